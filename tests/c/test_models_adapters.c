@@ -287,3 +287,40 @@ MP_TEST(models_adapters_need_no_copies_while_they_load) {
     mp_adapters_deinit(&adapters);
     tiny_parts_close(&parts);
 }
+
+/* The predicted memory of an adapter's matrix is that of its packed copy. Tensors of other names or shapes, and the
+ * table of token embeddings, which is used as it is stored, have none. */
+MP_TEST(models_adapters_footprint_of_matrices_only) {
+    static const struct {
+        const char *name;
+        int32_t ndim;
+        int64_t rows, columns;
+        bool counts;
+    } cases[] = {
+        {MP_ADAPTER_PREFIX "0.blk.0.attn_q.lora_a", 2, 8, 64, true},
+        {MP_ADAPTER_PREFIX "0.blk.0.attn_q.lora_a", 2, 1, 1, true},
+        {MP_ADAPTER_PREFIX "0.token_embd.lora_b", 2, 8, 64, true},
+        {MP_ADAPTER_PREFIX "0.token_embd.lora_a", 2, 8, 64, false},
+        {"blk.0.attn_q.lora_a", 2, 8, 64, false},
+        {MP_ADAPTER_PREFIX "0.blk.0.attn_q.lora_a", 1, 8, 64, false},
+        {MP_ADAPTER_PREFIX "0.blk.0.attn_q.lora_a", 3, 8, 64, false},
+        {MP_ADAPTER_PREFIX "0.blk.0.attn_q.lora_a", 2, 0, 64, false},
+        {MP_ADAPTER_PREFIX "0.blk.0.attn_q.lora_a", 2, 8, 0, false},
+        {MP_ADAPTER_PREFIX "0.blk.0.attn_q.lora_a", 2, 8, -1, false},
+        {MP_ADAPTER_PREFIX "0.blk.0.attn_q.lora_a", 2, (int64_t)INT32_MAX + 1, 1, false},
+        {MP_ADAPTER_PREFIX "0.blk.0.attn_q.lora_a", 2, 1, (int64_t)INT32_MAX + 1, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const mp_tensor_entry entry = {.name = cases[i].name, .dtype = MP_F32, .ndim = cases[i].ndim,
+                                       .shape = {cases[i].rows, cases[i].columns, 1}};
+        mp_wmat matrix;
+        uint64_t expected = 0;
+        if (cases[i].counts) {
+            mp_wmat_init(&matrix, MP_W_F32, (int32_t)cases[i].rows, (int32_t)cases[i].columns);
+            expected = mp_wmat_bytes(&matrix);
+        }
+        if (mp_adapter_footprint(&entry) != expected)
+            MP_FAIL("case %zu: %llu bytes, expected %llu", i, (unsigned long long)mp_adapter_footprint(&entry),
+                    (unsigned long long)expected);
+    }
+}

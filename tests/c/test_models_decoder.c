@@ -105,6 +105,64 @@ MP_TEST(models_decoder_counts_its_parameters) {
     }
 }
 
+/* Make a file with an output matrix of its own, in which the row of one token is NaN. */
+static void add_output(tiny_file *file) {
+    tiny_tensor(file, "output.weight", MP_F32, TINY_VOCAB, TINY_HIDDEN, 0.5f, 0);
+    ((float *)(void *)(file->bytes + file->used))[-TINY_HIDDEN] = NAN; /* in the last row */
+}
+
+/* Both tables of an untied model count: that of the tokens and that of the output. */
+MP_TEST(models_decoder_counts_both_tables) {
+    tiny_model tiny;
+    mp_model_facts facts;
+    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "llama", .more = add_output}, floats, 1, 56, -1),
+              MP_COMPUTE_F32, 1);
+    mp_model_get_facts(tiny.model, &facts);
+    MP_CHECK(tiny_parameters(tiny.spec) > 2 * TINY_VOCAB * TINY_HIDDEN);
+    MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec));
+    tiny_unload(&tiny);
+}
+
+/* A single logit that is NaN fails the request, although another token has the largest logit. */
+MP_TEST(models_decoder_fails_for_one_nan_logit) {
+    static const int32_t prompt[] = {3, 1, 4};
+    tiny_model tiny;
+    tiny_job job;
+    mp_plan plan = {.count = 1, .items = {&job.item}, .amount = {3}};
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "llama", .more = add_output}, floats, 1, 56, -1),
+              MP_COMPUTE_F32, 1);
+    tiny_job_make(&tiny, &job, &(mp_text_args){.n_prompt = 3, .prompt = prompt, .n_choices = 1,
+                                               .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2,
+                                                            .logprobs = -1}}, 0);
+    tiny_job_admit(&tiny, &job);
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_FAILED);
+    MP_CHECK_INT(job.item.error.code, MP_NUMERIC);
+    MP_CHECK_HAS(job.item.error.message, "NaN or infinity in the logits of token 0");
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* Without a key for the size of heads, the number of heads must divide the width, and leave heads of at most 1,024. */
+MP_TEST(models_decoder_heads_divide_the_width) {
+    static const struct { int64_t width, heads; } cases[] = {{TINY_HIDDEN, 3}, {4 * 1024, 2}, {3 * 1024, 2}};
+    mp_error error;
+    mp_spec *base = tiny_decoder_spec(floats, 1, 57);
+    mp_kernels_init();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const mp_value width = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = cases[i].width};
+        const mp_value heads = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = cases[i].heads};
+        mp_spec *wide = spec_with(base, "llama.embedding_length", &width);
+        MP_CHECK_STATUS(load_only(spec_with(wide, "llama.attention.head_count", &heads), MP_COMPUTE_F32, &error),
+                        MP_FORMAT, &error);
+        MP_CHECK_STR(error.field, "attention.head_count");
+        mp_spec_unpin(wide);
+    }
+    mp_spec_unpin(base);
+}
+
 /* ---- divisors of the rotary angles ------------------------------------------------------------------------------- */
 
 static bool varied; /* another divisor for each pair; otherwise 4 */

@@ -265,6 +265,44 @@ MP_TEST(models_image_generation_scratch_covers_the_image) {
     tiny_unload(&tiny);
 }
 
+/* Text encoders are dropped before the transformer is loaded if more than 70 % of the budget would be used
+ * otherwise. */
+MP_TEST(models_image_generation_stages_stay_within_a_share) {
+    uint64_t request_bytes = 0; /* that the step takes before it loads: measured without a limit (`over` -1) */
+    for (int over = -1; over < 2; over++) {
+        mp_error error;
+        tiny_model tiny;
+        mp_item item = {0}, *items[1] = {&item};
+        uint64_t cost;
+        mp_plan plan;
+        mp_outcome outcomes[MP_PLAN_MAX];
+        tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
+        MP_CHECK_OK(make_call(true, 1, &item.request, &error), &error);
+        MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
+        MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+        const mp_diffusion_engine *engine = (const mp_diffusion_engine *)tiny.engine;
+        const mp_diff_position *at = &((const mp_diff_state *)item.state)->at;
+        const mp_diff_block *text = &engine->blocks[MP_DIFF_T5][0], *next = &engine->blocks[MP_DIFF_TRANSFORMER][0];
+        while (at->phase == MP_DIFF_ENCODE) {
+            tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
+            tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+            MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
+        }
+        MP_CHECK(text->ready && !next->ready);
+        const uint64_t share = tiny.budget.used + request_bytes + engine->model->stage_bytes[MP_DIFF_TRANSFORMER];
+        if (over >= 0)
+            tiny.budget.limit = (share + 6) / 7 * 10 - (over ? 10 : 0);
+        const uint64_t before = engine->items;
+        tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+        MP_CHECK(next->ready && text->ready == (over < 1));
+        request_bytes = engine->items - before;
+        tiny.engine->ops->retire(tiny.engine, &item);
+        mp_request_destroy(item.request);
+        tiny_unload(&tiny);
+    }
+}
+
 /* Predicted memory, the memory that each step of a request takes, and its polls, as recorded. */
 MP_TEST(models_image_generation_sizes_recorded) {
     enum { MOST = 64, COUNT = 6 };

@@ -200,6 +200,16 @@ MP_TEST(models_sample_bias_and_banned_tokens) {
     logits[7] = 50;
     sample = (mp_sample_args){.sampling = &greedy, .n_barred = 2, .barred = barred};
     MP_CHECK(mp_sample(&sample, logits, VOCAB, candidates) != 7);
+    const int32_t borders[] = {0, VOCAB - 1};
+    for (int i = 0; i < 2; i++) {
+        fill_logits();
+        logits[borders[i]] = 50;
+        sample = (mp_sample_args){.sampling = &greedy, .n_barred = 1, .barred = &borders[i]};
+        MP_CHECK(mp_sample(&sample, logits, VOCAB, candidates) != borders[i]);
+        fill_logits();
+        sample = (mp_sample_args){.sampling = &greedy, .n_bias = 1, .bias_ids = &borders[i], .bias = bias};
+        MP_CHECK_INT(mp_sample(&sample, logits, VOCAB, candidates), borders[i]);
+    }
     for (int i = 0; i < VOCAB; i++)
         logits[i] = -INFINITY;
     MP_CHECK_INT(mp_sample(&sample, logits, VOCAB, candidates), -1);
@@ -219,6 +229,11 @@ MP_TEST(models_logprobs) {
             above += logits[k] > logits[top_ids[i]];
         MP_CHECK_INT(above, i);
     }
+    mp_candidate few[4] = {0}; /* two tokens leave two places empty */
+    mp_logprobs(logits, 2, 0, 4, &logprob, top_ids, top, few);
+    for (int i = 0; i < 4; i++)
+        MP_CHECK(i < 2 ? top_ids[i] >= 0 && top_ids[i] < 2 && isfinite(top[i])
+                       : top_ids[i] == -1 && top[i] == -INFINITY);
 }
 
 /* ---- streams ----------------------------------------------------------------------------------------------------- */

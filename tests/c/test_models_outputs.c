@@ -1,5 +1,6 @@
 /* Outputs of encoders beside pooled vectors: hidden states, rows of a head, sparse vectors. Each has the same bits
  * whether its text runs alone or in a batch, with any number of threads, and whatever else the pass computes. */
+#include "base/options.h"
 #include "defaults_fixture.h"
 #include "heads_fixture.h"
 #include "sizes_fixture.h"
@@ -664,4 +665,83 @@ MP_TEST(models_outputs_defaults) {
     static const optional_key skipped[] = {{"mpool.sparse_skipped", NULL, NULL}};
     check_defaults(tiny_encoder_spec_with(false, false, add_sum_head), hash_of_outputs, KEYS(keys));
     check_defaults(tiny_encoder_spec_with(false, false, add_token_head), hash_of_outputs, KEYS(skipped));
+}
+
+/* Compute the rows of one text, with the request's choice of normalisation: -1 leaves it to the model. */
+static void rows_of(tiny_model *tiny, int normalize, float *out) {
+    static const int32_t ids[] = {7, 8, 9};
+    static const int64_t offsets[] = {0, 3};
+    mp_error error;
+    mp_embedding_request *call;
+    uint64_t cost;
+    uint32_t total;
+    MP_CHECK_OK(mp_embedding_request_create(&(mp_embedding_args){.n_texts = 1, .n_tokens = 3, .ids = ids,
+                                                                 .offsets = offsets, .normalize = (int8_t)normalize,
+                                                                 .outputs = MP_EMBED_ROWS},
+                                            &call, &error),
+                &error);
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, &call->base, &cost, &total, &error), &error);
+    MP_CHECK_INT(run_call(tiny, &call->base, UINT64_MAX), MP_OUTCOME_DONE);
+    memcpy(out, call->rows, 3 * ROW_WIDTH * sizeof *out);
+    mp_request_destroy(&call->base);
+}
+
+/* A request may ask for rows of length 1 or as they are; otherwise the model decides. */
+MP_TEST(models_outputs_normalize_rows_as_requested) {
+    enum { COUNT = 3 * ROW_WIDTH };
+    for (int normalized = 0; normalized < 2; normalized++) {
+        const mp_value value = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = normalized};
+        mp_spec *base = tiny_encoder_spec_with(false, false, add_vocabulary_head);
+        tiny_model tiny;
+        float plain[COUNT], unit[COUNT], usual[COUNT];
+        tiny_load(&tiny, spec_with(base, "mpool.rows_normalize", &value), MP_COMPUTE_F32, 1);
+        mp_spec_unpin(base);
+        rows_of(&tiny, 0, plain);
+        rows_of(&tiny, 1, unit);
+        rows_of(&tiny, -1, usual);
+        MP_CHECK(memcmp(usual, normalized ? unit : plain, sizeof usual) == 0);
+        for (int r = 0; r < 3; r++) {
+            double square = 0;
+            for (int i = 0; i < ROW_WIDTH; i++)
+                square += (double)plain[r * ROW_WIDTH + i] * (double)plain[r * ROW_WIDTH + i];
+            MP_CHECK(fabs(square - 1) > 1e-3);
+            for (int i = 0; i < ROW_WIDTH; i++)
+                MP_CHECK_NEAR(unit[r * ROW_WIDTH + i], (double)plain[r * ROW_WIDTH + i] / sqrt(square), 1e-5);
+        }
+        tiny_unload(&tiny);
+    }
+}
+
+/* Weights that a pass packed from a changed file stay wrong, so later passes fail, although they read no file. */
+MP_TEST(models_outputs_of_corrupted_weights_fail) {
+    enum { MOST_STEPS = 100 };
+    static texts all;
+    tiny_model tiny;
+    mp_error error;
+    mp_status code = MP_OK;
+    make_texts(&all);
+    setenv("MPOOL_PACK_ON_USE_MB", "0", 1);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
+    compute_all(&tiny);
+    mp_stored *stored = ((mp_encoder *)tiny.model)->stored;
+    MP_CHECK(mp_stored_left(stored));
+    tiny_wait_until_fetched(stored);
+    stored->keep_ns = stored->keep_row_ns = UINT64_MAX / 4;
+    for (int step = 0; step < MOST_STEPS && mp_stored_left(stored); step++) {
+        mp_embedding_request *call = make_outputs(&all, 0, TEXTS, MP_EMBED_TOKENS);
+        MP_CHECK_INT(end_call(&tiny, &call->base, UINT64_MAX, &code), MP_OUTCOME_DONE);
+        mp_request_destroy(&call->base);
+    }
+    MP_CHECK(!mp_stored_left(stored));
+    for (int corrupted = 0; corrupted < 2; corrupted++) {
+        mp_embedding_request *call = make_outputs(&all, 0, 2, MP_EMBED_TOKENS);
+        atomic_store(&stored->corrupted, corrupted);
+        MP_CHECK_INT(end_call(&tiny, &call->base, UINT64_MAX, &code),
+                     corrupted ? MP_OUTCOME_FAILED : MP_OUTCOME_DONE);
+        MP_CHECK(!corrupted || code == MP_INTEGRITY);
+        MP_CHECK_INT(tiny.model->ops->healthy(tiny.model), !corrupted);
+        mp_request_destroy(&call->base);
+    }
+    tiny_unload(&tiny);
 }

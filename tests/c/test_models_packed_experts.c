@@ -344,3 +344,25 @@ MP_TEST(models_packed_experts_of_a_changed_file_fail) {
     }
     tiny_unload(&tiny);
 }
+
+/* A panel that the budget refuses stays as it is stored, and is kept once there is room. */
+MP_TEST(models_packed_experts_refused_panels_are_kept_later) {
+    tiny_model tiny;
+    load(&tiny, &kinds[0], 1);
+    mp_packed_matrix *matrix = experts_of(&tiny)->first;
+    MP_CHECK_INT(atomic_load(&matrix->state[0]), MP_PANEL_STORED);
+    for (int refused = 0; refused < 2; refused++) {
+        atomic_store(&tiny.budget.limit, atomic_load(&tiny.budget.used));
+        MP_CHECK(!mp_packed_wants(matrix, 0, 0, false));
+        MP_CHECK_INT(atomic_load(&matrix->state[0]), MP_PANEL_STORED);
+        atomic_store(&tiny.budget.limit, UINT64_MAX);
+    }
+    const uint64_t used = atomic_load(&tiny.budget.used);
+    MP_CHECK(mp_packed_wants(matrix, 0, 0, false));
+    MP_CHECK_INT(atomic_load(&matrix->state[0]), MP_PANEL_PACKING);
+    MP_CHECK_INT(atomic_load(&tiny.budget.used) - used, matrix->panel_bytes);
+    MP_CHECK(!mp_packed_wants(matrix, 0, 0, false)); /* another thread packs it */
+    mp_budget_give(&tiny.budget, matrix->panel_bytes);
+    atomic_store(&matrix->state[0], MP_PANEL_STORED);
+    tiny_unload(&tiny);
+}

@@ -248,6 +248,42 @@ MP_TEST(models_speculation_measures_steps) {
     MP_CHECK_NEAR(s.balance_ns, 8 * s.plain[1].ns, 1e-9); /* the most */
 }
 
+/* An attempt that is not expected to pay needs a balance of more than four steps, and drafts three tokens. Each source
+ * has a balance of its own, of at most eight steps, and other drafts need one above zero. */
+MP_TEST(models_speculation_attempts_need_a_balance) {
+    enum { NS = 1000, SEQUENCES = 2 };
+    mp_speculation s;
+    mp_draft draft = {0}, *drafts[] = {&draft};
+    mp_speculation_init(&s, MP_SPECULATE_AUTO);
+    for (int i = 0; i < 2 * MP_ODDS; i++)
+        (i < MP_ODDS ? draft.odds : s.odds)[i % MP_ODDS] = 0.001f; /* no draft is expected to pay */
+    mp_speculation_account(&s, SEQUENCES, 0, 0, NS);
+    for (int above = 0; above < 2; above++) {
+        s.model_balance_ns = s.balance_ns = 4 * NS + above;
+        MP_CHECK_INT(mp_speculation_may_try_model(&s, SEQUENCES), above);
+        draft.count = 5;
+        draft.run = MP_DRAFT_LONG;
+        mp_speculation_choose(&s, drafts, 1, SEQUENCES, SEQUENCES, NS);
+        MP_CHECK_INT(draft.count, above ? 3 : 0);
+        s.model_balance_ns = s.balance_ns = above;
+        MP_CHECK_INT(mp_speculation_open(&s, SEQUENCES, SEQUENCES), above);
+        MP_CHECK_INT(mp_speculation_model_gain(&s, drafts, 1, SEQUENCES, NS) > 0, above);
+        s.model_balance_ns = s.balance_ns = 8 * NS - 20;
+        for (int i = 0; i <= above; i++)
+            mp_speculation_account(&s, SEQUENCES, 0, 0, NS);
+        MP_CHECK_NEAR(s.balance_ns, 8 * NS - 10 * !above, 1e-9);
+        MP_CHECK_NEAR(s.model_balance_ns, 8 * NS - 10 * !above, 1e-9);
+    }
+    s.model_balance_ns = s.balance_ns = 0;
+    mp_speculation_model_pass(&s, 1, 300); /* the next step counts for the draft model */
+    mp_speculation_account(&s, SEQUENCES, 4, 3, NS + 200);
+    MP_CHECK_NEAR(s.balance_ns, 10, 1e-9);
+    MP_CHECK_NEAR(s.model_balance_ns, 10 - 300 + 3 * NS / SEQUENCES - 200, 1e-9);
+    mp_speculation_account(&s, SEQUENCES, 4, 3, NS + 200);
+    MP_CHECK_NEAR(s.balance_ns, 20 + 3 * NS / SEQUENCES - 200, 1e-9);
+    MP_CHECK_NEAR(s.model_balance_ns, 20 - 300 + 3 * NS / SEQUENCES - 200, 1e-9);
+}
+
 MP_TEST(models_speculation_pays_or_backs_off) {
     static const world worlds[] = {
         /* memory-bound; drafts are mostly, often, rarely, never accepted */
@@ -299,6 +335,27 @@ MP_TEST(models_speculation_continues_while_it_pays) {
         if (mp_speculation_continue_model(&s, list, 1, 1, 1000) != cases[i].goes_on)
             MP_FAIL("case %zu goes on: %d", i, !cases[i].goes_on);
     }
+}
+
+/* A decision looks ahead only at rows that a pass with drafts may have: here 32, which do not pay. */
+MP_TEST(models_speculation_looks_ahead_within_a_pass) {
+    enum { SEQUENCES = MP_DRAFT_ROWS / 2 };
+    mp_draft draft[SEQUENCES] = {0}, *list[SEQUENCES];
+    mp_speculation s;
+    mp_speculation_init(&s, MP_SPECULATE_AUTO);
+    for (int i = 0; i < SEQUENCES; i++) {
+        draft[i].of_model = true;
+        list[i] = &draft[i];
+    }
+    for (int i = 0; i < MP_ODDS; i++)
+        s.odds[i] = 0.9f;
+    s.opened = true;
+    s.plain[SEQUENCES] = (mp_pace){1000, 4};
+    s.model_passes[SEQUENCES] = (mp_pace){1, 4};
+    s.drafted[MP_DRAFT_ROWS] = (mp_pace){1100, 4};
+    MP_CHECK(mp_speculation_continue_model(&s, list, SEQUENCES, SEQUENCES, 1000));
+    s.drafted[MP_DRAFT_ROWS].ns = 100000;
+    MP_CHECK(!mp_speculation_continue_model(&s, list, SEQUENCES, SEQUENCES, 1000));
 }
 
 /* ---- with a draft model ------------------------------------------------------------------------------------------ */
@@ -395,8 +452,14 @@ MP_TEST(models_draft_sureness_is_the_lead_of_the_likeliest_token) {
                 MP_CHECK_INT(likeliest, best);
                 MP_CHECK_INT(sure, next == best ? MP_DRAFT_SURE - 1 : class);
             }
-    float tied[] = {1, 5, 2, 5};
+    static const float borders[MP_DRAFT_SURE - 1] = {0.5f, 1.5f, 3, 6}; /* each begins a class */
     int32_t likeliest;
+    for (int class = 1; class < MP_DRAFT_SURE; class++) {
+        const float at[] = {borders[class - 1], 0, -9}, below[] = {nextafterf(borders[class - 1], 0), 0, -9};
+        MP_CHECK_INT(mp_draft_sureness(at, 3, &likeliest), class);
+        MP_CHECK_INT(mp_draft_sureness(below, 3, &likeliest), class - 1);
+    }
+    float tied[] = {1, 5, 2, 5};
     MP_CHECK_INT(mp_draft_sureness(tied, 4, &likeliest), 0);
     MP_CHECK_INT(likeliest, 1);
 }

@@ -1,7 +1,9 @@
 /* Images of several tiles, the first matrix of an axial network in two halves, and the predicted memory of images. */
-#include "models/decoder/decoder.h"
+#include "late_threads.h"
+#include "models/decoder/engine.h"
 #include "models/vision/vision.h"
 #include "ranges_fixture.h"
+#include "sizes_fixture.h"
 #include "vision_fixture.h"
 
 enum { TILES = 2, BEFORE = 3, AFTER = 5, PROMPT = BEFORE + TILES * ROWS + AFTER };
@@ -207,4 +209,127 @@ MP_TEST(models_ranges_of_vision) {
     static const mp_dtype floats[] = {MP_F32};
     check_ranges(tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), RANGES(images));
     check_ranges(tiny_decoder_spec_as(&axial_kind, floats, 1, 42, -1), RANGES(axial));
+}
+
+/* The polls of a request with two images, as recorded: those of its rows, and those after each part of an image, whose
+ * rows the operations of a part limit. */
+MP_TEST(models_vision_polls_recorded) {
+    enum { GRAIN = 3, COUNT = 3 };
+    static const mp_dtype floats[] = {MP_F32};
+    static const uint64_t most_ops[] = {UINT64_MAX, 200000, 1};
+    static const uint64_t recorded[COUNT] = {46, 56, 210};
+    uint64_t got[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        tiny_model tiny;
+        tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+        mp_vit *image_encoder = &((mp_decoder *)tiny.model)->vision->image_encoder;
+        image_encoder->grain = GRAIN;
+        image_encoder->most_ops = most_ops[i];
+        (void)lease_polls();
+        (void)hash_of_tiles(&tiny, false, false);
+        got[i] = (uint64_t)lease_polls();
+        tiny_unload(&tiny);
+    }
+    MP_CHECK(sizes_are("polls", got, recorded, COUNT));
+}
+
+/* A tile is missing once a row needs it, and not for the row before. */
+MP_TEST(models_vision_tiles_are_missing_for_their_rows) {
+    static const mp_dtype floats[] = {MP_F32};
+    tiny_model tiny;
+    tiny_job job;
+    int missing;
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    make_tiles(&tiny, &job, false, false);
+    tiny_job_admit(&tiny, &job);
+    mp_image_store *store = ((mp_text_engine *)tiny.engine)->images.store;
+    mp_sequence_group *group = job.item.state;
+    for (int want = 0; want <= PROMPT; want++) {
+        const int ready = mp_images_ready(store, job.call, group, &group->seqs[0], want, &missing);
+        MP_CHECK_INT(ready, want < BEFORE ? want : BEFORE);
+        MP_CHECK_INT(missing, want > BEFORE ? 0 : -1);
+    }
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* Return a copy of a spec in which the first layer of the projector takes `merge` by `merge` patches; its weights are
+ * the first bytes of the file. */
+static mp_spec *merging(const mp_spec *from, int merge, bool keep_class) {
+    mp_error error;
+    const mp_value merges = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = merge};
+    const mp_value keeps = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = keep_class};
+    mp_spec *spec = mp_spec_create();
+    MP_CHECK_OK(mp_spec_set_architecture(spec, mp_spec_architecture(from), &error), &error);
+    MP_CHECK_OK(mp_spec_add_file(spec, mp_spec_file(from, 0), &error), &error);
+    for (int i = 0; i < mp_spec_value_count(from); i++) {
+        const char *name;
+        const mp_value *value = mp_spec_value_at(from, i, &name);
+        MP_CHECK_OK(mp_spec_set(spec, name, value, &error), &error);
+    }
+    MP_CHECK_OK(mp_spec_set(spec, "mpool.vision.merge", &merges, &error), &error);
+    MP_CHECK_OK(mp_spec_set(spec, "mpool.vision.keep_class", &keeps, &error), &error);
+    for (int i = 0; i < mp_spec_tensor_count(from); i++) {
+        mp_tensor_entry entry = *mp_spec_tensor_at(from, i);
+        if (strcmp(entry.name, "mm.0.weight") == 0) {
+            entry.offset = 0;
+            entry.shape[1] *= merge * merge;
+            entry.nbytes *= (uint64_t)(merge * merge);
+        }
+        MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);
+    }
+    MP_CHECK_OK(mp_spec_set_tokens(spec, mp_spec_tokens(from), &error), &error);
+    mp_spec_freeze(spec);
+    return spec;
+}
+
+/* Merged patches must fill each side, and a class token has no patches to be merged with. The projector of these files
+ * fits, so that nothing else is wrong. */
+MP_TEST(models_vision_refuses_merges_that_fill_no_side) {
+    static const struct { int merge; bool keep_class, loads; } cases[] = {
+        {1, false, true}, {1, true, true}, {2, false, true}, {2, true, false}, {3, false, false}};
+    static const mp_dtype floats[] = {MP_F32};
+    mp_error error;
+    mp_spec *base = tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const mp_status status = load_only(merging(base, cases[i].merge, cases[i].keep_class), MP_COMPUTE_F32, &error);
+        if (status != (cases[i].loads ? MP_OK : MP_FORMAT))
+            MP_FAIL("case %zu: status %d, %s", i, (int)status, error.message);
+        if (!cases[i].loads)
+            MP_CHECK_STR(error.field, "mpool.vision.merge");
+    }
+    mp_spec_unpin(base);
+}
+
+/* The planned part of a tile gets the time of the step, but at least that of one part. */
+MP_TEST(models_vision_planned_time_of_a_tile) {
+    static const mp_dtype floats[] = {MP_F32};
+    tiny_model tiny;
+    tiny_job job;
+    mp_item *items[1] = {&job.item};
+    mp_plan plan;
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    make_tiles(&tiny, &job, false, false);
+    tiny_job_admit(&tiny, &job);
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes); /* the rows before the image */
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
+    const mp_text_engine *engine = (const mp_text_engine *)tiny.engine;
+    const uint64_t least = mp_images_part_ns(engine->images.store);
+    const uint64_t all = mp_images_left_ns(engine->images.store, job.call, 0);
+    for (int large = 0; large < 2; large++) {
+        const uint64_t budget_ns = large ? 1000 * 1000 * 1000 : 0;
+        tiny.engine->ops->plan(tiny.engine, items, 1, budget_ns, &plan);
+        MP_CHECK(engine->image_part.item == &job.item && engine->image_part.tile == 0);
+        const uint64_t ns = large ? budget_ns : least;
+        MP_CHECK_INT(engine->image_part.budget_ns, ns);
+        MP_CHECK_INT(plan.cost_ns, ns < all ? ns : all);
+    }
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
 }

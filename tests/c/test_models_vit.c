@@ -422,6 +422,9 @@ MP_TEST(models_vit_costs) {
     MP_CHECK_INT(mp_vit_ns(&model, 3000000), 15001);
     model.most_ops = UINT64_MAX;
     MP_CHECK_INT(mp_vit_part_ops(&model), 2000000000); /* 10 ms */
+    atomic_store(&model.mega_ns, 1);
+    MP_CHECK_INT(mp_vit_part_ops(&model), 10000000000000);
+    atomic_store(&model.mega_ns, 5000);
     mp_vit_learn(&model, 1000000000, 1000000000);
     MP_CHECK_INT(atomic_load(&model.mega_ns), (3 * 5000 + 1000000) / 4 + 1);
     atomic_store(&model.mega_ns, 100000000);

@@ -125,3 +125,28 @@ MP_TEST(models_vit_learns_the_time_of_a_step) {
     mp_request_destroy(item.request);
     tiny_unload(&tiny);
 }
+
+/* A step that is stopped learns nothing: its operations are not all done. */
+MP_TEST(models_vit_learns_nothing_from_stopped_steps) {
+    static const _Atomic int raised = 1;
+    static test_images all;
+    tiny_model tiny;
+    mp_item item;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    make_images(&all, true);
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    compute_all(&tiny);
+    check_item(&tiny, &item, make_call(&all, 0, 1));
+    mp_plan plan = {.count = 1, .items = {&item}, .amount = {1}};
+    _Atomic uint64_t *estimate = &((mp_vit *)tiny.model)->mega_ns;
+    for (int stopped = 1; stopped >= 0; stopped--) {
+        atomic_store(estimate, OLD_ESTIMATE);
+        tiny.lease.cancelled = stopped ? &raised : NULL;
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+        MP_CHECK_INT(outcomes[0], stopped ? MP_OUTCOME_MORE : MP_OUTCOME_DONE);
+        MP_CHECK_INT(atomic_load(estimate) == OLD_ESTIMATE, stopped);
+    }
+    tiny.engine->ops->retire(tiny.engine, &item);
+    mp_request_destroy(item.request);
+    tiny_unload(&tiny);
+}

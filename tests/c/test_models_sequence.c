@@ -1,0 +1,126 @@
+/* test_models_sequence.c: sequences of a decoder: rows that are wiped, draft tokens, the order of a plan. */
+#include "model_fixture.h"
+#include "models/decoder/decoder.h"
+#include "models/decoder/sequence.h"
+
+enum { BLOCKS = 3, LAYERS = 3, HEADS = 2, SIZE = 16 };
+
+/* Fill all slots of all layers with numbers, but with zeros in the `wiped` slots from `from` on. */
+static void fill(mp_kv_cache *cache, const uint32_t *ids, int from, int wiped) {
+    mp_test_random random = {3};
+    for (int at = 0; at < BLOCKS * MP_KV_BLOCK; at++)
+        for (int layer = 0; layer < LAYERS; layer++)
+            for (int head = 0; head < HEADS; head++) {
+                float values[SIZE];
+                for (int i = 0; i < SIZE; i++)
+                    values[i] = mp_test_random_float(&random, 1, 2) * (at < from || at >= from + wiped ? 1.0f : 0.0f);
+                mp_kv_put(cache, ids[at / MP_KV_BLOCK], layer, head, at % MP_KV_BLOCK, values, values);
+            }
+}
+
+/* Rows of a corrupted pass are zeroed in all layers, and no row before or after them changes, also at the border of a
+ * block: the next block may belong to another sequence. */
+MP_TEST(models_sequence_wipes_its_rows_only) {
+    static const int cases[][2] = {{0, 1}, {5, 7}, {60, 3}, {60, 4}, {62, 5}, {64, 1}, {127, 1}, {0, 128}, {3, 0}};
+    static const float zeros[SIZE];
+    const mp_kv_group group = {.layers = LAYERS - 1, .window_layers = 1, .window = 500, .heads = HEADS, .k_dim = SIZE,
+                               .v_dim = SIZE, .dtype = MP_F32};
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_prefix_cache cache, expected;
+    mp_error error;
+    uint32_t ids[BLOCKS], same[BLOCKS];
+    mp_kernels_init();
+    mp_prefix_init(&cache, &group, &budget, 25);
+    mp_prefix_init(&expected, &group, &budget, 25);
+    for (int b = 0; b < BLOCKS; b++) {
+        MP_CHECK_OK(mp_prefix_take(&cache, &ids[b], &error), &error);
+        MP_CHECK_OK(mp_prefix_take(&expected, &same[b], &error), &error);
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const mp_sequence seq = {.blocks = ids, .cached = cases[i][0]};
+        fill(&cache.kv, ids, 0, 0);
+        fill(&expected.kv, same, cases[i][0], cases[i][1]);
+        mp_sequence_wipe(&seq, &cache, cases[i][1], zeros);
+        for (int b = 0; b < BLOCKS; b++)
+            for (int layer = 0; layer < LAYERS; layer++)
+                for (int head = 0; head < HEADS; head++)
+                    MP_CHECK(memcmp(mp_kv_k(&cache.kv, ids[b], layer, head),
+                                    mp_kv_k(&expected.kv, same[b], layer, head),
+                                    cache.kv.k_bytes + cache.kv.v_bytes) == 0);
+    }
+    for (int b = BLOCKS - 1; b >= 0; b--) {
+        mp_prefix_unref(&cache, ids[b]);
+        mp_prefix_unref(&expected, same[b]);
+        mp_prefix_give(&cache, ids[b]);
+        mp_prefix_give(&expected, same[b]);
+    }
+    mp_prefix_deinit(&cache);
+    mp_prefix_deinit(&expected);
+    MP_CHECK_INT(budget.used, 0);
+}
+
+/* Tokens that end a completion are not drafted, since no row would follow them; nor are tokens that the model cannot
+ * sample. */
+MP_TEST(models_sequence_drafts_no_end) {
+    static const mp_dtype floats[] = {MP_F32};
+    static int32_t stop_ids[] = {11, 7, 0};
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec(floats, 1, 42), MP_COMPUTE_F32, 1);
+    const mp_decoder *model = (const mp_decoder *)tiny.model;
+    const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
+    mp_text_request request = {.stop_ids = stop_ids};
+    const mp_item item = {.request = &request.base};
+    MP_CHECK(tokens->eog_count > 0);
+    for (int count = 0; count <= 3; count++) {
+        request.n_stop_ids = count;
+        for (int32_t id = -2; id < model->sampled_vocab + 2; id++) {
+            bool ends = false;
+            for (int i = 0; i < tokens->eog_count; i++)
+                ends |= tokens->eog[i] == id;
+            for (int i = 0; i < count; i++)
+                ends |= stop_ids[i] == id;
+            MP_CHECK_INT(mp_sequence_may_draft(model, &item, id), id >= 0 && id < model->sampled_vocab && !ends);
+        }
+    }
+    tiny_unload(&tiny);
+}
+
+/* Sequences that decode come first in a plan, whatever their order, and take the time of a pass over the weights
+ * together. Rows of prompts follow, each with its own time. */
+MP_TEST(models_sequence_decodes_before_prompts) {
+    enum { PROMPT = 40, PASS_NS = 1000000, ROW_NS = 100 };
+    static const mp_dtype floats[] = {MP_F32};
+    int32_t prompt[PROMPT];
+    tiny_model tiny;
+    tiny_job jobs[2];
+    mp_outcome outcomes[MP_PLAN_MAX];
+    mp_plan plan = {.count = 1, .amount = {PROMPT}};
+    tiny_load(&tiny, tiny_decoder_spec(floats, 1, 42), MP_COMPUTE_F32, 1);
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = 7 + i;
+    for (int j = 0; j < 2; j++) {
+        prompt[0] = 3 + j;
+        tiny_job_make(&tiny, &jobs[j], &(mp_text_args){.n_prompt = PROMPT, .prompt = prompt, .n_choices = 1,
+                                                       .sampling = {.top_p = 1, .repetition_penalty = 1,
+                                                                    .max_tokens = 8, .logprobs = -1,
+                                                                    .ignore_eos = true}}, 0);
+        tiny_job_admit(&tiny, &jobs[j]);
+    }
+    mp_item *items[] = {&jobs[0].item, &jobs[1].item};
+    plan.items[0] = items[1];
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
+    mp_decoder *model = (mp_decoder *)tiny.model;
+    atomic_store(&model->decode_ns, PASS_NS);
+    atomic_store(&model->row_ns, ROW_NS - 1);
+    tiny.engine->ops->plan(tiny.engine, items, 2, 0, &plan);
+    MP_CHECK_INT(plan.count, 2);
+    MP_CHECK(plan.items[0] == items[1] && plan.amount[0] == 1);
+    MP_CHECK(plan.items[1] == items[0] && plan.amount[1] == PROMPT);
+    MP_CHECK_INT(plan.cost_ns, PASS_NS + PROMPT * ROW_NS);
+    for (int j = 0; j < 2; j++) {
+        tiny.engine->ops->retire(tiny.engine, items[j]);
+        mp_request_destroy(&jobs[j].call->base);
+    }
+    tiny_unload(&tiny);
+}
