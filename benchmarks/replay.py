@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import sysconfig
@@ -43,13 +42,14 @@ language, encoder = task["language"], task["encoder"]
 spans = {}
 
 def measure(name, turns, call, count):
-    call(-1)
     times = []
+    call(-2)
+    call(-1)
     for turn in range(turns):
         begin = time.monotonic_ns()
         call(turn)
         times.append((begin, time.monotonic_ns()))
-    spans[name] = {"spans": times, "count": count * turns}
+    spans[name] = {"spans": times, "count": count}
 
 def prompt(turn, words):
     return texts.same(1, words, turn + 7)[0]
@@ -59,17 +59,17 @@ def generate(text, tokens):
 
 if language:
     tokens = len(pool.get(language).tokenize(prompt(0, 400)))
-    measure("one completion", 3, lambda turn: generate(prompt(turn, 6), 48), 48)
-    measure("prompt", 3, lambda turn: generate(prompt(turn, 400), 1), tokens)
+    measure("one completion", 5, lambda turn: generate(prompt(turn, 6), 48), 48)
+    measure("prompt", 5, lambda turn: generate(prompt(turn, 400), 1), tokens)
 
     def eight(turn):
         jobs = [pool.submit("text_to_text", prompt=prompt(20 * turn + number, 6), model=language, max_tokens=32,
                             temperature=0, ignore_eos=True) for number in range(8)]
         [job.result() for job in jobs]
 
-    measure("eight completions", 2, eight, 256)
+    measure("eight completions", 5, eight, 256)
 if encoder:
-    measure("one text", 20, lambda turn: pool.embed(prompt(turn, 24), encoder, compute="bfloat16"), 1)
+    measure("one text", 21, lambda turn: pool.embed(prompt(turn, 24), encoder, compute="bfloat16"), 1)
 print(json.dumps(spans), flush=True)
 pool.close()
 """
@@ -110,10 +110,15 @@ def run(package: Path, task: dict[str, Any], cpus: list[int], trace: Path | None
     return found
 
 
+def typical(found: dict[str, Any]) -> tuple[int, int]:
+    """Return the turn whose duration is the median of an odd number of turns."""
+    return tuple(sorted(found["spans"], key=lambda span: span[1] - span[0])[len(found["spans"]) // 2])  # type: ignore[return-value]
+
+
 def rate(found: dict[str, Any]) -> float:
-    """Return results per second: the median of the turns."""
-    each = found["count"] / len(found["spans"])
-    return each / statistics.median((end - begin) / 1e9 for begin, end in found["spans"])
+    """Return results per second of the typical turn."""
+    begin, end = typical(found)
+    return found["count"] / (end - begin) * 1e9
 
 
 def main() -> int:
@@ -142,7 +147,7 @@ def main() -> int:
     here = model.Machine(len(cpus), 1, probe["read_1"], probe["read_2"], barrier=0, each=probe["round_trip_ns"] / 2)
     rows = []
     for name, found in recorded.items():
-        trace = model.read(args.folder / "one.trace", found["spans"])
+        trace = model.read(args.folder / "one.trace", [typical(found)])
         passes = len(trace.regions) if name == "one completion" else 0
         memory = min(1.0, passes * args.bytes / probe["read_1"] / 1e9 / trace.work) if passes else 0.0
         rows.append((name, trace, found["count"], memory))

@@ -33,9 +33,9 @@ import mpool
 ROOT = os.path.dirname(os.path.abspath(mpool.__file__)) + os.sep
 #: Seconds after which a child counts as hanging.
 LIMIT = 60
-#: Calls that cannot fail: they only look something up (`fspath`, `globals`), or a failure would leave a lock taken,
-#: which shows no fault of the package.
-_CANNOT_FAIL = ("__exit__", "release", "set_result", "append", "register_at_fork", "fspath", "globals")
+#: Calls that cannot fail: they only look something up (`fspath`, `globals`, `done`) or remove it (`pop`), or a failure
+#: would leave a lock taken, which shows no fault of the package.
+_CANNOT_FAIL = ("__exit__", "release", "set_result", "append", "register_at_fork", "fspath", "globals", "done", "pop")
 Site = list[Any]
 F = TypeVar("F", bound=FunctionType)
 
