@@ -147,7 +147,9 @@ def main() -> int:
     here = model.Machine(len(cpus), 1, probe["read_1"], probe["read_2"], barrier=0, each=probe["round_trip_ns"] / 2)
     rows = []
     for name, found in recorded.items():
-        trace = model.read(args.folder / "one.trace", [typical(found)])
+        trace = model.read(args.folder / "one.trace", [typical(found)], probe["read_1"])
+        if not trace.regions:
+            raise SystemExit(f"the record of `{name}` is empty: enlarge EVENTS in trace.c")
         passes = len(trace.regions) if name == "one completion" else 0
         memory = min(1.0, passes * args.bytes / probe["read_1"] / 1e9 / trace.work) if passes else 0.0
         rows.append((name, trace, found["count"], memory))

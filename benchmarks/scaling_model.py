@@ -44,10 +44,12 @@ class Trace:
     Attributes:
         regions: the segments of each parallel region.
         serial: seconds outside of regions.
+        one: GB/s at which the core read memory.
     """
 
     regions: tuple[tuple[Segment, ...], ...]
     serial: float
+    one: float
 
     @property
     def work(self) -> float:
@@ -86,7 +88,7 @@ class Machine:
         return math.ceil(threads / self.cores)
 
     def reading(self, threads: int) -> float:
-        """Return how much longer a thread takes to read its part of the weights than it would alone."""
+        """Return how much longer a thread takes to read its part of the weights than one thread alone."""
         used = self.sockets_of(threads)
         own = threads * self.one / (used * self.all)
         # the threads of other sockets read over the link
@@ -110,9 +112,9 @@ def seconds(trace: Trace, machine: Machine, threads: int, memory: float) -> floa
     """Return the seconds of a trace with a number of threads.
 
     Args:
-        memory: the part of the work that waits for memory, 0 to 1: bytes read / rate of one core / seconds of the work.
+        memory: the part of the work that waits for memory, 0 to 1: bytes read / rate of the core / seconds of the work.
     """
-    slower = 1 - memory + memory * machine.reading(threads)
+    slower = 1 - memory + memory * trace.one / machine.one * machine.reading(threads)
     total = trace.serial
     for region in trace.regions:
         total += sum(one.seconds * share(one.units, threads) * (slower if one.units else 1.0) for one in region)
@@ -140,27 +142,30 @@ def threads_worth(weights: float, barriers: float) -> int:
 
 # ---- traces ----
 
-def read(path: str | Path, windows: Sequence[tuple[int, int]]) -> Trace:
+def read(path: str | Path, windows: Sequence[tuple[int, int]], one: float) -> Trace:
     """Return what thread 0 did in these spans of CLOCK_MONOTONIC, in nanoseconds. A region belongs to the span in which
-    it begins: a result can be there before its region ends.
+    it begins: a result can be there before its region ends. ``one``: see :class:`Trace`.
+
+    A region that has no end is left out: the process ended in it.
 
     Raises:
-        ValueError: a region has several threads, or no end.
+        ValueError: a region has several threads.
     """
     events: NDArray[np.void] = np.fromfile(path, EVENT)
     if (events["count"] != 1).any():
         raise ValueError(f"{path} has regions of several threads, allowed: the trace of one compute thread")
-    starts, ends = np.flatnonzero(events["kind"] == BEGIN), np.flatnonzero(events["kind"] == END)
-    if len(starts) != len(ends):
-        raise ValueError(f"{path}: {len(starts)} regions begin, {len(ends)} end")
+    # events are ordered by thread, and a thread is in one region at a time
+    borders = np.flatnonzero((events["kind"] == BEGIN) | (events["kind"] == END))
+    found = [(first, last) for first, last in zip(borders, borders[1:]) if events["kind"][first] == BEGIN
+             and events["kind"][last] == END and events["thread"][first] == events["thread"][last]]
     regions, serial = [], 0
     for begin, end in windows:
         serial += end - begin
-        for first, last in zip(starts, ends):  # events are ordered by thread, and a thread is in one region at a time
+        for first, last in found:
             if begin <= events["ns"][first] < end:
                 regions.append(_segments(events[first:last + 1]))
                 serial -= min(int(events["ns"][last]), end) - int(events["ns"][first])
-    return Trace(tuple(regions), serial / 1e9)
+    return Trace(tuple(regions), serial / 1e9, one)
 
 
 def _segments(rows: NDArray[np.void]) -> tuple[Segment, ...]:

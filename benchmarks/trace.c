@@ -13,7 +13,7 @@
 #include "base/team.h"
 #include "kernels/kernels.h"
 
-enum { THREADS = 64, EVENTS = 1 << 20 };
+enum { THREADS = 64, EVENTS = 1 << 22 };
 
 typedef enum kind { BEGIN, SPLIT, PRODUCT, ARRIVE, LEAVE, END } kind; /* replay.py has the same numbers */
 

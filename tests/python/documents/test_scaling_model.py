@@ -41,21 +41,25 @@ def test_a_trace_has_the_segments_between_barriers(tmp_path: Path) -> None:
     """A region that outlasts its span counts whole. Events outside of regions and regions before a span do not."""
     path = write(tmp_path / "trace", [*region(0), (model.PRODUCT, 7, 8 * SECOND), *region(20 * SECOND),
                                       *region(30 * SECOND)])
-    trace = model.read(path, [(19 * SECOND, 29 * SECOND), (29 * SECOND, 34 * SECOND)])
+    trace = model.read(path, [(19 * SECOND, 29 * SECOND), (29 * SECOND, 34 * SECOND)], 12.0)
     one = (model.Segment(2.0, 10), model.Segment(1.0, 1), model.Segment(3.0, 6))
-    assert trace.regions == (one, one) and trace.work == 12.0
+    assert trace.regions == (one, one) and (trace.work, trace.one) == (12.0, 12.0)
     assert trace.serial == 4.0 + 1.0  # 10 - 6 seconds, and 5 without the 4 of the region
 
 
-def test_traces_of_several_threads_and_without_an_end_are_refused(tmp_path: Path) -> None:
+def test_traces_of_several_threads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one compute thread"):
-        model.read(write(tmp_path / "two", region(0), count=2), [(0, SECOND)])
-    with pytest.raises(ValueError, match="1 regions begin, 0 end"):
-        model.read(write(tmp_path / "open", region(0)[:-1]), [(0, SECOND)])
+        model.read(write(tmp_path / "two", region(0), count=2), [(0, SECOND)], 10)
+
+
+def test_a_region_in_which_the_process_ended_is_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "open", [*region(0), *region(10 * SECOND)[:-1], *region(20 * SECOND)])
+    trace = model.read(path, [(0, 30 * SECOND)], 10)
+    assert len(trace.regions) == 2 and trace.work == 12.0 and trace.serial == 18.0
 
 
 def test_each_part_of_the_time_scales_as_it_should() -> None:
-    trace = model.Trace(((model.Segment(2.0, 10), model.Segment(1.0, 0), model.Segment(3.0, 6)),), 0.5)
+    trace = model.Trace(((model.Segment(2.0, 10), model.Segment(1.0, 0), model.Segment(3.0, 6)),), 0.5, 10)
     assert model.seconds(trace, MACHINE, 1, 0.0) == 6.5
     # ten parts for four threads: three of them; six: two of them; and three barriers of 100 + 4 * 10 ns
     assert model.seconds(trace, MACHINE, 4, 0.0) == pytest.approx(0.5 + 0.6 + 1.0 + 1.0 + 3 * 140e-9, rel=1e-12)
@@ -63,6 +67,13 @@ def test_each_part_of_the_time_scales_as_it_should() -> None:
     assert model.seconds(trace, MACHINE, 8, 1.0) == pytest.approx(0.5 + 2 * 0.4 + 1.0 + 2 * 0.5 + 3 * 180e-9, rel=1e-12)
     assert model.seconds(trace, MACHINE, 8, 0.5) == pytest.approx(0.5 + 1.5 * 0.4 + 1.0 + 1.5 * 0.5 + 3 * 180e-9,
                                                                  rel=1e-12)
+
+
+def test_a_core_with_more_bandwidth_waits_less_for_memory() -> None:
+    trace = model.Trace(((model.Segment(4.0, 4),),), 0.0, 5)
+    # half of 4 s at 5 GB/s; the machine's core reads 10 GB/s
+    assert model.seconds(trace, MACHINE, 1, 0.5) == 2.0 + 1.0
+    assert model.seconds(trace, MACHINE, 4, 0.5) == pytest.approx(0.75 + 140e-9)
 
 
 def test_two_sockets_read_half_of_the_weights_over_the_link() -> None:
@@ -83,14 +94,14 @@ def test_a_tree_of_counters_helps_where_it_saves_more_than_a_level() -> None:
 
 
 def test_the_best_number_of_threads_is_found() -> None:
-    trace = model.Trace(((model.Segment(1e-6, 1000),),) * 3, 0.0)
+    trace = model.Trace(((model.Segment(1e-6, 1000),),) * 3, 0.0, 10)
     times = {threads: model.seconds(trace, MACHINE, threads, 0.0) for threads in range(1, 17)}
     threads, least = model.best(trace, MACHINE, 0.0)
     assert least == min(times.values()) == times[threads] and 1 < threads < 9
 
 
 def test_tables_name_the_rate_with_a_tree_where_it_differs() -> None:
-    trace = model.Trace(((model.Segment(1e-5, 1000),),), 0.0)
+    trace = model.Trace(((model.Segment(1e-5, 1000),),), 0.0, 10)
     wide = model.Machine(cores=192, sockets=1, one=1, all=1000)
     rows = model.table([("x", trace, 1.0, 0.0)], [(4, wide), (192, wide)], tree=8)
     plain, tree = (1 / model.seconds(trace, replace(wide, tree=size), 192, 0.0) for size in (0, 8))
