@@ -61,7 +61,7 @@ mpool.cli.models  mpool.models.formats.adapters  1  start-up
 mpool.cli.models  mpool.models.spec  1  start-up
 mpool.cli.quantizing  mpool.models  1  start-up
 mpool.cli.quantizing  mpool.models.quantizing  1  start-up
-mpool.cli.remote  mpool.errors  3  start-up
+mpool.cli.remote  mpool.errors  4  start-up
 mpool.cli.removing  mpool.errors  1  start-up
 mpool.cli.removing  mpool.models  1  start-up
 mpool.cli.scaling  mpool.errors  2  start-up
