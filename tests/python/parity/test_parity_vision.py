@@ -78,8 +78,7 @@ def test_every_layer_of_the_decoder(family, tmp_path: Path, layers: int) -> None
 
 @pytest.mark.parametrize("size", [(63, 90), (40, 40), (120, 44), (17, 300)])
 def test_preprocessing_matches_transformers(family, size: tuple[int, int]) -> None:
-    """Every tile differs by at most 1/255 before normalisation. Incomplete patches, which the model ignores, are cropped.
-    """
+    """Every tile differs by at most 1/255 before normalisation. The model ignores incomplete patches."""
     name, model, folder, pool = family
     patch = model.config.vision_config.patch_size
     image = random_images([size])[0]
