@@ -300,6 +300,15 @@ static inline mp_status make_call(bool flux, int images, mp_request **out, mp_er
     return MP_OK;
 }
 
+/* Make a request for one image, and admit it to the engine. */
+static inline void admit_call(tiny_model *tiny, bool flux, mp_item *item) {
+    mp_error error;
+    uint64_t cost;
+    MP_CHECK_OK(make_call(flux, 1, &item->request, &error), &error);
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item->request, &cost, &item->total, &error), &error);
+    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, item, &error), &error);
+}
+
 /* Serve the item's request until it is done. The caller retires it. */
 static inline void serve_alone(tiny_model *tiny, mp_item *item) {
     mp_error error;

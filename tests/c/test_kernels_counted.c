@@ -3,6 +3,7 @@
  * it. */
 #include "kernel_test.h"
 #include "kernels/attention_scratch.h"
+#include "prefetch_watch.h"
 
 #include "kernels/simd/vec_plain.h"
 
@@ -20,23 +21,8 @@ typedef struct counts {
 } counts;
 static counts done;
 
-/* note_prefetch counts the prefetches of each line of 64 bytes from `watched` on, and all prefetches. */
-enum { MOST_LINES = 1 << 14 };
-static const uint8_t *watched;
-static uint8_t hits[MOST_LINES];
-static int64_t prefetched;
-
-static void note_prefetch(const void *address) {
-    const uintptr_t line = ((uintptr_t)address - (uintptr_t)watched) / 64;
-    prefetched++;
-    if (line < MOST_LINES)
-        hits[line]++;
-}
-
 static void begin_count(const void *base) {
-    watched = base;
-    memset(hits, 0, sizeof hits);
-    prefetched = 0;
+    watch(base);
     done = (counts){0};
 }
 

@@ -3,6 +3,7 @@
 #include "kernel_test.h"
 #include "kernels/blas.h"
 #include "kernels/pack_dense.h"
+#include "zero_product.h"
 
 enum { MOST_CALLS = 4096 };
 static int calls, sizes[MOST_CALLS]; /* noted calls */
@@ -34,30 +35,6 @@ static void check_calls(const int *want, int count, const char *what, const char
     if (calls != count)
         MP_FAIL("%s of %s, %d rows: %d calls, not %d", what, variant, rows, calls, count);
 }
-
-typedef struct product {
-    mp_wmat w;
-    mp_acts x;
-    void *memory;
-    float *y;
-} product;
-
-/* A product of zeros. */
-static product product_of(mp_wkind kind, int M, int N, int K) {
-    product p = {0};
-    const mp_akind acts = mp_wmat_acts(kind);
-    float *rows = kt_alloc(sizeof(float) * (size_t)M * (size_t)K);
-    mp_wmat_init(&p.w, kind, N, K);
-    p.w.data = kt_alloc(mp_wmat_bytes(&p.w) + MP_WMAT_SLACK);
-    p.memory = kt_alloc(mp_acts_bytes(acts, M, K) + (acts == MP_A_F32 ? sizeof(float) * (size_t)M * (size_t)K : 0));
-    mp_acts_init(&p.x, acts, M, K, p.memory);
-    mp_acts_fill(&p.x, acts == MP_A_F32 ? p.memory : rows, K, 0, M);
-    p.y = kt_alloc(sizeof(float) * (size_t)M * (size_t)N);
-    kt_free(rows);
-    return p;
-}
-
-static void drop(product *p) { kt_free(p->w.data), kt_free(p->memory), kt_free(p->y); }
 
 /* Multiply with an activation function, and note its calls: each has the outputs of one tile. */
 static void multiply(const product *p) {

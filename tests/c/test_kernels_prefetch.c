@@ -4,16 +4,8 @@
 #include <immintrin.h>
 
 #include "kernel_test.h"
-
-static const uint8_t *watched;
-enum { MOST_LINES = 1 << 12 };
-static uint8_t hits[MOST_LINES];
-
-static void note_prefetch(const void *address) {
-    const uintptr_t line = ((uintptr_t)address - (uintptr_t)watched) / 64;
-    if (line < MOST_LINES)
-        hits[line]++;
-}
+#include "prefetch_watch.h"
+#include "zero_product.h"
 
 #define __builtin_prefetch(address, ...) note_prefetch(address)
 #define mp_avx2_dense    counted_avx2_dense
@@ -35,34 +27,25 @@ MP_TEST(kernels_prefetches_of_dense_products) {
     for (int i = 0; i < 3; i++)
         for (int j = 0; j < 5; j++) {
             const int M = heights[j], tiles = (M + rows[i].tall - 1) / rows[i].tall, K = 96;
-            const mp_akind kind = mp_wmat_acts(rows[i].kind);
-            mp_wmat w;
-            mp_acts x;
-            float *zeros = kt_alloc(sizeof(float) * (size_t)(M * K)), *y = kt_alloc(sizeof(float) * 96 * (size_t)M);
-            void *memory = kt_alloc(mp_acts_bytes(kind, M, K));
-            mp_wmat_init(&w, rows[i].kind, MP_PANEL_N * PANELS, K);
-            w.data = kt_alloc(mp_wmat_bytes(&w) + MP_WMAT_SLACK);
-            mp_acts_init(&x, kind, M, K, memory);
-            mp_acts_fill(&x, zeros, K, 0, M);
+            product p = product_of(rows[i].kind, M, MP_PANEL_N * PANELS, K);
             const int step = rows[i].kind == MP_W_F32 ? 1 : rows[i].kind == MP_W_BF16 ? 2 : 4; /* inputs */
-            const int lines = K / step * 2, stride = (int)(w.panel_bytes / 64);
+            const int lines = K / step * 2, stride = (int)(p.w.panel_bytes / 64);
             static uint8_t want[MOST_LINES];
             memset(want, 0, sizeof want);
-            memset(hits, 0, sizeof hits);
-            for (int p = 0; p < PANELS; p++)
+            for (int panel = 0; panel < PANELS; panel++)
                 for (int line = 0; line < lines; line++) {
-                    want[p * stride + line + AHEAD]++;
-                    want[p * stride + line] = (uint8_t)(want[p * stride + line] + tiles - 1);
+                    want[panel * stride + line + AHEAD]++;
+                    want[panel * stride + line] = (uint8_t)(want[panel * stride + line] + tiles - 1);
                 }
-            watched = w.data;
+            watch(p.w.data);
             (rows[i].kind == MP_W_F32    ? table.call.gemm_f32
              : rows[i].kind == MP_W_BF16 ? table.call.gemm_bf16
-                                         : table.call.gemm_i8)(&w, &x, 0, M, 0, PANELS, NULL, y, w.N);
+                                         : table.call.gemm_i8)(&p.w, &p.x, 0, M, 0, PANELS, NULL, p.y, p.w.N);
             for (int line = 0; line < MOST_LINES; line++)
                 if (hits[line] != want[line])
                     MP_FAIL("kind %d, %d rows: line %d is prefetched %d times, not %d", rows[i].kind, M, line,
                             hits[line], want[line]);
-            kt_free(zeros), kt_free(y), kt_free(memory), kt_free(w.data);
+            drop(&p);
         }
     kt_use("");
 }

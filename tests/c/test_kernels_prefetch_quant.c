@@ -4,27 +4,11 @@
 #include <immintrin.h>
 
 #include "kernel_test.h"
+#include "prefetch_watch.h"
+#include "zero_product.h"
 
 /* Only the products that the tests name are compiled. */
 #pragma GCC diagnostic ignored "-Wunused-function"
-
-static const uint8_t *watched;
-enum { MOST_LINES = 1 << 13 };
-static uint8_t hits[MOST_LINES];
-static int prefetched;
-
-static void note_prefetch(const void *address) {
-    const uintptr_t line = ((uintptr_t)address - (uintptr_t)watched) / 64;
-    prefetched++;
-    if (line < MOST_LINES)
-        hits[line]++;
-}
-
-static void watch(const void *base) {
-    watched = base;
-    prefetched = 0;
-    memset(hits, 0, sizeof hits);
-}
 
 #define __builtin_prefetch(address, ...) note_prefetch(address)
 #define mp_avx2_quant fill_unused
@@ -52,27 +36,20 @@ MP_TEST(kernels_prefetches_of_quantised_products) {
              * panel is in cache. */
             if (M == 5 || M == 6 || (M > 2 && kinds[i].heads))
                 continue;
-            mp_wmat w;
-            mp_acts x;
-            float *zeros = kt_alloc(sizeof(float) * (size_t)(M * K)), *y = kt_alloc(sizeof(float) * 64 * (size_t)M);
-            void *memory = kt_alloc(mp_acts_bytes(MP_A_Q8, M, K));
-            mp_wmat_init(&w, kinds[i].kind, MP_PANEL_N * PANELS, K);
-            w.data = kt_alloc(mp_wmat_bytes(&w) + MP_WMAT_SLACK);
-            mp_acts_init(&x, MP_A_Q8, M, K, memory);
-            mp_acts_fill(&x, zeros, K, 0, M);
-            const int lines = (int)(w.panel_bytes / 64), ahead = (M <= 2 ? 8192 : 12288) / 64;
+            product p = product_of(kinds[i].kind, M, MP_PANEL_N * PANELS, K);
+            const int lines = (int)(p.w.panel_bytes / 64), ahead = (M <= 2 ? 8192 : 12288) / 64;
             static uint8_t want[MOST_LINES];
             memset(want, 0, sizeof want);
-            for (int p = 0; p < PANELS; p++)
+            for (int panel = 0; panel < PANELS; panel++)
                 for (int line = kinds[i].table; line < lines; line++)
-                    want[p * lines + line + ahead]++;
-            watch(w.data);
-            kinds[i].gemm(&w, &x, 0, M, 0, PANELS, NULL, y, w.N);
+                    want[panel * lines + line + ahead]++;
+            watch(p.w.data);
+            kinds[i].gemm(&p.w, &p.x, 0, M, 0, PANELS, NULL, p.y, p.w.N);
             for (int line = 0; line < MOST_LINES; line++)
                 if (hits[line] != want[line])
                     MP_FAIL("kind %d, %d rows: line %d is prefetched %d times, not %d", kinds[i].kind, M, line,
                             hits[line], want[line]);
-            kt_free(zeros), kt_free(y), kt_free(memory), kt_free(w.data);
+            drop(&p);
         }
     kt_use("");
 }

@@ -230,18 +230,14 @@ MP_TEST(models_image_generation_operations) {
 
 /* The scratch of a transformer block covers all rows of the image. */
 MP_TEST(models_image_generation_scratch_covers_the_image) {
-    mp_error error;
     tiny_model tiny;
     mp_item item = {0}, *items[1] = {&item};
-    uint64_t cost;
     mp_plan plan;
     mp_outcome outcomes[MP_PLAN_MAX];
     int blocks = 0;
     tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
-    MP_CHECK_OK(make_call(true, 1, &item.request, &error), &error);
+    admit_call(&tiny, true, &item);
     const mp_image_generation_request *call = (const mp_image_generation_request *)item.request;
-    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
-    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
     const mp_diffusion_engine *engine = (const mp_diffusion_engine *)tiny.engine;
     do {
         tiny_trim(&tiny); /* each step reserves what it needs */
@@ -270,16 +266,12 @@ MP_TEST(models_image_generation_scratch_covers_the_image) {
 MP_TEST(models_image_generation_stages_stay_within_a_share) {
     uint64_t request_bytes = 0; /* that the step takes before it loads: measured without a limit (`over` -1) */
     for (int over = -1; over < 2; over++) {
-        mp_error error;
         tiny_model tiny;
         mp_item item = {0}, *items[1] = {&item};
-        uint64_t cost;
         mp_plan plan;
         mp_outcome outcomes[MP_PLAN_MAX];
         tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
-        MP_CHECK_OK(make_call(true, 1, &item.request, &error), &error);
-        MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
-        MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+        admit_call(&tiny, true, &item);
         const mp_diffusion_engine *engine = (const mp_diffusion_engine *)tiny.engine;
         const mp_diff_position *at = &((const mp_diff_state *)item.state)->at;
         const mp_diff_block *text = &engine->blocks[MP_DIFF_T5][0], *next = &engine->blocks[MP_DIFF_TRANSFORMER][0];

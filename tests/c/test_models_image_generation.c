@@ -438,7 +438,6 @@ MP_TEST_SECONDS(models_image_generation_stops_at_any_poll, 60) {
         tiny_model tiny;
         mp_error error;
         mp_item item = {0}, alone = {0};
-        uint64_t cost;
         uint32_t asked = 0;
         int stopped[MP_DIFF_FINISHED] = {0};
         tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1 + flux);
@@ -446,9 +445,7 @@ MP_TEST_SECONDS(models_image_generation_stops_at_any_poll, 60) {
         serve_alone(&tiny, &alone);
         tiny.engine->ops->retire(tiny.engine, &alone);
         tiny_trim(&tiny); /* drops the cached texts */
-        MP_CHECK_OK(make_call(flux, 1, &item.request, &error), &error);
-        MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
-        MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+        admit_call(&tiny, flux, &item);
         tiny.lease.cancelled = &unwanted;
         mp_sys_table.now_ns = counting_now;
         mp_outcome outcome = MP_OUTCOME_MORE;

@@ -258,28 +258,19 @@ MP_TEST(models_vision_tiles_are_missing_for_their_rows) {
  * the first bytes of the file. */
 static mp_spec *merging(const mp_spec *from, int merge, bool keep_class) {
     mp_error error;
+    int projector = 0;
+    while (strcmp(mp_spec_tensor_at(from, projector)->name, "mm.0.weight") != 0)
+        projector++;
+    mp_tensor_entry entry = *mp_spec_tensor_at(from, projector);
+    entry.offset = 0;
+    entry.shape[1] *= merge * merge;
+    entry.nbytes *= (uint64_t)(merge * merge);
     const mp_value merges = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = merge};
     const mp_value keeps = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = keep_class};
-    mp_spec *spec = mp_spec_create();
-    MP_CHECK_OK(mp_spec_set_architecture(spec, mp_spec_architecture(from), &error), &error);
-    MP_CHECK_OK(mp_spec_add_file(spec, mp_spec_file(from, 0), &error), &error);
-    for (int i = 0; i < mp_spec_value_count(from); i++) {
-        const char *name;
-        const mp_value *value = mp_spec_value_at(from, i, &name);
-        MP_CHECK_OK(mp_spec_set(spec, name, value, &error), &error);
-    }
+    mp_spec *spec = spec_copy(from, projector, 0);
+    MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);
     MP_CHECK_OK(mp_spec_set(spec, "mpool.vision.merge", &merges, &error), &error);
     MP_CHECK_OK(mp_spec_set(spec, "mpool.vision.keep_class", &keeps, &error), &error);
-    for (int i = 0; i < mp_spec_tensor_count(from); i++) {
-        mp_tensor_entry entry = *mp_spec_tensor_at(from, i);
-        if (strcmp(entry.name, "mm.0.weight") == 0) {
-            entry.offset = 0;
-            entry.shape[1] *= merge * merge;
-            entry.nbytes *= (uint64_t)(merge * merge);
-        }
-        MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);
-    }
-    MP_CHECK_OK(mp_spec_set_tokens(spec, mp_spec_tokens(from), &error), &error);
     mp_spec_freeze(spec);
     return spec;
 }

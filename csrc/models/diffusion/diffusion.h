@@ -164,8 +164,8 @@ mp_status mp_diff_check(const mp_model *model, mp_request *request, uint64_t *co
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
 /* All threads of a region call the functions below, except those that return sizes and those that say "on one thread".
- * Of each network, <network>_scratch returns the bytes of mp_diff_run.shared that a block needs, and <network>_own
- * those of mp_diff_run.own for each thread. */
+ * For each network, a function ..._scratch returns the bytes of mp_diff_run.shared that a block needs, and a function
+ * ..._own returns the bytes of mp_diff_run.own that each thread needs. */
 
 /* One parallel region. When the lease is cancelled, every computing function below returns false in all threads, and
  * its output is incomplete. */
