@@ -28,6 +28,13 @@ static void begin_count(const void *base) {
 
 static void counted(int64_t *count) { ++*count; }
 
+static int64_t dots_before[MOST_LINES]; /* dots computed before a line is prefetched to L2 */
+
+static void note_share(const void *address) {
+    dots_before[((const uint8_t *)address - watched) / 64] = done.dots;
+    note_prefetch(address);
+}
+
 #define vec_fma(...)            (counted(&done.fmas), vec_fma(__VA_ARGS__))
 #define vec_set(...)            (counted(&done.sets), vec_set(__VA_ARGS__))
 #define vec_exp(...)            (counted(&done.exps), vec_exp(__VA_ARGS__))
@@ -42,6 +49,7 @@ static void counted(int64_t *count) { ++*count; }
 #define vec_softcap(...)        (counted(&done.caps), vec_softcap(__VA_ARGS__))
 #define vec_each_sum(N, p)      (done.reduced += (N), vec_each_sum(N, p))
 #define vec_prefetch(p)         note_prefetch(p)
+#define vec_prefetch_far(p)     note_share(p)
 #define __builtin_prefetch(address, ...) note_prefetch(address)
 
 #include "kernels/simd/attention_i16_tmpl.h"
@@ -254,7 +262,25 @@ static void check_lines(const kv *c, const void *next, int64_t from, int64_t to,
     }
 }
 
-/* The first tile of a block prefetches the rows of the next block that it reads in its own, each line once. */
+/* Check that each tile prefetches its share of a block, in order, evenly over the `all` dots of the tiles. They begin
+ * after `dots` dots. */
+static void check_shares(const void *next, int lines, int64_t dots, int64_t all, int rows) {
+    const int64_t first = ((const uint8_t *)next - watched) / 64;
+    for (int row = 0, R; row < rows; row += R) {
+        R = height_of(rows - row);
+        const int64_t tile = all / rows * R, step = 2 * R * (R == 1 ? 4 : R <= 3 ? 2 : 1); /* dots of two pairs */
+        const int64_t from = lines * row / rows, to = lines * (row + R) / rows, steps = tile / step;
+        const int64_t each = (to - from + steps - 1) / steps;
+        for (int64_t line = from; line < to; line++) {
+            const int64_t now = dots_before[first + line] - dots - all / rows * row;
+            if (now != (line - from) / each * step)
+                MP_FAIL("line %lld of %lld to %lld is prefetched at dot %lld of %lld of its tile", (long long)line,
+                        (long long)from, (long long)to, (long long)now, (long long)tile);
+        }
+    }
+}
+
+/* The next block is prefetched: by the rows that the only tile reads of its own, or in shares, each line once. */
 static void check_prefetch(const kv *c, int rows, int block, bool more) {
     static const uint8_t none[MOST_LINES];
     int from, to, R = height_of(rows * c->a.group);
@@ -265,17 +291,23 @@ static void check_prefetch(const kv *c, int rows, int block, bool more) {
     }
     seen(&c->a, 0, (R - 1) / c->a.group, block, &from, &to);
     const int width = c->type == MP_F32 ? 4 : c->type == MP_I16 ? 2 : 1;
-    const int most = c->type == MP_I8 && R > 3 ? 2 : 1; /* steps of one vector of bytes, half a line */
+    const bool shares = c->type != MP_F32 && R < rows * c->a.group;
+    const int most = c->type == MP_I8 && R > 3 && !shares ? 2 : 1; /* steps of one vector of bytes, half a line */
     const int pair = c->type == MP_F32 ? 1 : 2, value_lines = V_DIM * width * pair / 64;
     MP_CHECK(from == 0 && to == MP_KV_BLOCK);
     check_lines(c, c->k[block + 1], 0, MP_KV_BLOCK * DIM * width / 64, most, "keys");
     check_lines(c, c->v[block + 1], 0, MP_KV_BLOCK / pair * value_lines, most, "values");
     MP_CHECK_INT(prefetched, most * (MP_KV_BLOCK * DIM + MP_KV_BLOCK * V_DIM) * width / 64);
+    if (shares) {
+        const int n = rows * c->a.group, keys = n * MP_KV_BLOCK / 16 * DIM / 2;
+        check_shares(c->k[block + 1], MP_KV_BLOCK * DIM * width / 64, 0, keys, n);
+        check_shares(c->v[block + 1], MP_KV_BLOCK * V_DIM * width / 64, keys, n * V_DIM / 16 * MP_KV_BLOCK / 2, n);
+    }
 }
 
 MP_TEST(kernels_counted_prefetches) {
-    static const int groups[] = {1, 2, 3, 4, 7, 13};
-    for (int i = 0; i < 6; i++)
+    static const int groups[] = {1, 2, 3, 4, 7, 13, 64};
+    for (int i = 0; i < 7; i++)
         for (int type = 0; type < 3; type++) {
             kv c;
             kv_make(&c, kv_types[type], 1, groups[i], 2 * MP_KV_BLOCK, 0, 0);

@@ -75,7 +75,7 @@ JOBS: dict[str, Job] = {
     "stress": Job("forks, exits, kills and loaded servers, many times",
                     _python("runtime/test_stress_ends.py", "faults", "server/test_server_load.py"),
                     {"MPOOL_STRESS": "200"}),
-    "positions": Job("contexts of up to 33,000 positions, against float64",
+    "positions": Job("contexts of up to 131,072 positions, against float64",
                        _python("parity/test_long_positions.py")),
     "flags": Job("every flag of every architecture, flipped", _python("parity/test_arch_flags.py")),
     "weights": Job("published weights, against recorded results of other implementations",

@@ -30,11 +30,26 @@ enum { I16_ROWS = 6 }; /* rows of a tile */
 
 typedef enum i16_kind { I16_WORDS, I16_KEY_BYTES, I16_VALUE_BYTES } i16_kind; /* I16; keys and values of I8 */
 
+/* The part of the following block that one of several tiles prefetches, spread over its pairs: memory would limit a
+ * tile that prefetches faster. The lines go to L2, because this block and the scores fill L1. */
+typedef struct i16_share {
+    const int8_t *at, *end;
+    int64_t step; /* bytes for every two pairs */
+} i16_share;
+
+static VEC_INLINE const int8_t *i16_prefetch(const i16_share *share, const int8_t *at) {
+    const int8_t *end = share->end - at < share->step ? share->end : at + share->step;
+    for (; at < end; at += 64)
+        vec_prefetch_far(at);
+    return at;
+}
+
 typedef struct i16_source {
     const int8_t *data;
     int64_t ld;           /* pairs between rows */
     const int8_t *next;   /* the same rows of the following block, to prefetch; or NULL */
     const int8_t *factor; /* I8: the multipliers of the block (kernels.h) */
+    i16_share *share;     /* or NULL */
 } i16_source;
 
 /* Compute columns of vecs [v, vecs) in steps of V vecs, while V vecs remain. Returns the first vec not computed. */
@@ -46,6 +61,7 @@ static VEC_INLINE int i16_step(const i16_kind kind, const int R, const int V, co
     for (; v + V <= vecs; v += V) {
         const int8_t *at = b->data + pair * (from * b->ld + v * VEC_N);
         const int8_t *next = b->next ? b->next + pair * (from * b->ld + v * VEC_N) : NULL;
+        const int8_t *ahead = b->share ? b->share->at : NULL;
         const int16_t *row[I16_ROWS];
         veci sum[I16_ROWS * 4], factor[4];
         VEC_UNROLL
@@ -79,6 +95,8 @@ static VEC_INLINE int i16_step(const i16_kind kind, const int R, const int V, co
                     for (int i = 0; i < V; i += 64 / vec_bytes) /* once per cache line */
                         vec_prefetch(next + i * vec_bytes);
                     next += pair * b->ld;
+                } else if (ahead && (k - from) % 2 == 0) {
+                    ahead = i16_prefetch(b->share, ahead);
                 }
                 VEC_UNROLL
                 for (int r = 0; r < R; r++) {
@@ -89,6 +107,8 @@ static VEC_INLINE int i16_step(const i16_kind kind, const int R, const int V, co
                 }
             }
         }
+        if (ahead)
+            b->share->at = ahead;
         VEC_UNROLL
         for (int i = 0; i < R * V; i++) {
             float *to_sum = out + i / V * ld + (v + i % V) * VEC_N;
@@ -317,24 +337,43 @@ static VEC_INLINE bool i16_set_block(i16_rows *x, int block) {
     return oldest < newest;
 }
 
-/* more: the next block exists and is to be prefetched */
-static VEC_INLINE i16_source i16_from(void *const *blocks, int block, int dim, int64_t ld, bool more) {
-    return (i16_source){blocks[block], ld, more ? blocks[block + 1] : NULL, i8_factors(blocks[block], dim)};
+/* next: the only tile of a block is to prefetch the next block, which exists; several tiles prefetch shares of it */
+static VEC_INLINE i16_source i16_from(void *const *blocks, int block, int dim, int64_t ld, bool next) {
+    return (i16_source){blocks[block], ld, next ? blocks[block + 1] : NULL, i8_factors(blocks[block], dim), NULL};
+}
+
+/* Returns the share of rows [i, i + rows) of n in the next block of `bytes` bytes, for a tile of 2 * steps pairs. */
+static VEC_INLINE i16_share i16_share_of(const int8_t *next, int64_t bytes, int i, int rows, int n, int64_t steps) {
+    const int64_t from = bytes / 64 * i / n, to = bytes / 64 * (i + rows) / n;
+    return (i16_share){next + 64 * from, next + 64 * to, 64 * ((to - from + steps - 1) / steps)};
+}
+
+/* Returns how often a tile of `rows` rows walks through its pairs to compute `vecs` vecs. */
+static VEC_INLINE int i16_walks(int rows, int vecs) {
+    const int most = rows * 4 <= VEC_ACCUMULATORS ? 4 : rows * 2 <= VEC_ACCUMULATORS ? 2 : 1;
+    return (vecs + most - 1) / most;
 }
 
 static VEC_INLINE void i16_scores(const i16_rows *x, int block, bool more) {
-    const int pairs = x->a->k_dim / 2;
-    i16_source k = i16_from(x->a->k_blocks, block, x->a->k_dim, MP_KV_BLOCK, more);
+    const mp_attn_kv *a = x->a;
+    const int pairs = a->k_dim / 2;
+    i16_source k = i16_from(a->k_blocks, block, a->k_dim, MP_KV_BLOCK, more && x->n <= I16_ROWS);
     for (int i = 0, R; i < x->n; i += R) {
         int from, to;
         R = i16_tile_rows(x->n - i);
         i16_visible(x, i, R, block, &from, &to);
+        const int first = from / VEC_N, last = (to + VEC_N - 1) / VEC_N;
+        i16_share share;
+        if (more && R < x->n && from < to) {
+            share = i16_share_of(a->k_blocks[block + 1], (int64_t)MP_KV_BLOCK * a->k_dim * x->width, i, R, x->n,
+                                 (int64_t)i16_walks(R, last - first) * ((pairs + 1) / 2));
+            k.share = &share;
+        }
         for (int d = 0; d < pairs && from < to; d += MP_I16_DEPTH / 2) {
             const int end = pairs - d < MP_I16_DEPTH / 2 ? pairs : d + MP_I16_DEPTH / 2;
-            x->key_products(R, x->q + i, &k, d, end, from / VEC_N, (to + VEC_N - 1) / VEC_N, d > 0,
-                            x->s + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
+            x->key_products(R, x->q + i, &k, d, end, first, last, d > 0, x->s + (int64_t)i * MP_KV_BLOCK,
+                            MP_KV_BLOCK);
         }
-        k.next = NULL; /* the first tile has prefetched the next block */
     }
 }
 
@@ -467,13 +506,23 @@ static MP_NOINLINE void i16_softmax(i16_rows *x, int block) {
 }
 
 /* Multiply the integer weights of `rows` rows from i on by the values of the block: out [rows, v_dim]. */
-static VEC_INLINE void i16_output(const i16_rows *x, int i, int rows, int block, const i16_source *v, float *out) {
+static VEC_INLINE void i16_output(const i16_rows *x, int i, int rows, int block, bool more, float *out) {
+    const mp_attn_kv *a = x->a;
     const int16_t *p[I16_ROWS];
+    const int vecs = a->v_dim / VEC_N;
+    i16_source v = i16_from(a->v_blocks, block, a->v_dim, a->v_dim, more && x->n <= I16_ROWS);
+    i16_share share;
     int from, to;
     for (int r = 0; r < rows; r++)
         p[r] = x->p + (int64_t)(i + r) * MP_KV_BLOCK;
     i16_visible(x, i, rows, block, &from, &to);
-    x->value_products(rows, p, v, from / 2, (to + 1) / 2, 0, x->a->v_dim / VEC_N, false, out, x->a->v_dim);
+    const int first = from / 2, last = (to + 1) / 2;
+    if (more && rows < x->n && first < last) {
+        share = i16_share_of(a->v_blocks[block + 1], (int64_t)MP_KV_BLOCK * a->v_dim * x->width, i, rows, x->n,
+                             (int64_t)i16_walks(rows, vecs) * ((last - first + 1) / 2));
+        v.share = &share;
+    }
+    x->value_products(rows, p, &v, first, last, 0, vecs, false, out, a->v_dim);
 }
 
 static MP_NOINLINE void i16_attend_block(const mp_attn_kv *a, int width, int rows, int block, mp_attn_partial *out) {
@@ -489,15 +538,13 @@ static MP_NOINLINE void i16_attend_block(const mp_attn_kv *a, int width, int row
     x.by = by;
     /* prefetch the next block if any row sees it, because callers usually continue with that block */
     const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
-    i16_source v = i16_from(a->v_blocks, block, a->v_dim, a->v_dim, more);
     i16_set_block(&x, block);
     i16_scores(&x, block, more);
     i16_softmax(&x, block);
     for (int i = 0, R; i < x.n; i += R) {
         float *o = out->o + (int64_t)i * a->v_dim;
         R = i16_tile_rows(x.n - i);
-        i16_output(&x, i, R, block, &v, o);
-        v.next = NULL;
+        i16_output(&x, i, R, block, more, o);
         for (int r = 0; r < R; r++, o += a->v_dim)
             for (int d = 0; d < a->v_dim; d += VEC_N)
                 vec_store(o + d, vec_mul(vec_load(o + d), vec_set(by[i + r])));
@@ -535,14 +582,12 @@ static MP_NOINLINE void i16_attend(const mp_attn_kv *a, int width, int rows, int
         if (!i16_set_block(&x, block))
             continue;
         const bool more = block + 1 < block1;
-        i16_source v = i16_from(a->v_blocks, block, a->v_dim, a->v_dim, more);
         i16_scores(&x, block, more);
         i16_softmax(&x, block);
         merge_factors(x.n, x.m, x.l, state, fa, fb, action);
         for (int i = 0, R; i < x.n; i += R) {
             R = i16_tile_rows(x.n - i);
-            i16_output(&x, i, R, block, &v, tile);
-            v.next = NULL;
+            i16_output(&x, i, R, block, more, tile);
             for (int r = 0; r < R; r++)
                 i16_put(action[i + r], tile + r * a->v_dim, a->v_dim, x.by[i + r], fa[i + r], fb[i + r],
                         state->o + (int64_t)(i + r) * a->v_dim);

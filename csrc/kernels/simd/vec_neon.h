@@ -115,6 +115,7 @@ static MP_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows,
 }
 
 static MP_INLINE void vec_prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
+static MP_INLINE void vec_prefetch_far(const void *p) { __builtin_prefetch(p, 0, 2); } /* to L2 */
 
 /* ---- arithmetic ---- */
 

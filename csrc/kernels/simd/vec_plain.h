@@ -318,5 +318,6 @@ VEC_PLAIN_EACH(vec_each_top, vec_top)
 VEC_PLAIN_EACH(vec_each_top_bits, vec_top_bits)
 
 static VEC_INLINE void vec_prefetch(const void *p) { __builtin_prefetch(p); }
+static VEC_INLINE void vec_prefetch_far(const void *p) { __builtin_prefetch(p, 0, 2); } /* to L2, not to L1 */
 
 #endif

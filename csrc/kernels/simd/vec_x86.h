@@ -57,5 +57,6 @@ static MP_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows,
 }
 
 static MP_INLINE void vec_prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+static MP_INLINE void vec_prefetch_far(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); } /* to L2 */
 
 #endif

@@ -36,10 +36,10 @@ KINDS = ("llama", "llama_linear", "llama_dynamic", "llama_rope3", "llama_yarn", 
          "gpt_oss", "deepseek2", "deepseek2_lite", "smollm3_window", "phi3_long", "gemma3_types")
 
 
-def made(family: str, folder: Path, **more: Any) -> Any:
+def made(family: str, folder: Path, positions: int = POSITIONS, **more: Any) -> Any:
     """Save a seeded model with two or more layers. Returns it."""
     layers = len(paritymodels.LAYER_TYPES.get(family, (0, 0)))
-    model = paritymodels.decoder(family, layers, positions=POSITIONS, **{**SMALL, **OTHER.get(family, {}), **more})
+    model = paritymodels.decoder(family, layers, positions=positions, **{**SMALL, **OTHER.get(family, {}), **more})
     randomise(model, 21)
     model.save_pretrained(folder)
     write_tokenizer(folder, SMALL["vocab"])
@@ -97,6 +97,12 @@ def test_longrope_at_33000_positions(tmp_path: Path, original: int) -> None:
 @pytest.mark.parametrize("family", [name for name in KINDS if "long" not in name])
 def test_all_kinds_far_out(tmp_path: Path, family: str, count: int) -> None:
     check(made(family, tmp_path), tmp_path, count)
+
+
+@pytest.mark.slow
+def test_131071_positions(tmp_path: Path) -> None:
+    """Every position of a prompt of the longest context that most published models have, in two layers."""
+    check(made("llama_yarn", tmp_path, positions=131_072), tmp_path, 131_071)
 
 
 @pytest.mark.parametrize("family", ["llama_rope3", "deepseek2"])
