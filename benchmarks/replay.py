@@ -34,8 +34,8 @@ MACHINES = ((8, 8, 1, 35, 80), (32, 96, 1, 35, 460), (64, 96, 1, 35, 460), (96, 
             (192, 96, 2, 35, 460))
 TREE = 8
 #: Machines for which the number of threads is chosen: two channels of DDR5, then four, eight and twelve.
-SIZES = (model.Machine(8, 1, 35, 80), model.Machine(16, 1, 35, 80), model.Machine(32, 1, 35, 200),
-         model.Machine(64, 1, 35, 400), model.Machine(96, 1, 35, 460), model.Machine(96, 2, 35, 460))
+SIZES = tuple(model.Machine(cores, sockets, 35, every, tree=TREE) for cores, sockets, every in (
+    (8, 1, 80), (16, 1, 80), (32, 1, 200), (64, 1, 400), (96, 1, 460), (96, 2, 460)))
 ROWS = {"one completion": 1, "eight completions": 8}
 RUN = """
 import json, os, sys, time

@@ -69,7 +69,8 @@ class Machine:
         barrier: time of a barrier without the share of each thread.
         each: time that each thread adds to a barrier, because all count on one cache line.
         far: time that a barrier across sockets adds.
-        tree: 0: one counter for all threads; n: a counter for every n threads, and one for these groups.
+        tree: 0: one counter for all threads; n: a counter for every n threads, and one for these groups, from 2 n threads
+            on (csrc/base/team.c).
         remote: rate of another socket's memory, as a part of that of the own.
     """
 
@@ -98,7 +99,7 @@ class Machine:
         """Return the seconds that a barrier of this number of threads takes."""
         if threads == 1:
             return 0.0
-        counted = threads if not self.tree or threads <= self.tree else self.tree + math.ceil(threads / self.tree)
+        counted = threads if not self.tree or threads < 2 * self.tree else self.tree + math.ceil(threads / self.tree)
         levels = 1 if counted == threads else 2
         return 1e-9 * (levels * self.barrier + self.each * counted + self.far * (self.sockets_of(threads) - 1))
 
