@@ -69,8 +69,8 @@ class Machine:
         barrier: time of a barrier without the share of each thread.
         each: time that each thread adds to a barrier, because all count on one cache line.
         far: time that a barrier across sockets adds.
-        tree: 0: one counter for all threads; n: a counter for every n threads, and one for these groups, from 2 n threads
-            on (csrc/base/team.c).
+        tree: 0: one counter for all threads; n: a counter for every n threads and one for these groups, from 2 n
+            threads on (csrc/base/team.c).
         remote: rate of another socket's memory, as a part of that of the own.
     """
 
