@@ -11,6 +11,7 @@ Barriers of a real machine are measured by the probe: a round trip of a word bet
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -32,6 +33,10 @@ WRAPPED = ("mp_lease_run", "mp_team_barrier", "mp_team_split", "mp_gemm")
 MACHINES = ((8, 8, 1, 35, 80), (32, 96, 1, 35, 460), (64, 96, 1, 35, 460), (96, 96, 1, 35, 460), (128, 96, 2, 35, 460),
             (192, 96, 2, 35, 460))
 TREE = 8
+#: Machines for which the number of threads is chosen: two channels of DDR5, then four, eight and twelve.
+SIZES = tuple(model.Machine(cores, sockets, 35, every, tree=TREE) for cores, sockets, every in (
+    (8, 1, 80), (16, 1, 80), (32, 1, 200), (64, 1, 400), (96, 1, 460), (96, 2, 460)))
+ROWS = {"one completion": 1, "eight completions": 8}
 RUN = """
 import json, os, sys, time
 import mpool
@@ -68,6 +73,9 @@ if language:
         [job.result() for job in jobs]
 
     measure("eight completions", 5, eight, 256)
+    facts = next(iter(pool.ps())).facts
+    for found in spans.values():
+        found.update(weights=facts["weight_bytes"], parameters=facts["parameters"])
 if encoder:
     measure("one text", 21, lambda turn: pool.embed(prompt(turn, 24), encoder, compute="bfloat16"), 1)
 print(json.dumps(spans), flush=True)
@@ -170,14 +178,21 @@ def main() -> int:
     largest = machines[-1][1]
     for name, trace, count, memory in rows:
         for tree in (0, TREE):
-            machine = replace(largest, tree=tree)
-            threads, least = model.best(trace, machine, memory)
-            line = f"{name}, {'tree' if tree else 'one counter'}: {count / least:,.0f}/s with {threads} threads"
-            if name == "one completion" and os.path.isfile(args.language):
-                chosen = model.threads_worth(os.path.getsize(args.language), len(trace.regions[-1]))
-                chosen_rate = count / model.seconds(trace, machine, chosen, memory)
-                line += f"; mpool takes {chosen}: {chosen_rate:,.0f}/s"
-            print(line)
+            threads, least = model.best(trace, replace(largest, tree=tree), memory)
+            print(f"{name}, {'tree' if tree else 'one counter'}: {count / least:,.0f}/s with {threads} threads")
+    for name, trace, count, memory in rows:
+        found = recorded[name]
+        if "weights" not in found:
+            continue
+        tokens = found["count"] if name == "prompt" else ROWS[name] * len(trace.regions)
+        worth = model.threads_worth(found["weights"], found["parameters"], tokens / len(trace.regions),
+                                    len(trace.regions[-1]))
+        print(f"\n{name}, threads and rate | assumed | tuned | best")
+        for machine in SIZES:
+            most = machine.cores * machine.sockets
+            lasts = functools.partial(model.seconds, trace, machine, memory=memory)
+            chosen = (min(worth, most), model.tuned(worth, most, lasts), model.best(trace, machine, memory)[0])
+            print(f"{most} cores | " + " | ".join(f"{threads}: {count / lasts(threads):,.0f}" for threads in chosen))
     return 0
 
 

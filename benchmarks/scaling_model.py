@@ -11,7 +11,7 @@ Nothing here reads a clock, so the same trace always gives the same table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,7 +69,8 @@ class Machine:
         barrier: time of a barrier without the share of each thread.
         each: time that each thread adds to a barrier, because all count on one cache line.
         far: time that a barrier across sockets adds.
-        tree: 0: one counter for all threads; n: a counter for every n threads, and one for these groups.
+        tree: 0: one counter for all threads; n: a counter for every n threads and one for these groups, from 2 n
+            threads on (csrc/base/team.c).
         remote: rate of another socket's memory, as a part of that of the own.
     """
 
@@ -98,7 +99,7 @@ class Machine:
         """Return the seconds that a barrier of this number of threads takes."""
         if threads == 1:
             return 0.0
-        counted = threads if not self.tree or threads <= self.tree else self.tree + math.ceil(threads / self.tree)
+        counted = threads if not self.tree or threads < 2 * self.tree else self.tree + math.ceil(threads / self.tree)
         levels = 1 if counted == threads else 2
         return 1e-9 * (levels * self.barrier + self.each * counted + self.far * (self.sockets_of(threads) - 1))
 
@@ -130,14 +131,49 @@ def best(trace: Trace, machine: Machine, memory: float) -> tuple[int, float]:
     return threads, least
 
 
-def threads_worth(weights: float, barriers: float) -> int:
-    """Return the number of threads that `mp_threads_worth` (csrc/models/model.c) gives to a token.
+# ---- the number of threads that the core takes ----
+
+#: Constants of csrc/models/threads.c and threads.h.
+BYTES, OPERATIONS, BARRIER_NS, LEAST, MOST, FASTER = 20, 100, 100, 8, 256, 0.98
+
+
+def threads_worth(weights: float, parameters: float, rows: float, barriers: float) -> int:
+    """Return the number of threads that `mp_threads_worth` gives to a pass by assumed rates.
 
     Args:
         weights: bytes of the model's weights.
+        parameters: parameters of the model.
+        rows: rows of the pass.
         barriers: barriers of the pass.
     """
-    return max(1, min(256, int(math.sqrt(weights / 20 / (100 * barriers)))))
+    work = max(weights / BYTES, 2 * parameters * rows / OPERATIONS)
+    return max(1, min(MOST, int(math.sqrt(work / (BARRIER_NS * barriers)))))
+
+
+def neighbour(threads: int, up: bool) -> int:
+    """Return the number of threads that a tuner compares with this one."""
+    numbers = [number for double in range(5) for number in (LEAST << double, LEAST * 3 // 2 << double)] + [MOST]
+    if up:
+        return next((number for number in numbers if 4 * number >= 5 * threads), MOST)
+    return max([LEAST, *(number for number in numbers if 5 * number <= 4 * threads)])
+
+
+def tuned(worth: int, most: int, time: Callable[[int], float]) -> int:
+    """Return the number of threads that a tuner (csrc/models/threads.h) settles on.
+
+    Args:
+        worth: the number by assumed rates.
+        most: threads of the machine.
+        time: the time of a pass with a number of threads.
+    """
+    now = min(worth, most)
+    for up in (False, True):
+        while now > LEAST:
+            trial = min(most, neighbour(now, up))
+            if trial == now or not time(trial) < FASTER * time(now):
+                break
+            now = trial
+    return now
 
 
 # ---- traces ----

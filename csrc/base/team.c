@@ -5,8 +5,9 @@
  * then parks; a helper that is not leased parks at once.
  *
  * The barrier is a counter of arrived threads and a generation, which is an event count. The last thread to arrive
- * resets the counter and advances the generation, on which the other threads wait. Regions live in the team, not on a
- * stack: a helper that leaves the last barrier late still reads valid memory. */
+ * resets the counter and advances the generation, on which the other threads wait. Many threads arrive in groups, each
+ * with a counter of its own, and the last thread of each group arrives for the group. Regions live in the team, not on
+ * a stack: a helper that leaves the last barrier late still reads valid memory. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -26,6 +27,8 @@ enum {
     ALIGNMENT = 128, /* two cache lines: the prefetcher fetches lines in pairs */
     MAX_HELPERS = 255,
     WAKE_UP_NS = 25 * 1000, /* time to wake a parked thread on an idle machine, measured */
+    GROUP = 8,              /* threads of a group at a barrier */
+    GROUPS_FROM = 16,       /* threads from which a barrier has groups: fewer wait longer for the second counter */
 };
 
 struct mp_region {
@@ -35,6 +38,7 @@ struct mp_region {
     /* written by thread 0 before the region starts, read by all threads inside it */
     _Alignas(ALIGNMENT) void (*body)(const mp_team_thread *thread, void *arg);
     void *arg;
+    const mp_lease *lease; /* valid until the last thread has arrived at the region's last barrier */
     int count;
     uint64_t spin_ns;
     bool watched; /* the CPU time of the region's threads is measured */
@@ -82,6 +86,26 @@ static inline bool is_set(void *arg) {
     return atomic_load_explicit((_Atomic uint32_t *)arg, memory_order_relaxed) != 0;
 }
 
+/* Counts one arrival. Returns true, with the counter reset, if it is the last one of `count`. */
+static inline bool is_last(_Atomic uint32_t *arrived, uint32_t count) {
+    uint32_t before = atomic_fetch_add_explicit(arrived, 1, memory_order_acq_rel);
+    assert(before < count);
+    if (before + 1 < count)
+        return false;
+    atomic_store_explicit(arrived, 0, memory_order_relaxed);
+    return true;
+}
+
+/* Returns true if all other threads of the region have arrived. The counter of group g is in the region of the lease's
+ * helper g + 1: the lease uses only the region of helper 0. */
+static bool arrive_in_group(mp_region *region, const mp_team_thread *thread) {
+    const mp_lease *lease = region->lease;
+    const int group = thread->index / GROUP, left = thread->count - group * GROUP;
+    struct helper *helper = &lease->team->helpers[lease->helpers[group + 1]];
+    return is_last(&helper->own.arrived, (uint32_t)(left < GROUP ? left : GROUP)) &&
+           is_last(&region->arrived, (uint32_t)(thread->count + GROUP - 1) / GROUP);
+}
+
 void mp_team_barrier(const mp_team_thread *thread) {
     if (thread->count == 1)
         return;
@@ -90,10 +114,8 @@ void mp_team_barrier(const mp_team_thread *thread) {
      * all threads have arrived, thread 0 may already write the fields for its next region. */
     uint64_t spin_ns = region->spin_ns;
     uint32_t generation = atomic_load_explicit(&region->generation.count, memory_order_relaxed);
-    uint32_t before = atomic_fetch_add_explicit(&region->arrived, 1, memory_order_acq_rel);
-    assert(before < (uint32_t)thread->count);
-    if (before + 1 == (uint32_t)thread->count) {
-        atomic_store_explicit(&region->arrived, 0, memory_order_relaxed);
+    if (thread->count < GROUPS_FROM ? is_last(&region->arrived, (uint32_t)thread->count)
+                                    : arrive_in_group(region, thread)) {
         if (atomic_load_explicit(&region->generation.sleepers, memory_order_relaxed))
             atomic_store_explicit(&region->advanced_ns, mp_sys_now_ns(), memory_order_relaxed);
         mp_event_count_notify(&region->generation);
@@ -331,6 +353,7 @@ void mp_lease_run(mp_lease *lease, void (*body)(const mp_team_thread *thread, vo
     mp_region *region = &team->helpers[lease->helpers[0]].own;
     region->body = body;
     region->arg = arg;
+    region->lease = lease;
     region->count = lease->threads;
     region->spin_ns = spin_time(team, is_crowded(team));
     region->watched = watched;

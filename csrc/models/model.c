@@ -1,6 +1,5 @@
 #include "models/model.h"
 
-#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -147,18 +146,6 @@ void mp_model_get_facts(const mp_model *model, mp_model_facts *facts) {
     facts->experts = copies == 0 ? "mapped" : copies < base->expert_copies_most ? "packing" : packed;
     facts->expert_packed_bytes = (int64_t)copies;
     facts->thrashing = base->thrashing && atomic_load_explicit(base->thrashing, memory_order_relaxed);
-}
-
-int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
-    /* Assumed rates of one thread: bytes read per nanosecond and operations per nanosecond. BARRIER_NS is the time that
-     * each additional thread adds to a barrier: twice the time measured for two threads on one die, a third of the time
-     * across dies. */
-    const double BYTES = 20, OPERATIONS = 100, BARRIER_NS = 100;
-    double reading = (double)facts->weight_bytes / BYTES;
-    double computing = 2.0 * (double)facts->parameters * (double)rows / OPERATIONS;
-    /* work / n + barriers * BARRIER_NS * n is smallest where both terms are equal */
-    double threads = sqrt((reading > computing ? reading : computing) / (BARRIER_NS * barriers));
-    return threads < 1 ? 1 : threads > 256 ? 256 : (int)threads;
 }
 
 mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act, mp_error *error) {

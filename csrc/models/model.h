@@ -65,9 +65,4 @@ void mp_engine_fail_numeric(mp_item *item, mp_outcome *outcome);
  * request. Sets *outcome to DONE after the last unit. */
 void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_outcome *outcome);
 
-/* For families: the number of threads, 1 to 256, up to which more threads shorten a pass of `rows` rows with `barriers`
- * barriers. Each additional thread divides the work further and lengthens each barrier. The estimate uses sizes alone,
- * with low assumed rates, so it takes effect only with very many threads or very little work. */
-int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers);
-
 #endif

@@ -71,6 +71,99 @@ MP_TEST(base_team_barrier_4_threads_parked) { check_barrier(4, "0", 500, 4); }
 /* Many short regions: tests the hand-over between regions, not the barrier inside one. */
 MP_TEST(base_team_many_regions) { check_barrier(3, "5", 1, 2000); }
 
+/* ---- barriers with delays ---------------------------------------------------------------------------------------- */
+
+enum { CROWD = 40, DELAYED_ROUNDS = 40 };
+
+typedef struct delayed_rounds {
+    uint64_t seed;
+    int64_t cells[CROWD * APART];
+    _Atomic int wrong;
+} delayed_rounds;
+
+/* As step_together, but before each barrier a thread may be late: for less or for more than the spin, or by a sleep. A
+ * thread that passes a barrier too early reads a cell of an earlier round. A thread that does not notice the end of a
+ * barrier waits for ever. */
+static void step_with_delays(const mp_team_thread *thread, void *arg) {
+    delayed_rounds *r = arg;
+    mp_test_random random = {r->seed + (uint64_t)thread->index};
+    for (int i = 1; i <= DELAYED_ROUNDS; i++) {
+        const uint64_t kind = mp_test_random_u64(&random) % 16, until = mp_sys_now_ns() + (kind < 4 ? 3000 : 30000);
+        if (kind == 15)
+            mp_sys_sleep_ns(20 * 1000);
+        else
+            while (kind < 6 && mp_sys_now_ns() < until)
+                mp_cpu_relax();
+        r->cells[thread->index * APART] = i;
+        mp_team_barrier(thread);
+        for (int k = 0; k < thread->count; k++)
+            if (r->cells[k * APART] != i)
+                atomic_fetch_add(&r->wrong, 1);
+        mp_team_barrier(thread);
+    }
+}
+
+static void check_delays(int threads, const char *spin_us) {
+    mp_team *team = make_team(threads - 1, spin_us);
+    static delayed_rounds r;
+    for (int run = 0; run < 2; run++) {
+        mp_lease lease;
+        mp_team_lease(team, threads, &lease); /* a lease of its own: regions begin with counters at zero */
+        memset(&r, 0, sizeof r);
+        r.seed = (uint64_t)(1000 * threads + 100 * run);
+        mp_lease_run(&lease, step_with_delays, &r);
+        MP_CHECK_INT(atomic_load(&r.wrong), 0);
+        for (int k = 0; k < threads; k++)
+            MP_CHECK_INT(r.cells[k * APART], DELAYED_ROUNDS);
+        mp_team_return(&lease);
+    }
+    mp_team_destroy(team);
+}
+
+static void check_all_delays(const char *spin_us) {
+    static const int more[] = {17, 23, 24, 25, 31, 32, 33, CROWD};
+    for (int threads = 1; threads <= 16; threads++)
+        check_delays(threads, spin_us);
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+        check_delays(more[i], spin_us);
+}
+
+MP_TEST_SECONDS(base_team_barriers_with_delays, 60) { check_all_delays("50"); }
+MP_TEST_SECONDS(base_team_barriers_with_delays_parked, 60) { check_all_delays("0"); }
+
+typedef struct delayed_worker {
+    mp_thread thread;
+    mp_team *team;
+    delayed_rounds rounds;
+    int threads;
+} delayed_worker;
+
+static void run_delayed(void *arg) {
+    delayed_worker *w = arg;
+    mp_lease lease;
+    mp_team_lease(w->team, 17, &lease);
+    w->threads = lease.threads;
+    mp_lease_run(&lease, step_with_delays, &w->rounds);
+    mp_team_return(&lease);
+}
+
+/* Leases of one team share no counter. */
+MP_TEST_SECONDS(base_team_barriers_of_two_leases, 60) {
+    mp_team *team = make_team(32, "20");
+    static delayed_worker workers[2];
+    for (int i = 0; i < 2; i++) {
+        workers[i] = (delayed_worker){.team = team, .rounds.seed = (uint64_t)i};
+        mp_error error;
+        MP_CHECK_OK(mp_thread_start(&workers[i].thread, "worker", run_delayed, &workers[i], &error), &error);
+    }
+    for (int i = 0; i < 2; i++) {
+        mp_thread_join(&workers[i].thread);
+        MP_CHECK_INT(workers[i].threads, 17);
+        MP_CHECK_INT(atomic_load(&workers[i].rounds.wrong), 0);
+    }
+    mp_team_destroy(team);
+}
+
 static void add_index(const mp_team_thread *thread, void *arg) {
     atomic_fetch_add((_Atomic int *)arg, 1 << (8 * thread->index));
 }

@@ -578,15 +578,3 @@ MP_TEST_SECONDS(models_requests_wait_for_memory, 60) {
     tiny.budget.limit = UINT64_MAX;
     tiny_unload(&tiny);
 }
-
-MP_TEST(models_thread_count_follows_the_work) {
-    mp_model_facts small = {.weight_bytes = 98 * 1000 * 1000, .parameters = 134 * 1000 * 1000};
-    mp_model_facts large = {.weight_bytes = 4700ll * 1000 * 1000, .parameters = 8000ll * 1000 * 1000};
-    mp_model_facts tiny = {.weight_bytes = 100 * 1000, .parameters = 100 * 1000};
-    MP_CHECK_INT(mp_threads_worth(&small, 1, 156), 17); /* sqrt of 98e6 / 20 / (100 * 156) */
-    MP_CHECK_INT(mp_threads_worth(&small, 128, 156), 148);
-    MP_CHECK(mp_threads_worth(&large, 1, 186) > 100);
-    MP_CHECK_INT(mp_threads_worth(&large, 512, 186), 256);
-    MP_CHECK_INT(mp_threads_worth(&tiny, 1, 16), 1);
-    MP_CHECK_INT(mp_threads_worth(&(mp_model_facts){0}, 0, 1), 1);
-}

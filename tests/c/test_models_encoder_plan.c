@@ -3,6 +3,7 @@
 
 #include "encoder_fixture.h"
 #include "estimate_fixture.h"
+#include "models/threads.h"
 
 enum { TOKEN_NS = 1000, GROUP = 256, SHORT = 4, MANY = 300 };
 

@@ -353,6 +353,36 @@ MP_TEST(models_steps_plan_threads) {
     tiny_unload(&tiny);
 }
 
+/* Plans follow the tuner, which learns from each pass. */
+MP_TEST(models_steps_tune_threads) {
+    enum { BARRIERS = 5 * TINY_LAYERS + 6 };
+    tiny_model tiny;
+    tiny_job job;
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    load_tiny(&tiny);
+    mp_thread_tuner *tuner = &((mp_text_engine *)tiny.engine)->tuner;
+    make_weights_large(&((mp_decoder *)tiny.model)->base.facts, BARRIERS); /* 200 threads */
+    make(&tiny, &job, 5, &(mp_text_args){0});
+    tiny_job_admit(&tiny, &job);
+    mp_item *item = &job.item;
+    MP_CHECK_INT(PROMPT, 200);
+    tuner->classes[7] = (mp_tuned){.factor = 0.25, .wait = 3}; /* 128 to 255 rows */
+    tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+    MP_CHECK_INT(plan.threads, 50);
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK_INT(tuner->classes[7].wait, 2);
+    tuner->classes[0] = (mp_tuned){.base = 12, .trial = tiny.lease.threads, .rows = 1, .count = 1};
+    tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+    MP_CHECK_INT(plan.threads, tiny.lease.threads);
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK_INT(tuner->classes[0].count, 2);
+    MP_CHECK(tuner->classes[0].ns[1][0] > 0);
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
 /* ---- states ------------------------------------------------------------------------------------------------------ */
 
 /* The engine counts its items through preemptions. A retired item has no state, so that it may be retired again. */

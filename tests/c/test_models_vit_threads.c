@@ -3,6 +3,7 @@
 #include "estimate_fixture.h"
 #include "ranges_fixture.h"
 #include "vit_fixture.h"
+#include "models/threads.h"
 
 /* Images computed at once, and in parts of layers, one in each step. */
 MP_TEST(models_vit_late_threads) {

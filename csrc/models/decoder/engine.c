@@ -246,7 +246,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             planned += rows;
         }
     }
-    plan->threads = mp_threads_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
+    const int worth = mp_threads_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
+    plan->threads = mp_tuner_plan(&engine->tuner, worth, planned);
     if (!engine->image_part.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
         mp_decoder_images_rest(&engine->images); /* no item waits for a tile */
     if (engine->image_part.item && plan->count == MP_PLAN_MAX)
@@ -598,10 +599,11 @@ static void count_work(mp_text_engine *engine, const mp_rows *all) {
 }
 
 /* Updates one of two time estimates: a pass with few rows takes the time of reading the weights, a pass with many rows
- * that of the arithmetic. Also updates the estimates of the speculation. */
-static void learn(mp_text_engine *engine, const mp_rows *all, uint64_t start_ns, uint64_t thread_ns) {
+ * that of the arithmetic. Also updates the number of threads, and the estimates of the speculation. */
+static void learn(mp_text_engine *engine, const mp_rows *all, int threads, uint64_t start_ns, uint64_t thread_ns) {
     uint64_t ns = mp_sys_now_ns() - start_ns;
     int rows = all->M, drafts, accepted;
+    mp_tuner_note(&engine->tuner, threads, rows, ns);
     sum_drafts(engine, &drafts, &accepted);
     if (rows - drafts == all->n_seq && all->n_output == rows)
         mp_speculation_account(&engine->speculation, all->n_seq, drafts, accepted, mp_sys_thread_ns() - thread_ns);
@@ -715,7 +717,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
             count_work(engine, &rows);
             if (!pass.warming && !kept) /* a pass that packs or reads weights takes longer than later passes */
-                learn(engine, &rows, start, thread_ns);
+                learn(engine, &rows, lease->threads, start, thread_ns);
         }
     }
     report(engine, plan, outcomes);

@@ -6,6 +6,7 @@
 
 #include "models/decoder/drafting.h"
 #include "models/decoder/images.h"
+#include "models/threads.h"
 
 typedef struct mp_step_seq { /* a sequence in this step */
     mp_sequence *seq;
@@ -25,6 +26,7 @@ typedef struct mp_text_engine {
     int admitted; /* items with a state */
     mp_speculation speculation;
     mp_drafter drafter;
+    mp_thread_tuner tuner;
     mp_step_seq *steps; /* [step_capacity] */
     int step_count, step_capacity;
     mp_decoder_images images; /* only for models that take images */

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "models/diffusion/schedule.h"
+#include "models/threads.h"
 
 static void free_state(mp_diffusion_engine *engine, mp_item *item) {
     mp_diff_state *state = item->state;

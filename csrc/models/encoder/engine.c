@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "models/encoder/engine.h"
+#include "models/threads.h"
 
 enum {
     GROUP_TOKENS = 256, /* rows that a thread takes through the layers at once: enough to amortise reading the weights,

@@ -7,6 +7,7 @@
 #include "models/groups.h"
 #include "models/image/dedup.h"
 #include "models/image/vit.h"
+#include "models/threads.h"
 
 enum {
     GROUP_ROWS = 512,   /* maximum rows of a group, unless a single image has more. The layers are wider than those of

@@ -87,7 +87,7 @@ def test_a_tree_of_counters_helps_where_it_saves_more_than_a_level() -> None:
     tree = replace(MACHINE, sockets=24, cores=8 * 24, tree=8)
     flat = replace(tree, tree=0)
     assert tree.meeting(1) == 0.0
-    for threads in (2, 8):
+    for threads in (2, 8, 15):
         assert tree.meeting(threads) == flat.meeting(threads)
     assert tree.meeting(64) == pytest.approx((2 * 100 + 10 * (8 + 8)) * 1e-9)
     assert flat.meeting(64) == pytest.approx((100 + 10 * 64) * 1e-9)
@@ -108,14 +108,57 @@ def test_tables_name_the_rate_with_a_tree_where_it_differs() -> None:
     assert rows == [["x", f"{1 / model.seconds(trace, wide, 4, 0.0):,.0f}", f"{plain:,.0f} ({tree:,.0f})"]]
 
 
-def test_the_model_knows_the_constants_of_the_core() -> None:
-    text = (ROOT / "csrc" / "models" / "model.c").read_text()
-    found = re.search(r"BYTES = (\d+), OPERATIONS = \d+, BARRIER_NS = (\d+)", text)
-    assert found is not None
-    bytes_per_ns, barrier_ns = map(int, found.groups())
-    for weights, barriers in ((95e6, 156), (1.1e9, 146), (100.0, 50), (1e14, 10)):
-        worth = (weights / bytes_per_ns / (barrier_ns * barriers)) ** 0.5
-        assert model.threads_worth(weights, barriers) == max(1, min(256, int(worth)))
+def test_the_model_knows_the_numbers_of_the_core() -> None:
+    source = (ROOT / "csrc" / "models" / "threads.c").read_text()
+    header = (ROOT / "csrc" / "models" / "threads.h").read_text()
+    for name, text in (("BYTES", source), ("OPERATIONS", source), ("BARRIER_NS", source), ("FASTER", source),
+                       ("MP_THREADS_LEAST", header), ("MP_THREADS_MOST", header)):
+        found = re.search(rf"\b{name} = ([\d.]+)", text)
+        assert found is not None and float(found[1]) == getattr(model, name.removeprefix("MP_THREADS_")), name
+    team = (ROOT / "csrc" / "base" / "team.c").read_text()
+    assert f" GROUP = {replay.TREE}," in team and f" GROUPS_FROM = {2 * replay.TREE}," in team
+    cases = re.findall(r"\{(\d+), (\d+), (\d+)\}",
+                       (ROOT / "tests" / "c" / "test_models_threads.c").read_text().split("_even_numbers")[1])
+    assert len(cases) == 17
+    for threads, below, above in cases:
+        assert model.neighbour(int(threads), False) == int(below) and model.neighbour(int(threads), True) == int(above)
+
+
+def test_threads_follow_the_larger_part_of_the_work() -> None:
+    assert model.threads_worth(98e6, 134e6, 1, 156) == 17  # as in test_models_threads.c
+    assert model.threads_worth(98e6, 134e6, 128, 156) == 148
+    assert model.threads_worth(100, 0, 1, 50) == 1 and model.threads_worth(1e14, 0, 1, 10) == 256
+
+
+def test_a_tuner_stops_where_its_neighbours_are_not_faster() -> None:
+    assert model.tuned(60, 96, lambda threads: 1000 / threads + threads) == 32  # 48, 32; 24 and 48 are slower
+    assert model.tuned(17, 96, lambda threads: 3600 / threads + threads) == 64  # 12 is slower; 24, 32, 48, 64
+    assert model.tuned(60, 40, lambda threads: 1 / threads) == 40  # no more are there
+    assert model.tuned(30, 36, lambda threads: 1 / threads) == 36
+    assert model.tuned(60, 8, lambda threads: threads) == 8 and model.tuned(5, 96, lambda threads: threads) == 5
+    assert model.tuned(60, 96, lambda threads: 1.0) == 60
+
+
+@pytest.mark.parametrize("tree", [0, replay.TREE])
+@pytest.mark.parametrize("size", replay.SIZES)
+def test_tuned_threads_are_nearly_the_best_of_assumed_machines(size: model.Machine, tree: int) -> None:
+    """A token of 1.1 GB and a prompt of 128 rows."""
+    machine = replace(size, tree=tree)
+    most = machine.cores * machine.sockets
+    segments = tuple(model.Segment(9e-5, 2048) for _ in range(146))
+    token = model.Trace((segments,) * 4, 0.0, 35)
+    prompt = model.Trace((tuple(model.Segment(12e-3, 1024) for _ in range(146)),), 0.0, 35)
+    for trace, memory, rows in ((token, 0.9, 1), (prompt, 0.0, 128)):
+        worth = model.threads_worth(1.1e9, 1.7e9, rows, 146)
+        threads = model.tuned(worth, most, lambda count, trace=trace, memory=memory:  # type: ignore[misc]
+                              model.seconds(trace, machine, count, memory))
+        best = model.best(trace, machine, memory)[1]
+        taken = model.seconds(trace, machine, threads, memory)
+        # with a tree, a token gains from the second socket, but not from the first threads on it
+        assert taken < (1.2 if tree and machine.sockets > 1 else 1.05) * best
+        assert taken <= model.seconds(trace, machine, min(worth, most), memory)
+        if most >= 64 and rows == 1 and not tree:
+            assert model.seconds(trace, machine, min(worth, most), memory) > 1.1 * best
 
 
 def test_the_recorder_wraps_functions_of_the_core() -> None:

@@ -1,0 +1,136 @@
+/* threads.c: see threads.h. */
+#include "models/threads.h"
+
+#include <math.h>
+
+enum {
+    PLANS = 64,       /* plans after which a round is given up: its passes differ too much */
+    PAUSE = 64,       /* passes until the next round, once neither direction is faster */
+    MOST_PAUSE = 4096 /* longest pause: each one is four times as long as the one before */
+};
+
+static const double FASTER = 0.98; /* share of the time: a smaller gain is noise */
+
+static int bounded(double threads, int least) {
+    return threads >= MP_THREADS_MOST ? MP_THREADS_MOST : threads >= least ? (int)threads : least;
+}
+
+int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
+    /* Assumed rates of one thread: bytes read per nanosecond and operations per nanosecond. BARRIER_NS is the time that
+     * each additional thread adds to a barrier: twice the time measured for two threads on one die, a third of the time
+     * across dies. */
+    const double BYTES = 20, OPERATIONS = 100, BARRIER_NS = 100;
+    double reading = (double)facts->weight_bytes / BYTES;
+    double computing = 2.0 * (double)facts->parameters * (double)rows / OPERATIONS;
+    /* work / n + barriers * BARRIER_NS * n is smallest where both terms are equal */
+    return bounded(sqrt((reading > computing ? reading : computing) / (BARRIER_NS * barriers)), 1);
+}
+
+/* ---- the tuner --------------------------------------------------------------------------------------------------- */
+
+static mp_tuned *class_of(mp_thread_tuner *tuner, int64_t rows) {
+    int class = 0;
+    for (; rows > 1 && class < MP_TUNER_CLASSES - 1; rows /= 2)
+        class++;
+    return &tuner->classes[class];
+}
+
+static void begin_round(mp_tuned *tuned) { tuned->base = tuned->plans = tuned->count = 0; }
+
+/* Ends a round without a faster number of threads: tries the other direction, or pauses after both. */
+static void end_in_vain(mp_tuned *tuned) {
+    begin_round(tuned);
+    tuned->up = !tuned->up;
+    if (tuned->failed) {
+        tuned->pause = tuned->pause == 0 ? PAUSE : tuned->pause < MOST_PAUSE ? 4 * tuned->pause : MOST_PAUSE;
+        tuned->wait = tuned->pause;
+    }
+    tuned->failed = !tuned->failed;
+}
+
+int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows) {
+    mp_tuned *tuned = class_of(tuner, rows);
+    const int least = worth < MP_THREADS_LEAST ? worth : MP_THREADS_LEAST;
+    tuner->planned = tuned;
+    tuner->worth = worth;
+    tuner->threads = tuned->factor > 0 ? bounded(worth * tuned->factor + 0.5, least) : worth;
+    if (tuned->wait == 0 && ++tuned->plans > PLANS) {
+        tuned->failed = true;
+        end_in_vain(tuned);
+    }
+    if (tuned->wait == 0 && tuned->base > 0)
+        tuner->threads = tuned->count % 2 ? tuned->trial : tuned->base;
+    return tuner->threads;
+}
+
+/* Returns the number to compare with `threads`: the next power of two, or 1.5 times one, that differs by at least a
+ * fifth. Matrices can be split evenly into that number of parts. */
+static int neighbour(int threads, bool up) {
+    int found = MP_THREADS_LEAST;
+    for (int n = MP_THREADS_LEAST; n <= MP_THREADS_MOST; n = n & (n - 1) ? n / 3 * 4 : n / 2 * 3) {
+        if (up && 4 * n >= 5 * threads)
+            return n;
+        if (5 * n <= 4 * threads)
+            found = n;
+    }
+    return up ? MP_THREADS_MOST : found;
+}
+
+/* Chooses the numbers of threads of a round after its first pass. Returns false if there is no other number to try. */
+static bool choose(const mp_thread_tuner *tuner, mp_tuned *tuned, int threads) {
+    tuned->base = threads;
+    tuned->trial = neighbour(threads, tuned->up);
+    const bool limited = threads < tuner->threads; /* there are no more threads */
+    return threads > MP_THREADS_LEAST && tuned->trial != threads && !(tuned->up && limited);
+}
+
+static double middle(const double *values) {
+    double sorted[MP_TUNER_PAIRS];
+    for (int i = 0; i < MP_TUNER_PAIRS; i++) {
+        int k = i;
+        for (; k > 0 && sorted[k - 1] > values[i]; k--)
+            sorted[k] = sorted[k - 1];
+        sorted[k] = values[i];
+    }
+    return sorted[MP_TUNER_PAIRS / 2];
+}
+
+void mp_tuner_note(mp_thread_tuner *tuner, int threads, int64_t rows, uint64_t ns) {
+    mp_tuned *tuned = tuner->planned;
+    tuner->planned = NULL;
+    if (!tuned || rows < 1 || threads > tuner->threads)
+        return;
+    if (tuned->wait > 0) {
+        tuned->wait--;
+        return;
+    }
+    if (tuned->base == 0) { /* the first pass only shows how many threads the lease has */
+        tuned->rows = rows;
+        if (!choose(tuner, tuned, threads))
+            end_in_vain(tuned);
+        return;
+    }
+    if (tuned->count == 1 && threads > tuned->base)
+        tuned->trial = threads; /* may be fewer than planned: all that there are */
+    else if (threads != tuner->threads) {
+        end_in_vain(tuned); /* another worker, or another program, got CPUs */
+        return;
+    }
+    const int64_t other = rows > tuned->rows ? rows - tuned->rows : tuned->rows - rows;
+    if (other > tuned->rows / 8) {
+        tuned->count = 0;
+        tuned->rows = rows;
+        return;
+    }
+    tuned->ns[tuned->count % 2][tuned->count / 2] = (double)ns / (double)rows;
+    if (++tuned->count < 2 * MP_TUNER_PAIRS)
+        return;
+    if (!(middle(tuned->ns[1]) < FASTER * middle(tuned->ns[0]))) {
+        end_in_vain(tuned);
+        return;
+    }
+    tuned->factor = (double)tuned->trial / tuner->worth;
+    tuned->failed = true; /* the other direction is slower: it was measured now */
+    tuned->pause = 0;
+    begin_round(tuned);
+}

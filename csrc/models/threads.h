@@ -1,0 +1,51 @@
+/* models/threads.h: the number of compute threads that a pass is worth.
+ *
+ * Each additional thread divides the work of a pass further and lengthens each of its barriers. Sizes of the model and
+ * assumed rates give a first number. It ignores at how many threads the memory is saturated, and which parts of a pass
+ * one thread computes alone. A tuner corrects it by the measured rates of passes, in rounds: passes that run anyway
+ * alternate between the number in use and the next one below or above, and the faster one remains in use. Results do
+ * not depend on the number of threads.
+ *
+ * A round needs a lease of more than MP_THREADS_LEAST threads, and never plans fewer. So nothing changes on machines
+ * with that number of CPUs. */
+#ifndef MP_MODELS_THREADS_H
+#define MP_MODELS_THREADS_H
+
+#include "models/model.h"
+
+enum {
+    MP_THREADS_LEAST = 8,
+    MP_THREADS_MOST = 256,
+    MP_TUNER_PAIRS = 5,    /* pairs of passes in a round */
+    MP_TUNER_CLASSES = 10, /* classes of passes: 1 row, 2 to 3 rows, 4 to 7 rows, ..., 512 and more */
+};
+
+/* Returns the number of threads, 1 to MP_THREADS_MOST, up to which more threads shorten a pass of `rows` rows with
+ * `barriers` barriers by low assumed rates. It takes effect only with very many threads or very little work. */
+int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers);
+
+typedef struct mp_tuned { /* the measurements of one class of passes */
+    double factor;        /* threads in use / mp_threads_worth; 0: not changed */
+    bool up, failed;      /* direction of the current round; the other direction is slower */
+    uint32_t wait;        /* passes until the next round */
+    uint32_t pause;       /* passes between the last rounds */
+    int base, trial;      /* threads of the round; base 0: none has begun */
+    int plans, count;     /* plans and measured passes of the round */
+    int64_t rows;         /* rows of its first pass; the others may differ by an eighth */
+    double ns[2][MP_TUNER_PAIRS]; /* times per row: with `base` threads, with `trial` threads */
+} mp_tuned;
+
+typedef struct mp_thread_tuner { /* belongs to one engine. Zeroed: ready for use */
+    mp_tuned classes[MP_TUNER_CLASSES];
+    mp_tuned *planned; /* class of the last plan, or NULL */
+    int threads;       /* number planned */
+    int worth;         /* mp_threads_worth of the last plan */
+} mp_thread_tuner;
+
+/* Returns the number of threads for the next pass of `rows` rows, of which mp_threads_worth threads are `worth`. Never
+ * fewer than the smaller one of `worth` and MP_THREADS_LEAST. */
+int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows);
+/* Learns from the pass that was planned last: it had `rows` rows and took `ns` with `threads` threads. */
+void mp_tuner_note(mp_thread_tuner *tuner, int threads, int64_t rows, uint64_t ns);
+
+#endif

@@ -1,0 +1,275 @@
+/* test_models_threads.c: models/threads.h: threads of a pass by assumed rates, and a tuner on simulated machines. */
+#include <math.h>
+
+#include "mp_test.h"
+#include "models/threads.h"
+
+static const mp_model_facts small = {.weight_bytes = 98 * 1000 * 1000, .parameters = 134 * 1000 * 1000};
+static const mp_model_facts large = {.weight_bytes = 4700ll * 1000 * 1000, .parameters = 8000ll * 1000 * 1000};
+static const mp_model_facts tiny = {.weight_bytes = 100 * 1000, .parameters = 100 * 1000};
+static const mp_model_facts middle = {.weight_bytes = 1100ll * 1000 * 1000, .parameters = 1700ll * 1000 * 1000};
+enum { BARRIERS = 150 };
+
+MP_TEST(models_threads_follow_the_work) {
+    MP_CHECK_INT(mp_threads_worth(&small, 1, 156), 17); /* sqrt of 98e6 / 20 / (100 * 156) */
+    MP_CHECK_INT(mp_threads_worth(&small, 128, 156), 148);
+    MP_CHECK(mp_threads_worth(&large, 1, 186) > 100);
+    MP_CHECK_INT(mp_threads_worth(&large, 512, 186), 256);
+    MP_CHECK_INT(mp_threads_worth(&tiny, 1, 16), 1);
+    MP_CHECK_INT(mp_threads_worth(&(mp_model_facts){0}, 0, 1), 1);
+}
+
+/* ---- simulated machines ------------------------------------------------------------------------------------------ */
+
+/* A machine, its rates per nanosecond, and a model on it. */
+typedef struct machine {
+    int cpus;
+    double read_one, read_all, operations, barrier_ns;
+    double alone;           /* part of a pass of one thread that only one thread can do */
+    const mp_model_facts *facts;
+    double noise, glitches; /* largest relative error of a time, and share of times that are wrong by far */
+} machine;
+
+static double pass_ns(const machine *m, int threads, int64_t rows) {
+    const double bytes = (double)m->facts->weight_bytes;
+    const double arithmetic = 2.0 * (double)m->facts->parameters * (double)rows / m->operations;
+    const double all = arithmetic + bytes / m->read_one, shared = 1 - m->alone;
+    return m->alone * all + shared * arithmetic / threads +
+           shared * fmax(bytes / m->read_one / threads, bytes / m->read_all) + BARRIERS * m->barrier_ns * threads;
+}
+
+static int best_threads(const machine *m, int64_t rows) {
+    int best = 1;
+    for (int n = 1; n <= m->cpus; n++)
+        if (pass_ns(m, n, rows) < pass_ns(m, best, rows))
+            best = n;
+    return best;
+}
+
+static uint64_t measured_ns(const machine *m, mp_test_random *random, int threads, int64_t rows) {
+    static const double wrong[] = {0, 1, 1e3, 1e12, 1.8e19};
+    if ((double)(mp_test_random_u64(random) % 1000) < 1000 * m->glitches)
+        return (uint64_t)wrong[mp_test_random_u64(random) % 5];
+    const double longer = m->noise * (double)(mp_test_random_u64(random) % 1000) / 1000;
+    return (uint64_t)(pass_ns(m, threads, rows) * (1 + longer));
+}
+
+/* Runs passes of `rows` rows. Returns the number of threads of the last one that was planned outside of a round. */
+static int run_passes(mp_thread_tuner *tuner, const machine *m, mp_test_random *random, int passes, int64_t rows) {
+    const int worth = mp_threads_worth(m->facts, rows, BARRIERS);
+    int used = 0;
+    for (int i = 0; i < passes; i++) {
+        const int planned = mp_tuner_plan(tuner, worth, rows), threads = planned < m->cpus ? planned : m->cpus;
+        MP_CHECK(planned >= (worth < 8 ? worth : 8) && planned <= MP_THREADS_MOST);
+        if (tuner->planned->wait > 0)
+            used = threads;
+        mp_tuner_note(tuner, threads, rows, measured_ns(m, random, threads, rows));
+    }
+    return used;
+}
+
+/* For each machine, the tuned number of threads is within 6 % of the best time, where the assumed one may be far off.
+ * Rates: servers of benchmarks/SCALING.md, and others far from the assumed rates. */
+MP_TEST(models_threads_tuner_finds_the_rates_of_a_machine) {
+    static const int cpus[] = {9, 16, 32, 64, 96, 192, 256};
+    static const struct {
+        double read_one, read_all, operations, barrier_ns, alone;
+    } rates[] = {
+        {35, 460, 425, 60, 0},     {35, 460, 425, 60, 0.01}, {14, 80, 425, 60, 0.005},   {35, 4600, 425, 60, 0},
+        {2, 20, 20, 60, 0},        {35, 460, 425, 400, 0},   {35, 460, 425, 2, 0},       {500, 500, 4000, 60, 0},
+        {35, 40, 100, 1000, 0.05}, {1, 1000, 1, 1, 0},       {35, 460, 425, 1e5, 0.001}, {1e6, 1e9, 1e9, 60, 0},
+    };
+    const mp_model_facts *models[] = {&small, &middle, &large, &tiny};
+    mp_test_random random = {7};
+    for (size_t r = 0; r < sizeof rates / sizeof *rates; r++)
+        for (int f = 0; f < 4; f++)
+            for (size_t c = 0; c < sizeof cpus / sizeof *cpus; c++)
+                for (int rows = 1; rows <= 512; rows *= 8) {
+                    const machine m = {.cpus = cpus[c], .read_one = rates[r].read_one, .read_all = rates[r].read_all,
+                                       .operations = rates[r].operations, .barrier_ns = rates[r].barrier_ns,
+                                       .alone = rates[r].alone, .facts = models[f]};
+                    mp_thread_tuner tuner = {0};
+                    int used = run_passes(&tuner, &m, &random, 400, rows), best = best_threads(&m, rows);
+                    const int worth = mp_threads_worth(m.facts, rows, BARRIERS);
+                    best = best < 8 ? 8 : best; /* fewer are never planned */
+                    if (worth <= 8) { /* too little work for a round */
+                        MP_CHECK_INT(used, worth);
+                        continue;
+                    }
+                    if (pass_ns(&m, used, rows) > 1.06 * pass_ns(&m, best, rows))
+                        MP_FAIL("rates %zu, model %d, %d CPUs, %d rows: %d threads, best %d, assumed %d, %+.1f %%", r,
+                                f, m.cpus, rows, used, best, worth,
+                                100 * (pass_ns(&m, used, rows) / pass_ns(&m, best, rows) - 1));
+                }
+}
+
+static const machine server = {.cpus = 96, .read_one = 35, .read_all = 460, .operations = 425, .barrier_ns = 60,
+                               .facts = &middle};
+
+/* On up to eight CPUs every pass gets all of them, whatever the times. */
+MP_TEST(models_threads_tuner_leaves_small_machines_alone) {
+    for (int cpus = 1; cpus <= 8; cpus++) {
+        machine m = server;
+        mp_thread_tuner tuner = {0};
+        mp_test_random random = {(uint64_t)cpus};
+        m.cpus = cpus;
+        m.noise = 0.5;
+        m.glitches = 0.2;
+        for (int i = 0; i < 2000; i++) {
+            const int planned = mp_tuner_plan(&tuner, 60, 1);
+            MP_CHECK_INT(planned, 60);
+            mp_tuner_note(&tuner, cpus, 1, measured_ns(&m, &random, cpus, 1));
+        }
+    }
+}
+
+/* Times with noise, and one in ten of them absurd: the tuned number is nearly as good. */
+MP_TEST(models_threads_tuner_survives_wrong_times) {
+    double slower = 0;
+    enum { SEEDS = 40 };
+    for (int seed = 0; seed < SEEDS; seed++) {
+        machine m = server;
+        mp_thread_tuner tuner = {0};
+        mp_test_random random = {(uint64_t)seed};
+        m.noise = 0.1;
+        m.glitches = 0.1;
+        const int used = run_passes(&tuner, &m, &random, 3000, 1);
+        const double more = pass_ns(&m, used, 1) / pass_ns(&m, best_threads(&m, 1), 1) - 1;
+        MP_CHECK(more < 0.15);
+        slower += more / SEEDS;
+    }
+    MP_CHECK(slower < 0.04);
+}
+
+/* Times that say nothing change nothing: all 0, all the largest, all equal. */
+MP_TEST(models_threads_tuner_keeps_the_number_without_a_difference) {
+    static const uint64_t times[] = {0, 1, 4000000, UINT64_MAX};
+    for (int t = 0; t < 4; t++) {
+        mp_thread_tuner tuner = {0};
+        for (int i = 0; i < 200; i++) {
+            mp_tuner_plan(&tuner, 60, 1);
+            mp_tuner_note(&tuner, tuner.threads, 1, times[t]);
+        }
+        MP_CHECK(tuner.classes[0].factor == 0 && tuner.classes[0].wait > 0);
+        MP_CHECK_INT(mp_tuner_plan(&tuner, 60, 1), 60);
+    }
+}
+
+/* Runs a round with 60 and 48 threads and these times. Returns the threads planned afterwards. */
+static int run_round(const uint64_t base[MP_TUNER_PAIRS], const uint64_t trial[MP_TUNER_PAIRS]) {
+    mp_thread_tuner tuner = {0};
+    mp_tuner_plan(&tuner, 60, 1);
+    mp_tuner_note(&tuner, 60, 1, 1);
+    for (int i = 0; i < 2 * MP_TUNER_PAIRS; i++) {
+        MP_CHECK_INT(mp_tuner_plan(&tuner, 60, 1), i % 2 ? 48 : 60);
+        mp_tuner_note(&tuner, tuner.threads, 1, (i % 2 ? trial : base)[i / 2]);
+    }
+    MP_CHECK_INT(tuner.classes[0].base, 0);
+    return mp_tuner_plan(&tuner, 60, 1);
+}
+
+/* Two wrong times of five decide nothing, in either direction. */
+MP_TEST(models_threads_tuner_compares_medians) {
+    enum { HUGE_NS = 1000000000 };
+    static const uint64_t usual[] = {100, 100, 100, 100, 100}, faster[] = {HUGE_NS, 97, HUGE_NS, 97, 97},
+                          slower[] = {0, 99, 1, 99, 99}, fast_base[] = {0, 100, 100, 1, 100},
+                          slow_base[] = {HUGE_NS, 100, 100, HUGE_NS, 100};
+    MP_CHECK_INT(run_round(usual, faster), 48);
+    MP_CHECK_INT(run_round(usual, slower), 60);
+    MP_CHECK_INT(run_round(fast_base, faster), 48);
+    MP_CHECK_INT(run_round(slow_base, slower), 60);
+}
+
+/* A factor that was learned with more work does not give fewer threads than the limit. */
+MP_TEST(models_threads_tuner_keeps_to_its_limits) {
+    mp_thread_tuner tuner = {.classes = {{.factor = 0.05, .wait = 9}, {.factor = 20, .wait = 9}}};
+    MP_CHECK_INT(mp_tuner_plan(&tuner, 60, 1), 8);
+    MP_CHECK_INT(mp_tuner_plan(&tuner, 5, 1), 5);
+    MP_CHECK_INT(mp_tuner_plan(&tuner, 60, 2), 256);
+}
+
+/* Rounds become rare while nothing changes: of 20,000 passes, fewer than one in a hundred has a trial's threads. When
+ * the machine changes, the next round notices. */
+MP_TEST(models_threads_tuner_pauses_and_follows_changes) {
+    machine m = server;
+    mp_thread_tuner tuner = {0};
+    mp_test_random random = {1};
+    const int before = run_passes(&tuner, &m, &random, 200, 1);
+    int trials = 0;
+    for (int i = 0; i < 20000; i++) {
+        const int planned = mp_tuner_plan(&tuner, mp_threads_worth(&middle, 1, BARRIERS), 1);
+        trials += planned != before;
+        mp_tuner_note(&tuner, planned, 1, measured_ns(&m, &random, planned, 1));
+    }
+    MP_CHECK(trials > 0 && trials < 100);
+    m.read_all = 4600; /* the weights are in caches now, and barriers are shorter */
+    m.barrier_ns = 20;
+    const int after = run_passes(&tuner, &m, &random, 6000, 1);
+    MP_CHECK(after > before);
+    MP_CHECK(pass_ns(&m, after, 1) < 1.04 * pass_ns(&m, best_threads(&m, 1), 1));
+}
+
+/* Each class of passes has its own number. Passes of a round with other rows do not count. */
+MP_TEST(models_threads_tuner_separates_rows) {
+    mp_thread_tuner tuner = {0};
+    mp_test_random random = {1};
+    const int one = run_passes(&tuner, &server, &random, 200, 1), many = run_passes(&tuner, &server, &random, 200, 512);
+    MP_CHECK(one < 50 && many == 96);
+    MP_CHECK_INT(run_passes(&tuner, &server, &random, 1, 1), one);
+    mp_thread_tuner mixed = {0};
+    for (int i = 0; i < 63; i++) { /* 5 and 7 rows are of one class; passes of 7 rows seem slow */
+        mp_tuner_plan(&mixed, 60, 5);
+        mp_tuner_note(&mixed, mixed.threads, i % 2 ? 7 : 5, i % 2 ? 1000 : 100);
+        MP_CHECK(mixed.classes[2].factor == 0);
+    }
+    mp_tuner_plan(&mixed, 60, 5);
+    mp_tuner_plan(&mixed, 60, 5);
+    MP_CHECK(mixed.classes[2].wait > 0); /* given up */
+}
+
+/* tests/python/documents/test_scaling_model.py reads these rows: threads, the next number below, the next one above. */
+MP_TEST(models_threads_tuner_compares_even_numbers) {
+    static const int cases[][3] = {{9, 8, 12},    {10, 8, 16},    {11, 8, 16},     {12, 8, 16},     {16, 12, 24},
+                                   {17, 12, 24},  {37, 24, 48},   {60, 48, 96},    {61, 48, 96},    {64, 48, 96},
+                                   {96, 64, 128}, {100, 64, 128}, {150, 96, 192},  {192, 128, 256}, {200, 128, 256},
+                                   {240, 192, 256}, {255, 192, 256}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int up = 0; up < 2; up++) {
+            mp_thread_tuner tuner = {.classes = {{.up = up}}};
+            mp_tuner_plan(&tuner, cases[i][0], 1);
+            mp_tuner_note(&tuner, cases[i][0], 1, 1000);
+            MP_CHECK_INT(tuner.classes[0].base, cases[i][0]);
+            MP_CHECK_INT(tuner.classes[0].trial, cases[i][1 + up]);
+        }
+    mp_thread_tuner tuner = {.classes = {{.up = true}}};
+    mp_tuner_plan(&tuner, 256, 1);
+    mp_tuner_note(&tuner, 256, 1, 1000);
+    MP_CHECK_INT(tuner.classes[0].base, 0); /* there is no larger number */
+}
+
+/* A lease of another size than planned ends the round; one that is larger, for other work of the step, says nothing. */
+MP_TEST(models_threads_tuner_ignores_other_leases) {
+    mp_thread_tuner tuner = {0};
+    mp_tuner_note(&tuner, 4, 1, 1000); /* nothing was planned */
+    mp_tuner_plan(&tuner, 60, 1);
+    mp_tuner_note(&tuner, 64, 1, 1000);
+    MP_CHECK_INT(tuner.classes[0].base, 0);
+    mp_tuner_plan(&tuner, 60, 1);
+    mp_tuner_note(&tuner, 60, 1, 1000);
+    MP_CHECK_INT(tuner.classes[0].base, 60);
+    MP_CHECK_INT(tuner.classes[0].trial, 48);
+    mp_tuner_plan(&tuner, 60, 1);
+    mp_tuner_note(&tuner, 30, 1, 1);
+    MP_CHECK_INT(tuner.classes[0].base, 0);
+    MP_CHECK(tuner.classes[0].factor == 0 && tuner.classes[0].up);
+    mp_tuner_plan(&tuner, 60, 1);
+    mp_tuner_note(&tuner, 60, 1, 1000);
+    mp_tuner_plan(&tuner, 60, 1);
+    mp_tuner_note(&tuner, 60, 1, 1000);
+    MP_CHECK_INT(mp_tuner_plan(&tuner, 60, 1), 96);
+    mp_tuner_note(&tuner, 72, 1, 1000); /* all CPUs of the machine */
+    MP_CHECK_INT(tuner.classes[0].trial, 72);
+    mp_tuner_plan(&tuner, 60, 1);
+    mp_tuner_note(&tuner, 60, 1, 1000);
+    MP_CHECK_INT(mp_tuner_plan(&tuner, 60, 1), 72);
+}
