@@ -48,7 +48,7 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     }
     /* A load holds its compute threads until it ends. If other workers exist, leave them half of the threads. */
     int threads = mp_cpu_allocator_threads(services->allocator_pinned);
-    if (atomic_load_explicit(&services->resident, memory_order_relaxed) > 1)
+    if (atomic_load_explicit(&services->active_workers, memory_order_relaxed) > 1)
         threads = (threads + 1) / 2;
     stage_untimed(worker, "waiting for a CPU");
     if (!mp_worker_lease(worker, threads)) {

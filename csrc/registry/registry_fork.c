@@ -105,7 +105,7 @@ void mp_registry_fork_child(mp_registry *registry) {
     mp_mutex_init(&registry->lock);
     mp_cond_init(&registry->changed);
     registry->inside = 0;
-    atomic_store(&services->resident, 0);
+    atomic_store(&services->active_workers, 0);
     /* The thread that was closing the registry exists in the parent only, and its progress is unknown. The child
      * starts closing again when asked to, and refuses requests until then. */
     if (registry->closing == CLOSING)

@@ -156,7 +156,7 @@ uint64_t mp_upkeep_sweep(mp_upkeep *upkeep, mp_services *services, mp_entry **en
     }
     /* If no worker exists, sleep until mp_maintenance_at is called. */
     uint64_t tick_ns = mp_sys_after(upkeep->tick_ns, every_ns);
-    if (atomic_load(&services->resident) && tick_ns < next)
+    if (atomic_load(&services->active_workers) && tick_ns < next)
         next = tick_ns;
     return next;
 }

@@ -185,10 +185,10 @@ void mp_worker_run(void *arg) {
     mp_worker *worker = arg;
     mp_services *services = worker->entry->services;
     mp_alloc_prefer_node(mp_cpu_allocator_node_memory(services->allocator_pinned, worker->home));
-    atomic_fetch_add_explicit(&services->resident, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&services->active_workers, 1, memory_order_relaxed);
     if (mp_worker_start(worker))
         mp_worker_serve(worker);
-    atomic_fetch_sub_explicit(&services->resident, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&services->active_workers, 1, memory_order_relaxed);
     mp_worker_leave(worker);
     mp_alloc_prefer_node(-1);
 }

@@ -54,8 +54,8 @@ void sim_recount(mp_registry *registry) {
     /* The entry of an abandoned worker may have left the registry. */
     if (!w.stalls || cpu.homes < sum.listed + sum.abandoned)
         expect(cpu.homes, sum.listed + sum.abandoned, "workers with a home");
-    if (!w.stalls || atomic_load(&services->resident) < sum.listed + sum.abandoned)
-        expect(atomic_load(&services->resident), sum.listed + sum.abandoned, "workers that load or serve");
+    if (!w.stalls || atomic_load(&services->active_workers) < sum.listed + sum.abandoned)
+        expect(atomic_load(&services->active_workers), sum.listed + sum.abandoned, "workers that load or serve");
     expect(cpu.waiting, cpu.queued, "threads that wait for CPUs");
     expect(cpu.spinning, 0, "threads that spin");
     expect(atomic_load(&services->maintenance.timed), sum.timed, "requests with a limit");

@@ -563,7 +563,7 @@ MP_TEST(forks_while_a_replaced_model_drains) {
         for (uint64_t end = fake_in_ms(5000); mp_sys_now_ns() < end && (fake.models || fake.loaders);)
             mp_sys_sleep_ns(FAKE_MS(1));
         wrong |= (fake.models > 0) << 1 | (fake.loaders > 0) << 2 | (next.models > 0) << 3;
-        _exit(wrong | (atomic_load(&registry->services->resident) != 0) << 4);
+        _exit(wrong | (atomic_load(&registry->services->active_workers) != 0) << 4);
     }
     fake_expect_child(child);
     atomic_store(&fake.hold, false);

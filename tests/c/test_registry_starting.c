@@ -13,7 +13,7 @@ MP_TEST(registry_starting_worker_loads_the_model) {
         scene_open(&scene, "a", NULL, 1000 * 1000);
         mp_entry *entry = scene.entry;
         scene.services->max_workers = 1;
-        atomic_store(&scene.services->resident, 1 + others);
+        atomic_store(&scene.services->active_workers, 1 + others);
         mp_fail(&error, MP_IO, "the file is gone");
         mp_entry_set_failed(entry, &error);
         entry->load_requested = true;
@@ -42,7 +42,7 @@ MP_TEST(registry_starting_worker_loads_the_model) {
         /* the load's reservation is released */
         MP_CHECK(mp_governor_try_reserve(scene.services->governor, 1000 * 1000 - 1100, &rest));
         mp_guard_release(&rest);
-        atomic_store(&scene.services->resident, 0);
+        atomic_store(&scene.services->active_workers, 0);
         scene_close(&scene);
     }
 }

@@ -269,7 +269,7 @@ MP_TEST(registry_upkeep_next_check) {
     mp_upkeep_init(&upkeep, 60 * SECOND);
     uint64_t begin = upkeep.tick_ns;
     MP_CHECK(mp_upkeep_sweep(&upkeep, scene.services, &scene.entry, 1, begin + SECOND) == UINT64_MAX);
-    atomic_store(&scene.services->resident, 1);
+    atomic_store(&scene.services->active_workers, 1);
     MP_CHECK_INT(mp_upkeep_sweep(&upkeep, scene.services, &scene.entry, 1, begin + SECOND) - begin, 60 * SECOND);
     MP_CHECK_INT(mp_upkeep_sweep(&upkeep, scene.services, &scene.entry, 1, begin + 60 * SECOND - 1) - begin,
                  60 * SECOND);
