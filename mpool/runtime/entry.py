@@ -6,6 +6,7 @@ entry in the core, loaded when a request first asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import posixpath
 import threading
@@ -304,9 +305,16 @@ class Entry:
         return changed(description.stamps, folders) or next(filter(None, map(changed, others)), None)
 
     def forget_if_changed(self) -> None:
-        """Forget changed files of a model that is not loaded: callers may modify files until the first request."""
+        """Forget changed files of a model without keys in the core: callers may modify files until the first request.
+
+        Once the core has the model, only :func:`mpool.runtime.swapping.renew` drops what was read from its files.
+        """
         if not self._core and self._description is not None and not self.core_keys() and self.changed():
-            self.forget()
+            with contextlib.ExitStack() as held:
+                for part in (self, *self._networks.values()):
+                    held.enter_context(part._lock)
+                if not self.core_keys():  # a request may have added a key meanwhile
+                    self.forget()
 
     def _require_unchanged(self) -> None:
         """Raise IntegrityError if a file changed since it was read: later reads would mix two versions."""
@@ -315,22 +323,21 @@ class Entry:
             raise IntegrityError(f"{path} changed since it was read", hint="Unload the model to read its files again",
                                  key=self.key)
 
-    def forget(self) -> list[str]:
-        """Forget everything read from files. The next use reads them again.
-
-        Returns:
-            Keys in the core's registry that are now unused; the caller must remove them.
-        """
+    def forget(self) -> None:
+        """Forget everything read from files. The next use reads them again. The core must not have the model."""
         with self._lock:
-            if (self._main or self).successor is not None:
-                return []
-            keys = self.core_keys()
             for network in self._networks.values():
                 network.forget()
             self._description = self._tokenizer = self._vocab = self._template = self._table = self._draft = None
-            self._core, self.plans, self._draft_stamps, self._adapters = {}, {}, {}, None
+            self.plans, self._draft_stamps, self._adapters = {}, {}, None
             self._capability = self._given_capability
-        return keys
+
+    def unread(self) -> Entry:
+        """Return an entry of the same model that has read no file yet, with the same pins and keep-alives."""
+        self.remember()
+        found = Entry(self.pool, self.key, self.ref, self._given_capability, self.overrides, self.loading)
+        found.kept, found.former, found.was_read = dict(self.kept), self.former, self.was_read
+        return found
 
     def remember(self) -> None:
         """Remember pin and keep-alive of the keys in the core, before another version of the model gets them."""

@@ -27,6 +27,7 @@ from mpool.errors import (
     UnknownModel,
     WrongCapability,
 )
+from mpool.runtime import swapping
 
 TEXT: dict[str, Any] = dict(temperature=0, max_tokens=4, ignore_eos=True)
 PROMPT = [{"role": "user", "content": "Hello"}]
@@ -279,7 +280,7 @@ def test_an_unload_that_began_before_a_swap_keeps_the_new_model(own: mpool.Pool,
     old = own.get("m")._entry
     own.swap("m", bert, normalize=False)
     wanted, loads = own.embed("a", "m"), own.metrics()["loads"]
-    own._forget_files(old, None)  # unload() calls this if the files of the old model changed
+    swapping.renew(old, None)  # unload() calls this if the files of the old model changed
     assert np.array_equal(own.embed("a", "m"), wanted) and own.metrics()["loads"] == loads
 
 
