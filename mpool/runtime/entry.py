@@ -16,7 +16,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..checks import integer, one_of, shown
-from ..errors import IntegrityError, InvalidArgument, MpoolError, SendError, WrongCapability
+from ..errors import (
+    IntegrityError,
+    InvalidArgument,
+    MpoolError,
+    SendError,
+    Timeout,
+    UnknownModel,
+    WrongCapability,
+)
 from ..models.layout import missing_tokenizer
 from ..models.spec import OWN_ADAPTERS
 from ..names import COMPUTE as COMPUTE
@@ -546,6 +554,8 @@ class Entry:
         else:
             self._draft_stamps = {}
         registry = self.pool.registry
+        if not replace and not staged:
+            self._remove_stray(key)
         if self.runs_in == "process":
             registry.add(key, spec, compute, replace, _isolated.command(), self.pool.config.process_memory,
                          revision=self.revision, staged=staged)
@@ -556,6 +566,17 @@ class Entry:
         if kept is not None and not staged:
             registry.keep_alive(key, kept[1])
         return key
+
+    def _remove_stray(self, key: str) -> None:
+        """Remove a key that the core has and this entry lacks. Must hold the lock.
+
+        The process was forked, or the thread interrupted, before the entry noted a key that it had added, or before a
+        key was removed that it had given up.
+        """
+        registry = self.pool.registry
+        if not (self._main or self).changing.locked() and any(row["key"] == key for row in registry.entries()):
+            with contextlib.suppress(Timeout, UnknownModel):
+                registry.remove(key, timeout=0.0)
 
     def _make_spec(self, weights: str, kv_dtype: str | None) -> Any:
         """Return the core's spec of the model."""
