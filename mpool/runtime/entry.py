@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import posixpath
 import threading
 from collections.abc import Iterator, Mapping
@@ -71,6 +72,7 @@ class Entry:
         former: references that the name had before.
         kept: key in the core -> whether it was pinned, and its keep-alive in seconds, when :meth:`remember` was called.
         was_read: the files have been read once.
+        process: id of the process that created the entry.
     """
 
     def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
@@ -99,6 +101,7 @@ class Entry:
         self.former: tuple[str, ...] = ()
         self.kept: dict[str, tuple[bool, float]] = {}
         self.was_read = False
+        self.process = os.getpid()
         self.changing = threading.Lock()  # held while the entry's models in the core are replaced; taken before _lock
 
     def renew_lock(self) -> None:

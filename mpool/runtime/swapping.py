@@ -10,6 +10,8 @@ refuses the request, and the drivers in :mod:`mpool.tasks` prepare it again for 
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -20,6 +22,9 @@ from .entry import Entry
 _HINT = "The old model serves until the new one is loaded, so both must fit. unload() frees the old one first; " \
         "requests that arrive then load it again"
 
+
+#: Maximum number of seconds that a request of a forked process waits for the removal of a model.
+_FORKED_SECONDS = 5.0
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -67,6 +72,11 @@ def was_replaced(request: Any) -> bool:
     if request is None:
         return True
     entry: Entry = request.plan.entry if hasattr(request, "plan") else request.entry
+    main = entry._main or entry
+    if not entry.was_replaced() and main.process != os.getpid():
+        # The process was forked during a swap: its core has the new model, but its names lead to the old one.
+        with contextlib.suppress(Timeout):
+            renew(main, time.monotonic() + _FORKED_SECONDS)
     return entry.was_replaced()
 
 
