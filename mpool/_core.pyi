@@ -336,6 +336,8 @@ class Registry:
         """Drop the model that was staged with this revision. Returns False if it is the current one already."""
     def remove(self, key: str, timeout: float | None = None) -> None:
         """Remove a key after its requests have finished."""
+    def wait_removed(self, key: str, timeout: float | None = None) -> None:
+        """Wait until the models that were removed from a key are gone."""
     def load(self, key: str, pin: bool = False, timeout: float | None = None) -> None:
         """Load the model now and wait until it is ready."""
     def evict(self, key: str, timeout: float | None = None) -> None:

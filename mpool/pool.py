@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace as changed  # `replace` is a parameter of register()
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -12,7 +13,7 @@ from ._methods import PoolVerbs
 from .checks import known_keywords, one_of, refuse
 from .config import PoolConfig
 from .durations import seconds_of
-from .errors import MemoryExhausted, SendError, ShuttingDown
+from .errors import MemoryExhausted, SendError, ShuttingDown, UnknownModel
 from .model import Model
 from .resources import typed
 from .runtime import hosts, swapping
@@ -175,7 +176,8 @@ class Pool(PoolVerbs):
         """Load a model now, downloading missing files first, and wait until it can serve requests.
 
         Requests load their model by themselves. Call this to choose when the wait happens. If the model's files have
-        changed since they were read, this reads them again.
+        changed since they were read, this reads them again; a running iterator of :func:`embed_iter` then raises
+        SendError.
 
         Args:
             ref: as ``model`` of :func:`embed`.
@@ -238,42 +240,39 @@ class Pool(PoolVerbs):
         if alias is not None:
             self._names.check_free("alias", alias, entry)
         if entry.changed():
-            self._forget_files(entry, deadline)
+            swapping.renew(entry, deadline)
+            entry = entry.latest()
         try:
             entry.describe(progress)
         except BaseException:
             self._names.forget(entry)
             raise
-        parts = entry.parts()
+        parts, key = entry.parts(), ""
         was = [(part.loading, part._adapters) for part in parts]
         try:
             entry.set_loading(options)
             keys = [part.core_key(compute) for part in parts]
-        except BaseException as error:
-            for part, before in zip(parts, was):
-                part.restore_loading(*before)
-            if not isinstance(error, SendError) or not entry.was_replaced():
-                raise
-            return self.load(entry.key, alias=alias, pin=pin, keep_alive=keep_alive, compute=compute, progress=progress,
-                             timeout=_threads.remaining(deadline, entry.key), isolation=isolation, weights=weights,
-                             kv_dtype=kv_dtype, draft=draft, adapters=adapters)
-        for part, key in zip(parts, keys):
-            if part.describe().tokenizes and part.describe().tokenizer is not None:  # None: built, or no file
-                part.tokenizer()
-            if kept is not None:
-                self.registry.keep_alive(key, kept)
-        for key in keys:
-            try:
+            for part, key in zip(parts, keys):
+                if part.describe().tokenizes and part.describe().tokenizer is not None:  # None: built, or no file
+                    part.tokenizer()
+                if kept is not None:
+                    self.registry.keep_alive(key, kept)
+            for key in keys:
                 # a model whose files or settings changed stays pinned
                 self.registry.load(key, pin=pin or entry.kept.get(key, (False,))[0],
                                    timeout=_threads.remaining(deadline, entry.key))
                 entry.kept.pop(key, None)
-            except BaseException as error:
-                for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
-                    part.restore_loading(*before)
-                if isinstance(error, MemoryExhausted):
-                    self._name_idle(error, key)
-                raise
+        except BaseException as error:
+            for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
+                part.restore_loading(*before)
+            if isinstance(error, (SendError, UnknownModel)) and entry.was_replaced():
+                return self.load(entry.key, alias=alias, pin=pin, keep_alive=keep_alive, compute=compute,
+                                 progress=progress, timeout=_threads.remaining(deadline, entry.key),
+                                 isolation=isolation, weights=weights, kv_dtype=kv_dtype, draft=draft,
+                                 adapters=adapters)
+            if isinstance(error, MemoryExhausted):
+                self._name_idle(error, key)
+            raise
         if alias is not None:
             entry = self._names.add_alias(alias, entry)
         return Model(entry, compute)
@@ -312,22 +311,12 @@ class Pool(PoolVerbs):
         deadline = _threads.deadline_of(timeout)
         entry = self._find(alias)
         if entry.changed(folders=True):
-            self._forget_files(entry, deadline, pinned=False)
+            swapping.renew(entry, deadline, pinned=False)
             return
         entry.kept.clear()
         for key in entry.core_keys():
-            self.registry.evict(key, timeout=_threads.remaining(deadline, key))
-
-    def _forget_files(self, entry: Entry, deadline: float | None, pinned: bool = True) -> None:
-        """Unload an entry whose files changed, once its requests have completed. The next use reads the files again.
-
-        The new version keeps the keep-alive of the old one and, with ``pinned``, its pin.
-        """
-        entry.remember()
-        if not pinned:
-            entry.kept = {key: (False, seconds) for key, (_, seconds) in entry.kept.items()}
-        for key in entry.forget():
-            self.registry.remove(key, timeout=_threads.remaining(deadline, key))
+            with suppress(UnknownModel):  # another thread has unloaded it, because its files changed
+                self.registry.evict(key, timeout=_threads.remaining(deadline, key))
 
     @typed
     @known_keywords

@@ -61,8 +61,11 @@ def error_of(error: BaseException) -> MpoolError | None:
     if isinstance(error, ImportError):
         if error.name == "mpool._core":
             return None  # sources that are not built: the package itself cannot be imported
-        return Unsupported(f"a module could not be imported: {text}",
-                           hint=f"Reinstall mpool with its dependencies: pip install --force-reinstall {_origin()}")
+        if "more than once per process" in text:  # NumPy
+            hint = "Restart Python if an import of NumPy was interrupted; subinterpreters cannot import NumPy"
+        else:
+            hint = f"Reinstall mpool with its dependencies: pip install --force-reinstall {_origin()}"
+        return Unsupported(f"a module could not be imported: {text}", hint=hint)
     if isinstance(error, OSError):
         full = error.errno in (errno.EMFILE, errno.ENFILE)
         return _system_error(error) if full or not _is_callers(error) else None

@@ -444,6 +444,15 @@ static PyObject *registry_remove(PyObject *self, PyObject *args, PyObject *kwarg
     return wait_entry(self, wait_remove, key, false, timeout);
 }
 
+static PyObject *registry_wait_removed(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"key", "timeout", NULL};
+    const char *key;
+    PyObject *timeout = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|O:wait_removed", names, &key, &timeout))
+        return NULL;
+    return wait_entry(self, wait_removed, key, false, timeout);
+}
+
 static PyObject *registry_load(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"key", "pin", "timeout", NULL};
     const char *key;
@@ -704,6 +713,8 @@ static PyMethodDef methods[] = {
      "Drop a staged model; False if it is the current one already."},
     {"remove", MP_METHOD(registry_remove), METH_VARARGS | METH_KEYWORDS,
      "Remove a key after its requests have finished."},
+    {"wait_removed", MP_METHOD(registry_wait_removed), METH_VARARGS | METH_KEYWORDS,
+     "Wait until the models that were removed from a key are gone."},
     {"load", MP_METHOD(registry_load), METH_VARARGS | METH_KEYWORDS, "Load the model now and wait until it is ready."},
     {"evict", MP_METHOD(registry_evict), METH_VARARGS | METH_KEYWORDS, "Unload the model but keep the key."},
     {"keep_alive", MP_METHOD(registry_keep_alive), METH_VARARGS | METH_KEYWORDS,

@@ -54,10 +54,10 @@ mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *tick
 
 /* --- faults --- */
 
-/* True for faults of a worker; false for mistakes of a caller. */
+/* True for faults of a worker; false for mistakes of a caller and for lack of memory. */
 static bool is_fault(mp_status status) {
     return status == MP_NUMERIC || status == MP_INTERNAL || status == MP_INTEGRITY || status == MP_MODEL ||
-           status == MP_RECV || status == MP_MEMORY_EXHAUSTED;
+           status == MP_RECV;
 }
 
 /* Combines the request's fingerprint with the entry's number: the same text sent to another entry, even to a later one
@@ -113,6 +113,22 @@ static bool may_follow(const mp_request *request, mp_status status) {
     return (request->resumable && status != MP_INTEGRITY) || !request->seen || !request->seen(request);
 }
 
+/* Must hold the lock. Returns true if a request that failed in a step may be tried again, whatever retries it had. */
+static bool may_try_again(const mp_entry *entry, const mp_ticket *ticket, mp_status status) {
+    return entry->shutdown != MP_SHUTDOWN_QUITTING && may_follow(ticket->item.request, status) &&
+           !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
+}
+
+bool mp_entry_shortage(mp_entry *entry, mp_ticket *ticket, bool coming) {
+    mp_mutex_lock(&entry->lock);
+    mp_ticket_retry next = coming ? ticket->retry : mp_ticket_next_retry(ticket->retry, false);
+    bool again = (coming || next != ticket->retry) && may_try_again(entry, ticket, MP_MEMORY_EXHAUSTED);
+    mp_mutex_unlock(&entry->lock);
+    if (again && next != ticket->retry)
+        mp_ticket_set_retry(ticket, &ticket->retry, next);
+    return again;
+}
+
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill, bool *noted) {
     const mp_request *request = ticket->item.request;
     if (!is_fault(status) || (status == MP_NUMERIC && request->tolerant))
@@ -126,8 +142,7 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
     *noted = true;
     mp_ticket_retry next = mp_ticket_next_retry(ticket->retry, external_kill && request->resumable);
     /* A retry after NaN is useless: by the numeric contract a retry computes the same bits. */
-    bool again = status != MP_NUMERIC && next != ticket->retry && !refused && entry->shutdown != MP_SHUTDOWN_QUITTING &&
-                 may_follow(request, status) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
+    bool again = status != MP_NUMERIC && next != ticket->retry && !refused && may_try_again(entry, ticket, status);
     mp_mutex_unlock(&entry->lock);
     if (again)
         mp_ticket_set_retry(ticket, &ticket->retry, next);

@@ -754,9 +754,10 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
     do { /* again if the entry was replaced between lookup and queueing */
         gone = false;
         status = enter(registry, key, false, &entry, error);
-        if (status == MP_UNKNOWN_MODEL && ticket) /* the key existed when the request arrived */
-            status = mp_fail(error, MP_SEND, "%s: the model was removed before the request was queued",
-                             key);
+        if (status == MP_UNKNOWN_MODEL && (ticket || options->revision)) { /* the key existed before */
+            status = mp_fail(error, MP_SEND, "%s: the model was removed before the request was queued", key);
+            replaced = options->revision;
+        }
         if (status != MP_OK)
             break;
         if (options->revision && entry->revision != options->revision) {

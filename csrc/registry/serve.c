@@ -564,7 +564,10 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
     if (error.code == MP_OK)
         mp_fail(&error, MP_MODEL, "%s: the model failed in a step and gave no reason", entry->key);
     w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
-    if (!mp_entry_fault(entry, ticket, error.code, alone, w->engine->external_kill, noted)) {
+    bool shortage = error.code == MP_MEMORY_EXHAUSTED;
+    bool again = shortage ? mp_entry_shortage(entry, ticket, w->engine->ops->trim(w->engine) || reclaim_from_others(w))
+                          : mp_entry_fault(entry, ticket, error.code, alone, w->engine->external_kill, noted);
+    if (!again) {
         end_item(w, ticket, error.code, &error);
         return;
     }
@@ -581,6 +584,8 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
     bool waits = requeue(w, ticket);
     mp_dispatch_wake_all(entry);
     mp_dispatch_memory_free(entry);
+    if (shortage)
+        block_admission(w, true);
     mp_mutex_unlock(&entry->lock);
     if (waits)
         return;

@@ -177,9 +177,9 @@ class Texts(Iterator[str]):
 
 
 def texts_of(arguments: argparse.Namespace) -> Texts:
-    """Return the texts of the arguments, of the files of ``--file``, or of standard input."""
+    """Return the texts of the arguments, of the files of ``--file``, or of standard input (also for one text ``-``)."""
     from ..errors import InvalidArgument
 
     if arguments.text and arguments.file:
         raise InvalidArgument("texts must be given as arguments or with --file, not both")
-    return Texts(arguments.text, arguments.file or ["-"])
+    return Texts(() if arguments.text == ["-"] else arguments.text, arguments.file or ["-"])

@@ -66,7 +66,7 @@ def embed_image(arguments: argparse.Namespace) -> int:
     form = _format(arguments)
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("dimensions", "normalize", "precision", "compute", "on_error", "allow_urls")}
-    source = Texts(arguments.image, ["-"])
+    source = Texts(() if arguments.image == ["-"] else arguments.image, ["-"])
     whole = options["precision"] in ("int8", "uint8")  # quantisation ranges depend on all vectors
     names: list[str] = []  # images in flight, until their vectors are written
     count = 0

@@ -136,6 +136,8 @@ class _Parser(argparse.ArgumentParser):
             text = (f"{option}: " if len(rest) > 1 else "") + advice
         elif usage and not option:
             text = usage
+        elif option in known:
+            text = f"Options follow the command: {command.prog} {' '.join(rest)}"
         else:
             close = nearest(option, known, 1, cutoff=0.75)
             text = f"Did you mean {close[0]}?" if close else f"`{command.prog} --help` lists the options"
@@ -231,7 +233,8 @@ def _json(command: argparse.ArgumentParser) -> None:
 
 def _texts(command: argparse.ArgumentParser) -> None:
     """Add the arguments that :func:`mpool.cli.common.texts_of` reads."""
-    command.add_argument("text", nargs="*", default=[], help="texts (default: standard input, unless --file is given)")
+    command.add_argument("text", nargs="*", default=[],
+                         help="texts (default, unless --file is given, or with -: standard input)")
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
                          help="file with one text per line; -: standard input; may be repeated")
 
@@ -273,7 +276,7 @@ def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
 
 def _embed_image(command: argparse.ArgumentParser) -> None:
     command.add_argument("image", nargs="*", default=[], help="files (PNG, JPEG, WebP, GIF, BMP), or "
-                         "URLs with --allow-urls (default: paths from standard input)")
+                         "URLs with --allow-urls (default, or with -: paths from standard input)")
     _model(command, "see `mpool models`")
     _vectors(command, "image")
     command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")

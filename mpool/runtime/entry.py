@@ -6,7 +6,9 @@ entry in the core, loaded when a request first asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import posixpath
 import threading
 from collections.abc import Iterator, Mapping
@@ -15,7 +17,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..checks import integer, one_of, shown
-from ..errors import IntegrityError, InvalidArgument, MpoolError, SendError, WrongCapability
+from ..errors import (
+    IntegrityError,
+    InvalidArgument,
+    MpoolError,
+    SendError,
+    Timeout,
+    UnknownModel,
+    WrongCapability,
+)
 from ..models.layout import missing_tokenizer
 from ..models.spec import OWN_ADAPTERS
 from ..names import COMPUTE as COMPUTE
@@ -62,6 +72,7 @@ class Entry:
         former: references that the name had before.
         kept: key in the core -> whether it was pinned, and its keep-alive in seconds, when :meth:`remember` was called.
         was_read: the files have been read once.
+        process: id of the process that created the entry.
     """
 
     def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
@@ -90,6 +101,7 @@ class Entry:
         self.former: tuple[str, ...] = ()
         self.kept: dict[str, tuple[bool, float]] = {}
         self.was_read = False
+        self.process = os.getpid()
         self.changing = threading.Lock()  # held while the entry's models in the core are replaced; taken before _lock
 
     def renew_lock(self) -> None:
@@ -304,9 +316,16 @@ class Entry:
         return changed(description.stamps, folders) or next(filter(None, map(changed, others)), None)
 
     def forget_if_changed(self) -> None:
-        """Forget changed files of a model that is not loaded: callers may modify files until the first request."""
+        """Forget changed files of a model without keys in the core: callers may modify files until the first request.
+
+        Once the core has the model, only :func:`mpool.runtime.swapping.renew` drops what was read from its files.
+        """
         if not self._core and self._description is not None and not self.core_keys() and self.changed():
-            self.forget()
+            with contextlib.ExitStack() as held:
+                for part in (self, *self._networks.values()):
+                    held.enter_context(part._lock)
+                if not self.core_keys():  # a request may have added a key meanwhile
+                    self.forget()
 
     def _require_unchanged(self) -> None:
         """Raise IntegrityError if a file changed since it was read: later reads would mix two versions."""
@@ -315,22 +334,21 @@ class Entry:
             raise IntegrityError(f"{path} changed since it was read", hint="Unload the model to read its files again",
                                  key=self.key)
 
-    def forget(self) -> list[str]:
-        """Forget everything read from files. The next use reads them again.
-
-        Returns:
-            Keys in the core's registry that are now unused; the caller must remove them.
-        """
+    def forget(self) -> None:
+        """Forget everything read from files. The next use reads them again. The core must not have the model."""
         with self._lock:
-            if (self._main or self).successor is not None:
-                return []
-            keys = self.core_keys()
             for network in self._networks.values():
                 network.forget()
             self._description = self._tokenizer = self._vocab = self._template = self._table = self._draft = None
-            self._core, self.plans, self._draft_stamps, self._adapters = {}, {}, {}, None
+            self.plans, self._draft_stamps, self._adapters = {}, {}, None
             self._capability = self._given_capability
-        return keys
+
+    def unread(self) -> Entry:
+        """Return an entry of the same model that has read no file yet, with the same pins and keep-alives."""
+        self.remember()
+        found = Entry(self.pool, self.key, self.ref, self._given_capability, self.overrides, self.loading)
+        found.kept, found.former, found.was_read = dict(self.kept), self.former, self.was_read
+        return found
 
     def remember(self) -> None:
         """Remember pin and keep-alive of the keys in the core, before another version of the model gets them."""
@@ -539,6 +557,8 @@ class Entry:
         else:
             self._draft_stamps = {}
         registry = self.pool.registry
+        if not replace and not staged:
+            self._remove_stray(key)
         if self.runs_in == "process":
             registry.add(key, spec, compute, replace, _isolated.command(), self.pool.config.process_memory,
                          revision=self.revision, staged=staged)
@@ -549,6 +569,17 @@ class Entry:
         if kept is not None and not staged:
             registry.keep_alive(key, kept[1])
         return key
+
+    def _remove_stray(self, key: str) -> None:
+        """Remove a key that the core has and this entry lacks. Must hold the lock.
+
+        The process was forked, or the thread interrupted, before the entry noted a key that it had added, or before a
+        key was removed that it had given up.
+        """
+        registry = self.pool.registry
+        if not (self._main or self).changing.locked() and any(row["key"] == key for row in registry.entries()):
+            with contextlib.suppress(Timeout, UnknownModel):
+                registry.remove(key, timeout=0.0)
 
     def _make_spec(self, weights: str, kv_dtype: str | None) -> Any:
         """Return the core's spec of the model."""

@@ -134,7 +134,7 @@ class Names:
 
     def hand_over(self, old: Entry, new: Entry) -> None:
         """Give all names of an entry to another. Must hold ``lock``."""
-        for table in (self.by_name, self.by_key):
+        for table in (self.by_name, self.by_key, self.defaults):
             for name in [name for name, entry in table.items() if entry is old]:
                 table[name] = new
 

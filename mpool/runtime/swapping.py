@@ -10,16 +10,21 @@ refuses the request, and the drivers in :mod:`mpool.tasks` prepare it again for 
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from ..errors import MemoryExhausted, MpoolError, SendError, Timeout, WrongCapability
+from ..errors import MemoryExhausted, MpoolError, SendError, Timeout, UnknownModel, WrongCapability
 from . import threads as _threads
 from .entry import Entry
 
 _HINT = "The old model serves until the new one is loaded, so both must fit. unload() frees the old one first; " \
         "requests that arrive then load it again"
 
+
+#: Maximum number of seconds that a request of a forked process waits for the removal of a model.
+_FORKED_SECONDS = 5.0
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -67,6 +72,11 @@ def was_replaced(request: Any) -> bool:
     if request is None:
         return True
     entry: Entry = request.plan.entry if hasattr(request, "plan") else request.entry
+    main = entry._main or entry
+    if not entry.was_replaced() and main.process != os.getpid():
+        # The process was forked during a swap: its core has the new model, but its names lead to the old one.
+        with contextlib.suppress(Timeout):
+            renew(main, time.monotonic() + _FORKED_SECONDS)
     return entry.was_replaced()
 
 
@@ -85,17 +95,58 @@ def swap(old: Entry, new: Entry, load: bool, deadline: float | None) -> None:
         MpoolError: the new model cannot be loaded; the old one serves.
     """
     with contextlib.ExitStack() as held:
-        while True:
-            seconds = _threads.remaining(deadline, old.key)
-            if not old.changing.acquire(timeout=-1 if seconds is None else seconds):
-                raise Timeout("another swap of this model did not end within the timeout", key=old.key)
-            if old.successor is None:
-                held.callback(old.changing.release)
-                break
-            old.changing.release()
+        while not _hold(old, deadline, held):
             old = old.latest()
         parts = _parts(old, new)
         _Swap(old, new, parts, load or _is_loaded(old), deadline).run()
+
+
+def renew(old: Entry, deadline: float | None, pinned: bool = True) -> None:
+    """Unload a model whose files changed, and give its name to an entry that reads them again on its next use.
+
+    Requests that the core accepted before are completed with the old files; this waits for them. Requests that were
+    prepared for the old files and come later are prepared again. Without effect if the name has another entry already.
+
+    Args:
+        old: entry that has the name.
+        deadline: value of ``time.monotonic()``; None: none.
+        pinned: the new version stays pinned if the old one is. It keeps the keep-alive in any case.
+
+    Raises:
+        Timeout: requests are still active; the core frees the memory when they have completed.
+    """
+    registry = old.pool.registry
+    with contextlib.ExitStack() as held:
+        if not _hold(old, deadline, held):
+            return
+        new = old.unread()
+        if not pinned:
+            new.kept = {key: (False, seconds) for key, (_, seconds) in new.kept.items()}
+        for part in (old, *old._networks.values(), new):  # requests add no key until the core has dropped the old ones
+            held.enter_context(part._lock)
+        held.enter_context(old.pool._names.lock)
+        keys = old.core_keys()
+        try:
+            old.pool._names.hand_over(old, new)
+            old.successor = new
+        finally:
+            for key in keys:
+                with contextlib.suppress(Timeout, UnknownModel):
+                    registry.remove(key, timeout=0.0)
+    for key in keys:
+        registry.wait_removed(key, timeout=_threads.remaining(deadline, key))
+
+
+def _hold(entry: Entry, deadline: float | None, held: contextlib.ExitStack) -> bool:
+    """Hold ``changing`` of an entry until ``held`` ends. Returns False, and holds nothing, if it lost its name."""
+    seconds = _threads.remaining(deadline, entry.key)
+    if not entry.changing.acquire(timeout=-1 if seconds is None else seconds):
+        raise Timeout("another swap of this model did not end within the timeout", key=entry.key)
+    held.callback(entry.changing.release)
+    if entry.successor is None:
+        return True
+    held.close()
+    return False
 
 
 def _parts(old: Entry, new: Entry) -> list[tuple[Entry, Entry]]:
@@ -202,4 +253,4 @@ class _Swap:
         return True
 
 
-__all__ = ["afor_current", "for_current", "swap", "was_replaced"]
+__all__ = ["afor_current", "for_current", "renew", "swap", "was_replaced"]

@@ -316,13 +316,22 @@ def fault_of(text: Any, name: str, least: int = 1) -> MpoolError | None:
     """
     allowed = f"a str of {least} to {MAX_CHARS:,} characters"
     if not isinstance(text, str):
-        return InvalidArgument(param=name, got=type(text).__name__, allowed=allowed)
+        return InvalidArgument(param=name, got=type(text).__name__, allowed=allowed, hint=_hint_for(text))
     if len(text) < least:
         return InvalidArgument(param=name, got="an empty str", allowed=allowed)
     if len(text) > MAX_CHARS:
         return InvalidArgument(param=name, got=f"{len(text):,} characters", allowed=allowed,
                                hint="Split it; with on_error='null' its row is NaN instead")
     return None
+
+
+def _hint_for(value: Any) -> str | None:
+    """Return what to do with a value of a table or a file that is not a text; None: nothing in particular."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType") or isinstance(value, float) and value != value:
+        return "Fill missing texts first, for example with fillna('')"
+    if hasattr(value, "as_py"):  # a scalar of pyarrow
+        return "Call to_pylist() of the array first"
+    return "Decode it first, for example with decode()" if isinstance(value, bytes) else None
 
 
 def surrogate_of(text: str, name: str) -> MpoolError | None:

@@ -668,6 +668,14 @@ MP_TEST(registry_staged_model_waits_for_its_commit) {
     MP_CHECK_INT(version, 2);
     MP_CHECK_INT(ask(registry, 0, &version), MP_OK);
     MP_CHECK_INT(version, 2);
+    MP_CHECK_OK(mp_registry_remove(registry, "a", 0, &error), &error);
+    mp_registry_get_stats(registry, &stats);
+    total = stats.total_requests, errors = stats.errors;
+    MP_CHECK_INT(ask(registry, 4, &version), MP_SEND); /* prepared for the model that was removed */
+    mp_registry_get_stats(registry, &stats);
+    MP_CHECK_INT(stats.total_requests, total);
+    MP_CHECK_INT(stats.errors, errors);
+    MP_CHECK_INT(ask(registry, 0, &version), MP_UNKNOWN_MODEL);
     uint64_t end = fake_in_ms(5000);
     while ((atomic_load(&old.loaders) || atomic_load(&broken.loaders)) && mp_sys_now_ns() < end)
         mp_sys_sleep_ns(FAKE_MS(1));

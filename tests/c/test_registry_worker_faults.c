@@ -16,6 +16,28 @@ MP_TEST(workers_fault_is_retried_once) {
     fake_end(registry);
 }
 
+/* Steps that find no memory: a request uses up its retry only if no idle model can free memory. */
+MP_TEST(workers_step_without_memory) {
+    for (int idle = 0; idle < 2; idle++) {
+        fake fake, other;
+        fake_init(&fake);
+        fake_init(&other);
+        mp_registry *registry =
+            fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1, .breaker_threshold = 1});
+        fake_add(registry, "a", &fake, false);
+        fake_add(registry, "b", &other, false);
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+        if (idle)
+            MP_CHECK_INT(fake_finish(fake_submit(registry, "b", fake_call_create(1), NULL)), MP_OK);
+        fake_call *call = fake_call_faulty(MP_MEMORY_EXHAUSTED, 2);
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), idle ? MP_OK : MP_MEMORY_EXHAUSTED);
+        call = fake_call_faulty(MP_MEMORY_EXHAUSTED, 1);
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_OK);
+        MP_CHECK_INT(fake_stats(registry).worker_faults, 0);
+        fake_end(registry);
+    }
+}
+
 /* A fault in any step is retried once. After the caller has seen part of the result, the retry continues there if the
  * request can (`resumable`); otherwise the request ends with the error. */
 MP_TEST(workers_fault_of_a_later_step) {
@@ -181,6 +203,11 @@ MP_TEST(workers_breaker_opens_and_closes) {
         bad->refused = true;
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", bad, NULL)), MP_UNSUPPORTED);
     }
+    for (int i = 0; i < 10; i++) { /* nor is lack of memory, in spite of the retry */
+        fake_call *call = fake_call_faulty(MP_MEMORY_EXHAUSTED, i % 2 + 1);
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), i % 2 ? MP_MEMORY_EXHAUSTED : MP_OK);
+    }
+    MP_CHECK_INT(fake_stats(registry).worker_faults, 0);
     for (int i = 0; i < 2; i++) /* two faults per request: first try and retry */
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_faulty(MP_MODEL, 2), NULL)), MP_MODEL);
     fake_info(registry, "a", &info);

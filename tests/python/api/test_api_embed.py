@@ -241,6 +241,19 @@ def test_texts_that_cannot_be_embedded(pool: mpool.Pool, bert: Path, text: objec
     assert np.array_equal(rows[[0, 2]], pool.embed(["fine", "good"], bert))
 
 
+@pytest.mark.parametrize(("value", "hint"), [
+    (None, "Fill missing texts first, for example with fillna('')"),
+    (float("nan"), "Fill missing texts first, for example with fillna('')"),
+    (type("NAType", (), {})(), "Fill missing texts first, for example with fillna('')"),
+    (type("StringScalar", (), {"as_py": str})(), "Call to_pylist() of the array first"),
+    (b"x", "Decode it first, for example with decode()"), (3.5, None)])
+def test_values_of_tables_that_are_not_texts(pool: mpool.Pool, bert: Path, value: object, hint: str | None) -> None:
+    """Missing values of pandas, scalars of pyarrow, and bytes: the error says what to do."""
+    with pytest.raises(mpool.InvalidArgument, match="text 1 must be a str") as caught:
+        pool.embed(["fine", value], bert)
+    assert caught.value.hint == hint
+
+
 def test_an_empty_text_has_the_vector_of_its_special_tokens(pool: mpool.Pool, bert: Path) -> None:
     """As in sentence-transformers. ``on_error="null"`` gives NaN instead."""
     wanted = reference(bert).encode(["", "x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.runtime import swapping
+from mpool.runtime.entry import Entry
 import paritymodels
 import tinygguf
 import tinymodels
@@ -206,6 +209,81 @@ def test_a_rewritten_gguf_file_is_read_anew(tmp_path: Path) -> None:
         after = text(pool)
     with mpool.Pool() as pool:
         assert after == text(pool) and after != before
+
+
+# ---- requests while changed files are read anew ----------------------------------------------------------------------
+
+def _swap_words(folder: Path) -> None:
+    """Let the tokenizer give "cat" the token of another word."""
+    data = (folder / "tokenizer.json").read_bytes()
+    assert b'"cat"' in data
+    (folder / "tokenizer.json").write_bytes(data.replace(b'"cat"', b'"tac"'))
+
+
+@pytest.mark.parametrize("name", ["load", "unload"])
+def test_a_request_for_old_files_is_prepared_again(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The files change, and are read anew, between the tokenisation of a text and its submission."""
+    changes = [_swap_words]
+
+    def prepared_early(prepare: Any, use: Any) -> Any:
+        def used(request: Any) -> Any:
+            if changes:
+                changes.pop()(folder)
+                getattr(pool, name)("m")
+            return use(request)
+
+        return swapping.for_current(prepare, used)
+
+    monkeypatch.setattr("mpool.tasks.running.for_current", prepared_early)
+    with mpool.Pool() as pool:
+        pool.register("m", folder)
+        pool.load("m")
+        found = pool.embed("A cat.", "m")
+        assert not changes and np.array_equal(found, _fresh(folder, "A cat."))
+        assert pool.metrics()["total_requests"] == 1
+
+
+def test_an_iterator_does_not_continue_with_other_files(folder: Path) -> None:
+    with mpool.Pool() as pool:
+        found = pool.embed_iter(itertools.repeat("A cat.", 3000), folder)
+        next(found)
+        _swap_words(folder)
+        pool.load(folder)  # completes the slices that the core accepted before
+        with pytest.raises(mpool.SendError):
+            list(found)
+
+
+def test_an_unload_that_times_out_drops_every_compute_type(llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(llama, tmp_path / "llama")
+    options: dict[str, Any] = {"max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    with mpool.Pool() as pool:
+        pool.register("m", folder)
+        before = [pool.generate("A text", "m", compute=compute, **options).token_ids
+                  for compute in ("float32", "bfloat16")]
+        with pool.generate("A text", "m", max_tokens=8000, ignore_eos=True, compute="float32", stream=True) as stream:
+            next(stream)
+            (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+            with pytest.raises(mpool.Timeout):
+                pool.unload("m", timeout=0.001)
+            assert [pool.generate("A text", "m", compute=compute, **options).token_ids
+                    for compute in ("float32", "bfloat16")] == before
+            assert next(stream).finish_reason is None
+
+
+def test_a_key_that_the_core_gets_during_the_check_for_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread looks for changed files of a model that is not loaded. Meanwhile, another thread uses the model."""
+    with mpool.Pool() as pool:
+        pool.register("m", folder)
+        before, check = pool.get("m")._entry, Entry.changed
+
+        def changed(entry: Entry, folders: bool = False) -> str | None:
+            monkeypatch.setattr(Entry, "changed", check)
+            entry.core_key()
+            return "config.json"
+
+        monkeypatch.setattr(Entry, "changed", changed)
+        vector = pool.embed("A cat.", "m")
+        assert np.array_equal(vector, _fresh(folder, "A cat.")) and pool.get("m")._entry is before
 
 
 @pytest.mark.parametrize("change", ["edited", "added"])

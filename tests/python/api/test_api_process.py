@@ -155,6 +155,21 @@ print(json.dumps(os.waitpid(child, 0)[1]))
     assert script_result(script, bert, llama, TOKENIZERS_PARALLELISM="false") == 0
 
 
+def test_a_fork_while_another_thread_uses_a_model_for_the_first_time(bert: Path, llama: Path) -> None:
+    """The core has the model's key, but the thread has not noted it in the model's entry yet."""
+    script = """
+entry = mpool.register("m", bert)._entry
+entry.core_key()
+entry._core.clear()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(0 if mpool.embed("x", "m").shape == (32,) else 3)
+print(json.dumps([os.waitpid(child, 0)[1], mpool.embed("x", "m").shape == (32,), entry.core_keys()]))
+"""
+    assert script_result(script, bert, llama, TOKENIZERS_PARALLELISM="false") == [0, True, ["m"]]
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_multiprocessing(bert: Path, method: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"

@@ -112,6 +112,8 @@ def _caused(error: BaseException, cause: BaseException, depth: int) -> BaseExcep
     (_caused(ImportError("x"), MemoryError(), 10), mpool.Unsupported, "could not be imported: x", "pip install"),
     (_caused(RuntimeError("x"), MemoryError(), 0), None, "", ""),
     (ImportError("no module x"), mpool.Unsupported, "a module could not be imported: no module x", "--force-reinstall"),
+    (ImportError("cannot load module more than once per process"), mpool.Unsupported, "more than once per process",
+     "Restart Python"),
     (ImportError("x", name="mpool._core"), None, "", ""),
     (OSError(errno.EMFILE, "Too many", "/f"), mpool.FileError, "/f: Too many", "ulimit -n"),
     (OSError(errno.ENFILE, "Too many"), mpool.FileError, "Too many", "ulimit -n"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from mpool.errors import (
     UnknownModel,
     WrongCapability,
 )
+from mpool.runtime import swapping
+from childprograms import forked
 
 TEXT: dict[str, Any] = dict(temperature=0, max_tokens=4, ignore_eos=True)
 PROMPT = [{"role": "user", "content": "Hello"}]
@@ -273,13 +276,33 @@ def test_names_of_a_replaced_model_lead_to_the_new_one(own: mpool.Pool, bert: Pa
     assert np.array_equal(own.embed("a", "late", timeout=30), own.embed("a", "m"))
 
 
+def test_a_fork_in_the_middle_of_a_swap(own: mpool.Pool, bert: Path) -> None:
+    """The core of the child has the new model, but its names lead to the old one, which its next request loads."""
+    old = own.register("m", bert)._entry
+    wanted = own.embed("a", "m")
+    own.swap("m", bert, normalize=False)
+    new = old.successor
+    old.successor = None
+    own._names.hand_over(new, old)
+
+    def child() -> bool:
+        signal.alarm(20)
+        vectors = [own.embed("a", "m"), asyncio.run(aio.embed("a", "m", pool=own))]
+        return all(np.array_equal(vector, wanted) for vector in vectors)
+
+    assert forked(child)
+    with pytest.raises(SendError):
+        own.embed("a", "m")
+    old.successor = new  # the end of the swap
+
+
 def test_an_unload_that_began_before_a_swap_keeps_the_new_model(own: mpool.Pool, bert: Path) -> None:
     own.register("m", bert)
     own.embed("a", "m")
     old = own.get("m")._entry
     own.swap("m", bert, normalize=False)
     wanted, loads = own.embed("a", "m"), own.metrics()["loads"]
-    own._forget_files(old, None)  # unload() calls this if the files of the old model changed
+    swapping.renew(old, None)  # unload() calls this if the files of the old model changed
     assert np.array_equal(own.embed("a", "m"), wanted) and own.metrics()["loads"] == loads
 
 

@@ -179,6 +179,7 @@ def test_embed_arguments_files_and_stdin_agree(bert: str, tmp_path: Path) -> Non
     as_arguments = run("embed", "--model", bert, *TEXTS).stdout
     assert run("embed", "--model", bert, "--file", str(tmp_path / "texts")).stdout == as_arguments
     assert run("embed", "--model", bert, stdin="\r\n".join(TEXTS)).stdout == as_arguments
+    assert run("embed", "--model", bert, "-", stdin="\n".join(TEXTS)).stdout == as_arguments
     found = lines_of(as_arguments)
     assert [line["text"] for line in found] == TEXTS
     assert np.array_equal(np.array([line["embedding"] for line in found], dtype=np.float32), mpool.embed(TEXTS, bert))
@@ -572,6 +573,7 @@ def test_embed_image_files_and_stdin_agree(dino: Path, tmp_path: Path) -> None:
     assert [one["image"] for one in found] == paths
     assert np.allclose([one["embedding"] for one in found], expected, rtol=1e-7)
     assert run("embed-image", "-m", str(dino), stdin="\n".join(paths) + "\n").stdout == lines
+    assert run("embed-image", "-m", str(dino), "-", stdin="\n".join(paths) + "\n").stdout == lines
     out = tmp_path / "vectors.npy"
     run("embed-image", "-m", str(dino), "-o", str(out), "--dimensions", "5", "-q", *paths)
     assert np.array_equal(np.load(out), expected[:, :5])

@@ -130,6 +130,7 @@ def test_serve_takes_models_as_arguments() -> None:
     (["generate", "qwen3:0.6b", "Why?"], "mpool run MODEL PROMPT"), (["chat", "a", "Why?"], "mpool run MODEL PROMPT"),
     (["serve", "a", "--colour"], "mpool serve: error: unrecognized arguments: --colour. `mpool serve --help`"),
     (["serve", "--modell", "a"], "Did you mean --model?"),
+    (["-v", "embed", "a"], "unrecognized arguments: -v. Options follow the command: mpool embed -v"),
     (["ray", "serve", "--relicas", "2"], "Did you mean --replicas?"),
     (["ray", "sreve"], "unknown command 'sreve'. Did you mean serve?"),
     (["serve", "-hf", "org/name"], "mpool serve: error: unrecognized arguments: -hf. Use --model org/name, or"),

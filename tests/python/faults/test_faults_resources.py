@@ -132,7 +132,7 @@ def test_address_space_that_runs_out(bert: Path, llama: Path) -> None:
     raises one error of mpool.
 
     Children of one process inherit the imported package. Their limits, in MiB above what they use, are too low for the
-    shared library of ``tokenizers`` (inside that library, a failed allocation aborts the process), but not below 2 MiB:
+    shared library of ``tokenizers`` (inside that library, a failed allocation aborts the process), but not below 3 MiB:
     ``Thread.start`` waits for ever if the new thread cannot allocate its first object (python/cpython#140746)."""
     script = """
 import asyncio, resource
@@ -162,7 +162,7 @@ def child(step, kind):
     return said
 found = []
 for kind in ("embed", "generate", "aio"):
-    for step in (2, 5):
+    for step in (3, 5):
         here, there = os.pipe()
         pid = os.fork()
         if not pid:

@@ -165,20 +165,26 @@ def test_an_entry_follows_the_swaps_of_its_name() -> None:
 
 
 def test_forgetting_a_model() -> None:
-    """Everything that was read from files goes, also of its networks. The keys in the core are returned."""
-    main, texts, queries = with_parts()
-    main._core, texts._core, queries._core = {"auto": "m", "int8": "m"}, {"auto": "t"}, {"auto": "q", "float32": "f"}
+    """Everything that was read from files goes, also of its networks."""
+    main, texts, _ = with_parts()
     for one in (main, texts):
         one._tokenizer = one._vocab = one._template = one._table = one._draft = object()
         one._draft_stamps, one._adapters, one.plans = {"x": 1}, {}, {1: 1}
-    assert main.core_keys() == ["m", "t", "q", "f"]
-    assert main.forget() == ["m", "t", "q", "f"] and main.core_keys() == []
+    main.forget()
     for one in (main, texts):
         assert (one._description, one._tokenizer, one._vocab, one._template, one._table, one._draft) == (None,) * 6
         assert (one._draft_stamps, one._adapters, one.plans, one._core) == ({}, None, {}, {})
         assert one.known is None
-    main._description, main._core, main.successor = described(), {"auto": "m"}, texts
-    assert main.forget() == [] and texts.forget() == [] and main._core == {"auto": "m"}
+
+
+def test_an_unread_entry_of_the_same_model() -> None:
+    main, texts, _ = with_parts()
+    main._core, main.was_read, main.former, main.loading = {"auto": "m"}, True, ("/old",), LoadOptions(weights="mapped")
+    main.pool.registry.rows = [{"key": "m", "pinned": True, "keep_alive": 5}]
+    found = main.unread()
+    assert (found.key, found.ref, found.pool, found.loading) == (main.key, main.ref, main.pool, main.loading)
+    assert found.kept == {"m": (True, 5)} and found.was_read and found.former == ("/old",)
+    assert found.known is None and found.core_keys() == [] and found.revision != main.revision
 
 
 def test_keys_keep_their_pin_and_keep_alive() -> None:
