@@ -127,7 +127,7 @@ static void release(mp_text_engine *engine, mp_item *item) {
     mp_sequence_group_drop(item->state, &engine->cache);
     mp_decoder_images_release(&engine->images, (const mp_text_request *)item->request, item->state);
     if (--engine->admitted == 0)
-        mp_decoder_images_release(&engine->images);
+        mp_decoder_images_trim(&engine->images);
 }
 
 static void engine_preempt(mp_engine *base, mp_item *item) {
@@ -249,12 +249,12 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     const int worth = mp_threads_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
     plan->threads = mp_tuner_plan(&engine->tuner, worth, planned);
     if (!engine->image_part.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
-        mp_decoder_images_release(&engine->images); /* no item waits for a tile */
+        mp_decoder_images_trim(&engine->images); /* no item waits for a tile */
     if (engine->image_part.item && plan->count == MP_PLAN_MAX)
         engine->image_part.item = NULL;
     if (engine->image_part.item) {
         plan_image_part(engine, budget_ns, plan);
-        plan->threads = plan->threads > IMAGE_THREADS ? plan->threads : LOOKUP_THREADS;
+        plan->threads = plan->threads > IMAGE_THREADS ? plan->threads : IMAGE_THREADS;
     }
     plan->together = true;
 }

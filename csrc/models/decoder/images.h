@@ -31,7 +31,7 @@ typedef struct mp_image_ops {
     void (*close)(struct mp_image_store *store);
     uint64_t (*bytes)(const struct mp_image_store *store);
     uint64_t (*shrink)(struct mp_image_store *store, uint64_t bytes);
-    uint64_t (*release)(struct mp_image_store *store);
+    uint64_t (*trim)(struct mp_image_store *store);
     /* functions of a group of sequences */
     mp_status (*begin)(struct mp_image_store *store, const mp_text_request *request, bool axes,
                        mp_sequence_group *group, mp_error *error);
@@ -70,8 +70,8 @@ static inline uint64_t mp_decoder_images_bytes(const mp_decoder_images *images) 
 static inline uint64_t mp_decoder_images_shrink(const mp_decoder_images *images, uint64_t bytes) {
     return images->ops ? images->ops->shrink(images->store, bytes) : 0;
 }
-static inline uint64_t mp_decoder_images_release(const mp_decoder_images *images) {
-    return images->ops ? images->ops->release(images->store) : 0;
+static inline uint64_t mp_decoder_images_trim(const mp_decoder_images *images) {
+    return images->ops ? images->ops->trim(images->store) : 0;
 }
 static inline mp_status mp_decoder_images_begin(const mp_decoder_images *images, const mp_text_request *request,
                                                 bool axes, mp_sequence_group *group, mp_error *error) {

@@ -138,7 +138,7 @@ static void drop_job(mp_image_store *store, mp_tile_job **at) {
 
 uint64_t mp_images_bytes(const mp_image_store *store) { return store->tile_bytes + store->charged; }
 
-uint64_t mp_images_release(mp_image_store *store) {
+uint64_t mp_images_trim(mp_image_store *store) {
     const uint64_t before = mp_images_bytes(store);
     while (store->jobs)
         drop_job(store, &store->jobs);
@@ -151,7 +151,7 @@ void mp_images_destroy(mp_image_store *store) {
     if (!store)
         return;
     mp_images_shrink(store, UINT64_MAX);
-    mp_images_release(store);
+    mp_images_trim(store);
     mp_free(store->numbers);
     mp_free(store);
 }
@@ -575,7 +575,7 @@ const mp_image_ops mp_vision_ops = {
     .close = mp_images_destroy,
     .bytes = mp_images_bytes,
     .shrink = mp_images_shrink,
-    .release = mp_images_release,
+    .trim = mp_images_trim,
     .begin = mp_images_begin,
     .number = mp_images_number,
     .release = mp_images_release,

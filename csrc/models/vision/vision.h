@@ -99,7 +99,7 @@ uint64_t mp_images_bytes(const mp_image_store *store); /* all bytes charged for 
 /* Releases at least `bytes` bytes of idle tiles, if there are that many. Returns the bytes released. */
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
 /* Releases the working memory, and drops unfinished tiles. Returns the bytes released. */
-uint64_t mp_images_release(mp_image_store *store);
+uint64_t mp_images_trim(mp_image_store *store);
 
 /* Allocates the image state of an item's new group of sequences. With `axes`, computes M-RoPE positions: an image
  * advances the position of the tokens after it by its longer side, in rows. */
