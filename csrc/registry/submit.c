@@ -93,7 +93,7 @@ static mp_status check_deadline(mp_entry *entry, const mp_ticket *ticket, mp_err
 }
 
 /* Must not hold the lock. Charges the bytes of the request. While models that are in use hold the memory, waits for it,
- * within the limits of the request and unless the caller wants an answer at once. */
+ * within the limits of the request and unless it has `fail_fast`. */
 static mp_status charge_in_time(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options,
                                 mp_error *error) {
     mp_services *services = entry->services;

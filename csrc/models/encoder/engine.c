@@ -79,7 +79,8 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
     const mp_encoder *model = ((const mp_encoder_engine_state *)engine)->model;
     const int32_t adapter = ((const mp_embedding_request *)item->request)->adapter;
     if (adapter != 0 && mp_adapters_find(&model->adapters, adapter) == 0)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the adapter of the request was unloaded");
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "the `adapter` of the request was unloaded; load the model with it again");
     item->state = engine;
     return MP_OK;
 }
