@@ -77,7 +77,7 @@ class IsolatedTokenizer:
                 ends = list(accumulate(counts, initial=0))
                 return ([ids[first:end] for first, end in zip(ends, ends[1:])],
                         [pairs[first:end] for first, end in zip(ends, ends[1:])])
-        raise LimitError(f"the tokenizer of the model needs more than {seconds:g} seconds or {_MEMORY >> 30} GB for "
+        raise LimitError(f"the tokenizer of the model needs more than {seconds:g} seconds or {_MEMORY >> 30} GiB for "
                          "this text", param="text", hint="Its regular expressions take too many steps; "
                          "mpool.tokenizers.limits.max_tokenizing_seconds raises the limit")
 
