@@ -218,8 +218,19 @@ typedef struct mp_submit_options {
 } mp_submit_options;
 
 /* Takes ownership of `request`, also on failure. Returns as soon as the request is queued. The thread of the first
- * worker loads a cold model; a load that fails ends the ticket with its cause. SEND: the model was removed while the
- * request waited for room in the queue. */
+ * worker loads a cold model; a load that fails ends the ticket with its cause.
+ *
+ * Refuses the request, without a ticket, with UNKNOWN_MODEL, WRONG_CAPABILITY or SHUTTING_DOWN; with an error of the
+ * model's check(), if the model is loaded; and with
+ *   OVERLOADED        the queue is full, and `fail_fast` is set
+ *   TIMEOUT           the deadline or the patience ended while the request waited for room or memory; or requests are
+ *                     queued, and the predicted wait exceeds four times the time until the deadline
+ *   MEMORY_EXHAUSTED  the request's bytes are not free
+ *   CIRCUIT_OPEN      the breaker is open (breaker.h)
+ *   MODEL             the request is quarantined (quarantine.h)
+ *   CANCELLED         `give_up` returned true
+ *   SEND              the model was removed while the request waited, or has another revision than `options->revision`
+ * and with the failure of the last load until its backoff has ended. */
 mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *request,
                              const mp_submit_options *options, mp_ticket **ticket, mp_error *error);
 

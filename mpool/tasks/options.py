@@ -57,7 +57,8 @@ class CallOptions:
     """
 
     timeout: float | None = _documented(
-        None, "time limit of the request in seconds from its start; None: only ``PoolConfig.request_timeout`` applies.")
+        None, "time limit of the request in seconds from its start; None: only ``PoolConfig.request_timeout`` applies. "
+        "A request whose predicted wait in the queue exceeds four times its limit raises Timeout at once.")
     priority: Priority = _documented(
         "normal", '``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"batch"``, or the numbers 0 to 4 in the '
         "same order: requests of a higher priority leave the model's queue first. The priority of a request rises "
