@@ -598,7 +598,8 @@ class _MaskedRequest:
             raise failure.error
         if matcher.is_error():  # a limit of llguidance was exceeded: the mask allowed every sampled token
             raise LimitError(f"`{self._format.param}`: the grammar became too complex at token {self._counts[choice]}: "
-                             f"{' '.join(matcher.get_error().split())[:200]}", param=self._format.param)
+                             f"{' '.join(matcher.get_error().split())[:200]}", param=self._format.param,
+                             hint="Use fewer optional, repeated and nested parts")
         if reuse is not None and known is None:
             reuse.store(mask)
         if self._end is not None and self._end.ends(self.ticket, choice):

@@ -63,7 +63,8 @@ class IsolatedTokenizer:
             status, data = self._children.run((self._plain, add_special, places, list(texts)), Limits(
                 seconds, _LOADING, _MEMORY, _IDS), self._source, deadline)
         except Timeout as error:
-            raise LimitError("the tokenizer of the model is busy with other texts", param="text") from error
+            raise LimitError("the tokenizer of the model is busy with other texts", param="text",
+                             hint="Try again, or tokenize fewer texts at once") from error
         if status == "failed":
             raise self.Failed(data.decode("utf-8", "replace"))
         numbers = array("I")
