@@ -296,7 +296,7 @@ class ThreadGroup:
     def _refuse_if_stuck(self) -> None:
         if self._stuck >= self._size + SPARE:
             raise Overloaded(f"{self._what} are refused: all {self._stuck} threads are busy with calls that exceeded "
-                             "their time limit", hint="Retry later; mpool.health() shows native_calls")
+                             "their time limit", hint="Try again later; mpool.health() shows native_calls")
 
     def _start_thread(self) -> None:
         """Start a thread. If the system refuses, existing threads serve the call later."""

@@ -704,7 +704,7 @@ def _assign(request: _MaskedRequest) -> None:
             _mask_threads.append(found)
         if found is None:
             raise Overloaded(f"completions with a format are refused: all {stuck} threads for token masks are stuck",
-                             param="response_format", hint="Retry later; mpool.health() shows native_calls")
+                             param="response_format", hint="Try again later; mpool.health() shows native_calls")
         for waiting in [request for thread in _mask_threads if thread.stuck() for request in thread.take_others()]:
             found.serve(waiting)
         found.serve(request)
