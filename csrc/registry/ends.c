@@ -73,7 +73,7 @@ bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
                                                    mp_sys_now_ns()) < MP_QUARANTINE_FAULTS)
         return false;
     mp_log(MP_LOG_WARNING,
-           "%s: workers failed repeatedly while they computed one request; requests like it are refused for now",
+           "%s: workers failed repeatedly while they computed one request; equal requests are refused for 10 minutes",
            entry->key);
     return true;
 }
