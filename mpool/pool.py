@@ -688,7 +688,7 @@ class Pool(PoolVerbs):
 
 
 def _restore_pool(config: PoolConfig, identity: str) -> Pool:
-    """Return the pickled pool itself if it exists in this process, else a new one with the same configuration."""
+    """Return the pickled pool itself if it is open in this process, else a new one with the same configuration."""
     found: Pool | None = hosts.find(identity)
     return found if found is not None and not found._closed else Pool(config, _identity=identity)
 
