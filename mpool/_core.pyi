@@ -70,7 +70,7 @@ def drain_events() -> list[tuple[int, int, str, int, int, str, float]]:
     """
 
 def events_dropped() -> int:
-    """Number of events that were dropped because the queue was full, since the process began."""
+    """Number of events that were dropped because the ring was full, since the process began."""
 
 @final
 class GgufFile:
@@ -227,7 +227,7 @@ class Ticket:
     def wait_progress(self, seen: int, timeout: float | None = None) -> int:
         """Wait until the progress counter exceeds ``seen``; return the counter (2**64 - 1 once done)."""
     def done(self) -> bool:
-        """True if the request is complete."""
+        """True if the request has ended: it is complete, failed or was cancelled."""
     def cancel(self) -> bool:
         """Ask the request to stop; False if it had already ended."""
     def check(self) -> None:

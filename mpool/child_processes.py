@@ -112,7 +112,8 @@ class _Child:
             if ours is not None:
                 ours.close()
             raise SpawnFailed(f"no process could be started to {program.what}: {error}",
-                              hint="mpool does this only in child processes, never in the process itself") from error
+                              hint="Raise the limit on processes (ulimit -u, pids.max of the cgroup) or on memory "
+                                   "(ulimit -v)") from error
         finally:
             if theirs is not None:
                 theirs.close()

@@ -71,7 +71,7 @@ class PoolConfig:
             requests wait, up to this number and the number of compute threads.
         policy: how a worker is chosen for a request, for all capabilities or by capability: ``"shared"`` (any idle
             worker; default for image embedding), ``"pack"`` (the first worker with room, so that one pass over the
-            weights serves many streams; default for text generation and vision, and for image generation, where each
+            weights serves many sequences; default for text generation and vision, and for image generation, where each
             further worker would load the networks again), ``"p2c"`` (the less loaded of two random workers; default
             for text embedding, and with ``isolation="process"`` for all capabilities except image generation),
             ``"sequential"`` (one request at a time per worker). None: the defaults.
@@ -102,12 +102,13 @@ class PoolConfig:
             of 1 token, 0.80 for 2, 0.62 to 0.74 for 4 to 16, 0.81 to 0.93 for 32 to 128, 0.98 and more from 256 tokens
             on (Zen 3, mpool's kernels); 0.84 to 0.86 from 128 tokens on with OpenBLAS (Zen 4). Most quantised weights
             are multiplied as they are stored in steps of 1 or 2 tokens, and packed again in every longer step.
-            ``"auto"``: models of at least ``MPOOL_PACK_ON_USE_MB`` answer from the mapped file at first while they are
-            packed; smaller models, quantised text encoders, and models with ``isolation="process"`` are packed before
-            the first result. Weights of image networks are packed, whatever the value; so are those of language models
-            that compute in another type than that of their file (float32 as bfloat16, or int8). Experts are read as
-            they are used; with ``"auto"`` and ``"packed"``, packed copies of them are kept while a third of the memory
-            limit stays free. :func:`mpool.load` can override it for a model.
+            ``"auto"``: models of at least ``MPOOL_PACK_ON_USE_MB`` compute from the mapped file at first, and are
+            packed as requests use them. Smaller models, text encoders except those with float32 weights that compute in
+            float32, and models with ``isolation="process"`` are packed before the first result. Weights of image
+            networks are packed, whatever the value; so are those of language models that compute in another type than
+            that of their file (float32 as bfloat16, or int8). Experts are read as they are used; with ``"auto"`` and
+            ``"packed"``, packed copies of them are kept while a third of the memory limit stays free.
+            :func:`mpool.load` can override it for a model.
         process_memory: bytes that a worker process may use for caches, scratch and requests. 0: derived from the
             initial use u of a worker in a thread: 4 u; for vision models u + 192 MiB; for image generation
             1.25 u + 64 MiB. These bytes are reserved from ``memory_bytes`` while the process lives.

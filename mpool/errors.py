@@ -169,7 +169,7 @@ class OfflineError(MpoolError, OSError):
 
 
 class IntegrityError(MpoolError, OSError):
-    """The contents of a file do not match the recorded size or hash."""
+    """A file does not match its recorded size or hash, or a model file was changed while its model was in use."""
 
     code, name = 32, "INTEGRITY"
 
@@ -186,13 +186,16 @@ class PoolError(MpoolError):
 
 
 class NoWorkers(PoolError, RuntimeError):
-    """No worker serves this model, and none will be started."""
+    """Too many workers of the model failed in a short time; none is started until the model is loaded again."""
 
     code, name = 50, "NO_WORKERS"
 
 
 class Timeout(PoolError, TimeoutError):
-    """No response arrived within the timeout. The request is cancelled."""
+    """A request, load, unload or swap did not end within its time limit.
+
+    A request is cancelled, or was never queued. A load or unload continues in the background.
+    """
 
     code, name = 51, "TIMEOUT"
 
@@ -204,13 +207,13 @@ class SendError(PoolError, RuntimeError):
 
 
 class RecvError(PoolError, RuntimeError):
-    """A worker ended without sending a response."""
+    """A worker ended, made no progress or sent an invalid message, and so returned no result."""
 
     code, name = 53, "RECV"
 
 
 class ModelError(PoolError, RuntimeError):
-    """The model failed during computation."""
+    """The model failed during computation, or refuses a request that made workers fail repeatedly."""
 
     code, name = 54, "MODEL"
 
@@ -228,13 +231,13 @@ class MemoryExhausted(PoolError, MemoryError):
 
 
 class SpawnFailed(PoolError, RuntimeError):
-    """A worker could not be started; the message states the stage and the cause."""
+    """A thread or process could not be started; the message states the cause."""
 
     code, name = 57, "SPAWN_FAILED"
 
 
 class SpawnTimeout(PoolError, TimeoutError):
-    """A worker made no progress while loading the model; the message states the stage."""
+    """A load made no progress or took too long, or a worker process was not ready in time; the message states which."""
 
     code, name = 58, "SPAWN_TIMEOUT"
 

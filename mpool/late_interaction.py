@@ -187,7 +187,7 @@ def _packed(name: str, given: Any) -> PackedTokens:
     offsets = _array(name, given.offsets)
     if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or not len(offsets):
         raise InvalidArgument(param=name, got=f"offsets of {offsets.dtype} and shape {offsets.shape}",
-                              allowed="offsets that are integers of shape (n + 1,)")
+                              allowed="an object whose `offsets` are integers of shape (n + 1,)")
     scales = getattr(given, "scales", None)
     if scales is not None:
         scales = _array(name, scales).astype(np.float32, copy=False)
@@ -200,9 +200,11 @@ def _checked(name: str, store: PackedTokens) -> PackedTokens:
         raise InvalidArgument(param=name, got=f"shape {values.shape}", allowed=_SHAPE)
     if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
         raise InvalidArgument(param=name, got=f"offsets from {offsets[0]:,} to {offsets[-1]:,}",
-                              allowed=f"offsets that ascend from 0 to {len(values):,}, the number of tokens")
+                              allowed=f"an object whose `offsets` ascend from 0 to {len(values):,}, the number "
+                                      "of tokens")
     if scales is not None and scales.shape != (len(values),):
-        raise InvalidArgument(param=name, got=f"scales of shape {scales.shape}", allowed=f"({len(values):,},)")
+        raise InvalidArgument(param=name, got=f"scales of shape {scales.shape}",
+                              allowed=f"vectors with one scale per token, an array of shape ({len(values)},)")
     return store
 
 

@@ -6,7 +6,7 @@ keeps its thread; the group starts a replacement, up to a bound. If all threads 
 further calls. The interpreter's exit waits at most :data:`EXIT_SECONDS` for these threads. Neither
 :mod:`concurrent.futures` nor asyncio's default executor, which join their threads at exit, is used in mpool.
 
-A group without a time limit coordinates: its threads read files and wait for the calls of other groups.
+The threads of a group without a time limit only read files and wait: for the calls of other groups, or for the core.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class ThreadGroup:
         name: key of the group in :attr:`mpool.Health.native_calls`.
         what: calls of this group, in the plural, for messages.
         threads: maximum number of threads that are not stuck.
-        limited: False: the group coordinates; its calls have no time limit, though their callers have a deadline.
+        limited: False: the calls have no time limit, because they wait for other calls. Their callers have deadlines.
     """
 
     def __init__(self, name: str, what: str, threads: int, limited: bool = True) -> None:
@@ -296,7 +296,7 @@ class ThreadGroup:
     def _refuse_if_stuck(self) -> None:
         if self._stuck >= self._size + SPARE:
             raise Overloaded(f"{self._what} are refused: all {self._stuck} threads are busy with calls that exceeded "
-                             "their time limit", hint="Retry later; mpool.health() shows native_calls")
+                             "their time limit", hint="Try again later; mpool.health() shows native_calls")
 
     def _start_thread(self) -> None:
         """Start a thread. If the system refuses, existing threads serve the call later."""

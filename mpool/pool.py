@@ -502,8 +502,9 @@ class Pool(PoolVerbs):
 
         Returns:
             A :class:`mpool.Health` with a status. ``"degraded"``: a queue stays full, a worker is much slower than the
-            other workers of its model or was abandoned, a model has failed, its breaker is not closed, or memory is
-            critical. ``"unhealthy"``: the pool is closed or shutting down, or all models in use have failed.
+            other workers of its model or was abandoned, a model has failed, its breaker is not closed, memory is
+            critical, or a kind of native calls is starved (``native_calls``). ``"unhealthy"``: the pool is closed or
+            shutting down, or all models in use have failed.
 
         Example:
             >>> mpool.health().status
@@ -687,7 +688,7 @@ class Pool(PoolVerbs):
 
 
 def _restore_pool(config: PoolConfig, identity: str) -> Pool:
-    """Return the pickled pool itself if it exists in this process, else a new one with the same configuration."""
+    """Return the pickled pool itself if it is open in this process, else a new one with the same configuration."""
     found: Pool | None = hosts.find(identity)
     return found if found is not None and not found._closed else Pool(config, _identity=identity)
 

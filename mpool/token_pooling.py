@@ -76,8 +76,9 @@ def pool_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged, *, factor:
         most = max(1, len(tokens) // keep) if budget is None else keep - len(fixed)
         blocks = -(-len(tokens) // _BLOCK)
         if most < blocks:
-            raise InvalidArgument(param=name, got=f"{keep:,}, which leaves {most:,} tokens of document {document:,} "
-                                  f"with {end - begin:,} tokens", allowed=f"at least {blocks:,} tokens for it")
+            raise InvalidArgument(param=name, got=f"{keep:,}, which leaves {most:,}",
+                                  allowed=f"an integer that leaves at least {blocks:,} tokens of document {document:,} "
+                                          f"with {end - begin:,} tokens")
         parts.append(np.concatenate([fixed, *_pooled(tokens, most, blocks)]))
     offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return PackedTokens(np.concatenate([rows[:0], *parts]), offsets)

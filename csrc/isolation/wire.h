@@ -38,7 +38,9 @@ typedef struct mp_wire_in {
 /* Wait for a message. Returns false if the channel is broken. */
 bool mp_wire_receive(mp_wire_in *in, mp_channel *channel, bool spin);
 bool mp_get(mp_wire_in *in, void *data, size_t bytes);
-/* Read `count` items into new memory, which the caller frees. After a failure returns NULL and sets *ok to false. */
+/* Read `count` items of `size` bytes into new memory, which the caller frees. If the message has failed before or
+ * memory is exhausted, returns NULL and sets *ok to false; never sets *ok to true. If the message fails during the
+ * read, the missing items are zeros. */
 void *mp_get_array(mp_wire_in *in, int64_t count, size_t size, bool *ok);
 /* Read `count` strings with the given lengths, each 1 to `most`, into one allocation that the caller frees. Fails as
  * mp_get_array. */
@@ -55,9 +57,9 @@ bool mp_wire_refuse(mp_wire_in *in, const char *what); /* Break the channel with
 /* Read a status and its error. Refuses a status that is neither MP_OK nor in `allowed`, a list that MP_OK terminates.
  * Replaces invalid UTF-8 and control characters in the texts. */
 mp_status mp_get_error(mp_wire_in *in, const mp_status *allowed, mp_error *error);
-/* Refuse the message unless all of it was read. */
+/* Refuse the message unless all of it was read. Returns true if it was, and nothing failed before. */
 bool mp_wire_done(mp_wire_in *in);
-/* Skip the rest of the message. */
+/* Skip the rest of the message. Returns false if the channel is broken. */
 bool mp_wire_skip(mp_wire_in *in);
 
 #endif

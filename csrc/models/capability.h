@@ -24,7 +24,8 @@ typedef struct mp_capability_row {
     int queue_capacity[2]; /* [0]: requests with one input; [1]: requests with several */
     const char *policy;
 } mp_capability_row;
-const mp_capability_row *mp_capability_get(mp_capability capability);
+const mp_capability_row *mp_capability_get(mp_capability capability); /* never NULL */
+/* Returns false, and leaves *capability unchanged, if no capability has this name. */
 bool mp_capability_from_name(const char *name, mp_capability *capability);
 
 typedef struct mp_request {
@@ -65,7 +66,7 @@ enum { MP_EMBED_POOLED = 1, MP_EMBED_TOKENS = 2, MP_EMBED_ROWS = 4, MP_EMBED_SPA
 typedef struct mp_embedding_sizes { /* facts of the model and the request; 0 for outputs that were not asked for */
     int32_t width, hidden, row_width; /* components of a vector, of a hidden state, of a row of the row head */
     int32_t sparse_most; /* room for the weights of a text; 0: as many as the text has tokens */
-    int32_t vocab;       /* ids of weights are below */
+    int32_t vocab;       /* ids of sparse weights are below this number */
 } mp_embedding_sizes;
 
 #define MP_SCHEMA "models/requests/text_embedding.def"
@@ -121,7 +122,7 @@ mp_status mp_image_embedding_request_create(const mp_image_embedding_args *args,
  * has other values. */
 mp_status mp_image_embedding_request_output(mp_image_embedding_request *request, int64_t n_rows, int32_t width,
                                             mp_error *error);
-/* number of result vectors */
+/* Returns the number of result vectors. */
 static inline int64_t mp_image_embedding_request_rows(const mp_image_embedding_request *request) {
     return request->output == MP_IMAGE_TOKENS ? request->n_rows : request->n_images;
 }
@@ -139,10 +140,10 @@ enum {
 };
 
 typedef enum mp_finish {
-    MP_FINISH_NONE,
-    MP_FINISH_STOP,
-    MP_FINISH_LENGTH,
-    MP_FINISH_EOS,
+    MP_FINISH_NONE, /* not finished yet */
+    MP_FINISH_STOP, /* a stop string or a stop id: see mp_choice.stop_index */
+    MP_FINISH_LENGTH, /* max_tokens */
+    MP_FINISH_EOS, /* an end-of-text id of the model (mp_text_request.ends) */
     MP_FINISH_CANCELLED
 } mp_finish;
 
@@ -284,14 +285,15 @@ mp_status mp_image_generation_request_output(mp_image_generation_request *reques
 /* Number of previews due once `cursor` units are done. Units are the denoising steps of all images, image after image,
  * and then the decoding of each image. Previews are made in the order of their steps, each after its step. */
 int32_t mp_image_generation_previews_due(const mp_image_generation_request *request, uint32_t cursor);
+/* Returns the number of denoising steps of all images. */
 static inline uint32_t mp_image_generation_steps(const mp_image_generation_request *request) {
     return (uint32_t)(request->n_images * request->n_steps);
 }
-/* floats of one image's latents */
+/* Returns the number of floats of one image's latents. */
 static inline int64_t mp_image_generation_latents(const mp_image_generation_request *request) {
     return (int64_t)request->channels * request->high * request->wide;
 }
-/* components of one image */
+/* Returns the number of values of one image: width * height * 3. */
 static inline int64_t mp_image_generation_pixels(const mp_image_generation_request *request) {
     return (int64_t)request->width * request->height * 3;
 }

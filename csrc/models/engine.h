@@ -118,6 +118,8 @@ void mp_progress_set(mp_progress *progress, const char *stage, uint32_t percent)
 void mp_progress_part(mp_progress *progress, const char *stage, uint64_t done, uint64_t total);
 
 typedef struct mp_loader_ops {
+    /* Loads the model with the threads of the lease. Charges what it allocates to `budget`. Called again for each later
+     * load of the entry. */
     mp_status (*load)(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_model **model,
                       mp_error *error);
     /* Predicts, without loading, the bytes of the loaded model and the bytes of each of its engines. */
@@ -133,6 +135,8 @@ typedef struct mp_loader {
 } mp_loader;
 
 typedef struct mp_model_ops {
+    /* Creates an engine, whose scratch and caches are charged to `budget`. Must be thread-safe: several workers may
+     * start at the same time. */
     mp_status (*engine)(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
     /* Checks whether the model can serve the request, predicts its cost, and fills in result sizes (embedding width).
      * Thread-safe. Never returns FORMAT; errors of the caller are INVALID_ARGUMENT, CONTEXT_OVERFLOW and

@@ -30,7 +30,7 @@ typedef struct mp_arch_info {
 } mp_arch_info;
 /* Rows of archs.def. */
 int mp_arch_count(void);
-const mp_arch_info *mp_arch_at(int index);
+const mp_arch_info *mp_arch_at(int index); /* NULL if there is no such row */
 
 /* Facts of a loaded model, as shown in Python; 0 or NULL if a fact does not apply to the model. */
 typedef struct mp_model_facts {

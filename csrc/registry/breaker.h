@@ -1,10 +1,10 @@
 /* breaker.h: a circuit breaker that refuses requests to a model whose workers fail repeatedly.
  *
- *            `threshold` faults within the window          a probe fails
+ *            `threshold` faults within the window          a fault
  *   CLOSED -------------------------------------> OPEN <------------------ HALF-OPEN
  *      ^                                            |   `backoff_ns` has passed    ^
  *      |                                            +---------------------------+
- *      +------------------------------ `successes` probes in a row --------------+
+ *      +------------------------------ `successes` successful probes ------------+
  *
  * Only faults of workers count, never mistakes of callers. Caller's storage. Must hold the owner's lock in every
  * function. */
@@ -40,9 +40,10 @@ bool mp_breaker_ask(mp_breaker *breaker, const mp_breaker_rule *rule, uint64_t n
                     uint64_t *left_ns);
 /* Counts a fault of a worker. Returns true if that opened the breaker. */
 bool mp_breaker_fault(mp_breaker *breaker, const mp_breaker_rule *rule, uint64_t now_ns);
-/* Ends a probe. `success`: the request completed. A probe that ended in any other way counts neither for nor against
- * the workers: call mp_breaker_fault for a fault. 0 is a legal `probe`. */
+/* Ends the probe. `success`: its request completed. A probe that ends in another way counts neither for nor against the
+ * workers; for a fault of a worker, call mp_breaker_fault too. Does nothing if `probe` is 0 or of an earlier epoch. */
 void mp_breaker_end(mp_breaker *breaker, const mp_breaker_rule *rule, uint32_t probe, bool success);
+/* Returns the name of the state: "closed", "open" or "half-open". */
 const char *mp_breaker_name(const mp_breaker *breaker);
 
 #endif

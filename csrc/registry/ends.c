@@ -73,7 +73,7 @@ bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
                                                    mp_sys_now_ns()) < MP_QUARANTINE_FAULTS)
         return false;
     mp_log(MP_LOG_WARNING,
-           "%s: workers failed repeatedly while they computed one request; requests like it are refused for now",
+           "%s: workers failed repeatedly while they computed one request; equal requests are refused for 10 minutes",
            entry->key);
     return true;
 }
@@ -88,8 +88,8 @@ mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     if (known < MP_QUARANTINE_FAULTS)
         return MP_OK;
     return mp_fail(error, MP_MODEL,
-                   "%s: this request made workers fail %d times and is refused for now; try again later", entry->key,
-                   MP_QUARANTINE_FAULTS);
+                   "%s: this request made workers fail %d times and is refused until 10 minutes after the last time; "
+                   "change the request, or try again then", entry->key, MP_QUARANTINE_FAULTS);
 }
 
 /* Call when a request has completed: failures recorded for its fingerprint had another cause. */

@@ -145,7 +145,7 @@ struct mp_entry {
     bool pinned;           /* the registry itself must not evict the model */
     bool held;             /* a replacement is staged: not evicted to make room, unloaded if idle */
     bool load_requested;   /* a caller asked for the model to be loaded: it is not evicted before its first request */
-    uint64_t attempts, attempts_over; /* loads of the model that started, and that ended with any result */
+    uint64_t attempts, attempts_over; /* loads that started; loads that ended, in success or failure */
     uint64_t loads;                   /* loads that succeeded */
     uint64_t unloads;                 /* how often the model was freed */
     mp_error failure;                 /* why `health` is not MP_HEALTH_SOUND */
@@ -181,6 +181,7 @@ uint64_t mp_entry_newest(void);
 mp_entry *mp_entry_pin(mp_entry *entry);
 void mp_entry_unpin(mp_entry *entry);
 static inline const char *mp_entry_key(const mp_entry *entry) { return entry->key; }
+/* Returns how long a thread that waits for a ticket of the entry may spin. The entry must outlive the rule. */
 mp_spin_rule mp_entry_spin_rule(mp_entry *entry);
 
 /* --- for callers; must not hold the lock --- */
@@ -193,12 +194,14 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
  * mp_entry_submit does. *over: the load has ended, with the returned status; its worker may not have reported the
  * event yet. */
 mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, bool *over, mp_error *error);
+/* As mp_registry_evict: unpins the model, forgets a failed load, and waits until the model is freed. TIMEOUT: the
+ * eviction continues in the background. */
 mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
-void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns);
+void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns); /* sets mp_entry.keep_alive_ns */
 /* Starts a load and does not wait for it. */
 void mp_entry_start(mp_entry *entry);
-/* True while a model is loaded or being loaded, or requests are queued or active. False once all workers are leaving.
- */
+/* True while a worker starts or exists that is not leaving, or a request is queued or active. A loaded model without
+ * workers is not in use. */
 bool mp_entry_in_use(mp_entry *entry);
 void mp_entry_hold(mp_entry *entry, bool held); /* sets mp_entry.held */
 /* Refuses new requests, serves the accepted ones, then frees everything and reports MP_ENTRY_GONE. Cancels a load for
@@ -206,10 +209,12 @@ void mp_entry_hold(mp_entry *entry, bool held); /* sets mp_entry.held */
 void mp_entry_remove(mp_entry *entry);
 /* Waits until mp_entry_remove has freed everything. Calls it if no worker is left to do so. */
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
-/* Returns false if the request had already ended. */
+/* Cancels the request; `cause` becomes mp_ticket.cause. A queued request ends before the call returns, an active one
+ * when its worker notices. Returns false if the request had already ended. */
 bool mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause);
 /* Wakes the worker on whose active list the request is, to re-check the request's grammar mask. See mp_ticket_wake. */
 void mp_entry_wake(mp_entry *entry, mp_ticket *ticket);
+/* As mp_ticket_position, but `eta_ns` must not be NULL, and *eta_ns stays unchanged if the time is unknown. */
 int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns);
 /* *pinned receives a reference for the caller, or NULL. */
 void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinned);
@@ -227,15 +232,16 @@ typedef struct mp_eviction {
     uint64_t caches, trimming; /* held by idle workers: not yet told to trim; told to trim */
     uint64_t idle_ns, load_ns;
 } mp_eviction;
-void mp_entry_value(mp_entry *entry, mp_eviction *value);
-/* Evicts the model if it is still idle. Never blocks. */
+void mp_entry_value(mp_entry *entry, mp_eviction *value); /* fills in *value */
+/* Starts to evict the model. Returns false, and does nothing, if the model is not idle any more. Never blocks. */
 bool mp_entry_evict_idle(mp_entry *entry);
 /* Tells idle workers to free caches and arenas. Never blocks. Returns the bytes held by the workers that this call
  * told. */
 uint64_t mp_entry_trim(mp_entry *entry);
-void mp_entry_close(mp_entry *entry);                       /* refuses requests from now on */
-bool mp_entry_drain(mp_entry *entry, uint64_t deadline_ns); /* waits until no request is queued or active */
-void mp_entry_quit(mp_entry *entry);                        /* cancels all that is left */
+void mp_entry_close(mp_entry *entry); /* refuses requests from now on */
+/* Waits until no request is queued or active. Returns false at the deadline. */
+bool mp_entry_drain(mp_entry *entry, uint64_t deadline_ns);
+void mp_entry_quit(mp_entry *entry); /* cancels all queued and active requests, and all loads */
 /* Waits for the workers until the deadline and abandons those that have not left by then. Frees loader and model. */
 void mp_entry_join(mp_entry *entry, uint64_t deadline_ns);
 void mp_entry_fork_child(mp_entry *entry);

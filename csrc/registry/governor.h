@@ -1,6 +1,6 @@
 /* governor.h: the memory budget for models, caches and queues of the process.
  *
- *   offered = what machine and cgroup leave to the process      reserve = min(2,048 MB, offered / 4)
+ *   offered = what machine and cgroup leave to the process      reserve = min(2 GiB, offered / 4)
  *   limit   = 80 % of (offered - reserve), unless configured; raised to what a model needs if that fits into
  *             offered - reserve and no other model is loaded (then logged): the others are evicted first
  *   budget.used + reserved <= limit when a load is admitted
@@ -20,7 +20,8 @@ typedef struct mp_governor mp_governor;
 
 /* Returns the limit of the rule above. *most: offered - reserve. */
 uint64_t mp_governor_limit_of(uint64_t offered, uint64_t *most);
-/* limit 0: opens the governor of the process, with MPOOL_MEMORY_MB or the rule above. */
+/* limit > 0: opens a private governor with this limit in bytes. limit 0: opens the governor of the process, with
+ * MPOOL_MEMORY_MB or the rule above. Each call needs one mp_governor_close. */
 mp_status mp_governor_open(uint64_t limit, mp_governor **governor, mp_error *error);
 void mp_governor_close(mp_governor *governor); /* NULL is legal */
 /* Returns the budget that loaders and engines charge. The budget lives as long as the governor. */

@@ -123,9 +123,9 @@ void mp_worker_leave(mp_worker *worker) {
         return_abandoned(worker);
         return;
     }
-    bool served = mp_worker_serves(worker), idle = worker->fault.code == MP_OK;
+    bool served = mp_worker_serves(worker), sound = worker->fault.code == MP_OK;
     if (served) {
-        mp_worker_set_state(worker, idle ? MP_WORKER_EVICTING : MP_WORKER_FAILED);
+        mp_worker_set_state(worker, sound ? MP_WORKER_EVICTING : MP_WORKER_FAILED);
         list = note_fault(worker);
     }
     mp_dispatch_forget(entry, worker);
@@ -135,9 +135,9 @@ void mp_worker_leave(mp_worker *worker) {
     mp_worker_free_engine(worker);
     mp_governor_notify(services->governor);
     if (served) {
-        mp_log(MP_LOG_INFO, "Evicted worker %u (%s)", worker->id, idle ? "idle" : worker->fault.message);
+        mp_log(MP_LOG_INFO, "Evicted worker %u (%s)", worker->id, sound ? "no fault" : worker->fault.message);
         mp_count(services, MP_METRIC_workers_evicted, 1);
-        mp_events_post(idle ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, 0,
+        mp_events_post(sound ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, 0,
                        worker->fault.code);
     }
     mp_entry_finalize(entry, worker);

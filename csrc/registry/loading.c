@@ -96,7 +96,8 @@ static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_
                                      true, is_called_off, worker, &worker->guard, error);
     }
     if (status == MP_OK && loading && !worker->resident->model->ops->healthy(worker->resident->model))
-        status = mp_fail(error, MP_INTEGRITY, "%s: a model file was changed while the model was being loaded",
+        status = mp_fail(error, MP_INTEGRITY,
+                         "%s: a model file was changed while the model was being loaded; load it again",
                          worker->entry->key);
     if (status == MP_OK) {
         mp_progress_set(&worker->progress, "making an engine", 99);

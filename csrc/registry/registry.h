@@ -21,7 +21,7 @@ typedef struct mp_ticket mp_ticket;
 typedef struct mp_notifier mp_notifier;
 
 #define MP_FOREVER UINT64_MAX
-enum { MP_PATIENCE_SCALE = 10 };
+enum { MP_PATIENCE_SCALE = 10 }; /* see mp_registry_config.scale_timeout */
 
 typedef enum mp_policy { /* which worker of a model takes a request */
     MP_POLICY_DEFAULT,    /* requests: the model's policy; configuration: the policy of the loader or capability */
@@ -45,7 +45,7 @@ typedef struct mp_chaos_rule { /* chances, 0 to 1, with a sum of at most 1; all 
 
 typedef struct mp_registry_config { /* 0 = default */
     /* Compute threads and bytes belong to the process and are shared by all registries that leave `threads` and
-     * `memory_limit` at 0. A registry that sets one of them has a separate CPU allocator or budget of its own. */
+     * `memory_limit` at 0. A registry that sets one of them has a CPU allocator or a budget of its own. */
     int threads;             /* compute threads in all; default: MPOOL_THREADS, or the CPUs this process may use */
     uint64_t memory_limit;   /* bytes; default: the rule of governor.h */
     uint64_t step_budget_ns; /* default: MPOOL_STEP_BUDGET_MS */
@@ -161,22 +161,25 @@ typedef struct mp_entry_info {
     const char *state; /* "cold", "loading", "ready", "busy", "evicting", "failed" */
     const char *breaker; /* "closed", "open", "half-open" */
     mp_policy policy;
-    /* Workers that serve; workers with active requests; abandoned workers whose threads have not returned; queued
-     * requests; active requests. */
+    /* Workers that serve or are being evicted; workers with active requests; abandoned workers whose threads have not
+     * returned; queued requests; active requests. */
     int workers, busy, dead, queued, running;
     int waiting[MP_SERVICE_COUNT], capacity[MP_SERVICE_COUNT]; /* per service class: queued requests, and their limit */
     uint64_t full_ns[MP_SERVICE_COUNT]; /* time for which the queue of a service class has been full */
     double arrivals; /* requests per second; 0 = unknown, or predictive scaling is off */
     int predicted;   /* workers predicted for these arrivals; 0 = unknown or off */
     bool pinned;
-    uint64_t model_bytes, engine_bytes, calls, errors, idle_ns, keep_alive_ns;
+    uint64_t model_bytes, engine_bytes; /* bytes of the model; of the engines of all workers */
+    uint64_t calls, errors;             /* accepted requests; failed requests, without timeouts and cancellations */
+    uint64_t idle_ns; /* time since the last worker became idle; 0 = a worker has a request, or no worker serves */
+    uint64_t keep_alive_ns;
     uint64_t predicted_bytes; /* predicted size of the model before it was loaded */
     mp_worker_info worker[MP_WORKERS_MAX];
     int worker_count;
     mp_histogram latency; /* completed requests: time from submission to completion */
     uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */
     uint64_t rows;                /* tokens of all passes so far, as `rows` in metrics.def; 0 without a decoder */
-    mp_status last_error; /* the last error of a request; MP_OK = none failed */
+    mp_status last_error; /* how the last request without a result ended, also TIMEOUT and CANCELLED; MP_OK = none */
     const mp_model *model; /* pinned while the visitor runs, or NULL */
 } mp_entry_info;
 /* Visits a snapshot of the entries, ordered by key. */
@@ -215,16 +218,27 @@ typedef struct mp_submit_options {
 } mp_submit_options;
 
 /* Takes ownership of `request`, also on failure. Returns as soon as the request is queued. The thread of the first
- * worker loads a cold model; a load that fails ends the ticket with its cause. SEND: the model was removed while the
- * request waited for room in the queue. */
+ * worker loads a cold model; a load that fails ends the ticket with its cause.
+ *
+ * Refuses the request, without a ticket, with UNKNOWN_MODEL, WRONG_CAPABILITY or SHUTTING_DOWN; with an error of the
+ * model's check(), if the model is loaded; and with
+ *   OVERLOADED        the queue is full, and `fail_fast` is set
+ *   TIMEOUT           the deadline or the patience ended while the request waited for room or memory; or requests are
+ *                     queued, and the predicted wait exceeds four times the time until the deadline
+ *   MEMORY_EXHAUSTED  the request's bytes are not free
+ *   CIRCUIT_OPEN      the breaker is open (breaker.h)
+ *   MODEL             the request is quarantined (quarantine.h)
+ *   CANCELLED         `give_up` returned true
+ *   SEND              the model was removed while the request waited, or has another revision than `options->revision`
+ * and with the failure of the last load until its backoff has ended. */
 mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *request,
                              const mp_submit_options *options, mp_ticket **ticket, mp_error *error);
 
 /* Drops a caller's reference. Dropping the last one cancels a ticket that is not done. NULL is legal. */
 void mp_ticket_release(mp_ticket *ticket);
 mp_ticket *mp_ticket_pin(mp_ticket *ticket); /* adds a caller's reference */
-/* Waits until the ticket is done, progress exceeds `seen`, or the deadline. Returns false at the deadline. *progress
- * receives a counter that rises with every stream chunk and is UINT64_MAX once done. */
+/* Waits until the ticket is done, progress exceeds `seen`, or the deadline passes. Returns false at the deadline.
+ * *progress (NULL allowed) receives a counter that rises with every stream chunk and is UINT64_MAX once done. */
 bool mp_ticket_wait(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress);
 bool mp_ticket_done(mp_ticket *ticket);
 /* Returns the terminal status and copies the error of a failed request. Asserts that the ticket is done. */
@@ -248,10 +262,10 @@ int mp_ticket_position(mp_ticket *ticket, uint64_t *eta_ns);
 /* A descriptor to poll (base/wake_fd.h) and a list of ids. A bound ticket adds its id to the list when the ticket is
  * done or has progress, unless the id is still listed, and makes the descriptor readable. */
 mp_status mp_notifier_create(mp_notifier **notifier, mp_error *error);
-/* Closes the fd. Tickets still bound to the notifier keep its memory alive and notify no one. */
+/* Closes the fd. Tickets that are still bound keep the notifier's memory alive, and their progress is discarded. */
 void mp_notifier_destroy(mp_notifier *notifier);
 int mp_notifier_fd(const mp_notifier *notifier);
-/* Moves up to `capacity` ids out. Clears the fd when the list is empty. */
+/* Moves up to `capacity` ids from the list to `ids`. Returns their number. Clears the fd when the list is empty. */
 int mp_notifier_take(mp_notifier *notifier, uint64_t *ids, int capacity);
 /* Binds a ticket before or after completion; a done one is listed at once. A ticket may be bound to several
  * notifiers and notifies all of them, each with the id of its last binding. Returns false, and binds nothing, if

@@ -274,11 +274,11 @@ static bool take_work(mp_worker *w) {
 
 /* A request was admitted. Raises the flow, if it was idle, to virtual time, and starts the request at the flow's clock:
  * a flow or request has no claim on steps before it arrived. */
-static void join(mp_worker *w, mp_ticket *ticket) {
+static void enter_flow(mp_worker *w, mp_ticket *ticket) {
     bool fresh;
     int flow = mp_flows_enter(&w->flows, (uint64_t)ticket->node.kind << 32 | ticket->node.tenant, 0, &fresh);
-    bool away = w->flows.slots[flow].users == 1;
-    if (fresh || (away && w->flow_ns[flow] < w->virtual_ns))
+    bool was_idle = w->flows.slots[flow].users == 1;
+    if (fresh || (was_idle && w->flow_ns[flow] < w->virtual_ns))
         w->flow_ns[flow] = w->virtual_ns;
     ticket->flow = flow;
     ticket->virtual_ns = w->clock_ns[flow];
@@ -288,11 +288,11 @@ static void join(mp_worker *w, mp_ticket *ticket) {
  * advances by what each offered flow would get of the step, and the clock of a flow by what each of its requests would
  * get of the flow's part, if all had equal shares. */
 static void charge(mp_worker *w, int n, uint64_t took_ns) {
-    int calls[MP_WORKER_FLOWS] = {0};
+    int requests[MP_WORKER_FLOWS] = {0};
     uint64_t weights = 0;
     for (int i = 0; i < n; i++) {
         const mp_ticket *ticket = w->offered[i]->ticket;
-        if (calls[ticket->flow]++ == 0)
+        if (requests[ticket->flow]++ == 0)
             weights += ticket->item.service_class == MP_SERVICE_BULK ? 1 : BULK_WEIGHT;
     }
     w->virtual_ns += took_ns * BULK_WEIGHT / weights;
@@ -304,7 +304,7 @@ static void charge(mp_worker *w, int n, uint64_t took_ns) {
         int flow = ticket->flow;
         double share = amount > 0 ? w->plan.amount[i] / amount : 1.0 / w->plan.count;
         uint64_t had = (uint64_t)((double)took_ns * share);
-        w->clock_ns[flow] += had / (uint64_t)(calls[flow] ? calls[flow] : 1);
+        w->clock_ns[flow] += had / (uint64_t)(requests[flow] ? requests[flow] : 1);
         w->flow_ns[flow] += had * (ticket->item.service_class == MP_SERVICE_BULK ? BULK_WEIGHT : 1);
         ticket->virtual_ns += had;
         ticket->had_ns += had;
@@ -362,7 +362,7 @@ static void admit_fresh(mp_worker *w) {
         }
         if (status == MP_OK) {
             note_admitted(w, ticket);
-            join(w, ticket);
+            enter_flow(w, ticket);
             continue;
         }
         if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* another worker takes the request, once */
@@ -552,8 +552,8 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
     }
     mp_error error;
     mp_fail(&error, MP_MEMORY_EXHAUSTED,
-            "%s: the request needs more memory than is free, although no other request of the model is active",
-            entry->key);
+            "%s: the request needs more memory than is free, although no other request of the model is active; send a "
+            "smaller request, unload other models, or raise the limit (memory_bytes, MPOOL_MEMORY_MB)", entry->key);
     end_item(w, waiting, error.code, &error);
 }
 

@@ -59,8 +59,9 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
     uint64_t now, clock = mp_maintenance_clock(&entry->services->maintenance, &now);
     uint64_t due = mp_ticket_due(ticket), slice = now + ROOM_SLICE_MS * MS;
     if (clock >= due)
-        return mp_fail(error, MP_TIMEOUT, "%s: the queue was full until the deadline; %d requests are queued",
-                       entry->key, waiting);
+        return mp_fail(error, MP_TIMEOUT,
+                       "%s: the queue was full until the time limit of the request; %d requests are queued; send fewer "
+                       "requests at once, or raise `timeout` or `request_timeout`", entry->key, waiting);
     if (due - clock < slice - now)
         slice = now + (due - clock);
     entry->room_waiters++;
@@ -75,7 +76,7 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
                              entry->key) : MP_OK;
 }
 
-/* Must hold the lock. Refuses a request that is certain to miss its deadline. */
+/* Must hold the lock. Refuses a request that will probably miss its deadline. */
 static mp_status check_deadline(mp_entry *entry, const mp_ticket *ticket, mp_error *error) {
     uint64_t now = mp_maintenance_clock(&entry->services->maintenance, NULL), deadline = ticket->due_ns;
     if (!deadline)
@@ -93,7 +94,7 @@ static mp_status check_deadline(mp_entry *entry, const mp_ticket *ticket, mp_err
 }
 
 /* Must not hold the lock. Charges the bytes of the request. While models that are in use hold the memory, waits for it,
- * within the limits of the request and unless the caller wants an answer at once. */
+ * within the limits of the request and unless it has `fail_fast`. */
 static mp_status charge_in_time(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options,
                                 mp_error *error) {
     mp_services *services = entry->services;
@@ -103,7 +104,7 @@ static mp_status charge_in_time(mp_entry *entry, mp_ticket *ticket, const mp_sub
         if (status != MP_MEMORY_EXHAUSTED || options->fail_fast || !mp_governor_may_free(services->governor, bytes))
             return status;
         if (mp_maintenance_clock(&services->maintenance, NULL) >= mp_ticket_due(ticket))
-            return mp_fail(error, MP_TIMEOUT, "%s: no memory was free for the request until the deadline", entry->key);
+            return mp_fail(error, MP_TIMEOUT, "%s: no memory was free until the time limit of the request", entry->key);
         if (options->give_up && options->give_up(options->give_up_arg))
             return mp_fail(error, MP_CANCELLED, "%s: the request was cancelled while it waited for memory", entry->key);
         mp_mutex_lock(&entry->lock);

@@ -196,7 +196,7 @@ void mp_worker_run(void *arg) {
 void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     mp_entry *entry = worker->entry;
     mp_services *services = entry->services;
-    int threads = worker->threads, count = worker->active_count, in_it = 0;
+    int threads = worker->threads, count = worker->active_count, stepping = 0;
     bool runnable = worker->runnable, in_step[MP_ACTIVE_MAX];
     mp_core_lease at = threads ? worker->at : (mp_core_lease){0};
     worker->threads = 0;
@@ -210,7 +210,7 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
         worker->active[i]->worker = NULL;
     for (int i = 0; i < count; i++) {
         in_step[i] = worker->active[i]->state == MP_TICKET_STEPPING;
-        in_it += in_step[i];
+        stepping += in_step[i];
         mp_ticket_set_state(worker->active[i], MP_TICKET_ENDED);
     }
     atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
@@ -226,7 +226,7 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     mp_pool_disown(services->pool, worker);
     for (int i = 0; i < count; i++) {
         if (in_step[i] && error->code == MP_RECV)
-            mp_entry_note_kill(entry, worker->active[i], in_it == 1);
+            mp_entry_note_kill(entry, worker->active[i], stepping == 1);
         mp_entry_conclude(entry, worker->active[i], error->code, error);
     }
 

@@ -130,7 +130,7 @@ typedef struct mp_worker {
 
 /* The new worker has no engine: only the worker's own thread creates and uses it. */
 mp_status mp_worker_create(mp_entry *entry, mp_worker **worker, mp_error *error);
-void mp_worker_destroy(mp_worker *worker);
+void mp_worker_destroy(mp_worker *worker); /* requires that the engine, the guard and the lease were given back */
 /* For the worker's thread; must not hold the lock. Frees the worker's engine and its reference to the model. */
 void mp_worker_free_engine(mp_worker *worker);
 void mp_worker_run(void *worker); /* the job; frees the worker when it ends */

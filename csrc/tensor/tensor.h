@@ -19,6 +19,7 @@ typedef struct mp_dtype_row {
 } mp_dtype_row;
 
 const mp_dtype_row *mp_dtype_get(mp_dtype dtype); /* asserts a valid dtype */
+/* Find a type by its name, or by its number in GGUF. Return false, and leave *dtype unchanged, if there is none. */
 bool mp_dtype_from_name(const char *name, mp_dtype *dtype);
 bool mp_dtype_from_ggml(int64_t id, mp_dtype *dtype);
 /* Compute the bytes of one row of n items. Returns false if n is not a multiple of the block size or the result

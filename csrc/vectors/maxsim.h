@@ -35,12 +35,12 @@ typedef struct mp_maxsim_documents { /* all borrowed */
     int64_t ld;
 } mp_maxsim_documents;
 
-/* Copies the queries: the tokens of query q are rows [offsets[q], offsets[q + 1]) of tokens [offsets[queries], dim],
- * at least one. offsets are checked. INVALID_ARGUMENT: a query without tokens, more than 2^20 tokens, or a component
- * that is not finite. MEMORY_EXHAUSTED.
+/* Creates a scan and copies the queries: the tokens of query q are rows [offsets[q], offsets[q + 1]) of tokens
+ * [offsets[queries], dim]. Checks `offsets`. INVALID_ARGUMENT: a query without tokens, more than 2^20 tokens, or a
+ * component that is not finite. MEMORY_EXHAUSTED: the system refuses the memory.
  *
- * mp_scan_add refuses documents with a component or a scale that is not finite, with a product beyond float32, or with
- * more work than MP_MAXSIM_WORK. */
+ * mp_scan_add then refuses documents with a component or a scale that is not finite, with a product beyond float32, or
+ * with more work than MP_MAXSIM_WORK. */
 mp_status mp_maxsim_create(const mp_maxsim_plan *plan, const float *tokens, const int64_t *offsets, mp_scan **scan,
                            mp_error *error);
 /* Call before the first mp_scan_add of an array of `count` documents: sets the size of blocks from their lengths. */

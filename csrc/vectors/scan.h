@@ -37,7 +37,8 @@ typedef struct mp_scan_ops {
     /* Compares all queries with items [first, first + count) of an array, and calls mp_scan_merge for each query.
      * Returns the index of the first invalid item, relative to `first`, or `count`. Must not allocate. */
     int32_t (*compare)(mp_scan *scan, mp_scan_thread *thread, const void *items, int64_t first, int32_t count);
-    /* Says why an item is invalid. number: its number for the message. */
+    /* Returns INVALID_ARGUMENT, with the reason why the item at `index` of the array is invalid. `number`: the item's
+     * number in the scan, for the message. */
     mp_status (*refuse)(mp_scan *scan, const void *items, int64_t index, int64_t number, mp_error *error);
     void (*destroy)(mp_scan *scan);
 } mp_scan_ops;

@@ -19,8 +19,8 @@ typedef struct mp_search_plan {
     bool cosine; /* false: dot product */
 } mp_search_plan;
 
-/* Copies queries [queries, dim]. INVALID_ARGUMENT: a component is not finite. MEMORY_EXHAUSTED. mp_scan_add refuses
- * vectors with a component that is not finite. */
+/* Creates a scan and copies queries [queries, dim]. INVALID_ARGUMENT: a component is not finite. MEMORY_EXHAUSTED: the
+ * system refuses the memory. mp_scan_add then refuses vectors with a component that is not finite. */
 mp_status mp_search_create(const mp_search_plan *plan, const float *queries, mp_scan **scan, mp_error *error);
 
 #endif

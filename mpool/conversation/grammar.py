@@ -598,7 +598,8 @@ class _MaskedRequest:
             raise failure.error
         if matcher.is_error():  # a limit of llguidance was exceeded: the mask allowed every sampled token
             raise LimitError(f"`{self._format.param}`: the grammar became too complex at token {self._counts[choice]}: "
-                             f"{' '.join(matcher.get_error().split())[:200]}", param=self._format.param)
+                             f"{' '.join(matcher.get_error().split())[:200]}", param=self._format.param,
+                             hint="Use fewer optional, repeated and nested parts")
         if reuse is not None and known is None:
             reuse.store(mask)
         if self._end is not None and self._end.ends(self.ticket, choice):
@@ -703,7 +704,7 @@ def _assign(request: _MaskedRequest) -> None:
             _mask_threads.append(found)
         if found is None:
             raise Overloaded(f"completions with a format are refused: all {stuck} threads for token masks are stuck",
-                             param="response_format", hint="Retry later; mpool.health() shows native_calls")
+                             param="response_format", hint="Try again later; mpool.health() shows native_calls")
         for waiting in [request for thread in _mask_threads if thread.stuck() for request in thread.take_others()]:
             found.serve(waiting)
         found.serve(request)

@@ -90,9 +90,9 @@ def lark_of_gbnf(grammar: str) -> str:
 def _run(task: str, grammar: str, vocabulary: Source | None = None) -> tuple[str, bytes]:
     status, data = _children.run((task, grammar), Limits(SECONDS, _LOADING, MEMORY, _RESPONSE), vocabulary)
     if status == "died":
-        raise Refused(f"it needs more than {MEMORY >> 20} MB to compile, or refers to rules too deeply")
+        raise Refused(f"it needs more than {MEMORY >> 20} MiB to compile, or refers to rules too deeply")
     if status not in (task, "failed"):
-        raise Refused(f"it needs more than {SECONDS:g} seconds or {MEMORY >> 20} MB to compile")
+        raise Refused(f"it needs more than {SECONDS:g} s of CPU time or {MEMORY >> 20} MiB to compile")
     return status, data
 
 

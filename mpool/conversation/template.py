@@ -274,7 +274,8 @@ class ChatTemplate:
             return TemplateError(f"{name} failed on this conversation: {text}", hint=_READS)
         if status == "nodes":
             return LimitError(f"{self._file or 'the model'}: the chat template has more than "
-                              f"{limits.max_template_nodes:,} nodes (mpool.tokenizers.limits.max_template_nodes)")
+                              f"{limits.max_template_nodes:,} nodes",
+                              hint="Raise mpool.tokenizers.limits.max_template_nodes")
         if status == "nested":
             return LimitError(f"{self._file or 'the model'}: the chat template is nested too deeply")
         if status == "forbidden":

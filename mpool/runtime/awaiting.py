@@ -54,7 +54,7 @@ def _apply_leaving() -> None:
 
 
 def _uncount() -> list[_core.Ticket]:
-    """Return the tickets that have no waiter left and that at least one waiter gave up. Must hold the lock."""
+    """Count the waiters that left. Returns the tickets whose last waiter gave up. Must hold the lock."""
     unwanted = []
     while _leaving:
         ticket, gave_up = _leaving.popleft()

@@ -230,7 +230,8 @@ class Entry:
         if description.tokenizer is None and description.embedding is not None:  # CLIP or SigLIP without the file
             raise missing_tokenizer(posixpath.dirname(description.spec.files[0]))
         if description.tokenizer is None:
-            raise InvalidArgument("the model has no tokenizer", param="model", key=self.key)
+            raise InvalidArgument("the model has no tokenizer", param="model", key=self.key,
+                                  hint="Models that embed, classify or generate text have one")
         spec = description.spec
         with _reading(self.key):
             tokenizer = open_tokenizer(description.tokenizer, self._vocab)
@@ -381,10 +382,12 @@ class Entry:
         return self.loading.weights or self.pool.config.weights
 
     def set_loading(self, options: LoadOptions) -> None:
-        """Set how the model is loaded from now on; None: unchanged. Loaded workers serve until the next load.
+        """Set how the model is loaded from now on. Options that are None stay unchanged.
+
+        If an option changes for a loaded model, the core loads the model again; its old workers serve until then.
 
         Raises:
-            InvalidArgument: the KV cache has a type, but the model has no KV cache; or the model cannot have a draft
+            InvalidArgument: ``kv_dtype`` is given, but the model has no KV cache; or the model cannot have a draft
                 model, or adapters.
             FileError, FormatError, LimitError, UnsafeFormat, Unsupported: an adapter cannot be read, or does not fit.
             WrongCapability: the draft model is not a language model for text.
@@ -416,7 +419,7 @@ class Entry:
             try:
                 self._replace()
             except BaseException:
-                # the workers still run with these settings; a repeated call must not return early
+                # The workers still run with the former settings: a repeated call must not find the new ones and return.
                 self.restore_loading(was, had)
                 raise
         return True
@@ -479,7 +482,7 @@ class Entry:
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
-        """Names of the adapters that :func:`load` added, in alphabetical order."""
+        """Names of the adapters that a caller added by load(), register() or swap(), in alphabetical order."""
         return tuple(name for name, _ in self.loading.adapters or ())
 
     def own_adapters(self) -> tuple[str, ...]:

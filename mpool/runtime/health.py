@@ -47,7 +47,7 @@ class Workers:
     """Counts of workers.
 
     Attributes:
-        total: workers that serve requests.
+        total: workers that serve requests, or are being evicted.
         busy: workers with an active request.
         idle: workers without one.
         dead: workers that were abandoned because they made no progress.
@@ -85,11 +85,14 @@ class ModelHealth:
         state: as in :class:`mpool.debug.show.ModelRow`.
         breaker: state of the circuit breaker: ``"closed"``, ``"open"``, ``"half-open"``.
         workers: counts of the model's workers.
-        queue_depth, queue_capacity: waiting requests and capacity of the model's fullest queue.
+        queue_depth: waiting requests of all service classes.
+        queue_capacity: capacity of the fullest service class (requests of one input, or of several).
         p50, p99: upper bounds of the median and the 99th percentile of the latency, in seconds from submission to
             completion; None: no request has completed yet.
-        error_rate: failed requests as a fraction of all, 0 to 1; timeouts and cancellations do not count.
-        last_error: name of the last error, or None.
+        error_rate: failed requests as a fraction of the accepted ones, 0 to 1. Timeouts and cancellations do not count
+            as failures.
+        last_error: name of the error of the last request without a result, also ``"TIMEOUT"`` and ``"CANCELLED"``;
+            None: every request had a result.
     """
 
     state: str
@@ -109,7 +112,7 @@ class Health:
 
     Attributes:
         status: ``"healthy"``; ``"degraded"``: the pool serves requests, but with the problems in ``reasons``;
-            ``"unhealthy"``: it does not serve requests.
+            ``"unhealthy"``: the pool is closed, or every model in use has failed.
         reasons: problems that were found, as texts.
         workers, memory: totals of all models.
         models: health of each model by key.
@@ -175,7 +178,7 @@ def health(pool: Host) -> Health:
 def _model(row: Mapping[str, Any]) -> ModelHealth:
     latency, calls = row["latency"], row["calls"]
     known = latency["count"] > 0
-    depth, capacity = max(zip(row["waiting"], row["capacity"]), key=lambda kind: kind[0] / kind[1])
+    _, capacity = max(zip(row["waiting"], row["capacity"]), key=lambda kind: kind[0] / kind[1])
     return ModelHealth(
         row["state"], row["breaker"], Workers(row["workers"], row["busy"], row["workers"] - row["busy"], row["dead"]),
         row["queued"], capacity, latency["p50"] if known else None, latency["p99"] if known else None,

@@ -87,7 +87,7 @@ def _families(found: dict[str, Any]) -> Iterator[Any]:
                 for worker in model["per_worker"]:
                     workers.add_metric([key, str(worker["position"])], worker[name])
             yield workers
-    latency = HistogramMetricFamily("mpool_latency_seconds", "from submission to response",
+    latency = HistogramMetricFamily("mpool_latency_seconds", "seconds from submission to completion",
                                      labels=["model", "capability"])
     for key, model in found["models"].items():
         total, buckets = 0, []
@@ -97,7 +97,8 @@ def _families(found: dict[str, Any]) -> Iterator[Any]:
         latency.add_metric([key, model["capability"]], buckets, model["latency"]["sum"])
     yield latency
     for name in ("min", "max", "p50", "p99"):
-        family = GaugeMetricFamily(f"mpool_latency_{name}_seconds", f"{name} of the time from submission to response",
+        family = GaugeMetricFamily(f"mpool_latency_{name}_seconds",
+                                   f"{name} of the seconds from submission to completion",
                                    labels=["model", "capability"])
         for key, model in found["models"].items():
             family.add_metric([key, model["capability"]], model["latency"][name])

@@ -1,8 +1,8 @@
 """The table of all errors that a client can receive, and their encodings.
 
-The texts are constants, so that no response contains a path, an address or text from a model file. The log has the
-details under the request id. If the request itself is invalid, the response also names the parameter and the allowed
-values.
+The texts are constants, so that no response contains a path, an address or text from a model file. A detail may follow:
+the invalid parameter with its allowed values, or the names of models that clients can use. The log has all details
+under the request id.
 """
 
 from __future__ import annotations

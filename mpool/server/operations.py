@@ -230,8 +230,8 @@ def image_of(text: str, name: str) -> bytes:
     except ValueError:
         found = b""
     if not found:
-        raise Refusal("invalid_value", f"`{name}` must be base64; the server fetches no URLs "
-                                       "(--allow-image-urls: those with https).", name)
+        raise Refusal("invalid_value", f"`{name}` must be base64 of an image, a data: URL, or with the server's option "
+                                       "--allow-image-urls an https URL.", name)
     return found
 
 

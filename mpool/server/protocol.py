@@ -210,7 +210,8 @@ class Connection(HttpToolsProtocol, DisconnectReports):
     """One connection. Pipelined requests are parsed ahead and served one after the other.
 
     Attributes:
-        receive_deadline: Loop time by which the current request must be complete; None: no limit applies now.
+        receive_deadline: Loop time by which the rest of the current head or body must arrive; None: no limit applies
+            now.
         write_deadline: Loop time by which the client must have read the response; None: no limit applies now.
         idle_deadline: Loop time by which the next request must begin; None: no limit applies now.
         refusal: Reason why the connection ignores further input; None: input is processed.

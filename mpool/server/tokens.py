@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 class TokenizeRequest(Fields, kw_only=True):
-    """A ``prompt``, or ``messages`` for the chat template of the model. ``model`` may be omitted if the server serves
-    one model. ``add_special_tokens`` adds the tokens that the model expects around a prompt (default true). Names of
-    control tokens in texts are plain text. ``chat_template_kwargs`` are variables of the chat template."""
+    """A ``prompt``, or ``messages`` for the chat template of the model. ``model`` may be omitted if the server was
+    started with one model and no request has named another. ``add_special_tokens`` adds the tokens that the model
+    expects around a prompt (default true). Names of control tokens in texts are plain text. ``chat_template_kwargs``
+    are variables of the chat template."""
 
     model: Name | None = None
     prompt: str | None = None
@@ -47,7 +48,7 @@ class TokenizeResponse(Struct):
 
 
 class DetokenizeRequest(Fields, kw_only=True):
-    """Token ids. ``model`` may be omitted if the server serves one model."""
+    """Token ids. ``model`` as for :class:`TokenizeRequest`."""
 
     model: Name | None = None
     tokens: Annotated[list[Token], Meta(max_length=1_000_000)]

@@ -197,7 +197,7 @@ def check(texts: Any, options: ClassifyOptions, most: int) -> Checked:
         return Checked(given, single, pairs)
     labels = _labels(options.labels, most)
     if pairs:
-        refuse("texts", "pairs", "texts, because the labels make the second text of each pair")
+        refuse("texts", "pairs", "single texts with labels: each label makes the second text of a pair")
     for at, text in enumerate(given):
         fault = embedding.fault_of(text, f"texts[{at}]", 0)
         if fault is not None:

@@ -57,7 +57,8 @@ class CallOptions:
     """
 
     timeout: float | None = _documented(
-        None, "time limit of the request in seconds from its start; None: only ``PoolConfig.request_timeout`` applies.")
+        None, "time limit of the request in seconds from its start; None: only ``PoolConfig.request_timeout`` applies. "
+        "A request whose predicted wait in the queue exceeds four times its limit raises Timeout at once.")
     priority: Priority = _documented(
         "normal", '``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"batch"``, or the numbers 0 to 4 in the '
         "same order: requests of a higher priority leave the model's queue first. The priority of a request rises "
@@ -576,7 +577,7 @@ class SamplingOptions:
     """Options of every text-generation request.
 
     A sampling option that is omitted or None has the value of the model's ``generation_config.json`` if that file
-    enables sampling, else the default given with the option.
+    enables sampling; options that the file omits are then off. Otherwise it has the default given with the option.
     """
 
     temperature: float | None = _sampling_option(
@@ -603,7 +604,8 @@ class SamplingOptions:
     stop: str | Sequence[str] | None = option(
         None, "stop string, or a list of up to 64; the completion ends before it.")
     stop_token_ids: Sequence[int] | None = option(None, "token ids that end the completion.")
-    ignore_eos: bool | None = _sampling_option("ignore_eos", "continue past the model's end-of-sequence token")
+    ignore_eos: bool | None = _sampling_option(
+        "ignore_eos", "never sample the model's end-of-sequence tokens: only other limits then end a completion")
     logprobs: bool | int | None = option(
         None, "True: return the log probability of each generated token; a number from 0 to 20: also return those of "
         "this many most probable tokens at each position.")
@@ -614,9 +616,10 @@ class SamplingOptions:
         None, "format that the output is constrained to: ``{\"type\": \"json_object\"}``, ``{\"type\": "
         "\"json_schema\", \"json_schema\": {\"schema\": {...}}}``, a JSON schema, a pydantic class, ``{\"type\": "
         "\"regex\", \"regex\": ...}``, or ``{\"type\": \"grammar\", \"grammar\": ...}`` with a Lark grammar of "
-        "llguidance. Only tokens that keep the output valid are sampled, and the model may end only where the output "
-        "is complete. If ``max_tokens`` or a stop string cuts the output, ``finish_reason`` is ``\"length\"`` or "
-        "``stop`` is set. ``parsed`` of the result is the parsed JSON value. Requires the extra ``grammar``.")
+        "llguidance or a GBNF grammar of llama.cpp. Only tokens that keep the output valid are sampled, and the model "
+        "may end only where the output is complete. If ``max_tokens`` or a stop string cuts the output, "
+        "``finish_reason`` is ``\"length\"`` or ``stop`` is set. ``parsed`` of the result is the parsed JSON value. "
+        "Requires the extra ``grammar``.")
     context_length: int | None = option(
         None, "maximum number of tokens of the prompt and a completion together, 2 or more; None, or more than the "
         "model's context: the model's context.")
@@ -665,11 +668,12 @@ class GenerateImageOptions:
     width: int | None = option(None, "width in pixels; None: the size that the model was trained for.")
     height: int | None = option(None, "height in pixels; None: the size that the model was trained for.")
     num_inference_steps: int | None = option(
-        None, "number of denoising steps, 1 to 1,000; None: 28, or 4 for FLUX.1-schnell. Stable Diffusion 3.5 large "
-        "turbo needs 4.", aliases=("steps",))
+        None, "number of denoising steps, 1 to 1,000; None: 28; 4 for FLUX.1-schnell, and for Stable Diffusion 3.5 "
+        "large turbo under its name in the catalogue. A local folder of turbo needs 4.", aliases=("steps",))
     guidance_scale: float | None = option(
-        None, "guidance scale, 0 to 1000; None: 7 for Stable Diffusion 3, 3.5 for FLUX.1-dev. Stable Diffusion 3.5 "
-        "large turbo needs 0.", aliases=("cfg_scale",))
+        None, "guidance scale, 0 to 1000; None: 7 for Stable Diffusion 3 and 3.5, 3.5 for FLUX.1-dev, 0 for "
+        "FLUX.1-schnell, and for Stable Diffusion 3.5 large turbo under its name in the catalogue. A local folder of "
+        "turbo needs 0.", aliases=("cfg_scale",))
     seed: int | None = option(
         None, "seed of the initial noise, 0 to 2**64 - 1; None: a random seed, which the result reports.")
     latents: Any = option(

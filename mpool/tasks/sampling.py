@@ -228,7 +228,7 @@ def _logprobs(logprobs: Any, top: Any) -> int:
     if top is not None:
         alternatives = scalar("top_logprobs", top, row._replace(allowed=f"0 to {MAX_TOP_LOGPROBS}"))
         if logprobs is False and alternatives:
-            refuse("top_logprobs", alternatives, "0 or None if logprobs is False", hint="Omit logprobs")
+            refuse("top_logprobs", alternatives, "0 or None if logprobs is False", hint="Set logprobs=True, or omit it")
         if alternatives:
             count = max(count, alternatives)
     return count

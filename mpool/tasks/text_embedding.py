@@ -321,7 +321,7 @@ def fault_of(text: Any, name: str, least: int = 1) -> MpoolError | None:
         return InvalidArgument(param=name, got="an empty str", allowed=allowed)
     if len(text) > MAX_CHARS:
         return InvalidArgument(param=name, got=f"{len(text):,} characters", allowed=allowed,
-                               hint="Split it; with on_error='null' its row is NaN instead")
+                               hint="Split it, or call embed with on_error='null', which returns a row of NaN for it")
     return None
 
 
@@ -584,7 +584,8 @@ def _tokenizing_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
         if not tokens:
             fault = InvalidArgument(param=name, got="a text without tokens",
                                     allowed="a text with at least one token of this model's vocabulary",
-                                    hint="With on_error='null' its row is NaN instead")
+                                    hint="Leave it out, or call embed with on_error='null', which returns a row of NaN "
+                                         "for it")
         elif tokens > plan.max_tokens and not plan.truncate:
             fault = ContextOverflow(f"{name} has {tokens} tokens, the model accepts at most {plan.max_tokens}",
                                     tokens=tokens, limit=plan.max_tokens, hint="Shorten it, or set truncate=True")

@@ -308,7 +308,8 @@ def quantize(vectors: NDArray[np.float32], precision: str) -> NDArray[Any]:
         return np.zeros(vectors.shape, dtype=dtype)
     if vectors.ndim == 1 or len(vectors) == 1:
         refuse("precision", precision, "float32, binary or ubinary for a single input",
-               hint="The range of each component is computed over all vectors of the request: embed many inputs in one")
+               hint="The range of each component is computed over all vectors of a request: pass many inputs to one "
+                    "call")
     if len(vectors) < 100:
         log.warning("the %s ranges are computed from only %d vectors; at least 100 give more stable ranges", precision,
                     len(vectors))

@@ -421,8 +421,9 @@ RERANK = Verb(
               'a text of 1 to 1,000,000 characters.'),
         Parameter('documents', 'Sequence[str]',
               'a list, tuple, array or pandas Series of texts of 1 to 1,000,000 characters.'),
-        _model('a cross-encoder: the folder or reference of a sequence classifier with one label (BERT, RoBERTa, '
-             'XLM-RoBERTa, ModernBERT, MPNet, GTE), of a language model that its folder declares a reranker '
+        _model('a cross-encoder: the folder or reference of a sequence classifier with one label (BERT, DistilBERT, '
+             'ELECTRA, ALBERT, RoBERTa, XLM-RoBERTa, MPNet, DeBERTa v2 and v3, ModernBERT, GTE, JinaBERT, EuroBERT), '
+             'of a language model that its folder declares a reranker '
              '(Qwen3-Reranker, in the format of sentence-transformers), or the GGUF file of a reranker; None: '
              'ms-marco-MiniLM-L6-v2.'),
     ), _options.RerankOptions, 'Ranking',
@@ -431,7 +432,7 @@ RERANK = Verb(
 {args}
 
 Returns:
-    :class:`mpool.tasks.rerank.Ranking` of the documents, best first, with scores and indices. The scores equal those
+    :class:`mpool.Ranking` of the documents, best first, with scores and indices. The scores equal those
     of ``CrossEncoder.predict`` of sentence-transformers and do not depend on the other documents.
 
 Raises:

@@ -63,7 +63,8 @@ class IsolatedTokenizer:
             status, data = self._children.run((self._plain, add_special, places, list(texts)), Limits(
                 seconds, _LOADING, _MEMORY, _IDS), self._source, deadline)
         except Timeout as error:
-            raise LimitError("the tokenizer of the model is busy with other texts", param="text") from error
+            raise LimitError("the tokenizer of the model is busy with other texts", param="text",
+                             hint="Try again, or tokenize fewer texts at once") from error
         if status == "failed":
             raise self.Failed(data.decode("utf-8", "replace"))
         numbers = array("I")
@@ -77,7 +78,7 @@ class IsolatedTokenizer:
                 ends = list(accumulate(counts, initial=0))
                 return ([ids[first:end] for first, end in zip(ends, ends[1:])],
                         [pairs[first:end] for first, end in zip(ends, ends[1:])])
-        raise LimitError(f"the tokenizer of the model needs more than {seconds:g} seconds or {_MEMORY >> 30} GB for "
+        raise LimitError(f"the tokenizer of the model needs more than {seconds:g} seconds or {_MEMORY >> 30} GiB for "
                          "this text", param="text", hint="Its regular expressions take too many steps; "
                          "mpool.tokenizers.limits.max_tokenizing_seconds raises the limit")
 

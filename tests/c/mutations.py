@@ -367,7 +367,7 @@ MUTATIONS = [
              "if ((queue->counts[node->kind] -= !BUG) + 1 ==", "calls", FEW),
     Mutation(303, _Q, "insert", "tenants share flows by the low bits of their numbers", "<< 32 | node->tenant,",
              "<< 32 | (BUG ? node->tenant % 16 : node->tenant),", "tenants", FEW),
-    Mutation(304, _S, "join", "a worker gives flows shares by the low bits of tenants' numbers",
+    Mutation(304, _S, "enter_flow", "a worker gives flows shares by the low bits of tenants' numbers",
              "<< 32 | ticket->node.tenant, 0,", "<< 32 | (BUG ? ticket->node.tenant % 16 : ticket->node.tenant), 0,",
              "tenants", FEW),
     # --- periodic checks

@@ -37,8 +37,8 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
     mp_text_request *request = (mp_text_request *)request_base;
     if (request->n_prompt >= model->context) {
         mp_fail(error, MP_CONTEXT_OVERFLOW,
-                "the prompt has %d tokens, the model takes at most %d including one generated token", request->n_prompt,
-                model->context);
+                "the prompt has %d tokens, the model takes at most %d plus one generated token", request->n_prompt,
+                model->context - 1);
         if (error) {
             snprintf(error->got, sizeof error->got, "%d", request->n_prompt);
             snprintf(error->allowed, sizeof error->allowed, "%d", model->context - 1);

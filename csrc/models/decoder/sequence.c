@@ -85,7 +85,8 @@ static mp_status find_adapter(const mp_decoder *model, const mp_text_request *re
     group->adapter = (uint8_t)mp_adapters_find(&model->adapters, request->adapter);
     if (request->adapter == 0 || group->adapter > 0)
         return MP_OK;
-    return mp_fail(error, MP_INVALID_ARGUMENT, "the adapter of the request was unloaded");
+    return mp_fail(error, MP_INVALID_ARGUMENT,
+                   "the `adapter` of the request was unloaded; load the model with it again");
 }
 
 /* Returns the part of a prefix key that tells apart sequences whose keys and values differ although their tokens are

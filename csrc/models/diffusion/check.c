@@ -37,10 +37,10 @@ static mp_status check_ids(const mp_diffusion *model, const mp_image_generation_
     return MP_OK;
 }
 
-mp_status mp_diff_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
+mp_status mp_diff_check(const mp_model *base, mp_request *request_base, uint64_t *cost_ns, uint32_t *total,
                         mp_error *error) {
     const mp_diffusion *model = (const mp_diffusion *)base;
-    mp_image_generation_request *request = (mp_image_generation_request *)call_base;
+    mp_image_generation_request *request = (mp_image_generation_request *)request_base;
     const int32_t scale = mp_diff_scale(model), grain = scale * MP_DIFF_PATCH;
     if (request->width % grain || request->height % grain ||
         (model->position_side &&

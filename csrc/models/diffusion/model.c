@@ -105,8 +105,8 @@ static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int whic
     snprintf(name, sizeof name, "%s.tokens", part);
     MP_TRY(mp_weights_get(model->weights, name, 2, any, &embedding->tokens, error));
     if (embedding->tokens.shape[0] > MAX_VOCAB)
-        return mp_fail(error, MP_LIMIT, "%s: %lld tokens, at most %d", part, (long long)embedding->tokens.shape[0],
-                       MAX_VOCAB);
+        return mp_fail(error, MP_LIMIT, "%s has %lld tokens, allowed: at most %d", part,
+                       (long long)embedding->tokens.shape[0], MAX_VOCAB);
     e->vocab = (int32_t)embedding->tokens.shape[0];
     if (!e->t5) {
         MP_TRY(fact(spec, part, "projection_length", 0, MAX_WIDTH, &e->projection, error));

@@ -33,10 +33,10 @@ static mp_status check_attended(const mp_encoder *model, int32_t text, int32_t a
     return MP_OK;
 }
 
-mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
+mp_status mp_encoder_check(const mp_model *base, mp_request *request_base, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error) {
     const mp_encoder *model = (const mp_encoder *)base;
-    mp_embedding_request *request = (mp_embedding_request *)call_base;
+    mp_embedding_request *request = (mp_embedding_request *)request_base;
     MP_TRY(mp_embedding_request_check_outputs(request, mp_encoder_outputs(model), error));
     const bool pooled = request->outputs & MP_EMBED_POOLED;
     int32_t most = pooled ? model->head.width : model->hidden;
@@ -79,7 +79,8 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
     const mp_encoder *model = ((const mp_encoder_engine_state *)engine)->model;
     const int32_t adapter = ((const mp_embedding_request *)item->request)->adapter;
     if (adapter != 0 && mp_adapters_find(&model->adapters, adapter) == 0)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the adapter of the request was unloaded");
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "the `adapter` of the request was unloaded; load the model with it again");
     item->state = engine;
     return MP_OK;
 }
@@ -134,11 +135,11 @@ typedef struct step_run {
     mp_group_step step;
 } step_run;
 
-static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int slice, void *thread_scratch) {
+static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int slot, void *thread_scratch) {
     const step_run *run = arg;
     const mp_encoder_engine_state *engine = run->engine;
     mp_encoder_forward(engine->model, thread, engine->texts + group->first, group->count, group->rows,
-                       run->step.lease, mp_group_scratch(&run->step, slice), thread_scratch);
+                       run->step.lease, mp_group_scratch(&run->step, slot), thread_scratch);
 }
 
 static mp_status make_lists(mp_encoder_engine_state *engine, int texts, mp_error *error) {

@@ -91,6 +91,8 @@ static inline int mp_kv_first_seen(const mp_kv_group *group, int64_t position) {
     return group->window > 0 && oldest > 0 ? (int)(oldest / MP_KV_BLOCK) : 0;
 }
 
+/* mp_kv_k returns the keys, mp_kv_v the values, of one layer and head in a block: MP_KV_BLOCK tokens. For a window
+ * layer, the block must have its window part. */
 static inline void *mp_kv_k(const mp_kv_cache *cache, uint32_t id, int layer, int head) {
     bool windowed = layer >= cache->group.layers;
     size_t index = (size_t)(windowed ? layer - cache->group.layers : layer) * (size_t)cache->group.heads + (size_t)head;

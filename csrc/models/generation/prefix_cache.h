@@ -85,6 +85,7 @@ uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const i
 /* Takes a new block and copies all layers of block `from` into it. */
 mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error);
 
+/* Returns a chain without blocks. It finds only blocks of the same tenant and variant. */
 mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant, uint32_t variant);
 /* Finds the published block after the chain that holds these tokens [MP_KV_BLOCK]. If found, appends the block to the
  * chain, sets *id to it with a reference for the caller, and returns true. After a miss, the next call must pass the

@@ -77,11 +77,11 @@ static bool before(mp_candidate a, mp_candidate b) { return a.logit > b.logit ||
 
 static void sift(mp_candidate *heap, int n, int i) { /* lowest-ranked candidate on top */
     for (;;) {
-        int worst = i, left = 2 * i + 1, accepted = left + 1;
+        int worst = i, left = 2 * i + 1, right = left + 1;
         if (left < n && before(heap[worst], heap[left]))
             worst = left;
-        if (accepted < n && before(heap[worst], heap[accepted]))
-            worst = accepted;
+        if (right < n && before(heap[worst], heap[right]))
+            worst = right;
         if (worst == i)
             return;
         mp_candidate t = heap[i];

@@ -50,7 +50,8 @@ typedef struct mp_sample_args {
 int32_t mp_sample(const mp_sample_args *sample, float *logits, int32_t vocab, mp_candidate *candidates);
 
 /* Computes log-softmax of the unmodified logits: *logprob of `token`, and the k largest in descending order (lowest id
- * on a tie). k may be 0. candidates [vocab] is scratch if k > 0. */
+ * on a tie). If fewer than k logits are above -infinity, the rest are id -1 and -infinity. k may be 0. candidates
+ * [vocab] is scratch if k > 0. */
 void mp_logprobs(const float *logits, int32_t vocab, int32_t token, int k, float *logprob, int32_t *top_ids, float *top,
                  mp_candidate *candidates);
 

@@ -100,10 +100,10 @@ static bool first_only(const mp_vit *model, const mp_image_embedding_request *re
     return !model->attention_pool && request->output != MP_IMAGE_TOKENS;
 }
 
-mp_status mp_vit_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
+mp_status mp_vit_check(const mp_model *base, mp_request *request_base, uint64_t *cost_ns, uint32_t *total,
                        mp_error *error) {
     const mp_vit *model = (const mp_vit *)base;
-    mp_image_embedding_request *request = (mp_image_embedding_request *)call_base;
+    mp_image_embedding_request *request = (mp_image_embedding_request *)request_base;
     const bool tokens = request->output == MP_IMAGE_TOKENS;
     int32_t most = tokens ? model->hidden : model->head.width;
     int64_t rows = 0;
@@ -343,8 +343,8 @@ typedef struct step_run {
     _Atomic uint64_t ops;
 } step_run;
 
-static mp_vit_pass pass_of(const step_run *run, const mp_group *group, int slice) {
-    uint8_t *scratch = mp_group_scratch(&run->step, slice);
+static mp_vit_pass pass_of(const step_run *run, const mp_group *group, int slot) {
+    uint8_t *scratch = mp_group_scratch(&run->step, slot);
     const mp_vit_image *images = run->engine->images + group->first, *last = &images[group->count - 1];
     return (mp_vit_pass){
         .model = run->engine->model,
@@ -360,12 +360,12 @@ static mp_vit_pass pass_of(const step_run *run, const mp_group *group, int slice
     };
 }
 
-static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int slice, void *thread_scratch) {
+static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int slot, void *thread_scratch) {
     step_run *run = arg;
     mp_vit_pass own;
     mp_vit_pass *pass = &run->shared; /* one image, one group */
     if (!run->step.together) {
-        own = pass_of(run, group, slice);
+        own = pass_of(run, group, slot);
         pass = &own;
     }
     mp_vit_thread l = {.thread = thread, .pass = pass, .own = thread_scratch};

@@ -77,10 +77,10 @@ bool mp_lookup_vector(const mp_lookup *model, const int32_t *ids, int64_t n, int
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
 
-mp_status mp_lookup_check(const mp_model *base, mp_request *base_request, uint64_t *cost_ns, uint32_t *total,
+mp_status mp_lookup_check(const mp_model *base, mp_request *request_base, uint64_t *cost_ns, uint32_t *total,
                           mp_error *error) {
     const mp_lookup *model = (const mp_lookup *)base;
-    mp_embedding_request *request = (mp_embedding_request *)base_request;
+    mp_embedding_request *request = (mp_embedding_request *)request_base;
     MP_TRY(mp_embedding_request_check_outputs(request, MP_EMBED_POOLED, error));
     if (request->adapter != 0)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the model has no adapter %d", request->adapter);

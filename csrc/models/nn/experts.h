@@ -1,5 +1,5 @@
-/* nn/experts.h: the feed-forward sublayer as a mixture of experts (MoE). A router assigns each row a few experts, and
- * their weighted outputs are added up ("Outrageously Large Neural Networks", arXiv:1701.06538).
+/* nn/experts.h: the feed-forward sublayer as a mixture of experts (MoE). A router assigns `used` experts to each row,
+ * and their weighted outputs are added up ("Outrageously Large Neural Networks", arXiv:1701.06538).
  *
  * Expert matrices stay as stored. If an expert has few rows, its stored rows are multiplied as they are
  * (mp_stored_product_for); otherwise each thread packs one panel at a time and computes with it. Panels that it packs

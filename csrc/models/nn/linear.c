@@ -301,7 +301,7 @@ static mp_status report_infinite(const mp_builder *builder, float *scratch, mp_e
                                                     at % K));
         }
     }
-    return mp_fail(error, MP_INTEGRITY, "a model file was changed while it was loaded");
+    return mp_fail(error, MP_INTEGRITY, "a model file was changed while it was loaded; load the model again");
 }
 
 /* Small matrices: each thread packs whole matrices, and takes the next one from a shared counter. */
@@ -543,7 +543,8 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
     }
     if (mp_weights_poisoned(builder->weights)) {
         drop_slab(builder, budget);
-        return mp_fail(error, MP_IO, "a weight file was truncated while it was loaded");
+        return mp_fail(error, MP_IO,
+                       "a weight file was truncated while it was loaded; restore it and load the model again");
     }
     if (builder->shared) {
         status = mp_shm_freeze(builder->shared, error);

@@ -27,7 +27,7 @@ mp_status mp_rope_divide(mp_rope *rope, const double *divisors, const mp_spec *s
                          mp_error *error);
 void mp_rope_deinit(mp_rope *rope);
 /* Writes cos and sin of one position to out [dim / 2][2]. Computes in double and rounds once, so the bits do not depend
- * on the prefill slice. */
+ * on how the prompt is split into steps. */
 void mp_rope_row(const mp_rope *rope, int64_t position, float *out);
 /* Like mp_rope_row with three positions: the first sections[0] pairs use positions[0], the next sections[1] pairs
  * positions[1], and so on (M-RoPE, arXiv:2409.12191). Equal positions give the bits of mp_rope_row. */

@@ -11,7 +11,7 @@ enum {
     MOST_NUMBERS = 4096 /* images with a remembered number */
 };
 
-static int32_t largest(int32_t a, int32_t b) { return a > b ? a : b; }
+static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
@@ -31,20 +31,20 @@ static void drop_tile(mp_image_store *store, mp_tile **at) {
 /* Frees idle tiles, least recently used first, until at most `kept` bytes of idle tiles are left or `bytes` bytes are
  * freed. Returns the bytes freed. */
 static uint64_t shrink_tiles(mp_image_store *store, uint64_t bytes, uint64_t kept) {
-    uint64_t given = 0, idle = 0;
+    uint64_t freed = 0, idle = 0;
     for (const mp_tile *tile = store->tiles; tile; tile = tile->next)
         idle += tile->users == 0 ? tile->bytes : 0;
-    while (idle > kept && given < bytes) {
+    while (idle > kept && freed < bytes) {
         mp_tile **last = NULL;
         for (mp_tile **at = &store->tiles; *at; at = &(*at)->next)
             last = (*at)->users == 0 ? at : last;
         if (!last)
             break;
         idle -= (*last)->bytes;
-        given += (*last)->bytes;
+        freed += (*last)->bytes;
         drop_tile(store, last);
     }
-    return given;
+    return freed;
 }
 
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes) { return shrink_tiles(store, bytes, 0); }
@@ -191,7 +191,7 @@ static void place(const mp_vision *vision, const mp_text_request *request, mp_re
             own->positions[at][1] = next + i / across;
             own->positions[at][2] = next + i % across;
         }
-        next += largest(down, across);
+        next += larger(down, across);
     }
     own->shift = next - request->n_prompt;
 }

@@ -46,5 +46,5 @@ def template(value: Any, *, file: str, field: str) -> str | None:
     if not isinstance(value, str):
         raise FormatError(file=file, field=field, got=describe(value), allowed="text")
     if len(value) > MAX_TEMPLATE:
-        raise LimitError(f"{file}: {field} has {len(value)} characters, the maximum is {MAX_TEMPLATE}")
+        raise LimitError(f"{file}: {field} has {len(value):,} characters, the limit is {MAX_TEMPLATE:,}")
     return value

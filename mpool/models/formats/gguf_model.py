@@ -254,8 +254,8 @@ def _tokens(table: Fields) -> list[Any]:
     """Return the texts of all tokens; raise LimitError if there are more than MAX_VOCABULARY."""
     tokens = table.list("tokenizer.ggml.tokens", limit=1 << 40)
     if len(tokens) > MAX_VOCABULARY:
-        raise LimitError(f"{table.file}: tokenizer.ggml.tokens has {len(tokens)} entries, the maximum is "
-                         f"{MAX_VOCABULARY}")
+        raise LimitError(f"{table.file}: tokenizer.ggml.tokens has {len(tokens):,} entries, the limit is "
+                         f"{MAX_VOCABULARY:,}")
     return tokens
 
 

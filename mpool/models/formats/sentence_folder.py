@@ -339,7 +339,7 @@ def _read_other_sizes(folder: Folder, module: _Module, size: int, activation: st
     """
     others = other_sizes(module.path, folder.names())
     if len(others) > MAX_OTHER_SIZES:
-        raise LimitError(f"{folder.path}: the folder has {len(others)} alternatives to {module.path}, the maximum is "
+        raise LimitError(f"{folder.path}: the folder has {len(others)} alternatives to {module.path}, the limit is "
                          f"{MAX_OTHER_SIZES}")
     for number, name in sorted(others.items()):
         other = folder.sub(name, declared_in=folder.path, field=name)

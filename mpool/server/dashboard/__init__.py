@@ -106,7 +106,7 @@ async def history(context: Context, body: None) -> Response:
 # ---- history of the pool ---------------------------------------------------------------------------------------------
 
 class ModelSeries(Struct):
-    """History of a model: one value per point, null where there is none. ``failed``: requests per second that failed;
+    """History of a model: one value per point, null where there is none. ``failed``: failed requests per second;
     ``tokens``: tokens of all passes of language models, and of completed requests of other models, per second;
     ``images``: images per second; ``memory``: bytes; ``p50``, ``p99``: latency in seconds."""
 

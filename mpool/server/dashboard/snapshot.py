@@ -82,7 +82,7 @@ class MemoryState(Struct):
 class RequestState(Struct):
     """A request in flight that uses a model.
 
-    ``seconds``: time since the request arrived. ``chunks``: number of stream chunks sent, null if no stream has
+    ``seconds``: time since the body was complete. ``chunks``: number of stream chunks sent, null if no stream has
     started. ``pieces``: former name of ``chunks``.
     """
 

@@ -37,11 +37,11 @@ ROWS: list[tuple[Any, ...]] = [
     ("embed", "bert", {"inputs": "x", "dimensions": 0}, "dimensions", "0", "1 to 32"),
     ("embed", "bert", {"inputs": "x", "dimensions": 33}, "dimensions", "33", "1 to 32"),
     ("embed", "bert", {"inputs": "x", "precision": "int8"}, "precision", "'int8'",
-     "float32, binary or ubinary for a single input", "The range of each component is computed over all vectors of the "
-     "request: embed many inputs in one"),
+     "float32, binary or ubinary for a single input", "The range of each component is computed over all vectors of a "
+     "request: pass many inputs to one call"),
     ("embed", "bert", {"inputs": ["x"], "precision": "uint8"}, "precision", "'uint8'",
-     "float32, binary or ubinary for a single input", "The range of each component is computed over all vectors of the "
-     "request: embed many inputs in one"),
+     "float32, binary or ubinary for a single input", "The range of each component is computed over all vectors of a "
+     "request: pass many inputs to one call"),
     ("embed", "bert", {"inputs": "x", "precision": "int4"}, "precision", "'int4'",
      "one of float32, int8, uint8, binary, ubinary"),
     ("embed", "bert", {"inputs": "x", "on_error": "null", "precision": "binary"}, "on_error", "'null'",
@@ -102,7 +102,7 @@ ROWS: list[tuple[Any, ...]] = [
     ("classify", "ranker", {"texts": "x", "template": "{}?"}, "template", "'{}?'",
      "'This example is {}.' without labels", "Pass labels=[...] for zero-shot classification"),
     ("classify", "ranker", {"texts": [("x", "y")], "labels": ["a"]}, "texts", "'pairs'",
-     "texts, because the labels make the second text of each pair"),
+     "single texts with labels: each label makes the second text of a pair"),
     ("classify", "ranker", {"texts": [("x", "y"), ("x",)]}, "texts[1]", "1 texts", "a pair of texts, as the first one"),
     ("classify", "ranker", {"texts": [("x", "y"), "x"]}, "texts[1]", "str", "a pair of texts, as the first one"),
     ("classify", "ranker", {"texts": "x", "labels": ["a"], "function_to_apply": "none"}, "function_to_apply", "'none'",
@@ -164,7 +164,7 @@ ROWS: list[tuple[Any, ...]] = [
     ("generate", "llama", {"prompt": "x", "logprobs": 21}, "logprobs", "21", "True, False, or 0 to 20"),
     ("generate", "llama", {"prompt": "x", "top_logprobs": 21}, "top_logprobs", "21", "0 to 20"),
     ("generate", "llama", {"prompt": "x", "top_logprobs": 1, "logprobs": False}, "top_logprobs", "1",
-     "0 or None if logprobs is False", "Omit logprobs"),
+     "0 or None if logprobs is False", "Set logprobs=True, or omit it"),
     ("chat", "llama", {"messages": [{"role": "user", "content": "x"}], "template_options": {1: 2}}, "template_options",
      "dict", "a dict of names and plain values"),
     ("vision", "llava", {"images": IMAGE, "prompt": ""}, "prompt", "''", "a text of at least 1 character"),

@@ -195,10 +195,10 @@ def test_the_documents_state_the_limits() -> None:
     root = Path(__file__).resolve().parents[3]
     security, guide = (" ".join((root / name).read_text().split())
                        for name in ("SECURITY.md", "docs/guides/structured-output.md"))
-    seconds, megabytes = f"{TRIAL_SECONDS:g} s of CPU time", f"{grammar_trial.MEMORY >> 20} MB"
+    seconds, megabytes = f"{TRIAL_SECONDS:g} s of CPU time", f"{grammar_trial.MEMORY >> 20} MiB"
     cached, masks = grammar._CACHED_BYTES >> 20, f"{grammar._MASK_SECONDS:g} s"
     limit = f"more CPU time than {masks} plus {grammar._MASK_SECONDS_PER_TOKEN:g} s per token"
     assert f"killed after {seconds} or at {megabytes}" in security and f"more than {seconds} or {megabytes}" in guide
-    assert f"cached, up to {cached} MB" in security and f"up to {cached} MB" in guide
+    assert f"cached, up to {cached} MiB" in security and f"up to {cached} MiB" in guide
     assert f"the last {grammar._CACHED_FORMATS} formats" in guide
     assert limit in security and limit in guide

@@ -162,8 +162,8 @@ STATUSES: dict[str, tuple[type, str, str | None]] = {
     "size": (TemplateError, "f.jinja: the chat template exceeded its limit of "
              f"{limits.max_template_text:,} characters of text",
              f"{FAULTY}, or raise mpool.tokenizers.limits.max_template_text"),
-    "nodes": (LimitError, f"f.jinja: the chat template has more than {limits.max_template_nodes:,} nodes "
-              "(mpool.tokenizers.limits.max_template_nodes)", None),
+    "nodes": (LimitError, f"f.jinja: the chat template has more than {limits.max_template_nodes:,} nodes",
+              "Raise mpool.tokenizers.limits.max_template_nodes"),
     "nested": (LimitError, "f.jinja: the chat template is nested too deeply", None)}
 
 

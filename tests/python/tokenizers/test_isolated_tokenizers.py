@@ -58,7 +58,7 @@ def test_the_process_gets_what_the_error_names(calls: list[tuple[Any, ...]], mon
     monkeypatch.setattr(isolated.Children, "run", lambda *given: ("memory", b""))
     with pytest.raises(mpool.LimitError) as caught:
         made.encode(["a"], False)
-    shown = re.search(r"more than 7 seconds or (\d+) GB", str(caught.value))
+    shown = re.search(r"more than 7 seconds or (\d+) GiB", str(caught.value))
     assert shown is not None and int(shown[1]) * 2**30 == allowed.memory == 4 * 2**30 and caught.value.param == "text"
 
 
