@@ -8,6 +8,7 @@ import asyncio
 import json
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,38 @@ async def load(port: int, path: str, bodies: list[list[dict[str, Any]]], seconds
 
     await asyncio.gather(*(client(own) for own in bodies))
     return Load(time.perf_counter() - began, len(first), first)
+
+
+async def repeat(port: int, path: str, bodies: list[Iterator[dict[str, Any]]],
+                 seconds: float) -> tuple[float, list[float]]:
+    """Run one client per iterator of bodies, each on one connection, until ``seconds`` seconds have passed.
+
+    Returns:
+        the seconds from the first request to the end of the last response, and the seconds of each request.
+
+    Raises:
+        RuntimeError: a status is not 200.
+    """
+    began = time.perf_counter()
+    spent: list[float] = []
+
+    async def client(own: Iterator[dict[str, Any]]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            while time.perf_counter() - began < seconds:
+                sent = request(port, path, next(own))
+                start = time.perf_counter()
+                writer.write(sent)
+                head = await reader.readuntil(b"\r\n\r\n")
+                rest = await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
+                spent.append(time.perf_counter() - start)
+                if not head.startswith(b"HTTP/1.1 200"):
+                    raise RuntimeError(rest.decode(errors="replace"))
+        finally:
+            writer.close()
+
+    await asyncio.gather(*(client(own) for own in bodies))
+    return time.perf_counter() - began, spent
 
 
 async def _stream_once(port: int, path: str, body: dict[str, Any]) -> float:

@@ -55,7 +55,7 @@ def in_process(source: Path, target: Path, model: str, threads: int) -> None:
                 for batch in file.iter_batches(ROWS, columns=["text"]):
                     yield from batch.column(0).to_pylist()
 
-            vectors, writer = mpool.embed_iter(rows(), model, pool=pool), None
+            vectors, writer = pool.embed_iter(rows(), model), None
             for batch in table.iter_batches(ROWS):
                 found = [vector.tolist() for vector in itertools.islice(vectors, batch.num_rows)]
                 done = pa.table([*batch.columns, pa.array(found, pa.list_(pa.float32(), len(found[0])))],

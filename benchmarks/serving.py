@@ -1,11 +1,15 @@
-"""``python -m benchmarks serving overhead`` measures the cost of HTTP, ``serving throughput`` compares with
-llama-cpp-python's server.
+"""``python -m benchmarks serving overhead`` measures the cost of HTTP, ``serving embeddings`` the rates of clients that
+embed, and ``serving throughput`` compares with llama-cpp-python's server.
 
 ``overhead``: the same requests through the library and over HTTP, in turns, to one pool in one process. The client is a
 separate process and does not hold the server's interpreter lock. An embedding request has one short text, never the
 same twice; a stream has ``--tokens`` tokens, always the same completion. Prints medians over rounds of the extra cost
 of HTTP: in time, as the client sees it, and in CPU time of the server's thread, compared with a thread that awaits
 ``mpool.aio``.
+
+``embeddings``: ``mpool serve`` in its own process; 1, 8 and 64 clients, each of which posts requests of 1 or 32 texts
+of natural length to ``/v1/embeddings``, one after the other on one connection. No text is sent twice. A 99th percentile
+needs 2,000 requests.
 
 ``throughput``: ``mpool serve`` and ``llama_cpp.server`` in turns, each alone in its own process. 1, 8 and 32 clients
 stream completions of ``--tokens`` tokens; ``logit_bias`` bars the end-of-sequence tokens, and no prompt is sent twice.
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -33,6 +38,8 @@ from . import http_client, texts
 from .probe import Watch
 from .timing import percentile, spread
 
+#: Requests from which a 99th percentile is printed.
+LEAST_REQUESTS = 2000
 PROMPT = "Write a long story about a lighthouse."
 
 
@@ -189,15 +196,52 @@ def overhead(args: argparse.Namespace) -> None:
         print(f"{what:18}" + "".join(f"{cell:>24}" for cell in cells))
 
 
+# ---- embeddings ------------------------------------------------------------------------------------------------------
+
+def embedding_bodies(each: int, client: int, turn: int) -> Iterator[dict[str, Any]]:
+    """Yield request bodies of ``each`` texts, different for each client and turn."""
+    for number in itertools.count(1000 * (1000 * turn + client)):
+        yield {"model": "embedding", "input": texts.mixed(each, number), "encoding_format": "base64"}
+
+
+def embeddings(args: argparse.Namespace) -> None:
+    """Print the table of ``embeddings``."""
+    rates: dict[tuple[int, int], list[float]] = {}
+    times: dict[tuple[int, int], list[float]] = {}
+    first = next(embedding_bodies(1, 0, 0))
+    turn = 0
+    with Watch() as watch, running("mpool", "embedding", args, "/v1/embeddings", first) as port:
+        for _ in range(args.rounds):
+            for clients, each in itertools.product(args.clients, args.texts):
+                turn += 1
+                bodies = [embedding_bodies(each, client, turn) for client in range(clients)]
+                seconds, spent = asyncio.run(http_client.repeat(port, "/v1/embeddings", bodies, args.seconds))
+                rates.setdefault((clients, each), []).append(len(spent) * each / seconds)
+                times.setdefault((clients, each), []).extend(spent)
+    print(f"{watch.describe()}; {args.rounds} rounds; medians of rounds (min to max)")
+    print(f"{'clients':>8}{'texts':>8}{'texts/s':>26}{'request p50, p99 ms':>24}{'requests':>10}")
+    for (clients, each), found in rates.items():
+        waits = times[clients, each]
+        last = f"{percentile(waits, 0.99) * 1e3:8.1f}" if len(waits) >= LEAST_REQUESTS else f"{'-':>8}"
+        print(f"{clients:8}{each:8}{spread(found):>26}{percentile(waits, 0.5) * 1e3:15.1f},{last}{len(waits):10}")
+
+
 # ---- throughput ------------------------------------------------------------------------------------------------------
 
 @contextmanager
-def running(engine: str, args: argparse.Namespace) -> Iterator[int]:
-    """Start a server in its own process, wait for its first response, and yield its port."""
-    port = _free_port()
+def running(engine: str, kind: str, args: argparse.Namespace, path: str, first: dict[str, Any]) -> Iterator[int]:
+    """Start a server in its own process, wait for the response to ``first``, and yield its port.
+
+    Args:
+        engine: "mpool" or "llama-cpp-python".
+        kind: "text" or "embedding": the model to serve.
+        args: arguments of the command line.
+        path, first: a first request.
+    """
+    port, model = _free_port(), f"{kind}={getattr(args, kind)}"
     if engine == "mpool":
-        command = [sys.executable, "-m", "mpool", "serve", "--model", f"text={args.text}", "--only", "--load",
-                   f"--port={port}", f"--threads={args.threads}"]
+        command = [sys.executable, "-m", "mpool", "serve", "--model", model, "--only", "--load", f"--port={port}",
+                   f"--threads={args.threads}"]
     else:
         command = [args.peer_python, "-m", "llama_cpp.server", f"--model={_file_of(args.text)}", "--model_alias=text",
                    "--host=127.0.0.1", f"--port={port}", f"--n_threads={args.threads}", "--n_ctx=2048",
@@ -210,7 +254,7 @@ def running(engine: str, args: argparse.Namespace) -> Iterator[int]:
         deadline = time.monotonic() + 60
         while True:
             try:
-                asyncio.run(http_client.load(port, "/v1/completions", bodies(1, 2, args.tokens, 0), 0))
+                http_client.Connection(port).post(path, first)
                 break
             except OSError:
                 if process.poll() is not None or time.monotonic() > deadline:
@@ -258,7 +302,7 @@ def throughput(args: argparse.Namespace) -> None:
     with Watch() as watch:
         for turn in range(args.rounds):
             for engine in engines:
-                with running(engine, args) as port:
+                with running(engine, "text", args, "/v1/completions", bodies(1, 1, args.tokens, 0)[0][0]) as port:
                     for clients in args.clients:
                         asked = bodies(clients, max(2, 4000 // clients), args.tokens, 1 + turn)
                         found = asyncio.run(http_client.load(port, "/v1/completions", asked, args.seconds))
@@ -280,28 +324,34 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks serving", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("overhead", "throughput", "host"), help="host: internal to overhead")
+    parser.add_argument("what", choices=("overhead", "embeddings", "throughput", "host"),
+                        help="host: internal to overhead")
     parser.add_argument("--embedding", default="all-MiniLM-L6-v2", help="embedding model (default: %(default)s)")
     parser.add_argument("--text", default="SmolLM2-135M-Instruct", help="language model (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="compute threads (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=0, help="default: 15 for overhead, 2 for throughput")
+    parser.add_argument("--rounds", type=int, default=0, help="default: 15 for overhead, else 2")
     parser.add_argument("--count", type=int, default=300, help="embeddings per round (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=0,
                         help="tokens of a completion; default: 400 for overhead, 64 for throughput")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32],
-                        help="numbers of concurrent clients (default: %(default)s)")
+    parser.add_argument("--clients", type=int, nargs="+", default=[],
+                        help="numbers of concurrent clients (default: 1 8 32, of embeddings 1 8 64)")
+    parser.add_argument("--texts", type=int, nargs="+", default=[1, 32],
+                        help="texts in each request of embeddings (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=8.0,
-                        help="duration of throughput per number of clients (default: %(default)s)")
+                        help="duration of each cell of embeddings and throughput (default: %(default)s)")
     parser.add_argument("--speculation", action="store_true", help="leave mpool's speculative decoding on")
     parser.add_argument("--peer-python", metavar="PATH", help="interpreter that has llama-cpp-python[server]")
     args = parser.parse_args()
-    args.text = os.path.abspath(args.text) if os.path.exists(args.text) else args.text
-    over = args.what != "throughput"
+    for name in ("text", "embedding"):
+        given = getattr(args, name)
+        setattr(args, name, os.path.abspath(given) if os.path.exists(given) else given)
+    over = args.what in ("overhead", "host")
     args.rounds, args.tokens = args.rounds or (15 if over else 2), args.tokens or (400 if over else 64)
+    args.clients = args.clients or ([1, 8, 64] if args.what == "embeddings" else [1, 8, 32])
     if args.what == "host":
         Host(args).run_commands(sys.stdin, sys.stdout)
     else:
-        (overhead if over else throughput)(args)
+        {"overhead": overhead, "embeddings": embeddings, "throughput": throughput}[args.what](args)
     return 0
 
 

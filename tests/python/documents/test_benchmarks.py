@@ -396,6 +396,31 @@ def test_a_stream_and_embeddings_run_concurrently(tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.builds
+def test_clients_that_embed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "serving", "embeddings", "--embedding",
+         str(tinymodels.cached(tmp_path_factory, "bert")), "--rounds", "1", "--seconds", "0.3", "--clients", "1", "3",
+         "--texts", "1", "5"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert [(row[0], row[1]) for row in rows] == [("1", "1"), ("1", "5"), ("3", "1"), ("3", "5")]
+    assert all(float(row[2]) > 0 and int(row[-1]) >= int(row[0]) for row in rows)
+
+
+@pytest.mark.builds
+def test_texts_between_parquet_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One process embeds all texts in batches, and says how its rate and memory develop."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "parquet", "--model", str(tinymodels.cached(tmp_path_factory, "bert")),
+         "--texts", "12000", "--files", "3", "--ways", "process"], cwd=ROOT, capture_output=True, text=True,
+        timeout=300)
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout.splitlines()[0])
+    assert row["way"] == "process" and row["texts"] == 12_000 and row["texts/s"] > 0
+    assert len(row["tenths"]) == 10 and min(row["tenths"]) > 0 and min(row["memory MB"]) > 0
+
+
+@pytest.mark.builds
 def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """All topics run with tiny models and give a table and a record of every measurement with its machine state."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
