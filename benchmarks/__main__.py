@@ -18,6 +18,7 @@
     contexts           prompts and decoding by the length of the context
     replay             a pass of one thread, recorded and replayed with up to 192 threads
     parquet            texts from Parquet files to Parquet files, in one process and by Ray
+    shares             CPU time of tokenizers and of image preparation beside the model
     success            the success criteria: time to load large files, memory, logs, times of a worker
     tables             write the tables of README.md and docs/ from the committed records, or check them
     synthetic          write a GGUF file with the shapes of a published model and random values
@@ -34,8 +35,8 @@ import sys
 COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image_generation", "outputs": "outputs",
             "maxsim": "maxsim", "static": "static", "mapped": "mapped", "vision": "vision", "serving": "serving",
             "pool": "pool", "isolation": "isolation", "masks": "masks", "drafts": "drafts", "kernels": "kernels",
-            "search": "search", "contexts": "contexts", "replay": "replay", "parquet": "parquet", "success": "success",
-            "tables": "tables", "synthetic": "synthetic"}
+            "search": "search", "contexts": "contexts", "replay": "replay", "parquet": "parquet", "shares": "shares",
+            "success": "success", "tables": "tables", "synthetic": "synthetic"}
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import imagemodels
 import mpool
 import quantisedfiles
 import tinymodels
@@ -405,6 +406,22 @@ def test_clients_that_embed(tmp_path_factory: pytest.TempPathFactory) -> None:
     rows = [line.split() for line in done.stdout.splitlines()[2:]]
     assert [(row[0], row[1]) for row in rows] == [("1", "1"), ("1", "5"), ("3", "1"), ("3", "5")]
     assert all(float(row[2]) > 0 and int(row[-1]) >= int(row[0]) for row in rows)
+
+
+@pytest.mark.builds
+def test_shares(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """Tokenizers and images have a share between 0 and that of a request whose model does nearly nothing."""
+    bert = tinymodels.cached(tmp_path_factory, "bert")
+    vit = imagemodels.save(imagemodels.randomised("clip", 1), "clip", tmp_path / "vit")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "shares", "--embedding", str(bert), "--images", str(vit), "--turns", "1",
+         "--count", "64", "--image-count", "1"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [row.get("texts") or row["images"] for row in rows] == [
+        "natural", "10 words", "90 words", "JPEG 4032 x 3024", "JPEG 640 x 480", "PNG 640 x 480", "PNG 224 x 224"]
+    assert all(0 < row["share"] and 0 < row["alone ms"] for row in rows)
+    assert rows[3]["alone ms"] > 4 * rows[4]["alone ms"]
 
 
 @pytest.mark.builds

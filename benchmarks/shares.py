@@ -1,0 +1,117 @@
+"""``python -m benchmarks shares``: how much of the CPU time of a request is not the model's.
+
+``texts``: the tokenizer alone (the batch call of its own library), compared with the embedding of the same texts, by
+their length. ``images``: decoding and preparing alone (``mpool.images``), compared with the embedding of the same
+images, by format and size. Both in CPU time of the process, with all threads, so that the share does not depend on how
+many of them run at once. No text or image is used twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import io
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mpool
+
+from . import texts
+from .probe import Watch
+
+#: Format and size of images: a photograph of a phone, an image of a web page, and one that needs no resizing.
+IMAGES = (("JPEG", 4032, 3024), ("JPEG", 640, 480), ("PNG", 640, 480), ("PNG", 224, 224))
+
+
+def cpu_of(call: Callable[[], object]) -> float:
+    """Return the CPU seconds that the process spends in a call."""
+    began = time.process_time()
+    call()
+    return time.process_time() - began
+
+
+def share_of(alone: list[float], whole: list[float]) -> dict[str, Any]:
+    """Return the medians in milliseconds, and the share with its range over the turns."""
+    shares = [part / total for part, total in zip(alone, whole, strict=True)]
+    return {"alone ms": round(statistics.median(alone) * 1e3, 3), "whole ms": round(statistics.median(whole) * 1e3, 3),
+            "share": round(statistics.median(shares), 3), "from": round(min(shares), 3), "to": round(max(shares), 3)}
+
+
+def of_texts(pool: mpool.Pool, args: argparse.Namespace) -> None:
+    """Print the tokenizer's share for texts of natural length, of 10 and of 90 words."""
+    from tokenizers import Tokenizer
+
+    from mpool.models import resolve
+
+    model = pool.load(args.embedding)
+    tokenizer = Tokenizer.from_file(str(Path(resolve(args.embedding, progress=False).path) / "tokenizer.json"))
+    for name, make in (("natural", texts.mixed), ("10 words", lambda count, turn: texts.same(count, 10, turn)),
+                       ("90 words", lambda count, turn: texts.same(count, 90, turn))):
+        alone, whole = [], []
+        for turn in range(args.turns + 1):
+            given = make(args.count, turn)
+            whole.append(cpu_of(functools.partial(model.embed, given)))
+            alone.append(cpu_of(functools.partial(tokenizer.encode_batch_fast, given)))
+        found = share_of(alone[1:], whole[1:])  # the first turn packs weights
+        print(json.dumps({"texts": name, "count": args.count, **found}), flush=True)
+
+
+def encoded(form: str, width: int, height: int, seed: int) -> bytes:
+    """Return an image of smooth colours with some noise, encoded."""
+    from PIL import Image
+
+    random = np.random.default_rng(seed)
+    small = Image.fromarray(random.integers(0, 256, (height // 32 + 1, width // 32 + 1, 3), dtype=np.uint8))
+    pixels = np.asarray(small.resize((width, height))).astype(np.int16)
+    noise = random.integers(-6, 7, (height, width, 1), dtype=np.int16)
+    stream = io.BytesIO()
+    Image.fromarray(np.clip(pixels + noise, 0, 255).astype(np.uint8)).save(stream, form, quality=90)
+    return stream.getvalue()
+
+
+def of_images(pool: mpool.Pool, args: argparse.Namespace) -> None:
+    """Print the share of decoding and preparing."""
+    from mpool.images import prepare, read_image
+    from mpool.models import describe
+
+    model = pool.load(args.images)
+    settings = describe(args.images).image
+    for form, width, height in IMAGES:
+        alone, whole = [], []
+        for turn in range(args.turns + 1):
+            given = [encoded(form, width, height, 100 * turn + number) for number in range(args.image_count)]
+            whole.append(cpu_of(functools.partial(model.embed_image, given)))
+            alone.append(cpu_of(lambda given=given: [prepare(read_image(one), settings) for one in given]))
+        found = share_of(alone[1:], whole[1:])
+        print(json.dumps({"images": f"{form} {width} x {height}", "count": args.image_count, **found}), flush=True)
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks shares", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--embedding", default="all-MiniLM-L6-v2", help="embedding model (default: %(default)s)")
+    parser.add_argument("--images", metavar="MODEL", help="image model; without it, images are not measured")
+    parser.add_argument("--count", type=int, default=512, help="texts of a turn (default: %(default)s)")
+    parser.add_argument("--image-count", type=int, default=16, help="images of a turn (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=7, help="turns of each row (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
+                        help="compute threads (default: %(default)s)")
+    args = parser.parse_args()
+    with Watch() as watch, mpool.Pool(mpool.PoolConfig(threads=args.threads)) as pool:
+        of_texts(pool, args)
+        if args.images:
+            of_images(pool, args)
+    print(watch.describe())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
