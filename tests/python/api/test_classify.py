@@ -228,7 +228,7 @@ def test_progress_counts_texts_and_pairs(pool: mpool.Pool, folders: dict[str, Pa
     (TEXTS, {"labels": [str(at) for at in range(1000)], "template": "x" * 999_998 + "{}"}, mpool.LimitError,
      "`template` with all labels must have at most 1,000,000 characters, got 1,000,000,890|got 1,000,000,"),
     (["a"] * 5000, {"labels": ["a", "b", "c"]}, mpool.LimitError, "at most 10,000 pairs, got 5,000 texts times 3"),
-    (PAIRS, {"labels": ["a"]}, mpool.InvalidArgument, "`texts` must be texts, because the labels"),
+    (PAIRS, {"labels": ["a"]}, mpool.InvalidArgument, "`texts` must be single texts with labels"),
     ([3], {"labels": ["a"]}, mpool.InvalidArgument, r"`texts\[0\]` must be .*, got int"),
     (TEXTS, {"labels": ["dog " * 70]}, mpool.ContextOverflow, r"the hypothesis of labels\[0\] has 83 tokens"),
     (TEXTS, {"labels": ["a"], "truncate": False}, mpool.ContextOverflow, r"texts\[\d\] with its hypothesis has"),
