@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import texts
-from .probe import Watch
 
 ROWS = 1024
 
@@ -42,6 +41,7 @@ def write(folder: Path, count: int, files: int) -> None:
 
 def in_process(source: Path, target: Path, model: str, threads: int) -> None:
     """Embed all files; print the number of finished texts after each batch."""
+    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -57,9 +57,9 @@ def in_process(source: Path, target: Path, model: str, threads: int) -> None:
 
             vectors, writer = pool.embed_iter(rows(), model), None
             for batch in table.iter_batches(ROWS):
-                found = [vector.tolist() for vector in itertools.islice(vectors, batch.num_rows)]
-                done = pa.table([*batch.columns, pa.array(found, pa.list_(pa.float32(), len(found[0])))],
-                                names=[*batch.schema.names, "embedding"])
+                found = np.stack(list(itertools.islice(vectors, batch.num_rows)))
+                column = pa.FixedSizeListArray.from_arrays(pa.array(found.reshape(-1)), found.shape[1])
+                done = pa.table([*batch.columns, column], names=[*batch.schema.names, "embedding"])
                 writer = writer or pq.ParquetWriter(target / path.name, done.schema)
                 writer.write_table(done)
                 print(batch.num_rows, flush=True)
@@ -156,13 +156,12 @@ def main() -> int:
         way, source, target = args.run
         WAYS[way](Path(source), Path(target), args.model, args.threads)
         return 0
-    with tempfile.TemporaryDirectory() as folder, Watch() as watch:
+    with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "texts"
         source.mkdir()
         write(source, args.texts, args.files)
         for way in args.ways:
             print(json.dumps(measure(way, source, Path(folder) / way, args.texts, args)), flush=True)
-    print(watch.describe())
     return 0
 
 
