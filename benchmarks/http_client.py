@@ -20,6 +20,11 @@ def request(port: int, path: str, body: dict[str, Any]) -> bytes:
             f"Content-Length: {len(data)}\r\n\r\n").encode() + data
 
 
+def length_of(head: bytes) -> int:
+    """Return the length of the body that the head of a response announces."""
+    return int(head.lower().partition(b"content-length:")[2].split()[0])
+
+
 class Connection:
     """One connection, used by one blocking thread."""
 
@@ -41,7 +46,7 @@ class Connection:
         while b"\r\n\r\n" not in data:
             data += self._more()
         head, _, rest = data.partition(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length:")[2].split()[0])
+        length = length_of(head)
         while len(rest) < length:
             rest += self._more()
         spent = time.perf_counter() - began
@@ -140,7 +145,7 @@ async def repeat(port: int, path: str, bodies: list[Iterator[dict[str, Any]]],
                 start = time.perf_counter()
                 writer.write(sent)
                 head = await reader.readuntil(b"\r\n\r\n")
-                rest = await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
+                rest = await reader.readexactly(length_of(head))
                 spent.append(time.perf_counter() - start)
                 if not head.startswith(b"HTTP/1.1 200"):
                     raise RuntimeError(rest.decode(errors="replace"))

@@ -18,10 +18,15 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import texts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ROWS = 1024
 
@@ -39,6 +44,15 @@ def write(folder: Path, count: int, files: int) -> None:
                 writer.write_table(pa.table({"text": found}))
 
 
+def texts_of(path: Path, batches: deque[pa.RecordBatch]) -> Iterator[str]:
+    """Yield the texts of a file, and append each batch that is read to ``batches``."""
+    import pyarrow.parquet as pq
+
+    for batch in pq.ParquetFile(path).iter_batches(ROWS):
+        batches.append(batch)
+        yield from batch.column("text").to_pylist()
+
+
 def in_process(source: Path, target: Path, model: str, threads: int) -> None:
     """Embed all files; print the number of finished texts after each batch."""
     import numpy as np
@@ -47,36 +61,29 @@ def in_process(source: Path, target: Path, model: str, threads: int) -> None:
 
     import mpool
 
+    finished = 0
     with mpool.Pool(mpool.PoolConfig(threads=threads)) as pool:
         for path in sorted(source.glob("*.parquet")):
-            table = pq.ParquetFile(path)
-
-            def rows(file: pq.ParquetFile = table) -> Iterator[str]:
-                for batch in file.iter_batches(ROWS, columns=["text"]):
-                    yield from batch.column(0).to_pylist()
-
-            vectors, writer = pool.embed_iter(rows(), model), None
-            for batch in table.iter_batches(ROWS):
-                found = np.stack(list(itertools.islice(vectors, batch.num_rows)))
+            batches: deque[pa.RecordBatch] = deque()  # read, and not written yet
+            vectors, writer = pool.embed_iter(texts_of(path, batches), model), None
+            for vector in vectors:
+                batch = batches.popleft()
+                found = np.stack([vector, *itertools.islice(vectors, batch.num_rows - 1)])
                 column = pa.FixedSizeListArray.from_arrays(pa.array(found.reshape(-1)), found.shape[1])
                 done = pa.table([*batch.columns, column], names=[*batch.schema.names, "embedding"])
                 writer = writer or pq.ParquetWriter(target / path.name, done.schema)
                 writer.write_table(done)
-                print(batch.num_rows, flush=True)
+                finished += batch.num_rows
+                print(finished, flush=True)
             if writer:
                 writer.close()
 
 
 def by_ray(source: Path, target: Path, model: str, threads: int) -> None:
-    """Embed all files with Ray."""
+    """Embed all files with Ray; print the number of finished texts after each file."""
     from mpool.integrations.ray import embed_parquet
 
-    def report(done: int, _: int) -> None:
-        print(done - report.before, flush=True)  # type: ignore[attr-defined]
-        report.before = done  # type: ignore[attr-defined]
-
-    report.before = 0  # type: ignore[attr-defined]
-    embed_parquet(source, target, model=model, actors=threads, progress=report)
+    embed_parquet(source, target, model=model, actors=threads, progress=lambda done, _: print(done, flush=True))
 
 
 WAYS = {"process": in_process, "ray": by_ray}
@@ -124,7 +131,7 @@ def measure(way: str, source: Path, target: Path, count: int, args: argparse.Nam
     watcher.start()
     for line in process.stdout:
         if line.strip().isdigit():
-            done += int(line)
+            done = int(line)
             times.append((time.perf_counter(), done))
     ended.set()
     watcher.join()

@@ -198,9 +198,9 @@ def overhead(args: argparse.Namespace) -> None:
 
 # ---- embeddings ------------------------------------------------------------------------------------------------------
 
-def embedding_bodies(each: int, client: int, turn: int) -> Iterator[dict[str, Any]]:
-    """Yield request bodies of ``each`` texts, different for each client and turn."""
-    for number in itertools.count(1000 * (1000 * turn + client)):
+def embedding_bodies(each: int, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
+    """Yield request bodies of ``each`` texts. All clients share ``numbers``, so that no text is sent twice."""
+    for number in numbers:
         yield {"model": "embedding", "input": texts.mixed(each, number), "encoding_format": "base64"}
 
 
@@ -208,13 +208,12 @@ def embeddings(args: argparse.Namespace) -> None:
     """Print the table of ``embeddings``."""
     rates: dict[tuple[int, int], list[float]] = {}
     times: dict[tuple[int, int], list[float]] = {}
-    first = next(embedding_bodies(1, 0, 0))
-    turn = 0
+    numbers = itertools.count()
+    first = next(embedding_bodies(1, numbers))
     with Watch() as watch, running("mpool", "embedding", args, "/v1/embeddings", first) as port:
         for _ in range(args.rounds):
             for clients, each in itertools.product(args.clients, args.texts):
-                turn += 1
-                bodies = [embedding_bodies(each, client, turn) for client in range(clients)]
+                bodies = [embedding_bodies(each, numbers) for _ in range(clients)]
                 seconds, spent = asyncio.run(http_client.repeat(port, "/v1/embeddings", bodies, args.seconds))
                 rates.setdefault((clients, each), []).append(len(spent) * each / seconds)
                 times.setdefault((clients, each), []).extend(spent)
@@ -254,7 +253,9 @@ def running(engine: str, kind: str, args: argparse.Namespace, path: str, first: 
         deadline = time.monotonic() + 60
         while True:
             try:
-                http_client.Connection(port).post(path, first)
+                connection = http_client.Connection(port)
+                connection.post(path, first)
+                connection.close()
                 break
             except OSError:
                 if process.poll() is not None or time.monotonic() > deadline:

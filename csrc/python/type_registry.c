@@ -435,22 +435,22 @@ static PyObject *wait_entry(PyObject *self, entry_wait *wait, const char *key, b
     }
 }
 
-static PyObject *registry_remove(PyObject *self, PyObject *args, PyObject *kwargs) {
+/* For methods with the arguments `key` and `timeout`. */
+static PyObject *wait_key(PyObject *self, PyObject *args, PyObject *kwargs, const char *format, entry_wait *wait) {
     static char *names[] = {"key", "timeout", NULL};
     const char *key;
     PyObject *timeout = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|O:remove", names, &key, &timeout))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, format, names, &key, &timeout))
         return NULL;
-    return wait_entry(self, wait_remove, key, false, timeout);
+    return wait_entry(self, wait, key, false, timeout);
+}
+
+static PyObject *registry_remove(PyObject *self, PyObject *args, PyObject *kwargs) {
+    return wait_key(self, args, kwargs, "s|O:remove", wait_remove);
 }
 
 static PyObject *registry_wait_removed(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"key", "timeout", NULL};
-    const char *key;
-    PyObject *timeout = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|O:wait_removed", names, &key, &timeout))
-        return NULL;
-    return wait_entry(self, wait_removed, key, false, timeout);
+    return wait_key(self, args, kwargs, "s|O:wait_removed", wait_removed);
 }
 
 static PyObject *registry_load(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -464,12 +464,7 @@ static PyObject *registry_load(PyObject *self, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *registry_evict(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"key", "timeout", NULL};
-    const char *key;
-    PyObject *timeout = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|O:evict", names, &key, &timeout))
-        return NULL;
-    return wait_entry(self, wait_evict, key, false, timeout);
+    return wait_key(self, args, kwargs, "s|O:evict", wait_evict);
 }
 
 static PyObject *registry_keep_alive(PyObject *self, PyObject *args, PyObject *kwargs) {

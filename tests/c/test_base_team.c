@@ -27,17 +27,21 @@ typedef struct rounds {
     _Atomic int wrong;
 } rounds;
 
-/* Plain, unsynchronised cells: only the barrier orders the writes of one thread before the reads of the others. */
+/* Round i. The cells are plain and unsynchronised: only the barrier orders the writes of one thread before the reads of
+ * the others. */
+static void meet(const mp_team_thread *thread, int i, int64_t *cells, _Atomic int *wrong) {
+    cells[thread->index * APART] = i;
+    mp_team_barrier(thread);
+    for (int k = 0; k < thread->count; k++)
+        if (cells[k * APART] != i)
+            atomic_fetch_add(wrong, 1);
+    mp_team_barrier(thread);
+}
+
 static void step_together(const mp_team_thread *thread, void *arg) {
     rounds *r = arg;
-    for (int i = 1; i <= r->count; i++) {
-        r->cells[thread->index * APART] = i;
-        mp_team_barrier(thread);
-        for (int k = 0; k < thread->count; k++)
-            if (r->cells[k * APART] != i)
-                atomic_fetch_add(&r->wrong, 1);
-        mp_team_barrier(thread);
-    }
+    for (int i = 1; i <= r->count; i++)
+        meet(thread, i, r->cells, &r->wrong);
 }
 
 static void check_barrier(int threads, const char *spin_us, int count, int runs) {
@@ -94,12 +98,7 @@ static void step_with_delays(const mp_team_thread *thread, void *arg) {
         else
             while (kind < 6 && mp_sys_now_ns() < until)
                 mp_cpu_relax();
-        r->cells[thread->index * APART] = i;
-        mp_team_barrier(thread);
-        for (int k = 0; k < thread->count; k++)
-            if (r->cells[k * APART] != i)
-                atomic_fetch_add(&r->wrong, 1);
-        mp_team_barrier(thread);
+        meet(thread, i, r->cells, &r->wrong);
     }
 }
 
