@@ -45,6 +45,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "vectors": ("corpus_embeddings", "embeddings", "input", "sentences", "texts"),
 }
 
+_COMPUTE = "set `compute`: auto, float32, float32-fast, bfloat16 or int8"
 _NUMPY = "the result is a numpy array: leave it out"
 _THREADS = "set PoolConfig(threads=...) or the environment variable MPOOL_THREADS"
 _CACHE = "set the environment variable HF_HOME or MPOOL_CACHE"
@@ -66,7 +67,7 @@ ADVICE: dict[str, str] = {
     "corpus_chunk_size": _BATCHES,
     "device": "mpool computes on the CPU: leave it out",
     "do_sample": "set temperature=0 for greedy decoding",
-    "dtype": "set `compute`: auto, float32, bfloat16 or int8",
+    "dtype": _COMPUTE,
     "echo": "the result has the completion only: prepend the prompt to it",
     "encoding_format": _NUMPY,
     "extra_body": "pass each option as an argument of its own",
@@ -103,7 +104,7 @@ ADVICE: dict[str, str] = {
     "system_prompt": _SYSTEM,
     "target_devices": _ALL_CPUS,
     "threads": _THREADS,
-    "torch_dtype": "set `compute`: auto, float32, bfloat16 or int8",
+    "torch_dtype": _COMPUTE,
     "trust_remote_code": "mpool runs no code of model files: leave it out",
     "use_mlock": "mpool locks no memory: leave it out",
     "use_mmap": "set `weights`: auto, mapped or packed",

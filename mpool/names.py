@@ -11,7 +11,7 @@ ISOLATION = ("thread", "process")
 #: How the weights of text models are used; :class:`mpool.PoolConfig` describes the values.
 WEIGHTS = ("auto", "mapped", "packed")
 #: Compute types that a request can ask for; ``"auto"`` leaves the choice to the core.
-COMPUTE = ("auto", "float32", "bfloat16", "int8")
+COMPUTE = ("auto", "float32", "float32-fast", "bfloat16", "int8")
 
 #: Values of the option ``kv_dtype``.
 KV_DTYPES = ("auto", "int8")

@@ -10,7 +10,9 @@
  * Fork (MP_FORK_BLAS): a fork waits until a load in progress ends, so that the child does not inherit a half-opened
  * library. The wait could deadlock, because glibc before 2.36 runs fork handlers under the lock that pthread_atfork
  * takes, and OpenBLAS calls pthread_atfork while it is being opened. The fork therefore waits FORK_WAIT_NS at most. If
- * the load has not ended by then, the child uses our own kernels, whose bits are equal. */
+ * the load has not ended by then, the child uses our own kernels, whose bits are equal.
+ * Other libraries: a library whose sums differ from ours, such as OpenBLAS with Haswell kernels or any CBLAS that the
+ * user names, stays open for callers that accept its sums (mp_blas_sgemm_fast). */
 #include "kernels/blas.h"
 
 #include <assert.h>
@@ -33,7 +35,8 @@ typedef char *(*corename_function)(void);
 typedef void (*set_num_threads_function)(int);
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
-enum { UNLOADED, LOADING, SERVING, REFUSED };
+/* DIFFERENT: the library serves only mp_blas_sgemm_fast. */
+enum { UNLOADED, LOADING, SERVING, DIFFERENT, REFUSED };
 static const uint64_t POLL_NS = 1000 * 1000, FORK_WAIT_NS = 1000 * 1000 * 1000;
 
 /* OpenBLAS sums in another order in two cases: in its small-matrix kernels, used when M*N*K of a call is at most
@@ -47,7 +50,7 @@ static struct {
     _Atomic int state; /* changed under: lock */
     /* written by the thread that set LOADING; others read these only when `state` is no longer LOADING */
     cblas_sgemm_function sgemm;
-    char core[64], why[256];
+    char core[64], why[256]; /* core: "" unless SERVING */
     mp_environment_override environment;
 } g_blas = {.lock = MP_MUTEX_STATIC};
 
@@ -108,9 +111,10 @@ static void call(int M, int N, int K, const float *x, int64_t ldx, const float *
 /* ---- self-test --------------------------------------------------------------------------------------------------- */
 
 /* Compare OpenBLAS with our kernels and with the definition, bit by bit. Each shape is just above g_min_work and runs
- * with beta 0 and beta 1. The inputs are fixed, so that every run gives the same result. Sets *problem when it returns
- * false. */
-static bool self_test(const char **problem) {
+ * with beta 0 and beta 1. The inputs are fixed, so that every run gives the same result. Returns SERVING; DIFFERENT if
+ * bits differ but all sums are within TOLERANCE; or REFUSED. Sets *problem unless it returns SERVING. */
+static int self_test(const char **problem) {
+    static const float TOLERANCE = 1e-3f; /* a sum of 2 * 384 products of factors below 1 has rounding errors of 1e-5 */
     static const struct {
         int M, N, K;
     } shapes[] = {
@@ -120,15 +124,15 @@ static bool self_test(const char **problem) {
     float *memory = mp_alloc(sizeof(float) * (2 * ITEMS + 2 * OUTPUTS), MP_TAG_SCRATCH);
     *problem = "no memory for its self-test";
     if (!memory)
-        return false;
+        return REFUSED;
     float *x = memory, *w = x + ITEMS, *theirs = w + ITEMS, *ours = theirs + OUTPUTS;
     uint32_t seed = 12345;
     for (int i = 0; i < 2 * ITEMS; i++) {
         seed = seed * 1664525u + 1013904223u;
         memory[i] = (float)(int32_t)seed * 0x1p-31f;
     }
-    bool equal = true;
-    for (size_t s = 0; equal && s < sizeof shapes / sizeof *shapes; s++) {
+    bool equal = true, close = true;
+    for (size_t s = 0; close && s < sizeof shapes / sizeof *shapes; s++) {
         const int M = shapes[s].M, N = shapes[s].N, K = shapes[s].K, ldy = N + 3;
         assert(M * K <= ITEMS && N * K <= ITEMS && M * ldy <= OUTPUTS && (int64_t)M * N * K > g_min_work);
         memset(theirs, 0, sizeof(float) * OUTPUTS);
@@ -139,7 +143,9 @@ static bool self_test(const char **problem) {
         for (int m = 0; m < M; m++)
             for (int n = 0; n < N; n++)
                 ours[m * ldy + n] += ours[m * ldy + n];
-        equal = memcmp(theirs, ours, sizeof(float) * (size_t)(M * ldy)) == 0;
+        equal &= memcmp(theirs, ours, sizeof(float) * (size_t)(M * ldy)) == 0;
+        for (int i = 0; i < M * ldy; i++)
+            close &= fabsf(theirs[i] - ours[i]) <= TOLERANCE; /* false for NaN */
         for (int i = 0; equal && i < 64; i++) { /* compare 64 outputs with the definition, too */
             const int m = i * 7919 % M, n = i * 104729 % N;
             float chain = 0.0f;
@@ -150,8 +156,8 @@ static bool self_test(const char **problem) {
         }
     }
     mp_free(memory);
-    *problem = "its sums differ from ours in the last bits";
-    return equal;
+    *problem = close ? "its sums differ from ours in the last bits" : "its sums are wrong";
+    return equal ? SERVING : close ? DIFFERENT : REFUSED;
 }
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
@@ -170,8 +176,7 @@ static void *open_library(const char *path, const char *core_variable, const cha
     return library;
 }
 
-/* Find a symbol of OpenBLAS. The build of scipy prefixes symbols with `scipy_`, that of a Linux distribution does not.
- */
+/* Find a symbol. The OpenBLAS build of scipy prefixes symbols with `scipy_`, other libraries do not. */
 static void *find(void *library, const char *name) {
     char prefixed[64];
     snprintf(prefixed, sizeof prefixed, "scipy_%s", name);
@@ -217,24 +222,34 @@ static int load(void) {
     memcpy(&sgemm, &symbols[0], sizeof sgemm); /* ISO C has no cast from object to function pointers */
     memcpy(&corename, &symbols[1], sizeof corename);
     memcpy(&set_num_threads, &symbols[2], sizeof set_num_threads);
-    if (!sgemm || !corename || !set_num_threads)
+    if (!sgemm)
         return refuse(library, "mpool's own kernels: %s is not an OpenBLAS library", path);
-    set_num_threads(1); /* if another module opened the library earlier, it may use several threads */
+    const bool is_openblas = corename && set_num_threads;
+    if (is_openblas)
+        set_num_threads(1); /* if another module opened the library earlier, it may use several threads */
     g_blas.sgemm = sgemm;
-    snprintf(g_blas.core, sizeof g_blas.core, "%s", corename());
-    if (!self_test(&problem)) {
-        char rejected[sizeof g_blas.core];
-        memcpy(rejected, g_blas.core, sizeof rejected);
-        return refuse(library, "mpool's own kernels: OpenBLAS (%s) is not used, %s", rejected, problem);
+    char name[128];
+    snprintf(name, sizeof name, is_openblas ? "OpenBLAS (%.50s)" : "%.120s", is_openblas ? corename() : path);
+    int found = self_test(&problem);
+    if (found == SERVING && !is_openblas) { /* which kernels it picks for other sizes is not known */
+        found = DIFFERENT;
+        problem = "because it is not OpenBLAS";
     }
-    snprintf(g_blas.why, sizeof g_blas.why,
-             "OpenBLAS (%s) for large unpacked fp32 products: same bits as mpool's kernels", g_blas.core);
+    if (found == REFUSED)
+        return refuse(library, "mpool's own kernels: %s is not used, %s", name, problem);
+    if (found == DIFFERENT) {
+        snprintf(g_blas.why, sizeof g_blas.why,
+                 "mpool's own kernels: %s serves compute=\"float32-fast\" only, %s", name, problem);
+        return DIFFERENT;
+    }
+    snprintf(g_blas.core, sizeof g_blas.core, "%s", corename());
+    snprintf(g_blas.why, sizeof g_blas.why, "%s for large unpacked fp32 products: same bits as mpool's kernels", name);
     return SERVING;
 }
 
 static int ensure(void) {
     int state = atomic_load_explicit(&g_blas.state, memory_order_acquire);
-    if (state == SERVING || state == REFUSED)
+    if (state != UNLOADED && state != LOADING)
         return state;
     if (!lock_for_change())
         return REFUSED;
@@ -255,13 +270,34 @@ bool mp_blas_takes(int M, int N, int K) {
     return M >= MIN_SIDE && N >= MIN_SIDE && (int64_t)M * N * K > g_min_work && ensure() == SERVING;
 }
 
+bool mp_blas_differs(void) { return ensure() == DIFFERENT; }
+
+/* The function of CBLAS takes the distances of rows as int. */
+static bool fits(int64_t ldx, int64_t ldw, int64_t ldy) {
+    return ldx <= INT32_MAX && ldw <= INT32_MAX && ldy <= INT32_MAX;
+}
+
+static void count_work(int M, int N, int K) {
+    atomic_fetch_add_explicit(&g_work, (uint64_t)M * (uint64_t)N * (uint64_t)K, memory_order_relaxed);
+}
+
 bool mp_blas_sgemm(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add, float *y,
                    int64_t ldy) {
     assert(K <= MP_K_CHUNK);
-    if (ldx > INT32_MAX || ldw > INT32_MAX || ldy > INT32_MAX || !mp_blas_takes(M, N, K))
+    if (!fits(ldx, ldw, ldy) || !mp_blas_takes(M, N, K))
         return false;
     call(M, N, K, x, ldx, w, ldw, add, y, ldy);
-    atomic_fetch_add_explicit(&g_work, (uint64_t)M * (uint64_t)N * (uint64_t)K, memory_order_relaxed);
+    count_work(M, N, K);
+    return true;
+}
+
+bool mp_blas_sgemm_fast(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, float *y,
+                        int64_t ldy) {
+    const int state = ensure();
+    if (!fits(ldx, ldw, ldy) || (state != SERVING && state != DIFFERENT))
+        return false;
+    call(M, N, K, x, ldx, w, ldw, false, y, ldy);
+    count_work(M, N, K);
     return true;
 }
 

@@ -117,9 +117,10 @@ static void put_tile(const mp_epilogue *ep, int m0, int m1, int n0, int n1, floa
 }
 
 /* Multiply by OpenBLAS in tiles of at most TILE_ROWS times TILE_COLUMNS outputs, all about equally large: OpenBLAS
- * copies both inputs of each call, and a chunk that is too small for it is computed by our own kernel. */
-static void stored_by_blas(const mp_tensor *w, const mp_acts *x, int n0, int n1, const mp_epilogue *ep, float *tile,
-                           float *y, int64_t ldy) {
+ * copies both inputs of each call, and a chunk that is too small for it is computed by our own kernel. fast: sums in
+ * the order of the library. */
+static void stored_by_blas(const mp_tensor *w, const mp_acts *x, int n0, int n1, bool fast, const mp_epilogue *ep,
+                           float *tile, float *y, int64_t ldy) {
     enum { TILE_ROWS = 256, TILE_COLUMNS = MP_STORED_TILE / TILE_ROWS };
     const int down = blocks_of(x->M, TILE_ROWS), rows = blocks_of(x->M, down);
     const int across = blocks_of(n1 - n0, TILE_COLUMNS), columns = blocks_of(n1 - n0, across);
@@ -127,15 +128,17 @@ static void stored_by_blas(const mp_tensor *w, const mp_acts *x, int n0, int n1,
         end = n1 - n < columns ? n1 : n + columns;
         for (int m = 0, last; m < x->M; m = last) {
             last = x->M - m < rows ? x->M : m + rows;
-            mp_gemm_f32_plain(last - m, end - n, x->K, x->f32 + m * x->ld_f32, x->ld_f32,
-                              (const float *)(const void *)w->data + (int64_t)n * x->K, x->K, tile, end - n);
+            const float *in = x->f32 + m * x->ld_f32;
+            const float *weights = (const float *)(const void *)w->data + (int64_t)n * x->K;
+            if (!fast || !mp_blas_sgemm_fast(last - m, end - n, x->K, in, x->ld_f32, weights, x->K, tile, end - n))
+                mp_gemm_f32_plain(last - m, end - n, x->K, in, x->ld_f32, weights, x->K, tile, end - n);
             put_tile(ep, m, last, n, end, tile, y, ldy);
         }
     }
 }
 
-bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, const mp_epilogue *ep, float *tile, float *y,
-                    int64_t ldy) {
+bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, bool fast, const mp_epilogue *ep,
+                    float *tile, float *y, int64_t ldy) {
     enum { BLAS_ROWS = 96 }; /* with fewer rows, OpenBLAS is slower than packing a panel and our kernel */
     const size_t stride = (size_t)(w->nbytes / (uint64_t)w->shape[0]);
     mp_stored_product *product = mp_stored_product_for(w->dtype, x->kind, x->M);
@@ -148,10 +151,12 @@ bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, const 
     }
     if (product)
         return true;
-    if (w->dtype != MP_F32 || x->kind != MP_A_F32 || x->M < BLAS_ROWS ||
-        !mp_blas_takes(x->M, n1 - n0, x->K < MP_K_CHUNK ? x->K : MP_K_CHUNK))
+    if (w->dtype != MP_F32 || x->kind != MP_A_F32 || x->M < BLAS_ROWS)
         return false;
-    stored_by_blas(w, x, n0, n1, ep, tile, y, ldy);
+    fast = fast && mp_blas_differs();
+    if (!fast && !mp_blas_takes(x->M, n1 - n0, x->K < MP_K_CHUNK ? x->K : MP_K_CHUNK))
+        return false;
+    stored_by_blas(w, x, n0, n1, fast, ep, tile, y, ldy);
     return true;
 }
 

@@ -196,10 +196,11 @@ mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows
 
 /* Multiply all rows of x by outputs [n0, n1) of w, a tensor [N, K], without packing it: by mp_stored_product, or for
  * many rows of x and a tensor of F32 by OpenBLAS. ep, y and the bits are as for mp_gemm. Returns false, and does
- * nothing, where packing is faster. tile: scratch of the thread, MP_STORED_TILE floats. */
+ * nothing, where packing is faster. tile: scratch of the thread, MP_STORED_TILE floats. fast: OpenBLAS also computes
+ * where its bits differ from those of mp_gemm; then they may depend on the number of rows, too. */
 enum { MP_STORED_TILE = 256 * 512 };
-bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, const mp_epilogue *ep, float *tile, float *y,
-                    int64_t ldy);
+bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, bool fast, const mp_epilogue *ep,
+                    float *tile, float *y, int64_t ldy);
 
 /* Compute act(x w^T + bias) of one part, or gated(act) of two parts with the same N: parts[0] is the gate, parts[1] the
  * values to be gated. Write the result as the last N inputs of `out` (kind A_Q8 or A_BF16), the activations of the next
@@ -423,6 +424,9 @@ void mp_blas_set_path(const char *path);
 /* The core type of OpenBLAS ("SkylakeX", "Haswell", ...), or "" if it is not in use. Sets *why (`why` may be NULL) to a
  * sentence that states which kernels are in use and the reason. Tries to load the library if no earlier call did. */
 const char *mp_blas_core(const char **why);
+/* Returns true if a library was opened, but its sums differ from those of our kernels: only products whose caller asks
+ * for `fast` use it (mp_gemm_stored). Tries to load the library if no earlier call did. */
+bool mp_blas_differs(void);
 /* Multiply-adds that OpenBLAS has computed since the process started. */
 uint64_t mp_blas_work(void);
 

@@ -552,10 +552,12 @@ class Entry:
             import hashlib
 
             key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + key[-_MAX_KEY // 2:]
-        spec = self._make_spec(self.uses_weights, self.loading.kv_dtype)
+        fast = compute == "float32-fast"  # the core has it as an option of float32
+        compute_type = "float32" if fast else compute
+        spec = self._make_spec(self.uses_weights, self.loading.kv_dtype, fast)
         if self.loading.draft:
             draft = self._draft or Entry(self.pool, self.loading.draft, self.loading.draft, "text_to_text")
-            spec.set_draft(draft._make_spec(self.uses_weights, self.loading.kv_dtype))
+            spec.set_draft(draft._make_spec(self.uses_weights, self.loading.kv_dtype, fast))
             self._draft, self._draft_stamps = None, draft.describe().stamps  # its vocabulary is not needed again
         else:
             self._draft_stamps = {}
@@ -563,10 +565,10 @@ class Entry:
         if not replace and not staged:
             self._remove_stray(key)
         if self.runs_in == "process":
-            registry.add(key, spec, compute, replace, _isolated.command(), self.pool.config.process_memory,
+            registry.add(key, spec, compute_type, replace, _isolated.command(), self.pool.config.process_memory,
                          revision=self.revision, staged=staged)
         else:
-            registry.add(key, spec, compute, replace, revision=self.revision, staged=staged)
+            registry.add(key, spec, compute_type, replace, revision=self.revision, staged=staged)
         self._core[compute] = key  # first: the registry now has the key, whatever fails below
         kept = (self._main or self).kept.get(key)
         if kept is not None and not staged:
@@ -584,7 +586,7 @@ class Entry:
             with contextlib.suppress(Timeout, UnknownModel):
                 registry.remove(key, timeout=0.0)
 
-    def _make_spec(self, weights: str, kv_dtype: str | None) -> Any:
+    def _make_spec(self, weights: str, kv_dtype: str | None, fast: bool) -> Any:
         """Return the core's spec of the model."""
         description = self.describe()
         if self._adapters is None:
@@ -595,6 +597,8 @@ class Entry:
             spec.set("mpool.weights", weights)
         if kv_dtype not in (None, "auto"):
             spec.set("mpool.kv_dtype", kv_dtype)
+        if fast:
+            spec.set("mpool.float32_fast", True)
         if description.generation is not None:
             with _reading(self.key):
                 self._set_tokens(spec, description)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
-Compute = Literal["auto", "float32", "bfloat16", "int8"]
+Compute = Literal["auto", "float32", "float32-fast", "bfloat16", "int8"]
 Progress = bool | Callable[[int, int | None], object] | None
 Priority = Literal["critical", "high", "normal", "low", "batch", 0, 1, 2, 3, 4]
 Policy = Literal["shared", "pack", "p2c", "sequential"]
@@ -272,11 +272,13 @@ ON_ERROR = ("raise", "null")
 TASKS = ("query", "document")
 #: Outputs of a text encoder.
 OUTPUTS = ("dense", "sparse", "tokens", "all")
-_COMPUTE = ('compute type: ``"float32"``, ``"bfloat16"``, ``"int8"`` or ``"auto"``. ``"auto"`` selects the fastest '
-            "type on this CPU whose vectors of sentences have a cosine similarity of at least 0.9999 to those of "
-            "float32, and of degenerate texts, such as one repeated word, 0.9995 (measured for some models); models "
-            "with more than 12 pre-norm layers whose weights are stored in float32 are computed in float32. Use "
-            '``"float32"`` for results that are identical across machines.')
+_COMPUTE = ('compute type: ``"float32"``, ``"float32-fast"``, ``"bfloat16"``, ``"int8"`` or ``"auto"``. ``"auto"`` '
+            "selects the fastest type on this CPU whose vectors of sentences have a cosine similarity of at least "
+            "0.9999 to those of float32, and of degenerate texts, such as one repeated word, 0.9995 (measured for some "
+            "models); models with more than 12 pre-norm layers whose weights are stored in float32 are computed in "
+            'float32. Use ``"float32"`` for results that are identical across machines. ``"float32-fast"`` lets a BLAS '
+            "library with sums of its own compute large products of float32 weights: results may then depend on the "
+            "other texts that are computed at the same time.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

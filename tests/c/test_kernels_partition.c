@@ -316,7 +316,7 @@ MP_TEST(kernels_partition_of_stored_products) {
         mp_acts_init(&x, MP_A_F32, M, K, NULL);
         mp_acts_fill(&x, rows, K, 0, M);
         replaceable()->stored_f32 = note_stored;
-        MP_CHECK_INT(mp_gemm_stored(&tensor, &x, 5, 80, NULL, tile, y, N), M <= 2);
+        MP_CHECK_INT(mp_gemm_stored(&tensor, &x, 5, 80, false, NULL, tile, y, N), M <= 2);
         for (int n = 5; n < 80; n += 32)
             for (int m = 0; m < M && M <= 2; m++)
                 want[count++] = (80 - n < 32 ? 80 - n : 32) + 1000 * n + 1000000 * m;

@@ -765,7 +765,7 @@ MP_TEST(kernels_stored_with_an_epilogue) {
             const mp_epilogue ep = {.bias = bias, .act = MP_ACT_GELU, .residual = residual, .ld_residual = LD};
             for (int i = 0; i < (MOST + 1) * LD; i++)
                 expected[i] = got[i] = -77.0f;
-            const bool taken = mp_gemm_stored(&src, &acts, FROM, TO, &ep, tile, got, LD);
+            const bool taken = mp_gemm_stored(&src, &acts, FROM, TO, false, &ep, tile, got, LD);
             MP_CHECK_INT(taken, M < 3 && mp_stored_product_for(types[t].dtype, MP_A_Q8, M) != NULL);
             if (taken)
                 mp_gemm(&w, &acts, 0, M, 0, w.panels, &ep, expected, LD);

@@ -35,14 +35,28 @@ void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute 
     *builder = (mp_builder){.weights = weights, .compute = compute, .pack_on_use = UINT64_MAX, .bias_scale = 1};
 }
 
+/* Returns true if the matrices of the layers are stored as F32. Files use one type for all of them. */
+static bool is_stored_as_f32(const mp_spec *spec) {
+    for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
+        const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
+        if (entry->ndim == 2 && strncmp(entry->name, "blk.", 4) == 0)
+            return entry->dtype == MP_F32;
+    }
+    return false;
+}
+
 mp_status mp_weights_use_read(const mp_spec *spec, mp_weights_use *use, mp_error *error) {
     static const char *const names[] = {
         [MP_WEIGHTS_AUTO] = "auto", [MP_WEIGHTS_MAPPED] = "mapped", [MP_WEIGHTS_PACKED] = "packed"};
     const char *name;
+    bool fast;
     MP_TRY(mp_spec_string(spec, "mpool.weights", names[MP_WEIGHTS_AUTO], &name, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.float32_fast", &(bool){false}, &fast, error));
     for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
         if (strcmp(names[i], name) == 0) {
             *use = (mp_weights_use)i;
+            if (fast && *use == MP_WEIGHTS_AUTO && is_stored_as_f32(spec) && mp_blas_differs())
+                *use = MP_WEIGHTS_MAPPED;
             return MP_OK;
         }
     return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.weights", "auto, mapped, packed", "%s",
@@ -50,7 +64,9 @@ mp_status mp_weights_use_read(const mp_spec *spec, mp_weights_use *use, mp_error
 }
 
 mp_status mp_builder_read_use(mp_builder *builder, mp_error *error) {
-    MP_TRY(mp_weights_use_read(mp_weights_spec(builder->weights), &builder->use, error));
+    const mp_spec *spec = mp_weights_spec(builder->weights);
+    MP_TRY(mp_weights_use_read(spec, &builder->use, error));
+    MP_TRY(mp_spec_bool(spec, "mpool.float32_fast", &(bool){false}, &builder->fast, error));
     builder->pack_on_use = builder->use == MP_WEIGHTS_AUTO     ? (uint64_t)mp_options_get()->pack_on_use_mb << 20
                            : builder->use == MP_WEIGHTS_MAPPED ? 0
                                                                : UINT64_MAX;
@@ -373,6 +389,7 @@ static mp_status keep_stored(mp_builder *builder, mp_error *error) {
     if ((builder->shared && !mapped) || count == 0 || bytes < builder->pack_on_use)
         return MP_OK;
     MP_TRY(mp_stored_create(builder->weights, count, mapped, &builder->stored, error));
+    builder->stored->fast = builder->fast;
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];
         if (!job->may_stay)

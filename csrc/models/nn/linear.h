@@ -33,7 +33,8 @@ typedef struct mp_linear {
  * packed on use. MAPPED: matrices are never packed, and their packed data is neither allocated nor charged. PACKED:
  * all matrices are packed before the first step. */
 typedef enum mp_weights_use { MP_WEIGHTS_AUTO, MP_WEIGHTS_MAPPED, MP_WEIGHTS_PACKED } mp_weights_use;
-/* Reads `mpool.weights` of the spec: auto (default), mapped, packed. */
+/* Reads `mpool.weights` of the spec: auto (default), mapped, packed. If the spec has `mpool.float32_fast`, the matrices
+ * of its layers are F32, and the BLAS library has sums of its own (mp_blas_differs), auto becomes MAPPED. */
 mp_status mp_weights_use_read(const mp_spec *spec, mp_weights_use *use, mp_error *error);
 
 /* Matrices that may stay unpacked. Rows of a matrix that is also a table of rows (mp_stored_row) must not depend on
@@ -58,6 +59,7 @@ typedef struct mp_builder {
     uint64_t charged; /* after finish: bytes charged to the budget */
     int64_t parameters;
     mp_weights_use use;   /* see mp_builder_read_use */
+    bool fast;            /* `mpool.float32_fast` of the spec: see mp_gemm_stored */
     uint64_t pack_on_use; /* threshold in bytes for finish with MP_WEIGHTS_AUTO. If the matrices that may stay unpacked
                            * have at least this total size, finish leaves all of them unpacked, else it packs all of
                            * them */

@@ -188,7 +188,8 @@ static void gemm_through_scratch(const mp_stored_part *part, const mp_wmat *w, c
 static void gemm_unpacked(const mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
                           const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
     const int n1 = panel1 < w->panels ? panel1 * MP_PANEL_N : w->N;
-    if (mp_gemm_stored(&part->tensor, x, panel0 * MP_PANEL_N, n1, ep, (float *)(void *)scratch, y, ldy))
+    if (mp_gemm_stored(&part->tensor, x, panel0 * MP_PANEL_N, n1, part->all->fast, ep,
+                       (float *)(void *)scratch, y, ldy))
         return;
     for (int p = panel0; p < panel1; p++)
         gemm_through_scratch(part, w, x, p, ep, y, ldy, scratch);
