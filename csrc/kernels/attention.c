@@ -9,12 +9,8 @@
 enum { BF16_MIN_KEYS = 48 }; /* attn_full_bf16 is faster than attn_full from this many keys on */
 
 size_t mp_attn_full_scratch(int T, int D) {
-    enum { MOST_KEYS = MP_ATTN_SCORES / MP_ATTN_FULL_ROWS }; /* the most keys for which 48 rows of scores are kept */
-    size_t bytes = mp_attn_full_plan(T, D).bytes;
-    const size_t bf16 = mp_attn_bf16_plan(T, D).bytes, shorter = mp_attn_full_plan(MOST_KEYS, D).bytes;
-    if (T > MOST_KEYS && shorter > bytes)
-        bytes = shorter;
-    return bytes > bf16 ? bytes : bf16;
+    const size_t floats = mp_attn_full_plan(T, D).bytes, bf16 = mp_attn_bf16_plan(T, D).bytes;
+    return floats > bf16 ? floats : bf16;
 }
 
 mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D) {

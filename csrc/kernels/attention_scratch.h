@@ -2,6 +2,7 @@
  * kernels/).
  *
  * attn_full | K by columns, panels of 32 keys [panels][D][32] | V [T up to 32][D up to 16] | scores [rows][T up to 32]
+ *           | sums of values [rows][D up to 16]
  * attn_full_bf16 | panels of K | panels of V | scores [rows][T up to 32] | p [rows][p_ld] | q [rows][D up to 32]
  * attn_kv   | a partial's o [64][v_dim] | p [64][64] | m, l, a, b [64] each
  * attn_kv_i16, attn_kv_i8 | s [64][64] | p int16 [64][64] | tile [6][v_dim] | m, l, by, a, b [64] each
@@ -17,9 +18,10 @@
 
 enum {
     MP_ATTN_PANEL = 32,         /* keys in a panel of K */
-    MP_ATTN_FULL_ROWS = 48,     /* rows whose scores are kept at a time: a multiple of the tile heights 6 and 8 */
-    MP_ATTN_FULL_MIN_ROWS = 24, /* used instead if the scores of 48 rows exceed MP_ATTN_SCORES */
-    MP_ATTN_SCORES = 48 * 1024, /* floats of scores that fit L2 with room to spare */
+    MP_ATTN_FULL_ROWS = 48,   /* rows whose scores are kept at a time: a multiple of the tile heights 6 and 8. Every
+                               * pass over K and V serves all of them; their scores may exceed L2 */
+    MP_ATTN_VALUES = 8 * 1024, /* floats of values that fit L1 */
+    MP_ATTN_VALUES_IN_L2 = 64 * 1024, /* floats of values that every tile of rows can read from L2 */
 };
 
 static inline int mp_round_up(int n, int step) { return (n + step - 1) / step * step; }
@@ -27,18 +29,23 @@ static inline int mp_round_up(int n, int step) { return (n + step - 1) / step * 
 typedef struct mp_attn_full_layout {
     int keys;                /* T rounded up to a panel */
     int v_ld;                /* D rounded up to 16 */
-    int rows;                /* query rows whose scores are kept at a time */
-    size_t v, scores, bytes; /* offsets in bytes; K is at 0 */
+    int values;              /* keys whose values are multiplied by all rows before those of the following keys */
+    size_t v, scores, sums, bytes; /* offsets in bytes; K is at 0 */
 } mp_attn_full_layout;
 
 static inline mp_attn_full_layout mp_attn_full_plan(int T, int D) {
     mp_attn_full_layout p;
     p.keys = mp_round_up(T, MP_ATTN_PANEL);
     p.v_ld = mp_round_up(D, 16);
-    p.rows = (size_t)p.keys * MP_ATTN_FULL_ROWS <= MP_ATTN_SCORES ? MP_ATTN_FULL_ROWS : MP_ATTN_FULL_MIN_ROWS;
     p.v = sizeof(float) * (size_t)p.keys * (size_t)D;
     p.scores = p.v + sizeof(float) * (size_t)p.keys * (size_t)p.v_ld;
-    p.bytes = p.scores + sizeof(float) * (size_t)p.keys * (size_t)p.rows;
+    p.sums = p.scores + sizeof(float) * (size_t)p.keys * MP_ATTN_FULL_ROWS;
+    p.bytes = p.sums + sizeof(float) * (size_t)p.v_ld * MP_ATTN_FULL_ROWS;
+    p.values = MP_ATTN_VALUES / p.v_ld / MP_ATTN_PANEL * MP_ATTN_PANEL;
+    if (p.values < MP_ATTN_PANEL)
+        p.values = MP_ATTN_PANEL;
+    if ((size_t)p.keys * (size_t)p.v_ld <= MP_ATTN_VALUES_IN_L2)
+        p.values = p.keys;
     return p;
 }
 

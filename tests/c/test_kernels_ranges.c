@@ -145,7 +145,8 @@ MP_TEST(kernels_attention_scratch) {
             const size_t keys = (size_t)(T + 31) / 32 * 32, depth = (size_t)(D + 31) / 32 * 32, whole = sizeof(float);
             MP_CHECK_INT(full.v, whole * keys * (size_t)D);
             MP_CHECK_INT(full.scores - full.v, whole * keys * ((size_t)(D + 15) / 16 * 16));
-            MP_CHECK_INT(full.bytes - full.scores, whole * keys * (T <= 1024 ? 48 : 24));
+            MP_CHECK_INT(full.sums - full.scores, whole * keys * 48);
+            MP_CHECK_INT(full.bytes - full.sums, whole * 48 * ((size_t)(D + 15) / 16 * 16));
             MP_CHECK_INT(bf16.v, bf16.k_panel * (keys / 32));
             MP_CHECK_INT(bf16.scores - bf16.v, bf16.v_panel * (depth / 32));
             MP_CHECK_INT(bf16.p - bf16.scores, whole * 32 * keys);

@@ -26,6 +26,7 @@ typedef struct attn_source {
     const float *next; /* the same rows of the following block, to be prefetched; or NULL */
 } attn_source;
 
+/* Continue the chains of `sum` with elements [from, to). */
 static VEC_INLINE void chain(const int R, const int V, const float *const *a, const attn_source *b, int column,
                              int from, int to, vec *sum) {
     const float *at = b->data + from * b->ld + column;
@@ -34,9 +35,6 @@ static VEC_INLINE void chain(const int R, const int V, const float *const *a, co
     VEC_UNROLL
     for (int r = 0; r < R; r++)
         row[r] = a[r];
-    VEC_UNROLL
-    for (int i = 0; i < R * V; i++)
-        sum[i] = vec_zero();
     for (int k = from; k < to; k++, at += b->ld) {
         vec x[4];
         VEC_UNROLL
@@ -56,6 +54,12 @@ static VEC_INLINE void chain(const int R, const int V, const float *const *a, co
                 sum[r * V + v] = vec_fma(x[v], s, sum[r * V + v]);
         }
     }
+}
+
+static VEC_INLINE void zero(const int R, const int V, vec *sum) {
+    VEC_UNROLL
+    for (int i = 0; i < R * V; i++)
+        sum[i] = vec_zero();
 }
 
 /* Rows of the next tile when `rows` remain: as few tiles as possible, of nearly equal height. */
@@ -109,6 +113,7 @@ static VEC_INLINE int scores_step(const int R, const int V, const float *const *
     const vec by = vec_set(scale);
     vec sum[VEC_ACCUMULATORS];
     for (const int last = vecs - V; v <= last; v += V) {
+        zero(R, V, sum);
         chain(R, V, a, b, v * VEC_N, 0, depth, sum);
         VEC_UNROLL
         for (int i = 0; i < R * V; i++)
@@ -250,7 +255,15 @@ typedef struct attn_output {
     const float *by;    /* [rows] or NULL: store the sum unscaled */
     const float *a, *b; /* [rows] factors of the state (a) and of the new partial (b); NULL: overwrite out */
     const float *action;  /* [rows] ATTN_ action of each row; read only if a and b are set */
+    const struct attn_sums *part; /* NULL: all keys */
 } attn_output;
+
+/* An output whose keys are multiplied in parts. */
+typedef struct attn_sums {
+    float *sums; /* [rows, ld] sums of the keys before these; these are added to it unless they are the last */
+    int64_t ld;
+    bool first, last; /* these are the first keys, the last keys */
+} attn_sums;
 
 /* Store rows x vecs sums of tile [rows, 16 * vecs] to the columns from `column` on. Not inlined, because its callers
  * are compiled once for every R and V. */
@@ -279,7 +292,21 @@ static VEC_INLINE int output_step(const int R, const int V, const float *const *
                                   int to, int v, int vecs, const attn_output *o) {
     vec sum[VEC_ACCUMULATORS];
     for (; v + V <= vecs; v += V) {
+        const attn_sums *part = o->part;
+        if (part && !part->first) {
+            VEC_UNROLL
+            for (int i = 0; i < R * V; i++)
+                sum[i] = vec_load(part->sums + i / V * part->ld + (v + i % V) * VEC_N);
+        } else {
+            zero(R, V, sum);
+        }
         chain(R, V, p, b, v * VEC_N, from, to, sum);
+        if (part && !part->last) {
+            VEC_UNROLL
+            for (int i = 0; i < R * V; i++)
+                vec_store(part->sums + i / V * part->ld + (v + i % V) * VEC_N, sum[i]);
+            continue;
+        }
         _Alignas(64) float tile[VEC_ACCUMULATORS * VEC_N];
         VEC_UNROLL
         for (int i = 0; i < R * V; i++)
@@ -343,20 +370,52 @@ static void full_copy(const mp_attn_full *a, int key0, int keys, const mp_attn_f
                    0, sizeof(float) * 8);
 }
 
+/* Up to MP_ATTN_FULL_ROWS rows of attn_full, from `row0` on. */
+typedef struct full_block {
+    const mp_attn_full *a;
+    const mp_attn_full_layout *plan;
+    int row0;
+    int base;                         /* key of the first column of the scores */
+    const float *v;                   /* values from key `base` on */
+    float *s, *sums;                  /* scores, then probabilities [rows, plan->keys]; sums [rows, plan->v_ld] */
+    float inverse[MP_ATTN_FULL_ROWS]; /* 1 / sum of the probabilities of each row */
+} full_block;
+
+/* Multiply the probabilities of rows [r, r + R) of the block by the values of columns [c0, c1). first, last: these are
+ * the first columns, the last ones. */
+static void full_outputs(const full_block *b, int r, int R, int c0, int c1, bool first, bool last) {
+    const mp_attn_full *a = b->a;
+    const float *p[VEC_TILE_ROWS];
+    int from, to, none;
+    for (int i = 0; i < R; i++)
+        p[i] = b->s + (int64_t)(r + i) * b->plan->keys;
+    /* the first row sees the oldest key of the tile, the last row the newest */
+    full_visible(a, b->row0 + r, &from, &none);
+    full_visible(a, b->row0 + r + R - 1, &none, &to);
+    from = from - b->base > c0 ? from - b->base : c0;
+    to = to - b->base < c1 ? to - b->base : c1;
+    const attn_source values = {b->v, b->plan->v_ld, NULL};
+    const attn_sums part = {b->sums + (int64_t)r * b->plan->v_ld, b->plan->v_ld, first, last};
+    const attn_output o = {a->out + (b->row0 + r) * a->ld_out, a->ld_out, a->D, b->inverse + r, NULL, NULL, NULL,
+                           first && last ? NULL : &part};
+    outputs(R, p, &values, from, to, b->plan->v_ld / VEC_N, &o);
+}
+
 static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scratch) {
     assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D > 0);
     if (row0 == row1)
         return;
     const mp_attn_full_layout plan = mp_attn_full_plan(a->T, a->D);
     float *k = scratch, *v = (float *)((uint8_t *)scratch + plan.v), *s = (float *)((uint8_t *)scratch + plan.scores);
+    float *sums = (float *)((uint8_t *)scratch + plan.sums);
     int key0, key1, from, to;
     full_visible(a, row0, &key0, &to);
     full_visible(a, row1 - 1, &from, &key1);
     key0 = key0 / MP_ATTN_PANEL * MP_ATTN_PANEL; /* keep lane = t mod 16 true in the copy, too */
     full_copy(a, key0, key1 - key0, &plan, k, v);
 
-    for (int block = row0; block < row1; block += plan.rows) { /* scores of plan.rows rows at a time */
-        const int rows = row1 - block < plan.rows ? row1 - block : plan.rows;
+    for (int block = row0; block < row1; block += MP_ATTN_FULL_ROWS) {
+        const int rows = row1 - block < MP_ATTN_FULL_ROWS ? row1 - block : MP_ATTN_FULL_ROWS;
         full_visible(a, block, &from, &to);
         const int panel0 = (from - key0) / MP_ATTN_PANEL;
         full_visible(a, block + rows - 1, &from, &to);
@@ -374,10 +433,11 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
                 scores(R, q, &keys, a->D, vecs, a->scale, s + (int64_t)r * plan.keys + c, plan.keys);
             }
         }
+        full_block b = {.a = a, .plan = &plan, .row0 = block, .base = base, .s = s, .sums = sums,
+                        .v = v + (int64_t)(base - key0) * plan.v_ld};
+        const int each = plan.values < columns ? plan.values : columns;
         for (int r = 0, R; r < rows; r += R) {
             attn_scores x = {.s = s + (int64_t)r * plan.keys, .ld = plan.keys, .n = columns};
-            const float *p[VEC_TILE_ROWS];
-            float inverse[VEC_TILE_ROWS];
             R = x.rows = tile_rows(rows - r);
             for (int i = 0; i < R; i++) {
                 const int row = block + r + i;
@@ -385,16 +445,18 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
                 x.from[i] = from - base;
                 x.to[i] = to - base;
                 x.bias[i] = a->bias ? a->bias + row * a->ld_bias + base : NULL;
-                p[i] = x.s + i * x.ld;
             }
             softmax_rows(&x);
             for (int i = 0; i < R; i++)
-                inverse[i] = 1.0f / x.sum[i];
-            /* the first row sees the oldest key of the tile, the last row the newest */
-            const attn_source values = {v + (int64_t)(base - key0) * plan.v_ld, plan.v_ld, NULL};
-            const attn_output o = {a->out + (block + r) * a->ld_out, a->ld_out, a->D, inverse, NULL, NULL, NULL};
-            outputs(R, p, &values, x.from[0], x.to[R - 1], plan.v_ld / VEC_N, &o);
+                b.inverse[r + i] = 1.0f / x.sum[i];
+            if (each == columns) /* the probabilities are still in L1 */
+                full_outputs(&b, r, R, 0, columns, true, true);
         }
+        for (int c = 0; each < columns && c < columns; c += each)
+            for (int r = 0, R; r < rows; r += R) {
+                R = tile_rows(rows - r);
+                full_outputs(&b, r, R, c, c + each, c == 0, c + each >= columns);
+            }
     }
 }
 
@@ -467,7 +529,7 @@ static void attn_attn_block(const mp_attn_kv *a, int rows, int block, mp_attn_pa
     const attn_source k = {a->k_blocks[block], MP_KV_BLOCK, more ? a->k_blocks[block + 1] : NULL};
     const attn_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
     kv_softmax(a, n, block, &k, p, out->m, out->l);
-    const attn_output o = {out->o, a->v_dim, a->v_dim, NULL, NULL, NULL, NULL};
+    const attn_output o = {out->o, a->v_dim, a->v_dim, NULL, NULL, NULL, NULL, NULL};
     kv_output(a, n, block, &v, p, &o);
 }
 
@@ -510,7 +572,7 @@ static void attn_attn_kv(const mp_attn_kv *a, int rows, int block0, int block1, 
         const attn_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
         kv_softmax(a, n, block, &k, p, m, l);
         merge_factors(n, m, l, state, fa, fb, action);
-        const attn_output o = {state->o, a->v_dim, a->v_dim, NULL, fa, fb, action};
+        const attn_output o = {state->o, a->v_dim, a->v_dim, NULL, fa, fb, action, NULL};
         kv_output(a, n, block, &v, p, &o);
     }
 }
