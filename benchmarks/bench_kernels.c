@@ -140,7 +140,7 @@ static double probe_attention(mp_dtype dtype) {
 /* ---- one measurement ------------------------------------------------------------------------------------------- */
 
 typedef struct bench {
-    mp_dtype dtype; /* of the weights before they are packed */
+    mp_dtype dtype; /* type of the stored weights */
     mp_wkind kind;
     int M, N, K, copies;
     mp_wmat w;
