@@ -32,20 +32,24 @@ IDS = (300, 1900)
 SMALL = {"layers": 1, "heads": 2, "kv_heads": 1, "feed": 512, "width": 256, "words": 50_000}
 
 
-def measure(engine: str, task: dict[str, Any], probe: Probe) -> tuple[dict[str, Any], Frame]:
-    """Measure an engine in a process of its own, between two probes.
+def measure(engine: str, task: dict[str, Any], probe: Probe, again: int) -> tuple[dict[str, Any], Frame]:
+    """Measure an engine in a process of its own, between two probes; a disturbed turn ``again`` times more.
 
     Raises:
         RuntimeError: the process failed.
     """
-    before = probe.run()
-    with Watch() as watch:
-        done = subprocess.run([sys.executable, str(WORKER)], input=json.dumps({**task, "engine": engine}),
-                              capture_output=True, text=True, cwd=WORKER.parent)
-    lines = done.stdout.strip().splitlines()
-    if done.returncode != 0 or not lines:
-        raise RuntimeError(report.last_line(done.stderr) or f"exit code {done.returncode}")
-    return json.loads(lines[-1]), Frame(before, probe.run(), watch.others)
+    for left in range(again, -1, -1):
+        before = probe.run()
+        with Watch() as watch:
+            done = subprocess.run([sys.executable, str(WORKER)], input=json.dumps({**task, "engine": engine}),
+                                  capture_output=True, text=True, cwd=WORKER.parent)
+        lines = done.stdout.strip().splitlines()
+        if done.returncode != 0 or not lines:
+            raise RuntimeError(report.last_line(done.stderr) or f"exit code {done.returncode}")
+        frame = Frame(before, probe.run(), watch.others)
+        if left == 0 or disturbance([frame]) is None:
+            break
+    return json.loads(lines[-1]), frame
 
 
 def row_of(found: dict[str, Any], frame: Frame, task: dict[str, Any], read: float) -> dict[str, Any]:
@@ -78,6 +82,8 @@ def main() -> int:
     parser.add_argument("--ik", metavar="FOLDER", help="folder with the programs of ik_llama.cpp")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each rate, of which the median counts "
                         "(default: %(default)s)")
+    parser.add_argument("--again", type=int, default=0, help="further turns for an engine whose turn was disturbed "
+                        "(default: %(default)s)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--quick", action="store_true", help="only check that the command works, with a small model")
     args = parser.parse_args()
@@ -97,7 +103,7 @@ def main() -> int:
             for engine in ("mpool", *(["ik"] if args.ik else [])):
                 task = {**shape, "path": path}
                 try:
-                    found, frame = measure(engine, task, probe)
+                    found, frame = measure(engine, task, probe, args.again)
                 except RuntimeError as error:
                     failed = failed or engine == "mpool"  # a peer need not read every type
                     print(json.dumps({"type": kind, "engine": engine, "failed": str(error)}), flush=True)
