@@ -1,7 +1,6 @@
 /* bench_kernels.c: speed of the gemm kernels as a percentage of the machine's current arithmetic peak.
  *
- *
- *   bench_kernels [--kind f32|bf16|i8|plain]... [--mask word] [--rows m,m,..] [--shape NxK]... [--ms n]
+ *   bench_kernels [--kind f32|bf16|i8|plain|TYPE]... [--mask word] [--rows m,m,..] [--shape NxK]... [--ms n]
  *                 [--pool MB] [--act] [--attention]
  *
  * Uses one thread. Prints one line per kind, shape and M. The peak is that of the kind's instruction (vfmadd231ps,
@@ -15,6 +14,7 @@
  *                 2,048 positions
  *                 (with --pool: over as many blocks as fit), as a percentage of vfmadd231ps and vpdpwssd
  *   --kind plain  mp_gemm_f32_plain, with the OpenBLAS of MPOOL_BLAS if set
+ *   --kind TYPE   a quantised type of GGUF (Q4_K, IQ2_XS, ...) with arbitrary codes; the peak is that of vpdpbusd
  *   --mask ref    measure the reference kernels */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -33,6 +33,7 @@
 
 #include "base/alloc.h"
 #include "base/cpu.h"
+#include "kernels/dequantize.h"
 #include "kernels/variants.h"
 
 /* CPU seconds of this thread, which exclude time that other processes take on a shared machine. */
@@ -112,7 +113,7 @@ static double probe(mp_wkind kind) {
     if (tiles && (kind == MP_W_BF16 || kind == MP_W_I8))
         return kind == MP_W_BF16 ? probe_rate(probe_tiles_bf16, 16384) : probe_rate(probe_tiles_i8, 32768);
     const bool wide = mp_cpu_features() & MP_CPU_AVX512;
-    const bool dot8 = kind == MP_W_I8 && mp_cpu_features() & MP_CPU_AVX512_VNNI;
+    const bool dot8 = kind != MP_W_F32 && kind != MP_W_BF16 && mp_cpu_features() & MP_CPU_AVX512_VNNI;
     const bool dot16 = kind == MP_W_BF16 && mp_cpu_features() & MP_CPU_AVX512_BF16;
     return dot8    ? probe_rate(probe_i8, 128)
            : dot16 ? probe_rate(probe_bf16, 64)
@@ -139,11 +140,13 @@ static double probe_attention(mp_dtype dtype) {
 /* ---- one measurement ------------------------------------------------------------------------------------------- */
 
 typedef struct bench {
+    mp_dtype dtype; /* type of the stored weights */
     mp_wkind kind;
     int M, N, K, copies;
     mp_wmat w;
     mp_acts x;
-    float *weights, *in, *y, *bias;
+    float *in, *y, *bias;
+    void *weights;
     bool act, plain;
 } bench;
 
@@ -176,18 +179,24 @@ static void run(const bench *b, int times) {
         }
 }
 
+/* Make stored weights: random floats, or bytes below 64, which also make finite f16 numbers. */
+static mp_tensor make_weights(bench *b) {
+    const mp_dtype_row *row = mp_dtype_get(b->dtype);
+    const size_t count = (size_t)b->N * (size_t)b->K, bytes = count / (size_t)row->items * (size_t)row->bytes;
+    uint8_t *at = b->weights = must(bytes);
+    if (b->dtype == MP_F32)
+        fill(b->weights, (int64_t)count);
+    for (size_t i = 0; b->dtype != MP_F32 && i < bytes; i++)
+        at[i] = (uint8_t)(i * 2654435761u >> 24 & 63);
+    return (mp_tensor){.dtype = b->dtype, .ndim = 2, .shape = {b->N, b->K}, .data = at, .nbytes = bytes};
+}
+
 static void measure(bench *b, const char *name, double seconds, size_t pool) {
-    b->weights = must(sizeof(float) * (size_t)b->N * (size_t)b->K);
-    fill(b->weights, (int64_t)b->N * b->K);
+    const mp_tensor src = make_weights(b);
     mp_wmat_init(&b->w, b->kind, b->N, b->K);
     const size_t bytes = mp_wmat_bytes(&b->w);
     b->copies = pool > bytes ? (int)(pool / bytes) : 1;
     b->w.data = must(bytes * (size_t)b->copies + MP_WMAT_SLACK);
-    const mp_tensor src = {.dtype = MP_F32,
-                           .ndim = 2,
-                           .shape = {b->N, b->K},
-                           .data = (const uint8_t *)b->weights,
-                           .nbytes = sizeof(float) * (uint64_t)b->N * (uint64_t)b->K};
     mp_wmat_pack(&b->w, &src, 0, b->w.panels); /* warm-up: faults in the pages */
     double packing = now();
     mp_wmat_pack(&b->w, &src, 0, b->w.panels);
@@ -219,7 +228,7 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
     } while (now() < end);
     const double after = probe(b->kind), peak = before > after ? before : after;
     const double rate = 2.0 * b->M * b->N * b->K * b->copies / best * 1e-9;
-    printf("%-5s N%-5d K%-5d M%-4d %8.1f us %8.1f GFLOP/s %5.1f %% of %.0f  %6.1f GB/s  pack %.0f us\n", name, b->N,
+    printf("%-7s N%-5d K%-5d M%-4d %8.1f us %8.1f GFLOP/s %5.1f %% of %.0f  %6.1f GB/s  pack %.0f us\n", name, b->N,
            b->K, b->M, best / b->copies * 1e6, rate, 100 * rate / peak, peak, (double)bytes * b->copies / best * 1e-9,
            packing * 1e6);
     fflush(stdout);
@@ -310,6 +319,8 @@ int main(int argc, char **argv) {
     static const char *const names[] = {"f32", "bf16", "i8", "plain"};
     static const mp_wkind kinds[] = {MP_W_F32, MP_W_BF16, MP_W_I8, MP_W_F32};
     const char *mask = "";
+    mp_dtype quantised[16];
+    int quantised_count = 0;
     bool want[4] = {false}, act = false, attention = false;
     int rows[32] = {8, 16, 64, 512}, row_count = 4, shapes[16][2] = {{1152, 384}, {1536, 384}, {384, 1536}},
         shape_count = 3;
@@ -329,6 +340,9 @@ int main(int argc, char **argv) {
         if (strcmp(argv[i], "--kind") == 0) {
             for (int k = 0; k < 4; k++)
                 want[k] |= strcmp(value, names[k]) == 0;
+            bool mins;
+            if (quantised_count < 16 && mp_dtype_from_name(value, &quantised[quantised_count]))
+                quantised_count += mp_stored_block_group(quantised[quantised_count], &mins) != 0;
         } else if (strcmp(argv[i], "--mask") == 0) {
             mask = value;
         } else if (strcmp(argv[i], "--ms") == 0) {
@@ -367,14 +381,21 @@ int main(int argc, char **argv) {
         mp_blas_core(&why);
         printf("# %s\n", why);
     }
-    const bool some = want[0] || want[1] || want[2] || want[3];
+    for (int q = 0; q < quantised_count; q++)
+        for (int s = 0; s < shape_count; s++)
+            for (int r = 0; r < row_count; r++) {
+                bench b = {.dtype = quantised[q], .M = rows[r], .N = shapes[s][0], .K = shapes[s][1], .act = act};
+                mp_wmat_kind_for(b.dtype, MP_COMPUTE_AUTO, &b.kind);
+                measure(&b, mp_dtype_get(b.dtype)->name, seconds, pool);
+            }
+    const bool some = want[0] || want[1] || want[2] || want[3] || quantised_count > 0;
     for (int k = 0; k < 4; k++) {
         if (some ? !want[k] : k == 3)
             continue;
         for (int s = 0; s < shape_count; s++)
             for (int r = 0; r < row_count; r++) {
-                bench b = {
-                    .kind = kinds[k], .M = rows[r], .N = shapes[s][0], .K = shapes[s][1], .act = act, .plain = k == 3};
+                bench b = {.dtype = MP_F32, .kind = kinds[k], .M = rows[r], .N = shapes[s][0], .K = shapes[s][1],
+                           .act = act, .plain = k == 3};
                 measure(&b, names[k], seconds, pool);
             }
     }

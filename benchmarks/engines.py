@@ -146,6 +146,11 @@ class MpoolGenerator:
         """See Generator. Each prompt has its own thread."""
         return together(len(prompts), lambda number: self.generate(prompts[number], count))
 
+    def memory(self) -> dict[str, float]:
+        """Return the size of the packed weights, and of keys and values, in units of 10**6 bytes."""
+        (row,) = self.pool.ps()
+        return {"weights MB": row.model_bytes / 1e6, "caches MB": row.engine_bytes / 1e6}
+
     def tokens(self, text: str) -> list[int]:
         """Tokenise a text. All engines get these ids."""
         return self.model.tokenize(text)

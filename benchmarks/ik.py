@@ -2,7 +2,8 @@
 
 ik_llama.cpp has no Python package: ``--program ik=FOLDER`` names the folder of its programs. The programs generate
 their own token ids, which changes no rate. Each figure is the better one of two runs, with and without repacking at run
-time. For eight sequences the programs report the decode rate alone, without prefill.
+time. For eight sequences the programs report the decode rate alone, without prefill. With 0 streams they do not run
+together.
 
 ``llama-batched-bench`` gives every sequence the same token at every position. All sequences of a mixture of experts
 then choose the same experts, and it reads a fraction of the weights that different sequences read: build it with random
@@ -36,7 +37,8 @@ class IkLlama:
         """Return the same measures as ``worker.generate``."""
         best: dict[str, float] = {}
         for repacking in REPACKING:
-            for name, rate in (*self._alone(task, repacking), *self._together(task, repacking)):
+            together = self._together(task, repacking) if task["streams"] else []
+            for name, rate in (*self._alone(task, repacking), *together):
                 best[name] = max(rate, best.get(name, 0.0))
         used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
         return {"measures": best, "rss MB": used}

@@ -1,5 +1,5 @@
-"""``python -m benchmarks synthetic OUT --vocabulary FILE [--shape NAME]``: write a GGUF file with the shapes of a
-published model and random values, and print how many bytes of weights a token reads.
+"""``python -m benchmarks synthetic OUT --vocabulary FILE [--shape NAME] [--type TYPE]``: write a GGUF file with the
+shapes of a published model and random values, and print how many bytes of weights a token reads.
 
 For rates, which depend on shapes and formats only. The vocabulary and the tokenizer settings are those of another GGUF
 file, filled up to the size of the published vocabulary. Needs the ``gguf`` package.
@@ -16,12 +16,14 @@ gpt-oss-20b     8 of the 24 layers: width 2,880; 64 heads of 64, 8 key-value hea
 deepseek-v3     2 layers with experts of the 61: width 7,168; 128 heads with latent attention; 256 experts of 2,048 in
                 Q4_K, 8 used, and a shared one. Other types as for qwen3; the output matrix is not tied. 14 GB.
 
-Routers have random values, so all experts are about equally frequent.
+Routers have random values, so all experts are about equally frequent. With ``--type``, all linear matrices of the
+layers of a qwen3 shape have that type; the token embeddings stay in Q6_K.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +31,15 @@ from typing import Any
 import numpy as np
 
 #: Bytes per block and values per block of a type.
-TYPES = {"F32": (4, 1), "Q8_0": (34, 32), "MXFP4": (17, 32), "Q4_K": (144, 256), "Q6_K": (210, 256)}
+TYPES = {"F32": (4, 1), "Q8_0": (34, 32), "MXFP4": (17, 32), "Q4_K": (144, 256), "Q6_K": (210, 256),
+         "Q2_K": (84, 256), "Q3_K": (110, 256), "IQ2_XS": (74, 256), "IQ3_S": (110, 256), "TQ2_0": (66, 256)}
+#: Types that ``--type`` accepts: the linear matrices of a model may have any of them.
+LINEAR = ("Q2_K", "Q3_K", "IQ2_XS", "IQ3_S", "TQ2_0", "Q4_K")
+#: Offset in a block -> f16 number there (d, dmin), so that weights are about 0.02.
+HALVES = {"Q8_0": {0: 2e-4}, "Q4_K": {0: 1e-4, 2: 7e-4}, "Q6_K": {208: 6e-5}, "Q2_K": {80: 1.6e-3, 82: 2.4e-3},
+          "Q3_K": {108: 4.7e-4}, "IQ2_XS": {0: 4e-4}, "IQ3_S": {0: 1.2e-4}, "TQ2_0": {64: 0.025}}
+#: Bytes of four ternary codes of two bits: TQ2_0 does not use the fourth value.
+TERNARY = np.array([byte for byte in range(256) if all(byte >> at & 3 != 3 for at in (0, 2, 4, 6))], np.uint8)
 SEED = 17
 
 
@@ -39,18 +49,16 @@ def more_bits(layer: int, layers: int) -> bool:
 
 
 def blocks(chance: np.random.Generator, kind: str, count: int) -> np.ndarray:
-    """Return ``count`` blocks with random quants, and scales that give values of about 0.02."""
+    """Return ``count`` valid blocks with random quants, and scales that give values of about 0.02."""
     raw = chance.integers(0, 256, (count, TYPES[kind][0]), dtype=np.uint8)
     if kind == "Q6_K":  # 128 low, 64 high, 16 scales, d
         raw[:, 192:208] = chance.integers(1, 32, (count, 16), dtype=np.uint8)
-        raw[:, 208:210] = np.full((count, 1), 6e-5, np.float16).view(np.uint8)
-    elif kind == "Q4_K":  # d, dmin, 12 of scales and minima, 128 quants
-        raw[:, 0:2] = np.full((count, 1), 1e-4, np.float16).view(np.uint8)
-        raw[:, 2:4] = np.full((count, 1), 7e-4, np.float16).view(np.uint8)
-    elif kind == "Q8_0":  # d, 32 quants
-        raw[:, 0:2] = np.full((count, 1), 2e-4, np.float16).view(np.uint8)
-    else:  # MXFP4: an exponent, where 127 is 1 for codes of up to 6, and 16 bytes of codes
+    elif kind == "TQ2_0":  # 64 of codes, d
+        raw[:, :64] = TERNARY[chance.integers(0, len(TERNARY), (count, 64), dtype=np.uint8)]
+    elif kind == "MXFP4":  # an exponent, where 127 is 1 for codes of up to 6, and 16 bytes of codes
         raw[:, 0] = 120
+    for at, number in HALVES.get(kind, {}).items():
+        raw[:, at:at + 2] = np.full((count, 1), number, np.float16).view(np.uint8)
     return raw
 
 
@@ -124,36 +132,40 @@ class Writer:
 
 
 def qwen3(path: str, vocabulary: str, layers: int, heads: int, kv_heads: int, feed: int, experts: int = 0,
-          used: int = 0, width: int = 2048, words: int = 151_936) -> float:
-    """Write a dense or MoE model of Qwen3. ``feed`` is the width of one feed-forward network or expert."""
+          used: int = 0, width: int = 2048, words: int = 151_936, linear: str | None = None) -> float:
+    """Write a dense or MoE model of Qwen3. ``feed`` is the width of one feed-forward network or expert, ``linear`` the
+    type of all linear matrices of the layers; None: the mixture of Q4_K_M.
+    """
     head = 128
     out = Writer(path, vocabulary, "qwen3moe" if experts else "qwen2", words, used / experts if experts else 1)
     out.sizes(block_count=layers, embedding_length=width, feed_forward_length=feed, attention__head_count=heads,
               attention__head_count_kv=kv_heads, attention__key_length=head, attention__value_length=head)
     if experts:
         out.sizes(expert_count=experts, expert_used_count=used, expert_feed_forward_length=feed)
-    out.set("general.file_type", 15)  # Q4_K_M
+    if linear is None:
+        out.set("general.file_type", 15)  # Q4_K_M
     out.matrix("token_embd.weight", "Q6_K", words, width)
     out.vector("output_norm.weight", width)
+    most = linear or "Q4_K"
     for layer in range(layers):
-        at, six = f"blk.{layer}.", "Q6_K" if more_bits(layer, layers) else "Q4_K"
+        at, six = f"blk.{layer}.", linear or ("Q6_K" if more_bits(layer, layers) else "Q4_K")
         for name in ("attn_norm", "ffn_norm"):
             out.vector(f"{at}{name}.weight", width)
         for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-            out.matrix(f"{at}attn_{name}.weight", six if name == "v" else "Q4_K", count * head, width)
+            out.matrix(f"{at}attn_{name}.weight", six if name == "v" else most, count * head, width)
             if not experts:
                 out.vector(f"{at}attn_{name}.bias", count * head, value=0)
             elif name != "v":
                 out.vector(f"{at}attn_{name}_norm.weight", head)
-        out.matrix(f"{at}attn_output.weight", "Q4_K", width, heads * head)
+        out.matrix(f"{at}attn_output.weight", most, width, heads * head)
         if experts:
             out.router(f"{at}ffn_gate_inp.weight", experts, width)
             for name in ("gate", "up"):
-                out.experts(f"{at}ffn_{name}_exps.weight", "Q4_K", experts, feed, width)
+                out.experts(f"{at}ffn_{name}_exps.weight", most, experts, feed, width)
             out.experts(f"{at}ffn_down_exps.weight", six, experts, width, feed)
         else:
             for name in ("gate", "up"):
-                out.matrix(f"{at}ffn_{name}.weight", "Q4_K", feed, width)
+                out.matrix(f"{at}ffn_{name}.weight", most, feed, width)
             out.matrix(f"{at}ffn_down.weight", six, width, feed)
     out.close()
     return out.read
@@ -227,12 +239,13 @@ def deepseek(path: str, vocabulary: str, layers: int, heads: int = 128, feed: in
     return out.read
 
 
-#: Functions that write a file and return how many bytes of weights a token reads, the output matrix included.
-SHAPES: dict[str, Callable[[str, str], float]] = {
-    "qwen3-1.7b": lambda path, vocabulary: qwen3(path, vocabulary, 28, 16, 8, 6144),
-    "qwen3-30b-a3b": lambda path, vocabulary: qwen3(path, vocabulary, 8, 32, 4, 768, experts=128, used=8),
-    "gpt-oss-20b": lambda path, vocabulary: gpt_oss(path, vocabulary, 8),
-    "deepseek-v3": lambda path, vocabulary: deepseek(path, vocabulary, 2),
+#: Functions that write a file and return how many bytes of weights a token reads, the output matrix included. Those of
+#: qwen3 accept ``linear``.
+SHAPES: dict[str, Callable[..., float]] = {
+    "qwen3-1.7b": functools.partial(qwen3, layers=28, heads=16, kv_heads=8, feed=6144),
+    "qwen3-30b-a3b": functools.partial(qwen3, layers=8, heads=32, kv_heads=4, feed=768, experts=128, used=8),
+    "gpt-oss-20b": functools.partial(gpt_oss, layers=8),
+    "deepseek-v3": functools.partial(deepseek, layers=2),
 }
 
 
@@ -243,8 +256,13 @@ def main() -> int:
     parser.add_argument("out")
     parser.add_argument("--vocabulary", required=True, metavar="FILE", help="a GGUF file with a tokenizer")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-1.7b")
+    parser.add_argument("--type", choices=LINEAR, help="type of the linear matrices of a qwen3 shape")
     given = parser.parse_args()
-    print(f"{given.shape}: a token reads {SHAPES[given.shape](given.out, given.vocabulary) / 1e6:,.0f} MB of weights")
+    if given.type and not given.shape.startswith("qwen3"):
+        parser.error(f"--type needs a qwen3 shape, got {given.shape}")
+    more = {"linear": given.type} if given.type else {}
+    read = SHAPES[given.shape](given.out, given.vocabulary, **more)
+    print(f"{given.shape}: a token reads {read / 1e6:,.0f} MB of weights")
     return 0
 
 

@@ -82,7 +82,9 @@ def many_threads(engine: Any, single: list[str]) -> dict[str, float]:
 
 
 def generate(task: dict[str, Any]) -> dict[str, Any]:
-    """Measure tokens/s of prefill and decode. All engines get the same ids."""
+    """Measure tokens/s of prefill and decode, and of several sequences at once unless ``streams`` is 0. All engines get
+    the same ids.
+    """
     engine = make(task, "generate")
     if hasattr(engine, "measures"):
         return engine.measures(task)
@@ -106,12 +108,14 @@ def generate(task: dict[str, Any]) -> dict[str, Any]:
         found[f"tg@{depth} tokens/s"] = statistics.median(rates)
     streams, each = task["streams"], task["depths"][0]
     rates = []
-    for _ in range(task["repeat"]):
+    for _ in range(task["repeat"] if streams else 0):
         shift += streams
         prompts = [ids[shift + number:shift + number + each] for number in range(streams)]
         rates.append(streams * written / engine.together(prompts, written))
-    found[f"{streams} streams tokens/s"] = statistics.median(rates)
-    return {"measures": found, "first": first, "rss MB": rss(), "compute": getattr(engine, "used", None)}
+    if streams:
+        found[f"{streams} streams tokens/s"] = statistics.median(rates)
+    return {"measures": found, "first": first, "rss MB": rss(), "compute": getattr(engine, "used", None),
+            "memory": engine.memory() if hasattr(engine, "memory") else None}
 
 
 def cold(task: dict[str, Any]) -> dict[str, Any]:

@@ -29,8 +29,10 @@ static const char *variant_of(const expected *row, int slot) {
                                    MP_SLOT_gemm_iq4_xs,  MP_SLOT_gemm_mxfp4,   MP_SLOT_gemm_nvfp4,
                                    MP_SLOT_stored_q4_0,  MP_SLOT_stored_q8_0,  MP_SLOT_stored_q4_k,
                                    MP_SLOT_stored_q5_k,  MP_SLOT_stored_q6_k,  MP_SLOT_stored_mxfp4};
-    static const int by_tiles[] = {MP_SLOT_gemm_q4_0, MP_SLOT_gemm_q4_1, MP_SLOT_gemm_q8_0,
-                                   MP_SLOT_gemm_q4_k, MP_SLOT_gemm_q6_k, MP_SLOT_gemm_mxfp4};
+    static const int by_tiles[] = {MP_SLOT_gemm_q4_0,  MP_SLOT_gemm_q4_1, MP_SLOT_gemm_q8_0, MP_SLOT_gemm_q4_k,
+                                   MP_SLOT_gemm_q6_k,  MP_SLOT_gemm_q2_k, MP_SLOT_gemm_q3_k, MP_SLOT_gemm_tq,
+                                   MP_SLOT_gemm_iq2_xxs, MP_SLOT_gemm_iq2_xs, MP_SLOT_gemm_iq3,
+                                   MP_SLOT_gemm_mxfp4};
     static const int i16[] = {MP_SLOT_kv_store_i16,   MP_SLOT_kv_store_i8,   MP_SLOT_attn_query_i16,
                               MP_SLOT_attn_block_i16, MP_SLOT_attn_block_i8, MP_SLOT_attn_kv_i16,
                               MP_SLOT_attn_kv_i8};

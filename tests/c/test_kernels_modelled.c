@@ -86,7 +86,8 @@ static void use_or_skip(const char *mask) {
 MP_TEST(kernels_modelled_amx_slots) {
     static const int tiles[] = {MP_SLOT_gemm_bf16, MP_SLOT_gemm_bf16_acts, MP_SLOT_gemm_i8, MP_SLOT_attn_full_bf16,
                                 MP_SLOT_gemm_q4_0, MP_SLOT_gemm_q4_1, MP_SLOT_gemm_q8_0, MP_SLOT_gemm_q4_k,
-                                MP_SLOT_gemm_q6_k, MP_SLOT_gemm_mxfp4};
+                                MP_SLOT_gemm_q6_k, MP_SLOT_gemm_mxfp4, MP_SLOT_gemm_q2_k, MP_SLOT_gemm_q3_k,
+                                MP_SLOT_gemm_tq, MP_SLOT_gemm_iq2_xxs, MP_SLOT_gemm_iq2_xs, MP_SLOT_gemm_iq3};
     const int count = (int)(sizeof tiles / sizeof *tiles);
     use_or_skip("amx model");
     int seen = 0;
@@ -240,6 +241,7 @@ MP_TEST(kernels_modelled_amx_quant_prefetch) {
     enum { M = 24, PANELS = 2, BLOCKS = 32, MOST = PANELS * BLOCKS * 17 };
     static const struct { mp_wkind kind; int lines; } rows[] = {
         {MP_W_Q4_0, 9}, {MP_W_Q4_1, 10}, {MP_W_Q8_0, 17}, {MP_W_Q4_K, 9}, {MP_W_Q6_K, 13}, {MP_W_MXFP4, 9},
+        {MP_W_Q2_K, 5}, {MP_W_Q3_K, 7}, {MP_W_TQ, 4}, {MP_W_IQ2_XXS, 6}, {MP_W_IQ2_XS, 6}, {MP_W_IQ3, 8},
     };
     use_or_skip("amx model");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -96,7 +96,8 @@ MP_TEST(kernels_partition_of_quantised_products) {
 /* On AMX, passes have nearly equal height: at most 192 rows, as many as fill 393,216 bytes or 49,152 units. They are
  * cut into jobs of 16 rows, of which the last finishes the rest. Fewer than 24 rows use the variant below. */
 static int amx_jobs(mp_wkind kind, int M, int K, int panels, int *want) {
-    const int units = (K / (kind == MP_W_Q6_K ? 16 : 32) + 15) / 16 * 16, near = 393216 / K < 64 ? 64 : 393216 / K;
+    const bool halved = kind == MP_W_Q6_K || kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_IQ2_XS;
+    const int units = (K / (halved ? 16 : 32) + 15) / 16 * 16, near = 393216 / K < 64 ? 64 : 393216 / K;
     int count = 0, most = 49152 / units < near ? 49152 / units : near;
     most = (most < 192 ? most : 192) / 16 * 16;
     for (int left = (M + most - 1) / most, r0 = 0, r1; left > 0; left--, r0 = r1) {
@@ -113,7 +114,9 @@ MP_TEST(kernels_partition_of_quantised_products_on_amx) {
         {MP_W_Q4_0, 24, 32},    {MP_W_Q4_0, 33, 64},    {MP_W_Q8_0, 192, 64},   {MP_W_Q8_0, 190, 64},
         {MP_W_Q4_1, 97, 4096},  {MP_W_Q4_K, 100, 4096}, {MP_W_MXFP4, 70, 6144}, {MP_W_MXFP4, 65, 8192},
         {MP_W_Q6_K, 100, 8192}, {MP_W_Q6_K, 60, 16384}, {MP_W_Q4_0, 25, 12288}, {MP_W_Q8_0, 50, 32768},
-        {MP_W_Q6_K, 26, 24576}, {MP_W_Q4_0, 95, 4096},  {MP_W_Q8_0, 193, 64},
+        {MP_W_Q6_K, 26, 24576}, {MP_W_Q4_0, 95, 4096},  {MP_W_Q8_0, 193, 64},   {MP_W_Q2_K, 60, 16384},
+        {MP_W_Q3_K, 60, 16384}, {MP_W_TQ, 60, 16384},   {MP_W_IQ2_XXS, 60, 16384}, {MP_W_IQ2_XS, 60, 16384},
+        {MP_W_IQ3, 60, 16384},
     };
     static const char *const masks[] = {"amx", "amx model"};
     static int want[MOST_CALLS];

@@ -10,7 +10,7 @@
 
 #include "kernels/simd/target.h"
 
-enum { Q_LANES = 8 };
+enum { Q_LANES = 8, Q_NEAR = 3, Q_KEEPS_HEAD = 0 };
 
 typedef __m256i qi;
 typedef __m256i q_part;

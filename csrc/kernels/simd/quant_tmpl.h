@@ -18,6 +18,8 @@
  *   Q_VECTORS(R)                      vectors of outputs in a tile of R rows; divides 32 / Q_LANES
  *   Q_ROWS                            maximum rows of a tile: 4 or 8
  *   Q_TALL                            maximum rows of a tile if the product has more than Q_ROWS rows
+ *   Q_NEAR                            locality of prefetches: 3 to the first-level cache, 2 to the second-level cache
+ *   Q_KEEPS_HEAD                      1 if memory-bound tiles keep d and dmin of a superblock in registers, too
  *
  * A tile is R rows by Q_VECTORS(R) vectors. It reads the panel once, unpacks each line in registers and multiplies it
  * with all rows; nothing is unpacked to memory. Integer accumulators cover one block, float accumulators all of K.
@@ -149,7 +151,7 @@ static MP_INLINE int q_beside(int R) { return R <= 4 && Q_VECTORS(R) * Q_LANES =
 static MP_INLINE qi q_take(const uint8_t *part, int u, int j, int prefetch, int ahead) {
     const uint8_t *from = part + j * MP_PACK_STEP + u * Q_LANES * 4;
     if (prefetch && u * Q_LANES % 16 == 0)
-        __builtin_prefetch(from + ahead, 0, 3);
+        __builtin_prefetch(from + ahead, 0, Q_NEAR);
     return q_load(from);
 }
 
@@ -326,9 +328,11 @@ static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int
     }
 }
 
-/* True if a tile keeps the d and dmin of a superblock in registers for all its blocks. Memory-bound tiles would be
- * slower. */
-static MP_INLINE int q_keeps_head(int kind, int R) { return q_is_coded(kind) && q_head_bytes(kind) && !q_beside(R); }
+/* True if a tile keeps the d and dmin of a superblock in registers for all its blocks. With 16 registers, memory-bound
+ * tiles would be slower. */
+static MP_INLINE int q_keeps_head(int kind, int R) {
+    return q_is_coded(kind) && q_head_bytes(kind) && (Q_KEEPS_HEAD || !q_beside(R));
+}
 
 /* The d of a superblock; for IQ types times the unit of their scales. */
 static MP_INLINE qf q_head_d(int kind, const uint8_t *head, int o) {
@@ -433,7 +437,7 @@ static MP_INLINE void q_block(int kind, int R, int U, const uint8_t *head, const
 
 static MP_INLINE void q_prefetch(const uint8_t *from, int bytes) {
     for (int i = 0; i < bytes; i += 64)
-        __builtin_prefetch(from + i, 0, 3);
+        __builtin_prefetch(from + i, 0, Q_NEAR);
 }
 
 /* Compute rows m ... m + R - 1 by the outputs of vectors u0 ... u0 + U - 1 of a panel. out [R, ld] points at output 0

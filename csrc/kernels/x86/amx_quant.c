@@ -1,9 +1,9 @@
 /* x86/amx_quant.c: products of quantised weights with the tile registers of AMX, for many rows.
  *
  * The contract adds each block's exact sum to a float accumulator by one FMA, so the int32 sums leave the tiles after
- * every unit: 32 inputs, or 16 for Q6_K. A job is 16 rows by a panel's 32 outputs by up to UNITS units. The sums of one
- * job are stored to L1 while the vector units scale and accumulate those of the job before it: tile products and stores
- * take about as long as the float arithmetic, and both run at the same time.
+ * every unit: 32 inputs, or 16 if each 16 have a scale. A job is 16 rows by a panel's 32 outputs by up to UNITS units.
+ * The sums of one job are stored to L1 while the vector units scale and accumulate those of the job before it: tile
+ * products and stores take about as long as the float arithmetic, and both run at the same time.
  *
  * The panel's weights are unpacked to signed bytes, UNITS units at a time, and serve all rows of a pass. Signed weights
  * need no offset, so the sums start at zero. Scales of rows and factors of minima are transposed once per pass, so that
@@ -95,102 +95,174 @@ static MP_INLINE __m512i bytes16(const uint8_t *from, bool is_signed) {
     return is_signed ? _mm512_cvtepi8_epi32(x) : _mm512_cvtepu8_epi32(x);
 }
 
+/* Bits of a code, for kinds whose codes index a table or are the values after an offset; else 0. */
+static MP_INLINE int code_bits(int kind) {
+    switch (kind) {
+    case MP_W_TQ:
+    case MP_W_Q2_K: return 2;
+    case MP_W_Q3_K:
+    case MP_W_IQ2_XXS:
+    case MP_W_IQ2_XS: return 3;
+    case MP_W_IQ3:
+    case MP_W_MXFP4: return 4;
+    default: return 0;
+    }
+}
+
+static MP_INLINE bool is_iq(int kind) { return kind == MP_W_IQ2_XXS || kind == MP_W_IQ2_XS || kind == MP_W_IQ3; }
+static MP_INLINE bool has_table(int kind) { return is_iq(kind) || kind == MP_W_MXFP4; }
+static MP_INLINE bool has_mins(int kind) { return kind == MP_W_Q4_1 || kind == MP_W_Q4_K || kind == MP_W_Q2_K; }
+
+/* Inputs that share a scale. */
+static MP_INLINE int unit_of(int kind) {
+    return kind == MP_W_Q6_K || kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_IQ2_XS ? 16 : 32;
+}
+
 static MP_INLINE int head_bytes(int kind) {
-    return kind == MP_W_Q4_K ? 2 * MP_PACK_HALVES : kind == MP_W_Q6_K ? MP_PACK_HALVES : 0;
+    if (is_iq(kind))
+        return MP_PACK_HALVES + 8 * MP_PACK_SMALL;
+    if (kind == MP_W_Q4_K || kind == MP_W_Q2_K)
+        return 2 * MP_PACK_HALVES;
+    return kind == MP_W_Q6_K || kind == MP_W_Q3_K || kind == MP_W_TQ ? MP_PACK_HALVES : 0;
+}
+
+/* Bytes of a block's integers; its scales follow them. */
+static MP_INLINE int integer_bytes(int kind) {
+    if (kind == MP_W_Q6_K)
+        return 2 * MP_PACK_PAIRS + MP_PACK_NIBBLES;
+    return kind == MP_W_Q8_0 ? MP_PACK_BYTES : code_bits(kind) ? code_bits(kind) * MP_PACK_STEP : MP_PACK_NIBBLES;
 }
 
 static MP_INLINE int block_bytes(int kind) {
-    switch (kind) {
-    case MP_W_Q8_0: return MP_PACK_BYTES + MP_PACK_HALVES;
-    case MP_W_Q6_K: return 2 * MP_PACK_PAIRS + MP_PACK_NIBBLES + 2 * MP_PACK_SMALL;
-    case MP_W_Q4_1: return MP_PACK_NIBBLES + 2 * MP_PACK_HALVES;
-    default: return MP_PACK_NIBBLES + MP_PACK_HALVES; /* Q4_0, MXFP4; Q4_K has two small parts */
+    const int scales = is_iq(kind) || kind == MP_W_TQ ? 0 : kind == MP_W_Q4_1 ? 2 * MP_PACK_HALVES : MP_PACK_HALVES;
+    return integer_bytes(kind) + scales; /* two small parts are as long as the halves */
+}
+
+/* Store group g of a block: to a tile of 8 lines, or to two tiles of 4 lines, 2 * 4 lines apart. */
+static MP_INLINE void store_group(int kind, uint8_t *to, int g, __m512i q) {
+    _mm512_storeu_si512(to + 64 * (unit_of(kind) == 16 ? g / 4 * 8 + g % 4 : g), q);
+}
+
+static MP_INLINE void unpack_sixes(int kind, const uint8_t *from, uint8_t *to) {
+    const __m512i low4 = _mm512_set1_epi8(15), bits45 = _mm512_set1_epi8(0x30), offset = _mm512_set1_epi8(32);
+    for (int h = 0; h < 2; h++) {
+        const __m512i pairs = load(from + (h ? MP_PACK_PAIRS + MP_PACK_NIBBLES : 0));
+        const __m512i at[4] = {_mm512_slli_epi16(pairs, 4), _mm512_slli_epi16(pairs, 2), pairs,
+                               _mm512_srli_epi16(pairs, 2)};
+        for (int t = 0; t < 4; t++) {
+            const __m512i x = load(from + MP_PACK_PAIRS + t * MP_PACK_STEP);
+            const __m512i q = _mm512_and_si512(h ? _mm512_srli_epi16(x, 4) : x, low4);
+            const __m512i all = _mm512_ternarylogic_epi32(q, at[t], bits45, 0xf8); /* q | (at & bits45) */
+            store_group(kind, to, 4 * h + t, _mm512_sub_epi8(all, offset));
+        }
     }
 }
 
-/* Unpack half v of a block of 32 inputs to `to`: a tile of 8 lines, or two tiles of 4 lines, 2 * 4 lines apart (Q6_K).
- */
+/* Codes of 3 bits, one per byte: all eight groups of a block. */
+static MP_INLINE void read_threes(const uint8_t *from, __m512i *codes) {
+    const __m512i mask = _mm512_set1_epi8(7);
+    const __m512i x[3] = {load(from), load(from + MP_PACK_STEP), load(from + 2 * MP_PACK_STEP)};
+    __m512i both = _mm512_and_si512(_mm512_srli_epi16(x[0], 3), _mm512_set1_epi8(0x11));
+    both = _mm512_ternarylogic_epi32(both, _mm512_srli_epi16(x[1], 2), _mm512_set1_epi8(0x22), 0xf8);
+    both = _mm512_ternarylogic_epi32(both, _mm512_srli_epi16(x[2], 1), _mm512_set1_epi8(0x44), 0xf8);
+    for (int g = 0; g < 8; g++) {
+        const __m512i line = g < 6 ? x[g / 2] : both;
+        codes[g] = _mm512_and_si512(g % 2 ? _mm512_srli_epi16(line, 4) : line, mask);
+    }
+}
+
+/* Unpack half v of a block of 32 inputs to signed bytes. */
 static MP_INLINE void unpack_half(int kind, const uint8_t *block, int v, __m512i table, uint8_t *to) {
-    const __m512i low4 = _mm512_set1_epi8(15), by = _mm512_set1_epi8(8);
+    const int offset = kind == MP_W_Q4_0 ? 8 : kind == MP_W_Q3_K ? 4 : kind == MP_W_TQ;
     const uint8_t *from = block + v * MP_PACK_LINE;
+    __m512i q[8];
+    if (kind == MP_W_Q6_K) {
+        unpack_sixes(kind, from, to);
+        return;
+    }
     if (kind == MP_W_Q8_0) {
         for (int g = 0; g < 8; g++)
-            _mm512_storeu_si512(to + 64 * g, _mm512_xor_si512(load(from + g * MP_PACK_STEP), _mm512_set1_epi8(-128)));
-        return;
+            q[g] = _mm512_xor_si512(load(from + g * MP_PACK_STEP), _mm512_set1_epi8(-128));
+    } else if (code_bits(kind) == 3) {
+        read_threes(from, q);
+    } else if (code_bits(kind) == 2) {
+        for (int g = 0; g < 8; g++)
+            q[g] = _mm512_and_si512(_mm512_srli_epi16(load(from + g / 4 * MP_PACK_STEP), 2 * (unsigned)(g % 4)),
+                                    _mm512_set1_epi8(3));
+    } else {
+        for (int g = 0; g < 8; g++)
+            q[g] = _mm512_and_si512(_mm512_srli_epi16(load(from + g % 4 * MP_PACK_STEP), 4 * (unsigned)(g / 4)),
+                                    _mm512_set1_epi8(15));
     }
-    if (kind == MP_W_Q6_K) {
-        const __m512i bits45 = _mm512_set1_epi8(0x30), offset = _mm512_set1_epi8(32);
-        for (int h = 0; h < 2; h++) {
-            const __m512i pairs = load(from + (h ? MP_PACK_PAIRS + MP_PACK_NIBBLES : 0));
-            const __m512i at[4] = {_mm512_slli_epi16(pairs, 4), _mm512_slli_epi16(pairs, 2), pairs,
-                                   _mm512_srli_epi16(pairs, 2)};
-            for (int t = 0; t < 4; t++) {
-                const __m512i x = load(from + MP_PACK_PAIRS + t * MP_PACK_STEP);
-                const __m512i q = _mm512_and_si512(h ? _mm512_srli_epi16(x, 4) : x, low4);
-                const __m512i all = _mm512_ternarylogic_epi32(q, at[t], bits45, 0xf8); /* q | (at & bits45) */
-                _mm512_storeu_si512(to + 64 * (8 * h + t), _mm512_sub_epi8(all, offset));
-            }
-        }
-        return;
-    }
-    for (int j = 0; j < 4; j++) {
-        const __m512i x = load(from + j * MP_PACK_STEP);
-        __m512i q[2] = {_mm512_and_si512(x, low4), _mm512_and_si512(_mm512_srli_epi16(x, 4), low4)};
-        for (int i = 0; i < 2; i++) {
-            if (kind == MP_W_MXFP4)
-                q[i] = _mm512_shuffle_epi8(table, q[i]);
-            else if (kind == MP_W_Q4_0)
-                q[i] = _mm512_sub_epi8(q[i], by);
-            _mm512_storeu_si512(to + 64 * (j + 4 * i), q[i]);
-        }
+    for (int g = 0; g < 8; g++) {
+        if (has_table(kind))
+            q[g] = _mm512_shuffle_epi8(table, q[g]);
+        else if (offset)
+            q[g] = _mm512_sub_epi8(q[g], _mm512_set1_epi8((char)offset));
+        store_group(kind, to, g, q[g]);
     }
 }
 
-/* Unpack the scales of a block for half v, from output o = 16 v on. `head`: of the block's superblock. */
-static MP_INLINE void unpack_scales(int kind, const uint8_t *head, const uint8_t *block, int o, float *d, float *low) {
-    const uint8_t *scales = block + (kind == MP_W_Q8_0   ? MP_PACK_BYTES
-                                     : kind == MP_W_Q6_K ? 2 * MP_PACK_PAIRS + MP_PACK_NIBBLES
-                                                         : MP_PACK_NIBBLES);
-    if (kind == MP_W_MXFP4) {
-        const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(scales + 2 * o));
-        _mm512_storeu_si512(d, _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-    } else if (kind == MP_W_Q4_K) {
-        const __m512 sc = _mm512_cvtepi32_ps(bytes16(scales + o, false));
-        const __m512 mn = _mm512_cvtepi32_ps(bytes16(scales + MP_PACK_SMALL + o, false));
-        const __m512 minimum = _mm512_mul_ps(halves(head + MP_PACK_HALVES + 2 * o), mn);
-        _mm512_storeu_ps(d, _mm512_mul_ps(halves(head + 2 * o), sc));
-        _mm512_storeu_si512(low, _mm512_xor_si512(_mm512_castps_si512(minimum), _mm512_set1_epi32(INT32_MIN)));
-    } else if (kind == MP_W_Q6_K) {
-        for (int h = 0; h < 2; h++) {
-            const __m512 sc = _mm512_cvtepi32_ps(bytes16(scales + h * MP_PACK_SMALL + o, true));
-            _mm512_storeu_ps(d + h * MP_PANEL_N, _mm512_mul_ps(halves(head + 2 * o), sc));
+/* Unpack the scales of a block for half v, from output o = 16 v on: for each unit of the block, MP_PANEL_N apart.
+ * `head`: of the block's superblock; `small`: scales of the block in its head, for kinds that keep them there. */
+static MP_INLINE void unpack_scales(int kind, const uint8_t *head, const uint8_t *small, const uint8_t *block, int o,
+                                    float *d, float *low) {
+    const uint8_t *scales = block + integer_bytes(kind);
+    const __m512i sign = _mm512_set1_epi32(INT32_MIN), low4 = _mm512_set1_epi32(15);
+    for (int h = 0; h < 32 / unit_of(kind); h++, d += MP_PANEL_N, low += MP_PANEL_N) {
+        const uint8_t *at = scales + h * MP_PACK_SMALL + o;
+        __m512 minimum = _mm512_setzero_ps();
+        if (kind == MP_W_MXFP4) {
+            const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(scales + 2 * o));
+            _mm512_storeu_si512(d, _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+        } else if (is_iq(kind)) {
+            const __m512i sc = bytes16(small + o, false), n = h ? _mm512_srli_epi32(sc, 4) : _mm512_and_si512(sc, low4);
+            const bool nibbles = kind == MP_W_IQ2_XS;
+            const __m512 unit = _mm512_mul_ps(halves(head + 2 * o), _mm512_set1_ps(nibbles ? 0.25f : 0.125f));
+            const __m512 factor = nibbles ? _mm512_add_ps(_mm512_cvtepi32_ps(n), _mm512_set1_ps(0.5f))
+                                          : _mm512_cvtepi32_ps(sc);
+            _mm512_storeu_ps(d, _mm512_mul_ps(unit, factor));
+        } else if (kind == MP_W_Q4_K || kind == MP_W_Q2_K) {
+            __m512i sc = bytes16(at, false), mn = bytes16(scales + MP_PACK_SMALL + o, false);
+            if (kind == MP_W_Q2_K) {
+                mn = _mm512_srli_epi32(sc, 4);
+                sc = _mm512_and_si512(sc, low4);
+            }
+            _mm512_storeu_ps(d, _mm512_mul_ps(halves(head + 2 * o), _mm512_cvtepi32_ps(sc)));
+            minimum = _mm512_mul_ps(halves(head + MP_PACK_HALVES + 2 * o), _mm512_cvtepi32_ps(mn));
+            minimum = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(minimum), sign));
+        } else if (kind == MP_W_Q6_K || kind == MP_W_Q3_K) {
+            _mm512_storeu_ps(d, _mm512_mul_ps(halves(head + 2 * o), _mm512_cvtepi32_ps(bytes16(at, true))));
+        } else {
+            _mm512_storeu_ps(d, halves((kind == MP_W_TQ ? head : scales) + 2 * o));
+            if (kind == MP_W_Q4_1)
+                minimum = halves(scales + MP_PACK_HALVES + 2 * o);
         }
-    } else {
-        _mm512_storeu_ps(d, halves(scales + 2 * o));
-        if (kind == MP_W_Q4_1)
-            _mm512_storeu_ps(low, halves(scales + MP_PACK_HALVES + 2 * o));
+        if (has_mins(kind))
+            _mm512_storeu_ps(low, minimum);
     }
 }
 
 /* Unpack blocks [b0, b0 + count) of a panel, and prefetch as many bytes after the next blocks. */
 static MP_INLINE void unpack(int kind, const uint8_t *panel, int b0, int count, uint8_t *weights, amx_scales *scales) {
-    const int head = head_bytes(kind), bytes = block_bytes(kind), units = kind == MP_W_Q6_K ? 2 : 1;
+    const int head = head_bytes(kind), bytes = block_bytes(kind), units = 32 / unit_of(kind);
     __m512i table = _mm512_setzero_si512();
-    if (kind == MP_W_MXFP4) {
+    if (has_table(kind)) {
         table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)panel));
-        table = _mm512_sub_epi8(table, _mm512_set1_epi8(MP_PACK_FP4_OFFSET));
+        table = _mm512_sub_epi8(table, _mm512_set1_epi8(is_iq(kind) ? MP_PACK_IQ_OFFSET : MP_PACK_FP4_OFFSET));
         panel += MP_PACK_LINE;
     }
     for (int b = b0; b < b0 + count; b++) {
         const uint8_t *super = panel + (size_t)(b / 8) * (size_t)(head + 8 * bytes);
         const uint8_t *block = head ? super + head + b % 8 * bytes : panel + (size_t)b * (size_t)bytes;
+        const uint8_t *small = is_iq(kind) ? super + MP_PACK_HALVES + b % 8 * MP_PACK_SMALL : NULL;
         for (int i = 0; i < bytes; i += 64)
             _mm_prefetch((const char *)block + 2 * UNITS * bytes + i, _MM_HINT_T1);
         const int u = (b - b0) * units;
         for (int v = 0; v < 2; v++) {
             const int o = u * MP_PANEL_N + v * 16;
             unpack_half(kind, block, v, table, weights + (b - b0) * 16 * 64 + v * (8 / units) * 64);
-            unpack_scales(kind, head ? super : NULL, block, v * 16, scales->d + o, scales->low + o);
+            unpack_scales(kind, head ? super : NULL, small, block, v * 16, scales->d + o, scales->low + o);
         }
     }
 }
@@ -237,7 +309,11 @@ static MP_INLINE void prepare(const amx_product *g, int m, int units, float *sa,
             scale[r] = _mm512_maskz_loadu_ps(mask, g->x->scale + (int64_t)(m + r) * blocks + b);
             if (g->unit == 16)
                 scale[r] = _mm512_permutexvar_ps(twice, scale[r]);
-            if (g->mins) {
+            if (g->mins && g->unit == 16) {
+                const __mmask16 m0 = (__mmask16)(left >= 8 ? 0xffff : (1u << 2 * left) - 1);
+                const __m512i sum = _mm512_maskz_loadu_epi32(m0, g->x->sum + (int64_t)(m + r) * blocks * 2 + 2 * b);
+                low[r] = _mm512_mul_ps(scale[r], _mm512_cvtepi32_ps(sum));
+            } else if (g->mins) {
                 const int32_t *sum = g->x->sum + (int64_t)(m + r) * blocks * 2 + 2 * b;
                 const __mmask16 m0 = (__mmask16)(left >= 8 ? 0xffff : (1u << 2 * left) - 1);
                 const __mmask16 m1 = (__mmask16)(left >= 8 ? (1u << (2 * left - 16)) - 1 : 0);
@@ -420,7 +496,7 @@ typedef void pass_function(amx_product *g, int r0, int r1, int panel0, int panel
 /* Multiply rows [m0, m1) by the panels. */
 static MP_INLINE void gemm(mp_wkind kind, pass_function *pass_kind, const mp_wmat *w, const mp_acts *x, int m0, int m1,
                            int panel0, int panel1, const mp_epilogue *ep, float *y, int64_t ldy) {
-    const int unit = kind == MP_W_Q6_K ? 16 : 32, units = (x->K / unit + 15) / 16 * 16;
+    const int unit = unit_of(kind), units = (x->K / unit + 15) / 16 * 16;
     const int near = ACTS_BYTES / x->K < 64 ? 64 : ACTS_BYTES / x->K, fits = ENTRIES / units;
     const int rows = fits < near ? fits : near, most = (rows < PASS ? rows : PASS) / TILE * TILE;
     if (m1 - m0 < MIN_ROWS || most < MIN_ROWS) {
@@ -429,7 +505,7 @@ static MP_INLINE void gemm(mp_wkind kind, pass_function *pass_kind, const mp_wma
     }
     assert(x->kind == MP_A_Q8 && x->K == w->K && m1 <= x->M && panel1 <= w->panels);
     amx_product g = {.w = w, .x = x, .ep = ep, .y = y, .ldy = ldy, .unit = unit,
-                     .mins = kind == MP_W_Q4_1 || kind == MP_W_Q4_K};
+                     .mins = has_mins(kind)};
     configure(unit);
     for (int r0 = m0, left = (m1 - m0 + most - 1) / most; left > 0; left--) { /* passes of nearly equal height */
         const int height = ((m1 - r0 + left - 1) / left + TILE - 1) / TILE * TILE;
@@ -455,6 +531,12 @@ AMX_GEMM(q8_0, MP_W_Q8_0)
 AMX_GEMM(q4_k, MP_W_Q4_K)
 AMX_GEMM(q6_k, MP_W_Q6_K)
 AMX_GEMM(mxfp4, MP_W_MXFP4)
+AMX_GEMM(q2_k, MP_W_Q2_K)
+AMX_GEMM(q3_k, MP_W_Q3_K)
+AMX_GEMM(tq, MP_W_TQ)
+AMX_GEMM(iq2_xxs, MP_W_IQ2_XXS)
+AMX_GEMM(iq2_xs, MP_W_IQ2_XS)
+AMX_GEMM(iq3, MP_W_IQ3)
 MP_TARGET_END
 
 #define AMX_SET(name, kind)                        \
@@ -468,6 +550,12 @@ void mp_amx_quant(mp_kernel_table *table) {
     AMX_SET(q4_k, MP_W_Q4_K);
     AMX_SET(q6_k, MP_W_Q6_K);
     AMX_SET(mxfp4, MP_W_MXFP4);
+    AMX_SET(q2_k, MP_W_Q2_K);
+    AMX_SET(q3_k, MP_W_Q3_K);
+    AMX_SET(tq, MP_W_TQ);
+    AMX_SET(iq2_xxs, MP_W_IQ2_XXS);
+    AMX_SET(iq2_xs, MP_W_IQ2_XS);
+    AMX_SET(iq3, MP_W_IQ3);
 }
 #endif
 #endif

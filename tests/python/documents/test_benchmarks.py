@@ -40,6 +40,17 @@ NEAR = {"round_trip_ns": 105.0, "read_1": 40.0, "read_2": 53.0}
 FAR = {"round_trip_ns": 520.0, "read_1": 42.0, "read_2": 85.0}
 
 
+#: A program that reports constant rates in the format of llama-bench, twice as high with repacking at run time.
+FAKE_LLAMA_BENCH = """#!{python}
+import json, sys
+arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+by = 1 + int(arguments["-rtr"])
+depth, written = map(int, arguments["-gp"].split(","))
+print(json.dumps([{{"n_prompt": int(arguments["-p"]), "n_gen": 0, "avg_ts": 150 * by}},
+                  {{"n_prompt": depth, "n_gen": written, "avg_ts": 10 * by}}]))
+"""
+
+
 def turn(engine: str, number: int, measures: dict[str, float], state: dict[str, float] = NEAR, others: float = 0.0,
          **more: Any) -> Turn:
     """Return a measurement of an engine in a round."""
@@ -450,6 +461,35 @@ def test_texts_between_parquet_files(tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.builds
+def test_low_bits(tmp_path: Path) -> None:
+    """Each type has its rates, and the bytes of its file and of its panels; a program of ik_llama.cpp is a peer."""
+    pytest.importorskip("gguf")
+    (tmp_path / "llama-bench").write_text(FAKE_LLAMA_BENCH.format(python=sys.executable))
+    (tmp_path / "llama-bench").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "low-bits", "--quick", "--vocabulary",
+         str(quantisedfiles.write("llama", "F32", tmp_path)), "--folder", str(tmp_path), "--ik", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["type"], row["engine"]) for row in rows] == [
+        (kind, engine) for kind in synthetic.LINEAR for engine in ("mpool", "ik")]
+    mine = {row["type"]: row for row in rows if row["engine"] == "mpool"}
+    for row in mine.values():
+        assert all(row[name] > 0 for name in ("prefill 16", "decode after 8", "file MB", "beyond the file MB"))
+        assert row["file MB"] <= row["memory MB"] < 1.5 * row["file MB"]
+    weights = 256 * (512 + 2 * 128 + 3 * 512) / 8e6  # MB for each bit of a weight of the linear matrices
+    packed = {name: row["memory MB"] - mine["TQ2_0"]["memory MB"] for name, row in mine.items()}
+    for name, bits in {"Q2_K": 2.625, "Q3_K": 3.5625, "IQ2_XS": 3.3125, "IQ3_S": 4.3125, "Q4_K": 4.625}.items():
+        assert packed[name] == pytest.approx(weights * (bits - 2.0625), abs=0.11), name
+    for row in rows:
+        if row["engine"] == "ik":
+            assert row["prefill 16"] == 300.0 and row["decode after 8"] == 20.0 and "memory MB" not in row
+        assert ("share of file" in row) == (row["read_2"] > 0)
+    assert not list(tmp_path.glob("mpool-low-bits-*"))
+
+
+@pytest.mark.builds
 def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """All topics run with tiny models and give a table and a record of every measurement with its machine state."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
@@ -602,7 +642,7 @@ def test_images_run(tmp_path: Path) -> None:
     assert set(record["summary"]["dinov2-s"]) >= {"list images/s", "files images/s", "one image ms"}
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "MXFP4", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", [kind for kind in synthetic.TYPES if kind != "F32"])
 def test_random_blocks_have_values_of_weights(kind: str) -> None:
     """Larger values would overflow, and smaller ones would make all attention weights equal."""
     gguf = pytest.importorskip("gguf")
@@ -614,9 +654,10 @@ def test_random_blocks_have_values_of_weights(kind: str) -> None:
 @pytest.mark.parametrize(("write", "sizes", "read"), [
     (synthetic.qwen3, {"heads": 4, "kv_heads": 2, "feed": 256, "experts": 16, "used": 2}, "token_embd"),
     (synthetic.qwen3, {"heads": 4, "kv_heads": 2, "feed": 256}, "token_embd"),
+    (synthetic.qwen3, {"heads": 4, "kv_heads": 2, "feed": 256, "linear": "IQ2_XS"}, "token_embd"),
     (synthetic.gpt_oss, {"heads": 8, "experts": 8}, "output"),
     (synthetic.deepseek, {"heads": 4, "feed": 256, "experts": 64}, "output")])
-def test_synthetic_models_are_loaded(write: Any, sizes: dict[str, int], read: str, tmp_path: Path) -> None:
+def test_synthetic_models_are_loaded(write: Any, sizes: dict[str, Any], read: str, tmp_path: Path) -> None:
     """A small model of each shape generates text, and the bytes that a token reads are those of the used weights."""
     gguf = pytest.importorskip("gguf")
     path, vocabulary = str(tmp_path / "model.gguf"), quantisedfiles.write("llama", "F32", tmp_path)
@@ -630,4 +671,6 @@ def test_synthetic_models_are_loaded(write: Any, sizes: dict[str, int], read: st
             used = {"qwen3": 2 / 16, "gpt_oss": 4 / 8, "deepseek": 8 / 64}[write.__name__]
             if not tensor.name.endswith(".bias"):
                 expected += tensor.n_bytes * (used if "_exps" in tensor.name else 1)
+            if "linear" in sizes and not tensor.name.startswith("token_embd"):
+                assert tensor.tensor_type.name == sizes["linear"]
     assert count == expected
