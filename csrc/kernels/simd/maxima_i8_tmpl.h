@@ -18,18 +18,19 @@
 #ifndef MP_KERNELS_SIMD_MAXIMA_I8_TMPL_H
 #define MP_KERNELS_SIMD_MAXIMA_I8_TMPL_H
 
+#include <assert.h>
+
 #include "kernels/digits.h"
 
 typedef struct digits_maxima {
-    int columns;
     vec unit[2], most[2]; /* columns 0 to 15 and 16 to 31 */
     vec poison;           /* NaN in a lane that saw a score which is not finite */
 } digits_maxima;
 
-static VEC_INLINE digits_maxima digits_begin(const uint8_t *panel, int columns, const float *maxima) {
+static VEC_INLINE digits_maxima digits_begin(const uint8_t *panel, const float *maxima) {
     const float *units = mp_digits_units(panel);
-    return (digits_maxima){columns, {vec_load(units), vec_load(units + VEC_N)},
-                         {vec_load(maxima), vec_load(maxima + VEC_N)}, vec_zero()};
+    return (digits_maxima){{vec_load(units), vec_load(units + VEC_N)}, {vec_load(maxima), vec_load(maxima + VEC_N)},
+                           vec_zero()};
 }
 
 /* Fold the values of row r for half of the columns. scales: NULL, or the factors of the rows. */
@@ -72,6 +73,8 @@ static VEC_INLINE void maxima_values(const int R, const digits_item (*rows)[MP_K
     }
 }
 
+/* Call maxima_values with a constant height, so that sums stay in registers. height: a power of two, at most
+ * DIGITS_ROWS. */
 static VEC_INLINE void maxima_heights(int height, const digits_item (*rows)[MP_K_CHUNK], const int32_t *offsets,
                                       const void *weights, int steps, int columns, bool first, float *values) {
     if (height == DIGITS_ROWS)
@@ -90,7 +93,8 @@ static bool maxima_i8(const uint8_t *panel, int columns, int K, const int8_t *ro
     _Alignas(64) digits_item copy[DIGITS_ROWS][MP_K_CHUNK];
     _Alignas(64) float values[BLOCK * MP_PANEL_N];
     _Alignas(64) uint8_t memory[DIGITS_EXPANDED * (MP_K_CHUNK / 4) + 1];
-    digits_maxima m = digits_begin(panel, columns, maxima);
+    assert(n > 0 && K > 0 && 0 < columns && columns <= MP_PANEL_N);
+    digits_maxima m = digits_begin(panel, maxima);
     for (int block = 0; block < n; block += BLOCK) {
         const int count = n - block < BLOCK ? n - block : BLOCK;
         for (int k = 0; k < K; k += MP_K_CHUNK) {

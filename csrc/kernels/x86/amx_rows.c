@@ -147,7 +147,8 @@ static bool maxima_tiles(const uint8_t *panel, int columns, int K, const int8_t 
     _Alignas(64) int32_t sums[2][TILE * SUMS];
     _Alignas(64) float values[TILE * MP_PANEL_N];
     const int height = n < TILE ? n : TILE, halves = columns > TILE ? 2 : 1;
-    maxima_call m = {panel, ld, halves == 2 ? 3 : 6, digits_begin(panel, columns, maxima), values};
+    assert(n > 0 && K > 0 && 0 < columns && columns <= MP_PANEL_N);
+    maxima_call m = {panel, ld, halves == 2 ? 3 : 6, digits_begin(panel, maxima), values};
     maxima_job before = {.rows = 0}, folded = before; /* the last job, and the one before it */
     int turn = 0;
     configure(height);
