@@ -69,7 +69,9 @@ def maxsim(query: ArrayLike | Sequence[ArrayLike] | _Ragged, documents: ArrayLik
             Every query needs a token.
         documents: token vectors of documents in the same forms. float32 and int8 are used as they are, without a
             copy; other types are converted block by block. With ``scales``, a token's vector is ``values[i] *
-            scales[i]``: see :func:`quantize_tokens`. A document without tokens scores ``-inf``.
+            scales[i]``: see :func:`quantize_tokens`. A document without tokens scores ``-inf``. For int8 documents,
+            each query token is rounded to 24 bits, with an error of at most 1.004 * 2^-23 of its largest component;
+            the products are exact.
         top_k: ``None``, or the number of best documents to return for each query, at least 1.
 
     Returns:

@@ -32,6 +32,7 @@ void mp_kernels_init(void) {
     if (features & MP_CPU_AVX_VNNI) {
         mp_avxvnni_dense(&t);
         mp_avxvnni_quant(&t);
+        mp_avxvnni_rows(&t);
     }
 #endif
     if (features & MP_CPU_AVX512) {
@@ -44,6 +45,7 @@ void mp_kernels_init(void) {
     if (features & MP_CPU_AMX) {
         mp_amx_dense(&t);
         mp_amx_quant(&t); /* after the other quantised variants: small products stay with them */
+        mp_amx_rows(&t);
         mp_amx_attention(&t);
     }
 #endif
@@ -55,8 +57,10 @@ void mp_kernels_init(void) {
         mp_neon_rows(&t);
         mp_neon_attention(&t);
     }
-    if (features & MP_CPU_DOTPROD)
+    if (features & MP_CPU_DOTPROD) {
         mp_dotprod_quant(&t);
+        mp_dotprod_rows(&t);
+    }
 #endif
     for (int i = 0; i < MP_SLOT_COUNT; i++)
         assert(t.variant[i] && "ref/ must implement every slot");

@@ -394,6 +394,9 @@ size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for att
  *             is NULL; the sign of a zero is unspecified. columns is 1 to 32; maxima [32] from `columns` on are
  *             unspecified. Scores stay in registers. Returns false if a score is NaN or infinite, which a component of
  *             a row that is not finite makes all scores of the row. Then maxima are unspecified.
+ * row_maxima_i8  as row_maxima, for rows of int8 and a panel of digits (digits.h): s[r, j] = (f * unit[j]) * scales[r].
+ *             f is the sum over the k-chunks, ascending, of fma((float)high, 256, (float)low). high and low are the
+ *             exact dot products of the row with the two upper digits and with the lowest digit. n is at least 1.
  * kv_store, kv_store_i16, kv_store_i8    store k [k_dim] and v [v_dim] of one token into slot [0, MP_KV_BLOCK) of a
  *             pair of blocks. Threads may fill different slots of one block at the same time. */
 

@@ -39,6 +39,7 @@ void mp_avx2_attention(mp_kernel_table *table);
 #if defined(MP_TARGET_AVXVNNI_BEGIN)
 void mp_avxvnni_dense(mp_kernel_table *table);
 void mp_avxvnni_quant(mp_kernel_table *table);
+void mp_avxvnni_rows(mp_kernel_table *table);
 #endif
 /* the avx512 functions check `features` (bits of base/cpu.h) for VNNI and BF16 */
 void mp_avx512_dense(mp_kernel_table *table, uint32_t features);
@@ -48,8 +49,10 @@ void mp_avx512_attention(mp_kernel_table *table, uint32_t features);
 #if defined(MP_TARGET_AMX_BEGIN)
 void mp_amx_dense(mp_kernel_table *table);
 void mp_amx_quant(mp_kernel_table *table); /* keeps the table's variants for few rows */
+void mp_amx_rows(mp_kernel_table *table);
 void mp_amx_attention(mp_kernel_table *table);
 #endif
+void mp_avx512vnni_rows(mp_kernel_table *table);      /* called by mp_avx512_rows */
 void mp_avx512vnni_attention(mp_kernel_table *table); /* called by mp_avx512_attention */
 #elif defined(__aarch64__)
 void mp_neon_dense(mp_kernel_table *table, uint32_t features); /* `features`: bits of base/cpu.h */
@@ -57,6 +60,7 @@ void mp_neon_quant(mp_kernel_table *table);
 void mp_neon_rows(mp_kernel_table *table);
 void mp_neon_attention(mp_kernel_table *table);
 void mp_dotprod_quant(mp_kernel_table *table);
+void mp_dotprod_rows(mp_kernel_table *table);
 #endif
 
 #endif

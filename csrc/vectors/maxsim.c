@@ -1,5 +1,6 @@
 /* maxsim.c: see maxsim.h. The tokens of all queries are packed as outputs of panels of 32, and the tokens of documents
- * are rows. Rows are taken in groups that stay in cache while all panels are multiplied by them. */
+ * are rows. Rows are taken in groups that stay in cache while all panels are multiplied by them. For documents of int8,
+ * panels of digits are made from the float32 ones, before the first such array. */
 #include "vectors/maxsim.h"
 
 #include <float.h>
@@ -7,46 +8,57 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "kernels/digits.h"
 #include "kernels/kernels.h"
 
 enum {
     BLOCK = 64,                /* maximum of documents in a block */
-    BLOCK_TOKENS = 4096,       /* maximum of tokens in a block, about a millisecond */
-    GROUP_FLOATS = 16 * 1024,  /* components of a group of rows: 64 KiB, which stay in L2 while panels stream past */
+    BLOCK_TOKENS = 4096,       /* maximum of tokens in a block, a millisecond or less */
+    GROUP_BYTES = 64 * 1024,   /* rows of a group, which stay in L2 while panels stream past */
     MOST_TOKENS = 1 << 20,     /* maximum of all queries together */
 };
 
 typedef struct maxsim {
     mp_scan scan;
-    int32_t dim, group; /* rows of a group */
-    int64_t *offsets;   /* [queries + 1] */
-    mp_wmat panels;     /* the tokens of the queries [offsets[queries], dim] */
+    int32_t dim;
+    int64_t *offsets;    /* [queries + 1] */
+    mp_wmat panels;      /* the tokens of the queries [offsets[queries], dim] */
+    size_t digits_bytes; /* bytes of one panel of digits */
+    uint8_t *digits;     /* the same tokens as panels of digits.h, for documents of int8 */
+    bool has_digits;     /* filled before the first array of int8 */
 } maxsim;
 
-static int32_t group_of(int32_t dim) {
-    const int32_t rows = GROUP_FLOATS / dim;
-    return rows < 12 ? 12 : rows; /* at least the rows of one tile */
+static size_t item_bytes(const mp_maxsim_documents *documents) {
+    return documents->dtype == MP_I8 ? sizeof(int8_t) : sizeof(float);
+}
+
+/* Rows of a group: at least those of one tile of a kernel. */
+static int32_t group_of(const mp_maxsim_documents *documents, int32_t dim) {
+    const int32_t rows = (int32_t)(GROUP_BYTES / ((size_t)dim * item_bytes(documents)));
+    return rows < 16 ? 16 : rows;
+}
+
+static const float *panel_of(const maxsim *m, int32_t panel) {
+    return (const float *)(const void *)(m->panels.data + (size_t)panel * m->panels.panel_bytes);
 }
 
 /* ---- scores ------------------------------------------------------------------------------------------------------ */
 
 /* Folds rows [row, row + count) into the maxima [panels, MP_PANEL_N] of all panels. Returns false if a score is not
  * finite. */
-static bool fold(const maxsim *m, const mp_maxsim_documents *documents, int64_t row, int32_t count, float *wide,
-                 float *maxima) {
+static bool fold(const maxsim *m, const mp_maxsim_documents *documents, int64_t row, int32_t count, float *maxima) {
     const mp_kernels *k = mp_kernels_get();
     const int32_t dim = m->dim;
-    const float *rows = (const float *)documents->values + row * dim;
-    if (documents->dtype == MP_I8) {
-        k->widen_i8((const int8_t *)documents->values + row * dim, (int64_t)count * dim, wide);
-        rows = wide;
-    }
     const float *scales = documents->scales ? documents->scales + row : NULL;
     bool finite = true;
-    for (int32_t p = 0; p < m->panels.panels; p++) {
+    for (int32_t p = 0; p < m->panels.panels; p++, maxima += MP_PANEL_N) {
         const int32_t left = m->panels.N - p * MP_PANEL_N, columns = left < MP_PANEL_N ? left : MP_PANEL_N;
-        const float *panel = (const float *)(const void *)(m->panels.data + (size_t)p * m->panels.panel_bytes);
-        finite &= k->row_maxima(panel, columns, dim, rows, dim, count, scales, maxima + (int64_t)p * MP_PANEL_N);
+        if (documents->dtype == MP_I8)
+            finite &= k->row_maxima_i8(m->digits + (size_t)p * m->digits_bytes, columns, dim,
+                                       (const int8_t *)documents->values + row * dim, dim, count, scales, maxima);
+        else
+            finite &= k->row_maxima(panel_of(m, p), columns, dim, (const float *)documents->values + row * dim, dim,
+                                    count, scales, maxima);
     }
     return finite;
 }
@@ -68,15 +80,16 @@ static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items,
     const maxsim *m = (const maxsim *)(void *)scan;
     const mp_maxsim_documents *documents = items;
     const int32_t queries = scan->plan.queries, columns = m->panels.panels * MP_PANEL_N;
-    float *maxima = thread->scratch, *tile = maxima + columns, *wide = tile + (int64_t)queries * BLOCK;
+    const int32_t group = group_of(documents, m->dim);
+    float *maxima = thread->scratch, *tile = maxima + columns;
     for (int32_t n = 0; n < count; n++) {
         const int64_t begin = documents->offsets[first + n], end = documents->offsets[first + n + 1];
         if (!is_bounded(m, end - begin))
             return n;
         for (int32_t i = 0; i < columns; i++)
             maxima[i] = -INFINITY;
-        for (int64_t row = begin; row < end; row += m->group)
-            if (!fold(m, documents, row, end - row < m->group ? (int32_t)(end - row) : m->group, wide, maxima))
+        for (int64_t row = begin; row < end; row += group)
+            if (!fold(m, documents, row, end - row < group ? (int32_t)(end - row) : group, maxima))
                 return n;
         for (int32_t q = 0; q < queries; q++)
             tile[(int64_t)q * BLOCK + n] = begin == end ? -INFINITY
@@ -144,28 +157,35 @@ mp_status mp_maxsim_create(const mp_maxsim_plan *plan, const float *tokens, cons
     mp_wmat panels;
     mp_wmat_init(&panels, MP_W_F32, count, plan->dim);
     const size_t ends = mp_arena_cost(sizeof(int64_t) * ((size_t)queries + 1));
-    const size_t all = mp_arena_cost(sizeof(maxsim)) + ends + mp_wmat_bytes(&panels) + MP_WMAT_SLACK;
+    const size_t packed = mp_arena_cost(mp_wmat_bytes(&panels) + MP_WMAT_SLACK), digits = mp_digits_bytes(plan->dim);
+    const size_t all = mp_arena_cost(sizeof(maxsim)) + ends + packed + (size_t)panels.panels * digits;
     uint8_t *memory = mp_alloc_zeroed(all, MP_TAG_SCRATCH);
     if (!memory)
         return mp_fail_memory(error, all, "the queries of a search");
     maxsim *m = (maxsim *)(void *)memory;
     m->scan = (mp_scan){.ops = &ops, .plan = plan->scan, .block = 1};
     m->dim = plan->dim;
-    m->group = group_of(plan->dim);
     m->offsets = (int64_t *)(void *)(memory + mp_arena_cost(sizeof *m));
     memcpy(m->offsets, offsets, sizeof(int64_t) * ((size_t)queries + 1));
     m->panels = panels;
     m->panels.data = memory + mp_arena_cost(sizeof *m) + ends;
+    m->digits = m->panels.data + packed;
+    m->digits_bytes = digits;
     const mp_tensor tensor = {.dtype = MP_F32, .ndim = 2, .shape = {count, plan->dim}, .data = (const uint8_t *)tokens,
                               .nbytes = (uint64_t)count * (uint64_t)plan->dim * sizeof(float)};
     mp_wmat_pack(&m->panels, &tensor, 0, m->panels.panels);
-    m->scan.scratch_bytes = sizeof(float) * ((size_t)panels.panels * MP_PANEL_N + (size_t)queries * BLOCK +
-                                             (size_t)m->group * (size_t)plan->dim);
+    m->scan.scratch_bytes = sizeof(float) * ((size_t)panels.panels * MP_PANEL_N + (size_t)queries * BLOCK);
     *out = &m->scan;
     return MP_OK;
 }
 
 void mp_maxsim_begin(mp_scan *scan, const mp_maxsim_documents *documents, int64_t count) {
+    maxsim *m = (maxsim *)(void *)scan;
+    if (documents->dtype == MP_I8 && !m->has_digits) {
+        for (int32_t p = 0; p < m->panels.panels; p++)
+            mp_digits_pack(panel_of(m, p), m->dim, m->digits + (size_t)p * m->digits_bytes);
+        m->has_digits = true;
+    }
     int64_t longest = 1;
     for (int64_t d = 0; d < count; d++) {
         const int64_t tokens = documents->offsets[d + 1] - documents->offsets[d];

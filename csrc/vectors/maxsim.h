@@ -4,13 +4,18 @@
  *   mp_maxsim_create (queries) -> mp_scan_add (mp_maxsim_documents)* -> mp_scan_nearest -> mp_scan_destroy
  *
  * score(query, document) = sum over the query's tokens of the maximum over the document's tokens of the dot product.
- * A dot product has the bits of gemm_f32 (kernels.h), times the document token's scale if there are scales. The sum is
- * a chain of doubles in the order of the query's tokens, rounded once; a sum beyond float32 becomes its largest value.
- * A document without tokens scores -inf. A score depends on its query and document only, not on other queries, threads
- * or calls.
+ * A dot product is multiplied by the scale of the document's token if there are scales. For float32 documents it has
+ * the bits of gemm_f32 (kernels.h). For int8 documents, each token of a query is rounded once to fixed-point numbers of
+ * 24 bits: the error of a component is at most 1.004 * 2^-23 of the token's largest component, or 2^-127 (digits.h).
+ * Integer products and their sums over MP_K_CHUNK components are exact, and are then rounded to float32 (slot
+ * row_maxima_i8). For normally distributed vectors, scores are nearer to float64 than with documents of float32.
+ *
+ * The sum over the query's tokens is a chain of doubles in their order, rounded once; a sum beyond float32 becomes its
+ * largest value. A document without tokens scores -inf. A score depends on its query and document only, not on other
+ * queries, threads or calls.
  *
  * The items of the scan are documents, ragged: the tokens of document d are rows [offsets[d], offsets[d + 1]). scan.h
- * states the rest. No score of a token is written to memory (slot row_maxima). */
+ * states the rest. No matrix of scores is written to memory (slots row_maxima and row_maxima_i8). */
 #ifndef MP_VECTORS_MAXSIM_H
 #define MP_VECTORS_MAXSIM_H
 
@@ -43,7 +48,8 @@ typedef struct mp_maxsim_documents { /* all borrowed */
  * with more work than MP_MAXSIM_WORK. */
 mp_status mp_maxsim_create(const mp_maxsim_plan *plan, const float *tokens, const int64_t *offsets, mp_scan **scan,
                            mp_error *error);
-/* Call before the first mp_scan_add of an array of `count` documents: sets the size of blocks from their lengths. */
+/* Call before the first mp_scan_add of an array of `count` documents: sets the size of blocks from their lengths, and
+ * converts the queries before the first array of int8. */
 void mp_maxsim_begin(mp_scan *scan, const mp_maxsim_documents *documents, int64_t count);
 
 #endif

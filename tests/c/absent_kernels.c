@@ -13,13 +13,16 @@ ABSENT void mp_avx512_rows(mp_kernel_table *table, uint32_t features) { (void)ta
 ABSENT void mp_avx512_attention(mp_kernel_table *table, uint32_t features) { (void)table, (void)features; }
 #if defined(MP_TARGET_AVXVNNI_BEGIN)
 ABSENT void mp_avxvnni_quant(mp_kernel_table *table) { (void)table; }
+ABSENT void mp_avxvnni_rows(mp_kernel_table *table) { (void)table; }
 #endif
 #if defined(MP_TARGET_AMX_BEGIN)
 ABSENT void mp_amx_dense(mp_kernel_table *table) { (void)table; }
 ABSENT void mp_amx_quant(mp_kernel_table *table) { (void)table; }
+ABSENT void mp_amx_rows(mp_kernel_table *table) { (void)table; }
 ABSENT void mp_amx_attention(mp_kernel_table *table) { (void)table; }
 #endif
 
 ABSENT void modelled_avxvnni_dense(mp_kernel_table *table) { (void)table; }
 ABSENT void modelled_avxvnni_quant(mp_kernel_table *table) { (void)table; }
+ABSENT void modelled_avxvnni_rows(mp_kernel_table *table) { (void)table; }
 #endif

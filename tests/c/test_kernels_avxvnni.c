@@ -3,7 +3,9 @@
 #include "modelled.h"
 
 #include <immintrin.h>
+#include <math.h>
 
+#include "kernels/math_const.h"
 #include "kernels/simd/target.h"
 
 #undef MP_TARGET_AVXVNNI_BEGIN
@@ -23,7 +25,9 @@ MP_TARGET_END
 
 #define mp_avxvnni_dense modelled_avxvnni_dense
 #define mp_avxvnni_quant modelled_avxvnni_quant
+#define mp_avxvnni_rows  modelled_avxvnni_rows
 #define mp_avx2_dense    modelled_unused_avx2_dense
 #include "kernels/x86/avx2_dense.c"
 #include "kernels/x86/avxvnni_quant.c"
+#include "kernels/x86/avxvnni_rows.c"
 #endif

@@ -42,7 +42,9 @@ static const char *variant_of(const expected *row, int slot) {
         return "avx2"; /* it reads eight rows at a time, so 512 bits would not help */
     if (strcmp(row->mask, "amx") == 0 && is_one_of(slot, by_tiles, (int)(sizeof by_tiles / sizeof *by_tiles)))
         return row->tiles;
-    if (slot == MP_SLOT_gemm_i8)
+    if (slot == MP_SLOT_row_maxima_i8 && strcmp(row->mask, "avx512") == 0)
+        return "avx512";
+    if (slot == MP_SLOT_gemm_i8 || slot == MP_SLOT_row_maxima_i8)
         return row->i8;
     if (slot == MP_SLOT_gemm_bf16)
         return row->bf16;

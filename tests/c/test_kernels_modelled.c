@@ -4,6 +4,7 @@
  * The linker redirects calls of mp_cpu_init, mp_cpu_features and of the functions that fill the table to the functions
  * __wrap_... below (build.py). Calls within one file of csrc are not redirected. */
 #include "kernel_test.h"
+#include "kernels/digits.h"
 #include "modelled.h"
 #include "tile_model.h"
 
@@ -64,10 +65,12 @@ static void fill(mp_kernel_table *table, uint32_t bit, const char *name, fill_fu
 #if defined(MP_TARGET_AVXVNNI_BEGIN)
 REPLACE(MP_CPU_AVX_VNNI, "avxvnni model", avxvnni_dense)
 REPLACE(MP_CPU_AVX_VNNI, "avxvnni model", avxvnni_quant)
+REPLACE(MP_CPU_AVX_VNNI, "avxvnni model", avxvnni_rows)
 #endif
 #if defined(MP_TARGET_AMX_BEGIN)
 REPLACE(MP_CPU_AMX, "amx model", amx_dense)
 REPLACE(MP_CPU_AMX, "amx model", amx_quant)
+REPLACE(MP_CPU_AMX, "amx model", amx_rows)
 REPLACE(MP_CPU_AMX, "amx model", amx_attention)
 #endif
 
@@ -87,7 +90,8 @@ MP_TEST(kernels_modelled_amx_slots) {
     static const int tiles[] = {MP_SLOT_gemm_bf16, MP_SLOT_gemm_bf16_acts, MP_SLOT_gemm_i8, MP_SLOT_attn_full_bf16,
                                 MP_SLOT_gemm_q4_0, MP_SLOT_gemm_q4_1, MP_SLOT_gemm_q8_0, MP_SLOT_gemm_q4_k,
                                 MP_SLOT_gemm_q6_k, MP_SLOT_gemm_mxfp4, MP_SLOT_gemm_q2_k, MP_SLOT_gemm_q3_k,
-                                MP_SLOT_gemm_tq, MP_SLOT_gemm_iq2_xxs, MP_SLOT_gemm_iq2_xs, MP_SLOT_gemm_iq3};
+                                MP_SLOT_gemm_tq, MP_SLOT_gemm_iq2_xxs, MP_SLOT_gemm_iq2_xs, MP_SLOT_gemm_iq3,
+                                 MP_SLOT_row_maxima_i8};
     const int count = (int)(sizeof tiles / sizeof *tiles);
     use_or_skip("amx model");
     int seen = 0;
@@ -108,7 +112,7 @@ MP_TEST(kernels_modelled_avxvnni_slots) {
     int seen = 0;
     for (int i = 0; i < mp_kernels_count(); i++)
         seen += strcmp(mp_kernels_variant(i), "avxvnni model") == 0;
-    MP_CHECK_INT(seen, 25);
+    MP_CHECK_INT(seen, 26);
     MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "avxvnni model");
     MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "avxvnni model");
     MP_CHECK_STR(mp_kernels_variant(MP_SLOT_stored_q4_k), "avxvnni model");
@@ -116,6 +120,34 @@ MP_TEST(kernels_modelled_avxvnni_slots) {
     kt_use("");
     for (int i = 0; i < mp_kernels_count(); i++)
         MP_CHECK(!strstr(mp_kernels_variant(i), "model"));
+}
+
+/* Each digit of each half takes one product for 16 rows by 64 inputs, and every row is prefetched before its tile. */
+MP_TEST(kernels_modelled_amx_maxima_operations) {
+    enum { N = 100, K = 192, LINES = N * K / 64 };
+    use_or_skip("amx model");
+    int8_t *rows = kt_alloc((size_t)N * K);
+    uint8_t *panel = kt_alloc(mp_digits_bytes(K)), hits[LINES];
+    float *vectors = kt_alloc(sizeof(float) * K * MP_PANEL_N), maxima[MP_PANEL_N] = {0};
+    mp_digits_pack(vectors, K, panel);
+    for (int columns = 16; columns <= 32; columns += 16) {
+        memset(hits, 0, sizeof hits);
+        tile_model_reset();
+        tile_model_watch(rows, LINES, hits);
+        MP_CHECK(mp_kernels_get()->row_maxima_i8(panel, columns, K, rows, K, N, NULL, maxima));
+        const tile_model_counts counts = tile_model_counted();
+        const int jobs = (N + 15) / 16 * columns / 16;
+        MP_CHECK_INT(counts.products, jobs * MP_DIGITS * K / 64);
+        MP_CHECK_INT(counts.loads, jobs * (MP_DIGITS + 1) * K / 64);
+        MP_CHECK_INT(counts.stores, (jobs + 1) * MP_DIGITS);
+        MP_CHECK(counts.configurations == 1 && counts.releases == 1 && !tile_model_is_configured());
+        for (int i = 0; i < LINES; i++)
+            MP_CHECK(hits[i] >= (i >= 16 * K / 64) && hits[i] <= 2);
+    }
+    kt_use("");
+    kt_free(rows);
+    kt_free(panel);
+    kt_free(vectors);
 }
 
 /* Count the operations of one product of random numbers. hits: out, [lines of the packed weights], how often each is

@@ -1,6 +1,7 @@
 /* ref/rows.c: the reference of the row kernels, one number at a time. Slow, but this file defines the results. */
 #include <assert.h>
 
+#include "kernels/digits.h"
 #include "kernels/ref/math.h"
 #include "kernels/variants.h"
 
@@ -163,6 +164,32 @@ static bool ref_row_maxima(const float *panel, int columns, int K, const float *
     return finite;
 }
 
+static bool ref_row_maxima_i8(const uint8_t *panel, int columns, int K, const int8_t *rows, int64_t ld, int n,
+                              const float *scales, float *maxima) {
+    bool finite = true;
+    for (int r = 0; r < n; r++)
+        for (int j = 0; j < columns; j++) {
+            float sum = 0.0f;
+            for (int k = 0; k < K; k += MP_K_CHUNK) {
+                const int end = K - k < MP_K_CHUNK ? K : k + MP_K_CHUNK;
+                int32_t high = 0, low = 0;
+                for (int i = k; i < end; i++) {
+                    const int8_t *digits = (const int8_t *)panel + mp_digits_byte(i, j);
+                    high += (digits[2 * MP_DIGITS_LINE] * 256 + digits[MP_DIGITS_LINE]) * rows[r * ld + i];
+                    low += digits[0] * rows[r * ld + i];
+                }
+                const float chunk = fmaf((float)high, 256.0f, (float)low);
+                sum = k == 0 ? chunk : sum + chunk;
+            }
+            sum *= mp_digits_units(panel)[j];
+            if (scales)
+                sum *= scales[r];
+            finite = finite && ref_all_finite(&sum, 1);
+            maxima[j] = sum > maxima[j] ? sum : maxima[j];
+        }
+    return finite;
+}
+
 void mp_ref_rows(mp_kernel_table *table) {
     MP_SET(table, rms_norm, ref_rms_norm, "ref");
     MP_SET(table, layer_norm, ref_layer_norm, "ref");
@@ -182,4 +209,5 @@ void mp_ref_rows(mp_kernel_table *table) {
     MP_SET(table, rope, ref_rope, "ref");
     MP_SET(table, widen_i8, ref_widen_i8, "ref");
     MP_SET(table, row_maxima, ref_row_maxima, "ref");
+    MP_SET(table, row_maxima_i8, ref_row_maxima_i8, "ref");
 }

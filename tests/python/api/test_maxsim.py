@@ -110,11 +110,55 @@ def test_int8_is_exact_for_its_vectors() -> None:
     expected = plain(QUERIES, np.split(rounded, store.offsets[1:-1]))
     np.testing.assert_allclose(mpool.maxsim(QUERIES, store), expected, rtol=1e-5, atol=1e-5)
     scaled = store._replace(values=store.values.astype(np.float32))
-    assert (mpool.maxsim(QUERIES, scaled) == mpool.maxsim(QUERIES, store)).all()
+    np.testing.assert_allclose(mpool.maxsim(QUERIES, scaled), mpool.maxsim(QUERIES, store), rtol=1e-6, atol=1e-6)
     again = mpool.quantize_tokens(store)
     assert (again.values == store.values).all()
     zero = mpool.quantize_tokens(np.zeros((1, 2, 3)))
     assert not zero.values.any() and mpool.maxsim(np.ones((1, 3)), zero).tolist() == [0.0]
+
+
+def exact(queries: np.ndarray, stored: mpool.PackedTokens) -> np.ndarray:
+    """Scores in float64 of queries of one token."""
+    rows = stored.values.astype(float) * (1 if stored.scales is None else stored.scales[:, None].astype(float))
+    products = queries.astype(float) @ rows.T
+    return np.array([products[:, a:b].max(axis=1) for a, b in zip(stored.offsets, stored.offsets[1:])]).T
+
+
+@pytest.mark.parametrize("dim", [1, 2, 40, 63, 64, 65, 128, 385, 1100])
+def test_int8_is_nearer_to_float64_than_float32(dim: int) -> None:
+    random = np.random.default_rng(dim)
+    queries = random.standard_normal((60, 1, dim), np.float32)
+    lengths = [1, 2, 7, 16, 17, 33, 64, 130] * 5
+    store = mpool.quantize_tokens([random.standard_normal((tokens, dim)) for tokens in lengths])
+    expected = exact(queries[:, 0], store)
+    scores, floats = mpool.maxsim(queries, store), mpool.maxsim(queries, store._replace(
+        values=store.values.astype(np.float32)))
+    assert isinstance(scores, np.ndarray) and isinstance(floats, np.ndarray)
+    error, other = np.abs(scores - expected).mean(), np.abs(floats - expected).mean()
+    assert dim < 64 or error < 0.9 * other
+    assert (np.abs(scores - expected) <= 2e-7 * np.abs(queries).max(axis=2) * np.abs(store.scales).max() * 127 * dim
+            ).all()
+
+
+@pytest.mark.parametrize("scale", [None, 0.37])
+def test_int8_with_extreme_numbers(scale: float | None) -> None:
+    """Integers of up to 23 bits, at any exponent, and the least int8 give exact scores."""
+    random = np.random.default_rng(3)
+    for dim in (1, 5, 64, 400):
+        values = random.choice(np.array([-128, -127, 0, 127], np.int8), (90, dim))
+        stored = mpool.PackedTokens(values, np.array([0, 1, 30, 90]), None if scale is None else np.full(
+            90, scale, np.float32))
+        numbers = random.choice([-4194304.0, 4194303.0, 1.0, 0.0, -77777.0], (9, 1, dim))
+        for exponent in (-104, -20, 0, 80 if dim < 64 else 70):
+            queries = np.ldexp(numbers, exponent).astype(np.float32)
+            np.testing.assert_allclose(mpool.maxsim(queries, stored), exact(queries[:, 0], stored), rtol=3e-7)
+    tiny = np.float32([[[1e-38, -1e-40]], [[0.0, -0.0]]])
+    pair = mpool.PackedTokens(np.int8([[100, -128]]), np.array([0, 1]), None)
+    scores = mpool.maxsim(tiny, pair)
+    assert isinstance(scores, np.ndarray)
+    assert abs(scores[0, 0] - 1e-36) < 128 * 2.0**-126 and scores[1, 0] == 0
+    with pytest.raises(mpool.InvalidArgument, match="exceeds float32"):
+        mpool.maxsim(np.full((1, 2), 3e38, np.float32), mpool.PackedTokens(np.int8([[100, 100]]), np.array([0, 1])))
 
 
 def with_number(number: float, document: int = 123) -> list[np.ndarray]:
@@ -136,6 +180,9 @@ def store(**fields: Any) -> SimpleNamespace:
     (lambda: mpool.maxsim(with_number(np.nan)[121:], DOCUMENTS), "query", "text 2"),
     (lambda: mpool.maxsim(DOCUMENTS, DOCUMENTS), "query", "without tokens"),
     (lambda: mpool.maxsim(QUERIES, store(scales=[1, 1, np.inf, 1])), "documents", "document 1 has a scale"),
+    (lambda: mpool.maxsim(QUERIES, store(scales=[1, 1, 1, np.nan], values=np.ones((4, DIM), np.int8))), "documents",
+     "document 1 has a scale"),
+    (lambda: mpool.maxsim(with_number(-np.inf)[121:], mpool.quantize_tokens(DOCUMENTS)), "query", "text 2"),
     (lambda: mpool.maxsim(QUERIES, store(scales=[1, 1])), "documents", "scales of shape (2,)"),
     (lambda: mpool.maxsim(QUERIES, store(offsets=[0, 3, 2, 4])), "documents", "offsets"),
     (lambda: mpool.maxsim(QUERIES, store(offsets=[1, 4])), "documents", "offsets from 1 to 4"),
