@@ -110,8 +110,8 @@ def test_importing_a_name_of_another_library(name: str, use: str) -> None:
 
 def test_importing_a_name_of_another_library_in_a_new_process() -> None:
     """Nothing of mpool is imported before, and the first lines of a user's program are these."""
-    for line in ("from mpool import SentenceTransformer", "from mpool import embed, Llama", "import mpool.TextEmbedding",
-                 "import mpool; mpool.SentenceTransformer"):
+    for line in ("from mpool import SentenceTransformer", "from mpool import embed, Llama",
+                 "import mpool.TextEmbedding", "import mpool; mpool.SentenceTransformer"):
         done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, cwd=tempfile.gettempdir())
         name = re.split(r"[ .]", line)[-1]
         assert done.returncode == 1 and f"{name!r}" in done.stderr
