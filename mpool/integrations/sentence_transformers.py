@@ -235,7 +235,7 @@ class SentenceTransformer(_Base):
             raise InvalidArgument(param="output_value", got=repr(output_value),
                                   allowed="sentence_embedding or token_embeddings")
         single = isinstance(inputs, str)
-        texts = [inputs] if single else inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
+        texts: list[Any] = [inputs] if single else inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
         if output_value == "token_embeddings":
             found: Any = [_tensor(rows) for rows in self._token_rows(texts, prompt)]
             return found[0] if single else found
