@@ -507,8 +507,7 @@ static bool init_core(mp_state *state) {
     }
     mp_kernels_init();
     mp_file_map_init();
-    if (mp_options_get()->blas[0])
-        mp_blas_set_path(mp_options_get()->blas);
+    mp_blas_set_path(mp_options_get()->blas);
     return true;
 }
 
