@@ -1,10 +1,11 @@
-"""Builds the extension ``mpool._core``. Everything else is in pyproject.toml.
+"""Builds the extension ``mpool._core`` and puts OpenBLAS beside it. Everything else is in pyproject.toml.
 
 Environment variables, for special builds:
 
     MPOOL_DEBUG=1                     assertions and debug information, -O1
     MPOOL_SEAM=1                      calls to the system can be replaced (failure injection)
     MPOOL_SANITIZE=address,undefined  or `thread`: built for that sanitizer; run with its library preloaded
+    MPOOL_OPENBLAS=0                  leave OpenBLAS out even when its wheel is installed
     MPOOL_WERROR=1                    warnings are errors
     MPOOL_BUILD_JOBS=n                compilers at once; default: the CPUs this process may use
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
+import importlib.metadata
+import importlib.util
 import os
 import shlex
 import shutil
@@ -25,6 +28,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+OPENBLAS_PACKAGE = "scipy-openblas32"
 #: One extension for 3.11 and every later Python (abi3), as csrc/python/binding.h compiles it.
 LIMITED_API = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
@@ -88,7 +92,7 @@ class BuildPackage(build_py):
 
 
 class BuildCore(build_ext):
-    """build_ext that compiles files side by side, and only those that changed."""
+    """build_ext that compiles files side by side and only those that changed, and vendors OpenBLAS."""
 
     def build_extension(self, ext: Extension) -> None:
         """Compile and link one extension."""
@@ -133,11 +137,12 @@ class BuildCore(build_ext):
             compiler.compile = original
 
     def run(self) -> None:
-        """Build, then delete the extension of an earlier version."""
+        """Build, then put OpenBLAS where the package will look for it."""
         super().run()
         package = ROOT / "mpool" if self.inplace else Path(self.build_lib) / "mpool"
         if LIMITED_API:  # a file of an earlier version with this Python's own suffix would be imported instead
             (package / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}").unlink(missing_ok=True)
+        vendor_openblas(package / "_libs")
 
 
 def available_cpus() -> int:
@@ -158,6 +163,46 @@ def is_current(target: Path, depfile: Path, stampfile: Path, stamp: str) -> bool
         return all(os.stat(name).st_mtime_ns < made for name in names)
     except (OSError, ValueError):
         return False
+
+
+def vendor_openblas(target: Path) -> None:
+    """Copy OpenBLAS and the libraries it needs out of its wheel, with its licence.
+
+    The wheel is a build requirement. Without it (another platform, a build without isolation) the package works all
+    the same on its own kernels, and ``mpool.show_config()`` says so.
+    """
+    spec = importlib.util.find_spec("scipy_openblas32")
+    shutil.rmtree(target, ignore_errors=True)
+    if spec is None or not spec.origin or sys.platform not in ("linux", "darwin") \
+            or not enabled_by_default("MPOOL_OPENBLAS"):
+        print("mpool: building without OpenBLAS")
+        return
+    source = Path(spec.origin).parent
+    # On macOS the library looks for those that it needs beside its own folder.
+    patterns = ("lib/*.so*", "lib/*.dylib", ".dylibs/*.dylib")
+    libraries = sorted(path for pattern in patterns for path in source.glob(pattern))
+    if not any(library.stem == "libscipy_openblas" for library in libraries):
+        print(f"mpool: no library in {OPENBLAS_PACKAGE}; building without OpenBLAS")
+        return
+    target.mkdir(parents=True)
+    for library in libraries:
+        copy = target / (library.relative_to(source) if sys.platform == "darwin" else library.name)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(library, copy)
+        copy.chmod(0o755)
+    distribution = importlib.metadata.distribution(OPENBLAS_PACKAGE)
+    licences = [file for file in distribution.files or [] if Path(file).name.upper().startswith("LICENSE")]
+    if not licences:
+        raise RuntimeError(f"{OPENBLAS_PACKAGE} {distribution.version} has no licence text to pass on")
+    text = "\n\n".join(Path(distribution.locate_file(file)).read_text(encoding="utf-8") for file in licences)
+    (target / "LICENSE.openblas.txt").write_text(text, encoding="utf-8")
+    (target / "openblas.txt").write_text(f"{OPENBLAS_PACKAGE} {distribution.version}\n", encoding="utf-8")
+    print(f"mpool: with OpenBLAS of {OPENBLAS_PACKAGE} {distribution.version}")
+
+
+def enabled_by_default(variable: str) -> bool:
+    """Return False if an environment variable says no."""
+    return variable not in os.environ or enabled(variable)
 
 
 setup(

@@ -91,7 +91,7 @@ def build(folder: Path) -> None:
     if any(path.stat().st_mtime > newest for path in (target / "mpool").glob("_core*")):
         return
     shutil.copytree(ROOT / "mpool", target / "mpool", dirs_exist_ok=True,
-                    ignore=shutil.ignore_patterns("_core*.so", "__pycache__"))
+                    ignore=shutil.ignore_patterns("_core*.so", "_libs", "__pycache__"))
     shutil.copytree(ROOT / "benchmarks", target / "benchmarks", dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns("results", "__pycache__"))
     for old in (target / "mpool").glob("_core*"):

@@ -100,8 +100,8 @@ class PoolConfig:
             them from the file in the page cache, which processes share, and only scratch and caches count in
             ``memory_bytes``. Steps are slower. Measured with float32 weights, relative to ``"packed"``: 1.14 for a step
             of 1 token, 0.80 for 2, 0.62 to 0.74 for 4 to 16, 0.81 to 0.93 for 32 to 128, 0.98 and more from 256 tokens
-            on (Zen 3); 0.73 for 32, 0.80 to 0.96 for 64 to 1,024 (Xeon with AVX-512). Most quantised weights are
-            multiplied as they are stored in steps of 1 or 2 tokens, and packed again in every longer step.
+            on (Zen 3, mpool's kernels); 0.84 to 0.86 from 128 tokens on with OpenBLAS (Zen 4). Most quantised weights
+            are multiplied as they are stored in steps of 1 or 2 tokens, and packed again in every longer step.
             ``"auto"``: models of at least ``MPOOL_PACK_ON_USE_MB`` compute from the mapped file at first, and are
             packed as requests use them. Smaller models, text encoders except those with float32 weights that compute in
             float32, and models with ``isolation="process"`` are packed before the first result. Weights of image

@@ -299,7 +299,8 @@ static int init_core(void) {
     mp_log_set_level(MP_LOG_OFF); /* no thread drains the log ring in a child */
     mp_kernels_init();
     mp_file_map_init();
-    mp_blas_set_path(mp_options_get()->blas);
+    if (mp_options_get()->blas[0])
+        mp_blas_set_path(mp_options_get()->blas);
     return 0;
 }
 

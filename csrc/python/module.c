@@ -1,5 +1,6 @@
 /* module.c: the module mpool._core: its functions and its state; waiting that checks for signals. */
 #define MP_PYTHON_IMPORTS_NUMPY
+#include <dirent.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h> /* snprintf only */
@@ -492,8 +493,39 @@ static PyMethodDef functions[] = {
 
 /* --- the module --- */
 
+#if defined(__APPLE__)
+#define OPENBLAS_FOLDER "_libs/lib" /* the library finds those that it needs in _libs/.dylibs */
+#define OPENBLAS_ENDING ".dylib"
+#else
+#define OPENBLAS_FOLDER "_libs"
+#define OPENBLAS_ENDING ".so"
+#endif
+
+/* Find the OpenBLAS that was installed next to the module. */
+static bool find_openblas(PyObject *module, char *path, size_t size) {
+    PyObject *file = PyModule_GetFilenameObject(module), *bytes = NULL;
+    bool found = false;
+    if (file && PyUnicode_FSConverter(file, &bytes)) {
+        const char *name = PyBytes_AsString(bytes), *slash = strrchr(name, '/');
+        int folder = slash ? (int)(slash - name) + 1 : 0;
+        int written = snprintf(path, size, "%.*s" OPENBLAS_FOLDER, folder, name);
+        DIR *libraries = written > 0 && (size_t)written < size ? opendir(path) : NULL;
+        for (struct dirent *entry; libraries && !found && (entry = readdir(libraries));) {
+            const char *end = strrchr(entry->d_name, '.');
+            found = end && strcmp(end, OPENBLAS_ENDING) == 0 && strstr(entry->d_name, "openblas") &&
+                    (size_t)snprintf(path, size, "%.*s" OPENBLAS_FOLDER "/%s", folder, name, entry->d_name) < size;
+        }
+        if (libraries)
+            closedir(libraries);
+    }
+    PyErr_Clear(); /* a module without a file name is built in and has no libraries next to it */
+    Py_XDECREF(bytes);
+    Py_XDECREF(file);
+    return found;
+}
+
 /* Initialise the core once per process, before any other thread of the core exists. */
-static bool init_core(mp_state *state) {
+static bool init_core(mp_state *state, PyObject *module) {
     static _Atomic int initialised;
     if (atomic_exchange(&initialised, 1))
         return true;
@@ -507,7 +539,13 @@ static bool init_core(mp_state *state) {
     }
     mp_kernels_init();
     mp_file_map_init();
-    mp_blas_set_path(mp_options_get()->blas);
+    if (mp_options_get()->blas[0]) {
+        mp_blas_set_path(mp_options_get()->blas);
+        return true;
+    }
+    char library[1024];
+    if (find_openblas(module, library, sizeof(library)))
+        mp_blas_set_path(library);
     return true;
 }
 
@@ -536,7 +574,7 @@ static int exec_module(PyObject *module) {
     if (PyArray_ImportNumPyAPI() < 0)
         return -1;
     mp_state *state = mp_state_of_module(module);
-    if (!find_main_thread(state) || !init_core(state) ||
+    if (!find_main_thread(state) || !init_core(state, module) ||
         !add_type(module, &mp_spec_type_spec, &state->spec_type) ||
         !add_type(module, &mp_gguf_type_spec, &state->gguf_type) ||
         !add_type(module, &mp_bpe_type_spec, &state->bpe_type) ||

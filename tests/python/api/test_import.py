@@ -171,7 +171,7 @@ def test_importing_an_unknown_name() -> None:
 def test_sources_without_the_core_explain_how_to_build(tmp_path: Path) -> None:
     """Python started inside a clone imports the sources and not the installed package."""
     shutil.copytree(Path(mpool.__file__).parent, tmp_path / "mpool",
-                    ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+                    ignore=shutil.ignore_patterns("*.so", "_libs", "__pycache__"))
     # The finder of an editable install would find the core of its clone.
     script = ("import sys\n"
               "sys.meta_path = [one for one in sys.meta_path if 'editable' not in getattr(one, '__module__', '')]\n"

@@ -108,7 +108,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = tmp_path_factory.mktemp("flags") / "tree"
     tree.mkdir()
     for name in ("csrc", "mpool"):
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "_libs"))
     (tree / "tests").mkdir()
     for name in ("python", "parity"):
         shutil.copytree(ROOT / "tests" / name, tree / "tests" / name, ignore=shutil.ignore_patterns("__pycache__"))
