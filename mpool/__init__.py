@@ -11,6 +11,7 @@ Everything is imported on first use: ``import mpool`` itself loads neither numpy
 
 from __future__ import annotations
 
+import sys as _sys
 from importlib import import_module as _import_module
 from importlib.machinery import PathFinder as _PathFinder
 from typing import Any, NoReturn
@@ -99,6 +100,18 @@ def _advice(name: str) -> str:
     return f"; {use}" if use else ""
 
 
+class _ForeignNames:
+    """Finder that finds no module. It raises the error of ``from mpool import NAME`` if another library has the name.
+
+    Python replaces the AttributeError of ``__getattr__`` there, but first looks for a module with the name.
+    """
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        package, _, name = fullname.partition(".")
+        if package == __name__ and (advice := _advice(name)):
+            raise ImportError(f"cannot import name {name!r} from {package!r}{advice}", name=fullname)
+
+
 def _raise_typed(error: Exception) -> NoReturn:
     """Raise the error of mpool for an import that lacked memory or a module, with the original as its cause."""
     try:
@@ -115,7 +128,7 @@ def _raise_typed(error: Exception) -> NoReturn:
 def _import_core() -> Any:
     """Import the compiled core. ``from . import _core`` calls this through ``__getattr__``."""
     # Import numpy first. The core would import it from C, which turns a Ctrl-C during the import into an ImportError.
-    _import_module("numpy")
+    _import_module("._lazy", __name__).import_numpy()
     try:
         return _import_module("._core", __name__)
     except ModuleNotFoundError as error:
@@ -128,3 +141,6 @@ def _import_core() -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+_sys.meta_path.append(_ForeignNames())  # type: ignore[arg-type]  # last: names of modules that exist never get to it

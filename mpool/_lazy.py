@@ -1,8 +1,10 @@
-"""A cached property that a fork cannot block."""
+"""Values and modules on first use: a cached property that a fork cannot block, numpy in spite of Ctrl-C."""
 
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,4 +26,32 @@ else:
             return values[self.attrname]
 
 
-__all__ = ["cached_property"]
+def import_numpy() -> None:
+    """Import numpy so that Ctrl-C does not leave it half imported.
+
+    Python raises KeyboardInterrupt in the main thread, after any instruction. numpy's extension modules can be
+    initialised once per process: if the exception ends their import, every later import of numpy fails. Therefore
+    another thread imports numpy. Ctrl-C ends the wait for this thread, and the import goes on.
+    """
+    if "numpy" in sys.modules:  # it may be incomplete: import statements wait for the thread that imports it
+        return
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            import numpy  # noqa: F401
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="mpool-import-numpy")
+    try:
+        thread.start()
+    except (MemoryError, RuntimeError):  # no further thread
+        run()
+    else:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+__all__ = ["cached_property", "import_numpy"]

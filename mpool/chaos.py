@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .checks import shown
+from .checks import integer, real, shown
 from .errors import InvalidArgument
 
 FAULTS = ("fail", "stall", "die", "slow", "memory")
@@ -42,15 +42,17 @@ def chaos_of(value: str | Mapping[str, float] | None) -> tuple[int, float, float
     seed, rates = 0, dict.fromkeys(FAULTS, 0.0)
     for name, number in found.items():
         if name == "seed":
-            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**64:
+            whole = integer(number)
+            if whole is None or not 0 <= whole < 2**64:
                 raise _wrong(value, f"seed must be an integer from 0 to 2**64 - 1, got {number!r}")
-            seed = number
+            seed = whole
         elif name not in rates:
             raise _wrong(value, f"{name!r} is unknown")
-        elif isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= 1:
-            raise _wrong(value, f"{name} must be a probability from 0 to 1, got {number!r}")
         else:
-            rates[str(name)] = float(number)
+            rate = real(number)
+            if rate is None or not 0 <= rate <= 1:
+                raise _wrong(value, f"{name} must be a probability from 0 to 1, got {number!r}")
+            rates[str(name)] = rate
     if not any(rates.values()):
         raise _wrong(value, "every probability is 0; None turns chaos off")
     if sum(rates.values()) > 1 + 1e-9:

@@ -246,7 +246,7 @@ def _command(program: Program) -> list[str]:
 def check(deadline: float | None) -> None:
     """Raise Timeout if the deadline of a request has passed."""
     if deadline is not None and time.monotonic() >= deadline:
-        raise Timeout("the request did not complete within its timeout", hint="Increase timeout")
+        raise Timeout("the request did not complete within its timeout", hint="Raise `timeout`")
 
 
 def wait(changed: threading.Condition, deadline: float | None) -> None:

@@ -334,7 +334,7 @@ class ThreadGroup:
         if call.ended:
             return
         if call.deadline is not None and now >= call.deadline:
-            raise Timeout("the request did not complete within its timeout", hint="Increase timeout")
+            raise Timeout("the request did not complete within its timeout", hint="Raise `timeout`")
         with self._lock:
             self._mark_stuck(now)
             if call.ended:

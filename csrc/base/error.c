@@ -87,7 +87,7 @@ void mp_error_clear(mp_error *error) {
         return;
     error->code = MP_OK;
     error->offset = -1;
-    error->message[0] = error->file[0] = error->field[0] = error->got[0] = error->allowed[0] = 0;
+    error->message[0] = error->file[0] = error->field[0] = error->got[0] = error->allowed[0] = error->hint[0] = 0;
 }
 
 static void format_text(char *to, size_t size, mp_status code, const char *format, va_list args) {
@@ -96,17 +96,30 @@ static void format_text(char *to, size_t size, mp_status code, const char *forma
     mp_text_trim(to);
 }
 
-mp_status mp_fail(mp_error *error, mp_status code, const char *format, ...) {
+static void fail(mp_error *error, mp_status code, const char *hint, const char *format, va_list args) {
     if (!error)
-        return code;
+        return;
     char message[sizeof(error->message)]; /* the arguments may point into *error */
-    va_list args;
-    va_start(args, format);
     format_text(message, sizeof(message), code, format, args);
-    va_end(args);
     mp_error_clear(error);
     error->code = code;
     memcpy(error->message, message, sizeof(message));
+    copy_text(error->hint, sizeof(error->hint), hint);
+}
+
+mp_status mp_fail(mp_error *error, mp_status code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fail(error, code, "", format, args);
+    va_end(args);
+    return code;
+}
+
+mp_status mp_fail_hint(mp_error *error, mp_status code, const char *hint, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fail(error, code, hint, format, args);
+    va_end(args);
     return code;
 }
 

@@ -32,6 +32,7 @@ typedef struct mp_error {
     char field[96];
     char got[96];
     char allowed[96];
+    char hint[96]; /* suggested next step */
 } mp_error;
 
 /* All rows, in the order of status.def. Sets *count to their number. */
@@ -41,6 +42,9 @@ const mp_status_row *mp_status_find(mp_status code);
 
 /* Fill *error (may be NULL) and return code, so that a failing function can `return mp_fail(...)`. */
 mp_status mp_fail(mp_error *error, mp_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* mp_fail with a suggested next step. `hint` must not point into *error. */
+mp_status mp_fail_hint(mp_error *error, mp_status code, const char *hint, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 /* mp_fail for a fault in the content of a file. `code` is MP_FORMAT or MP_LIMIT; `offset` is -1 when unknown. The
  * message is composed of file, offset, field, the value found (`got_format`) and the values allowed. */
 mp_status mp_fail_file(mp_error *error, mp_status code, const char *file, int64_t offset, const char *field,

@@ -91,7 +91,8 @@ PyObject *mp_raise(mp_state *state, const mp_error *error, const char *key) {
     const char *text = error->message[0] ? error->message : mp_status_find(error->code)->text;
     PyObject *type = error_class(state, error->code), *exception = NULL;
     PyObject *message = text_of(text), *args = message ? PyTuple_Pack(1, message) : NULL, *kwargs = PyDict_New();
-    if (type && args && kwargs && put_details(kwargs, error) && put_text(kwargs, "key", key ? key : ""))
+    if (type && args && kwargs && put_details(kwargs, error) && put_text(kwargs, "hint", error->hint) &&
+        put_text(kwargs, "key", key ? key : ""))
         exception = PyObject_Call(type, args, kwargs);
     /* the message names the file: the server does not show it to clients */
     if (exception && error->file[0] && PyObject_SetAttrString(exception, "_of_files", Py_True) != 0)

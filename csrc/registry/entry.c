@@ -321,15 +321,15 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
             break;
         }
         if (!in_time && attempt > entry->attempts && entry->unload != MP_UNLOAD_NONE) {
-            status = mp_fail(error, MP_TIMEOUT,
-                             "%s: the model was being evicted until the deadline, so its load has not begun; load it "
-                             "again", entry->key);
+            status = mp_fail_hint(error, MP_TIMEOUT, "Load it again",
+                                  "%s: the model was being evicted until the deadline, so its load has not begun",
+                                  entry->key);
             break;
         }
         if (!in_time) {
-            status = mp_fail(error, MP_TIMEOUT,
-                             "%s: the load did not end before the deadline (stage: %s); it continues in the background",
-                             entry->key, stage_of(entry));
+            status = mp_fail_hint(error, MP_TIMEOUT, "Load it again to wait for it, or raise `timeout`",
+                                  "%s: the load did not end before the deadline (stage: %s); it continues in the "
+                                  "background", entry->key, stage_of(entry));
             break;
         }
         if (!attempt) {
@@ -380,9 +380,9 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     while (mp_entry_works(entry) && entry->unloads == unloads && in_time)
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
     if (mp_entry_works(entry) && entry->unloads == unloads)
-        status = mp_fail(error, MP_TIMEOUT,
-                         "%s: the unload did not end before the deadline (active requests: %d); it continues in the "
-                         "background", entry->key, mp_entry_running(entry));
+        status = mp_fail_hint(error, MP_TIMEOUT, "Unload it again to wait for it, or raise `timeout`",
+                              "%s: the unload did not end before the deadline (active requests: %d); it continues in "
+                              "the background", entry->key, mp_entry_running(entry));
     mp_mutex_unlock(&entry->lock);
     return status;
 }
@@ -536,10 +536,9 @@ mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *er
         mp_mutex_lock(&entry->lock);
     }
     if (is_pending(entry))
-        status = mp_fail(error, MP_TIMEOUT,
-                         "%s: the removal did not end before the deadline (requests left: %d); it continues in the "
-                         "background", entry->key,
-                         mp_entry_running(entry) + entry->queue.count);
+        status = mp_fail_hint(error, MP_TIMEOUT, "Raise `timeout`",
+                              "%s: the removal did not end before the deadline (requests left: %d); it continues in "
+                              "the background", entry->key, mp_entry_running(entry) + entry->queue.count);
     mp_mutex_unlock(&entry->lock);
     return status;
 }

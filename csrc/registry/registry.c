@@ -728,7 +728,7 @@ mp_status mp_registry_compute(mp_registry *registry, uint64_t deadline_ns, void 
         run(&lease, arg);
         mp_cpu_allocator_return(allocator, &lease, &at, false);
     } else {
-        status = mp_fail(error, MP_TIMEOUT, "no CPU was free in time");
+        status = mp_fail_hint(error, MP_TIMEOUT, "Raise `timeout`", "no CPU was free in time");
     }
     mp_cpu_allocator_leave(allocator);
     mp_cpu_allocator_release_home(allocator, home);

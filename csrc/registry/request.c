@@ -199,9 +199,11 @@ mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
         bool started = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed) != 0;
         const char *where = started ? "the request was running" : "the request was still queued";
         if (!mp_ticket_is_late(ticket))
-            return mp_fail(error, MP_TIMEOUT, "%s: no result and no progress for %.3f s (%s)", key,
-                           (double)ticket->patience_ns * 1e-9, where);
-        return mp_fail(error, MP_TIMEOUT, "%s: no result within %.3f s (%s)", key, (double)allowed * 1e-9, where);
+            return mp_fail_hint(error, MP_TIMEOUT, "Raise `request_timeout` of PoolConfig",
+                                "%s: no result and no progress for %.3f s (%s)", key,
+                                (double)ticket->patience_ns * 1e-9, where);
+        return mp_fail_hint(error, MP_TIMEOUT, "Raise `timeout`", "%s: no result within %.3f s (%s)", key,
+                            (double)allowed * 1e-9, where);
     }
     case MP_SHUTTING_DOWN:
         return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool shut down before the request completed", key);

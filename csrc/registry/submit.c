@@ -6,6 +6,7 @@
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t ROOM_SLICE_MS = 50;
 static const uint64_t MEMORY_POLL_MS = 5;
+static const char FEWER[] = "Send fewer requests at once, or raise `timeout` or `request_timeout`";
 enum { PATIENCE_WAITS = 3 }; /* multiple of the predicted wait, because predictions are imprecise */
 
 /* --- submit --- */
@@ -59,9 +60,9 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
     uint64_t now, clock = mp_maintenance_clock(&entry->services->maintenance, &now);
     uint64_t due = mp_ticket_due(ticket), slice = now + ROOM_SLICE_MS * MS;
     if (clock >= due)
-        return mp_fail(error, MP_TIMEOUT,
-                       "%s: the queue was full until the time limit of the request; %d requests are queued; send fewer "
-                       "requests at once, or raise `timeout` or `request_timeout`", entry->key, waiting);
+        return mp_fail_hint(error, MP_TIMEOUT, FEWER,
+                            "%s: the queue was full until the time limit of the request; %d requests are queued",
+                            entry->key, waiting);
     if (due - clock < slice - now)
         slice = now + (due - clock);
     entry->room_waiters++;
@@ -82,15 +83,17 @@ static mp_status check_deadline(mp_entry *entry, const mp_ticket *ticket, mp_err
     if (!deadline)
         return MP_OK;
     if (now >= deadline)
-        return mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the request was queued", entry->key);
+        return mp_fail_hint(error, MP_TIMEOUT, "Raise `timeout`",
+                            "%s: the deadline had passed before the request was queued", entry->key);
     /* Predictions are imprecise: refuse only if other requests are queued and the predicted wait exceeds four times the
      * time left. */
     uint64_t wait_ns =
         entry->queue.count ? mp_dispatch_wait_ns(entry, entry->queue.cost, entry->full_pace) : 0;
     if (wait_ns / 4 <= deadline - now)
         return MP_OK;
-    return mp_fail(error, MP_TIMEOUT, "%s: %d requests are queued, about %.1f s of work, but the deadline is in %.1f s",
-                   entry->key, entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
+    return mp_fail_hint(error, MP_TIMEOUT, FEWER,
+                        "%s: %d requests are queued, about %.1f s of work, but the deadline is in %.1f s", entry->key,
+                        entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
 }
 
 /* Must not hold the lock. Charges the bytes of the request. While models that are in use hold the memory, waits for it,
@@ -104,7 +107,8 @@ static mp_status charge_in_time(mp_entry *entry, mp_ticket *ticket, const mp_sub
         if (status != MP_MEMORY_EXHAUSTED || options->fail_fast || !mp_governor_may_free(services->governor, bytes))
             return status;
         if (mp_maintenance_clock(&services->maintenance, NULL) >= mp_ticket_due(ticket))
-            return mp_fail(error, MP_TIMEOUT, "%s: no memory was free until the time limit of the request", entry->key);
+            return mp_fail_hint(error, MP_TIMEOUT, FEWER,
+                                "%s: no memory was free until the time limit of the request", entry->key);
         if (options->give_up && options->give_up(options->give_up_arg))
             return mp_fail(error, MP_CANCELLED, "%s: the request was cancelled while it waited for memory", entry->key);
         mp_mutex_lock(&entry->lock);

@@ -77,9 +77,11 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
                 credit_load(entry, now_ns > beat ? now_ns - beat : 0);
                 bool silent = mp_watch_check(&worker->watch, beat, now_ns, limit);
                 if (!worker->moving && (silent || worker->watch.total_ns >= services->load_ceiling_ns)) {
-                    mp_fail(error, MP_SPAWN_TIMEOUT, "%s: the load %s %.3g s (stage: %s)", entry->key,
-                            silent ? "made no progress for" : "did not end within",
-                            (double)(silent ? limit : services->load_ceiling_ns) * 1e-9, stage);
+                    mp_fail_hint(error, MP_SPAWN_TIMEOUT,
+                                 silent ? "Raise `load_timeout` of PoolConfig" : "Raise `load_ceiling` of PoolConfig",
+                                 "%s: the load %s %.3g s (stage: %s)", entry->key,
+                                 silent ? "made no progress for" : "did not end within",
+                                 (double)(silent ? limit : services->load_ceiling_ns) * 1e-9, stage);
                     return worker;
                 }
             }

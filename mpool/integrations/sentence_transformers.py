@@ -73,10 +73,22 @@ class _Device(str):
         return str(self)
 
 
+class _ModelCard:
+    """The part of a model card that the evaluators of sentence-transformers call."""
+
+    def set_evaluation_metrics(self, *args: Any, **options: Any) -> None:
+        """Do nothing: mpool writes no model cards."""
+
+
 class _Base:
-    """Base of both classes: the model and the arguments that mpool does not need."""
+    """Base of both classes: the model and the arguments that mpool does not need.
+
+    Attributes:
+        model_card_data: takes the metrics of evaluators, and drops them.
+    """
 
     _scores: ClassVar[bool]  # True: the model must be a reranker or classifier
+    model_card_data: ClassVar[_ModelCard] = _ModelCard()
 
     def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, device: Any, compute: str,
                  options: Mapping[str, Any]) -> None:
@@ -215,57 +227,15 @@ class SentenceTransformer(_Base):
             InvalidArgument: an argument is not allowed; a ValueError, as in sentence-transformers.
             Unsupported: torch is not installed, but the result is a tensor.
         """
-        return self._encode(inputs, self._prompt(prompt, prompt_name), batch_size, show_progress_bar, output_value,
-                            precision, convert_to_numpy, convert_to_tensor, device, normalize_embeddings, truncate_dim,
-                            unused)
-
-    @_renamed
-    def encode_query(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
-                     batch_size: int = 32, show_progress_bar: bool | None = None,
-                     output_value: Literal["sentence_embedding", "token_embeddings"] | None = "sentence_embedding",
-                     precision: Precision = "float32", convert_to_numpy: bool = True,
-                     convert_to_tensor: bool = False, device: Any = None, normalize_embeddings: bool = False,
-                     truncate_dim: int | None = None, pool: Any = None, chunk_size: int | None = None,
-                     **unused: Any) -> Any:
-        """Embed queries: as :meth:`encode`, with the prompt ``"query"``, which is empty if the model has none."""
-        name = "query" if prompt_name is None else prompt_name
-        return self._encode(inputs, self._prompt(prompt, name), batch_size, show_progress_bar, output_value, precision,
-                            convert_to_numpy, convert_to_tensor, device, normalize_embeddings, truncate_dim, unused)
-
-    @_renamed
-    def encode_document(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
-                        batch_size: int = 32, show_progress_bar: bool | None = None,
-                        output_value: Literal["sentence_embedding", "token_embeddings"] | None = "sentence_embedding",
-                        precision: Precision = "float32", convert_to_numpy: bool = True,
-                        convert_to_tensor: bool = False, device: Any = None, normalize_embeddings: bool = False,
-                        truncate_dim: int | None = None, pool: Any = None, chunk_size: int | None = None,
-                        **unused: Any) -> Any:
-        """Embed documents: as :meth:`encode`, with the prompt ``"document"``, which is empty if the model has none."""
-        name = "document" if prompt_name is None else prompt_name
-        return self._encode(inputs, self._prompt(prompt, name), batch_size, show_progress_bar, output_value, precision,
-                            convert_to_numpy, convert_to_tensor, device, normalize_embeddings, truncate_dim, unused)
-
-    def _prompt(self, prompt: str | None, name: str | None) -> str:
-        if prompt is not None:
-            return prompt
-        name = self.default_prompt_name if name is None else name
-        if name is None:
-            return ""
-        if name not in self.prompts:
-            raise InvalidArgument(param="prompt_name", got=name, allowed="one of " + ", ".join(self.prompts))
-        return self.prompts[name]
-
-    def _encode(self, inputs: Any, prompt: str, batch_size: Any, show_progress_bar: bool | None, output_value: Any,
-                precision: Any, convert_to_numpy: bool, convert_to_tensor: bool, device: Any,
-                normalize_embeddings: bool, truncate_dim: int | None, unused: Mapping[str, Any]) -> Any:
         _check_call(batch_size, device, unused)
+        prompt = self._prompt(prompt, prompt_name)
         if precision is not None and precision not in PRECISIONS:
             raise InvalidArgument(param="precision", got=repr(precision), allowed="one of " + ", ".join(PRECISIONS))
         if output_value not in ("sentence_embedding", "token_embeddings"):
             raise InvalidArgument(param="output_value", got=repr(output_value),
                                   allowed="sentence_embedding or token_embeddings")
         single = isinstance(inputs, str)
-        texts = [inputs] if single else inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
+        texts: list[Any] = [inputs] if single else inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
         if output_value == "token_embeddings":
             found: Any = [_tensor(rows) for rows in self._token_rows(texts, prompt)]
             return found[0] if single else found
@@ -284,6 +254,54 @@ class SentenceTransformer(_Base):
         elif not convert_to_numpy:
             rows = [_tensor(row) for row in rows]
         return rows[0] if single else rows
+
+    @_renamed
+    def encode_query(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
+                     batch_size: int = 32, show_progress_bar: bool | None = None,
+                     output_value: Literal["sentence_embedding", "token_embeddings"] | None = "sentence_embedding",
+                     precision: Precision = "float32", convert_to_numpy: bool = True,
+                     convert_to_tensor: bool = False, device: Any = None, normalize_embeddings: bool = False,
+                     truncate_dim: int | None = None, pool: Any = None, chunk_size: int | None = None,
+                     **unused: Any) -> Any:
+        """Embed queries: as :meth:`encode`, with the prompt ``"query"``, which is empty if the model has none."""
+        if prompt is None and prompt_name is None:
+            prompt_name = self._first_prompt("query")
+        return self.encode(inputs=inputs, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
+                           show_progress_bar=show_progress_bar, output_value=output_value, precision=precision,
+                           convert_to_numpy=convert_to_numpy, convert_to_tensor=convert_to_tensor, device=device,
+                           normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim, pool=pool,
+                           chunk_size=chunk_size, **unused)
+
+    @_renamed
+    def encode_document(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
+                        batch_size: int = 32, show_progress_bar: bool | None = None,
+                        output_value: Literal["sentence_embedding", "token_embeddings"] | None = "sentence_embedding",
+                        precision: Precision = "float32", convert_to_numpy: bool = True,
+                        convert_to_tensor: bool = False, device: Any = None, normalize_embeddings: bool = False,
+                        truncate_dim: int | None = None, pool: Any = None, chunk_size: int | None = None,
+                        **unused: Any) -> Any:
+        """Embed documents: as :meth:`encode`, with the prompt ``"document"``, which is empty if the model has none. If
+        :attr:`prompts` was replaced by one without it, with the prompt ``"passage"`` or ``"corpus"``."""
+        if prompt is None and prompt_name is None:
+            prompt_name = self._first_prompt("document", "passage", "corpus")
+        return self.encode(inputs=inputs, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
+                           show_progress_bar=show_progress_bar, output_value=output_value, precision=precision,
+                           convert_to_numpy=convert_to_numpy, convert_to_tensor=convert_to_tensor, device=device,
+                           normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim, pool=pool,
+                           chunk_size=chunk_size, **unused)
+
+    def _first_prompt(self, *names: str) -> str | None:
+        return next((name for name in names if name in self.prompts), None)
+
+    def _prompt(self, prompt: str | None, name: str | None) -> str:
+        if prompt is not None:
+            return prompt
+        name = self.default_prompt_name if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            raise InvalidArgument(param="prompt_name", got=name, allowed="one of " + ", ".join(self.prompts))
+        return self.prompts[name]
 
     def _token_rows(self, texts: list[str], prompt: str) -> list[NDArray[np.float32]]:
         """Return one float32 ``(tokens, width)`` per text: the last hidden states, all of one model."""
@@ -402,6 +420,12 @@ class CrossEncoder(_Base):
         if length not in (None, self._model.context_length):
             raise Unsupported(f"`max_length` must be that of the model, {self._model.context_length}, or None, "
                               f"got {length}", hint=_CONSTRUCTOR["max_length"])
+
+    @property
+    def num_labels(self) -> int:
+        """Number of scores of a pair; 1 for a reranker."""
+        classifier = self._settings().classifier
+        return len(classifier.labels) if classifier is not None else 1
 
     @_renamed
     def predict(self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, batch_size: int = 32,

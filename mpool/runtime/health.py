@@ -85,8 +85,8 @@ class ModelHealth:
         state: as in :class:`mpool.debug.show.ModelRow`.
         breaker: state of the circuit breaker: ``"closed"``, ``"open"``, ``"half-open"``.
         workers: counts of the model's workers.
-        queue_depth: waiting requests of all service classes.
-        queue_capacity: capacity of the fullest service class (requests of one input, or of several).
+        queue_depth, queue_capacity: waiting requests, and their maximum, of the fullest service class (requests of one
+            input, or of several).
         p50, p99: upper bounds of the median and the 99th percentile of the latency, in seconds from submission to
             completion; None: no request has completed yet.
         error_rate: failed requests as a fraction of the accepted ones, 0 to 1. Timeouts and cancellations do not count
@@ -175,13 +175,17 @@ def health(pool: Host) -> Health:
     return Health(status, tuple(reasons), total, memory, models, native)
 
 
+def _fullest(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the waiting requests and the capacity of the service class whose queue is fullest."""
+    return max(zip(row["waiting"], row["capacity"]), key=lambda queue: queue[0] / queue[1])
+
+
 def _model(row: Mapping[str, Any]) -> ModelHealth:
     latency, calls = row["latency"], row["calls"]
     known = latency["count"] > 0
-    _, capacity = max(zip(row["waiting"], row["capacity"]), key=lambda kind: kind[0] / kind[1])
     return ModelHealth(
         row["state"], row["breaker"], Workers(row["workers"], row["busy"], row["workers"] - row["busy"], row["dead"]),
-        row["queued"], capacity, latency["p50"] if known else None, latency["p99"] if known else None,
+        *_fullest(row), latency["p50"] if known else None, latency["p99"] if known else None,
         min(1.0, row["errors"] / calls) if calls else float(row["errors"] > 0), row["last_error"] or None)
 
 
@@ -195,10 +199,11 @@ def complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
         yield f"{key}: its circuit breaker is {row['breaker']}{reason}"
     if row["dead"]:
         yield f"{key}: {row['dead']} workers made no progress and were abandoned"
-    if any(waiting >= most for waiting, most in zip(row["waiting"], row["capacity"])):
+    waiting, most = _fullest(row)
+    if waiting >= most:
         since = pool._full_since.setdefault(key, now)
         if now - since >= STAYS:
-            yield f"{key}: its queue stays full ({row['queued']} requests wait)"
+            yield f"{key}: its queue stays full ({waiting} requests wait)"
     else:
         pool._full_since.pop(key, None)
     paces = {worker["id"]: worker["busy_seconds"] / worker["served"] for worker in row["worker"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,8 @@ class Names:
                 if old is None:
                     self.check_free("key", key, None)
                     self.by_key[key] = self.by_name[key] = entry
+            if old is None:
+                _warn_of_alias(key, entry)
         if old is not None:
             swapping.swap(old, entry, False, None)
         return entry.latest()
@@ -130,6 +133,7 @@ class Names:
             entry = entry.latest()
             self.check_free("alias", alias, entry)
             self.by_name[alias] = entry
+        _warn_of_alias(alias, entry)
         return entry
 
     def hand_over(self, old: Entry, new: Entry) -> None:
@@ -139,14 +143,18 @@ class Names:
                 table[name] = new
 
     def check_free(self, param: str, name: Any, entry: Entry | None) -> None:
-        """Raise InvalidArgument unless the name is valid and unused, or already a name of ``entry``."""
+        """Raise InvalidArgument unless the name is valid and unused, or already a name of ``entry``.
+
+        Keys of the catalogue are reserved, in any case, as :meth:`find` finds them. Its aliases are not: a new alias
+        must break no program.
+        """
         if not isinstance(name, str) or not _KEY.fullmatch(name):
             refuse(param, name, "1 to 128 letters, digits and . _ + -, starting with a letter or digit")
-        held = self.by_name.get(name)
-        if held is not None and held is entry:
+        held, row = self.by_name.get(name), _catalogue().get(name)
+        if entry is not None and (held is entry or held is None and row is not None and row.key == entry.key):
             return
-        if held is not None or name in _catalogue().rows:
-            user = held.ref if held else "a model of the catalogue"
+        if held is not None or row is not None and name.lower() == row.key.lower():
+            user = held.ref if held else f"{row.key}, a model of the catalogue"
             raise InvalidArgument(f"`{param}` must be an unused name, but {name} is a name of {user}", param=param,
                                   got=shown(name), allowed="an unused name", hint="Choose another name")
 
@@ -278,6 +286,14 @@ def _catalogue() -> Any:
     from ..models import load_catalogue
 
     return load_catalogue()
+
+
+def _warn_of_alias(name: str, entry: Entry) -> None:
+    """Warn if a name that now leads to another model is an alias of the catalogue."""
+    row = _catalogue().get(name)
+    if row is not None and row.key != entry.key:
+        warnings.warn(f"in this pool, {name!r} now names {entry.ref}. In the catalogue, it is an alias of {row.key}",
+                      stacklevel=2)
 
 
 def _absolute(ref: str) -> str:

@@ -50,5 +50,5 @@ def remaining(deadline: float | None, key: str | None = None) -> float | None:
         return None
     left = deadline - time.monotonic()
     if left <= 0:
-        raise Timeout("the request did not complete within its timeout", hint="Increase timeout", key=key)
+        raise Timeout("the request did not complete within its timeout", hint="Raise `timeout`", key=key)
     return left

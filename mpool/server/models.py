@@ -121,7 +121,8 @@ class Models:
         if not _NAME.fullmatch(name):
             raise InvalidArgument(f"no valid model name can be derived from {ref!r}", param="model",
                                   hint="Specify a name: NAME=" + ref)
-        if name in self._served or (not keyed and name in load_catalogue().rows):
+        row = None if keyed else load_catalogue().get(name)
+        if name in self._served or (row is not None and row.key.lower() == name.lower()):
             raise InvalidArgument(f"the model name {name!r} is already taken", param="model",
                                   hint="Specify another name: NAME=" + ref)
         if keyed:
@@ -177,6 +178,16 @@ class Models:
         """
         given = [self._served[name] for name in self._given]
         return _with_output([(served, served.model.description) for served in given], output)
+
+    def with_tokenizer(self) -> list[ServedModel]:
+        """Return the models given at the start that have a tokenizer; if there is none, those of :meth:`all`. Reads the
+        metadata in their files."""
+        for served in ([self._served[name] for name in self._given], self.all()):
+            found = [one for one in served if any(one.model._entry.serving(capability) is not None
+                                                  for capability in ("text_embedding", "text_to_text"))]
+            if found:
+                return found
+        return []
 
     async def listed(self) -> list[ServedModel]:
         """Return all models that clients can use, also those of the catalogue, each before its adapters. Reads their

@@ -152,7 +152,18 @@ class Context:
         """
         if name is not None:
             return await self.model(name)
-        found = await native_calls.REQUESTS.arun(self.state.models.with_output, output)
+        return self.only(await native_calls.REQUESTS.arun(self.state.models.with_output, output), noun)
+
+    def only(self, found: list[ServedModel], noun: str) -> ServedModel:
+        """Return the model of a request without a name.
+
+        Args:
+            found: Models that fit.
+            noun: The kind of model, for the error message.
+
+        Raises:
+            Refusal: There is not exactly one.
+        """
         if len(found) != 1:
             several = f"`model` is required: the server has {len(found)} models of this kind ({noun})."
             raise Refusal("invalid_value", several if found else f"This server serves no {noun}: start it with one "

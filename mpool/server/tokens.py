@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 class TokenizeRequest(Fields, kw_only=True):
     """A ``prompt``, or ``messages`` for the chat template of the model. ``model`` may be omitted if the server was
-    started with one model and no request has named another. ``add_special_tokens`` adds the tokens that the model
-    expects around a prompt (default true). Names of control tokens in texts are plain text. ``chat_template_kwargs``
-    are variables of the chat template."""
+    started with one model that has a tokenizer; or with none, and requests have used one. ``add_special_tokens`` adds
+    the tokens that the model expects around a prompt (default true). Names of control tokens in texts are plain text.
+    ``chat_template_kwargs`` are variables of the chat template."""
 
     model: Name | None = None
     prompt: str | None = None
@@ -117,10 +117,8 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> Response:
 async def _model(context: Context, name: str | None) -> ServedModel:
     if name is not None:
         return await context.model(name)
-    served = context.state.models.all()
-    if len(served) != 1:
-        raise Refusal("invalid_value", f"`model` is required: the server serves {len(served)} models.", "model")
-    return served[0]
+    return context.only(await native_calls.REQUESTS.arun(context.state.models.with_tokenizer),
+                        "model with a tokenizer")
 
 
 OPERATIONS = (

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._lazy import import_numpy
+
+import_numpy()  # before other modules import it
+
 from .. import native_calls
 from ..checks import refuse
 from ..config import CAPACITIES

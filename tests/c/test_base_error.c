@@ -38,8 +38,15 @@ MP_TEST(base_error_fail_fills_everything) {
     MP_CHECK_INT(error.code, MP_TIMEOUT);
     MP_CHECK_INT(error.offset, -1);
     MP_CHECK_STR(error.message, "after 30 ms");
-    MP_CHECK(!error.file[0] && !error.field[0] && !error.got[0] && !error.allowed[0]);
+    MP_CHECK(!error.file[0] && !error.field[0] && !error.got[0] && !error.allowed[0] && !error.hint[0]);
     MP_CHECK_INT(mp_fail(NULL, MP_TIMEOUT, "ignored"), MP_TIMEOUT);
+    MP_CHECK_INT(mp_fail_hint(&error, MP_OVERLOADED, "Wait", "%d requests", 3), MP_OVERLOADED);
+    MP_CHECK_INT(error.code, MP_OVERLOADED);
+    MP_CHECK_STR(error.message, "3 requests");
+    MP_CHECK_STR(error.hint, "Wait");
+    MP_CHECK_INT(mp_fail_hint(NULL, MP_TIMEOUT, "Wait", "ignored"), MP_TIMEOUT);
+    mp_fail(&error, MP_TIMEOUT, "later");
+    MP_CHECK_STR(error.hint, "");
     mp_error_clear(&error);
     MP_CHECK_INT(error.code, MP_OK);
     MP_CHECK_STR(error.message, "");

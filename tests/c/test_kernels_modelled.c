@@ -91,7 +91,7 @@ MP_TEST(kernels_modelled_amx_slots) {
                                 MP_SLOT_gemm_q4_0, MP_SLOT_gemm_q4_1, MP_SLOT_gemm_q8_0, MP_SLOT_gemm_q4_k,
                                 MP_SLOT_gemm_q6_k, MP_SLOT_gemm_mxfp4, MP_SLOT_gemm_q2_k, MP_SLOT_gemm_q3_k,
                                 MP_SLOT_gemm_tq, MP_SLOT_gemm_iq2_xxs, MP_SLOT_gemm_iq2_xs, MP_SLOT_gemm_iq3,
-                                 MP_SLOT_row_maxima_i8};
+                                MP_SLOT_row_maxima_i8};
     const int count = (int)(sizeof tiles / sizeof *tiles);
     use_or_skip("amx model");
     int seen = 0;

@@ -46,6 +46,7 @@ static void expect_late_loads(mp_registry *registry, bool pin, const char *messa
     for (int soon = 0; soon < 2; soon++) {
         MP_CHECK_STATUS(mp_registry_load(registry, "a", pin, deadline(soon), &error), MP_TIMEOUT, &error);
         MP_CHECK_STR(error.message, message);
+        MP_CHECK_HAS(error.hint, "Load it again");
         fake_info(registry, "a", &after);
         MP_CHECK_STR(after.state, before.state);
         MP_CHECK_INT(after.pinned, before.pinned);
@@ -57,13 +58,14 @@ static void expect_late_evictions(mp_registry *registry, const char *message) {
     for (int soon = 0; soon < 2; soon++) {
         MP_CHECK_STATUS(mp_registry_evict(registry, "a", deadline(soon), &error), MP_TIMEOUT, &error);
         MP_CHECK_STR(error.message, message);
+        MP_CHECK_STR(error.hint, "Unload it again to wait for it, or raise `timeout`");
     }
 }
 
 static const char load_goes_on[] =
     "a: the load did not end before the deadline (stage: packing); it continues in the background";
 static const char not_begun[] =
-    "a: the model was being evicted until the deadline, so its load has not begun; load it again";
+    "a: the model was being evicted until the deadline, so its load has not begun";
 
 /* --- loads --- */
 

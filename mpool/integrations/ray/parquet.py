@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 
-from ...checks import one_of, refuse
+from ...checks import integer, one_of, refuse
 from ...errors import FileError, InvalidArgument, MpoolError
 from ...models import describe
 from ...names import WEIGHTS
@@ -68,6 +68,8 @@ class EmbedBatches:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Return the batch with the column of vectors."""
+        if not isinstance(batch, pa.Table):
+            refuse("batch", batch, "a pyarrow table", hint='Pass batch_format="pyarrow" to map_batches')
         check_column(batch.schema, self.column, "the batch")
         texts = batch.column(self.column).to_pylist()
         compute = getattr(self.pool, provenance.FUNCTIONS[self.vectors][0])
@@ -105,6 +107,13 @@ def array_of(found: Any) -> pa.Array:
     missing = np.isnan(found[:, 0]) if found.dtype == np.float32 else np.zeros(len(found), dtype=bool)
     return pa.FixedSizeListArray.from_arrays(pa.array(found.ravel()), found.shape[1],
                                              mask=pa.array(missing) if missing.any() else None)
+
+
+def _positive(name: str, value: Any) -> int:
+    number = integer(value)
+    if number is None or number < 1:
+        refuse(name, value, "1 or more")
+    return number
 
 
 def check_column(schema: pa.Schema, column: str, where: str) -> None:
@@ -212,9 +221,8 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
         refuse("target", str(target_folder), "another folder than `source`")
     if rows is None:
         rows = TOKEN_ROWS if vectors in ("tokens", "all") else ROWS
-    for name, value in (("cpus", cpus), ("rows", rows), ("actors", 1 if actors is None else actors)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            refuse(name, value, "1 or more")
+    cpus, rows = _positive("cpus", cpus), _positive("rows", rows)
+    actors = None if actors is None else _positive("actors", actors)
     files = sorted(source_folder.glob("*.parquet"))
     if not files:
         raise FileError(f"{source_folder} has no .parquet files")

@@ -17,7 +17,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from ...checks import one_of, refuse, shown, unknown_option
+from ...checks import integer, one_of, real, refuse, shown, unknown_option
 from ...config import PoolConfig
 from ...errors import InvalidArgument, SpawnFailed
 from ...names import WEIGHTS
@@ -83,8 +83,10 @@ class Plan:
         for name, low, high in (("replicas", 1, 10_000), ("max_replicas", 0, 10_000), ("cpus", 1, 256),
                                 ("memory_mb", 0, 1 << 40), ("calls", 0.1, 1e6), ("fronts", 0, 10_000)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            number = real(value) if name == "calls" else integer(value)
+            if number is None or not low <= number <= high:
                 refuse(name, value, f"{'a number' if name == 'calls' else 'an integer'} from {low:,} to {high:,}")
+            object.__setattr__(self, name, number)  # NumPy scalars become Python's numbers
 
 
 def make(plan: Plan, nodes: int) -> serve.Application:

@@ -138,7 +138,7 @@ def snapshot(state: State) -> Snapshot:
             continue
         models.append(ModelState(
             row.key, row.capability, row.state, row.compute, row.isolation, workers.get(row.key, []), row.dead,
-            row.queued, known.queue_capacity, row.running, row.breaker, row.policy, row.pinned,
+            known.queue_depth, known.queue_capacity, row.running, row.breaker, row.policy, row.pinned,
             row.keep_alive if math.isfinite(row.keep_alive) else None, row.idle_seconds, row.model_bytes,
             row.engine_bytes, row.calls, row.errors, row.last_error, known.p50, known.p99,
             [count for _, count in counted["latency"]["histogram"]]))

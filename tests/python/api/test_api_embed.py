@@ -319,6 +319,7 @@ def test_timeout(pool: mpool.Pool, bert: Path) -> None:
     with pytest.raises(mpool.Timeout) as caught:
         pool.embed([f"A sentence of some length. {number} " * 5 for number in range(9000)], bert, timeout=0.05)
     assert isinstance(caught.value, TimeoutError)
+    assert caught.value.hint == "Raise `timeout`" and str(caught.value).endswith(". Raise `timeout`")
     idle(pool)
 
 

@@ -207,6 +207,7 @@ def test_the_interpreter(monkeypatch: pytest.MonkeyPatch, executable: Any, chose
     ("fail=1", (0, 1, 0, 0, 0, 0)), ("seed=0,stall=0.25", (0, 0, 0.25, 0, 0, 0)),
     ({"seed": 2**64 - 1, "die": 1.0}, (2**64 - 1, 0, 0, 1, 0, 0)),
     ({"slow": 0.5, "memory": 0.5}, (0, 0, 0, 0, 0.5, 0.5)),
+    ({"seed": np.int64(5), "fail": np.float32(0.25), "die": np.int32(0)}, (5, 0.25, 0, 0, 0, 0)),
     ({"seed": 1, "fail": 0, "stall": 0.1, "die": 0.2, "slow": 0.3, "memory": 0.4}, (1, 0, 0.1, 0.2, 0.3, 0.4))])
 def test_probabilities_of_faults(given: Any, rates: tuple[float, ...]) -> None:
     assert chaos.chaos_of(given) == rates

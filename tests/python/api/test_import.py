@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import mpool
+from mpool.foreign_names import ATTRIBUTES
 
 HEAVY = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "PIL", "asyncio", "tqdm", "mpool._core",
          "concurrent.futures", "multiprocessing", "ssl", "http")
@@ -78,6 +79,48 @@ def test_a_first_token_loads_only_what_it_needs(tmp_path: Path) -> None:
     assert len(own) <= 81, own
 
 
+#: Sends SIGINT when the n-th extension module of numpy has been initialised, during the first request.
+INTERRUPTED = """
+import signal, sys, threading
+import mpool
+left = int(sys.argv[1])
+def profile(frame, event, arg):
+    global left
+    if event != "c_return" or arg.__name__ != "exec_dynamic" or "numpy" not in repr(frame.f_locals.get("args")):
+        return
+    left -= 1
+    if not left:
+        sys.setprofile(None)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+threading.setprofile(profile)
+sys.setprofile(profile)
+try:
+    mpool.embed("a", sys.argv[2])
+except KeyboardInterrupt:
+    print("interrupted")
+print(mpool.embed("a", sys.argv[2]).shape)
+"""
+
+
+@pytest.mark.parametrize("module", [1, 2])
+def test_requests_after_a_first_one_that_was_interrupted(bert: Path, module: int) -> None:
+    """numpy's extension modules can be initialised once per process: Ctrl-C must not cut their import short."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(module), str(bert)], capture_output=True, text=True,
+                          cwd=tempfile.gettempdir())
+    assert done.stdout == "interrupted\n(32,)\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("setup, wanted", [
+    ("def start(self): raise RuntimeError\nthreading.Thread.start = start", "True\n"),  # the system starts no thread
+    ("class Missing:\n def find_spec(self, name, *_):\n  if name == 'numpy': raise ImportError('no numpy')\n"
+     "sys.meta_path.insert(0, Missing())", "ImportError('no numpy')\n")])
+def test_numpy_without_a_thread_and_without_numpy(setup: str, wanted: str) -> None:
+    script = f"import sys, threading\n{setup}\nfrom mpool._lazy import import_numpy\n" \
+             "try:\n import_numpy(); print('numpy' in sys.modules)\nexcept ImportError as error: print(repr(error))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tempfile.gettempdir())
+    assert done.stdout == wanted, done.stderr
+
+
 @pytest.mark.parametrize("name", mpool.__all__)
 def test_every_public_name_exists(name: str) -> None:
     assert getattr(mpool, name) is not None
@@ -98,6 +141,31 @@ def test_every_error_is_public() -> None:
 def test_unknown_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute 'emebd'"):
         mpool.emebd  # noqa: B018
+
+
+@pytest.mark.parametrize("name, use", sorted(ATTRIBUTES["mpool"].items()))
+def test_importing_a_name_of_another_library(name: str, use: str) -> None:
+    with pytest.raises(ImportError) as raised:
+        exec(f"from mpool import {name}", {})
+    assert str(raised.value) == f"cannot import name {name!r} from 'mpool'; {use}"
+
+
+def test_importing_a_name_of_another_library_in_a_new_process() -> None:
+    """Nothing of mpool is imported before, and the first lines of a user's program are these."""
+    for line in ("from mpool import SentenceTransformer", "from mpool import embed, Llama",
+                 "import mpool.TextEmbedding", "import mpool; mpool.SentenceTransformer"):
+        done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, cwd=tempfile.gettempdir())
+        name = re.split(r"[ .]", line)[-1]
+        assert done.returncode == 1 and f"{name!r}" in done.stderr
+        assert done.stderr.rstrip().endswith(ATTRIBUTES["mpool"][name])
+
+
+def test_importing_an_unknown_name() -> None:
+    with pytest.raises(ImportError, match="cannot import name 'emebd' from 'mpool' "):
+        exec("from mpool import emebd", {})
+    with pytest.raises(ModuleNotFoundError, match="No module named 'mpool.emebd'"):
+        importlib.import_module("mpool.emebd")
+    assert not hasattr(mpool, "SentenceTransformer")
 
 
 def test_sources_without_the_core_explain_how_to_build(tmp_path: Path) -> None:

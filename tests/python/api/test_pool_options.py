@@ -56,13 +56,14 @@ def step_budget(m: Models) -> None:
 
 def load_timeout(m: Models) -> None:
     error = raised(mpool.SpawnTimeout, 10, lambda: load_once(m.wide, load_timeout=0.01))
-    assert "no progress" in str(error)
+    assert "no progress" in str(error) and error.hint == "Raise `load_timeout` of PoolConfig"
     load_once(m.wide)
 
 
 def load_ceiling(m: Models) -> None:
     error = raised(mpool.SpawnTimeout, 20, lambda: load_once(m.wide, load_timeout=0.02, load_ceiling=0.01))
     assert "the load did not end within 0.01 s" in str(error)
+    assert error.hint == "Raise `load_ceiling` of PoolConfig"
 
 
 def stall_timeout(m: Models) -> None:

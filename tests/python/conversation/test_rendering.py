@@ -123,7 +123,7 @@ def test_the_deadline_of_the_request_ends_a_render(renderers: rendering.Renderer
     ChatTemplate(PLAIN).render(USER)
     (pid,) = pids(renderers)
     began = time.monotonic()
-    with pytest.raises(Timeout, match="Increase timeout"):
+    with pytest.raises(Timeout, match="Raise `timeout`"):
         ChatTemplate(ENDLESS).render(USER, deadline=time.monotonic() + 0.1)
     assert time.monotonic() - began < 5 and not alive(pid)
     assert ChatTemplate(PLAIN).render(USER, deadline=time.monotonic() + 60) == "[user]hi"

@@ -251,6 +251,54 @@ def test_positional_arguments(prompted: Path, method: str, arguments: tuple[Any,
         _same(found, wanted)
 
 
+@pytest.mark.parametrize("prompts", [{"retrieval": "r: "}, {"passage": "p: ", "corpus": "c: "}, {"corpus": "c: "},
+                                     {"query": "q: ", "passage": "p: ", "document": "d: "}, {}], ids=str)
+def test_prompts_that_were_replaced(both: tuple[Any, Any], prompts: dict[str, str]) -> None:
+    before = [(dict(model.prompts), model.default_prompt_name) for model in both]
+    try:
+        for model in both:
+            model.prompts, model.default_prompt_name = dict(prompts), None
+        for method in ("encode_document", "encode_query", "encode"):
+            for options in ({}, {"prompt": "own: "}):
+                found, wanted = (getattr(model, method)(TEXTS, **options) for model in both)
+                _same(found, wanted)
+    finally:
+        for model, (names, default) in zip(both, before):
+            model.prompts, model.default_prompt_name = names, default
+
+
+@pytest.mark.parametrize("method", ["encode_query", "encode_document"])
+def test_subclasses_replace_encode(bert: Path, method: str) -> None:
+    """Both methods call ``encode``, with the names of its arguments."""
+    calls: list[dict[str, Any]] = []
+
+    class Own(SentenceTransformer):
+        def encode(self, inputs: Any, **options: Any) -> Any:
+            calls.append(options)
+            return super().encode(inputs, **options)
+
+    assert getattr(Own(bert), method)("a text", truncate_dim=8).shape == (8,)
+    assert len(calls) == 1 and calls[0]["prompt_name"] == method.removeprefix("encode_")
+
+
+def test_evaluators_of_the_library(both: tuple[Any, Any], rankers: tuple[Any, Any]) -> None:
+    """They call encode, similarity and the model card, and give the same metrics."""
+    evaluation = pytest.importorskip("sentence_transformers.evaluation")
+    texts = [f"text number {at}" for at in range(12)]
+    evaluators = [
+        evaluation.TripletEvaluator(texts[:4], texts[4:8], texts[8:], name="t"),
+        evaluation.InformationRetrievalEvaluator({"q": texts[0]}, dict(zip("abcd", texts[1:5])), {"q": {"a", "c"}}),
+        evaluation.EmbeddingSimilarityEvaluator(texts[:4], texts[4:8], [0.1, 0.5, 0.3, 0.9])]
+    for one in evaluators:
+        found, wanted = (one(model) for model in both)
+        assert found.keys() == wanted.keys() and np.allclose(list(found.values()), list(wanted.values()), atol=1e-4)
+    ranking = pytest.importorskip("sentence_transformers.cross_encoder.evaluation")
+    one = ranking.CrossEncoderCorrelationEvaluator([list(pair) for pair in PAIRS], [0.1, 0.9, 0.5])
+    found, wanted = (one(model) for model in rankers)
+    assert found.keys() == wanted.keys() and np.allclose(list(found.values()), list(wanted.values()), atol=1e-4)
+    assert [model.num_labels for model in rankers] == [1, 1]
+
+
 @pytest.mark.parametrize("prompts", [{"passage": "passage: "}, {"corpus": "corpus: ", "query": "q: "},
                                      {"document": "d: ", "passage": "p: "}], ids=str)
 def test_prompt_of_documents(bert: Path, prompts: dict[str, str]) -> None:

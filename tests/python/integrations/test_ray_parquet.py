@@ -88,6 +88,13 @@ def test_all_vectors_of_a_model_that_has_one_kind(bert: Path) -> None:
     assert np.array_equal(np.float32([row["dense"] for row in table["embedding"].to_pylist()]), expected.dense)
 
 
+def test_batches_of_another_format(bert: Path) -> None:
+    """``map_batches`` passes dicts of numpy arrays unless it gets ``batch_format``."""
+    made = EmbedBatches(model=str(bert), memory_mb=200)
+    with pytest.raises(mpool.InvalidArgument, match="`batch` must be a pyarrow table, got dict.*batch_format=.pyarrow"):
+        made({"text": np.array(["A cat."])})
+
+
 def test_options_of_other_vectors() -> None:
     for vectors, options, words in (("sparse", {"normalize": True}, "`normalize` is not an option"),
                                     ("tokens", {"on_error": "null"}, "`on_error` is not an option"),
@@ -141,6 +148,9 @@ def test_folders_are_checked_first(tmp_path: Path) -> None:
         embed_parquet(tmp_path / "in", tmp_path / "out", weights="never")
     with pytest.raises(mpool.InvalidArgument, match="`actors` must be 1 or more, got 0"):
         embed_parquet(tmp_path / "in", tmp_path / "out", actors=0)
+    for wrong in (True, 1.5, "2"):
+        with pytest.raises(mpool.InvalidArgument, match="`rows` must be 1 or more, got "):
+            embed_parquet(tmp_path / "in", tmp_path / "out", rows=wrong)
 
 
 def fake_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -178,7 +188,8 @@ def test_targets_of_another_call_are_refused(bert: Path, prompted: Path, tmp_pat
 
     os.unlink(target / "b.parquet")
     del written[:]
-    assert embed_parquet(source, target, **same) == Embedded(1, 2, 1)  # continues
+    numbers = {name: np.int64(2) for name in ("cpus", "rows", "actors")} | {"cpus": np.int64(1)}
+    assert embed_parquet(source, target, **same, **numbers) == Embedded(1, 2, 1)  # continues
     assert written == [str(target / "b.parquet")]
     moved = shutil.copytree(bert, tmp_path / "moved")
     assert embed_parquet(source, target, **{**same, "model": str(moved)}) == Embedded(0, 0, 2)

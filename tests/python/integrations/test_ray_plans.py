@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("ray.serve")
@@ -164,6 +165,16 @@ def deployed(plan: Plan, nodes: int, monkeypatch: pytest.MonkeyPatch) -> Deploym
         patched.setattr(serving.serve, "deployment", found.deployment)
         assert make(plan, nodes) == "Front"  # the deployment that gets the requests
     return found
+
+
+def test_plans_of_numpy_scalars() -> None:
+    """They become Python's numbers: Ray compares and serialises them."""
+    plan = Plan(replicas=np.int64(2), cpus=np.int32(3), calls=np.float32(2.5), memory_mb=np.uint16(0))
+    assert plan == Plan(replicas=2, cpus=3, calls=2.5)
+    assert {type(plan.replicas), type(plan.cpus), type(plan.memory_mb)} == {int} and type(plan.calls) is float
+    for wrong in (2.5, True, "2"):
+        with pytest.raises(mpool.InvalidArgument, match="`replicas` must be an integer from 1 to "):
+            Plan(replicas=wrong)
 
 
 def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,10 +102,23 @@ def test_a_registered_name_takes_precedence_over_an_alias() -> None:
     """Keys are reserved; aliases may be registered, so that new aliases break no program."""
     path = mpool.models.resolve("digits-clip").path
     with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
-        made = pool.register("phi4", path)
+        with pytest.warns(UserWarning, match="'phi4' now names .*an alias of Phi-4"):
+            made = pool.register("phi4", path)
         assert pool.get("phi4")._entry is made._entry
-        with pytest.raises(errors.InvalidArgument, match="a name of a model of the catalogue"):
-            pool.register("Phi-4", path)
+        with pytest.warns(UserWarning, match="'smollm2' now names .*an alias of SmolLM2-1.7B-Instruct"):
+            pool.load(path, alias="smollm2")
+        for key in ("Phi-4", "phi-4", "PHI-4"):  # load finds the model of the catalogue under each
+            with pytest.raises(errors.InvalidArgument, match=f"{key} is a name of Phi-4, a model of the catalogue"):
+                pool.register(key, path)
+            with pytest.raises(errors.InvalidArgument, match=f"{key} is a name of Phi-4, a model of the catalogue"):
+                pool.load(path, alias=key)
+
+
+def test_names_of_the_catalogue_as_aliases_of_their_own_model(recwarn: pytest.WarningsRecorder) -> None:
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
+        for alias in ("DIGITS-CLIP", "own"):
+            assert pool.load("digits-clip", alias=alias)._entry is pool.get(alias)._entry
+        assert not recwarn.list
 
 
 def write_catalogue(path: Path, **change: Any) -> catalogue.Catalogue:
@@ -157,7 +170,8 @@ def test_a_server_finds_aliases_under_the_key() -> None:
     from mpool.server.models import Models
 
     with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
-        models = Models(pool, ["phi4=mpool:digits-llava"])  # an alias of the catalogue may name another model
+        with pytest.warns(UserWarning, match="an alias of Phi-4"):
+            models = Models(pool, ["phi4=mpool:digits-llava"])  # an alias of the catalogue may name another model
         for name in ("digits-clip", "DIGITS-clip", "Digits-CLIP:latest"):
             assert asyncio.run(models.find(name)).name == "digits-clip"
         assert asyncio.run(models.find("phi4")).model.key == "phi4"

@@ -175,7 +175,7 @@ def test_half_a_response_and_silence(children: Any, monkeypatch: pytest.MonkeyPa
     """The limits of elapsed time apply: that of the request, else that for a child that does not run."""
     made = children(handle="if value == b'v': os.write(0, frame(b'text', b'abc')[:12]); time.sleep(60)")
     ask(made, b"other")
-    with pytest.raises(Timeout, match="Increase timeout"):
+    with pytest.raises(Timeout, match="Raise `timeout`"):
         ask(made, deadline=time.monotonic() + 0.05)
     assert not pids(made)
     monkeypatch.setattr(child_processes, "GRACE_SECONDS", 0.05)

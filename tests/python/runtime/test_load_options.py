@@ -122,7 +122,7 @@ def test_a_deadline_is_the_time_and_the_timeout(monkeypatch: pytest.MonkeyPatch)
     for passed in (100.0, 99.0):
         with pytest.raises(mpool.Timeout, match="did not complete within its timeout") as caught:
             threads.remaining(passed, "m")
-        assert caught.value.key == "m" and caught.value.hint == "Increase timeout"
+        assert caught.value.key == "m" and caught.value.hint == "Raise `timeout`"
 
 
 # ---- counts of tokens ----------------------------------------------------------------------------------------------

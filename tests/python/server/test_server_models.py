@@ -137,6 +137,23 @@ def test_tokenize_with_tools_and_template_variables(tmp_path: Path) -> None:
         assert ask(made, "/detokenize", {"tokens": more["tokens"][-3:]})[1] == {"prompt": "abc"}
 
 
+def test_tokenize_without_a_name(llama: Path, bert: Path, dino: Path) -> None:
+    """The model with a tokenizer that the server was started with; without one, the one that requests have used."""
+    with serving([f"llama={llama}", f"dino={dino}"]) as made:
+        served = made.state.models._served
+        wanted = ask(made, "/tokenize", {"model": "llama", "prompt": "w1 w2"})
+        served["used"] = made.state.models._served_model("used", made.state.pool.get(bert))  # as a request does
+        assert ask(made, "/tokenize", {"prompt": "w1 w2"}) == wanted and wanted[0] == 200
+        assert ask(made, "/detokenize", {"tokens": wanted[1]["tokens"]})[0] == 200
+        del served["llama"]
+        made.state.models._given = ("dino",)
+        found = ask(made, "/tokenize", {"prompt": "w1 w2"})
+        assert found == ask(made, "/tokenize", {"model": "used", "prompt": "w1 w2"}) and found[0] == 200
+        del served["used"]
+        status, refused = ask(made, "/tokenize", {"prompt": "w1 w2"})
+        assert status == 400 and "serves no model with a tokenizer" in refused["error"]["message"]
+
+
 @pytest.mark.parametrize(("path", "body", "param"), [
     ("/tokenize", {"prompt": "x"}, "model"), ("/detokenize", {"tokens": [1]}, "model"),
     ("/tokenize", {"model": "nothing", "prompt": "x"}, "model"), ("/tokenize", {"model": "llama"}, "prompt"),
