@@ -2,8 +2,8 @@
 
 ik_llama.cpp has no Python package: ``--program ik=FOLDER`` names the folder of its programs. The programs generate
 their own token ids, which changes no rate. Each figure is the better one of two runs, with and without repacking at run
-time. For eight sequences the programs report the decode rate alone, without prefill. With 0 streams they do not run
-together.
+time. For eight sequences the programs report the decode rate alone, without prefill. If ``streams`` is 0, several
+sequences are not measured.
 
 ``llama-batched-bench`` gives every sequence the same token at every position. All sequences of a mixture of experts
 then choose the same experts, and it reads a fraction of the weights that different sequences read: build it with random

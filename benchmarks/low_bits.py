@@ -2,12 +2,12 @@
 
 For each type it writes a file with the shapes of Qwen3-1.7B, all linear matrices of the layers in this type and the
 token embeddings in Q6_K (random values; see :mod:`benchmarks.synthetic`), measures it in a process of its own, and
-removes it. Q4_K is the reference. Each row has the bytes that a token reads as the file stores them and as mpool packs
-them, the rates of prompts and of decoding in tokens per second, and the decoding rate times both numbers of bytes over
-the rate at which two threads read memory in the probe of the same turn. ``beyond the file MB`` is the highest resident
-memory of the process minus the size of the file and, for mpool, minus ``caches MB``: its keys and values, which it
-keeps for later prompts. ``--ik FOLDER`` adds ik_llama.cpp through its programs (:mod:`benchmarks.ik`), for the types
-that it reads.
+removes it. Q4_K is the reference. Each row has the bytes that a token reads, as the file stores them and as mpool packs
+them, and the rates of prompts and of decoding in tokens per second. ``share of``: the decoding rate times these bytes,
+divided by the rate at which two threads read memory in the probe of the same turn. ``beyond the file MB`` is the
+highest resident memory of the process minus the size of the file and, for mpool, minus ``caches MB``: its keys and
+values, which it keeps for later prompts. ``--ik FOLDER`` adds ik_llama.cpp through its programs
+(:mod:`benchmarks.ik`), for the types that it reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SMALL = {"layers": 1, "heads": 2, "kv_heads": 1, "feed": 512, "width": 256, "wor
 
 
 def measure(engine: str, task: dict[str, Any], probe: Probe, again: int) -> tuple[dict[str, Any], Frame]:
-    """Measure an engine in a process of its own, between two probes; a disturbed turn ``again`` times more.
+    """Measure an engine in a process of its own, between two probes. Repeat a disturbed turn, at most ``again`` times.
 
     Raises:
         RuntimeError: the process failed.

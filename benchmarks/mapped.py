@@ -4,9 +4,9 @@ vector or token, rates, memory, bytes.
 FOLDER receives a model with random values, unless it has one already: an encoder of BERT's architecture with 24 layers
 of 1,024 (1.3 GB), or with ``--decoder`` one of Llama's with 20 layers of 1,536 (2.9 GB); ``--maker`` names an
 interpreter that has torch and transformers. Every turn is a process of its own, its file is in the page cache, and the
-kinds of weights take turns. The first result is measured from the start of Python. Rates are of lists of texts with 128
-tokens each, one and two texts a call among them, after a first pass, or of prompts of 128 and 512 tokens and of
-decoding. The read probe is the time in which one thread reads the file from the page cache.
+kinds of weights take turns. The first result is measured from the start of Python, the rates after a first pass: those
+of an encoder with lists of 1, 2 and 16 texts of 128 tokens each, those of a decoder with prompts of 128 and 512 tokens
+and 8 tokens after each. The read probe is the time in which one thread reads the file from the page cache.
 
 The kind ``fast`` is ``compute="float32-fast"``: it differs from ``mapped`` where the sums of the BLAS library differ
 from mpool's, as they do with ``MPOOL_CPU=avx2``.
@@ -108,7 +108,7 @@ def main() -> int:
     parser.add_argument("--decoder", action="store_true", help="measure a decoder (default: an encoder)")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
     parser.add_argument("--maker", default=sys.executable,
-                        help="interpreter that writes the encoder (default: this one)")
+                        help="interpreter that writes the model (default: this one)")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     weights = folder / "model.safetensors"
@@ -142,7 +142,7 @@ def main() -> int:
         for kind in ("mapped", "fast"):
             ratio = statistics.median(a[name] / b[name] for a, b in zip(turns[kind], turns["packed"]))
             print(f"{name}: {kind} over packed {ratio:.2f}")
-    print(f"{len(digests)} digest of all results without fast; load {os.getloadavg()}")
+    print(f"digests of the results of packed, mapped and auto: {len(digests)}; load {os.getloadavg()}")
     return 0
 
 

@@ -143,4 +143,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-_sys.meta_path.append(_ForeignNames())  # type: ignore[arg-type]  # last: names of modules that exist never get to it
+_sys.meta_path.append(_ForeignNames())  # type: ignore[arg-type]  # last: asked only if no other finder has the module

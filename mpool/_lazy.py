@@ -1,4 +1,4 @@
-"""Values and modules on first use: a cached property that a fork cannot block, numpy in spite of Ctrl-C."""
+"""Lazy values and imports: a cached property that a fork cannot block, and an import of numpy that survives Ctrl-C."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def import_numpy() -> None:
     initialised once per process: if the exception ends their import, every later import of numpy fails. Therefore
     another thread imports numpy. Ctrl-C ends the wait for this thread, and the import goes on.
     """
-    if "numpy" in sys.modules:  # it may be incomplete: import statements wait for the thread that imports it
+    if "numpy" in sys.modules:  # its import may still run in another thread: import statements wait for that
         return
     errors: list[BaseException] = []
 
@@ -46,7 +46,7 @@ def import_numpy() -> None:
     thread = threading.Thread(target=run, name="mpool-import-numpy")
     try:
         thread.start()
-    except (MemoryError, RuntimeError):  # no further thread
+    except (MemoryError, RuntimeError):  # the system starts no further thread
         run()
     else:
         thread.join()

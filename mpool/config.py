@@ -95,7 +95,8 @@ class PoolConfig:
             own, which shares the memory of the weights. A worker process that crashes, is killed or hangs does not
             affect the others. Its requests are retried once (generation continues at the same token), then they raise
             RecvError. Linux only. :func:`mpool.load` and :func:`mpool.register` can override it for a model.
-        weights: how the weights of text models are used; the results have the same bytes. ``"packed"``: copied into the
+        weights: how the weights of text models are used; the results have the same bytes, except with
+            ``compute="float32-fast"``, where ``"auto"`` may mean ``"mapped"``. ``"packed"``: copied into the
             order in which the kernels read them, before the first result. ``"mapped"``: never copied. The kernels read
             them from the file in the page cache, which processes share, and only scratch and caches count in
             ``memory_bytes``. Steps are slower. Measured with float32 weights, relative to ``"packed"``: 1.14 for a step

@@ -334,8 +334,8 @@ class Pool(PoolVerbs):
         the files; None: keep the setting of the files.
 
         Args:
-            key: name of the model: 1 to 128 letters, digits and ``. _ + -``. A key of the catalogue is refused, in any
-                case. An alias of the catalogue leads to this model from now on, with a warning.
+            key: name of the model: 1 to 128 letters, digits and ``. _ + -``. A key of the catalogue is refused, in
+                upper and lower case. An alias of the catalogue is allowed, with a warning: it then names this model.
             ref: a path or a reference.
             prompts: prompt name -> text that is put before an input.
             default_prompt_name: name of the prompt for inputs without a prompt name.

@@ -280,8 +280,10 @@ class SentenceTransformer(_Base):
                         convert_to_tensor: bool = False, device: Any = None, normalize_embeddings: bool = False,
                         truncate_dim: int | None = None, pool: Any = None, chunk_size: int | None = None,
                         **unused: Any) -> Any:
-        """Embed documents: as :meth:`encode`, with the prompt ``"document"``, which is empty if the model has none. If
-        :attr:`prompts` was replaced by one without it, with the prompt ``"passage"`` or ``"corpus"``."""
+        """Embed documents: as :meth:`encode`, with the prompt ``"document"``, which is empty if the model has none.
+
+        If :attr:`prompts` was replaced and has no ``"document"``, the prompt is ``"passage"`` or ``"corpus"``.
+        """
         if prompt is None and prompt_name is None:
             prompt_name = self._first_prompt("document", "passage", "corpus")
         return self.encode(inputs=inputs, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,

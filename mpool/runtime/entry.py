@@ -552,7 +552,7 @@ class Entry:
             import hashlib
 
             key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + key[-_MAX_KEY // 2:]
-        fast = compute == "float32-fast"  # the core has it as an option of float32
+        fast = compute == "float32-fast"  # for the core: float32 with the setting mpool.float32_fast
         compute_type = "float32" if fast else compute
         spec = self._make_spec(self.uses_weights, self.loading.kv_dtype, fast)
         if self.loading.draft:

@@ -145,8 +145,8 @@ class Names:
     def check_free(self, param: str, name: Any, entry: Entry | None) -> None:
         """Raise InvalidArgument unless the name is valid and unused, or already a name of ``entry``.
 
-        Keys of the catalogue are reserved, in any case, as :meth:`find` finds them. Its aliases are not: a new alias
-        must break no program.
+        Keys of the catalogue are reserved, in upper and lower case, because :meth:`find` ignores case. Its aliases are
+        not reserved: a new alias must break no program.
         """
         if not isinstance(name, str) or not _KEY.fullmatch(name):
             refuse(param, name, "1 to 128 letters, digits and . _ + -, starting with a letter or digit")

@@ -180,8 +180,8 @@ class Models:
         return _with_output([(served, served.model.description) for served in given], output)
 
     def with_tokenizer(self) -> list[ServedModel]:
-        """Return the models given at the start that have a tokenizer; if there is none, those of :meth:`all`. Reads the
-        metadata in their files."""
+        """Return the models given at the start that have a tokenizer. If none of them has one, return those of
+        :meth:`all` that have one. Reads the metadata in their files."""
         for served in ([self._served[name] for name in self._given], self.all()):
             found = [one for one in served if any(one.model._entry.serving(capability) is not None
                                                   for capability in ("text_embedding", "text_to_text"))]

@@ -162,7 +162,7 @@ class Context:
             noun: The kind of model, for the error message.
 
         Raises:
-            Refusal: There is not exactly one.
+            Refusal: No model fits, or several do.
         """
         if len(found) != 1:
             several = f"`model` is required: the server has {len(found)} models of this kind ({noun})."

@@ -276,9 +276,9 @@ _COMPUTE = ('compute type: ``"float32"``, ``"float32-fast"``, ``"bfloat16"``, ``
             "selects the fastest type on this CPU whose vectors of sentences have a cosine similarity of at least "
             "0.9999 to those of float32, and of degenerate texts, such as one repeated word, 0.9995 (measured for some "
             "models); models with more than 12 pre-norm layers whose weights are stored in float32 are computed in "
-            'float32. Use ``"float32"`` for results that are identical across machines. ``"float32-fast"`` lets a BLAS '
-            "library with sums of its own compute large products of float32 weights: results may then depend on the "
-            "other texts that are computed at the same time.")
+            'float32. Use ``"float32"`` for results that are identical across machines. ``"float32-fast"`` is float32, '
+            "but a BLAS library may compute large products of float32 weights, also if its sums differ from mpool's: "
+            "results may then depend on the other texts that are computed at the same time.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

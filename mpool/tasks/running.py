@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._lazy import import_numpy
 
-import_numpy()  # before other modules import it
+import_numpy()  # the modules below import numpy with an import statement
 
 from .. import native_calls
 from ..checks import refuse
