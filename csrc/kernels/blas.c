@@ -1,4 +1,4 @@
-/* blas.c: the only file that uses OpenBLAS.
+/* blas.c: the only file that uses OpenBLAS, or another BLAS library.
  *
  * OpenBLAS initialises when it is opened: environment variables determine its kernels and its number of threads. If we
  * linked it, it would initialise before our code runs. Therefore the first large product opens it, after setting both
@@ -10,7 +10,8 @@
  * Fork (MP_FORK_BLAS): a fork waits until a load in progress ends, so that the child does not inherit a half-opened
  * library. The wait could deadlock, because glibc before 2.36 runs fork handlers under the lock that pthread_atfork
  * takes, and OpenBLAS calls pthread_atfork while it is being opened. The fork therefore waits FORK_WAIT_NS at most. If
- * the load has not ended by then, the child uses our own kernels, whose bits are equal.
+ * the load has not ended by then, the child uses our own kernels. Their bits equal those of a library that is SERVING.
+ *
  * Other libraries: a library whose sums differ from ours, such as OpenBLAS with Haswell kernels or any CBLAS that the
  * user names, stays open for callers that accept its sums (mp_blas_sgemm_fast). */
 #include "kernels/blas.h"
@@ -196,7 +197,7 @@ __attribute__((format(printf, 2, 3))) static int refuse(void *library, const cha
 }
 
 /* Open, check and test the library. Called once per path, by the thread that set LOADING, without the lock. Returns the
- * new state: SERVING or REFUSED. */
+ * new state: SERVING, DIFFERENT or REFUSED. */
 static int load(void) {
     const uint32_t features = mp_cpu_features();
     const char *core = features & MP_CPU_AVX512 ? "OPENBLAS_CORETYPE=SkylakeX"
@@ -213,7 +214,7 @@ static int load(void) {
         return refuse(NULL, "mpool's own kernels: %s", path[0] ? "OpenBLAS is turned off" : "no OpenBLAS was named");
     void *library = open_library(path, core, &problem);
     if (!library)
-        return refuse(NULL, "mpool's own kernels: OpenBLAS could not be opened: %s", problem ? problem : path);
+        return refuse(NULL, "mpool's own kernels: the BLAS library could not be opened: %s", problem ? problem : path);
     cblas_sgemm_function sgemm;
     corename_function corename;
     set_num_threads_function set_num_threads;
@@ -223,7 +224,7 @@ static int load(void) {
     memcpy(&corename, &symbols[1], sizeof corename);
     memcpy(&set_num_threads, &symbols[2], sizeof set_num_threads);
     if (!sgemm)
-        return refuse(library, "mpool's own kernels: %s is not an OpenBLAS library", path);
+        return refuse(library, "mpool's own kernels: %s has no function cblas_sgemm", path);
     const bool is_openblas = corename && set_num_threads;
     if (is_openblas)
         set_num_threads(1); /* if another module opened the library earlier, it may use several threads */

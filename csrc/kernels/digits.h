@@ -2,8 +2,8 @@
  *
  * A vector x with top = max|x| is stored as integers q and a unit: x is nearly q * unit. The unit is the least power of
  * two with |q| <= MP_DIGITS_MOST and at least 2^-126. q is x / unit rounded once, to nearest even, so the error of a
- * component is at most unit / 2, which is at most 1.004 * 2^-23 * top or 2^-127. Denormals count as zero, so that the
- * result does not depend on the thread's floating-point mode. x must be finite.
+ * component is at most unit / 2, which is at most 1.004 * 2^-23 * top or 2^-127. Denormal components count as zero, so
+ * that the result does not depend on the thread's floating-point mode: their error is below 2^-126. x must be finite.
  *
  * q = 65536 * digit 2 + 256 * digit 1 + digit 0, with digits from -128 to 127. 256 * digit 2 + digit 1 fits int16. The
  * dot product of MP_K_CHUNK such numbers, or digits, with int8 is therefore exact in int32.

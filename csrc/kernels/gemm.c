@@ -117,8 +117,8 @@ static void put_tile(const mp_epilogue *ep, int m0, int m1, int n0, int n1, floa
 }
 
 /* Multiply by OpenBLAS in tiles of at most TILE_ROWS times TILE_COLUMNS outputs, all about equally large: OpenBLAS
- * copies both inputs of each call, and a chunk that is too small for it is computed by our own kernel. fast: sums in
- * the order of the library. */
+ * copies both inputs of each call, and a chunk that is too small for it is computed by our own kernel. fast: one
+ * call for all of K, with sums in the order of the library. */
 static void stored_by_blas(const mp_tensor *w, const mp_acts *x, int n0, int n1, bool fast, const mp_epilogue *ep,
                            float *tile, float *y, int64_t ldy) {
     enum { TILE_ROWS = 256, TILE_COLUMNS = MP_STORED_TILE / TILE_ROWS };

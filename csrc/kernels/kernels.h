@@ -196,8 +196,8 @@ mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows
 
 /* Multiply all rows of x by outputs [n0, n1) of w, a tensor [N, K], without packing it: by mp_stored_product, or for
  * many rows of x and a tensor of F32 by OpenBLAS. ep, y and the bits are as for mp_gemm. Returns false, and does
- * nothing, where packing is faster. tile: scratch of the thread, MP_STORED_TILE floats. fast: OpenBLAS also computes
- * where its bits differ from those of mp_gemm; then they may depend on the number of rows, too. */
+ * nothing, where packing is faster. tile: scratch of the thread, MP_STORED_TILE floats. fast: a library whose bits
+ * differ from those of mp_gemm may compute, too (mp_blas_differs); the bits then may depend on the number of rows. */
 enum { MP_STORED_TILE = 256 * 512 };
 bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, bool fast, const mp_epilogue *ep,
                     float *tile, float *y, int64_t ldy);

@@ -224,8 +224,8 @@ def _compute(command: argparse.ArgumentParser) -> None:
     command.add_argument("--compute", default="auto", choices=COMPUTE,
                          help="compute type. auto: bfloat16 if the CPU has instructions for it, else float32, and for "
                               "language models the stored type of each weight; float32: the same bytes on every x86-64 "
-                              "machine; float32-fast: float32 without this promise, faster with mapped weights on CPUs with "
-                              "AVX2 only; int8: fastest for embeddings, less exact (default: auto)")
+                              "machine; float32-fast: float32 without this promise, faster with mapped weights on CPUs "
+                              "with AVX2 only; int8: fastest for embeddings, less exact (default: auto)")
 
 
 def _json(command: argparse.ArgumentParser) -> None:

@@ -258,11 +258,11 @@ typedef struct attn_output {
     const struct attn_sums *part; /* NULL: all keys */
 } attn_output;
 
-/* An output whose keys are multiplied in parts. */
+/* State of an output whose keys are multiplied in parts, one part at a time. */
 typedef struct attn_sums {
-    float *sums; /* [rows, ld] sums of the keys before these; these are added to it unless they are the last */
+    float *sums; /* [rows, ld] sums over the earlier keys; unless `last`, those that include these keys replace them */
     int64_t ld;
-    bool first, last; /* these are the first keys, the last keys */
+    bool first, last; /* true for the part with the first keys, with the last keys */
 } attn_sums;
 
 /* Store rows x vecs sums of tile [rows, 16 * vecs] to the columns from `column` on. Not inlined, because its callers

@@ -1,13 +1,13 @@
 /* maxima_i8_tmpl.h: slot row_maxima_i8. Template: include after a vec_*.h; kernels.h defines the result.
  *
- * Two parts. digits_begin, digits_fold and digits_end take the values of rows, floats without their unit and scale,
- * into the maxima. maxima_i8 computes the values with the integer products of the including file, which defines
- * DIGITS_TILE and:
+ * The template has two parts. digits_begin, digits_fold and digits_end multiply the values of rows by unit and scale,
+ * and fold these scores into the maxima. maxima_i8 computes the values with the integer products of the including file,
+ * which defines DIGITS_TILE and:
  *
  *   enum { DIGITS_LANES = columns of a vector, DIGITS_ROWS = rows of a tile: 2, 4 or 8 }
  *   digits_item                             a component of a copied row
  *   digits_sums                             the exact sums of a row for one vector of columns
- *   digits_copy(row, n, to)                 copies n components of a row; fills up to 4, with any values
+ *   digits_copy(row, n, to)                 copies n components of a row, then any values up to a multiple of 4
  *   digits_expand(digits, steps, memory)    the weights in the form that digits_load reads: `digits` itself, or
  *                                           `memory` [steps * DIGITS_EXPANDED] after filling it
  *   digits_start(offsets)                   empty sums; offsets [3][32] of digits.h, at the first column

@@ -1,9 +1,9 @@
 /* x86/amx_quant.c: products of quantised weights with the tile registers of AMX, for many rows.
  *
  * The contract adds each block's exact sum to a float accumulator by one FMA, so the int32 sums leave the tiles after
- * every unit: 32 inputs, or 16 if each 16 have a scale. A job is 16 rows by a panel's 32 outputs by up to UNITS units.
- * The sums of one job are stored to L1 while the vector units scale and accumulate those of the job before it: tile
- * products and stores take about as long as the float arithmetic, and both run at the same time.
+ * every unit: 32 inputs, or 16 where 16 inputs share a scale. A job is 16 rows by a panel's 32 outputs by up to UNITS
+ * units. The sums of one job are stored to L1 while the vector units scale and accumulate those of the job before it:
+ * tile products and stores take about as long as the float arithmetic, and both run at the same time.
  *
  * The panel's weights are unpacked to signed bytes, UNITS units at a time, and serve all rows of a pass. Signed weights
  * need no offset, so the sums start at zero. Scales of rows and factors of minima are transposed once per pass, so that

@@ -29,7 +29,7 @@ typedef struct maxima_job {
     int k, end, half;      /* inputs; columns 16 * half to 16 * half + 15 */
     const int8_t *a;       /* the first row */
     const float *scales;   /* NULL, or the factors of the rows */
-    bool first, last;      /* chunk of the rows */
+    bool first, last;      /* true for the first k-chunk of the rows, for the last one */
 } maxima_job;
 
 MP_TARGET_AMX_BEGIN
@@ -40,7 +40,7 @@ MP_TARGET_AMX_BEGIN
 typedef struct maxima_call {
     const uint8_t *panel;
     int64_t ld;
-    int ahead; /* lines to prefetch with each tile product: the next 16 rows in all jobs of the current ones */
+    int ahead; /* lines to prefetch with each tile product: the jobs of 16 rows prefetch the 16 rows after them */
     digits_maxima maxima;
     float *values; /* [TILE][MP_PANEL_N]: of the chunks before */
 } maxima_call;

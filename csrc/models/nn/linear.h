@@ -33,8 +33,9 @@ typedef struct mp_linear {
  * packed on use. MAPPED: matrices are never packed, and their packed data is neither allocated nor charged. PACKED:
  * all matrices are packed before the first step. */
 typedef enum mp_weights_use { MP_WEIGHTS_AUTO, MP_WEIGHTS_MAPPED, MP_WEIGHTS_PACKED } mp_weights_use;
-/* Reads `mpool.weights` of the spec: auto (default), mapped, packed. If the spec has `mpool.float32_fast`, the matrices
- * of its layers are F32, and the BLAS library has sums of its own (mp_blas_differs), auto becomes MAPPED. */
+/* Reads `mpool.weights` of the spec: auto (default), mapped, packed. auto becomes MAPPED if the spec sets
+ * `mpool.float32_fast`, the matrices of its layers are F32, and the sums of the BLAS library differ from ours
+ * (mp_blas_differs). */
 mp_status mp_weights_use_read(const mp_spec *spec, mp_weights_use *use, mp_error *error);
 
 /* Matrices that may stay unpacked. Rows of a matrix that is also a table of rows (mp_stored_row) must not depend on
