@@ -240,7 +240,8 @@ EMBED = Verb(
     text=r"""Embeds a text, or a list of texts.
 
 The result is deterministic: the same text, model, options and mpool version give the same bytes on the same machine,
-whatever other texts are in the request and whatever else runs at the same time.
+whatever other texts are in the request and whatever else runs at the same time. ``compute="float32-fast"`` is the
+exception.
 
 {args}
 

@@ -112,7 +112,7 @@ def array_of(found: Any) -> pa.Array:
 def _positive(name: str, value: Any) -> int:
     number = integer(value)
     if number is None or number < 1:
-        refuse(name, value, "1 or more")
+        refuse(name, value, "an integer of 1 or more")
     return number
 
 

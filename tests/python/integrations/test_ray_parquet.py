@@ -146,10 +146,10 @@ def test_folders_are_checked_first(tmp_path: Path) -> None:
         embed_parquet(tmp_path / "in", tmp_path / "in" / ".")
     with pytest.raises(mpool.InvalidArgument, match="`weights` must be one of auto, mapped, packed, got 'never'"):
         embed_parquet(tmp_path / "in", tmp_path / "out", weights="never")
-    with pytest.raises(mpool.InvalidArgument, match="`actors` must be 1 or more, got 0"):
+    with pytest.raises(mpool.InvalidArgument, match="`actors` must be an integer of 1 or more, got 0"):
         embed_parquet(tmp_path / "in", tmp_path / "out", actors=0)
     for wrong in (True, 1.5, "2"):
-        with pytest.raises(mpool.InvalidArgument, match="`rows` must be 1 or more, got "):
+        with pytest.raises(mpool.InvalidArgument, match="`rows` must be an integer of 1 or more, got "):
             embed_parquet(tmp_path / "in", tmp_path / "out", rows=wrong)
 
 
