@@ -318,7 +318,8 @@ class Registry:
         Args:
             key: name of the entry.
             spec: content of the model's files. The key ``mpool.weights`` says how the weights of a text model are used:
-                ``auto``, ``mapped`` or ``packed``.
+                ``auto``, ``mapped`` or ``packed``. ``mpool.float32_fast``: a BLAS library may compute products of
+                mapped float32 weights even if its sums differ from those of the kernels.
             compute: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"int8"``.
             replace: allow a key that exists; requests move to the new model once it is loaded.
             command: program and arguments that start a worker process (csrc/isolation); None: workers are threads.
