@@ -552,8 +552,10 @@ class Entry:
             import hashlib
 
             key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + key[-_MAX_KEY // 2:]
-        fast = compute == "float32-fast"  # for the core: float32 with the setting mpool.float32_fast
-        compute_type = "float32" if fast else compute
+        # The core has float32 with the setting mpool.float32_fast. A worker process opens only a library that the user
+        # named, and the core must choose the same use of the weights there as here.
+        fast = compute == "float32-fast" and (self.runs_in == "thread" or _names_blas())
+        compute_type = "float32" if compute == "float32-fast" else compute
         spec = self._make_spec(self.uses_weights, self.loading.kv_dtype, fast)
         if self.loading.draft:
             draft = self._draft or Entry(self.pool, self.loading.draft, self.loading.draft, "text_to_text")
@@ -623,6 +625,13 @@ class Entry:
         ends = description.generation.eog_token_ids if description.generation is not None else ()
         spec.set_tokens(table.data, np.ascontiguousarray(table.offsets, dtype=np.int64), table.control,
                         sorted({*table.eog, *ends}))
+
+
+def _names_blas() -> bool:
+    """Return True if the user named a BLAS library, or none."""
+    from .. import _core
+
+    return any(name == "MPOOL_BLAS" and value for name, value, *_ in _core.options())
 
 
 def _name_of(network: ModelDescription) -> str:

@@ -340,13 +340,14 @@ static void full_seen(const mp_attn_full *a, int r, int *from, int *to) {
 }
 
 /* The keys that rows see are copied, from a multiple of 32 on. The scores of at most 48 rows are kept at a time, and 24
- * of more than 1,024 keys. */
+ * with a window. */
 MP_TEST(kernels_counted_full) {
     static const struct { int T, D, row0, row1, causal, window, bias; } cases[] = {
         {1, 16, 0, 1, 0, 0, 0},       {64, 16, 0, 64, 0, 0, 0},     {65, 24, 0, 65, 1, 0, 0},
         {100, 8, 7, 93, 1, 0, 1},     {200, 16, 90, 200, 1, 33, 0}, {200, 40, 10, 120, 0, 40, 0},
         {300, 16, 100, 101, 0, 9, 1}, {300, 16, 148, 244, 1, 1, 0}, {1024, 8, 500, 597, 0, 70, 0},
-        {1025, 8, 500, 597, 0, 70, 0}, {150, 8, 0, 150, 0, 0, 1},   {97, 8, 0, 97, 1, 64, 0},
+        {1025, 8, 500, 597, 0, 0, 0}, {150, 8, 0, 150, 0, 0, 1},    {97, 8, 0, 97, 1, 64, 0},
+        {4200, 8, 4000, 4097, 0, 0, 0}, {1100, 64, 0, 49, 0, 0, 0}, {1100, 64, 900, 997, 1, 0, 0},
     };
     mp_kernel_table table = {0};
     attention_fill(&table, "counted");
@@ -368,7 +369,7 @@ MP_TEST(kernels_counted_full) {
         full_seen(&a, row1 - 1, &unused, &to);
         want.transposes = (to - key0 / 32 * 32 + 7) / 8 * (D / 8);
         for (int block = row0, rows; block < row1; block += rows) {
-            const int most = T <= 1024 ? 48 : 24;
+            const int most = a.window ? 24 : 48;
             rows = row1 - block < most ? row1 - block : most;
             full_seen(&a, block, &from, &unused);
             full_seen(&a, block + rows - 1, &unused, &to);

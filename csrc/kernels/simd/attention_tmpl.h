@@ -414,8 +414,10 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
     key0 = key0 / MP_ATTN_PANEL * MP_ATTN_PANEL; /* keep lane = t mod 16 true in the copy, too */
     full_copy(a, key0, key1 - key0, &plan, k, v);
 
-    for (int block = row0; block < row1; block += MP_ATTN_FULL_ROWS) {
-        const int rows = row1 - block < MP_ATTN_FULL_ROWS ? row1 - block : MP_ATTN_FULL_ROWS;
+    /* With a window, rows that are far apart see different keys, and the scores of a block are those of all its keys. */
+    const int most = a->window ? MP_ATTN_FULL_ROWS / 2 : MP_ATTN_FULL_ROWS;
+    for (int block = row0, rows; block < row1; block += rows) {
+        rows = row1 - block < most ? row1 - block : most;
         full_visible(a, block, &from, &to);
         const int panel0 = (from - key0) / MP_ATTN_PANEL;
         full_visible(a, block + rows - 1, &from, &to);

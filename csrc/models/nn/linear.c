@@ -35,11 +35,11 @@ void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute 
     *builder = (mp_builder){.weights = weights, .compute = compute, .pack_on_use = UINT64_MAX, .bias_scale = 1};
 }
 
-/* Returns true if the matrices of the layers are stored as F32. Files use one type for all of them. */
+/* Returns true if the matrices of the layers are stored as F32. Files use one type for all of them, except routers. */
 static bool is_stored_as_f32(const mp_spec *spec) {
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
-        if (entry->ndim == 2 && strncmp(entry->name, "blk.", 4) == 0)
+        if (entry->ndim == 2 && strncmp(entry->name, "blk.", 4) == 0 && !strstr(entry->name, ".ffn_gate_inp"))
             return entry->dtype == MP_F32;
     }
     return false;

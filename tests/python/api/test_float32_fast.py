@@ -104,9 +104,23 @@ def test_without_a_library_the_bytes_are_those_of_float32(bert: Path, tmp_path: 
     assert fast.tobytes() == exact.tobytes() and facts == also
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_both_types_are_keys_of_their_own(bert: Path, isolation: str) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1, isolation=isolation)) as pool:
+def test_worker_processes_use_a_library_that_is_named(libraries: dict[str, Path], bert: Path, tmp_path: Path) -> None:
+    library = str(libraries["right"])
+    exact, _, _ = embed(bert, library, tmp_path, "float32", isolation="process")
+    fast, facts, _ = embed(bert, library, tmp_path, "float32-fast", isolation="process")
+    assert facts["weights"] == "mapped" and 0 < np.abs(fast - exact).max() < 1e-5
+
+
+def test_worker_processes_without_a_named_library(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process may have a library with sums of its own, which the worker process does not open."""
+    monkeypatch.setenv("MPOOL_CPU", "avx2")
+    exact, _, _ = embed(bert, "", tmp_path, "float32", isolation="process")
+    fast, facts, _ = embed(bert, "", tmp_path, "float32-fast", isolation="process")
+    assert facts["weights"] == "packed" and fast.tobytes() == exact.tobytes()
+
+
+def test_both_types_are_keys_of_their_own(bert: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
         exact = pool.embed("brown fox", bert, compute="float32")
         fast = pool.embed("brown fox", bert, compute="float32-fast")
         assert np.abs(exact - fast).max() < 1e-5
