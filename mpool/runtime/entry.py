@@ -628,7 +628,7 @@ class Entry:
 
 
 def _names_blas() -> bool:
-    """Return True if the user named a BLAS library, or none."""
+    """Return True if MPOOL_BLAS has a value: a library, or "none"."""
     from .. import _core
 
     return any(name == "MPOOL_BLAS" and value for name, value, *_ in _core.options())

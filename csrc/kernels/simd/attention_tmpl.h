@@ -414,7 +414,7 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
     key0 = key0 / MP_ATTN_PANEL * MP_ATTN_PANEL; /* keep lane = t mod 16 true in the copy, too */
     full_copy(a, key0, key1 - key0, &plan, k, v);
 
-    /* With a window, rows that are far apart see different keys, and the scores of a block are those of all its keys. */
+    /* With a window, rows far apart see different keys, and a block computes scores of all keys that one row sees. */
     const int most = a->window ? MP_ATTN_FULL_ROWS / 2 : MP_ATTN_FULL_ROWS;
     for (int block = row0, rows; block < row1; block += rows) {
         rows = row1 - block < most ? row1 - block : most;
