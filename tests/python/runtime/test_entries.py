@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool import _core
 from mpool.models.spec import (EmbeddingSettings, GenerationSettings, ImageSettings, LowRank, Adapter, ModelDescription,
                                ModelSpec, TensorEntry)
 from mpool.runtime import entry as entries
@@ -224,8 +225,8 @@ def test_a_compute_type_that_auto_has_shares_its_key(compute: str, key: str | No
 @pytest.fixture()
 def specs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Specs of the core, in which nothing is loaded."""
-    monkeypatch.setattr(Entry, "_make_spec", lambda self, weights, kv_dtype: SimpleNamespace(
-        made=(self.ref, weights, kv_dtype), set_draft=lambda draft: self.__dict__.update(drafted=draft.made)))
+    monkeypatch.setattr(Entry, "_make_spec", lambda self, weights, kv_dtype, fast: SimpleNamespace(
+        made=(self.ref, weights, kv_dtype, *(["fast"] if fast else [])), set_draft=lambda draft: self.__dict__.update(drafted=draft.made)))
 
 
 @pytest.mark.parametrize("compute, key", [("auto", "m"), ("int8", "m (int8)")])
@@ -250,6 +251,19 @@ def test_what_the_core_gets_for_a_process(specs: None, monkeypatch: pytest.Monke
     made.loading = LoadOptions(isolation="thread")
     assert made.runs_in == "thread" and made.uses_weights == "auto" and made._settings() == (
         "thread", "auto", "auto", "", ())
+
+
+@pytest.mark.parametrize("isolation, library, fast", [("thread", "", True), ("process", "", False),
+                                                      ("process", "/libblas.so", True)])
+def test_float32_fast_is_a_setting_of_float32(specs: None, monkeypatch: pytest.MonkeyPatch, isolation: str,
+                                              library: str, fast: bool) -> None:
+    """A worker process opens no library but the one that MPOOL_BLAS names."""
+    monkeypatch.setattr(entries._isolated, "command", lambda: ("python",))
+    monkeypatch.setattr(_core, "options", lambda: [("MPOOL_CPU", "avx2", "", ""), ("MPOOL_BLAS", library, "", "")])
+    made = entry(isolation=isolation, weights="auto", process_memory=77)
+    assert made.add_cold("float32-fast") == "m (float32-fast)"
+    (_, args, _), = made.pool.registry.calls
+    assert args[1].made == ("/m", "auto", None, *(["fast"] if fast else [])) and args[2] == "float32"
 
 
 def test_keys_of_networks_and_long_keys(specs: None) -> None:
