@@ -226,7 +226,8 @@ def test_a_compute_type_that_auto_has_shares_its_key(compute: str, key: str | No
 def specs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Specs of the core, in which nothing is loaded."""
     monkeypatch.setattr(Entry, "_make_spec", lambda self, weights, kv_dtype, fast: SimpleNamespace(
-        made=(self.ref, weights, kv_dtype, *(["fast"] if fast else [])), set_draft=lambda draft: self.__dict__.update(drafted=draft.made)))
+        made=(self.ref, weights, kv_dtype, *(["fast"] if fast else [])),
+        set_draft=lambda draft: self.__dict__.update(drafted=draft.made)))
 
 
 @pytest.mark.parametrize("compute, key", [("auto", "m"), ("int8", "m (int8)")])

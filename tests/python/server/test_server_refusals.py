@@ -149,7 +149,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str, str]] = [
     (TOKENIZE, {"messages": CHAT, "add_generation_prompt": True, "continue_final_message": True}, "invalid_value",
      "continue_final_message", "`add_generation_prompt` and `continue_final_message` exclude each other."),
     (TOKENIZE, {"prompt": "x", "model": None}, "invalid_value", "model",
-     "`model` is required: the server serves 7 models."),
+     "`model` is required: the server has 6 models of this kind (model with a tokenizer)."),
     *((path, {"truncation_direction": value}, "unsupported_parameter", "truncation_direction", RIGHT)
       for path in (EMBED, SPARSE, RERANK, PREDICT) for value in ("Left", "left")),
     (SIMILARITY, {"parameters": {"truncation_direction": "Left"}}, "unsupported_parameter", "truncation_direction",
