@@ -311,7 +311,7 @@ static MP_INLINE void s_product(s_blocks *block, int most, int items, int bytes,
             if (b % every == 0)
                 for (int r = 0; r < S_ROWS; r++)
                     for (int i = 0; i < bytes; i += 64)
-                        __builtin_prefetch(at[r] + S_ROWS * stride + i, 0, Q_NEAR);
+                        __builtin_prefetch(at[r] + S_ROWS * stride + i, 0, 3);
             if (b + most <= blocks)
                 f = block(at, &a, most, f);
             else
