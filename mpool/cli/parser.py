@@ -185,7 +185,7 @@ def make_parser() -> argparse.ArgumentParser:
                   _lazy("quantizing", "quantize")))
     _rm(add("rm", "delete downloaded models", _lazy("removing", "rm")))
     _models(add("models", "list the models of the catalogue, and which are downloaded", _lazy("models", "models")))
-    _models(add("list", "list the downloaded models", _lazy("models", "models"), aliases=["ls"]), True)
+    _models(add("list", "list the downloaded models of the catalogue", _lazy("models", "models"), aliases=["ls"]), True)
     _show(add("show", "describe a model, or this installation", _lazy("models", "show")))
     _serve(add("serve", "serve models over HTTP with OpenAI's, Anthropic's and Ollama's protocols",
                _lazy("serving", "serve")))
@@ -207,8 +207,8 @@ def _model(command: argparse.ArgumentParser, default: str) -> None:
 
 def _pool(command: argparse.ArgumentParser) -> None:
     command.add_argument("--offline", action="store_true", help="never download")
-    command.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads (default: the number "
-                                                                             "of CPUs of this process)")
+    command.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads (default: MPOOL_THREADS, "
+                                                                             "or else the number of CPUs of this process)")
     _weights(command)
     _compute(command)
 
@@ -225,7 +225,8 @@ def _compute(command: argparse.ArgumentParser) -> None:
                          help="compute type. auto: bfloat16 if the CPU has instructions for it, else float32, and for "
                               "language models the stored type of each weight; float32: the same bytes on every x86-64 "
                               "machine; float32-fast: float32 without this promise, faster with mapped weights on CPUs "
-                              "with AVX2 only; int8: fastest for embeddings, less exact (default: auto)")
+                              "with AVX2 only; bfloat16: float weights rounded to bfloat16; int8: fastest for "
+                              "embeddings, less exact (default: auto)")
 
 
 def _json(command: argparse.ArgumentParser) -> None:
@@ -271,7 +272,8 @@ def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
     command.add_argument("--precision", default="float32", choices=_options.PRECISIONS,
                          help="number type of the output (default: float32)")
     command.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,
-                         help=f"null: write null (npy: NaN) for {unit}s that cannot be embedded, and continue")
+                         help=f"null: write null (npy: NaN) for {unit}s that cannot be embedded, and continue; "
+                              "raise: fail (default: raise)")
     command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
 
 
@@ -481,7 +483,8 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for this task")
     embed.add_argument("--dimensions", type=int, metavar="N", help="keep only the first N components")
     embed.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,
-                       help="null: write null for texts that cannot be embedded, and continue")
+                       help="null: write null for texts that cannot be embedded, and continue; raise: fail "
+                            "(default: raise)")
     embed.add_argument("--overwrite", action="store_true",
                        help="embed all files again and replace files in the target folder (default: keep files of the "
                             "same model, options and version, and fail if there are others)")
@@ -526,7 +529,15 @@ def _bias(text: str) -> tuple[str, float]:
     return token, float(value)
 
 
-def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ()) -> None:
+def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = (),
+              temperature: int | None = None) -> None:
+    """Add the sampling options, except those of ``leave_out``.
+
+    Args:
+        command: parser of the command.
+        leave_out: options that the command does not have.
+        temperature: default that replaces the one of the model and of the table; None: the command has none.
+    """
     group = command.add_argument_group("sampling", "Options that are not given use the defaults of the model, or "
                                                    "else the ones below.")
     unset = argparse.SUPPRESS
@@ -540,6 +551,8 @@ def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ())
         if name == "max_tokens":
             allowed = "none: until the context is full"
         default = f"default: {row.default}" if row.default is not None and row.kind is not bool else ""
+        if name == "temperature" and temperature is not None:
+            default = f"default: {temperature}, for every model"
         text = "; ".join(part for part in (meaning, allowed, default) if part).replace("%", "%%")
         if row.kind is bool:
             group.add_argument(flag, action="store_true", default=unset, help=text)
@@ -582,7 +595,7 @@ def _capture(command: argparse.ArgumentParser) -> None:
     command.add_argument("--job-id", metavar="NAME", help="job id of the records (default: 1)")
     command.add_argument("--parse-special", action="store_true",
                          help="read names of control tokens in the prompt, such as <|im_end|>, as these tokens")
-    _sampling(command, leave_out=("n",))
+    _sampling(command, leave_out=("n",), temperature=0)
     compare = command.add_subparsers(title="commands", metavar="compare").add_parser(
         "compare", help="compare two captures. Without this command, mpool capture records --prompt to --out, by "
                         "default at temperature 0",
