@@ -469,7 +469,10 @@ def _ray(command: argparse.ArgumentParser) -> None:
                             "and Ray starts pools, up to --max-replicas, to reach it (default: 8)")
     serve.add_argument("--fronts", type=int, default=0, metavar="N", help="processes that receive requests (default: "
                                                                           "one per node, and at least two)")
-    _listening(serve, [row for row in SERVER_LIMITS if not row[0].endswith("_timeout")])
+    # Ray's proxies hold the connections: the timeouts do not apply, and the limit of connections is one of requests.
+    _listening(serve, [(name, kind, "maximum concurrent requests of a pool, and of a process that receives requests "
+                        "(default: 2048)" if name == "max_connections" else meaning)
+                       for name, kind, meaning in SERVER_LIMITS if not name.endswith("_timeout")])
     embed = commands.add_parser("embed", help="embed a column of Parquet files", description="Copy the Parquet files "
                                 "of a folder, and add a column with the embeddings of the texts of a column. Files "
                                 "that exist in the target folder are skipped.")
