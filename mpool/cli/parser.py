@@ -36,6 +36,7 @@ SERVER_LIMITS = (
 _EPILOG = ("A model is a key or alias of `mpool models`, a path (folder or .gguf file), org/name, org/name:Q4_K_M, "
            "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables of the "
            "core.")
+_SKIPPED = ". Blank lines are skipped"
 
 
 def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
@@ -234,12 +235,17 @@ def _json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _texts(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that :func:`mpool.cli.common.texts_of` reads."""
+def _texts(command: argparse.ArgumentParser, blank: str = "") -> None:
+    """Add the arguments that :func:`mpool.cli.common.texts_of` reads.
+
+    Args:
+        command: parser of the command.
+        blank: sentence about blank lines, for the help of ``--file``.
+    """
     command.add_argument("text", nargs="*", default=[],
                          help="texts (default, unless --file is given, or with -: standard input)")
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
-                         help="file with one text per line; -: standard input; may be repeated")
+                         help="file with one text per line; -: standard input; may be repeated" + blank)
 
 
 def _embed(command: argparse.ArgumentParser) -> None:
@@ -290,7 +296,7 @@ def _ranked(command: argparse.ArgumentParser) -> None:
     """Add the arguments of commands that rank texts for a query."""
     command.set_defaults(positionals=("query", "text"))
     command.add_argument("query", help="query")
-    _texts(command)
+    _texts(command, _SKIPPED)
     command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _json(command)
 
@@ -310,7 +316,7 @@ def _rerank(command: argparse.ArgumentParser) -> None:
 
 def _classify(command: argparse.ArgumentParser) -> None:
     unset = argparse.SUPPRESS
-    _texts(command)
+    _texts(command, _SKIPPED)
     command.add_argument("-m", "--model", metavar="REF", required=True,
                          help="classifier: a key of `mpool models`, such as "
                               "distilbert-base-uncased-finetuned-sst-2-english or, with --tokens, bert-base-NER; or a "
