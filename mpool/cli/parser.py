@@ -36,6 +36,7 @@ SERVER_LIMITS = (
 _EPILOG = ("A model is a key or alias of `mpool models`, a path (folder or .gguf file), org/name, org/name:Q4_K_M, "
            "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables of the "
            "core.")
+#: End of the help of ``--file``, in commands that skip blank lines.
 _SKIPPED = ". Blank lines are skipped"
 
 
