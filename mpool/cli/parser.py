@@ -34,7 +34,10 @@ SERVER_LIMITS = (
     ("grace", float, "time that active requests get to complete when the server stops (default: 5)"),
 )
 _EPILOG = ("A model is a key or alias of `mpool models`, a path (folder or .gguf file), org/name, org/name:Q4_K_M, "
-           "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables.")
+           "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables of the "
+           "core.")
+#: End of the help of ``--file``, in commands that skip blank lines.
+_SKIPPED = ". Blank lines are skipped"
 
 
 def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
@@ -185,14 +188,14 @@ def make_parser() -> argparse.ArgumentParser:
                   _lazy("quantizing", "quantize")))
     _rm(add("rm", "delete downloaded models", _lazy("removing", "rm")))
     _models(add("models", "list the models of the catalogue, and which are downloaded", _lazy("models", "models")))
-    _models(add("list", "list the downloaded models", _lazy("models", "models"), aliases=["ls"]), True)
+    _models(add("list", "list the downloaded models of the catalogue", _lazy("models", "models"), aliases=["ls"]), True)
     _show(add("show", "describe a model, or this installation", _lazy("models", "show")))
     _serve(add("serve", "serve models over HTTP with OpenAI's, Anthropic's and Ollama's protocols",
                _lazy("serving", "serve")))
     _ps(add("ps", "list the models in the memory of a running server", _lazy("remote", "ps")))
     _stop(add("stop", "unload models of a running server", _lazy("remote", "stop")))
     _ray(add("ray", "run several pools with Ray, in processes on one or more machines", _lazy("scaling", "serve")))
-    _worker(add("worker", "serve one model over HTTP, one job at a time", _lazy("serving", "worker")))
+    _worker(add("worker", "serve one language model over HTTP, one job at a time", _lazy("serving", "worker")))
     _demo(add("demo", "run a model of every capability, and print results and speed",
               _lazy("demo", "demo")))
     _completion(add("completion", "print a script that completes mpool's commands and options in a shell",
@@ -207,8 +210,8 @@ def _model(command: argparse.ArgumentParser, default: str) -> None:
 
 def _pool(command: argparse.ArgumentParser) -> None:
     command.add_argument("--offline", action="store_true", help="never download")
-    command.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads (default: the number "
-                                                                             "of CPUs of this process)")
+    command.add_argument("--threads", type=int, default=0, metavar="N",
+                         help="compute threads (default: MPOOL_THREADS, or else the number of CPUs of this process)")
     _weights(command)
     _compute(command)
 
@@ -225,19 +228,25 @@ def _compute(command: argparse.ArgumentParser) -> None:
                          help="compute type. auto: bfloat16 if the CPU has instructions for it, else float32, and for "
                               "language models the stored type of each weight; float32: the same bytes on every x86-64 "
                               "machine; float32-fast: float32 without this promise, faster with mapped weights on CPUs "
-                              "with AVX2 only; int8: fastest for embeddings, less exact (default: auto)")
+                              "with AVX2 only; bfloat16: float weights rounded to bfloat16; int8: fastest for "
+                              "embeddings, less exact (default: auto)")
 
 
 def _json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _texts(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that :func:`mpool.cli.common.texts_of` reads."""
+def _texts(command: argparse.ArgumentParser, blank: str = "") -> None:
+    """Add the arguments that :func:`mpool.cli.common.texts_of` reads.
+
+    Args:
+        command: parser of the command.
+        blank: sentence about blank lines, for the help of ``--file``.
+    """
     command.add_argument("text", nargs="*", default=[],
                          help="texts (default, unless --file is given, or with -: standard input)")
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
-                         help="file with one text per line; -: standard input; may be repeated")
+                         help="file with one text per line; -: standard input; may be repeated" + blank)
 
 
 def _embed(command: argparse.ArgumentParser) -> None:
@@ -271,7 +280,8 @@ def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
     command.add_argument("--precision", default="float32", choices=_options.PRECISIONS,
                          help="number type of the output (default: float32)")
     command.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,
-                         help=f"null: write null (npy: NaN) for {unit}s that cannot be embedded, and continue")
+                         help=f"null: write null (npy: NaN) for {unit}s that cannot be embedded, and continue; "
+                              "raise: fail (default: raise)")
     command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
 
 
@@ -287,7 +297,7 @@ def _ranked(command: argparse.ArgumentParser) -> None:
     """Add the arguments of commands that rank texts for a query."""
     command.set_defaults(positionals=("query", "text"))
     command.add_argument("query", help="query")
-    _texts(command)
+    _texts(command, _SKIPPED)
     command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _json(command)
 
@@ -307,7 +317,7 @@ def _rerank(command: argparse.ArgumentParser) -> None:
 
 def _classify(command: argparse.ArgumentParser) -> None:
     unset = argparse.SUPPRESS
-    _texts(command)
+    _texts(command, _SKIPPED)
     command.add_argument("-m", "--model", metavar="REF", required=True,
                          help="classifier: a key of `mpool models`, such as "
                               "distilbert-base-uncased-finetuned-sst-2-english or, with --tokens, bert-base-NER; or a "
@@ -466,7 +476,10 @@ def _ray(command: argparse.ArgumentParser) -> None:
                             "and Ray starts pools, up to --max-replicas, to reach it (default: 8)")
     serve.add_argument("--fronts", type=int, default=0, metavar="N", help="processes that receive requests (default: "
                                                                           "one per node, and at least two)")
-    _listening(serve, [row for row in SERVER_LIMITS if not row[0].endswith("_timeout")])
+    # Ray's proxies hold the connections: the timeouts do not apply, and the limit of connections is one of requests.
+    _listening(serve, [(name, kind, "maximum concurrent requests of a pool, and of a process that receives requests "
+                        "(default: 2048)" if name == "max_connections" else meaning)
+                       for name, kind, meaning in SERVER_LIMITS if not name.endswith("_timeout")])
     embed = commands.add_parser("embed", help="embed a column of Parquet files", description="Copy the Parquet files "
                                 "of a folder, and add a column with the embeddings of the texts of a column. Files "
                                 "that exist in the target folder are skipped.")
@@ -481,7 +494,8 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for this task")
     embed.add_argument("--dimensions", type=int, metavar="N", help="keep only the first N components")
     embed.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,
-                       help="null: write null for texts that cannot be embedded, and continue")
+                       help="null: write null for texts that cannot be embedded, and continue; raise: fail "
+                            "(default: raise)")
     embed.add_argument("--overwrite", action="store_true",
                        help="embed all files again and replace files in the target folder (default: keep files of the "
                             "same model, options and version, and fail if there are others)")
@@ -526,7 +540,15 @@ def _bias(text: str) -> tuple[str, float]:
     return token, float(value)
 
 
-def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ()) -> None:
+def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = (),
+              temperature: int | None = None) -> None:
+    """Add the sampling options, except those of ``leave_out``.
+
+    Args:
+        command: parser of the command.
+        leave_out: options that the command does not have.
+        temperature: default that replaces the one of the model and of the table; None: the command has none.
+    """
     group = command.add_argument_group("sampling", "Options that are not given use the defaults of the model, or "
                                                    "else the ones below.")
     unset = argparse.SUPPRESS
@@ -540,6 +562,8 @@ def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ())
         if name == "max_tokens":
             allowed = "none: until the context is full"
         default = f"default: {row.default}" if row.default is not None and row.kind is not bool else ""
+        if name == "temperature" and temperature is not None:
+            default = f"default: {temperature}, for every model"
         text = "; ".join(part for part in (meaning, allowed, default) if part).replace("%", "%%")
         if row.kind is bool:
             group.add_argument(flag, action="store_true", default=unset, help=text)
@@ -582,7 +606,7 @@ def _capture(command: argparse.ArgumentParser) -> None:
     command.add_argument("--job-id", metavar="NAME", help="job id of the records (default: 1)")
     command.add_argument("--parse-special", action="store_true",
                          help="read names of control tokens in the prompt, such as <|im_end|>, as these tokens")
-    _sampling(command, leave_out=("n",))
+    _sampling(command, leave_out=("n",), temperature=0)
     compare = command.add_subparsers(title="commands", metavar="compare").add_parser(
         "compare", help="compare two captures. Without this command, mpool capture records --prompt to --out, by "
                         "default at temperature 0",

@@ -86,5 +86,12 @@ def test_helps_do_not_mention_values_of_python() -> None:
         assert helps[name].endswith("default: random")
 
 
+def test_helps_state_the_default_temperature_of_the_command() -> None:
+    """``mpool capture`` uses temperature 0, whatever the model's files say."""
+    helps = dict(_helps(make_parser(), "mpool"))
+    assert helps["mpool capture --temperature"].endswith("default: 0, for every model")
+    assert helps["mpool generate --temperature"].endswith("default: 0.7")
+
+
 if __name__ == "__main__":
     SNAPSHOT.write_text(json.dumps(described(), indent=1) + "\n")
