@@ -390,7 +390,8 @@ static bool lease_or_lend(mp_cpu_allocator *allocator, bool lend, int home, int 
         lease->near = places[0].threads;
         return true;
     }
-    /* Without a team (the system refused threads) the lease is one CPU: return the others. */
+    /* The lease has fewer threads than CPUs if the system refused threads, or if forfeited leases still hold helpers:
+     * return the other CPUs. */
     mp_core_lease surplus = split_off(allocator, threads, lease->threads);
     give_back(allocator, &surplus);
     return true;
