@@ -300,8 +300,8 @@ static inline void mp_entry_scale_later(mp_entry *entry) {
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket);
 /* Wakes one idle eligible worker, and workers that only wait for grammar masks: they may have room too. */
 void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket);
-/* Call when room or eligibility has changed. If requests are queued, wakes every idle worker that is eligible for one of
- * them, and every worker that only waits for grammar masks. */
+/* Call when room or eligibility has changed. If requests are queued, wakes every idle worker that is eligible for one
+ * of them, and every worker that only waits for grammar masks. */
 void mp_dispatch_wake_all(mp_entry *entry);
 /* Call when the worker leaves: queued requests whose `home` is this worker become available to all workers. */
 void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker);

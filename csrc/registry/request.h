@@ -33,9 +33,9 @@
  *
  *   In EXHAUSTED both end the request.
  *
- * Ownership: the callers together hold one reference. The pool holds the other until the ticket is done and no thread of
- * the pool uses the request any more. The last reference frees ticket and request. The ticket keeps its entry alive, so that cancel always finds the entry's
- * lock. */
+ * Ownership: the callers together hold one reference. The pool holds the other until the ticket is done and no thread
+ * of the pool uses the request any more. The last reference frees ticket and request. The ticket keeps its entry alive,
+ * so that cancel always finds the entry's lock. */
 #ifndef MP_REGISTRY_REQUEST_H
 #define MP_REGISTRY_REQUEST_H
 

@@ -1,4 +1,5 @@
-/* thread.h: one thread of a pool and its job. Only pool.c calls these functions; pool.h passes mp_job on to its users. */
+/* thread.h: one thread of a pool and its job. Only pool.c calls these functions; users of
+ * pool.h see mp_job. */
 #ifndef MP_REGISTRY_POOL_THREAD_H
 #define MP_REGISTRY_POOL_THREAD_H
 
