@@ -274,7 +274,8 @@ void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, i
     mp_sequence *seq = &group->seqs[choice];
     seq->cached += rows;
     if (choice == 0)
-        group->prefilled = most(group->prefilled, least(seq->cached, ((const mp_text_request *)item->request)->n_prompt));
+        group->prefilled =
+            most(group->prefilled, least(seq->cached, ((const mp_text_request *)item->request)->n_prompt));
     seq->chain.closed |= !sound;
     mp_sequence_publish(seq, cache);
 }
