@@ -1,3 +1,4 @@
+/* process.c: see process.h. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,3 +1,4 @@
+/* channel.c: see channel.h. */
 #include "isolation/channel.h"
 
 #include <stdatomic.h>

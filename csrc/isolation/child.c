@@ -18,7 +18,7 @@
 #include "isolation/isolation.h"
 #include "kernels/kernels.h"
 
-enum { FILES = 256 };
+enum { FILES = 256 }; /* limit of open files */
 
 typedef struct child_item {
     mp_item item;

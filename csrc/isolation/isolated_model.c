@@ -11,7 +11,7 @@
 /* Memory of a child process without its engine: interpreter, this library, spec and layers. */
 static const uint64_t FIXED_BYTES = 16u << 20;
 static const uint64_t DEFAULT_NS = 20ull * 1000 * 1000 * 1000;
-enum { TIMES_ENGINE = 4, CALLS_BYTES = 64 << 20 };
+enum { TIMES_ENGINE = 4, REQUEST_BYTES = 64 << 20 };
 
 typedef struct isolated_loader {
     const mp_isolation_kind *kind;
@@ -64,10 +64,10 @@ static uint64_t memory_of(const isolated_loader *loader) {
     if (loader->memory_bytes)
         return loader->memory_bytes;
     loader->kind->footprint(loader->self, &model, &engine);
-    if (model == 0) /* the engine size includes the weights: add 25 % and CALLS_BYTES for requests */
-        return engine + engine / 4 + CALLS_BYTES;
+    if (model == 0) /* the engine size includes the weights: add 25 % and REQUEST_BYTES for requests */
+        return engine + engine / 4 + REQUEST_BYTES;
     if (loader->capability == MP_VISION) /* one image is computed at a time: only texts need more memory */
-        return engine + (TIMES_ENGINE - 1) * (uint64_t)CALLS_BYTES;
+        return engine + (TIMES_ENGINE - 1) * (uint64_t)REQUEST_BYTES;
     return TIMES_ENGINE * engine;
 }
 

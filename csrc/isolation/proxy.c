@@ -38,7 +38,7 @@ typedef struct proxy {
     mp_channel channel;
     mp_process process;
     bool has_process;
-    bool gone;
+    bool gone;     /* the child was lost: the proxy sends nothing any more */
     mp_error lost; /* why the child was lost; code MP_OK: not lost */
     uint32_t last_id;
     uint64_t plans;
@@ -241,9 +241,9 @@ static void proxy_retire(mp_engine *base, mp_item *item) {
 
 /* --- plan --- */
 
-/* Placeholder plan, used after the child process died. The step that follows sees that the child is lost and computes
- * nothing. */
-static void plan_nothing(mp_item **items, mp_plan *plan) {
+/* Fills in a placeholder plan after the child was lost, because a plan must have a request. The worker then checks
+ * mp_engine.lost and runs no step. */
+static void placeholder_plan(mp_item **items, mp_plan *plan) {
     plan->count = 1;
     plan->items[0] = items[0];
     plan->amount[0] = 1;
@@ -308,7 +308,7 @@ static void proxy_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_
         finish(p);
     }
     if (n && p->gone)
-        plan_nothing(items, plan);
+        placeholder_plan(items, plan);
 }
 
 /* --- step --- */

@@ -1,3 +1,4 @@
+/* wire.c: see wire.h. */
 #include "isolation/wire.h"
 
 #include <string.h>
@@ -21,12 +22,12 @@ void mp_put(mp_wire_out *out, const void *data, size_t bytes) {
             out->failed = !mp_channel_send(out->channel, out->kind, false, out->buffer, out->used);
             out->used = 0;
         }
-        size_t chunk = MP_FRAME_MOST - out->used;
-        chunk = chunk < bytes ? chunk : bytes;
-        memcpy(out->buffer + out->used, from, chunk);
-        out->used += chunk;
-        from += chunk;
-        bytes -= chunk;
+        size_t part = MP_FRAME_MOST - out->used;
+        part = part < bytes ? part : bytes;
+        memcpy(out->buffer + out->used, from, part);
+        out->used += part;
+        from += part;
+        bytes -= part;
     }
 }
 
@@ -92,12 +93,12 @@ bool mp_get(mp_wire_in *in, void *data, size_t bytes) {
                 in->failed = !next_frame(in, false, false);
             continue;
         }
-        size_t chunk = in->used - in->at;
-        chunk = chunk < bytes ? chunk : bytes;
-        memcpy(to, in->buffer + in->at, chunk);
-        in->at += chunk;
-        to += chunk;
-        bytes -= chunk;
+        size_t part = in->used - in->at;
+        part = part < bytes ? part : bytes;
+        memcpy(to, in->buffer + in->at, part);
+        in->at += part;
+        to += part;
+        bytes -= part;
     }
     if (bytes)
         memset(to, 0, bytes);

@@ -225,8 +225,8 @@ bool mp_cpu_allocator_contended(mp_cpu_allocator *allocator) {
 
 /* --- leases --- */
 
-/* Must hold the lock. Chooses the nodes for `count` CPUs. At least `count` CPUs must be free. */
-static void place(mp_cpu_allocator *allocator, int home, int count, mp_core_lease *threads) {
+/* Must hold the lock. Takes `count` CPUs, and chooses their nodes. At least `count` CPUs must be free. */
+static void take_cpus(mp_cpu_allocator *allocator, int home, int count, mp_core_lease *threads) {
     int nodes = allocator->topology.node_count, first = home;
     *threads = (mp_core_lease){0};
     for (int i = 0; i < nodes && free_on(allocator, home) < count; i++) {
@@ -262,7 +262,7 @@ static int grant(mp_cpu_allocator *allocator, int home, int want, mp_core_lease 
     if (granted > left)
         granted = left;
     atomic_store_explicit(&allocator->used, used + granted, memory_order_relaxed);
-    place(allocator, home, granted, threads);
+    take_cpus(allocator, home, granted, threads);
     return granted;
 }
 
@@ -390,7 +390,8 @@ static bool lease_or_lend(mp_cpu_allocator *allocator, bool lend, int home, int 
         lease->near = places[0].threads;
         return true;
     }
-    /* Without a team (the system refused threads) the lease is one CPU: return the others. */
+    /* The lease has fewer threads than CPUs if the system refused threads, or if forfeited leases still hold helpers:
+     * return the other CPUs. */
     mp_core_lease surplus = split_off(allocator, threads, lease->threads);
     give_back(allocator, &surplus);
     return true;

@@ -15,8 +15,8 @@
  *   sweep.c        periodic checks: deadlines, stuck loads and steps, idle workers
  *
  * One mutex per entry guards all its mutable state. No thread holds it while a model loads, steps or is freed. Every
- * queued ticket gets its terminal status from exactly one of: the worker that took it, cancel, the sweep, or
- * shutdown. */
+ * queued ticket gets its terminal status from exactly one of: the worker that took it, a load or a worker that failed,
+ * cancel, the sweep, or shutdown. */
 #ifndef MP_REGISTRY_ENTRY_H
 #define MP_REGISTRY_ENTRY_H
 
@@ -298,9 +298,10 @@ static inline void mp_entry_scale_later(mp_entry *entry) {
 
 /* True if the worker has room for the request under the request's policy. */
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket);
-/* Wakes one idle eligible worker. */
+/* Wakes one idle eligible worker, and workers that only wait for grammar masks: they may have room too. */
 void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket);
-/* Wakes every idle worker that is eligible for some queued request: room or eligibility has changed. */
+/* Call when room or eligibility has changed. If requests are queued, wakes every idle worker that is eligible for one
+ * of them, and every worker that only waits for grammar masks. */
 void mp_dispatch_wake_all(mp_entry *entry);
 /* Call when the worker leaves: queued requests whose `home` is this worker become available to all workers. */
 void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker);

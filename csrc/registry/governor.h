@@ -1,8 +1,8 @@
 /* governor.h: the memory budget for models, caches and queues of the process.
  *
  *   offered = what machine and cgroup leave to the process      reserve = min(2 GiB, offered / 4)
- *   limit   = 80 % of (offered - reserve), unless configured; raised to what a model needs if that fits into
- *             offered - reserve and no other model is loaded (then logged): the others are evicted first
+ *   limit   = 80 % of (offered - reserve), unless configured. For a model that needs more, but fits into
+ *             offered - reserve, the governor first evicts all other models, then raises the limit and logs it
  *   budget.used + reserved <= limit when a load is admitted
  *
  * A load reserves its bytes, charges the budget while it allocates, and then releases the reservation. If a load needs

@@ -11,7 +11,8 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
-/* The registry shuts down, the model was removed, or the requests for which it was to be loaded have ended. */
+/* True if the load is to be cancelled: the registry shuts down, the model was removed, or the requests for which it was
+ * to be loaded have ended. */
 static bool is_called_off(void *arg) {
     mp_worker *worker = arg;
     mp_entry *entry = worker->entry;

@@ -61,7 +61,7 @@ static mp_quarantine_row *make_row(mp_quarantine *quarantine, bool alone) {
     return least->alone > alone ? NULL : least;
 }
 
-/* --- */
+/* --- interface --- */
 
 int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, bool alone, uint64_t now_ns) {
     int known = 1;

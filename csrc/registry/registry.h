@@ -212,8 +212,9 @@ typedef struct mp_submit_options {
     uint64_t revision;
     bool fail_fast; /* return OVERLOADED at once if the queue is full; else submit waits until the deadline */
     bool uncounted; /* the caller will retry an OVERLOADED request: count it in no metric */
-    bool (*give_up)(
-        void *arg); /* called every 50 ms while submit waits for room, without a lock; true: CANCELLED */
+    /* called without a lock, every 50 ms while submit waits for room and every 5 ms while it waits for memory; true:
+     * CANCELLED */
+    bool (*give_up)(void *arg);
     void *give_up_arg;
 } mp_submit_options;
 

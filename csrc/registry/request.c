@@ -11,8 +11,8 @@ static const uint64_t DONE = UINT64_MAX;
 /* Spinning shortens the wait for a short request: waking a parked thread costs 20 to 46 us. */
 static const uint64_t CALLER_SPIN_NS = 50 * 1000;
 
-/* True in a forked child for a ticket of the parent. The ticket will never be done, because its worker does not exist
- * in the child. Never take its lock: a thread of the parent may have held the lock at the fork. */
+/* True in a forked child for a ticket of the parent. If the ticket was not done at the fork, it will never be: its
+ * worker does not exist in the child. Never take its lock: a thread of the parent may have held it at the fork. */
 static bool is_orphan(const mp_ticket *ticket) { return ticket->generation != mp_fork_generation(); }
 
 static bool is_done(const mp_ticket *ticket) {

@@ -12,7 +12,7 @@
  *   QUEUED    It is in the entry's queue (`node`).
  *   TAKEN     It is on the active list of `worker`, and the engine does not know it yet.
  *   ADMITTED  The engine of `worker` has admitted it. Preemption and a retry put it back into the queue.
- *   STEPPING  It is in the running step. A worker that is abandoned in a step ends its requests from here.
+ *   STEPPING  It is in the running step. If the worker is abandoned, the request ends from here.
  *   ENDED     It is in no queue and on no list. The thread that made this transition, and no other, gives the ticket
  *             its terminal status. ENDED has no way out, so a request ends exactly once.
  *
@@ -33,9 +33,9 @@
  *
  *   In EXHAUSTED both end the request.
  *
- * Ownership: the callers together hold one reference, the pool holds the other until the ticket is done. The last
- * reference frees ticket and request. The ticket keeps its entry alive, so that cancel always finds the entry's
- * lock. */
+ * Ownership: the callers together hold one reference. The pool holds the other until the ticket is done and no thread
+ * of the pool uses the request any more. The last reference frees ticket and request. The ticket keeps its entry alive,
+ * so that cancel always finds the entry's lock. */
 #ifndef MP_REGISTRY_REQUEST_H
 #define MP_REGISTRY_REQUEST_H
 

@@ -178,7 +178,7 @@ static bool is_lost(mp_worker *w) {
     return lost != NULL;
 }
 
-/* Must hold the lock. Waits for work until `until_ns` or until the worker is woken. May return early. */
+/* Must hold the lock. Waits for work until `until_ns` (0: no limit) or until the worker is woken. May return early. */
 static void wait_for_work(mp_worker *w, uint64_t until_ns) {
     mp_entry *entry = w->entry;
     mp_services *services = entry->services;
@@ -696,7 +696,7 @@ static bool step(mp_worker *w) {
     }
     int most = w->plan.together ? mp_cpu_allocator_barrier_threads(services->allocator_pinned) : w->plan.threads;
     if (!mp_worker_lease(w, w->plan.threads < most ? w->plan.threads : most))
-        return true; /* a planned request was cancelled: the next round ends it and plans again */
+        return true; /* an active request was cancelled: the next round ends it and plans again */
     w->lease.together = w->plan.together;
     uint64_t began_ns = mp_sys_now_ns();
     bool live = enter_step(w, began_ns);

@@ -1,7 +1,8 @@
 /* state_machine.h: transition tables, and the check that a transition is legal.
  *
- * The registry has seven state machines. Each has a diagram in the header of the struct with the state. The table of
- * its transitions is in the file of the one function that changes that state:
+ * The registry has seven state machines; mp_ticket.retry and .retry_between are two states of one machine. Each machine
+ * has a diagram in the header of the struct with the state. The table of its transitions is in the file of the one
+ * function that changes that state:
  *
  *   mp_entry.shutdown, .removal, .unload, .health     entry.h, entry_state.c
  *   mp_ticket.state, .retry, .retry_between           request.h, request.c

@@ -85,7 +85,7 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *sho
             break;
         uint64_t left = lacking - all.coming, most = shortage->bytes - evicted;
         left = left < most ? left : most;
-        /* Trim caches only if that may be enough or no model can be evicted. Trimming may free less than the workers
+        /* Trim caches only if that may be enough, or if evicting models is not. Trimming may free less than the workers
          * hold: the caller checks again afterwards. */
         uint64_t trimmed = all.caches >= left || all.possible < left ? trim(entries, count, left) : 0;
         if (trimmed)

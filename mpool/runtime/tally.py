@@ -1,4 +1,4 @@
-"""Counts the tokens of the requests of the library within one context, such as one HTTP request."""
+"""Count the tokens of the requests of the library within one context, such as one HTTP request."""
 
 from __future__ import annotations
 

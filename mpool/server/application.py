@@ -127,8 +127,7 @@ def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: 
     ``uvicorn mpool.server:app --factory`` calls this function without arguments. Environment variables then configure
     the server: ``MPOOL_SERVER_MODELS`` (references, optionally as ``NAME=REF``, separated by commas),
     ``MPOOL_SERVER_ADAPTERS`` (``NAME=PATH`` or ``MODEL:NAME=PATH``, separated by commas), ``MPOOL_SERVER_TOKEN_FILE``,
-    and ``MPOOL_SERVER_ALLOW_HOSTS`` and ``MPOOL_SERVER_ALLOW_ORIGINS`` (separated by
-    commas).
+    and ``MPOOL_SERVER_ALLOW_HOSTS`` and ``MPOOL_SERVER_ALLOW_ORIGINS`` (separated by commas).
 
     The ASGI server owns the socket, so ``host``, ``port``, ``max_header``, ``max_header_count``, ``max_connections``
     and the four timeouts of ``settings`` have no effect here. Without a token, the application serves only requests

@@ -276,8 +276,7 @@ class WorkerError(msgspec.Struct):
 
 #: Code -> code of the worker protocol, where the HTTP status does not determine it.
 _WORKER_CODES = {"load_failed": "MODEL_LOAD_FAILED", "download_failed": "MODEL_LOAD_FAILED", "out_of_memory": "OOM",
-              "timeout": "INFERENCE_TIMEOUT",
-              "cancelled": "CANCELLED", "shutting_down": "CANCELLED"}
+                 "timeout": "INFERENCE_TIMEOUT", "cancelled": "CANCELLED", "shutting_down": "CANCELLED"}
 #: Paths of the worker protocol.
 _WORKER_PATHS = ("/execute", "/cancel", "/shutdown")
 

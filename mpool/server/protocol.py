@@ -44,9 +44,9 @@ log = logging.getLogger("mpool.server")
 
 #: Number of chunks per body that may have any size; minimum average size in bytes of the chunks of a longer body.
 _SMALL_CHUNKS, _MIN_CHUNK = 1024, 64
-#: Bytes passed to the parser at once. Parsing stops after a request that must wait for an earlier response, so this
-#: limits the number of pipelined requests that are parsed ahead to a few hundred.
-#: Number of unparsed bytes above which the connection pauses reading.
+#: ``_PARSE_SIZE``: bytes passed to the parser at once. Parsing stops after a request that must wait for an earlier
+#: response, so this limits the number of pipelined requests that are parsed ahead to a few hundred.
+#: ``_MAX_UNPARSED``: number of unparsed bytes above which the connection pauses reading.
 _PARSE_SIZE, _MAX_UNPARSED = 8 << 10, 64 << 10
 #: Media type of a stream -> bytes that clients ignore between two of its events or lines.
 _FILLERS = {EVENTS.encode(): b":\n\n", LINES.encode(): b" "}

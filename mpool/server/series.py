@@ -203,7 +203,7 @@ class Series:
         for row in rows:
             if row["key"] not in self._models and self._has_place(tick, row):
                 track = self._models[row["key"]] = _Track(MODEL, row["capability"], tick)
-                if self._whole.is_begun and row["key"] not in self._known:  # its counters began at 0 since
+                if self._whole.is_begun and row["key"] not in self._known:  # its counters began at 0
                     track.read(tick, Reading((0, 0, 0, 0), (), {}), seconds)
         self._known = readings.keys()
         for key, track in list(self._models.items()):

@@ -92,6 +92,7 @@ class Serving:
         compute: Compute type of all models.
         operations: Routes.
         drain: Seconds that clients have to read the end of their responses after the pool was closed.
+        adapters: Adapters of the models, as for :class:`mpool.server.models.Models`.
 
     Attributes:
         state: State that all requests share.

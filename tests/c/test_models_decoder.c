@@ -288,7 +288,7 @@ MP_TEST(models_decoder_starts_again_after_the_prompt) {
         job.call->choices[0].finish = MP_FINISH_NONE; /* a process that dies does not retire its items */
         job.item.cursor = cursor;
         tiny_job_admit(&tiny, &job);
-        MP_CHECK_INT(((const mp_sequence_group *)job.item.state)->read, PROMPT);
+        MP_CHECK_INT(((const mp_sequence_group *)job.item.state)->prefilled, PROMPT);
         MP_CHECK_INT(job.call->choices[0].token_count, DONE);
         if (cursor < PROMPT)
             tiny.engine->ops->retire(tiny.engine, &job.item);

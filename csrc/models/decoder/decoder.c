@@ -87,7 +87,8 @@ static float unspread(const mp_decoder_pass *pass, int n) {
 }
 
 /* Norms and rotates one head of a query or key, if the layer has the norm and the rotation. */
-static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, const mp_norm *norm, int row, float *x) {
+static void norm_and_rotate(const mp_decoder_pass *pass, const mp_decoder_layer *layer, const mp_norm *norm, int row,
+                            float *x) {
     const mp_decoder *model = pass->model;
     const bool rotated = layer->rope >= 0;
     mp_attention_place(norm, rotated ? &model->rope[0] : NULL, rotated ? rotation(pass, row, layer->rope) : NULL,
@@ -103,7 +104,7 @@ static void store_row(const mp_decoder_pass *pass, const thread_view *view, cons
                head * model->value_dim;
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
-    place(pass, layer, &layer->k_norm, seq->row0 + row, k);
+    norm_and_rotate(pass, layer, &layer->k_norm, seq->row0 + row, k);
     float padded[MP_HEAD_MOST];
     if (model->kv.v_dim > model->value_dim) { /* rows of V are padded with zeros: mp_kv_width */
         memset(padded, 0, (size_t)model->kv.v_dim * sizeof *padded);
@@ -122,7 +123,7 @@ static void rotate_queries(const mp_decoder_pass *pass, const thread_view *view,
     int group = mp_decoder_group(model);
     float *q = query_key_value(pass, view, seq->row0 + row) + (size_t)(head * group * model->head_dim);
     for (int g = 0; g < group; g++, q += model->head_dim) {
-        place(pass, layer, &layer->q_norm, seq->row0 + row, q);
+        norm_and_rotate(pass, layer, &layer->q_norm, seq->row0 + row, q);
         spread(pass, q, model->head_dim);
         if (in_integers(pass))
             call->attn_query_i16(q, model->head_dim);
@@ -156,6 +157,7 @@ static int first_block(const mp_decoder_pass *pass, const mp_attention_unit *uni
     return seen > unit->block0 ? seen : unit->block0;
 }
 
+/* Returns the arguments of the attention kernels for a unit. */
 static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_decoder_layer *layer,
                            const thread_view *view) {
     const mp_decoder *model = pass->model;

@@ -1,3 +1,4 @@
+/* decoder/drafting.c: see decoder/drafting.h. */
 #include "models/decoder/drafting.h"
 
 #include <stdatomic.h>
@@ -104,7 +105,7 @@ typedef struct draft_step {
     mp_text_engine *engine;
     mp_lease *lease;
     draft_seq seqs[MP_DRAFT_ROWS];
-    int n, sequences;
+    int n, sequences; /* length of `seqs`; number of all sequences of the step */
     uint64_t row_ns; /* time of a row of the model, not of the draft model */
 } draft_step;
 

@@ -486,8 +486,8 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
         if (rows->vector)
             fill_vectors(engine, plan->items[step->plan], step, rows->M, rows, id);
         bool last = seq->cached + step->rows == seq->count;
-        int unread = request->n_prompt - seq->cached; /* negative once the sequence decodes */
-        bool all = request->want_prompt_logits && step->choice == 0 && unread > 0;
+        int prompt_left = request->n_prompt - seq->cached; /* negative once the sequence decodes */
+        bool all = request->want_prompt_logits && step->choice == 0 && prompt_left > 0;
         rows->seq[s] = (mp_row_seq){
             .row0 = rows->M,
             .rows = step->rows + step->drafts,
@@ -499,7 +499,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
             .n_positions = request->n_prompt,
             .shift = images ? images->shift : 0,
             .all_outputs = all ? request->prompt_logits + (size_t)seq->cached * (size_t)engine->model->vocab : NULL,
-            .all_rows = step->rows < unread ? step->rows : unread,
+            .all_rows = step->rows < prompt_left ? step->rows : prompt_left,
         };
         rows->M += step->rows + step->drafts;
         step->output = last ? rows->n_output : -1;

@@ -23,7 +23,7 @@ typedef struct mp_text_engine {
     mp_arena arena;
     uint64_t charged;
     const mp_token_table *tokens;
-    int admitted; /* items with a state */
+    int admitted; /* number of admitted items, without preempted ones */
     mp_speculation speculation;
     mp_drafter drafter;
     mp_thread_tuner tuner;

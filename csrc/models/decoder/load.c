@@ -280,6 +280,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     uint64_t mapped = builder.mapped_bytes;
     for (int i = 0; i < model->layer_count; i++)
         count_experts(&model->layers[i].experts, &idle, &mapped);
+    /* until a step is measured, assume that a row takes 1 us, and 1 ns per 256 parameters */
     atomic_init(&model->row_ns, (uint64_t)(parameters - idle) / 256 + 1000);
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;

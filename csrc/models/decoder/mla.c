@@ -1,3 +1,4 @@
+/* decoder/mla.c: see decoder/mla.h. */
 #include "models/decoder/mla.h"
 
 #include <stdio.h>

@@ -63,8 +63,8 @@ mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_err
     mp_text_request *request = (mp_text_request *)item->request;
     mp_sequence_group *state = item->state;
     if (request->prompt_done_ns || item->cursor)
-        state->read = request->prompt_done_ns || (int32_t)item->cursor > request->n_prompt ? request->n_prompt
-                                                                                      : (int32_t)item->cursor;
+        state->prefilled = request->prompt_done_ns || (int32_t)item->cursor > request->n_prompt ? request->n_prompt
+                                                                                                : (int32_t)item->cursor;
     for (int c = 0; c < state->n; c++) {
         mp_choice *choice = &request->choices[c];
         mp_sequence *seq = &state->seqs[c];

@@ -1,3 +1,4 @@
+/* decoder/sequence.c: see decoder/sequence.h. */
 #include "models/decoder/sequence.h"
 
 #include <assert.h>
@@ -251,12 +252,12 @@ void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache) {
             mp_sequence_reuse(seq, cache, seq->count - 1);
             continue;
         }
-        bool logits = request->want_prompt_logits && group->read < request->n_prompt;
-        mp_sequence_reuse(seq, cache, logits ? least(group->read, seq->count - 1) : seq->count - 1);
-        int32_t read = least(seq->cached, request->n_prompt);
-        if (read > group->read) {
-            request->cached_tokens += read - group->read;
-            group->read = read;
+        bool logits = request->want_prompt_logits && group->prefilled < request->n_prompt;
+        mp_sequence_reuse(seq, cache, logits ? least(group->prefilled, seq->count - 1) : seq->count - 1);
+        int32_t prefilled = least(seq->cached, request->n_prompt);
+        if (prefilled > group->prefilled) {
+            request->cached_tokens += prefilled - group->prefilled;
+            group->prefilled = prefilled;
         }
     }
 }
@@ -273,7 +274,8 @@ void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, i
     mp_sequence *seq = &group->seqs[choice];
     seq->cached += rows;
     if (choice == 0)
-        group->read = most(group->read, least(seq->cached, ((const mp_text_request *)item->request)->n_prompt));
+        group->prefilled =
+            most(group->prefilled, least(seq->cached, ((const mp_text_request *)item->request)->n_prompt));
     seq->chain.closed |= !sound;
     mp_sequence_publish(seq, cache);
 }

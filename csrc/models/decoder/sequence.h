@@ -49,7 +49,7 @@ typedef struct mp_sequence_group { /* state of an item */
                        * completions */
     int n;
     struct mp_request_images *images; /* or NULL (decoder/images.h) */
-    int32_t read; /* largest number of prompt tokens that the first sequence has ever had in the cache */
+    int32_t prefilled; /* largest number of prompt tokens that the first sequence has ever had in the cache */
     bool penalties;
     uint8_t adapter;        /* number of the request's adapter; 0: none */
     int32_t *barred;        /* ids barred before min_tokens: end tokens and stop ids */

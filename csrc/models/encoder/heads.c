@@ -1,3 +1,4 @@
+/* encoder/heads.c: see encoder/heads.h. */
 #include "models/encoder/heads.h"
 
 #include <assert.h>

@@ -1,3 +1,4 @@
+/* encoder/latent_attention.c: see encoder/latent_attention.h. */
 #include "models/encoder/latent_attention.h"
 
 #include <math.h>

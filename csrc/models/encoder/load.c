@@ -422,7 +422,8 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     if (model->flags & MP_ENCODER_DISENTANGLED)
         MP_TRY_GOTO(mp_encoder_read_relative(model, args->lease, args->budget, args->progress, &builder.parameters,
                                              error));
-    const uint64_t each = (uint64_t)builder.parameters / (uint64_t)model->layer_count; /* layers may be used often */
+    /* a pass may use the weights of a layer several times: see `order` */
+    const uint64_t each = (uint64_t)builder.parameters / (uint64_t)model->layer_count;
     atomic_init(&model->token_ns, each * (uint64_t)model->depth / 64 + 100);
     model->base.speed[0] = &model->token_ns;
     model->base.facts = (mp_model_facts){

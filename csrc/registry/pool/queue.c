@@ -128,8 +128,8 @@ void mp_queue_take(mp_queue *queue, mp_queue_node *node) {
         mp_heap_remove(&level->by_start, &flow->by_start);
         mp_heap_insert(&level->by_start, &flow->by_start, flow->start);
     }
-    /* Flows that have waited have received less than virtual time says only by the cost of nodes that cannot be
-     * divided. Without this limit, a flow that takes much at once and stops would leave virtual time behind. */
+    /* Virtual time must not stay behind the earliest start of all waiting flows: a new flow starts at virtual time, and
+     * would be served before flows that have waited. It falls behind when a flow takes much at once and then stops. */
     if (level->by_start.top && level->now < level->by_start.top->key)
         level->now = level->by_start.top->key;
 }

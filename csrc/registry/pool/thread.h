@@ -1,4 +1,4 @@
-/* thread.h: one thread of a pool and its job. Used by pool.c only. */
+/* thread.h: one thread of a pool and its job. Only pool.c calls these functions; users of pool.h see mp_job. */
 #ifndef MP_REGISTRY_POOL_THREAD_H
 #define MP_REGISTRY_POOL_THREAD_H
 

@@ -36,7 +36,7 @@ _BILLING = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 #: Names of the fields of a tool.
 _TOOL = ToolFields("", "input_schema")
-#: Between two messages of the same role, which become one turn.
+#: Part between two messages of the same role, which become one turn.
 _SEPARATOR = {"type": "text", "text": "\n\n"}
 
 

@@ -69,7 +69,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
         include_usage = body.stream_options is not None and body.stream_options.include_usage
         no_usage = None if include_usage else UNSET
 
-        def choice(index: int, delta: Delta, logprobs: Any = None, reason: str | None = None) -> bytes:
+        def choice_event(index: int, delta: Delta, logprobs: Any = None, reason: str | None = None) -> bytes:
             return encode(ChatChunk(name, created, body.model, [
                 ChatChunkChoice(index, delta, _logprobs(served, logprobs), _finish(reason))], no_usage))
 
@@ -77,12 +77,12 @@ async def chat(context: Context, body: ChatRequest) -> Response:
             calls = [_delta(one) for one in chunk.tool_calls]
             delta = Delta(content=chunk.text or None, reasoning_content=chunk.reasoning or None,
                           tool_calls=calls or None)
-            return choice(chunk.index, delta, chunk.logprobs, chunk.finish_reason)
+            return choice_event(chunk.index, delta, chunk.logprobs, chunk.finish_reason)
 
         def usage_event(usage: Usage) -> bytes:
             return encode(ChatChunk(name, created, body.model, [], usage))
 
-        first = [choice(index, Delta("assistant", "")) for index in range(body.n or 1)]
+        first = [choice_event(index, Delta("assistant", "")) for index in range(body.n or 1)]
         stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
         return await streamed(context, [stream], first, chunk_event, usage_event if include_usage else None)
     done = await aio.chat(messages, served.model, pool=pool, **options)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 #: Joined name -> name of the namespace, and name of the function within it.
 Origins = dict[str, tuple[str, str]]
+#: Text between the names of the namespace and the function; number of digits of a digest.
 _SEPARATOR, _DIGITS = "__", 8
 
 

@@ -43,6 +43,12 @@ def messages_of(context: Context, given: str | list[dict[str, msgspec.Raw]],
 
 
 class _Conversation:
+    """Builds the messages of a conversation from its items.
+
+    Attributes:
+        messages: Messages. Images of the last results are missing until :meth:`flush`.
+    """
+
     def __init__(self, context: Context, earlier: list[dict[str, Any]]) -> None:
         self.messages = list(earlier)
         self._kept = len(earlier)  # the first messages belong to a kept conversation: they are not changed

@@ -57,6 +57,7 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
         if kept is None:
             raise Refusal("previous_response_not_found", param="previous_response_id")
         earlier = kept
+
     def convert() -> list[dict[str, Any]]:
         return messages_of(context, body.input, earlier)
 

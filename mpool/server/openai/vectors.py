@@ -32,7 +32,7 @@ from .structs import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Value of ``task`` in Jina's API -> task of the library. The others name adapters in a model's files, or prompts.
+#: Value of ``task`` in Jina's API -> task of the library. Other values name adapters in a model's files, or prompts.
 _TASKS = {"retrieval.query": "query", "retrieval.passage": "document"}
 
 
