@@ -115,8 +115,10 @@ static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) 
  * the limit needs the process for itself, so that raise_limit applies: other models must be evicted. */
 static uint64_t lacking_of(mp_governor *governor, uint64_t needed) {
     uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
-    if (needed <= limit || governor->fixed || needed > governor->most)
-        return needed - free_of(governor);
+    if (needed <= limit || governor->fixed || needed > governor->most) {
+        uint64_t free = free_of(governor); /* bytes may be given back at any time, without the lock */
+        return needed > free ? needed - free : 0;
+    }
     uint64_t most = governor->most - needed < limit / 8 ? governor->most - needed : limit / 8;
     return used > most ? used - most : 0;
 }

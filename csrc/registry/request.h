@@ -83,7 +83,8 @@ struct mp_ticket {
     uint64_t patience_ns;   /* 0 = no limit */
     bool timed;             /* counted in mp_maintenance.timed */
     bool stretches;         /* patience_ns is the registry's default and may grow until the request is queued */
-    mp_policy policy;       /* never MP_POLICY_DEFAULT */
+    mp_policy asked;        /* policy of the caller's options; may be MP_POLICY_DEFAULT */
+    mp_policy policy;       /* `asked`, or the policy of `entry`; set by mp_entry_submit */
     uint32_t probe;         /* breaker epoch of a probe request; 0 = not a probe */
     mp_ticket_retry retry, retry_between;
     int flow;               /* slot in mp_worker.flows while admitted; -1: none */

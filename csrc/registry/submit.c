@@ -131,8 +131,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     if (status == MP_OK)
         status = charge_in_time(entry, ticket, options, error);
     mp_mutex_lock(&entry->lock);
-    if (ticket->policy == MP_POLICY_DEFAULT)
-        ticket->policy = entry->policy;
+    ticket->policy = ticket->asked == MP_POLICY_DEFAULT ? entry->policy : ticket->asked;
     while (status == MP_OK && (status = refusal(entry, ticket, gone, error)) == MP_OK) {
         if (entry->resident && entry->resident->load != ticket->load) {
             /* Check in the caller's thread: submit then reports invalid arguments at once, and the caller's thread

@@ -44,6 +44,34 @@ MP_TEST(registry_submit_stretches_patience) {
     }
 }
 
+/* A request without a policy has that of the model that takes it in the end: another may replace its model while it
+ * waits for room. */
+MP_TEST(registry_submit_takes_the_policy_of_the_last_model) {
+    static const struct {
+        mp_policy asked, before, after, expected;
+    } rows[] = {{MP_POLICY_DEFAULT, MP_POLICY_PACK, MP_POLICY_SEQUENTIAL, MP_POLICY_SEQUENTIAL},
+                {MP_POLICY_DEFAULT, MP_POLICY_SEQUENTIAL, MP_POLICY_SHARED, MP_POLICY_SHARED},
+                {MP_POLICY_PACK, MP_POLICY_SEQUENTIAL, MP_POLICY_SHARED, MP_POLICY_PACK}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        scene scene;
+        mp_error error;
+        bool gone;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        scene_ready(&scene);
+        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+        ticket->asked = rows[i].asked; /* the scene's tickets ask for MP_POLICY_SHARED */
+        fake_call *call = (fake_call *)mp_ticket_request(ticket);
+        scene.entry->policy = rows[i].before;
+        call->bad_argument = true;
+        MP_CHECK_STATUS(submit(&scene, ticket, &gone, &error), MP_INVALID_ARGUMENT, &error);
+        scene.entry->policy = rows[i].after;
+        call->bad_argument = false;
+        MP_CHECK_OK(submit(&scene, ticket, &gone, &error), &error);
+        MP_CHECK_INT(ticket->policy, rows[i].expected);
+        scene_close(&scene);
+    }
+}
+
 /* A probe that is refused for another reason gives its probe back: the breaker counts it no longer, and the next
  * submits may be probes. */
 MP_TEST(registry_submit_returns_probes) {

@@ -130,6 +130,7 @@ mpool.resources  importlib.metadata  2  start-up
 mpool.resources  json  1  start-up
 mpool.resources  shlex  1  start-up
 mpool.resources  urllib.parse  1  start-up
+mpool.runtime.entry  mpool._core  1  core
 mpool.runtime.entry  hashlib  1  start-up
 mpool.runtime.entry  mpool.conversation.template  1  start-up
 mpool.runtime.entry  mpool.models  2  start-up
