@@ -143,6 +143,14 @@ static void ref_widen_i8(const int8_t *x, int64_t n, float *y) {
         y[i] = (float)x[i];
 }
 
+/* Raises *maximum to the sum, times its scale if there is one. Returns false if that is not finite. */
+static bool raise_maximum(float sum, const float *scale, float *maximum) {
+    if (scale)
+        sum *= *scale;
+    *maximum = sum > *maximum ? sum : *maximum;
+    return ref_all_finite(&sum, 1);
+}
+
 static bool ref_row_maxima(const float *panel, int columns, int K, const float *rows, int64_t ld, int n,
                            const float *scales, float *maxima) {
     bool finite = true;
@@ -156,10 +164,7 @@ static bool ref_row_maxima(const float *panel, int columns, int K, const float *
                     chain = fmaf(rows[r * ld + i], panel[i * MP_PANEL_N + j], chain);
                 sum = k == 0 ? chain : sum + chain;
             }
-            if (scales)
-                sum *= scales[r];
-            finite = finite && ref_all_finite(&sum, 1);
-            maxima[j] = sum > maxima[j] ? sum : maxima[j];
+            finite &= raise_maximum(sum, scales ? scales + r : NULL, maxima + j);
         }
     return finite;
 }
@@ -182,10 +187,7 @@ static bool ref_row_maxima_i8(const uint8_t *panel, int columns, int K, const in
                 sum = k == 0 ? chunk : sum + chunk;
             }
             sum *= mp_digits_units(panel)[j];
-            if (scales)
-                sum *= scales[r];
-            finite = finite && ref_all_finite(&sum, 1);
-            maxima[j] = sum > maxima[j] ? sum : maxima[j];
+            finite &= raise_maximum(sum, scales ? scales + r : NULL, maxima + j);
         }
     return finite;
 }

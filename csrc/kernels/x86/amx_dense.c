@@ -19,6 +19,7 @@
 
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"
+#include "kernels/x86/tile_config.h"
 
 #if defined(MP_TARGET_AMX_BEGIN)
 
@@ -32,13 +33,6 @@ enum {
     CHUNK = 16,            /* maximum steps before the next panel: 32 KiB of a panel stay in L1 */
     GROUP = 8,             /* maximum panels before the next chunk; their sums are kept, 64 KiB per panel */
 };
-
-/* Operand of ldtilecfg. */
-typedef struct tile_config {
-    uint8_t palette, start_row, unused[14];
-    uint16_t bytes[16]; /* bytes per row of tile i */
-    uint8_t rows[16];
-} tile_config;
 
 /* One block of at most ROWS rows times one panel. */
 typedef struct amx_block {

@@ -19,6 +19,7 @@
 #include "kernels/pack.h"
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"
+#include "kernels/x86/tile_config.h"
 
 #if defined(MP_TARGET_AMX_BEGIN)
 
@@ -31,13 +32,6 @@ enum {
     ENTRIES = 49152, /* maximum rows times units of a pass: 384 KiB of stack with both arrays */
     MIN_ROWS = 24,   /* with fewer rows, unpacking costs more than the tiles save */
 };
-
-/* Operand of ldtilecfg. */
-typedef struct tile_config {
-    uint8_t palette, start_row, unused[14];
-    uint16_t bytes[16]; /* bytes per row of tile i */
-    uint8_t rows[16];
-} tile_config;
 
 /* Unpacked weights of the units of a job. */
 typedef struct amx_scales {

@@ -14,15 +14,9 @@
 #include "kernels/digits.h"
 #include "kernels/math_const.h"
 #include "kernels/variants.h"
+#include "kernels/x86/tile_config.h"
 
 enum { TILE = 16, DEPTH = 64, SUMS = MP_DIGITS * TILE }; /* rows and inputs of a tile; sums of a row and a job */
-
-/* Operand of ldtilecfg. */
-typedef struct tile_config {
-    uint8_t palette, start_row, unused[14];
-    uint16_t bytes[16]; /* bytes per row of tile i */
-    uint8_t rows[16];
-} tile_config;
 
 typedef struct maxima_job {
     int rows;              /* 0: no job */

@@ -45,13 +45,17 @@ static bool is_stored_as_f32(const mp_spec *spec) {
     return false;
 }
 
+static mp_status read_fast(const mp_spec *spec, bool *fast, mp_error *error) {
+    return mp_spec_bool(spec, "mpool.float32_fast", &(bool){false}, fast, error);
+}
+
 mp_status mp_weights_use_read(const mp_spec *spec, mp_weights_use *use, mp_error *error) {
     static const char *const names[] = {
         [MP_WEIGHTS_AUTO] = "auto", [MP_WEIGHTS_MAPPED] = "mapped", [MP_WEIGHTS_PACKED] = "packed"};
     const char *name;
     bool fast;
     MP_TRY(mp_spec_string(spec, "mpool.weights", names[MP_WEIGHTS_AUTO], &name, error));
-    MP_TRY(mp_spec_bool(spec, "mpool.float32_fast", &(bool){false}, &fast, error));
+    MP_TRY(read_fast(spec, &fast, error));
     for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
         if (strcmp(names[i], name) == 0) {
             *use = (mp_weights_use)i;
@@ -64,9 +68,7 @@ mp_status mp_weights_use_read(const mp_spec *spec, mp_weights_use *use, mp_error
 }
 
 mp_status mp_builder_read_use(mp_builder *builder, mp_error *error) {
-    const mp_spec *spec = mp_weights_spec(builder->weights);
-    MP_TRY(mp_weights_use_read(spec, &builder->use, error));
-    MP_TRY(mp_spec_bool(spec, "mpool.float32_fast", &(bool){false}, &builder->fast, error));
+    MP_TRY(mp_weights_use_read(mp_weights_spec(builder->weights), &builder->use, error));
     builder->pack_on_use = builder->use == MP_WEIGHTS_AUTO     ? (uint64_t)mp_options_get()->pack_on_use_mb << 20
                            : builder->use == MP_WEIGHTS_MAPPED ? 0
                                                                : UINT64_MAX;
@@ -389,7 +391,7 @@ static mp_status keep_stored(mp_builder *builder, mp_error *error) {
     if ((builder->shared && !mapped) || count == 0 || bytes < builder->pack_on_use)
         return MP_OK;
     MP_TRY(mp_stored_create(builder->weights, count, mapped, &builder->stored, error));
-    builder->stored->fast = builder->fast;
+    MP_TRY(read_fast(mp_weights_spec(builder->weights), &builder->stored->fast, error));
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];
         if (!job->may_stay)

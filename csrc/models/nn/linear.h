@@ -60,7 +60,6 @@ typedef struct mp_builder {
     uint64_t charged; /* after finish: bytes charged to the budget */
     int64_t parameters;
     mp_weights_use use;   /* see mp_builder_read_use */
-    bool fast;            /* `mpool.float32_fast` of the spec: see mp_gemm_stored */
     uint64_t pack_on_use; /* threshold in bytes for finish with MP_WEIGHTS_AUTO. If the matrices that may stay unpacked
                            * have at least this total size, finish leaves all of them unpacked, else it packs all of
                            * them */

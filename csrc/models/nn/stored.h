@@ -42,7 +42,7 @@ typedef struct mp_stored {
     _Atomic bool fetching, quit;   /* the fetching thread reads pages; it shall end */
     mp_thread fetcher;
     bool mapped;                   /* panels are never kept */
-    bool fast;                     /* see mp_gemm_stored; the builder sets it */
+    bool fast;                     /* `mpool.float32_fast` of the spec, set by the builder: see mp_gemm_stored */
     int32_t count, capacity;
     mp_stored_part parts[]; /* [capacity] */
 } mp_stored;
