@@ -8,7 +8,7 @@
     static             static embeddings compared with their tokenizer alone and with model2vec
     mapped             float32 weights used as they are mapped, compared with packed ones
     vision             time to the first token of a prompt with an image, compared with transformers
-    serving            HTTP overhead, and throughput compared with llama-cpp-python's server
+    serving            HTTP overhead, and throughput compared with llama.cpp's servers
     pool               overhead of the pool, and a comparison of the dispatch policies
     isolation          worker processes compared with worker threads
     masks              overhead of structured output

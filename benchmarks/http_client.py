@@ -25,6 +25,10 @@ def length_of(head: bytes) -> int:
     return int(head.lower().partition(b"content-length:")[2].split()[0])
 
 
+class Loading(RuntimeError):
+    """The server accepts connections, but still loads its model (HTTP 503)."""
+
+
 class Connection:
     """One connection, used by one blocking thread."""
 
@@ -37,7 +41,8 @@ class Connection:
         """Send a request. Return the seconds from its first byte to the response's last byte, and the response body.
 
         Raises:
-            RuntimeError: the status is not 200.
+            Loading: the status is 503.
+            RuntimeError: the status is another one than 200.
         """
         sent = request(self._port, path, body)
         began = time.perf_counter()
@@ -51,7 +56,8 @@ class Connection:
             rest += self._more()
         spent = time.perf_counter() - began
         if not head.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(rest.decode(errors="replace"))
+            refused = Loading if head.startswith(b"HTTP/1.1 503") else RuntimeError
+            raise refused(rest.decode(errors="replace"))
         return spent, rest
 
     def stream(self, path: str, body: dict[str, Any]) -> list[float]:

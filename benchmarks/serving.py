@@ -1,5 +1,5 @@
 """``python -m benchmarks serving overhead`` measures the cost of HTTP, ``serving embeddings`` the rates of clients that
-embed, and ``serving throughput`` compares with llama-cpp-python's server.
+embed, and ``serving throughput`` compares with llama.cpp's servers.
 
 ``overhead``: the same requests through the library and over HTTP, in turns, to one pool in one process. The client is a
 separate process and does not hold the server's interpreter lock. An embedding request has one short text, never the
@@ -11,9 +11,11 @@ of HTTP: in time, as the client sees it, and in CPU time of the server's thread,
 of natural length to ``/v1/embeddings``, one after the other on one connection. No text is sent twice. A 99th percentile
 needs 2,000 requests.
 
-``throughput``: ``mpool serve`` and ``llama_cpp.server`` in turns, each alone in its own process. 1, 8 and 32 clients
-stream completions of ``--tokens`` tokens; ``logit_bias`` bars the end-of-sequence tokens, and no prompt is sent twice.
-Speculation in mpool is off, because the peer has none, unless ``--speculation`` is given.
+``throughput``: ``mpool serve``, llama.cpp's ``llama-server`` (``--llama-server``) and ``llama_cpp.server``
+(``--peer-python``) in turns, each alone in its own process. 1, 8 and 32 clients stream completions of ``--tokens``
+tokens; ``logit_bias`` bars the end-of-sequence tokens, and no prompt is sent twice. ``llama-server`` has as many slots
+(``-np``) as the largest number of clients, with ``--context`` tokens each. Speculation in mpool is off, because the
+peers have none, unless ``--speculation`` is given.
 
 The CPU share of other processes is printed with the figures: on a machine in use by others they mean little.
 """
@@ -232,19 +234,13 @@ def running(engine: str, kind: str, args: argparse.Namespace, path: str, first: 
     """Start a server in its own process, wait for the response to ``first``, and yield its port.
 
     Args:
-        engine: "mpool" or "llama-cpp-python".
+        engine: "mpool", "llama-server" or "llama-cpp-python".
         kind: "text" or "embedding": the model to serve.
         args: arguments of the command line.
         path, first: a first request.
     """
-    port, model = _free_port(), f"{kind}={getattr(args, kind)}"
-    if engine == "mpool":
-        command = [sys.executable, "-m", "mpool", "serve", "--model", model, "--only", "--load", f"--port={port}",
-                   f"--threads={args.threads}"]
-    else:
-        command = [args.peer_python, "-m", "llama_cpp.server", f"--model={_file_of(args.text)}", "--model_alias=text",
-                   "--host=127.0.0.1", f"--port={port}", f"--n_threads={args.threads}", "--n_ctx=2048",
-                   f"--n_threads_batch={args.threads}", "--interrupt_requests=False", "--verbose=False"]
+    port = _free_port()
+    command = _command(engine, kind, args, port)
     speculation = {} if args.speculation else {"MPOOL_SPECULATION": "0"}
     # run elsewhere: in the clone, Python would import its sources instead of the installed package
     process = subprocess.Popen(command, env={**os.environ, **speculation}, cwd=os.sep, stdout=subprocess.DEVNULL,
@@ -257,7 +253,7 @@ def running(engine: str, kind: str, args: argparse.Namespace, path: str, first: 
                 connection.post(path, first)
                 connection.close()
                 break
-            except OSError:
+            except (OSError, http_client.Loading):
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(
                         f"the server of {engine} did not start: {' '.join(command)}") from None
@@ -270,6 +266,22 @@ def running(engine: str, kind: str, args: argparse.Namespace, path: str, first: 
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _command(engine: str, kind: str, args: argparse.Namespace, port: int) -> list[str]:
+    """Return the command of a server."""
+    threads = str(args.threads)
+    if engine == "mpool":
+        return [sys.executable, "-m", "mpool", "serve", "--model", f"{kind}={getattr(args, kind)}", "--only", "--load",
+                f"--port={port}", "--threads", threads]
+    file = _file_of(args.text)
+    if engine == "llama-server":
+        slots = max(args.clients)
+        return [args.llama_server, "-m", file, "--alias", "text", "--host", "127.0.0.1", "--port", str(port), "-t",
+                threads, "-tb", threads, "-np", str(slots), "-c", str(slots * args.context), "--no-webui"]
+    return [args.peer_python, "-m", "llama_cpp.server", f"--model={file}", "--model_alias=text", "--host=127.0.0.1",
+            f"--port={port}", f"--n_threads={threads}", f"--n_ctx={args.context}", f"--n_threads_batch={threads}",
+            "--interrupt_requests=False", "--verbose=False"]
 
 
 def _free_port() -> int:
@@ -297,7 +309,7 @@ def bodies(clients: int, each: int, tokens: int, turn: int) -> list[list[dict[st
 
 def throughput(args: argparse.Namespace) -> None:
     """Print the table of ``throughput``."""
-    engines = ["mpool"] + (["llama-cpp-python"] if args.peer_python else [])
+    engines = ["mpool", *["llama-server"] * bool(args.llama_server), *["llama-cpp-python"] * bool(args.peer_python)]
     rates: dict[tuple[str, int], list[float]] = {}
     first: dict[tuple[str, int], list[float]] = {}
     with Watch() as watch:
@@ -309,16 +321,13 @@ def throughput(args: argparse.Namespace) -> None:
                         found = asyncio.run(http_client.load(port, "/v1/completions", asked, args.seconds))
                         rates.setdefault((engine, clients), []).append(found.responses * args.tokens / found.seconds)
                         first.setdefault((engine, clients), []).extend(found.first)
-    print(f"{watch.describe()}; {args.rounds} rounds; completions of {args.tokens} tokens, medians of rounds")
-    print(f"{'clients':>8}" + "".join(f"{engine + ' tokens/s':>27}{'first chunk p50, p99 ms':>27}"
-                                      for engine in engines) + f"{'ratio':>8}")
-    for clients in args.clients:
-        cells, medians = "", []
-        for engine in engines:
-            waits = first[engine, clients]
-            medians.append(statistics.median(rates[engine, clients]))
-            cells += f"{medians[-1]:27.0f}{percentile(waits, 0.5) * 1e3:18.0f},{percentile(waits, 0.99) * 1e3:8.0f}"
-        print(f"{clients:8}{cells}" + (f"{medians[0] / medians[1]:8.2f}" if len(medians) > 1 else ""))
+    print(f"{watch.describe()}; {args.rounds} rounds; completions of {args.tokens} tokens; medians (min to max)")
+    print(f"{'clients':>8}  {'server':18}{'tokens/s':>28}{'first chunk p50, p99 ms':>26}{'mpool is':>12}")
+    for clients, engine in itertools.product(args.clients, engines):
+        found, waits = rates[engine, clients], first[engine, clients]
+        ratio = statistics.median(rates["mpool", clients]) / statistics.median(found)
+        print(f"{clients:8}  {engine:18}{spread(found):>28}{percentile(waits, 0.5) * 1e3:17.0f},"
+              f"{percentile(waits, 0.99) * 1e3:8.0f}" + (f"{ratio:11.2f}x" if engine != "mpool" else ""))
 
 
 def main() -> int:
@@ -342,6 +351,9 @@ def main() -> int:
                         help="duration of each cell of embeddings and throughput (default: %(default)s)")
     parser.add_argument("--speculation", action="store_true", help="leave mpool's speculative decoding on")
     parser.add_argument("--peer-python", metavar="PATH", help="interpreter that has llama-cpp-python[server]")
+    parser.add_argument("--llama-server", metavar="PATH", help="llama.cpp's program llama-server")
+    parser.add_argument("--context", type=int, default=2048,
+                        help="context of a sequence in the peers, in tokens (default: %(default)s)")
     args = parser.parse_args()
     for name in ("text", "embedding"):
         given = getattr(args, name)

@@ -561,7 +561,55 @@ def test_serving_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
         rows = done.stdout.splitlines()
         assert len(rows) == lines and rows[0].startswith("other processes used ")
         assert all(any(char.isdigit() for char in row) for row in rows[2:])
-    assert [row.split()[0] for row in rows[2:]] == ["1", "3"] and all(float(row.split()[1]) > 0 for row in rows[2:])
+    assert [row.split()[:2] for row in rows[2:]] == [["1", "mpool"], ["3", "mpool"]]
+    assert all(float(row.split()[2]) > 0 for row in rows[2:])
+
+
+#: A server in the place of llama.cpp's: while it "loads" it refuses once, then every stream has two chunks.
+LLAMA_SERVER = '''
+import http.server, json, pathlib, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+pathlib.Path(__file__).with_name("options.json").write_text(json.dumps(options))
+ready = []
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        chunks = [{"choices": [{"text": "a", "finish_reason": end}]} for end in (None, "length")]
+        lines = "".join(f"data: {json.dumps(chunk)}\\n\\n" for chunk in chunks) + "data: [DONE]\\n\\n"
+        data = (lines if body.get("stream") else json.dumps(chunks[1])).encode()
+        self.send_response(200 if ready else 503)
+        ready.append(body)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(options["--port"])), Handler).serve_forever()
+'''
+
+
+@pytest.mark.builds
+def test_serving_compares_with_llama_server(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """The peer starts with a slot and a context for each client, may refuse while it loads, and gets a ratio."""
+    pytest.importorskip("uvicorn")
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!{sys.executable}\n{LLAMA_SERVER}")
+    program.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "serving", "throughput", "--clients", "1", "3", "--seconds=0.2",
+         "--tokens=2", "--threads=1", "--rounds=1", "--context=64",
+         f"--text={tinymodels.cached(tmp_path_factory, 'llama')}", f"--llama-server={program}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = [row.split() for row in done.stdout.splitlines()[2:]]
+    assert [row[:2] for row in rows] == [[clients, name] for clients in "13" for name in ("mpool", "llama-server")]
+    for mine, peer in zip(rows[::2], rows[1::2]):
+        ratio = float(peer[-1].removesuffix("x"))
+        assert peer[-1].endswith("x") and ratio == pytest.approx(float(mine[2]) / float(peer[2]), rel=0.1)
+    options = json.loads((tmp_path / "options.json").read_text())
+    assert (options["-np"], options["-c"], options["-t"], options["-tb"]) == ("3", "192", "1", "1")
 
 
 def test_masks_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
