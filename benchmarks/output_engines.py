@@ -106,9 +106,14 @@ class _Folders:
         shutil.copytree(base, folder / "model", dirs_exist_ok=True)
 
 
-def network_of(shape: str, folder: str) -> Any:
+def network_of(shape: str, folder: str, finished: bool = True) -> Any:
     """Build the whole network in plain operations: ids and mask (texts, longest) -> (texts, vocabulary), (texts,
     longest, components) or (texts, labels).
+
+    Args:
+        shape: key of ``SHAPES``.
+        folder: folder of the weights.
+        finished: False leaves out what follows the last linear operation: its output has a row for each token.
     """
     import torch
     from safetensors.torch import load_file
@@ -132,7 +137,8 @@ def network_of(shape: str, folder: str) -> Any:
             """Compute one batch."""
             hidden = self.encoder(ids, mask)
             if shape == "colbert":
-                return functional.normalize(functional.linear(hidden, dense), dim=-1)
+                projected = functional.linear(hidden, dense)
+                return functional.normalize(projected, dim=-1) if finished else projected
             if shape == "classifier":
                 return torch.softmax(linear(torch.tanh(linear(hidden[:, 0], "bert.pooler.dense")), "classifier"), -1)
             head = "cls.predictions.transform"
@@ -140,7 +146,7 @@ def network_of(shape: str, folder: str) -> Any:
                 functional.gelu(linear(hidden, f"{head}.dense")), (SHAPES[shape][0],),
                 weights[f"{head}.LayerNorm.weight"], weights[f"{head}.LayerNorm.bias"], 1e-12)
             logits = functional.linear(inner, words, weights["cls.predictions.bias"])
-            return torch.log1p(functional.relu(logits) * mask[:, :, None]).amax(1)
+            return torch.log1p(functional.relu(logits) * mask[:, :, None]).amax(1) if finished else logits
 
     return Outputs().eval()
 
@@ -241,6 +247,43 @@ class SentenceTransformers:
         return found
 
 
+class Fastembed:
+    """fastembed, over ONNX graphs as it expects them: pooling and normalisation are its own, in NumPy."""
+
+    #: Shape -> class of fastembed, and the model of its list whose files the folder replaces.
+    KINDS = {"splade": ("SparseTextEmbedding", "prithivida/Splade_PP_en_v1"),
+             "colbert": ("LateInteractionTextEmbedding", "colbert-ir/colbertv2.0")}
+
+    def load(self, task: dict[str, Any]) -> None:
+        """Load the graph."""
+        import fastembed
+
+        kind, name = self.KINDS[task["shape"]]
+        self.sparse = task["shape"] == "splade"
+        self.model = getattr(fastembed, kind)(name, threads=task["threads"],
+                                              specific_model_path=f"{task['folder']}/fastembed")
+
+    def embed(self, given: list[str]) -> list[Any]:
+        """See Graph."""
+        found = self.model.embed(given, batch_size=peers.BATCH)
+        return [(one.indices, one.values) for one in found] if self.sparse else list(found)
+
+    @staticmethod
+    def prepare(folder: Path, shape: str) -> None:
+        """Write the graph and the tokenizer, unless they exist."""
+        if shape not in Fastembed.KINDS:
+            raise ValueError(f"fastembed has no {shape} models")
+        out = folder / "fastembed"
+        if (out / "model.onnx").exists():
+            return
+        out.mkdir(exist_ok=True)
+        for name in (*FILES, "config.json"):
+            if (folder / "base" / name).exists():
+                shutil.copy(folder / "base" / name, out / name)
+        peers.export_network(network_of(shape, str(folder / "model"), finished=False), out / "model.onnx", "outputs",
+                             ("input_ids", "attention_mask"))
+
+
 class Mpool(own_process.Mpool):
     """mpool, all texts in one call."""
 
@@ -268,6 +311,8 @@ def make(engine: str) -> Any:
         return Mpool(variant)
     if name == "sentence-transformers":
         return SentenceTransformers(variant)
+    if name == "fastembed":
+        return Fastembed()
     return Graph({"onnxruntime": peers.OnnxRuntime, "openvino": peers.OpenVino}[name](variant, "", setting))
 
 
@@ -311,7 +356,9 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
     if task["engine"] == "folder":
         make_folder(task["shape"], folder, Path(task["tokenizer"]))
         return {}
-    if task["engine"].startswith(("onnxruntime", "openvino")):
+    if task["engine"] == "fastembed":
+        Fastembed.prepare(folder, task["shape"])
+    elif task["engine"].startswith(("onnxruntime", "openvino")):
         graph = folder / "plain.onnx"
         if not graph.exists():
             peers.export_network(network_of(task["shape"], str(folder / "model")), graph, "outputs")

@@ -1,5 +1,5 @@
 """``python -m benchmarks outputs``: sparse vectors, vectors of tokens and labels of texts compared with
-sentence-transformers, ONNX Runtime and OpenVINO, with equal weights.
+sentence-transformers, ONNX Runtime, OpenVINO and fastembed, with equal weights.
 
 The method is that of ``python -m benchmarks images``. Shapes are a SPLADE model of BERT's size, a ColBERT model of 12
 layers of 384 and a classifier of DistilBERT's size, with seeded weights and the tokenizer of all-MiniLM-L6-v2.
@@ -24,9 +24,9 @@ class Bench(images.Bench):
     file = Path(__file__).with_name("output_engines.py")
     shapes = ("splade", "colbert", "classifier")
     engines = ("mpool,mpool:float32,mpool:bfloat16,mpool:int8,sentence-transformers,sentence-transformers:bfloat16,"
-               "onnxruntime,onnxruntime:int8,openvino,openvino:bfloat16")
+               "onnxruntime,onnxruntime:int8,openvino,openvino:bfloat16,fastembed")
     modules = {"mpool": "mpool", "sentence-transformers": "sentence_transformers", "onnxruntime": "onnxruntime",
-               "openvino": "openvino"}
+               "openvino": "openvino", "fastembed": "fastembed"}
     maker = "sentence-transformers"
 
     def __init__(self, arguments: argparse.Namespace) -> None:

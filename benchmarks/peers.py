@@ -327,12 +327,12 @@ def bert(path: str) -> Any:
     return Bert().eval()
 
 
-def export_network(network: Any, out: Path, output: str) -> None:
+def export_network(network: Any, out: Path, output: str, inputs: tuple[str, str] = ("ids", "mask")) -> None:
     """Export a network over ids and mask (texts, longest) as an ONNX graph. The axes of its output are free, too."""
     import torch
 
     free = {0: "texts", 1: "longest"}
     sample = torch.ones(2, 9, dtype=torch.long)
-    torch.onnx.export(network, (sample, sample), str(part(out)), input_names=["ids", "mask"], output_names=[output],
-                      dynamic_axes={"ids": free, "mask": free, output: free}, opset_version=17, dynamo=False)
+    torch.onnx.export(network, (sample, sample), str(part(out)), input_names=list(inputs), output_names=[output],
+                      dynamic_axes={name: free for name in (*inputs, output)}, opset_version=17, dynamo=False)
     part(out).rename(out)

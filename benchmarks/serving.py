@@ -300,11 +300,23 @@ def _file_of(reference: str) -> str:
     return str(resolve(reference, progress=False).path)
 
 
-def bodies(clients: int, each: int, tokens: int, turn: int) -> list[list[dict[str, Any]]]:
-    """Return the clients' request bodies: prompts of 32 words, different in each turn."""
+def _end_tokens(reference: str) -> tuple[int, ...]:
+    """Return the ids of the tokens that end a generation."""
+    from mpool.models import describe
+    from mpool.tokenizers import Tokenizer
+
+    return Tokenizer.from_source(describe(reference).tokenizer).eog_ids
+
+
+def bodies(clients: int, each: int, tokens: int, turn: int, barred: dict[str, int]) -> list[list[dict[str, Any]]]:
+    """Return the clients' request bodies: prompts of 32 words, different in each turn.
+
+    Args:
+        barred: ``logit_bias`` that bars the model's end-of-generation tokens.
+    """
     prompts = iter(texts.same(clients * each, 32, turn))
-    return [[{"model": "text", "prompt": next(prompts), "max_tokens": tokens, "temperature": 0,
-              "logit_bias": {"0": -100, "2": -100}} for _ in range(each)] for _ in range(clients)]
+    return [[{"model": "text", "prompt": next(prompts), "max_tokens": tokens, "temperature": 0, "logit_bias": barred}
+             for _ in range(each)] for _ in range(clients)]
 
 
 def throughput(args: argparse.Namespace) -> None:
@@ -312,12 +324,14 @@ def throughput(args: argparse.Namespace) -> None:
     engines = ["mpool", *["llama-server"] * bool(args.llama_server), *["llama-cpp-python"] * bool(args.peer_python)]
     rates: dict[tuple[str, int], list[float]] = {}
     first: dict[tuple[str, int], list[float]] = {}
+    barred = {str(token): -100 for token in _end_tokens(args.text)}
     with Watch() as watch:
         for turn in range(args.rounds):
             for engine in engines:
-                with running(engine, "text", args, "/v1/completions", bodies(1, 1, args.tokens, 0)[0][0]) as port:
+                warm_up = bodies(1, 1, args.tokens, 0, barred)[0][0]
+                with running(engine, "text", args, "/v1/completions", warm_up) as port:
                     for clients in args.clients:
-                        asked = bodies(clients, max(2, 4000 // clients), args.tokens, 1 + turn)
+                        asked = bodies(clients, max(2, 4000 // clients), args.tokens, 1 + turn, barred)
                         found = asyncio.run(http_client.load(port, "/v1/completions", asked, args.seconds))
                         rates.setdefault((engine, clients), []).append(found.responses * args.tokens / found.seconds)
                         first.setdefault((engine, clients), []).extend(found.first)
