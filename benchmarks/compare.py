@@ -192,8 +192,8 @@ class Bench:
     def version(self, engine: str) -> str:
         """Return the version of an engine's distribution with what it depends on, ``"?"`` if it is unknown."""
         name, compute, _ = split(engine)
-        if not MODULES[name]:
-            return "?"
+        if not MODULES[name]:  # a program states its version with its results
+            return next((turn.result["version"] for turn in self.turns if turn.engine == engine), "?")
         code = f"import {MODULES[name]} as module; print(module.__version__, end='')"
         if name in COMPANIONS and (name, compute) not in (("openvino", "float32"), ("openvino", "bfloat16")):
             other = COMPANIONS[name]

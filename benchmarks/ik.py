@@ -29,6 +29,7 @@ class IkLlama:
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
+        self.version = "?"  #: commit that the programs were built from
 
     def imports(self) -> None:
         """Do nothing: there is no Python library to import."""
@@ -41,7 +42,7 @@ class IkLlama:
             for name, rate in (*self._alone(task, repacking), *together):
                 best[name] = max(rate, best.get(name, 0.0))
         used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
-        return {"measures": best, "rss MB": used}
+        return {"measures": best, "rss MB": used, "version": self.version}
 
     def _run(self, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         with tempfile.TemporaryDirectory() as scratch:  # the program writes a log into its working directory
@@ -57,6 +58,7 @@ class IkLlama:
             "llama-bench", "-m", task["path"], "-t", task["threads"], "-fa", 1, "-rtr", repacking, "-n", 0, "-o",
             "json", "-r", task["repeat"], "-p", ",".join(map(str, task["prompts"])), *depths).stdout)
         found = []
+        self.version = rows[0].get("build_commit", "?")
         for row in rows:
             # a row of decode after a prompt is called "tg64@pp512"; its rate is of the decode alone
             prompt, written = row["n_prompt"], row["n_gen"]

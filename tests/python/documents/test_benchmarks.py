@@ -31,7 +31,7 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
 sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
 from benchmarks import __main__ as commands  # noqa: E402
-from benchmarks import compare, engines, kernels, http_client, limits, peers, plot, policies, report  # noqa: E402
+from benchmarks import compare, engines, kernels, http_client, ik, limits, peers, plot, policies, report  # noqa: E402
 from benchmarks import record as records, synthetic, tables, texts, timing  # noqa: E402
 from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
 from benchmarks.record import Turn  # noqa: E402
@@ -46,7 +46,7 @@ import json, sys
 arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 by = 1 + int(arguments["-rtr"])
 depth, written = map(int, arguments["-gp"].split(","))
-print(json.dumps([{{"n_prompt": int(arguments["-p"]), "n_gen": 0, "avg_ts": 150 * by}},
+print(json.dumps([{{"n_prompt": int(arguments["-p"]), "n_gen": 0, "avg_ts": 150 * by, "build_commit": "8337e4cd3"}},
                   {{"n_prompt": depth, "n_gen": written, "avg_ts": 10 * by}}]))
 """
 
@@ -459,6 +459,20 @@ def test_texts_between_parquet_files(tmp_path_factory: pytest.TempPathFactory) -
     row = json.loads(done.stdout.splitlines()[0])
     assert row["way"] == "process" and row["texts"] == 12_000 and row["texts/s"] > 0
     assert len(row["tenths"]) == 10 and min(row["tenths"]) > 0 and min(row["memory MB"]) > 0
+
+
+def test_programs_of_ik_state_their_version(tmp_path: Path) -> None:
+    """The better rate of the two runs counts, and the record names the commit of the programs."""
+    (tmp_path / "llama-bench").write_text(FAKE_LLAMA_BENCH.format(python=sys.executable))
+    (tmp_path / "llama-bench").chmod(0o755)
+    found = ik.IkLlama(str(tmp_path)).measures({"path": "model.gguf", "threads": 1, "prompts": [16], "depths": [8],
+                                                "write": 4, "repeat": 1, "streams": 0})
+    assert found["measures"] == {"pp16 tokens/s": 300.0, "tg@8 tokens/s": 20.0} and found["version"] == "8337e4cd3"
+    bench = compare.Bench.__new__(compare.Bench)
+    bench.turns = []
+    assert bench.version("ik") == "?"
+    bench.turns = [turn("mpool", 0, {}), Turn("generate", "ik", 0, found, Frame(NEAR, NEAR, 0.0))]
+    assert bench.version("ik") == "8337e4cd3"
 
 
 @pytest.mark.builds
