@@ -10,7 +10,7 @@ from dataclasses import replace as changed  # `replace` is a parameter of regist
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._methods import PoolVerbs
-from .checks import known_keywords, one_of, refuse
+from .checks import is_same, known_keywords, one_of, refuse
 from .config import PoolConfig
 from .durations import seconds_of
 from .errors import MemoryExhausted, SendError, ShuttingDown, UnknownModel
@@ -72,7 +72,7 @@ class Pool(PoolVerbs):
         self._closed = False
         self._callbacks: tuple[tuple[str, Any], ...] = ()
         self._full_since: dict[str, float] = {}  # key -> monotonic time; see runtime/health.py
-        self._places: dict[str, dict[int, int]] = {}  # key -> worker -> position; see runtime/metrics.py
+        self._worker_positions: dict[str, dict[int, int]] = {}  # key -> worker -> position; see runtime/metrics.py
         self._degraded: dict[str, str] = {}  # key -> problem, at the last check for events
         self._names = Names(self)
         hosts.register(self._identity, self)
@@ -188,7 +188,7 @@ class Pool(PoolVerbs):
             compute: as for :func:`embed`.
             progress: show a progress bar for downloads; None: if standard error is a terminal.
             timeout: seconds for loading, without downloads. After a timeout, loading continues in the background,
-                unless the model was being unloaded until then.
+                unless it had not begun because the model was still being unloaded.
             isolation: where the model's workers run from now on, ``"thread"`` or ``"process"``; see
                 ``PoolConfig.isolation``. None: unchanged. A loaded model keeps serving until the new one is loaded.
             weights: how the weights of a text model are used from now on, ``"auto"``, ``"mapped"`` or ``"packed"``; see
@@ -234,7 +234,7 @@ class Pool(PoolVerbs):
         if not isinstance(pin, bool):
             refuse("pin", pin, "True or False")
         deadline = _deadlines.deadline_of(timeout)
-        if isinstance(ref, Model) and _is_auto(compute):
+        if isinstance(ref, Model) and is_same(compute, "auto"):
             compute = ref._compute  # type: ignore[assignment]
         entry = self._find(ref)
         if alias is not None:
@@ -392,8 +392,8 @@ class Pool(PoolVerbs):
 
         Args:
             key: a name from :func:`register`, or its handle.
-            ref: path or reference of the new model. It must have the capabilities of the old one. The reference that
-                the name has: its files are read again.
+            ref: path or reference of the new model. It must have the capabilities of the old one. With the reference
+                that the name has, its files are read again.
             timeout: seconds for loading, without downloads. After a timeout, the new model is dropped.
             prompts, default_prompt_name, pooling, normalize, max_length, chat_template: as for :func:`register`. None:
                 the setting of the new model's files, not of the old model.
@@ -697,10 +697,6 @@ def _restore_pool(config: PoolConfig, identity: str) -> Pool:
 def _entry_of(model: Any) -> Any:
     """Return the entry of a handle. Other ways to name a model (a name, a path, a reference) stay as they are."""
     return model._entry if isinstance(model, Model) else model
-
-
-def _is_auto(compute: Any) -> bool:
-    return isinstance(compute, str) and compute == "auto"
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,18 @@ _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *rang
 _TEXT = re.compile(r"`?(?:text |texts\[|documents\[|images\[)(\d+)\]?(?:\[\d\])?`?(?= )")
 
 
+@contextmanager
+def packages(user: str, extra: str) -> Iterator[None]:
+    """Raise Unsupported, with the command that installs an extra, if a package that ``user`` needs is missing."""
+    from ..errors import Unsupported
+    from ..resources import install_hint
+
+    try:
+        yield
+    except ImportError as error:
+        raise Unsupported(f"{user} needs the package {error.name}", hint=install_hint(extra)) from None
+
+
 def make_pool(arguments: argparse.Namespace) -> Pool:
     """Create a pool with the options ``--threads`` and ``--offline``."""
     from ..config import PoolConfig

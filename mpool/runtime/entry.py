@@ -197,7 +197,7 @@ class Entry:
 
     @property
     def name_of_network(self) -> str:
-        """Name of the network among those of its model: its capability, with the task if only its texts have it."""
+        """Name of the network among those of its model: its capability, with its task if it serves only one task."""
         return self._network or self.capability
 
     def parts(self) -> list[Entry]:
@@ -551,7 +551,8 @@ class Entry:
         if len(key.encode()) > _MAX_KEY:
             import hashlib
 
-            key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + key[-_MAX_KEY // 2:]
+            end = key.encode()[-_MAX_KEY // 2:].decode(errors="ignore")
+            key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + end
         # The core has float32 with the setting mpool.float32_fast. A worker process opens only a library that the user
         # named, and the core must choose the same use of the weights there as here.
         fast = compute == "float32-fast" and (self.runs_in == "thread" or _names_blas())
@@ -580,8 +581,8 @@ class Entry:
     def _remove_stray(self, key: str) -> None:
         """Remove a key that the core has and this entry lacks. Must hold the lock.
 
-        The process was forked, or the thread interrupted, before the entry noted a key that it had added, or before a
-        key was removed that it had given up.
+        A fork, or an interrupt of the thread, leaves such a key if it comes between a change of the core and the change
+        of the entry that belongs to it.
         """
         registry = self.pool.registry
         if not (self._main or self).changing.locked() and any(row["key"] == key for row in registry.entries()):

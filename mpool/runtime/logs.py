@@ -31,6 +31,8 @@ deliver: Callable[[], None] | None = None
 
 
 class _Drain:
+    """The thread that moves records and events from the rings, and its state."""
+
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.stopping = threading.Event()

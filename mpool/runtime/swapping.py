@@ -210,7 +210,7 @@ class _Swap:
             with had._lock:
                 if compute not in had._core:
                     try:
-                        had.add_cold(compute)  # it must have the key, so that a request for it does not take the key
+                        had.add_cold(compute)  # else a request for the old model could add the key before the swap
                     except MpoolError:
                         unknown = True
             key = have.add_cold(compute, staged=True)

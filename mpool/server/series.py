@@ -26,8 +26,7 @@ log = logging.getLogger("mpool.server")
 RINGS = {1: 300, 10: 360, 120: 360}
 #: Maximum number of models with a history. Another model takes the place of the one that was idle for longest.
 MODELS = 32
-#: A break between two samples of at most this many seconds gets the values of the later one; a longer one is a
-#: gap.
+#: If no sample was taken for at most this many seconds, the next one counts for all of them; a longer time is a gap.
 _STALL = 10
 #: Seconds that the longest ring covers.
 _LONGEST = max(step * most for step, most in RINGS.items())

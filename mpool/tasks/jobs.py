@@ -135,9 +135,8 @@ class VectorJob(Job):
         self._request, self._again, self._warned = request, again, False
         kind, plan, call = request.kind, request.plan, request.call
         self._pack = kind.pack(plan, request.inputs, 0, request.single, call)
-        # None if no input is valid
         service_class = vectors.service_class_of(len(request.inputs))
-        self._started = vectors.submit(kind, plan, self._pack, call, service_class, True)
+        self._started = vectors.submit(kind, plan, self._pack, call, service_class, True)  # None: no input is valid
 
     @property
     def _ticket(self) -> _core.Ticket | None:

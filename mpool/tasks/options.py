@@ -277,7 +277,7 @@ _COMPUTE = ('compute type: ``"float32"``, ``"float32-fast"``, ``"bfloat16"``, ``
             "0.9999 to those of float32, and of degenerate texts, such as one repeated word, 0.9995 (measured for some "
             "models); models with more than 12 pre-norm layers whose weights are stored in float32 are computed in "
             'float32. Use ``"float32"`` for results that are identical across machines. ``"float32-fast"`` is float32, '
-            "but a BLAS library may compute large products of float32 weights, also if its sums differ from mpool's: "
+            "but a BLAS library may compute large products of float32 weights, even if its sums differ from mpool's: "
             "results may then depend on the other texts that are computed at the same time.")
 
 

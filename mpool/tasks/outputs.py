@@ -70,7 +70,7 @@ class OutputPlan(Plan):
     Attributes:
         mask: outputs of the core.
         vocab: number of tokens of the vocabulary.
-        markers: None: texts are tokenised as for dense vectors.
+        markers: how texts become tokens; None: as for dense vectors.
         query_weights: weight of each token, for models whose queries need no pass through the network; else None.
         most: maximum number of weights of a sparse vector; None: all.
         parameter: name of the inputs, for messages.
@@ -92,7 +92,7 @@ class OutputPlan(Plan):
         return settings.tokens.size if settings.tokens is not None else settings.hidden_size
 
     def part(self, pack: Pack, ticket: _core.Ticket | None) -> Part:
-        """Return the outputs of a finished ticket; None: no text of the pack has tokens."""
+        """Return the outputs of a finished ticket. ``ticket`` is None if no text of the pack has tokens."""
         assert ticket is not None, "every text has tokens"
         return part_of(self, pack, ticket)
 
@@ -157,7 +157,8 @@ def _read_weights(stored: StoredVector) -> NDArray[np.float32]:
 
 
 def _markers(found: Plan, late: TokenVectorSettings, options: Any) -> tuple[Markers, dict[str, Any]]:
-    """Return the markers of the task, and the changes of the plan: without the marker in the prompt, and with its room.
+    """Return the markers of the task, and two changes of the plan: the prompt without the marker, and the maximum
+    number of tokens beside it.
 
     A prompt that is a token of the vocabulary is inserted as this token, as in training; any other one is text.
     """

@@ -159,7 +159,7 @@ mpool.server.application  starlette.middleware.cors  1  optional
 mpool.server.models  mpool.model  1  start-up
 mpool.server.models  mpool.models  7  start-up
 mpool.server.models  mpool.runtime.load_options  1  start-up
-mpool.server.ollama_models  mpool.models  1  start-up
+mpool.server.ollama_models  mpool.models  2  start-up
 mpool.server.openai.responses  mpool.results  1  start-up
 mpool.server.openapi  mpool.server.application  1  optional
 mpool.server.operational  mpool.server.openapi  1  optional
