@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -97,8 +98,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def size_of(found: Resolved) -> int:
     """Return the total size of a model's files in bytes."""
-    import os
-
     if found.files:
         return sum(os.path.getsize(path) for path in found.files)
     if os.path.isfile(found.path):

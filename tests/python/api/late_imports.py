@@ -40,7 +40,6 @@ mpool.cli.common  mpool.errors  5  start-up
 mpool.cli.common  mpool.models  1  start-up
 mpool.cli.common  mpool.pool  1  start-up
 mpool.cli.common  mpool.resources  1  start-up
-mpool.cli.common  os  1  start-up
 mpool.cli.completing  shtab  1  optional
 mpool.cli.demo  mpool.cli.common  1  start-up
 mpool.cli.demo  mpool.debug.show  1  start-up
@@ -199,7 +198,6 @@ mpool.tasks.steps  mpool.runtime.watching  2  start-up
 mpool.tasks.steps  mpool.tasks.jobs  1  start-up
 mpool.tasks.text_to_image  mpool._renamed  1  start-up
 mpool.tasks.text_to_image  mpool.tokenizers  1  start-up
-mpool.tasks.text_to_image  sys  1  start-up
 mpool.tasks.text_to_text  mpool.conversation  1  start-up
 mpool.tasks.text_to_text  mpool.conversation.tools  3  start-up
 mpool.tasks.text_to_text  mpool.tasks.captures  1  start-up
