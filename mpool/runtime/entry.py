@@ -434,7 +434,7 @@ class Entry:
 
         Args:
             options: options of the call.
-            found: these options over the present ones.
+            found: these options, with the present ones in place of None.
         """
         if not found.draft:
             return None
@@ -525,7 +525,7 @@ class Entry:
                 self._add(compute, replace=True)
 
     def computes(self) -> list[str]:
-        """Return the compute types of which each has a key of its own in the core."""
+        """Return the compute types that have keys of their own in the core."""
         auto = self._core.get("auto")
         return [compute for compute, key in list(self._core.items()) if compute == "auto" or key != auto]
 

@@ -71,7 +71,7 @@ class _Drain:
             if self.thread not in (None, threading.current_thread()):
                 return
             if not self.stopping.is_set():
-                # again, for a start that a signal interrupted after the thread existed
+                # again: a signal may have interrupted start() after the thread existed
                 self.thread, self.missing = threading.current_thread(), False
         try:
             while not self.stopping.is_set():

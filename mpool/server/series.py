@@ -1,7 +1,8 @@
 """History of a pool for plots: rates, latency, queues and memory, sampled once a second, in bounded memory.
 
 Three rings keep 5 minutes at 1 s, 1 hour at 10 s and 12 hours at 2 minutes per point. A value of a point is the mean of
-its samples; a quantile of the latency counts the requests that completed in its time. A sample costs about 0.1 ms.
+its samples; its quantiles of the latency are those of the requests that completed in its time. A sample costs about
+0.1 ms.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def packed(plan: OutputPlan, texts: list[Any], start: int, single: bool, call: C
     """Pack texts as for dense vectors, then add the marker and fill queries up."""
     found = embedding.packed(plan, texts, start, single, call)
     markers = plan.markers
-    if markers is None or embedding._are_ids(texts) or (markers.marker is None and not markers.length):
+    if markers is None or embedding.are_token_ids(texts) or (markers.marker is None and not markers.length):
         return found
     at = len(plan.tokenizer.prefix_ids)
     rows: list[NDArray[np.int32]] = []
@@ -347,7 +347,7 @@ def of_queries(plan: OutputPlan, texts: list[Any], start: int, call: Call) -> Pa
 
 def _looked_up(plan: OutputPlan, texts: list[Any], start: int) -> Part:
     assert plan.query_weights is not None
-    found = embedding.pack_ids(plan, texts, start) if embedding._are_ids(texts) else _query_ids(plan, texts, start)
+    found = embedding.pack_ids(plan, texts, start) if embedding.are_token_ids(texts) else _query_ids(plan, texts, start)
     size, largest = len(plan.query_weights), int(found.ids.max(initial=0))
     if largest >= size:
         refuse("inputs", f"token id {largest:,}", f"tokens below {size:,}, the size of the table of query weights",

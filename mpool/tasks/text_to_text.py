@@ -135,9 +135,9 @@ class Request:
 
 
 class _RepeatedCalls:
-    """Ends completions whose calls repeat, through the mask of their next token.
+    """Ends a completion whose tool calls repeat: the mask of its next token then allows only end tokens.
 
-    A mask thread parses the text: the caller may read a completion only after its end.
+    A mask thread parses the text, because the caller may read a completion only after its end.
     """
 
     def __init__(self, request: Request) -> None:
