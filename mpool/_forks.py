@@ -39,7 +39,7 @@ _EXECUTORS = "concurrent.futures.thread"
 
 
 def _shutdown_lock(complete: bool) -> Any:
-    """Return the lock that forks hold of :mod:`concurrent.futures`; None: it does not exist, or, if ``complete``, its
+    """Return the lock of :mod:`concurrent.futures` that a fork holds; None: it does not exist, or, if ``complete``, its
     module is not imported completely."""
     if complete and _EXECUTORS in _locks:
         return None

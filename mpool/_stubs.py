@@ -40,8 +40,15 @@ _LINE = 120
 
 def _parameters(verb: Verb, form: str, stream: bool | None, more: tuple[str, ...] = (),
                 first: str | None = None) -> list[str]:
-    """Return the parameters as source text. ``stream`` is the value of that parameter in this overload; None: none.
-    ``first`` is the type of the first parameter; None: that of the verb."""
+    """Return the parameters as source text.
+
+    Args:
+        verb: the verb.
+        form: as in :meth:`Verb.signature`.
+        stream: value of the parameter ``stream`` in this overload; None: the verb does not have this parameter.
+        more: further parameters, as source text.
+        first: type of the first parameter; None: that of the verb.
+    """
     slots = verb.slots(form)
     if first is not None:
         slots = (slots[0]._replace(type=first), *slots[1:])

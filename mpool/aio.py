@@ -9,8 +9,8 @@
 
 A request needs no thread of its own: each event loop watches one file descriptor, which the core makes readable when
 requests have progressed. Only operations that would block the loop run in a thread: reading the files of a model on
-first use, ``load``, ``unload`` and ``swap``, tokenising a long text, decoding images, compiling a grammar, and finding
-the text that failed among many.
+first use, ``load``, ``unload`` and ``swap``, tokenising a long text, decoding images, compiling a grammar, and
+searching a batch for the input that gave NaN.
 
 Cancelling a task cancels its request. Several tasks may await one job or stream, also in event loops of different
 threads; the request is cancelled with the last task that awaits it. Arguments, results and errors are those of the

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -167,6 +168,14 @@ def known_keywords(function: F) -> F:
     return checked  # type: ignore[return-value]
 
 
+def caller_stacklevel() -> int:
+    """Return the ``stacklevel`` with which a warning of the calling function names the first line outside mpool."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "mpool":
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def missing_attribute(value: object, name: str) -> object:
     """Raise the error of a missing attribute. It says what to use, if another library has the attribute.
 
@@ -228,5 +237,5 @@ def _is_scalar(value: Any) -> bool:
     return hasattr(value, "dtype") and not getattr(value, "shape", ())
 
 
-__all__ = ["InvalidCall", "integer", "is_same", "missing_attribute", "nearest", "one_of", "real", "refuse", "shown",
-           "unknown_option"]
+__all__ = ["InvalidCall", "caller_stacklevel", "integer", "is_same", "missing_attribute", "nearest", "one_of", "real",
+           "refuse", "shown", "unknown_option"]

@@ -35,7 +35,7 @@ from .resources import start_thread
 
 #: Time within which a new child must be ready. Imports from a cold disk take seconds.
 START_SECONDS = 30.0
-#: Elapsed time of a request on a child that does not run: this, and four times its CPU time.
+#: A request may take this much elapsed time in addition to four times its limit of CPU time: the CPU may be busy.
 GRACE_SECONDS = 5.0
 #: Time to wait for the end of a child that was killed, or that closed its connection.
 END_SECONDS = 1.0
@@ -405,8 +405,8 @@ _unreaped: list[subprocess.Popen[bytes]] = []
 
 
 def _tidy_later() -> None:
-    """Start the thread that ends idle children and reaps killed ones, unless it runs. Without it, idle children end by
-    themselves after one and a half as long."""
+    """Start the thread that ends idle children and reaps killed ones, unless it runs. Without it, a child ends itself
+    after 1.5 times ``Program.idle``."""
     global _tidier
     with _tidying:
         if _tidier is None or not _tidier.is_alive():

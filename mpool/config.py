@@ -66,7 +66,7 @@ class PoolConfig:
             A request that makes progress may take any time; set its ``timeout`` for a deadline.
         keep_alive: how long idle workers, and finally their model, stay loaded: seconds, or as Ollama writes it, "5m",
             "1h30m"; 0: unload at once; -1: for ever. :func:`mpool.load` and requests can override it for a model.
-        maintenance_interval: maximum seconds between two maintenance runs; earlier deadlines are kept.
+        maintenance_interval: maximum seconds between two maintenance runs. A deadline before that makes a run earlier.
         max_workers_per_model: a model starts with two workers, if memory allows, and gets more while all are busy and
             requests wait, up to this number and the number of compute threads.
         policy: how a worker is chosen for a request, for all capabilities or by capability: ``"shared"`` (any idle
@@ -99,10 +99,10 @@ class PoolConfig:
             ``compute="float32-fast"``, where ``"auto"`` may mean ``"mapped"``. ``"packed"``: copied into the
             order in which the kernels read them, before the first result. ``"mapped"``: never copied. The kernels read
             them from the file in the page cache, which processes share, and only scratch and caches count in
-            ``memory_bytes``. Steps are slower. Measured with float32 weights, relative to ``"packed"``: 1.14 for a step
-            of 1 token, 0.80 for 2, 0.62 to 0.74 for 4 to 16, 0.81 to 0.93 for 32 to 128, 0.98 and more from 256 tokens
-            on (Zen 3, mpool's kernels); 0.84 to 0.86 from 128 tokens on with OpenBLAS (Zen 4). Most quantised weights
-            are multiplied as they are stored in steps of 1 or 2 tokens, and packed again in every longer step.
+            ``memory_bytes``. Measured speed with float32 weights, relative to ``"packed"``: 1.14 for a step of 1 token,
+            0.80 for 2, 0.62 to 0.74 for 4 to 16, 0.81 to 0.93 for 32 to 128, 0.98 and more from 256 tokens on (Zen 3,
+            mpool's kernels); 0.84 to 0.86 from 128 tokens on with OpenBLAS (Zen 4). Most quantised weights are
+            multiplied as they are stored in steps of 1 or 2 tokens, and packed again in every longer step.
             ``"auto"``: models of at least ``MPOOL_PACK_ON_USE_MB`` compute from the mapped file at first, and are
             packed as requests use them. Smaller models, text encoders except those with float32 weights that compute in
             float32, and models with ``isolation="process"`` are packed before the first result. Weights of image
@@ -201,7 +201,7 @@ class PoolConfig:
         chaos_of(self.chaos)
 
     def _check_number(self, name: str, convert: Callable[[Any], Any], low: float, high: float | None) -> None:
-        """Check a number, and store one of NumPy as a number of Python. ``high`` None: above ``low``, or None."""
+        """Check a number, and convert a NumPy number to one of Python. ``high`` None: any number above ``low``."""
         given = getattr(self, name)
         value = convert(given)
         if value is None or not (low < value if high is None else low <= value <= high):
@@ -218,11 +218,11 @@ class PoolConfig:
         if given is None:
             return {}
         if not isinstance(given, Mapping):
-            if given not in POLICIES:
+            if not isinstance(given, str) or given not in POLICIES:
                 refuse("policy", given, f"one of {', '.join(POLICIES)}, or a dict from capability to one of these")
             return dict.fromkeys(CAPABILITIES, given)
         for capability, policy in given.items():
-            if capability not in CAPABILITIES or policy not in POLICIES:
+            if capability not in CAPABILITIES or not isinstance(policy, str) or policy not in POLICIES:
                 raise InvalidArgument(param="policy", got=f"{shown(capability)}: {shown(policy)}",
                                       allowed=f"a dict from a capability ({', '.join(CAPABILITIES)}) to a policy "
                                               f"({', '.join(POLICIES)})")

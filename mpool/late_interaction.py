@@ -16,7 +16,7 @@ from ._functions import default_pool
 from .checks import integer, refuse
 from .errors import InvalidArgument
 from .resources import typed
-from .searching import Neighbours
+from .searching import Neighbours, queries_at_once
 from .tasks.embedding_results import refuse_results
 
 if TYPE_CHECKING:
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 _SHAPE = ("matrices of finite numbers of shape (tokens, d) with equal d: one array, a sequence of arrays, an array of "
           "shape (n, tokens, d), or an object with the attributes values and offsets")
-#: Maximum number of query tokens and of queries that are compared at once.
-_TOKENS, _QUERIES = 1024, 1024
-#: Bytes of results that all compute threads keep together, and bytes of one result.
-_KEPT, _RESULT = 256 << 20, 12
+#: Maximum number of query tokens that are compared at once.
+_TOKENS = 1024
 #: Components that are converted to float32 at once.
 _BLOCK = 1 << 24
 
@@ -200,8 +198,11 @@ def _checked(name: str, store: PackedTokens) -> PackedTokens:
     values, offsets, scales = store
     if values.ndim != 2 or values.shape[1] == 0:
         raise InvalidArgument(param=name, got=f"shape {values.shape}", allowed=_SHAPE)
-    if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
-        raise InvalidArgument(param=name, got=f"offsets from {offsets[0]:,} to {offsets[-1]:,}",
+    falls = np.flatnonzero(np.diff(offsets) < 0)
+    if offsets[0] != 0 or offsets[-1] != len(values) or len(falls):
+        first, last = (offsets[falls[0]], offsets[falls[0] + 1]) if len(falls) else (offsets[0], offsets[-1])
+        got = f"offsets that {'descend ' if len(falls) else 'go '}from {first:,} to {last:,}"
+        raise InvalidArgument(param=name, got=got,
                               allowed=f"an object whose `offsets` ascend from 0 to {len(values):,}, the number "
                                       "of tokens")
     if scales is not None and scales.shape != (len(values),):
@@ -211,7 +212,7 @@ def _checked(name: str, store: PackedTokens) -> PackedTokens:
 
 
 def dense(store: PackedTokens) -> NDArray[np.float32]:
-    """The vectors as float32, multiplied by their scales."""
+    """Return the vectors as float32, multiplied by their scales."""
     with np.errstate(over="ignore"):  # infinite numbers are refused later
         rows = np.ascontiguousarray(store.values, np.float32)
         return rows if store.scales is None else rows * store.scales[:, None]
@@ -233,9 +234,9 @@ def refuse_faults(name: str, store: PackedTokens, rows: NDArray[np.float32], *, 
 # ---- scoring ----
 
 def _groups(offsets: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of queries that are compared at once: at least one query, else few tokens and results."""
-    threads = int(default_pool().registry.stats()["compute_threads"])
-    step = max(1, min(_QUERIES, _KEPT // (threads * _RESULT * max(1, most))))
+    """Yield the ranges of queries that are compared at once: as many as the limits of tokens and results allow, at
+    least one."""
+    step = queries_at_once(most)
     start, count = 0, len(offsets) - 1
     while start < count:
         fit = int(np.searchsorted(offsets, offsets[start] + _TOKENS, "right")) - 1

@@ -257,7 +257,7 @@ class ThreadGroup:
         """Run ``function()`` without waiting, and ignore its exceptions and a lack of threads."""
         try:
             self._submit(_Call(function, (), self, None, _nothing))
-        except (Overloaded, MemoryExhausted):
+        except (Overloaded, SpawnFailed, MemoryExhausted):
             pass
 
     def status(self) -> NativeCalls:

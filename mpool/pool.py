@@ -10,15 +10,15 @@ from dataclasses import replace as changed  # `replace` is a parameter of regist
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._methods import PoolVerbs
-from .checks import known_keywords, one_of, refuse
+from .checks import is_same, known_keywords, one_of, refuse
 from .config import PoolConfig
 from .durations import seconds_of
 from .errors import MemoryExhausted, SendError, ShuttingDown, UnknownModel
 from .model import Model
 from .resources import typed
+from .runtime import deadlines as _deadlines
 from .runtime import hosts, swapping
 from .runtime import logs as _logging
-from .runtime import threads as _threads
 from .runtime.entry import Entry
 from .runtime.load_options import LoadOptions
 from .runtime.naming import Names
@@ -72,7 +72,7 @@ class Pool(PoolVerbs):
         self._closed = False
         self._callbacks: tuple[tuple[str, Any], ...] = ()
         self._full_since: dict[str, float] = {}  # key -> monotonic time; see runtime/health.py
-        self._places: dict[str, dict[int, int]] = {}  # key -> worker -> position; see runtime/metrics.py
+        self._worker_positions: dict[str, dict[int, int]] = {}  # key -> worker -> position; see runtime/metrics.py
         self._degraded: dict[str, str] = {}  # key -> problem, at the last check for events
         self._names = Names(self)
         hosts.register(self._identity, self)
@@ -188,7 +188,7 @@ class Pool(PoolVerbs):
             compute: as for :func:`embed`.
             progress: show a progress bar for downloads; None: if standard error is a terminal.
             timeout: seconds for loading, without downloads. After a timeout, loading continues in the background,
-                unless the model was being unloaded until then.
+                unless it had not begun because the model was still being unloaded.
             isolation: where the model's workers run from now on, ``"thread"`` or ``"process"``; see
                 ``PoolConfig.isolation``. None: unchanged. A loaded model keeps serving until the new one is loaded.
             weights: how the weights of a text model are used from now on, ``"auto"``, ``"mapped"`` or ``"packed"``; see
@@ -233,8 +233,8 @@ class Pool(PoolVerbs):
         kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
             refuse("pin", pin, "True or False")
-        deadline = _threads.deadline_of(timeout)
-        if isinstance(ref, Model) and _is_auto(compute):
+        deadline = _deadlines.deadline_of(timeout)
+        if isinstance(ref, Model) and is_same(compute, "auto"):
             compute = ref._compute  # type: ignore[assignment]
         entry = self._find(ref)
         if alias is not None:
@@ -260,14 +260,14 @@ class Pool(PoolVerbs):
             for key in keys:
                 # a model whose files or settings changed stays pinned
                 self.registry.load(key, pin=pin or entry.kept.get(key, (False,))[0],
-                                   timeout=_threads.remaining(deadline, entry.key))
+                                   timeout=_deadlines.remaining(deadline, entry.key))
                 entry.kept.pop(key, None)
         except BaseException as error:
             for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
                 part.restore_loading(*before)
             if isinstance(error, (SendError, UnknownModel)) and entry.was_replaced():
                 return self.load(entry.key, alias=alias, pin=pin, keep_alive=keep_alive, compute=compute,
-                                 progress=progress, timeout=_threads.remaining(deadline, entry.key),
+                                 progress=progress, timeout=_deadlines.remaining(deadline, entry.key),
                                  isolation=isolation, weights=weights, kv_dtype=kv_dtype, draft=draft,
                                  adapters=adapters)
             if isinstance(error, MemoryExhausted):
@@ -308,7 +308,7 @@ class Pool(PoolVerbs):
             UnknownModel: no model has that name.
             Timeout: requests are still active; the memory is freed when they have completed.
         """
-        deadline = _threads.deadline_of(timeout)
+        deadline = _deadlines.deadline_of(timeout)
         entry = self._find(alias)
         if entry.changed(folders=True):
             swapping.renew(entry, deadline, pinned=False)
@@ -316,7 +316,7 @@ class Pool(PoolVerbs):
         entry.kept.clear()
         for key in entry.core_keys():
             with suppress(UnknownModel):  # another thread has unloaded it, because its files changed
-                self.registry.evict(key, timeout=_threads.remaining(deadline, key))
+                self.registry.evict(key, timeout=_deadlines.remaining(deadline, key))
 
     @typed
     @known_keywords
@@ -392,8 +392,8 @@ class Pool(PoolVerbs):
 
         Args:
             key: a name from :func:`register`, or its handle.
-            ref: path or reference of the new model. It must have the capabilities of the old one. The reference that
-                the name has: its files are read again.
+            ref: path or reference of the new model. It must have the capabilities of the old one. With the reference
+                that the name has, its files are read again.
             timeout: seconds for loading, without downloads. After a timeout, the new model is dropped.
             prompts, default_prompt_name, pooling, normalize, max_length, chat_template: as for :func:`register`. None:
                 the setting of the new model's files, not of the old model.
@@ -421,14 +421,14 @@ class Pool(PoolVerbs):
             >>> model.context_length
             128
         """
-        _threads.deadline_of(timeout)  # raises for an invalid timeout before files are downloaded
+        _deadlines.deadline_of(timeout)  # raises for an invalid timeout before files are downloaded
         options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft), adapters)
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
         found, old = _ref_in(ref), self._names.registered(_entry_of(key))
         inherited = changed(old.loading, draft=None, adapters=None)
         new = self._names.new_entry(old.key, found, _given(settings), options.over(inherited))
-        swapping.swap(old, new, True, _threads.deadline_of(timeout))
+        swapping.swap(old, new, True, _deadlines.deadline_of(timeout))
         return Model(new)
 
     @typed
@@ -697,10 +697,6 @@ def _restore_pool(config: PoolConfig, identity: str) -> Pool:
 def _entry_of(model: Any) -> Any:
     """Return the entry of a handle. Other ways to name a model (a name, a path, a reference) stay as they are."""
     return model._entry if isinstance(model, Model) else model
-
-
-def _is_auto(compute: Any) -> bool:
-    return isinstance(compute, str) and compute == "auto"
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def _no_thread(text: str, name: str | None = None) -> SpawnFailed:
 
 def _error_of_call(error: BaseException, function: Callable[..., Any], args: Sequence[Any],
                    keywords: Iterable[str]) -> MpoolError | None:
-    """Return the error of mpool for an error of a call; None: a TypeError of a call whose arguments match."""
+    """Return the error of mpool to raise for an error of a call; None: the call keeps its error."""
     return invalid_call(inspect.unwrap(function), args, keywords) if isinstance(error, TypeError) else error_of(error)
 
 

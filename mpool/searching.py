@@ -178,10 +178,15 @@ def _at_least(name: str, value: Any, low: int, high: int | None = None) -> int:
 
 # ---- searching ----
 
+def queries_at_once(most: int) -> int:
+    """Return the number of queries that are searched at once, for at most ``most`` results of each."""
+    threads = int(default_pool().registry.stats()["compute_threads"])
+    return max(1, min(_QUERIES, _KEPT // (threads * _RESULT * max(1, most))))
+
+
 def _groups(count: int, most: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of queries that are searched at once."""
-    threads = int(default_pool().registry.stats()["compute_threads"])
-    step = max(1, min(_QUERIES, _KEPT // (threads * _RESULT * max(1, most))))
+    step = queries_at_once(most)
     for start in range(0, count, step):
         yield start, min(count, start + step)
 
@@ -242,8 +247,8 @@ def _best_pairs(kept: list[NDArray[Any]], more: list[NDArray[Any]], room: int) -
 
 def _communities(rows: NDArray[Any], counts: NDArray[np.int64], smallest: int,
                  used: NDArray[np.bool_]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each centre that was not in use when its group began, with its community by descending similarity. Centres
-    come by descending size of their communities."""
+    """Yield centres in the order of the size of their communities, the largest first, each with its community by
+    descending similarity. Vectors that are in ``used`` when a group of centres is searched are left out."""
     order = np.argsort(-counts, kind="stable")
     order = order[counts[order] >= smallest]
     while len(order := order[~used[order]]):

@@ -29,7 +29,7 @@ _BLOCK = 2048
 @typed
 def pool_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged, *, factor: int | None = None,
                 budget: int | None = None, protected: int = 1) -> PackedTokens:
-    """Pools the token vectors of each document to fewer: clusters of similar tokens become their mean.
+    """Reduces the token vectors of each document: those of a cluster of similar tokens become their mean.
 
     Clusters are those of Ward's method on the tokens' cosine distances. The vectors are expected to be normalised. The
     means are not normalised. Documents of more than 2,048 tokens are clustered in blocks of consecutive tokens.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,18 @@ _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *rang
 
 #: Start of an error or a hint about a text or image of a list, with its index.
 _TEXT = re.compile(r"`?(?:text |texts\[|documents\[|images\[)(\d+)\]?(?:\[\d\])?`?(?= )")
+
+
+@contextmanager
+def packages(user: str, extra: str) -> Iterator[None]:
+    """Raise Unsupported, with the command that installs an extra, if a package that ``user`` needs is missing."""
+    from ..errors import Unsupported
+    from ..resources import install_hint
+
+    try:
+        yield
+    except ImportError as error:
+        raise Unsupported(f"{user} needs the package {error.name}", hint=install_hint(extra)) from None
 
 
 def make_pool(arguments: argparse.Namespace) -> Pool:
@@ -85,8 +98,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def size_of(found: Resolved) -> int:
     """Return the total size of a model's files in bytes."""
-    import os
-
     if found.files:
         return sum(os.path.getsize(path) for path in found.files)
     if os.path.isfile(found.path):

@@ -186,8 +186,8 @@ def _purpose(model: ModelDescription) -> str:
     if model.embedding is not None:
         does = {"labels": "classifies texts (classify)", "spans": "labels tokens (classify_tokens)",
                 "scores": "ranks documents for a query (rerank)",
-                "dense": "embeds texts (embed)", "sparse": "gives texts sparse vectors (embed_sparse)",
-                "tokens": "gives tokens vectors (embed_tokens)"}
+                "dense": "embeds texts (embed)", "sparse": "computes sparse vectors of texts (embed_sparse)",
+                "tokens": "computes a vector per token (embed_tokens)"}
         computed = model.embedding.outputs - {"vectors"} or set(model.embedding.embeddings)
         return ", ".join(text for output, text in does.items() if output in computed)
     if model.generation is not None:

@@ -1,4 +1,4 @@
-"""``mpool ps`` and ``mpool stop``: ask a server, which ``mpool serve`` started on this or another machine."""
+"""``mpool ps`` and ``mpool stop``: requests to a server that ``mpool serve`` runs on this or another machine."""
 
 from __future__ import annotations
 

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from .common import note, say
+from .common import note, packages, say
 from .serving import settings_of
-
-
-@contextmanager
-def _packages() -> Iterator[None]:
-    """Raise Unsupported with installation instructions if a package is missing."""
-    from ..errors import Unsupported
-    from ..resources import install_hint
-
-    try:
-        yield
-    except ImportError as error:
-        raise Unsupported(f"`mpool ray` needs the package {error.name}", hint=install_hint("ray")) from None
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool ray serve`` until SIGTERM or Ctrl-C."""
-    with _packages():
+    with packages("`mpool ray`", "ray"):
         from ..integrations.ray.serving import Plan, run
     settings, path, _ = settings_of(arguments)
     plan = Plan((*arguments.model, *arguments.names), arguments.only, arguments.load, arguments.compute,
@@ -50,7 +36,7 @@ def embed(arguments: argparse.Namespace) -> int:
     """Run ``mpool ray embed``."""
     from ..errors import InvalidArgument
 
-    with _packages():
+    with packages("`mpool ray`", "ray"):
         from ..integrations.ray.parquet import embed_parquet
     options = {name: getattr(arguments, name) for name in _OPTIONS[arguments.vectors]}
     for name, default in (("dimensions", None), ("on_error", "raise"), ("max_active", None)):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .. import native_calls
-from .common import note, say
+from .common import note, packages, say
 from .parser import SERVER_LIMITS
 
 if TYPE_CHECKING:
@@ -20,21 +18,9 @@ if TYPE_CHECKING:
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-@contextmanager
-def _packages() -> Iterator[None]:
-    """Raise Unsupported with installation instructions if a package of the server is missing."""
-    from ..errors import Unsupported
-    from ..resources import install_hint
-
-    try:
-        yield
-    except ImportError as error:
-        raise Unsupported(f"the server needs the package {error.name}", hint=install_hint("server")) from None
-
-
 def settings_of(arguments: argparse.Namespace) -> tuple[Settings, str | None, bool]:
     """Return the server settings for the options, the path of the token file or None, and True if the token is new."""
-    with _packages():
+    with packages("the server", "server"):
         from ..server.settings import Settings, is_loopback, new_token_file, token_of
     token, path, is_new = None, arguments.token_file, False
     if path is not None:
@@ -79,7 +65,7 @@ def serve(arguments: argparse.Namespace) -> int:
     from ..errors import InvalidArgument
     from ..pool import Pool
 
-    with _packages():
+    with packages("the server", "server"):
         from ..server.serving import Serving
     models = [*arguments.model, *arguments.names]
     settings, path, is_new = settings_of(arguments)
@@ -116,7 +102,7 @@ def worker(arguments: argparse.Namespace) -> int:
     from ..errors import MpoolError
     from ..tasks.captures import Capture
 
-    with _packages():
+    with packages("the server", "server"):
         from ..server.errors import refusal_of, worker_code
         from ..server.settings import token_of
         from ..server.worker import Worker, worker_config, worker_settings

@@ -42,8 +42,8 @@ class Waiter:
 
 
 def _apply_leaving() -> None:
-    """Count the waiters that left. If another thread, or an outer section of this one, holds the lock, it does so
-    after its section."""
+    """Count the waiters that left. If another thread, or an outer section of this one, holds the lock, that one counts
+    them after its section."""
     while _leaving and _lock.acquire(blocking=False):
         try:
             unwanted = _uncount()

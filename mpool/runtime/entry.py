@@ -197,7 +197,7 @@ class Entry:
 
     @property
     def name_of_network(self) -> str:
-        """Name of the network among those of its model: its capability, with the task if only its texts have it."""
+        """Name of the network among those of its model: its capability, with its task if it serves only one task."""
         return self._network or self.capability
 
     def parts(self) -> list[Entry]:
@@ -434,7 +434,7 @@ class Entry:
 
         Args:
             options: options of the call.
-            found: these options over the present ones.
+            found: these options, with the present ones in place of None.
         """
         if not found.draft:
             return None
@@ -525,7 +525,7 @@ class Entry:
                 self._add(compute, replace=True)
 
     def computes(self) -> list[str]:
-        """Return the compute types of which each has a key of its own in the core."""
+        """Return the compute types that have keys of their own in the core."""
         auto = self._core.get("auto")
         return [compute for compute, key in list(self._core.items()) if compute == "auto" or key != auto]
 
@@ -551,7 +551,8 @@ class Entry:
         if len(key.encode()) > _MAX_KEY:
             import hashlib
 
-            key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + key[-_MAX_KEY // 2:]
+            end = key.encode()[-_MAX_KEY // 2:].decode(errors="ignore")
+            key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + end
         # The core has float32 with the setting mpool.float32_fast. A worker process opens only a library that the user
         # named, and the core must choose the same use of the weights there as here.
         fast = compute == "float32-fast" and (self.runs_in == "thread" or _names_blas())
@@ -580,8 +581,8 @@ class Entry:
     def _remove_stray(self, key: str) -> None:
         """Remove a key that the core has and this entry lacks. Must hold the lock.
 
-        The process was forked, or the thread interrupted, before the entry noted a key that it had added, or before a
-        key was removed that it had given up.
+        A fork, or an interrupt of the thread, leaves such a key if it comes between a change of the core and the change
+        of the entry that belongs to it.
         """
         registry = self.pool.registry
         if not (self._main or self).changing.locked() and any(row["key"] == key for row in registry.entries()):

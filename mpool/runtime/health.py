@@ -140,10 +140,7 @@ def pongs(pool: Host, key: Any) -> tuple[Pong, ...]:
 
 def _core_keys(pool: Host, key: Any) -> list[str]:
     """Return the core keys of a model. Reads no files if the model was used before or is in the catalogue."""
-    found = pool._known(key, None) if key is not None else None
-    if found is not None:
-        return found.core_keys()
-    return pool._find(key).core_keys()
+    return (pool._known(key, None) or pool._find(key)).core_keys()
 
 
 def health(pool: Host) -> Health:

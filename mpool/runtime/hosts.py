@@ -30,7 +30,7 @@ class Host(Protocol):
     _names: Any
     _callbacks: tuple[tuple[str, Any], ...]
     _full_since: dict[str, float]
-    _places: dict[str, dict[int, int]]
+    _worker_positions: dict[str, dict[int, int]]
     _degraded: dict[str, str]
 
     @property

@@ -18,9 +18,9 @@ def command() -> tuple[str, ...]:
     """
     from .. import _core
 
-    path, what = interpreter.find()
-    if what:
-        raise SpawnFailed(f"no worker process can be started: {what}",
+    path, reason = interpreter.find()
+    if reason:
+        raise SpawnFailed(f"no worker process can be started: {reason}",
                           hint='Use isolation="thread", or set the path of a Python of this version with '
                                "multiprocessing.set_executable(path)")
     return (path, "-I", "-S", "-c", _START, _core.__file__)

@@ -31,6 +31,8 @@ deliver: Callable[[], None] | None = None
 
 
 class _Drain:
+    """The thread that moves records and events from the rings, and its state."""
+
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.stopping = threading.Event()
@@ -69,7 +71,7 @@ class _Drain:
             if self.thread not in (None, threading.current_thread()):
                 return
             if not self.stopping.is_set():
-                # again, for a start that a signal interrupted after the thread existed
+                # again: a signal may have interrupted start() after the thread existed
                 self.thread, self.missing = threading.current_thread(), False
         try:
             while not self.stopping.is_set():

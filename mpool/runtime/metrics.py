@@ -50,7 +50,7 @@ WORKER_COUNTERS = {"served": "requests that ended on the worker", "busy_seconds"
 WORKER_GAUGES = {"running": "active requests", "engine_bytes": "bytes of its scratch and caches"}
 
 
-_placing = threading.Lock()
+_lock = threading.Lock()
 
 
 def stats(pool: Host) -> dict[str, Any]:
@@ -96,15 +96,15 @@ def _model(pool: Host, row: dict[str, Any]) -> dict[str, Any]:
     return {"capability": row["capability"], "state": row["state"], "breaker": row["breaker"],
             "healthy": int(not any(_health.complaints(pool, row))),
             "per_worker": [{"position": at, **{name: worker[name] for name in (*WORKER_COUNTERS, *WORKER_GAUGES)}}
-                           for at, worker in _placed(pool, row)],
+                           for at, worker in _by_position(pool, row)],
             **{name: row[name] for name in (*MODEL_GAUGES, *MODEL_COUNTERS)}, "latency": latency}
 
 
-def _placed(pool: Host, row: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+def _by_position(pool: Host, row: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     """Return the workers of a model by position. A new worker takes the lowest position that is free."""
     workers = {int(worker["id"]): worker for worker in row["worker"]}
-    with _placing:
-        held = pool._places.setdefault(row["key"], {})
+    with _lock:
+        held = pool._worker_positions.setdefault(row["key"], {})
         for gone in held.keys() - workers.keys():
             del held[gone]
         for number in sorted(workers.keys() - held.keys()):
@@ -113,8 +113,8 @@ def _placed(pool: Host, row: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]
 
 
 def _after_fork_in_child() -> None:
-    global _placing
-    _placing = threading.Lock()
+    global _lock
+    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

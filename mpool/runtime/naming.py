@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..checks import nearest, refuse, shown
+from ..checks import caller_stacklevel, nearest, refuse, shown
 from ..errors import InvalidArgument, UnknownModel
 from . import swapping
 from .entry import OVERRIDES, Entry, wrong_capability
@@ -293,7 +293,7 @@ def _warn_of_alias(name: str, entry: Entry) -> None:
     row = _catalogue().get(name)
     if row is not None and row.key != entry.key:
         warnings.warn(f"in this pool, {name!r} now names {entry.ref}. In the catalogue, it is an alias of {row.key}",
-                      stacklevel=2)
+                      stacklevel=caller_stacklevel())
 
 
 def _absolute(ref: str) -> str:

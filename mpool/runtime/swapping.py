@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ..errors import MemoryExhausted, MpoolError, SendError, Timeout, UnknownModel, WrongCapability
-from . import threads as _threads
+from . import deadlines as _deadlines
 from .entry import Entry
 
 _HINT = "The old model serves until the new one is loaded, so both must fit. unload() frees the old one first; " \
@@ -134,12 +134,12 @@ def renew(old: Entry, deadline: float | None, pinned: bool = True) -> None:
                 with contextlib.suppress(Timeout, UnknownModel):
                     registry.remove(key, timeout=0.0)
     for key in keys:
-        registry.wait_removed(key, timeout=_threads.remaining(deadline, key))
+        registry.wait_removed(key, timeout=_deadlines.remaining(deadline, key))
 
 
 def _hold(entry: Entry, deadline: float | None, held: contextlib.ExitStack) -> bool:
     """Hold ``changing`` of an entry until ``held`` ends. Returns False, and holds nothing, if it lost its name."""
-    seconds = _threads.remaining(deadline, entry.key)
+    seconds = _deadlines.remaining(deadline, entry.key)
     if not entry.changing.acquire(timeout=-1 if seconds is None else seconds):
         raise Timeout("another swap of this model did not end within the timeout", key=entry.key)
     held.callback(entry.changing.release)
@@ -210,7 +210,7 @@ class _Swap:
             with had._lock:
                 if compute not in had._core:
                     try:
-                        had.add_cold(compute)  # it must have the key, so that a request for it does not take the key
+                        had.add_cold(compute)  # else a request for the old model could add the key before the swap
                     except MpoolError:
                         unknown = True
             key = have.add_cold(compute, staged=True)
@@ -227,7 +227,7 @@ class _Swap:
         for _, have in self.parts:
             if have.describe().tokenizes and have.describe().tokenizer is not None:
                 have.tokenizer()
-        self.registry.load(key, pin=key in self.pinned, timeout=_threads.remaining(self.deadline, key))
+        self.registry.load(key, pin=key in self.pinned, timeout=_deadlines.remaining(self.deadline, key))
 
     def _take_names(self) -> None:
         """Give the pool's names to the new entry. Must hold the locks of the names and of the old entry."""

@@ -18,7 +18,7 @@ handler:
 - One module per protocol: ``openai``, ``anthropic``, ``ollama``, ``operational``, ``dashboard``. To add a protocol,
   add its tuple of operations in ``application``. ``model_list``: ``/v1/models``. ``scoring``, ``pooling``, ``tokens``:
   routes of vLLM. ``text_embeddings_inference``: its routes. ``classifying``: routes of both. ``labelling``: labels of
-  tokens. ``swapping``: replacement of a model. ``sampling``, ``forms``, ``thinking``, ``fill_in``, ``image_urls``:
+  tokens. ``swapping``: replacement of a model. ``sampling``, ``formats``, ``thinking``, ``fill_in``, ``image_urls``:
   options that several protocols share.
 - ``request_history``, ``series``, ``response_memory``: past requests, plots, and conversations that a request can
   continue. ``interfaces``: addresses of this machine. ``peers``: the user that owns a client's connection.

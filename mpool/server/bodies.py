@@ -134,7 +134,7 @@ def check_size(data: bytes) -> None:
             raise Refusal("request_too_large", f"A body must have at most {_MAX_VALUES:,} values.")
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache  # the routes have a fixed number of structs
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind, strict=True)
 
@@ -262,7 +262,7 @@ class _Shape:
             return False
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _shape(kind: Any) -> _Shape:
     return _Shape((inspect.type_info(kind),))
 

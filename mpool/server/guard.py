@@ -121,12 +121,15 @@ def _hosts_at(settings: Settings, scope: Scope) -> frozenset[str]:
 
 
 def _is_remote(scope: Scope) -> bool:
-    """Return True if a request arrived at an address that other machines can reach. A Unix socket is local."""
-    host = (scope.get("server") or ("", None))[0]
+    """Return True if a request arrived at an address that other machines can reach. A Unix socket is local.
+
+    Some ASGI servers state a name, which a client may have chosen by its Host header: it is local only as localhost.
+    """
+    host, port = scope.get("server") or ("", None)
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False
+        return port is not None and host != "localhost"  # a Unix socket has a path and no port
 
 
 class _Guard:

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 from starlette.responses import Response
 
 from .. import native_calls
+from ..checks import shown
 from .anthropic.structs import AnthropicModel, AnthropicModels
 from .errors import Refusal
 from .guard import is_anthropic
@@ -73,11 +74,12 @@ def _page(found: list[ServedModel], query: dict[str, str]) -> AnthropicModels:
     """
     limit = query.get("limit", str(_PAGE))
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= _MAX_PAGE):
-        raise Refusal("invalid_value", f"`limit` must be an integer from 1 to {_MAX_PAGE:,}.", "limit")
+        raise Refusal("invalid_value", f"`limit` must be an integer from 1 to {_MAX_PAGE:,}, got {shown(limit)}.",
+                      "limit")
     names, most = [served.name for served in found], int(limit)
     for name in ("after_id", "before_id"):
         if name in query and query[name] not in names:
-            raise Refusal("invalid_value", f"`{name}` must be the id of a model.", name)
+            raise Refusal("invalid_value", f"`{name}` must be the id of a model, got {shown(query[name])}.", name)
     first = names.index(query["after_id"]) + 1 if "after_id" in query else 0
     last = names.index(query["before_id"]) if "before_id" in query else len(names)
     backwards = "before_id" in query and "after_id" not in query

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import time
@@ -90,6 +91,9 @@ class Models:
         adapters: Adapters of the models in ``refs``, as ``NAME=PATH``, or ``MODEL:NAME=PATH`` if there are several
             models. Paths as for :func:`mpool.load`. The constructor reads their metadata.
 
+    Attributes:
+        downloads: Key of the catalogue -> download in progress; see :func:`mpool.server.ollama_models.fetch`.
+
     Raises:
         InvalidArgument: A name is not valid or is already taken, no valid name can be derived from a reference, or an
             adapter belongs to no model.
@@ -102,6 +106,7 @@ class Models:
         self.pool, self.catalogue, self.compute = pool, catalogue, compute
         self._served: dict[str, ServedModel] = {}
         self._aliases: dict[str, ServedModel] = {}
+        self.downloads: dict[str, asyncio.Future[None]] = {}
         for ref in refs:
             self._add(os.fspath(ref))
         self._given = tuple(self._served)

@@ -21,7 +21,7 @@ from ..results import ToolCall
 from ..tasks.running import counted
 from ..tasks.sampling import ALIASES
 from ..tasks.verbs import EMBED
-from . import fill_in, forms, ollama_models, thinking
+from . import fill_in, formats, ollama_models, thinking
 from .errors import Refusal, plain_error
 from .ollama_structs import (
     CopyRequest,
@@ -128,7 +128,7 @@ def sampling(context: Context, served: ServedModel, body: TextRequest) -> dict[s
     found["max_tokens"] = context.state.settings.completion_tokens(found.get("max_tokens"))
     if body.logprobs:
         found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    return found | forms.ollama_format(body.format)
+    return found | formats.ollama_format(body.format)
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
     if not body.messages:
         return await _load_or_unload(context, served, body, _chat_response)
     messages = served.with_system(_messages(context, body.messages))
-    options = {**sampling(context, served, body), **keep_alive_options(body), **forms.tool_options(body.tools),
+    options = {**sampling(context, served, body), **keep_alive_options(body), **formats.tool_options(body.tools),
                **await thinking.ollama_options(served, body.think)}
     cold = not _resident(context, served)
     for attempt in itertools.count():
@@ -259,7 +259,7 @@ def _message(context: Context, message: OllamaMessage, where: str = "") -> dict[
 
 
 def _arguments(context: Context, given: dict[str, Any] | str, where: str) -> Mapping[str, Any]:
-    return forms.earlier_arguments(context, given, where) if isinstance(given, str) else given
+    return formats.earlier_arguments(context, given, where) if isinstance(given, str) else given
 
 
 async def _respond(context: Context, served: ServedModel, body: TextRequest, stream: AsyncStream,

@@ -147,18 +147,36 @@ def _sentence(text: str) -> str:
 
 
 async def fetch(name: str, models: Models, pool: Pool) -> None:
-    """Download a model of the catalogue. Uses a daemon thread, so that a download does not delay the server's shutdown.
+    """Download a model of the catalogue. Requests for the same model wait for one download, which goes on if all of
+    their clients disconnect.
 
     Args:
-        name: Key of the catalogue.
+        name: Name of a served model, or key or alias of the catalogue.
         models: Served models.
         pool: Pool whose configuration decides whether downloads are allowed.
 
     Raises:
         Refusal: The download failed, or the files are still missing. The message says why.
     """
+    from ..models import load_catalogue
+
     if name in models.names():
         return
+    key = load_catalogue().require(name).key
+    done = models.downloads.get(key)
+    if done is None:
+        done = models.downloads[key] = _start_download(key, pool)
+        done.add_done_callback(lambda _: models.downloads.pop(key))
+    try:
+        await asyncio.shield(done)
+    except MpoolError as error:
+        log.warning("the download of %s failed: %s", name, error)
+        raise Refusal("download_failed", _reason(error)) from error
+    await models.find(name)
+
+
+def _start_download(key: str, pool: Pool) -> asyncio.Future[None]:
+    """Download a model on a daemon thread, so that the download does not delay the server's shutdown."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -168,13 +186,14 @@ async def fetch(name: str, models: Models, pool: Pool) -> None:
                 done.set_result(None)
             else:
                 done.set_exception(error)
+                done.exception()  # mark it as retrieved: all clients may have disconnected
 
     def work() -> None:
         from ..models import resolve
 
         error: BaseException | None = None
         try:
-            resolve(name, offline=pool.config.offline, progress=False)
+            resolve(key, offline=pool.config.offline, progress=False)
         except BaseException as raised:
             error = raised
         try:
@@ -183,12 +202,7 @@ async def fetch(name: str, models: Models, pool: Pool) -> None:
             pass  # the loop is closed: the server has stopped
 
     start_thread(work, "mpool-server-pull")
-    try:
-        await done
-    except MpoolError as error:
-        log.warning("the download of %s failed: %s", name, error)
-        raise Refusal("download_failed", _reason(error)) from error
-    await models.find(name)
+    return done
 
 
 __all__ = ["OllamaDescription", "describe", "fetch", "template_capabilities"]

@@ -10,7 +10,7 @@ import secrets
 import stat
 from dataclasses import dataclass
 
-from ..checks import refuse
+from ..checks import refuse, shown
 from ..errors import FileError, InvalidArgument
 
 #: Field -> (minimum, maximum).
@@ -110,6 +110,12 @@ class Settings:
         elif not is_loopback(self.host):
             refuse("host", self.host, "a loopback address unless there is a token",
                    hint="Set a token, or listen on 127.0.0.1")
+        for name in ("allowed_hosts", "allowed_origins"):
+            values = getattr(self, name)
+            if not isinstance(values, (tuple, list)) or not all(isinstance(value, str) for value in values):
+                refuse(name, values, "a tuple of strings",
+                       hint=f"Pass ({shown(values)},)" if isinstance(values, str) else None)
+            object.__setattr__(self, name, tuple(values))  # a list cannot be hashed
         for origin in self.allowed_origins:
             scheme, _, rest = origin.partition("://")
             if scheme not in ("http", "https") or not rest or "/" in rest or "*" in rest:

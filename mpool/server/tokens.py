@@ -10,7 +10,7 @@ from starlette.responses import Response
 from .. import native_calls
 from ..errors import InvalidArgument
 from ..tasks.running import chat_ids
-from . import forms
+from . import formats
 from .errors import Refusal
 from .fields import Fields, Name, Token
 from .openai.chat import message_of, template_variables
@@ -99,7 +99,7 @@ async def _chat_ids(context: Context, served: ServedModel, body: TokenizeRequest
         if (value := getattr(body, name)) is not None:
             variables[name] = value
     converted = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(messages)]
-    options = {"template_options": variables, **forms.tool_options(body.tools)}
+    options = {"template_options": variables, **formats.tool_options(body.tools)}
     return await chat_ids(context.state.pool, converted, served.model, options)
 
 

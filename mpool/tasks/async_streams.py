@@ -39,8 +39,8 @@ class StreamRequest(Protocol[T]):
     def core_key(self) -> str:
         """Key of the core's model; requests wait for space in this model's queue."""
 
-    def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
-        """Submit the request; ``fail_fast`` and ``again`` (as ``uncounted``) are passed to :meth:`Call.keywords`."""
+    def submit(self, call: Call | None, fail_fast: bool | None = None, uncounted: bool = False) -> _core.Ticket:
+        """Submit the request; ``fail_fast`` and ``uncounted`` are those of :meth:`Call.keywords`."""
 
     def reader(self, ticket: _core.Ticket) -> TicketReader[T]:
         """Return a reader for the ticket of this request."""

@@ -16,8 +16,8 @@ from ..resources import typed
 
 #: Suffix of capture files.
 SUFFIX = ".jsonl"
-#: Maximum length of a line in bytes.
-_MAX_LINE = 64 << 20
+#: Maximum length of a line in bytes, and number of dimensions of a shape: the product of a million takes hours.
+_MAX_LINE, _MAX_DIMENSIONS = 64 << 20, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,9 @@ def _record(value: Any) -> CaptureRecord:
     token, shape, values = (value[name] for name in ("token_idx", "shape", "values"))
     if type(token) is not int or not 0 <= token < 1 << 31:
         raise ValueError("`token_idx` must be an integer from 0 to 2**31 - 1")
-    if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 1 << 62 for size in shape):
-        raise ValueError("`shape` must be a list of integers of 1 or more")
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS \
+            or not all(type(size) is int and 0 < size < 1 << 62 for size in shape):
+        raise ValueError(f"`shape` must be a list of at most {_MAX_DIMENSIONS} integers of 1 or more")
     if not isinstance(values, list) or not 1 <= len(values) <= math.prod(shape) \
             or not all(one is None or type(one) in (int, float) for one in values):
         raise ValueError("`values` must be a list of numbers: at least one, and at most the product of `shape`")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .options import Call, ClassifyOptions
     from .text_embedding import Pack, Plan
 
-#: Hypothesis of a zero-shot request in which ``{}`` stands for a label.
+#: Placeholder of the label in ``template``, the hypothesis of a zero-shot request.
 _SLOT = "{}"
 
 
@@ -75,7 +75,7 @@ class Classification:
 
     @property
     def score(self) -> float:
-        """Highest score; for a regression, the value of the first label if there is one label."""
+        """Highest score, or the highest value of a regression."""
         return float(self.scores.max())
 
     @property
@@ -351,7 +351,7 @@ def _cut(items: list[Any], chars_of: Callable[[Any, Any], int]) -> Iterator[tupl
     start, chars = 0, 0
     for at, item in enumerate(items):
         size = chars_of(item, items[at - 1] if at > start else None)
-        full = size and chars + size > embedding.SLICE_CHARS  # a text of this slice costs nothing more
+        full = size and chars + size > embedding.SLICE_CHARS  # size 0: the slice already has the text
         if at > start and (full or at - start >= embedding.SLICE_TEXTS):
             yield start, items[start:at]
             start, chars, size = at, 0, chars_of(item, None)

@@ -16,7 +16,7 @@ from .. import native_calls
 from ..checks import integer, refuse
 from ..errors import MemoryExhausted, MpoolError, Overloaded, Timeout
 from ..images import convert_image, prepare
-from ..runtime import threads as _threads
+from ..runtime import deadlines as _deadlines
 from .options import ImageOptions as Options
 from .vectors import CHOICES, Kind, VectorPlan, check, plan_of
 
@@ -109,7 +109,7 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
     for at, image in enumerate(images):
         name = "image" if single else f"images[{start + at}]"
         try:
-            limit = None if call is None else _threads.remaining(call.deadline, plan.entry.key)
+            limit = None if call is None else _deadlines.remaining(call.deadline, plan.entry.key)
             pixels = convert_image(image, name, partial(prepare, settings=plan.settings, name=name),
                                    allow_urls=plan.allow_urls, timeout=limit)
         except MpoolError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import native_calls
 from ..errors import MpoolError, NumericError, SendError, Timeout
 from ..resources import typed, typed_async
-from ..runtime import threads as _threads
+from ..runtime import deadlines as _deadlines
 from ..runtime.awaiting import Waiter
 from ..runtime.swapping import was_replaced
 
@@ -63,7 +63,7 @@ class Job:
             Cancelled: the job was cancelled.
             MpoolError: the request failed with this error.
         """
-        seconds = _threads.seconds_of(timeout, zero=True)
+        seconds = _deadlines.seconds_of(timeout, zero=True)
         ticket = self._ticket
         if ticket is not None and not ticket.done():
             with Waiter(ticket):
@@ -135,9 +135,8 @@ class VectorJob(Job):
         self._request, self._again, self._warned = request, again, False
         kind, plan, call = request.kind, request.plan, request.call
         self._pack = kind.pack(plan, request.inputs, 0, request.single, call)
-        # None if no input is valid
         service_class = vectors.service_class_of(len(request.inputs))
-        self._started = vectors.submit(kind, plan, self._pack, call, service_class, True)
+        self._started = vectors.submit(kind, plan, self._pack, call, service_class, True)  # None: no input is valid
 
     @property
     def _ticket(self) -> _core.Ticket | None:

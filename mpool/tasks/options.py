@@ -17,8 +17,8 @@ from ..errors import InvalidArgument
 from ..names import CAPABILITIES as CAPABILITIES
 from ..names import COMPUTE, POLICIES
 from ..resources import typed
+from ..runtime import deadlines as _deadlines
 from ..runtime import logs as _logs
-from ..runtime import threads as _threads
 from .sampling import ALIASES, TABLE
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class CallOptions:
 
     @typed
     def __post_init__(self) -> None:
-        _threads.seconds_of(self.timeout)
+        _deadlines.seconds_of(self.timeout)
         self.core()
         if self.fail_fast is not None and not isinstance(self.fail_fast, bool):
             refuse("fail_fast", self.fail_fast, "True, False or None")
@@ -161,7 +161,7 @@ class Call:
         Raises:
             Timeout: the deadline has passed.
         """
-        found = {**self.core, "timeout": _threads.remaining(self.deadline, entry.key), "revision": entry.revision,
+        found = {**self.core, "timeout": _deadlines.remaining(self.deadline, entry.key), "revision": entry.revision,
                  "fail_fast": self.fail_fast if fail_fast is None else fail_fast}
         if uncounted:
             found["uncounted"] = True
@@ -184,7 +184,7 @@ def begin(config: PoolConfig, options: dict[str, Any]) -> Call:
         return _PLAIN_FAIL_FAST if config.fail_fast else PLAIN
     found = CallOptions(**{name: options.pop(name) for name in CALL if name in options})
     fail_fast = config.fail_fast if found.fail_fast is None else found.fail_fast
-    return Call(_threads.deadline_of(found.timeout), fail_fast, found.core())
+    return Call(_deadlines.deadline_of(found.timeout), fail_fast, found.core())
 
 
 def without_fail_fast(call: Call) -> Call:
@@ -277,7 +277,7 @@ _COMPUTE = ('compute type: ``"float32"``, ``"float32-fast"``, ``"bfloat16"``, ``
             "0.9999 to those of float32, and of degenerate texts, such as one repeated word, 0.9995 (measured for some "
             "models); models with more than 12 pre-norm layers whose weights are stored in float32 are computed in "
             'float32. Use ``"float32"`` for results that are identical across machines. ``"float32-fast"`` is float32, '
-            "but a BLAS library may compute large products of float32 weights, also if its sums differ from mpool's: "
+            "but a BLAS library may compute large products of float32 weights, even if its sums differ from mpool's: "
             "results may then depend on the other texts that are computed at the same time.")
 
 

@@ -70,7 +70,7 @@ class OutputPlan(Plan):
     Attributes:
         mask: outputs of the core.
         vocab: number of tokens of the vocabulary.
-        markers: None: texts are tokenised as for dense vectors.
+        markers: how texts become tokens; None: as for dense vectors.
         query_weights: weight of each token, for models whose queries need no pass through the network; else None.
         most: maximum number of weights of a sparse vector; None: all.
         parameter: name of the inputs, for messages.
@@ -92,7 +92,7 @@ class OutputPlan(Plan):
         return settings.tokens.size if settings.tokens is not None else settings.hidden_size
 
     def part(self, pack: Pack, ticket: _core.Ticket | None) -> Part:
-        """Return the outputs of a finished ticket; None: no text of the pack has tokens."""
+        """Return the outputs of a finished ticket. ``ticket`` is None if no text of the pack has tokens."""
         assert ticket is not None, "every text has tokens"
         return part_of(self, pack, ticket)
 
@@ -157,7 +157,8 @@ def _read_weights(stored: StoredVector) -> NDArray[np.float32]:
 
 
 def _markers(found: Plan, late: TokenVectorSettings, options: Any) -> tuple[Markers, dict[str, Any]]:
-    """Return the markers of the task, and the changes of the plan: without the marker in the prompt, and with its room.
+    """Return the markers of the task, and two changes of the plan: the prompt without the marker, and the maximum
+    number of tokens beside it.
 
     A prompt that is a token of the vocabulary is inserted as this token, as in training; any other one is text.
     """
@@ -209,7 +210,7 @@ def packed(plan: OutputPlan, texts: list[Any], start: int, single: bool, call: C
     """Pack texts as for dense vectors, then add the marker and fill queries up."""
     found = embedding.packed(plan, texts, start, single, call)
     markers = plan.markers
-    if markers is None or embedding._are_ids(texts) or (markers.marker is None and not markers.length):
+    if markers is None or embedding.are_token_ids(texts) or (markers.marker is None and not markers.length):
         return found
     at = len(plan.tokenizer.prefix_ids)
     rows: list[NDArray[np.int32]] = []
@@ -346,7 +347,7 @@ def of_queries(plan: OutputPlan, texts: list[Any], start: int, call: Call) -> Pa
 
 def _looked_up(plan: OutputPlan, texts: list[Any], start: int) -> Part:
     assert plan.query_weights is not None
-    found = embedding.pack_ids(plan, texts, start) if embedding._are_ids(texts) else _query_ids(plan, texts, start)
+    found = embedding.pack_ids(plan, texts, start) if embedding.are_token_ids(texts) else _query_ids(plan, texts, start)
     size, largest = len(plan.query_weights), int(found.ids.max(initial=0))
     if largest >= size:
         refuse("inputs", f"token id {largest:,}", f"tokens below {size:,}, the size of the table of query weights",

@@ -67,7 +67,7 @@ class Validated:
 
 def _chosen(model: Any, compute: Any) -> Any:
     """Return the compute type of a request. ``"auto"`` defers to that of the :class:`mpool.Model`, if it has one."""
-    own = getattr(model, "_compute", "auto") if isinstance(compute, str) and compute == "auto" else "auto"
+    own = getattr(model, "_compute", "auto") if is_same(compute, "auto") else "auto"
     return compute if own == "auto" else own
 
 
@@ -76,16 +76,21 @@ def _limit(pool: Host, max_inputs: Any) -> int:
         return pool.config.max_embed_inputs
     most = integer(max_inputs)
     if most is None or most < 1:
-        refuse("max_inputs", max_inputs, ">= 1, or None for `PoolConfig.max_embed_inputs`")
+        refuse("max_inputs", max_inputs, "1 or more, or None for `PoolConfig.max_embed_inputs`")
     return most
+
+
+def _opened(pool: Host, model: Any, options: Any, capability: str = "text_embedding") -> tuple[Entry, Any]:
+    """Return the entry of a model, and the options with the compute type of the request."""
+    entry, compute = pool._find(model, capability), _chosen(model, options.compute)
+    return entry, options if compute is options.compute else replace(options, compute=compute)
 
 
 # ---- vectors ---------------------------------------------------------------------------------------------------------
 
 def text_plan(pool: Host, model: Any, options: Any) -> Any:
     """Return the plan for embedding or scoring texts with a model."""
-    entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
-    return embedding.plan(entry, options if compute is options.compute else replace(options, compute=compute))
+    return embedding.plan(*_opened(pool, model, options))
 
 
 def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
@@ -164,8 +169,7 @@ def _output_plan(pool: Host, model: Any, options: Any) -> Any:
     """Return the plan for sparse vectors, vectors of tokens or all outputs."""
     from . import outputs
 
-    entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
-    return outputs.plan(entry, options if compute is options.compute else replace(options, compute=compute))
+    return outputs.plan(*_opened(pool, model, options))
 
 
 def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str, output: str) -> Validated:
@@ -253,9 +257,8 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     checked = token_classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
-        entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
-        return token_classification.request(
-            entry, checked, options if compute is options.compute else replace(options, compute=compute), call)
+        entry, own = _opened(pool, model, options)
+        return token_classification.request(entry, checked, own, call)
 
     return Validated(prepare, model, "text_embedding", options.compute)
 
@@ -270,9 +273,7 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     texts = outputs.inputs_of(inputs, pool.config.max_embed_inputs)
 
     def prepare() -> Any:
-        entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
-        plan = token_classification.scores_plan(
-            entry, options if compute is options.compute else replace(options, compute=compute))
+        plan = token_classification.scores_plan(*_opened(pool, model, options))
         return outputs.OutputsRequest(plan, texts, False, call, outputs.token_vectors)
 
     return Validated(prepare, model, "text_embedding", options.compute)
@@ -291,8 +292,7 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     single = found is None
 
     def prepare() -> VectorRequest:
-        entry, compute = pool._find(model, "image_embedding"), _chosen(model, options.compute)
-        plan = image_embedding.plan(entry, options if compute is options.compute else replace(options, compute=compute))
+        plan = image_embedding.plan(*_opened(pool, model, options, "image_embedding"))
         return VectorRequest(image_embedding.IMAGES, plan, [images] if found is None else found, image_embedding.slices,
                              single, options.progress, call,
                              lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
@@ -448,9 +448,8 @@ def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any],
     from . import text_to_image
 
     options = _options.parse_options(GenerateImageOptions, "generate_image", given)
-    entry, compute = pool._find(model, "text_to_image"), _chosen(model, options.compute)
-    return text_to_image.prepare(entry, prompt, options if compute is options.compute
-                                 else replace(options, compute=compute), watched)
+    entry, own = _opened(pool, model, options, "text_to_image")
+    return text_to_image.prepare(entry, prompt, own, watched)
 
 
 def generate_image(pool: Host, given: dict[str, Any], call: Call, watched: bool = True) -> Validated:

@@ -59,8 +59,8 @@ class Pack:
     """Tokenise or decode the inputs: the arrays that the core computes on.
 
     Attributes:
-        following: pack of the next slice, which the sync driver starts before it waits for this one. While a tokenizer
-            hands over its results under the GIL, its threads then have the next texts. None: the next slice is unknown.
+        following: pack of the next slice, which the sync driver starts before it waits for this one: the tokenizer's
+            threads then have work while this thread converts results under the GIL. None: the next slice is unknown.
     """
 
     kind: Kind
@@ -82,7 +82,7 @@ class Pack:
         return pending.result()
 
     def begin(self) -> None:
-        """Start to tokenise the inputs, if that takes long. Images of two slices at once would need too much memory."""
+        """Start to tokenise the inputs, if that takes long. Not for images: two slices of them need too much memory."""
         if self.pending is None and self.kind.threads is native_calls.TEXTS and self.kind.heavy(self.plan, self.inputs):
             with suppress(Overloaded, SpawnFailed, MemoryExhausted):  # `now` tries again, and raises in its turn
                 self.pending = self.kind.threads.begin(self.kind.pack, self.plan, self.inputs, self.start, self.single,

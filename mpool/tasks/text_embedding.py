@@ -441,7 +441,7 @@ def _encoded(plan: Plan, texts: list[str]) -> Packed:
                                        max_tokens=plan.max_tokens, truncate=plan.truncate)
 
 
-def _are_ids(inputs: list[Any]) -> bool:
+def are_token_ids(inputs: list[Any]) -> bool:
     """Return True if the inputs are lists of token ids and not texts."""
     first = inputs[0] if inputs else None
     return isinstance(first, list) and bool(first) and not isinstance(first[0], str)
@@ -607,7 +607,7 @@ def halves(pack: Pack) -> tuple[Pack, ...]:
 
 def packed(plan: Plan, texts: list[Any], start: int, single: bool, call: Call) -> Pack:
     """Pack texts, or sequences of token ids; long texts are tokenised on threads for native calls."""
-    if _are_ids(texts):
+    if are_token_ids(texts):
         return pack_ids(plan, texts, start)
     chars = sum(len(text) for text in texts if isinstance(text, str)) + len(plan.query or "")
     return native_calls.tokenized(chars, pack, plan, texts, start, single, deadline=call.deadline)
@@ -631,7 +631,7 @@ def _heavy(plan: Plan, inputs: list[Any]) -> bool:
     """Return True if tokenising these inputs, or rendering them, would block an event loop for too long."""
     if plan.template is not None:
         return True
-    if _are_ids(inputs):
+    if are_token_ids(inputs):
         return False
     return sum(len(text) for text in inputs if isinstance(text, str)) >= native_calls.LONG_ON_LOOP
 

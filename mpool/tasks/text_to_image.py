@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import native_calls
-from ..checks import integer, real, refuse, shown
+from ..checks import caller_stacklevel, integer, real, refuse, shown
 from ..errors import Cancelled, InvalidArgument, MemoryExhausted
 from ..resources import typed
 from ..runtime.awaiting import Waiter
@@ -149,16 +149,6 @@ def _check_text(name: str, text: Any, key: str) -> str:
     return text
 
 
-def _caller_stacklevel() -> int:
-    """Return the ``stacklevel`` with which the calling function's warning points at the first frame outside mpool."""
-    import sys
-
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "mpool":
-        frame, level = frame.f_back, level + 1
-    return level
-
-
 def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int],
             name: str, truncations: list[str]) -> list[NDArray[np.int32] | None]:
     """Return the token ids for each text encoder, and append a message to ``truncations`` for each truncated prompt.
@@ -215,9 +205,9 @@ class Request:
     parameters: dict[str, Any] = field(default_factory=dict)
     keep: bool = False
 
-    def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
-        """Submit the request; ``fail_fast`` and ``again`` (as ``uncounted``) are passed to :meth:`Call.keywords`."""
-        keywords = (call or PLAIN).keywords(self.entry, fail_fast, again)
+    def submit(self, call: Call | None, fail_fast: bool | None = None, uncounted: bool = False) -> _core.Ticket:
+        """Submit the request; ``fail_fast`` and ``uncounted`` are those of :meth:`Call.keywords`."""
+        keywords = (call or PLAIN).keywords(self.entry, fail_fast, uncounted)
         try:
             return self.entry.pool.registry.submit_image_generation(
                 self.core_key, self.width, self.height, self.ids, self.counts, self.noise.reshape(-1), self.times,
@@ -285,7 +275,7 @@ def prepare(entry: Entry, prompt: Any, options: GenerateImageOptions, previews: 
                                       "negative_prompt" if i else "prompt", truncations)
                for i, text in enumerate(texts)]
     for message in truncations:
-        warnings.warn(message, stacklevel=_caller_stacklevel())
+        warnings.warn(message, stacklevel=caller_stacklevel())
     if options.latents is None:
         start = np.empty((n, *shape), dtype=np.float32)
         for i in range(n):

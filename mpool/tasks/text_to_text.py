@@ -88,9 +88,9 @@ class Request:
     tools: Tools | None
     adapter: int
 
-    def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
-        """Submit the request; ``fail_fast`` and ``again`` (as ``uncounted``) are passed to :meth:`Call.keywords`."""
-        s, keywords = self.sampling, (call or PLAIN).keywords(self.entry, fail_fast, again)
+    def submit(self, call: Call | None, fail_fast: bool | None = None, uncounted: bool = False) -> _core.Ticket:
+        """Submit the request; ``fail_fast`` and ``uncounted`` are those of :meth:`Call.keywords`."""
+        s, keywords = self.sampling, (call or PLAIN).keywords(self.entry, fail_fast, uncounted)
         capture = self.capture if self.capture is not None and self.capture.begins() else None
         if self.adapter:
             keywords["adapter"] = self.adapter
@@ -135,9 +135,9 @@ class Request:
 
 
 class _RepeatedCalls:
-    """Ends completions whose calls repeat, through the mask of their next token.
+    """Ends a completion whose tool calls repeat: the mask of its next token then allows only end tokens.
 
-    A mask thread parses the text: the caller may read a completion only after its end.
+    A mask thread parses the text, because the caller may read a completion only after its end.
     """
 
     def __init__(self, request: Request) -> None:

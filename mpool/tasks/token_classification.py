@@ -304,7 +304,7 @@ def _windows(plan: SpanPlan, texts: list[str], start: int) -> SpanPack:
 
 
 def _cuts(plan: SpanPlan, tokens: int, room: int) -> list[tuple[int, int]]:
-    """Return the first and last token of each window of a text; none for a text without tokens."""
+    """Return the range of tokens (first, end) of each window of a text; none for a text without tokens."""
     if not tokens:
         return []
     cuts = windows(tokens, room, plan.stride or 0, plan.tokenizer.truncates_left)
@@ -313,12 +313,12 @@ def _cuts(plan: SpanPlan, tokens: int, room: int) -> list[tuple[int, int]]:
 
 def _spend(plan: SpanPlan, lengths: list[int], room: int) -> None:
     """Check the number of windows and the memory of the logits of a slice before they are made."""
-    total = most = 0
+    needed = total = 0  # windows, and their tokens with special ones
     for tokens in lengths:
         count = 1 if plan.stride is None else count_windows(tokens, room, plan.stride)
-        most += count * bool(tokens)
+        needed += count * bool(tokens)
         total += count * min(tokens + plan.max_tokens - room, plan.max_tokens)
-    plan.budget.left -= most
+    plan.budget.left -= needed
     if plan.budget.left < 0:
         raise LimitError(f"`texts` must have at most {plan.budget.most:,} windows of {plan.max_tokens} tokens, got "
                          "more", param="texts", key=plan.entry.key,

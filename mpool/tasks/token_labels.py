@@ -262,7 +262,7 @@ def count_windows(tokens: int, room: int, stride: int) -> int:
 
 
 def windows(tokens: int, room: int, stride: int, left: bool) -> list[tuple[int, int]]:
-    """Return the first and last token of overlapping windows, as HF tokenizers cut a text.
+    """Return the range of tokens (first, end) of each of the overlapping windows into which HF tokenizers cut a text.
 
     Args:
         tokens: number of tokens of the text.

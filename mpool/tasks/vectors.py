@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..checks import refuse
+from ..checks import is_same, refuse
 from ..errors import InvalidArgument, MemoryExhausted, NumericError
 from ..resources import of_caller
 from ..runtime.logs import log
@@ -110,8 +110,7 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
     Raises:
         InvalidArgument: it is not; the error lists the allowed values.
     """
-    if not any(value is item or (isinstance(item, str) and isinstance(value, str) and value == item)
-               for item in allowed):
+    if not any(is_same(value, item) for item in allowed):
         refuse(name, value, "one of " + ", ".join(map(str, allowed)))
 
 

@@ -229,7 +229,7 @@ _TASK = Parameter("task", 'Literal["query", "document"] | None', "", None)
 
 EMBED = Verb(
     'embed', 'text_embedding', (
-        Parameter('inputs', 'str | Sequence[str] | Sequence[Sequence[int]]',
+        Parameter('inputs', _INPUTS,
               'a text of 1 to 1,000,000 characters; a list, tuple, array or pandas Series of texts; or a list of '
               'lists of token ids of this model, which are used unchanged: without prompt, special tokens and '
               'truncation. The texts of control tokens (``"[SEP]"``, ``"<|im_end|>"``) are plain text, unless '
@@ -279,7 +279,7 @@ EMBED_ITER = Verb(
         Parameter('iterable', 'Iterable[str]',
               'texts from any iterable, such as a generator, an open text file or a column of a table.'),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
-             'such as ``"org/name"``, or a :class:`mpool.Model`.'),
+             'such as ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.'),
     ), _options.EmbedIterOptions, 'EmbedIterator',
     text=r"""Embeds any number of texts, lazily and in order: dense vectors, or with ``output`` others.
 
@@ -336,7 +336,7 @@ Source:
     Preprocessing follows https://huggingface.co/docs/transformers/main_classes/image_processor
 """,)
 
-_TEXTS = Parameter('inputs', 'str | Sequence[str] | Sequence[Sequence[int]]',
+_TEXTS = Parameter('inputs', _INPUTS,
                    'a text, or a list of texts or of lists of token ids, as for :func:`embed`.')
 
 EMBED_SPARSE = Verb(
@@ -448,7 +448,7 @@ CLASSIFY = Verb(
     'classify', 'text_embedding', (
         Parameter('texts', 'list[str] | tuple[str, ...] | NDArray[Any] | Sequence[tuple[str, str]]',
               'a text of at most 1,000,000 characters; a list, tuple, array or pandas Series of texts; or a list of '
-              'pairs of texts, such as premise and hypothesis. With ``labels``, texts.'),
+              'pairs of texts, such as premise and hypothesis. With ``labels``, no pairs.'),
         Parameter('model', 'str | os.PathLike[str] | Model',
               'a sequence classifier: a name assigned with :func:`load` or :func:`register`, the path of a folder or a '
               'reference such as ``"org/name"`` whose config.json names a class ForSequenceClassification (BERT, '
@@ -659,8 +659,7 @@ DESCRIBE_IMAGE = Verb(
               'path of a PNG, JPEG, WebP, GIF or BMP file; not a URL.'),
         Parameter('query', 'str',
               'question about the image.', DESCRIBE),
-        _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
-             'such as ``"org/name"``, or a :class:`mpool.Model`.'),
+        _model('a vision model, specified as for :func:`embed`; None: SmolVLM-256M-Instruct.'),
     ), _options.TextOptions, 'str',
     text=r"""Describes an image file with a vision model.
 
@@ -680,8 +679,7 @@ DESCRIBE_URL = Verb(
               'http or https URL of a PNG, JPEG, WebP, GIF or BMP file.'),
         Parameter('query', 'str',
               'question about the image.', DESCRIBE),
-        _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
-             'such as ``"org/name"``, or a :class:`mpool.Model`.'),
+        _model('a vision model, specified as for :func:`embed`; None: SmolVLM-256M-Instruct.'),
     ), _options.TextOptions, 'str',
     text=r"""Fetches an image from an http or https URL and describes it with a vision model.
 

@@ -16,7 +16,7 @@ from ..checks import refuse
 from ..errors import ContextOverflow, InvalidArgument, MpoolError
 from ..images import convert_image
 from ..images.tiling import PlaceholderRun, tile_image
-from ..runtime import threads as _threads
+from ..runtime import deadlines as _deadlines
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,7 +63,7 @@ def _read(entry: Entry, images: Sequence[Any], allow_urls: bool, deadline: float
     settings, found = _settings(entry), []
     for at, image in enumerate(images):
         name = f"images[{at}]" if len(images) > 1 else "image"
-        limit = _threads.remaining(deadline, entry.key)
+        limit = _deadlines.remaining(deadline, entry.key)
         found.append(convert_image(image, name, partial(tile_image, settings=settings, name=name),
                                    allow_urls=allow_urls, timeout=limit))
     return found

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...checks import shown
 from ...conversation.tool_schemas import ToolFields
-from .. import forms, thinking
+from .. import formats, thinking
 from ..errors import Refusal
 from ..operations import image_of
 from .structs import (
@@ -50,7 +50,7 @@ async def options_of(context: Context, served: ServedModel, body: ConversationRe
     config, wanted = body.output_config, body.thinking
     found = _tool_options(_custom(context, body.tools), body.tool_choice)
     if config is not None and config.format is not None:
-        found |= forms.schema_format(config.format.schema, "output_config.format")
+        found |= formats.schema_format(config.format.schema, "output_config.format")
     found |= await thinking.anthropic_options(
         served, None if wanted is None else wanted.type != "disabled", None if wanted is None else wanted.budget_tokens,
         None if config is None else config.effort)
@@ -93,7 +93,7 @@ def _tool_options(tools: list[Tool], choice: ToolChoice | None) -> dict[str, Any
         return {}
     found = [{"type": "function", "function": {"name": tool.name, "description": tool.description or "",
                                                "parameters": tool.input_schema}} for tool in tools]
-    return forms.tool_options(found, chosen, parallel, _TOOL)
+    return formats.tool_options(found, chosen, parallel, _TOOL)
 
 
 def messages_of(context: Context, body: ConversationRequest) -> list[dict[str, Any]]:

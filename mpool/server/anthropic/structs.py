@@ -151,8 +151,8 @@ class ToolChoice(Fields):
 
 
 class ThinkingConfig(Fields):
-    """Reasoning of the model. ``enabled`` and ``adaptive`` turn it on and ``disabled`` turns it off, as far as the chat
-    template of the model supports it. ``budget_tokens`` selects the reasoning level of models that have levels: low
+    """Reasoning of the model. ``disabled`` turns it off, the other types turn it on, as far as the chat template of the
+    model supports it. ``budget_tokens`` selects the reasoning level of models that have levels: low
     below 4,096, high from 16,384 on. With ``display`` omitted, the thinking blocks of the response are empty."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]

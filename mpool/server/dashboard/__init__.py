@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from ... import aio, native_calls
+from ...checks import shown
 from ..errors import Refusal
 from ..fields import Fields, Name
 from ..openai.structs import Embedding, EmbeddingsResponse, InputUsage
@@ -140,9 +141,10 @@ async def series(context: Context, body: None) -> Response:
              parse_qs(context.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True).items()}
     step, after = query.get("step", "1"), query.get("after", "-1")
     if step not in map(str, RINGS):
-        raise Refusal("invalid_value", f"`step` must be one of {', '.join(map(str, RINGS))}.", "step")
+        raise Refusal("invalid_value", f"`step` must be one of {', '.join(map(str, RINGS))}, got {shown(step)}.",
+                      "step")
     if not re.fullmatch("-1|[0-9]{1,12}", after):
-        raise Refusal("invalid_value", "`after` must be the number of a point, or -1.", "after")
+        raise Refusal("invalid_value", f"`after` must be the number of a point, or -1, got {shown(after)}.", "after")
     found = context.state.series.points(int(step), int(after))
 
     def made() -> SeriesResponse:

@@ -94,7 +94,7 @@ export function request(options) {
     ...options.sampling, stream: true, stream_options: { include_usage: true } } };
 }
 
-// Send the message, or the last one again, and show the answer while it arrives. Returns what became of it.
+// Send the message, or the last one again, and show the answer while it arrives. Returns "done" or "stopped".
 export async function send(options, signal) {
   const sent = request(options), content = byId("message").value.trim();
   if (!sent.body.messages.some((one) => one.role === "user")) throw new Error("Write a message.");

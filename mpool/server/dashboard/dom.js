@@ -34,7 +34,8 @@ export function setBadge(element, text, kind) {
 }
 
 // Update the children of an element that show rows: keep the child of a row that stays, so that neither the focus nor
-// a button under the pointer is lost. create(key) makes a child, update(child, row) shows a row.
+// a button under the pointer is lost. key(row) names a row, create(row) makes its child, update(child, row) shows the
+// row, and empty() makes the only child if there are no rows.
 export function keyed(parent, rows, key, create, update, empty) {
   const old = new Map([...parent.children].filter((child) => child.dataset.key !== undefined)
     .map((child) => [child.dataset.key, child]));
@@ -53,7 +54,7 @@ export function keyed(parent, rows, key, create, update, empty) {
   while (parent.children.length > wanted.length) parent.lastChild.remove();
 }
 
-// Call draw() soon, but not more often than is good for the page: a third of the time stays for everything else.
+// Call draw() soon, but for at most a third of the time: after a call that took t, the next one waits for 2 t.
 // A timer and not an animation frame, because hidden tabs have no frames.
 export function paced(draw) {
   let timer = null, wait = 30;

@@ -11,17 +11,14 @@ const HINTS = {
   memory: "Memory of models, caches and queues together. The pool unloads idle models before it exceeds the limit.",
   pressure: "How much of the memory limit is in use: low (below 50 %), normal (below 70 %), high (below 85 %) or critical."
     + " At critical, the pool frees caches and unloads idle models.",
-  queue: "Requests that wait for a worker, and requests that workers compute now. If the queue of a model is full, the"
-    + " server refuses requests for it with HTTP status 503.",
+  queue: "Requests that wait for a worker, and requests that workers compute now. If the queue of a model is full,"
+    + " further requests wait for room in it.",
   threads: "Threads that compute; by default as many as the process has CPUs. All models share them.",
-  streams: "Streamed responses that the server is sending now.",
   pools: "One card per capability, such as text embedding: its models and the queues of their requests.",
   workers: "A worker computes requests of one model. All workers of a model share its weights.",
   weights: "Bytes of the model's weights. They are in memory once for all workers.",
   caches: "Bytes of the workers' working memory, for example the KV cache: what a language model keeps of a"
     + " conversation.",
-  breaker: "closed: the model serves requests. open: after repeated worker faults, requests for the model fail at once"
-    + " for a minute. half-open: a few trial requests decide which.",
   idle: "Time since the last request, and the time after which the idle model is unloaded.",
   chunks: "Parts of a streamed response that were sent.",
   outcome: "completed; disconnected: the client closed the connection; cancelled: in this page or by the server;"

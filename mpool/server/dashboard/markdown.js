@@ -124,7 +124,7 @@ const INLINE = new RegExp([
   String.raw`(\*\*|__|~~)(?=\S)([^]{1,${SPAN}}?\S?)\6`,
   String.raw`(?<![\w*])([*_])(?=[^\s*_])([^*_\n]{1,${SPAN}}?)\8(?![\w*])`,
 ].join("|"), "g");
-const PART = 20_000; // longer texts are not searched for marks as a whole
+const PART = 20_000; // longer texts are shown without links and emphasis
 
 function isWeb(address) {
   try {

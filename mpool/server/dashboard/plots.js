@@ -13,8 +13,8 @@ function roundUp(value) {
 }
 
 export class Plot {
-  // title, hint: title, and term of the hints; names: name of the server's values -> name of the curve, one or two;
-  // format: function that formats a value; bridge: number of points without a value that a curve may cross.
+  // title: caption; hint: a term of hints.js, or null; names: name of the server's values -> name of the curve, one or
+  // two; format: function that formats a value; bridge: number of points without a value that a curve may cross.
   constructor(title, hint, names, format, bridge = 0) {
     this.names = Object.entries(names);
     this.format = format;

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from ... import aio
-from .. import forms, thinking
+from .. import formats, thinking
 from ..errors import Refusal
 from ..image_urls import with_images
 from ..operations import Context, Operation, json_response
@@ -54,10 +54,10 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     messages = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
     messages = served.with_system(await with_images(context, messages))
     options = sampling(context, served, body, body.max_completion_tokens or body.max_tokens)
-    options |= forms.openai_format(body.response_format)
-    tools, choice = forms.allowed_tools(forms.functions_of(context, body.tools), body.tool_choice)
+    options |= formats.openai_format(body.response_format)
+    tools, choice = formats.allowed_tools(formats.functions_of(context, body.tools), body.tool_choice)
     _check(body, tools, choice)
-    options |= forms.tool_options(tools, choice, body.parallel_tool_calls)
+    options |= formats.tool_options(tools, choice, body.parallel_tool_calls)
     options |= await thinking.openai_options(served, body.reasoning_effort)
     if body.chat_template_kwargs:
         options["template_options"] = {**options.get("template_options", {}),
@@ -132,8 +132,8 @@ def message_of(context: Context, message: Message, where: str) -> dict[str, Any]
     if reasoning is not None:
         found["reasoning_content"] = reasoning
     for at, call in enumerate(message.tool_calls or ()):
-        arguments = forms.earlier_arguments(context, call.function.arguments,
-                                            f"{where}.tool_calls[{at}].function.arguments")
+        arguments = formats.earlier_arguments(context, call.function.arguments,
+                                              f"{where}.tool_calls[{at}].function.arguments")
         found.setdefault("tool_calls", []).append(
             {"id": call.id, "function": {"name": call.function.name, "arguments": arguments}})
     return found

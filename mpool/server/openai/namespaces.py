@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...checks import shown
 from ...conversation.tool_schemas import MAX_NAME
-from .. import forms
+from .. import formats
 from ..errors import Refusal
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def functions_of(context: Context, tools: list[dict[str, Any]] | None) -> tuple[
     origins: Origins = {}
     for at, tool in enumerate(tools or ()):
         if tool.get("type") != "namespace":
-            found += forms.functions_of(context, [tool], first=at)
+            found += formats.functions_of(context, [tool], first=at)
             continue
         namespace, inner, where = tool.get("name"), tool.get("tools"), f"tools[{at}]"
         if not isinstance(namespace, str) or not namespace:
@@ -60,7 +60,7 @@ def functions_of(context: Context, tools: list[dict[str, Any]] | None) -> tuple[
                           f"{where}.name")
         if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
             raise Refusal("invalid_value", f"`{where}.tools` must be a list of tools.", f"{where}.tools")
-        for function in forms.functions_of(context, inner, path=f"{where}.tools"):
+        for function in formats.functions_of(context, inner, path=f"{where}.tools"):
             name = function.get("name")
             if not isinstance(name, str) or not name:
                 raise Refusal("invalid_value", f"`{where}.tools` must have functions with a `name`.", f"{where}.tools")
@@ -100,9 +100,9 @@ def shown_tools(tools: list[dict[str, Any]] | None, names: set[str]) -> list[dic
     """
     def has_effect(tool: dict[str, Any]) -> bool:
         if tool.get("type") != "namespace":
-            return tool.get("type", "function") == "function" and forms.name_of(tool) in names
+            return tool.get("type", "function") == "function" and formats.name_of(tool) in names
         return any(joined_name(tool["name"], name) in names for one in tool["tools"]
-                   if (name := forms.name_of(one)) is not None)
+                   if (name := formats.name_of(one)) is not None)
 
     return [tool for tool in tools or () if has_effect(tool)]
 

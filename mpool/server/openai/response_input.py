@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .. import bodies, forms
+from .. import bodies, formats
 from ..errors import Refusal
 from .namespaces import joined_name
 from .response_structs import (
@@ -108,7 +108,7 @@ class _Conversation:
                           f"{where}.call_id")
         self._ids.add(item.call_id)
         self._open.add(item.call_id)
-        arguments = forms.earlier_arguments(self._context, item.arguments, f"{where}.arguments")
+        arguments = formats.earlier_arguments(self._context, item.arguments, f"{where}.arguments")
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or self._thoughts:
             last = {"role": "assistant", "content": None, "tool_calls": [], **self._reasoning("assistant")}

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from ... import aio, native_calls
-from .. import forms, thinking
+from .. import formats, thinking
 from ..errors import Refusal
 from ..image_urls import with_images
 from ..operations import Context, Operation, json_response
@@ -121,9 +121,9 @@ async def _options(context: Context, served: ServedModel,
     """
     found: dict[str, Any] = {}
     if body.text is not None and body.text.format is not None:
-        found |= forms.openai_format(body.text.format, "text.format", flat=True)
+        found |= formats.openai_format(body.text.format, "text.format", flat=True)
     functions, origins = namespaces.functions_of(context, body.tools)
-    tools, choice = forms.allowed_tools(functions, namespaces.joined_choice(body.tool_choice, functions, origins))
+    tools, choice = formats.allowed_tools(functions, namespaces.joined_choice(body.tool_choice, functions, origins))
     if isinstance(choice, dict):
         if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
             raise Refusal("invalid_value", "`tool_choice` must be auto, none, required or {\"type\": \"function\", "
@@ -131,7 +131,7 @@ async def _options(context: Context, served: ServedModel,
         choice = {"type": "function", "function": {"name": choice["name"]}}
     if not tools and choice not in (None, "none", "auto"):
         raise Refusal("unsupported_parameter", "`tool_choice` requires `tools`.", "tool_choice")
-    found |= forms.tool_options(tools, choice, body.parallel_tool_calls, forms.FLAT_TOOL)
+    found |= formats.tool_options(tools, choice, body.parallel_tool_calls, formats.FLAT_TOOL)
     effort = None if body.reasoning is None else body.reasoning.effort
     return found | await thinking.openai_options(served, effort, "reasoning.effort"), origins
 
@@ -145,7 +145,7 @@ def _response(body: ResponsesRequest, options: dict[str, Any]) -> ResponseObject
         previous_response_id=body.previous_response_id, max_output_tokens=body.max_output_tokens,
         temperature=options.get("temperature"), top_p=options.get("top_p"),
         parallel_tool_calls=body.parallel_tool_calls is not False, tool_choice=body.tool_choice or "auto",
-        tools=namespaces.shown_tools(body.tools, set(map(forms.name_of, options.get("tools", ())))),
+        tools=namespaces.shown_tools(body.tools, set(map(formats.name_of, options.get("tools", ())))),
         text={**text, "format": text.get("format") or {"type": "text"}},
         reasoning=reasoning, metadata=body.metadata or {}, store=body.store is not False)
 

@@ -289,7 +289,9 @@ def test_capacities_of_queues(field: str, capability: str) -> None:
     ("isolation", "fork", "one of thread, process"), ("weights", "big", "one of auto, mapped, packed"),
     ("fail_fast", 1, "True or False"), ("predictive_scaling", None, "True or False"),
     ("scale_timeout", "yes", "True or False"), ("offline", 1, "True, False or None"),
-    ("policy", "best", "one of shared, pack, p2c, sequential, or a dict"), ("keep_alive", "soon", "seconds, or text"),
+    ("policy", "best", "one of shared, pack, p2c, sequential, or a dict"),
+    ("policy", np.array(["pack", "p2c"]), "one of shared, pack, p2c, sequential, or a dict"),
+    ("keep_alive", "soon", "seconds, or text"),
     ("queue_capacity", 5, "a dict from capability to a number of requests, or None"),
     ("threads", 257, "an integer from 0 to 256"), ("step_budget", 61, "a number of seconds from 0.0 to 60.0")])
 def test_refused_options_of_a_configuration(name: str, bad: Any, allowed: str) -> None:
@@ -323,6 +325,8 @@ def test_policies_of_capabilities() -> None:
         with pytest.raises(mpool.InvalidArgument) as caught:
             mpool.PoolConfig(policy=bad)
         assert (caught.value.param, caught.value.got) == ("policy", f"{capability!r}: {policy!r}")
+    with pytest.raises(mpool.InvalidArgument, match=r"'vision': an array of shape \(2,\)"):
+        mpool.PoolConfig(policy={"vision": np.array(["pack", "p2c"])})  # type: ignore[dict-item]
     assert hash(mpool.PoolConfig(policy=given)) == hash(mpool.PoolConfig(policy=dict(reversed(given.items()))))
     assert hash(mpool.PoolConfig(threads=1)) != hash(mpool.PoolConfig(threads=2))
     assert {field.name for field in fields(mpool.PoolConfig)} >= set(PASSED) and replace(mpool.PoolConfig(), threads=1)

@@ -31,7 +31,7 @@ ROWS: list[tuple[Any, ...]] = [
     # vectors
     ("embed", "bert", {"inputs": {"x"}}, "inputs", "set", "a str or a list of str", "embed_iter accepts any iterable"),
     ("embed", "bert", {"inputs": "x", "max_inputs": 0}, "max_inputs", "0",
-     ">= 1, or None for `PoolConfig.max_embed_inputs`"),
+     "1 or more, or None for `PoolConfig.max_embed_inputs`"),
     ("embed", "bert", {"inputs": "x", "progress": 1}, "progress", "1",
      "True, False, None or a function of (done, total)"),
     ("embed", "bert", {"inputs": "x", "dimensions": 0}, "dimensions", "0", "1 to 32"),

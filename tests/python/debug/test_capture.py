@@ -559,7 +559,7 @@ GOOD = {"checkpoint": "norm", "team": "x", "token_idx": 0, "job_id": "1", "dtype
 @pytest.mark.parametrize("name, value", [
     ("checkpoint", 3), ("checkpoint", ""), ("team", None), ("token_idx", -1), ("token_idx", 1.0), ("token_idx", True),
     ("token_idx", 2**31), ("job_id", "x" * 257), ("dtype", []), ("shape", 3), ("shape", [0]), ("shape", [True]),
-    ("values", []), ("values", ["1"]), ("values", [True]), ("values", [0.0] * 7), ("values", {}),
+    ("shape", [2] * 9), ("values", []), ("values", ["1"]), ("values", [True]), ("values", [0.0] * 7), ("values", {}),
     ("values", [10**400]), ("more", 1)])
 def test_invalid_records(tmp_path: Path, name: str, value: Any) -> None:
     path = tmp_path / "a.jsonl"

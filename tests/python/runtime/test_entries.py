@@ -274,8 +274,10 @@ def test_keys_of_networks_and_long_keys(specs: None) -> None:
     longest = entry(key="ä" * 120)
     assert longest.add_cold("auto") == "ä" * 120
     keys = {entry(key=first + "ä" * 120).add_cold("auto") for first in "ab"}
-    assert len(keys) == 2 and {len(key) for key in keys} == {135}
-    assert all(key.startswith("...") and key.endswith("ä" * 120) for key in keys)
+    assert len(keys) == 2 and {len(key) for key in keys} == {75}
+    assert all(key.startswith("...") and key.endswith("ä" * 60) for key in keys)
+    widest = entry(key="模" * 81).add_cold("auto")  # the core counts bytes
+    assert widest.endswith("模" * 40) and len(widest.encode()) == 135
 
 
 def test_a_key_that_comes_back_keeps_its_keep_alive(specs: None) -> None:

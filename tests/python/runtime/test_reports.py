@@ -37,7 +37,7 @@ def host(*rows: dict[str, Any], closed: bool = False, **stats: Any) -> Any:
                 if name not in ("memory_used", "memory_limit")}
     numbers |= stats
     registry = SimpleNamespace(entries=lambda: list(rows), stats=lambda: dict(numbers))
-    found = SimpleNamespace(_registry=registry, _closed=closed, _full_since={}, _places={}, registry=registry,
+    found = SimpleNamespace(_registry=registry, _closed=closed, _full_since={}, _worker_positions={}, registry=registry,
                             _stats=lambda: dict(numbers), config=mpool.PoolConfig())
     found.pools = health.CapabilityPools(lambda: found)
     return found
@@ -243,7 +243,7 @@ def test_positions_of_workers() -> None:
     pool = host()
 
     def positions(*numbers: int, key: str = "m") -> dict[int, int]:
-        found = metrics._placed(pool, row(key, worker=[worker(number) for number in numbers]))
+        found = metrics._by_position(pool, row(key, worker=[worker(number) for number in numbers]))
         assert [at for at, _ in found] == sorted(at for at, _ in found)
         return {one["id"]: at for at, one in found}
 

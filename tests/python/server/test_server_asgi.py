@@ -125,7 +125,7 @@ def test_mounted_under_a_prefix(app: Application) -> None:
 @pytest.mark.parametrize(("base", "host", "status"), [
     ("http://localhost", None, 200), ("http://127.0.0.1:81", None, 200), ("https://localhost", None, 200),
     ("http://127.0.0.1:81", "evil.example", 421), ("http://127.0.0.1:81", "127.0.0.1:82", 421),
-    ("http://192.0.2.1", "localhost", 403)])
+    ("http://192.0.2.1", "localhost", 403), ("http://models.example:81", "localhost:81", 403)])
 def test_host_must_match_the_local_address_of_the_request(app: Application, base: str, host: str | None,
                                                           status: int) -> None:
     async def run() -> int:

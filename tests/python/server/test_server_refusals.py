@@ -55,7 +55,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str, str]] = [
       for name in ("add_generation_prompt", "continue_final_message", "messages", "tools", "documents", "tokenizer",
                    "placeholder", "deadline")),
     (CHATS, {"response_format": {"type": "xml"}}, "unsupported_parameter", "response_format",
-     "`response_format.type` must be one of text, json_object, json_schema."),
+     "`response_format.type` must be one of text, json_object, json_schema, got 'xml'."),
     (CHATS, {"response_format": {"type": "json_schema"}}, "invalid_value", "response_format",
      "`response_format.json_schema.schema` must be a JSON schema."),
     *((CHATS, {"tools": [CLOCK], "tool_choice": {"type": "allowed_tools", "allowed_tools": inner}}, "invalid_value",

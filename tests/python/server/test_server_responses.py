@@ -405,3 +405,16 @@ def test_memory_is_bounded() -> None:
     assert memory.get("big") and memory.get("r5") is None and memory.bytes <= 10_000
     memory.put("too big", [{"role": "user", "content": "x" * 3000}])
     assert memory.get("too big") is None and memory.get("big")
+
+
+def test_the_size_of_nested_arguments() -> None:
+    """A client chooses how deep the arguments of a function call are nested: beyond any limit of recursion."""
+    value: Any = "text"
+    for _ in range(100_000):
+        value = [{"a": value}]
+    memory = ResponseMemory()
+    memory.put("deep", [{"role": "assistant", "content": b"xy", "arguments": value}])
+    assert memory.bytes == 500 + 4 * len("assistant") + 2 + 4 * len("text")
+    memory._kept.clear()
+    while isinstance(value, list):  # without recursion, too
+        value = value[0]["a"]

@@ -59,6 +59,18 @@ def test_values_that_are_refused(name: str, value: Any, allowed: str) -> None:
     assert (caught.value.param, caught.value.allowed, caught.value.got) == (name, allowed, repr(value))
 
 
+@pytest.mark.parametrize("name", ["allowed_hosts", "allowed_origins"])
+@pytest.mark.parametrize("value", ["https://page.example", None, 5, (5,), b"x"])
+def test_lists_of_strings(name: str, value: Any) -> None:
+    """A single string is refused: each of its characters would be a value. A list becomes a tuple, which has a hash."""
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        Settings(**{name: value})
+    assert (caught.value.param, caught.value.allowed) == (name, "a tuple of strings")
+    assert (caught.value.hint == "Pass ('https://page.example',)") == isinstance(value, str)
+    found = Settings(**{name: ["https://page.example"]})
+    assert getattr(found, name) == ("https://page.example",) and hash(found)
+
+
 def test_defaults_of_switches_and_access() -> None:
     """By default, only this machine has access, and no optional behaviour is on."""
     found = Settings()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,3 +166,46 @@ def test_a_failed_pull_says_that_nothing_was_downloaded_and_why(bert: Path, tmp_
         status, found = ask(made, "/api/pull", {**body, "stream": False})
         assert (status, found["error"]) == \
             (503, "The model could not be downloaded. The hub cannot be reached.")
+
+
+def test_requests_for_one_model_share_a_download(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of requests starts one thread, also in other spellings and after a client has disconnected."""
+    begun: list[str] = []
+    gate = threading.Event()
+
+    def resolve(name: str, offline: bool | None = None, progress: bool | None = None) -> None:
+        if offline:
+            raise mpool.OfflineError("not here")
+        begun.append(name)
+        gate.wait(60)
+        raise mpool.DownloadError("planted")
+
+    monkeypatch.setattr("mpool.models.resolve", resolve)
+    with serving([f"bert={bert}"], mpool.PoolConfig(shutdown_grace=1.0, offline=False), catalogue=True) as made:
+        statuses: list[int] = []
+
+        def pull(name: str) -> None:
+            statuses.append(ask(made, "/api/pull", {"model": name, "stream": False})[0])
+
+        def wait_for(count: int) -> None:
+            end = time.monotonic() + 30
+            while len(made.state.running) != count:
+                assert time.monotonic() < end, made.state.running
+                time.sleep(0.005)
+
+        with Raw(made) as raw:
+            raw.request("/api/pull", json.dumps({"model": "bge-small-en-v1.5", "stream": False}).encode())
+            wait_for(1)
+        wait_for(0)
+        threads = [threading.Thread(target=pull, args=(name,)) for name in
+                   ("bge-small-en-v1.5", "BGE-small-en-v1.5", "bge-small-en-v1.5:latest")]
+        for thread in threads:
+            thread.start()
+        wait_for(3)
+        assert list(made.state.models.downloads) == begun == ["bge-small-en-v1.5"]
+        gate.set()
+        for thread in threads:
+            thread.join()
+        assert statuses == [503] * 3 and not made.state.models.downloads
+        pull("bge-small-en-v1.5")
+        assert len(begun) == 2 and statuses[3] == 503  # a later request tries again

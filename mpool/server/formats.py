@@ -40,7 +40,8 @@ def openai_format(value: dict[str, Any] | None, name: str = "response_format", f
     if value is None or value.get("type") == "text":
         return {}
     if value.get("type") not in ("json_object", "json_schema"):
-        raise Refusal("unsupported_parameter", f"`{name}.type` must be one of text, json_object, json_schema.", name)
+        raise Refusal("unsupported_parameter", f"`{name}.type` must be one of text, json_object, json_schema, got "
+                                               f"{shown(value.get('type'))}.", name)
     if value["type"] == "json_schema":
         outer = value if flat else value.get("json_schema")
         if not isinstance(outer, dict) or not isinstance(outer.get("schema"), dict):
