@@ -51,7 +51,7 @@ static size_t text_progress_bytes(const mp_request *base) {
 static mp_status text_check(const mp_request *base, mp_error *error) {
     if (((const mp_text_request *)base)->want_prompt_logits)
         return mp_fail(error, MP_UNSUPPORTED,
-                       "prompt logits are not supported in worker processes: use isolation=\"thread\"");
+                       "prompt logits are not supported in worker processes; use isolation=\"thread\"");
     return MP_OK;
 }
 

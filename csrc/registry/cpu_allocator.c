@@ -21,6 +21,7 @@ typedef struct thread_waiter {
     mp_cond cond;
 } thread_waiter;
 
+/* Sums over leases: their time, and the part of it that other programs took (mp_lease.watched_ns, .lost_ns). */
 typedef struct mp_lost {
     uint64_t watched_ns;
     double lost_ns;

@@ -66,7 +66,7 @@ static uint64_t fingerprint_of(const mp_entry *entry, const mp_request *request)
     return mp_mix(request->fingerprint(request) ^ mp_mix(entry->number));
 }
 
-bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
+bool mp_entry_note_loss(mp_entry *entry, const mp_ticket *ticket, bool alone) {
     mp_services *services = entry->services;
     const mp_request *request = ticket->item.request;
     if (!request->fingerprint || mp_quarantine_add(&services->quarantine, fingerprint_of(entry, request), alone,
@@ -135,7 +135,7 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
         return false;
     /* With these statuses the worker is lost. (For a worker that stalled, mp_worker_abandon notes the loss.) */
     bool lost = (status == MP_INTERNAL || status == MP_RECV) && !external_kill;
-    bool refused = lost && mp_entry_note_kill(entry, ticket, alone);
+    bool refused = lost && mp_entry_note_loss(entry, ticket, alone);
     mp_mutex_lock(&entry->lock);
     if (!*noted)
         mp_entry_note_fault(entry, external_kill);

@@ -116,7 +116,7 @@ static void lost_with(mp_worker *w, mp_ticket *ticket) {
     }
     mp_error error = w->fault;
     if (!w->engine->external_kill)
-        mp_entry_note_kill(w->entry, ticket, w->active_count == 1);
+        mp_entry_note_loss(w->entry, ticket, w->active_count == 1);
     end_item(w, ticket, error.code, &error);
 }
 

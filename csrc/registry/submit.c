@@ -172,7 +172,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     /* From here on the ticket may end at any moment. The caller's reference keeps the ticket allocated. */
     uint64_t due = mp_ticket_due(ticket), clock = mp_maintenance_clock(&services->maintenance, NULL);
     uint64_t spawn_ns = entry->spawn_ns; /* if no worker may start before this time, the sweep must run then */
-    bool waits = !mp_entry_works(entry);
+    bool waits = !mp_entry_has_workers(entry);
     mp_mutex_unlock(&entry->lock);
     if (status != MP_OK) {
         mp_entry_uncharge(entry, ticket);

@@ -226,7 +226,7 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     mp_pool_disown(services->pool, worker);
     for (int i = 0; i < count; i++) {
         if (in_step[i] && error->code == MP_RECV)
-            mp_entry_note_kill(entry, worker->active[i], stepping == 1);
+            mp_entry_note_loss(entry, worker->active[i], stepping == 1);
         mp_entry_conclude(entry, worker->active[i], error->code, error);
     }
 
