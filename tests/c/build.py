@@ -80,8 +80,8 @@ QUICK = ["-O0"]
 # Beginnings of the names of tests, and of their helpers, that compute for long.
 BUSY = ("tests/c/test_kernels", "tests/c/test_dequantize", "tests/c/test_vectors", "tests/c/tile_model", "tests/c/sim")
 
-# Kernels that never run, and take a third of a sanitizer build's time: neither optimised nor instrumented. The release
-# variant has their warnings; -O0 warns of loop annotations.
+# Kernels that never run, and take a third of a sanitizer build's time: neither optimised nor instrumented. Without
+# warnings, because gcc warns of loop annotations at -O0; the release variant has the other warnings.
 UNUSED = ["-O0", "-g0", "-fno-sanitize=all", "-w"]
 
 # With -O1, gcc ends functions with vzeroupper only if this option is given. Without vzeroupper, code for SSE that runs

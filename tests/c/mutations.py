@@ -5,10 +5,10 @@ For the variant ``sim`` alone, build.py compiles copies of these files in which 
 build contains all bugs. Spaces and line breaks count as one space. The build fails if an ``original`` does not occur
 exactly once in its function: if you change such code, adapt the row so that it plants the same mistake.
 
-Mistakes that have no row because they have no visible effect (evicting a model that is in use waits for its end; close
-waits for callers inside, which the entries refuse anyway; a worker that waits for masks polls deadlines, which
-maintenance reports too), or because at most one schedule in 10,000 shows them (mp_governor_reserve without a second
-check of freed memory, mp_worker_set_runnable counting outside the lock, mp_pool_run waking outside the lock).
+Some mistakes have no row. Three have no visible effect: evicting a model in use (the eviction waits for its end), a
+close that does not wait for callers inside (the entries refuse them), and a worker that waits for masks without polling
+deadlines (maintenance reports them). Three are shown by at most one schedule in 10,000: mp_governor_reserve without a
+second check of freed memory, mp_worker_set_runnable counting outside the lock, mp_pool_run waking outside the lock.
 
 Rows with number 0 plant no bug: they insert ``POINT`` where another thread may run. Atomics need no such row: each is a
 point (sim_atomic.h).
