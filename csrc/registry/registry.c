@@ -722,13 +722,13 @@ mp_status mp_registry_compute(mp_registry *registry, uint64_t deadline_ns, void 
     if (status != MP_OK)
         return status;
     mp_lease lease = {0};
-    mp_core_lease at;
+    mp_core_lease cores;
     const int home = mp_cpu_allocator_assign_home(allocator);
     mp_cpu_allocator_enter(allocator);
-    if (mp_cpu_allocator_lease(allocator, home, mp_cpu_allocator_threads(allocator), &lease, &at, is_past,
+    if (mp_cpu_allocator_lease(allocator, home, mp_cpu_allocator_threads(allocator), &lease, &cores, is_past,
                                &deadline_ns)) {
         run(&lease, arg);
-        mp_cpu_allocator_return(allocator, &lease, &at, false);
+        mp_cpu_allocator_return(allocator, &lease, &cores, false);
     } else {
         status = mp_fail_hint(error, MP_TIMEOUT, "Raise `timeout`", "no CPU was free in time");
     }

@@ -152,22 +152,22 @@ MUTATIONS = [
              "if (!BUG) mp_cond_signal(", "cores", FEW),
     Mutation(154, _C, "give_back", "the other waiters wait for the next return", "&waiter->cond);",
              "&waiter->cond); if (BUG) break;", "cores", SOME),
-    Mutation(155, _C, "wait_for_threads", "any wake-up ends the wait", "if (self.granted || !give_up)",
+    Mutation(155, _C, "wait_for_cpus", "any wake-up ends the wait", "if (self.granted || !give_up)",
              "if (BUG) break; if (self.granted || !give_up)", "cores", SOME),
     Mutation(156, _C, "lease_or_lend", "CPUs without a thread are lost",
              "give_back(allocator, &surplus);", "if (!BUG) give_back(allocator, &surplus);",
              "faults", MANY),
-    Mutation(157, _C, "mp_cpu_allocator_return", "CPUs are given back twice", "give_back(allocator, threads);",
-             "give_back(allocator, threads); if (BUG && mp_cpu_allocator_leased(allocator) >="
-             " count_threads(allocator, threads))"
-             " give_back(allocator, threads);",
+    Mutation(157, _C, "mp_cpu_allocator_return", "CPUs are given back twice", "give_back(allocator, cores);",
+             "give_back(allocator, cores); if (BUG && mp_cpu_allocator_leased(allocator) >="
+             " count_cores(allocator, cores))"
+             " give_back(allocator, cores);",
              "cores", FEW),
-    Mutation(158, _C, "wait_for_threads", "a waiter that gave up stays in the queue", "*link = self.next;",
+    Mutation(158, _C, "wait_for_cpus", "a waiter that gave up stays in the queue", "*link = self.next;",
              "if (!BUG) *link = self.next;", "calls", SOME),
-    Mutation(159, _C, "wait_for_threads", "the queue ends with a waiter that gave up", "if (allocator->last == &self)",
+    Mutation(159, _C, "wait_for_cpus", "the queue ends with a waiter that gave up", "if (allocator->last == &self)",
              "if (allocator->last == &self && !BUG)", "calls", MANY),
-    Mutation(160, _C, "give_back", "CPUs go back to another node", "allocator->leased[i] -= threads->on[i];",
-             "allocator->leased[BUG ? 0 : i] -= threads->on[i];", "cores", SOME),
+    Mutation(160, _C, "give_back", "CPUs go back to another node", "allocator->leased[i] -= cores->on[i];",
+             "allocator->leased[BUG ? 0 : i] -= cores->on[i];", "cores", SOME),
     # --- entries: callers
     Mutation(201, _U, "mp_entry_submit", "no worker wakes for the request", "mp_dispatch_wake(entry, ticket);",
              "if (!BUG) mp_dispatch_wake(entry, ticket);", "calls", SOME),
