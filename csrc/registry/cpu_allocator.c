@@ -147,10 +147,10 @@ int mp_cpu_allocator_leased(mp_cpu_allocator *allocator) {
 
 /* --- nodes --- */
 
-int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *leased) {
+int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *cpus, int *leased) {
     mp_mutex_lock(&allocator->lock);
     for (int i = 0; i < allocator->topology.node_count; i++) {
-        threads[i] = allocator->capacity[i];
+        cpus[i] = allocator->capacity[i];
         leased[i] = allocator->leased[i];
     }
     mp_mutex_unlock(&allocator->lock);

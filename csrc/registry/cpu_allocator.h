@@ -32,8 +32,9 @@ mp_cpu_allocator *mp_cpu_allocator_pin(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_unpin(mp_cpu_allocator *allocator);
 int mp_cpu_allocator_threads(const mp_cpu_allocator *allocator);
 int mp_cpu_allocator_leased(mp_cpu_allocator *allocator);
-/* Returns the number of nodes; fills in the CPUs and the leased CPUs of each node: arrays of MP_NODES_MAX elements. */
-int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *leased);
+/* For tests. Returns the number of nodes; fills in the CPUs and the leased CPUs of each node: arrays of MP_NODES_MAX
+ * elements. */
+int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *cpus, int *leased);
 
 /* `queued` is the length of the list that `waiting` counts, and `homes` the number of workers that have not released
  * their home. */
