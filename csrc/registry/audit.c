@@ -98,7 +98,7 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
         MP_AUDIT(!atomic_load(&ticket->cause), "%s: a request is queued and cancelled", entry->key);
         MP_AUDIT(ticket->entry == entry, "%s: a request is in the wrong queue", entry->key);
         sequential |= ticket->policy == MP_POLICY_SEQUENTIAL;
-        MP_AUDIT(is_listed(entry, ticket->home), "%s: a request is queued for a worker that is gone", entry->key);
+        MP_AUDIT(is_listed(entry, ticket->assigned), "%s: a request is queued for a worker that is gone", entry->key);
         MP_TRY(audit_dispatch(entry, ticket, error));
     }
     const mp_worker *waits = NULL;

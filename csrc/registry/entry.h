@@ -304,12 +304,12 @@ void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket);
 /* Call when room or eligibility has changed. If requests are queued, wakes every idle worker that is eligible for one
  * of them, and every worker that only waits for grammar masks. */
 void mp_dispatch_wake_all(mp_entry *entry);
-/* Call when the worker leaves: queued requests whose `home` is this worker become available to all workers. */
+/* Call when the worker leaves: queued requests that are assigned to it become available to all workers. */
 void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker);
 /* Call after a request or a worker has freed memory: all workers of the model may admit requests again. */
 void mp_dispatch_memory_free(mp_entry *entry);
 /* Returns the worker that MP_POLICY_P2C chooses for a request that is about to be queued. */
-mp_worker *mp_dispatch_home(const mp_entry *entry);
+mp_worker *mp_dispatch_choose(const mp_entry *entry);
 /* True if mp_dispatch_take would take a request. */
 bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker);
 /* Moves requests from the queue to the worker's active list until the worker is full or no queued request is eligible.

@@ -231,7 +231,7 @@ MUTATIONS = [
              "calls", SOME),
     Mutation(224, _D, "mp_dispatch_take", "a submitter that waits for space is not notified",
              "mp_entry_notify_room(entry);", "if (!BUG) mp_entry_notify_room(entry);", "calls", SOME),
-    Mutation(225, _D, "mp_dispatch_home", "the more loaded of two workers is chosen",
+    Mutation(225, _D, "mp_dispatch_choose", "the more loaded of two workers is chosen",
              "return at_first < at_second ? live[first] : live[second];",
              "return (at_first < at_second) != BUG ? live[first] : live[second];", "balance", SOME),
     Mutation(226, _D, "mp_dispatch_may_take", "an idle worker takes no request from busy ones",
