@@ -361,7 +361,8 @@ static PyObject *quantize(PyObject *module, PyObject *args, PyObject *kwargs) {
         Py_END_ALLOW_THREADS
         if (status != MP_OK) {
             Py_CLEAR(result);
-            mp_raise_new(state, status, "the data has a value that is NaN, infinite or outside the range of %s", target);
+            mp_raise_new(state, status, "the data has a value that is NaN, infinite or outside the range of %s",
+                         target);
         }
     }
     PyBuffer_Release(&data);
