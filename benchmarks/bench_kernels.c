@@ -11,8 +11,8 @@
  *   --pool MB     cycle through that much memory of weights (default 0: one matrix, in cache as in an encoder)
  *   --act         include bias and GELU in the time
  *   --attention   measure attn_kv, attn_kv_i16 and attn_kv_i8 instead: one token and a tile of a prompt over 128 to
- *                 2,048 positions
- *                 (with --pool: over as many blocks as fit), as a percentage of vfmadd231ps and vpdpwssd
+ *                 2,048 positions (with --pool: over as many blocks as fit), as a percentage of vfmadd231ps and
+ *                 vpdpwssd
  *   --kind plain  mp_gemm_f32_plain, with the OpenBLAS of MPOOL_BLAS if set
  *   --kind TYPE   a quantised type of GGUF (Q4_K, IQ2_XS, ...) with arbitrary codes; the peak is that of vpdpbusd
  *   --mask ref    measure the reference kernels */
@@ -247,7 +247,7 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
 static void measure_attention(mp_dtype dtype, int rows, int positions, int group, int dim, double seconds,
                               size_t pool) {
     const mp_kernels *call = mp_kernels_get();
-    const bool integers = dtype != MP_F32, bytes_only = dtype == MP_I8;
+    const bool integers = dtype != MP_F32, int8 = dtype == MP_I8;
     const int blocks = (positions + MP_KV_BLOCK - 1) / MP_KV_BLOCK, n = rows * group;
     const size_t bytes = mp_kv_bytes(dtype, dim), whole = 2 * bytes * (size_t)blocks;
     const int copies = pool > whole ? (int)(pool / whole) : 1;
@@ -264,7 +264,7 @@ static void measure_attention(mp_dtype dtype, int rows, int positions, int group
             *k = cache + whole * (size_t)c + 2 * bytes * (size_t)(t / MP_KV_BLOCK);
             *v = (uint8_t *)*k + bytes;
             fill(token, 2 * dim);
-            (bytes_only ? call->kv_store_i8
+            (int8 ? call->kv_store_i8
              : integers ? call->kv_store_i16
                         : call->kv_store)(token, token + dim, dim, dim, t % MP_KV_BLOCK, *k, *v);
         }
@@ -283,7 +283,7 @@ static void measure_attention(mp_dtype dtype, int rows, int positions, int group
                 a.k_blocks = pointers + 2 * blocks * c;
                 a.v_blocks = a.k_blocks + blocks;
                 mp_attn_begin(n, dim, &state);
-                (bytes_only ? call->attn_kv_i8
+                (int8 ? call->attn_kv_i8
                  : integers ? call->attn_kv_i16
                             : call->attn_kv)(&a, rows, 0, blocks, &state, scratch);
             }
@@ -293,8 +293,8 @@ static void measure_attention(mp_dtype dtype, int rows, int positions, int group
     const double after = probe_attention(dtype), peak = before > after ? before : after;
     const double rate = 4.0 * n * positions * dim / best * 1e-9;
     printf("attn %s D%-3d %2d x %-2d over %-5d %8.2f us %8.1f GFLOP/s %5.1f %% of %.0f  %6.1f GB/s\n",
-           bytes_only ? "i8 " : integers ? "i16" : "f32", dim, rows, group, positions, best * 1e6, rate, 100 * rate / peak, peak,
-           (double)whole / best * 1e-9);
+           int8 ? "i8 " : integers ? "i16" : "f32", dim, rows, group, positions, best * 1e6, rate,
+           100 * rate / peak, peak, (double)whole / best * 1e-9);
     fflush(stdout);
     mp_free(cache);
     mp_free(pointers);

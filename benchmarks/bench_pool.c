@@ -42,10 +42,10 @@ static void print_ns(const char *name, uint64_t *ns, int n) {
 
 /* --- a model that computes nothing --- */
 
-typedef struct empty_call {
+typedef struct empty_request {
     mp_request base;
     _Atomic uint64_t started_ns;
-} empty_call;
+} empty_request;
 
 static _Atomic bool hold;
 
@@ -69,7 +69,7 @@ static void empty_step(mp_engine *engine, mp_lease *lease, const mp_plan *plan, 
     while (atomic_load(&hold) && !mp_lease_poll(lease))
         mp_sys_sleep_ns(100 * 1000);
     for (int i = 0; i < plan->count; i++) {
-        atomic_store(&((empty_call *)plan->items[i]->request)->started_ns, now);
+        atomic_store(&((empty_request *)plan->items[i]->request)->started_ns, now);
         outcomes[i] = MP_OUTCOME_DONE;
     }
 }
@@ -93,9 +93,9 @@ static mp_status empty_engine(mp_model *model, mp_budget *budget, mp_engine **en
     (*engine)->ops = &ops;
     return MP_OK;
 }
-static mp_status empty_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+static mp_status empty_check(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total,
                              mp_error *out_error) {
-    (void)model, (void)call, (void)out_error;
+    (void)model, (void)request, (void)out_error;
     *cost_ns = 1000;
     *total = 1;
     return MP_OK;
@@ -119,14 +119,15 @@ static void empty_footprint(void *self, uint64_t *bytes, uint64_t *engine) {
     *bytes = *engine = 1000;
 }
 static void empty_free_loader(void *self) { (void)self; }
-static void empty_free_call(mp_request *call) { mp_free(call); }
+static void empty_free_request(mp_request *request) { mp_free(request); }
 
-static mp_request *empty_call_create(void) {
-    empty_call *call = mp_alloc_zeroed(sizeof(*call), MP_TAG_REQUEST);
-    if (!call)
+static mp_request *empty_request_create(void) {
+    empty_request *request = mp_alloc_zeroed(sizeof(*request), MP_TAG_REQUEST);
+    if (!request)
         exit(1);
-    call->base = (mp_request){.capability = MP_TEXT_EMBEDDING, .destroy = empty_free_call, .bytes = sizeof(*call)};
-    return &call->base;
+    request->base =
+        (mp_request){.capability = MP_TEXT_EMBEDDING, .destroy = empty_free_request, .bytes = sizeof(*request)};
+    return &request->base;
 }
 
 static mp_registry *empty_registry(uint64_t spin_ns) {
@@ -140,11 +141,11 @@ static mp_registry *empty_registry(uint64_t spin_ns) {
     return registry;
 }
 
-enum { CALLS = 20000, PARKED = 2000 };
-static uint64_t start_ns[CALLS], answer_ns[CALLS];
+enum { REQUESTS = 20000, PARKED = 2000 };
+static uint64_t start_ns[REQUESTS], result_ns[REQUESTS];
 
 /* Measure n requests. pause_ns: pause between two requests, long enough for the worker to park; 0 = none. */
-static void measure_calls(const char *name, uint64_t spin_ns, uint64_t pause_ns, int n) {
+static void measure_requests(const char *name, uint64_t spin_ns, uint64_t pause_ns, int n) {
     mp_registry *registry = empty_registry(spin_ns);
     char label[64];
     for (int i = -n / 10; i < n; i++) {
@@ -153,19 +154,19 @@ static void measure_calls(const char *name, uint64_t spin_ns, uint64_t pause_ns,
         mp_submit_options options = {.priority = 2};
         mp_ticket *ticket;
         uint64_t begin = mp_sys_now_ns(), progress;
-        CHECK(mp_registry_submit(registry, "empty", empty_call_create(), &options, &ticket, &error));
+        CHECK(mp_registry_submit(registry, "empty", empty_request_create(), &options, &ticket, &error));
         mp_ticket_wait(ticket, UINT64_MAX, 0, &progress);
         uint64_t end = mp_sys_now_ns();
         if (i >= 0) {
-            start_ns[i] = atomic_load(&((empty_call *)mp_ticket_request(ticket))->started_ns) - begin;
-            answer_ns[i] = end - begin;
+            start_ns[i] = atomic_load(&((empty_request *)mp_ticket_request(ticket))->started_ns) - begin;
+            result_ns[i] = end - begin;
         }
         mp_ticket_release(ticket);
     }
     snprintf(label, sizeof(label), "%s_start", name);
     print_ns(label, start_ns, n);
-    snprintf(label, sizeof(label), "%s_answer", name);
-    print_ns(label, answer_ns, n);
+    snprintf(label, sizeof(label), "%s_result", name);
+    print_ns(label, result_ns, n);
     mp_registry_destroy(registry);
 }
 
@@ -176,24 +177,24 @@ static void measure_refusals(void) {
     int n = 0;
     atomic_store(&hold, true);
     for (int refused = 0; refused < 50 && n < 2000;) {
-        mp_status status = mp_registry_submit(registry, "empty", empty_call_create(), &options, &tickets[n], &error);
+        mp_status status = mp_registry_submit(registry, "empty", empty_request_create(), &options, &tickets[n], &error);
         if (status == MP_OK)
             n++;
         else
             refused++;
         mp_sys_sleep_ns(20 * 1000); /* time for the worker to take the first request */
     }
-    for (int i = 0; i < CALLS; i++) {
+    for (int i = 0; i < REQUESTS; i++) {
         mp_ticket *ticket;
-        mp_request *call = empty_call_create();
+        mp_request *request = empty_request_create();
         uint64_t begin = mp_sys_now_ns();
-        if (mp_registry_submit(registry, "empty", call, &options, &ticket, &error) != MP_OVERLOADED) {
+        if (mp_registry_submit(registry, "empty", request, &options, &ticket, &error) != MP_OVERLOADED) {
             fprintf(stderr, "the queue did not become full\n");
             exit(1);
         }
         start_ns[i] = mp_sys_now_ns() - begin;
     }
-    print_ns("refusal", start_ns, CALLS);
+    print_ns("refusal", start_ns, REQUESTS);
     atomic_store(&hold, false);
     for (int i = 0; i < n; i++)
         mp_ticket_release(tickets[i]);
@@ -220,7 +221,7 @@ static mp_spec *spec_of(const char *path) {
     return spec;
 }
 
-static mp_text_request *chat(int number, int tokens) {
+static mp_text_request *chat_request(int number, int tokens) {
     int32_t prompt[24];
     for (int i = 0; i < 24; i++)
         prompt[i] = 100 + (i * 37 + number * 11) % 800;
@@ -231,9 +232,9 @@ static mp_text_request *chat(int number, int tokens) {
                                   .max_tokens = tokens,
                                   .logprobs = -1,
                                   .ignore_eos = true};
-    mp_text_request *call;
-    CHECK(mp_text_request_create(&args, &call, &error));
-    return call;
+    mp_text_request *request;
+    CHECK(mp_text_request_create(&args, &request, &error));
+    return request;
 }
 
 typedef struct bare {
@@ -246,10 +247,10 @@ typedef struct bare {
 } bare;
 
 static double bare_tokens_per_second(bare *b, int number, int tokens) {
-    mp_text_request *call = chat(number, tokens);
-    mp_item item = {.request = &call->base};
+    mp_text_request *request = chat_request(number, tokens);
+    mp_item item = {.request = &request->base};
     uint64_t begin = mp_sys_now_ns();
-    CHECK(b->model->ops->check(b->model, &call->base, &item.cost_ns, &item.total, &error));
+    CHECK(b->model->ops->check(b->model, &request->base, &item.cost_ns, &item.total, &error));
     CHECK(b->engine->ops->admit(b->engine, &item, &error));
     mp_item *items[1] = {&item};
     mp_outcome outcomes[MP_PLAN_MAX];
@@ -263,7 +264,7 @@ static double bare_tokens_per_second(bare *b, int number, int tokens) {
     if (outcomes[0] != MP_OUTCOME_DONE)
         check(item.error.code, item.error.message);
     b->engine->ops->retire(b->engine, &item);
-    mp_request_destroy(&call->base);
+    mp_request_destroy(&request->base);
     return tokens / seconds;
 }
 
@@ -272,7 +273,7 @@ static double pooled_tokens_per_second(mp_registry *registry, int number, int to
     mp_submit_options options = {.priority = 2};
     uint64_t begin = mp_sys_now_ns(), progress;
     for (int i = 0; i < chats; i++)
-        CHECK(mp_registry_submit(registry, "text", &chat(number + i, tokens)->base, &options, &tickets[i], &error));
+        CHECK(mp_registry_submit(registry, "text", &chat_request(number + i, tokens)->base, &options, &tickets[i], &error));
     for (int i = 0; i < chats; i++) {
         mp_ticket_wait(tickets[i], UINT64_MAX, 0, &progress);
         CHECK(mp_ticket_status(tickets[i], &error));
@@ -350,8 +351,8 @@ int main(int argc, char **argv) {
     CHECK(mp_cpu_init("", &error));
     mp_kernels_init();
     if (argc == 2 && strcmp(argv[1], "calls") == 0) {
-        measure_calls("spinning", 5ull * 1000 * 1000, 0, CALLS);
-        measure_calls("parked", 1, 300 * 1000, PARKED);
+        measure_requests("spinning", 5ull * 1000 * 1000, 0, REQUESTS);
+        measure_requests("parked", 1, 300 * 1000, PARKED);
         measure_refusals();
     } else if (argc == 6 && strcmp(argv[1], "text") == 0) {
         measure_text(argv[2], atoi(argv[3]), atoi(argv[4]), atoi(argv[5]));

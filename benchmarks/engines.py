@@ -1,8 +1,8 @@
 """mpool and its peers behind one interface. Each engine runs alone, in its own process.
 
 An engine is named ``name``, ``name:variant`` or ``name:variant:setting``. The variant is a compute type, the setting a
-way to use the threads. ``imports`` imports the library and all
-its dependencies, so that load times can be measured with and without imports.
+way to use the threads. ``imports`` imports the library and all its dependencies, so that load times can be measured
+with and without imports.
 """
 
 from __future__ import annotations

@@ -224,7 +224,6 @@ class Mpool(own_process.Mpool):
 
 
 ENGINES: dict[str, Any] = {"mpool": Mpool, "torch": Torch, "onnxruntime": OnnxRuntime, "openvino": OpenVino}
-MODULES = {"mpool": "mpool", "torch": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
 
 
 def random_images(count: int, size: int, seed: int) -> list[np.ndarray]:

@@ -2,8 +2,8 @@
 own.
 
 A shape is a diffusers folder with seeded weights in bfloat16: a few blocks of a published transformer, or the published
-decoder, with tiny networks around it. Rates depend on sizes only. mpool generates whole images; the time of a step is
-the difference between two images whose step counts differ by one.
+decoder, with tiny networks around it. Rates depend on sizes only. mpool generates whole images; the time of a step is a
+third of the difference between two images whose step counts differ by three.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Mpool(own_process.Mpool):
                                  max_sequence_length=TEXTS, seed=1, compute=self.compute)
 
     def seconds(self, repeat: int) -> float:
-        """Return the milliseconds of one step, or of decoding."""
+        """Return the seconds of one step, or of decoding."""
         if self.decodes:
             return statistics.median(seconds_of(lambda: self.generate(1)) for _ in range(repeat))
         more = 3

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .policies import percentile
 from .pool import texts
+from .timing import percentile
 
 
 def memory_of(pid: int) -> dict[str, float]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -19,13 +18,9 @@ import torch
 
 import mpool
 
+from .timing import seconds_of
+
 DOCUMENTS, TOKENS, QUERY, DIM = 1000, 128, 32, 128
-
-
-def milliseconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return 1e3 * (time.perf_counter() - start)
 
 
 def main() -> int:
@@ -55,7 +50,7 @@ def main() -> int:
     print(f"load {os.getloadavg()}")
     for _ in range(turns):
         for name, call in calls.items():
-            times[name].append(milliseconds(call))
+            times[name].append(1e3 * seconds_of(call))
     for name, taken in times.items():
         ratio = statistics.median(other / own for other, own in zip(times["torch"], taken))
         print(f"{name:14} {min(taken):7.2f} ms at least, {statistics.median(taken):7.2f} median, {ratio:5.2f}x torch")

@@ -95,7 +95,7 @@ def chats(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
     found["8 chats: tokens/s"] = 8 * tokens / seconds
     found["8 chats: first token, p50 ms"] = percentile(first, 0.5) * 1e3
     found["8 chats: first token, slowest ms"] = max(first) * 1e3
-    found["8 chats: slowest answer, s"] = max(took)
+    found["8 chats: slowest completion, s"] = max(took)
 
     long = [[words(60 if quick else 250, chance)] for _ in range(4)]
     short = [[words(6, chance) for _ in range(2 if quick else 4)] for _ in range(4)]
@@ -112,8 +112,8 @@ def chats(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
     found["4 long and 4 short chats: tokens/s"] = sum(len(latencies[i]) * written[i] for i in (0, 1)) / seconds
     found["4 long and 4 short chats: short first token, p50 ms"] = percentile(firsts[1], 0.5) * 1e3
     found["4 long and 4 short chats: short first token, slowest ms"] = max(firsts[1]) * 1e3
-    found["4 long and 4 short chats: short answer, p50 s"] = percentile(latencies[1], 0.5)
-    found["4 long and 4 short chats: long answer, slowest s"] = max(latencies[0])
+    found["4 long and 4 short chats: short completion, p50 s"] = percentile(latencies[1], 0.5)
+    found["4 long and 4 short chats: long completion, slowest s"] = max(latencies[0])
     return found
 
 

@@ -60,17 +60,17 @@ def part_calls(embedding: str, text: str, threads: int, quick: bool) -> dict[str
     with mpool.Pool(mpool.PoolConfig(threads=threads, embed_queue_capacity=4)) as pool:
         pool.embed("warm", embedding)
         for name, pause in (("spinning", 0.0), ("parked", 0.005)):
-            starts, answers = [], []
+            starts, waits = [], []
             for one in texts(40 if quick else 400):
                 time.sleep(pause)
                 begin = time.perf_counter()
                 job = pool.submit("text_embedding", inputs=f"{name} {one}", model=embedding)
                 job.result()
-                answers.append(time.perf_counter() - begin)
+                waits.append(time.perf_counter() - begin)
                 submitted, started, _ = job._ticket.times()  # type: ignore[union-attr]
                 starts.append(started - submitted)
             found[f"Python: submit to start, {name}, p50 us"] = percentile(starts, 0.5) * 1e6
-            found[f"Python: one-text embed, {name}, p50 us"] = percentile(answers, 0.5) * 1e6
+            found[f"Python: one-text embed, {name}, p50 us"] = percentile(waits, 0.5) * 1e6
     with mpool.Pool(mpool.PoolConfig(threads=threads, prompt_queue_capacity=2, policy="sequential",
                                      max_workers_per_model=1)) as pool:
         pool.generate("warm", text, max_tokens=1)
@@ -177,8 +177,8 @@ def part_cold(embedding: str, text: str, threads: int, quick: bool) -> dict[str,
 
         seconds = together(1000, one)
         stats = pool.registry.stats()
-        return {"cold start: one caller, s": alone, "cold start: 1,000 callers, first answer, s": min(firsts) - begin,
-                "cold start: 1,000 callers, all answers, s": seconds, "cold start: loads": stats["loads"],
+        return {"cold start: one caller, s": alone, "cold start: 1,000 callers, first result, s": min(firsts) - begin,
+                "cold start: 1,000 callers, all results, s": seconds, "cold start: loads": stats["loads"],
                 "cold start: workers spawned": stats["workers_spawned"]}
 
 

@@ -20,8 +20,9 @@ TRIP, READ, OTHERS = 1.8, 1.3, 0.08
 
 
 class Probe:
-    """Builds probe.c once and runs it. Without a compiler there are no figures, so the record cannot say
-    which turns were disturbed."""
+    """Builds probe.c once and runs it. Without a compiler there are no figures, so the record cannot say which turns
+    were disturbed.
+    """
 
     def __init__(self) -> None:
         compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")

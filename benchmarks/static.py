@@ -12,7 +12,6 @@ import json
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import mpool
+
+from .timing import seconds_of
 
 WORDS, DIM, TEXTS, LENGTH = 30_000, 256, 20_000, 10
 
@@ -72,9 +73,7 @@ def main() -> int:
         print(f"n = {turns}, load {os.getloadavg()}")
         for _ in range(turns):
             for engine, call in calls.items():
-                start = time.perf_counter()
-                call()
-                rates[engine].append(TEXTS / (time.perf_counter() - start))
+                rates[engine].append(TEXTS / seconds_of(call))
         for engine, found in rates.items():
             print(f"{engine:10} {max(found):10,.0f} texts/s at best, {statistics.median(found):10,.0f} median")
         print(f"load {os.getloadavg()}")

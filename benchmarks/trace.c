@@ -15,7 +15,7 @@
 
 enum { THREADS = 64, EVENTS = 1 << 22 };
 
-typedef enum kind { BEGIN, SPLIT, PRODUCT, ARRIVE, LEAVE, END } kind; /* replay.py has the same numbers */
+typedef enum kind { BEGIN, SPLIT, PRODUCT, ARRIVE, LEAVE, END } kind; /* scaling_model.py has the same numbers */
 
 typedef struct event {
     uint64_t ns;       /* CLOCK_MONOTONIC */

@@ -1,5 +1,5 @@
-"""``python -m benchmarks vision``: time to the first token of a prompt with an image, compared with
-transformers on torch.
+"""``python -m benchmarks vision``: time to the first token of a prompt with an image, compared with transformers on
+torch.
 
 The method is that of ``python -m benchmarks``: every engine in its own process, in rotation, compared within rounds in
 which the machine was in one state. The shape is LLaVA 1.5 7B with four decoder layers and seeded weights. transformers

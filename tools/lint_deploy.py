@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LINTERS = [["zizmor", "--offline", "--no-progress", ".github"],
            ["hadolint", "--failure-threshold", "style", "deploy/Dockerfile"],
            ["kubernetes-validate", "--strict", "deploy/kubernetes.yaml"]]
-#: The most exposed that the unit may be, in tenths of systemd-analyze's scale from 0 (safe) to 10.
+#: Highest exposure of the unit that passes, in tenths of systemd-analyze's scale from 0 (safe) to 10.
 EXPOSURE = 20
 
 

@@ -192,7 +192,7 @@ mp_status mp_isolation_wrap(const mp_isolation_kind *kind, void *self, mp_capabi
     atomic_init(&loader->references, 1);
     mp_status status = MP_OK;
     if (!mp_request_wire_of(capability))
-        status = mp_fail(error, MP_UNSUPPORTED, "%s models do not support process isolation; use isolation='thread'",
+        status = mp_fail(error, MP_UNSUPPORTED, "%s models do not support process isolation; use isolation=\"thread\"",
                          mp_capability_get(capability)->name);
     if (status == MP_OK)
         status = copy_texts(options->argv, &loader->argv, error);
@@ -292,7 +292,7 @@ mp_status mp_isolation_loader(mp_spec *spec, mp_compute compute, const mp_isolat
                               mp_error *error) {
     if (mp_spec_draft(spec))
         return mp_fail(error, MP_UNSUPPORTED,
-                       "models with `draft` do not support process isolation; use isolation='thread'");
+                       "models with `draft` do not support process isolation; use isolation=\"thread\"");
     spec_source *source = mp_alloc_zeroed(sizeof *source, MP_TAG_SPEC);
     if (!source)
         return mp_fail_memory(error, sizeof *source, "a model loader");

@@ -498,7 +498,7 @@ static mp_status create_proxy(const mp_proxy_args *args, proxy **out, mp_error *
     const mp_request_wire *wire = mp_request_wire_of(args->capability);
     *out = NULL;
     if (!wire)
-        return mp_fail(error, MP_UNSUPPORTED, "%s models do not support process isolation; use isolation='thread'",
+        return mp_fail(error, MP_UNSUPPORTED, "%s models do not support process isolation; use isolation=\"thread\"",
                        mp_capability_get(args->capability)->name);
     proxy *p = mp_alloc_zeroed(sizeof *p, MP_TAG_POOL);
     if (!p)

@@ -173,7 +173,7 @@ static mp_status take_text(mp_cursor *c, const char *field, char *text, size_t s
     const uint8_t *data;
     MP_TRY(mp_cursor_u64(c, field, &bytes, error));
     if (bytes >= size)
-        return refuse(field, "at most the buffer's size", bytes, error);
+        return refuse(field, "a shorter text", bytes, error);
     MP_TRY(mp_cursor_take(c, bytes, field, &data, error));
     if (memchr(data, 0, bytes))
         return refuse(field, "a text without NUL", bytes, error);

@@ -21,7 +21,7 @@ static inline size_t wire_rows_at(const mp_image_embedding_request *request, uin
 static mp_status image_check(const mp_request *base, mp_error *error) {
     if (((const mp_image_embedding_request *)base)->output != MP_IMAGE_POOLED)
         return mp_fail(error, MP_UNSUPPORTED,
-                       "rows of images are not supported in worker processes: use isolation=\"thread\"");
+                       "rows of images are not supported in worker processes; use isolation=\"thread\"");
     return MP_OK;
 }
 

@@ -22,7 +22,7 @@ typedef struct span {
 static mp_status t2i_check(const mp_request *base, mp_error *error) {
     if (((const mp_image_generation_request *)base)->keep)
         return mp_fail(error, MP_UNSUPPORTED, "text embeddings and latents of each step are not supported in worker "
-                                              "processes: use isolation=\"thread\"");
+                                              "processes; use isolation=\"thread\"");
     return MP_OK;
 }
 

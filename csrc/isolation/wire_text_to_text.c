@@ -13,7 +13,7 @@
 #include "isolation/capability_wire.h"
 
 typedef struct choice_progress {
-    uint32_t tokens, text, decided;
+    uint32_t tokens, text, final; /* number of tokens; bytes of text, and of final text (mp_choice.text_bytes) */
     uint32_t masked; /* 1 + index of the last token whose mask the process has received; 0 = none */
     int32_t finish, stop_index;
 } choice_progress;
@@ -36,8 +36,8 @@ static int32_t finish_of(const mp_choice *choice) {
 
 /* Returns the end of a completion's text, including text that is not final. */
 static uint32_t text_end(const mp_choice *choice) {
-    uint32_t count = tokens_of(choice), decided = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed);
-    return finish_of(choice) == MP_FINISH_NONE && count > 0 ? choice->tokens[count - 1].byte_end : decided;
+    uint32_t count = tokens_of(choice), final = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed);
+    return finish_of(choice) == MP_FINISH_NONE && count > 0 ? choice->tokens[count - 1].byte_end : final;
 }
 
 static int alternatives(const mp_text_request *request) {
@@ -51,7 +51,7 @@ static size_t text_progress_bytes(const mp_request *base) {
 static mp_status text_check(const mp_request *base, mp_error *error) {
     if (((const mp_text_request *)base)->want_prompt_logits)
         return mp_fail(error, MP_UNSUPPORTED,
-                       "prompt logits are not supported in worker processes: use isolation=\"thread\"");
+                       "prompt logits are not supported in worker processes; use isolation=\"thread\"");
     return MP_OK;
 }
 
@@ -177,7 +177,7 @@ static void put_progress(mp_wire_out *out, const mp_text_request *request, text_
         const uint32_t count = tokens_of(choice);
         sent->choice[c] = (choice_progress){.tokens = count,
                                         .text = text_end(choice),
-                                        .decided = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed),
+                                        .final = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed),
                                         .finish = finish_of(choice),
                                         .stop_index = choice->stop_index};
         mp_put_u32(out, count);
@@ -364,13 +364,13 @@ static bool ends_with_tokens(const mp_text_request *request, const mp_choice *ch
 /* `from`: index of the first token received with this text. */
 static bool get_text(mp_wire_in *in, const mp_text_request *request, mp_choice *choice, choice_progress *seen,
                      uint32_t from) {
-    uint32_t decided = mp_get_u32(in), end = mp_get_u32(in), before = seen->text;
+    uint32_t final = mp_get_u32(in), end = mp_get_u32(in), before = seen->text;
     bool over = seen->finish != MP_FINISH_NONE;
     if (in->failed)
         return false;
-    if (end > choice->text_capacity || decided > end || decided < seen->decided || (end < before && !over))
+    if (end > choice->text_capacity || final > end || final < seen->final || (end < before && !over))
         return mp_wire_refuse(in, "a text has an impossible length");
-    if ((over && decided != end) || !ends_with_tokens(request, choice, seen, end, from))
+    if ((over && final != end) || !ends_with_tokens(request, choice, seen, end, from))
         return mp_wire_refuse(in, "a text does not end where its tokens do");
     if (end > before) {
         if (!mp_get(in, choice->text + before, end - before))
@@ -378,14 +378,14 @@ static bool get_text(mp_wire_in *in, const mp_text_request *request, mp_choice *
         if (!mp_is_utf8(choice->text + before, end - before))
             return mp_wire_refuse(in, "a text is not UTF-8");
     }
-    /* The decided text, a text shortened by a stop string, and each token must end at a character boundary. */
-    if (splits_character(choice, decided, end > before ? end : before))
+    /* The final text, a text shortened by a stop string, and each token must end at a character boundary. */
+    if (splits_character(choice, final, end > before ? end : before))
         return mp_wire_refuse(in, "a final text ends in the middle of a character");
     for (uint32_t i = from; i < seen->tokens; i++)
         if (splits_character(choice, choice->tokens[i].byte_end, end > before ? end : before))
             return mp_wire_refuse(in, "a token ends in the middle of a character");
     seen->text = end;
-    seen->decided = decided;
+    seen->final = final;
     return true;
 }
 
@@ -506,7 +506,7 @@ static void text_publish(mp_item *item, void *progress, uint64_t began_ns, uint6
             continue;
         choice->stop_index = received->stop_index;
         atomic_store_explicit(&choice->token_count, received->tokens, memory_order_release);
-        atomic_store_explicit(&choice->text_bytes, received->decided, memory_order_release);
+        atomic_store_explicit(&choice->text_bytes, received->final, memory_order_release);
         atomic_store_explicit(&choice->finish, received->finish, memory_order_release);
     }
     if (request->capture.values > 0)

@@ -13,8 +13,8 @@ bool mp_count_in(mp_state *state, const char *name, const mp_entry_count *count,
     const int64_t n = count->n < 0 ? 0 : count->n;
     if (n >= low && n <= high)
         return true;
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is %lld, counted in %s, allowed: %lld to %lld", name, (long long)n,
-                 count->name ? count->name : "nothing", (long long)low, (long long)high);
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is %lld%s%s, allowed: %lld to %lld", name, (long long)n,
+                 count->name ? ", counted in " : "", count->name ? count->name : "", (long long)low, (long long)high);
     return false;
 }
 

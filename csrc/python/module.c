@@ -295,7 +295,7 @@ static PyObject *dequantize(PyObject *module, PyObject *args, PyObject *kwargs) 
     if (!mp_dtype_from_name(name, &dtype)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "there is no storage type \"%s\"", name);
     } else if (mp_dtype_is_scaled(dtype) || !mp_wmat_kind_for(dtype, MP_COMPUTE_AUTO, &kind)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is no type of weights that can be dequantised alone", name);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is no type of weights whose blocks have their own scales", name);
     } else if (n < 0 || !mp_dtype_row_bytes(dtype, n, &bytes)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "n is %zd, allowed: a multiple of %d, >= 0", n,
                      mp_dtype_get(dtype)->items);
@@ -361,7 +361,8 @@ static PyObject *quantize(PyObject *module, PyObject *args, PyObject *kwargs) {
         Py_END_ALLOW_THREADS
         if (status != MP_OK) {
             Py_CLEAR(result);
-            mp_raise_new(state, status, "the data has a value that is NaN, infinite or outside %s", target);
+            mp_raise_new(state, status, "the data has a value that is NaN, infinite or outside the range of %s",
+                         target);
         }
     }
     PyBuffer_Release(&data);

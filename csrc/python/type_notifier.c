@@ -1,8 +1,13 @@
 /* type_notifier.c: Notifier, the file descriptor that an event loop watches for tickets. */
+#include <stdatomic.h>
+
 #include "python/binding.h"
+#include "registry/notifier.h"
 
 typedef struct notifier_object {
-    PyObject_HEAD mp_notifier *notifier; /* NULL once closed */
+    /* Owns a reference until dealloc, also after close: in a free-threaded build, another thread may be in a method. */
+    PyObject_HEAD mp_notifier *notifier;
+    _Atomic bool open;
 } notifier_object;
 
 static PyObject *notifier_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -15,12 +20,23 @@ static PyObject *notifier_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         mp_raise(mp_state_of_type(type), &error, NULL);
         Py_CLEAR(self);
     }
+    if (self) {
+        mp_notifier_pin(self->notifier);
+        atomic_store(&self->open, true);
+    }
     return (PyObject *)self;
+}
+
+static void close_once(notifier_object *self) {
+    if (atomic_exchange(&self->open, false))
+        mp_notifier_destroy(self->notifier);
 }
 
 static void notifier_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
-    mp_notifier_destroy(((notifier_object *)object)->notifier);
+    notifier_object *self = (notifier_object *)object;
+    close_once(self);
+    mp_notifier_unpin(self->notifier);
     PyObject_Free(object);
     Py_DECREF(type);
 }
@@ -30,10 +46,11 @@ mp_notifier *mp_notifier_of(mp_state *state, PyObject *object) {
         PyErr_Format(PyExc_TypeError, "expected a Notifier, got %R", (PyObject *)Py_TYPE(object));
         return NULL;
     }
-    mp_notifier *notifier = ((notifier_object *)object)->notifier;
-    if (!notifier)
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "the notifier is closed; create a new one");
-    return notifier;
+    notifier_object *self = (notifier_object *)object;
+    if (atomic_load(&self->open))
+        return self->notifier;
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "the notifier is closed; create a new one");
+    return NULL;
 }
 
 static PyObject *notifier_fileno(PyObject *self, PyObject *none) {
@@ -62,13 +79,7 @@ static PyObject *notifier_take(PyObject *self, PyObject *none) {
 
 static PyObject *notifier_close(PyObject *object, PyObject *none) {
     (void)none;
-    notifier_object *self = (notifier_object *)object;
-    mp_notifier *notifier;
-    MP_BEGIN_EXCLUSIVE(object);
-    notifier = self->notifier;
-    self->notifier = NULL;
-    MP_END_EXCLUSIVE();
-    mp_notifier_destroy(notifier);
+    close_once((notifier_object *)object);
     Py_RETURN_NONE;
 }
 

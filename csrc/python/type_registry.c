@@ -59,22 +59,23 @@ static bool each_capability(mp_state *state, const char *name, PyObject *dict, m
 /* Store a queue capacity: one number for all service classes, or a tuple with one number for each class. */
 static bool put_capacity(mp_state *state, const char *name, PyObject *value, mp_capability capability,
                          mp_registry_config *config) {
-    long calls[MP_SERVICE_COUNT] = {0};
+    long capacities[MP_SERVICE_COUNT] = {0};
     if (PyTuple_Check(value)) {
-        if (!PyArg_ParseTuple(value, "ll;queue_capacity: interactive requests, bulk requests", &calls[0], &calls[1]))
+        if (!PyArg_ParseTuple(value, "ll;queue_capacity: interactive requests, bulk requests", &capacities[0],
+                              &capacities[1]))
             return false;
     } else {
-        calls[0] = calls[1] = PyLong_AsLong(value);
-        if (calls[0] == -1 && PyErr_Occurred())
+        capacities[0] = capacities[1] = PyLong_AsLong(value);
+        if (capacities[0] == -1 && PyErr_Occurred())
             return false;
     }
     for (int i = 0; i < MP_SERVICE_COUNT; i++) {
-        if (calls[i] < 1 || calls[i] > 1000000) {
+        if (capacities[i] < 1 || capacities[i] > 1000000) {
             mp_raise_new(state, MP_INVALID_ARGUMENT, "queue_capacity of %s is %ld, allowed: 1 to 1,000,000", name,
-                         calls[i]);
+                         capacities[i]);
             return false;
         }
-        config->queue_capacity[capability][i] = (int)calls[i];
+        config->queue_capacity[capability][i] = (int)capacities[i];
     }
     return true;
 }
@@ -190,9 +191,9 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 static bool is_finalizing(void) {
     PyObject *type, *value, *traceback, *function = PySys_GetObject("is_finalizing"); /* NULL: sys is cleared already */
     PyErr_Fetch(&type, &value, &traceback);
-    PyObject *answer = function ? PyObject_CallNoArgs(function) : NULL;
-    bool finalizing = answer != Py_False;
-    Py_XDECREF(answer);
+    PyObject *result = function ? PyObject_CallNoArgs(function) : NULL;
+    bool finalizing = result != Py_False;
+    Py_XDECREF(result);
     PyErr_Restore(type, value, traceback); /* also drops an exception of the call */
     return finalizing;
 }

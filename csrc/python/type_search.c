@@ -140,13 +140,14 @@ static void search_dealloc(PyObject *object) {
 /* Lock the search for a call. Returns NULL with an exception if another call has locked it, or if it has ended. */
 static mp_scan *take(search_object *self) {
     if (atomic_flag_test_and_set(&self->busy)) {
-        mp_raise_new(mp_state_of((PyObject *)self), MP_INVALID_ARGUMENT, "another thread uses this search");
+        mp_raise_new(mp_state_of((PyObject *)self), MP_INVALID_ARGUMENT,
+                     "another thread uses this search; create one for each thread");
         return NULL;
     }
     if (self->scan)
         return self->scan;
     atomic_flag_clear(&self->busy);
-    mp_raise_new(mp_state_of((PyObject *)self), MP_INVALID_ARGUMENT, "this search has ended");
+    mp_raise_new(mp_state_of((PyObject *)self), MP_INVALID_ARGUMENT, "this search has ended; create a new one");
     return NULL;
 }
 

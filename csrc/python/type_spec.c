@@ -341,17 +341,14 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
     PyObject *offsets_in, *eog_in, *result = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*Oy*O:set_tokens", names, &data, &offsets_in, &control, &eog_in))
         return NULL;
-    PyArrayObject *offsets = mp_array_in(state, offsets_in, NPY_INT64, "offsets"), *eog = NULL;
-    if (offsets)
-        eog = (PyArrayObject *)PyArray_FromAny(eog_in, PyArray_DescrFromType(NPY_INT32), 1, 1,
-                                               NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED, NULL);
+    PyArrayObject *offsets = mp_array_in(state, offsets_in, NPY_INT64, "offsets");
+    PyArrayObject *eog = offsets ? mp_array_in(state, eog_in, NPY_INT32, "eog") : NULL;
     npy_intp count = offsets ? PyArray_DIM(offsets, 0) - 1 : 0;
-    if (!offsets || !eog) {
-    } else if (count < 0 || count > INT32_MAX || control.len != count) {
+    if (eog && (count < 0 || count > INT32_MAX || control.len != count)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT,
                      "offsets has %zd entries and control %zd, allowed: n + 1 and n for n tokens", count + 1,
                      control.len);
-    } else {
+    } else if (eog) {
         const int64_t *ends = PyArray_DATA(offsets);
         bool ok = ends[0] == 0 && ends[count] == data.len;
         for (npy_intp i = 0; ok && i < count; i++)

@@ -1,4 +1,5 @@
 /* type_ticket.c: Ticket, a request in flight. convert_<capability>.c has the methods of each capability. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "python/binding.h"
@@ -156,9 +157,9 @@ static PyObject *ticket_sparse(PyObject *self, PyObject *none) {
 static PyObject *ticket_texts_done(PyObject *self, PyObject *none) {
     (void)none;
     mp_request *request = mp_ticket_request_of(mp_state_of(self), ticket_of(self), MP_TEXT_EMBEDDING);
-    return request
-               ? PyLong_FromLong(__atomic_load_n((int32_t *)&((mp_embedding_request *)request)->done, __ATOMIC_ACQUIRE))
-               : NULL;
+    return request ? PyLong_FromLong(
+                         atomic_load_explicit(&((mp_embedding_request *)request)->done, memory_order_acquire))
+                   : NULL;
 }
 
 static PyObject *ticket_text(PyObject *self, PyObject *args) {

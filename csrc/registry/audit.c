@@ -98,7 +98,7 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
         MP_AUDIT(!atomic_load(&ticket->cause), "%s: a request is queued and cancelled", entry->key);
         MP_AUDIT(ticket->entry == entry, "%s: a request is in the wrong queue", entry->key);
         sequential |= ticket->policy == MP_POLICY_SEQUENTIAL;
-        MP_AUDIT(is_listed(entry, ticket->home), "%s: a request is queued for a worker that is gone", entry->key);
+        MP_AUDIT(is_listed(entry, ticket->assigned), "%s: a request is queued for a worker that is gone", entry->key);
         MP_TRY(audit_dispatch(entry, ticket, error));
     }
     const mp_worker *waits = NULL;
@@ -115,7 +115,7 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
     for (int i = 0; i < MP_QUEUE_KINDS; i++)
         MP_AUDIT(kinds[i] == entry->queue.counts[i], "%s: %d requests of kind %d are queued and the queue counts %d",
                  entry->key, kinds[i], i, entry->queue.counts[i]);
-    MP_AUDIT(count == 0 || mp_entry_works(entry) || (entry->spawn_ns && entry->health != MP_HEALTH_BROKEN &&
+    MP_AUDIT(count == 0 || mp_entry_has_workers(entry) || (entry->spawn_ns && entry->health != MP_HEALTH_BROKEN &&
                                                    entry->shutdown != MP_SHUTDOWN_QUITTING),
              "%s: %d requests are queued and no worker will take them", entry->key, count);
     return MP_OK;

@@ -100,7 +100,7 @@ static void end_all(const mp_plan *plan, mp_outcome *outcomes, mp_status status)
 
 /* Hangs: reports no progress, and ignores cancellation until the stall limit is over, so that the worker has to be
  * abandoned. */
-static void stand_still(const mp_services *services, const mp_lease *lease) {
+static void stall(const mp_services *services, const mp_lease *lease) {
     uint64_t limit = services->stall_timeout_ns, began = mp_sys_now_ns(), slice = limit / 16 + 1;
     for (;;) {
         uint64_t passed = mp_sys_now_ns() - began;
@@ -111,7 +111,7 @@ static void stand_still(const mp_services *services, const mp_lease *lease) {
     }
 }
 
-static void dawdle(mp_lease *lease, uint64_t ns) {
+static void delay(mp_lease *lease, uint64_t ns) {
     for (uint64_t end = mp_sys_now_ns() + ns, now; (now = mp_sys_now_ns()) < end;) {
         if (mp_lease_poll(lease))
             return;
@@ -134,7 +134,7 @@ static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
         end_all(plan, outcomes, MP_INTERNAL);
         return;
     case MP_CHAOS_STALL: /* the outcomes stay MP_OUTCOME_MORE */
-        stand_still(services, lease);
+        stall(services, lease);
         return;
     case MP_CHAOS_MEMORY:
         for (int i = 0; i < plan->count; i++)
@@ -147,7 +147,7 @@ static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     }
     uint64_t longer = (mp_sys_now_ns() - began) * SLOWER;
     if (chaos == MP_CHAOS_SLOW)
-        dawdle(lease, longer > SLOWER_LEAST_NS ? longer : SLOWER_LEAST_NS);
+        delay(lease, longer > SLOWER_LEAST_NS ? longer : SLOWER_LEAST_NS);
 }
 
 static void chaos_preempt(mp_engine *base, mp_item *item) {

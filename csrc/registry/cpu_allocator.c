@@ -17,10 +17,11 @@ enum { POLL_NS = 20 * 1000 * 1000 }; /* interval at which a waiting thread calls
 typedef struct thread_waiter {
     struct thread_waiter *next;
     int home, want, granted; /* `granted` > 0: the number of CPUs granted */
-    mp_core_lease *threads;
+    mp_core_lease *cores;
     mp_cond cond;
 } thread_waiter;
 
+/* Sums over leases: their time, and the part of it that other programs took (mp_lease.watched_ns, .lost_ns). */
 typedef struct mp_lost {
     uint64_t watched_ns;
     double lost_ns;
@@ -146,10 +147,10 @@ int mp_cpu_allocator_leased(mp_cpu_allocator *allocator) {
 
 /* --- nodes --- */
 
-int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *leased) {
+int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *cpus, int *leased) {
     mp_mutex_lock(&allocator->lock);
     for (int i = 0; i < allocator->topology.node_count; i++) {
-        threads[i] = allocator->capacity[i];
+        cpus[i] = allocator->capacity[i];
         leased[i] = allocator->leased[i];
     }
     mp_mutex_unlock(&allocator->lock);
@@ -226,9 +227,9 @@ bool mp_cpu_allocator_contended(mp_cpu_allocator *allocator) {
 /* --- leases --- */
 
 /* Must hold the lock. Takes `count` CPUs, and chooses their nodes. At least `count` CPUs must be free. */
-static void take_cpus(mp_cpu_allocator *allocator, int home, int count, mp_core_lease *threads) {
+static void take_cpus(mp_cpu_allocator *allocator, int home, int count, mp_core_lease *cores) {
     int nodes = allocator->topology.node_count, first = home;
-    *threads = (mp_core_lease){0};
+    *cores = (mp_core_lease){0};
     for (int i = 0; i < nodes && free_on(allocator, home) < count; i++) {
         /* Take all CPUs from one other node: the node with the fewest free CPUs that suffice, so that a later, larger
          * lease still fits on one node. */
@@ -239,10 +240,10 @@ static void take_cpus(mp_cpu_allocator *allocator, int home, int count, mp_core_
     for (int i = 0; i < nodes && !free_on(allocator, first); i++)
         if (free_on(allocator, i))
             first = i;
-    threads->first = first;
+    cores->first = first;
     for (int node = first; count > 0;) {
         int some = free_on(allocator, node) < count ? free_on(allocator, node) : count;
-        threads->on[node] = (int16_t)(threads->on[node] + some);
+        cores->on[node] = (int16_t)(cores->on[node] + some);
         allocator->leased[node] += some;
         count -= some;
         for (int i = 0; i < nodes; i++)
@@ -252,7 +253,7 @@ static void take_cpus(mp_cpu_allocator *allocator, int home, int count, mp_core_
 }
 
 /* Must hold the lock. Grants up to the caller's share of the free CPUs at once; returns 0 if none is free. */
-static int grant(mp_cpu_allocator *allocator, int home, int want, mp_core_lease *threads) {
+static int grant(mp_cpu_allocator *allocator, int home, int want, mp_core_lease *cores) {
     int used = atomic_load_explicit(&allocator->used, memory_order_relaxed), left = allocator->threads - used;
     int runnable = atomic_load_explicit(&allocator->runnable, memory_order_relaxed);
     int share = runnable > 1 ? allocator->threads / runnable : allocator->threads;
@@ -262,7 +263,7 @@ static int grant(mp_cpu_allocator *allocator, int home, int want, mp_core_lease 
     if (granted > left)
         granted = left;
     atomic_store_explicit(&allocator->used, used + granted, memory_order_relaxed);
-    take_cpus(allocator, home, granted, threads);
+    take_cpus(allocator, home, granted, cores);
     return granted;
 }
 
@@ -280,23 +281,23 @@ static mp_team *team_for(mp_cpu_allocator *allocator, int threads) {
     return threads > 1 ? allocator->team : NULL;
 }
 
-static int count_threads(const mp_cpu_allocator *allocator, const mp_core_lease *threads) {
+static int count_cores(const mp_cpu_allocator *allocator, const mp_core_lease *cores) {
     int count = 0;
     for (int i = 0; i < allocator->topology.node_count; i++)
-        count += threads->on[i];
+        count += cores->on[i];
     return count;
 }
 
-static void give_back(mp_cpu_allocator *allocator, const mp_core_lease *threads) {
-    int count = count_threads(allocator, threads);
+static void give_back(mp_cpu_allocator *allocator, const mp_core_lease *cores) {
+    int count = count_cores(allocator, cores);
     if (!count)
         return;
     mp_mutex_lock(&allocator->lock);
     assert(atomic_load_explicit(&allocator->used, memory_order_relaxed) >= count);
     atomic_fetch_sub_explicit(&allocator->used, count, memory_order_relaxed);
     for (int i = 0; i < allocator->topology.node_count; i++) {
-        assert(allocator->leased[i] >= threads->on[i]);
-        allocator->leased[i] -= threads->on[i];
+        assert(allocator->leased[i] >= cores->on[i]);
+        allocator->leased[i] -= cores->on[i];
     }
     while (allocator->first && atomic_load_explicit(&allocator->used, memory_order_relaxed) < allocator->threads) {
         thread_waiter *waiter = allocator->first;
@@ -304,7 +305,7 @@ static void give_back(mp_cpu_allocator *allocator, const mp_core_lease *threads)
         if (!allocator->first)
             allocator->last = NULL;
         atomic_fetch_sub_explicit(&allocator->waiting, 1, memory_order_relaxed);
-        waiter->granted = grant(allocator, waiter->home, waiter->want, waiter->threads);
+        waiter->granted = grant(allocator, waiter->home, waiter->want, waiter->cores);
         /* Signal under the lock: the waiter's stack frame is gone as soon as the waiter sees `granted`. */
         mp_cond_signal(&waiter->cond);
     }
@@ -312,9 +313,9 @@ static void give_back(mp_cpu_allocator *allocator, const mp_core_lease *threads)
 }
 
 /* Must hold the lock; releases it temporarily. Waits for CPUs; returns 0 if give_up returned true. */
-static int wait_for_threads(mp_cpu_allocator *allocator, int home, int want, mp_core_lease *threads,
+static int wait_for_cpus(mp_cpu_allocator *allocator, int home, int want, mp_core_lease *cores,
                             bool (*give_up)(void *arg), void *arg) {
-    thread_waiter self = {.home = home, .want = want, .threads = threads}, **link;
+    thread_waiter self = {.home = home, .want = want, .cores = cores}, **link;
     mp_cond_init(&self.cond);
     if (allocator->last)
         allocator->last->next = &self;
@@ -345,37 +346,37 @@ static int wait_for_threads(mp_cpu_allocator *allocator, int home, int want, mp_
 }
 
 /* Fills in the places of a lease's compute threads, the first node of the lease first. */
-static int places_of(const mp_cpu_allocator *allocator, const mp_core_lease *threads, mp_team_place *places) {
+static int places_of(const mp_cpu_allocator *allocator, const mp_core_lease *cores, mp_team_place *places) {
     int nodes = allocator->topology.node_count, count = 0;
     for (int i = 0; i < nodes; i++) {
-        int node = (threads->first + i) % nodes;
-        if (threads->on[node])
+        int node = (cores->first + i) % nodes;
+        if (cores->on[node])
             places[count++] =
-                (mp_team_place){nodes > 1 ? &allocator->topology.nodes[node].cpus : NULL, threads->on[node]};
+                (mp_team_place){nodes > 1 ? &allocator->topology.nodes[node].cpus : NULL, cores->on[node]};
     }
     return count;
 }
 
 /* Cuts a lease down to its first `keep` CPUs and returns the others. */
-static mp_core_lease split_off(const mp_cpu_allocator *allocator, mp_core_lease *threads, int keep) {
+static mp_core_lease split_off(const mp_cpu_allocator *allocator, mp_core_lease *cores, int keep) {
     int nodes = allocator->topology.node_count;
-    mp_core_lease rest = {.first = threads->first};
+    mp_core_lease rest = {.first = cores->first};
     for (int i = 0; i < nodes; i++) {
-        int node = (threads->first + i) % nodes, kept = threads->on[node] < keep ? threads->on[node] : keep;
-        rest.on[node] = (int16_t)(threads->on[node] - kept);
-        threads->on[node] = (int16_t)kept;
+        int node = (cores->first + i) % nodes, kept = cores->on[node] < keep ? cores->on[node] : keep;
+        rest.on[node] = (int16_t)(cores->on[node] - kept);
+        cores->on[node] = (int16_t)kept;
         keep -= kept;
     }
     return rest;
 }
 
 static bool lease_or_lend(mp_cpu_allocator *allocator, bool lend, int home, int want, mp_lease *lease,
-                          mp_core_lease *threads, bool (*give_up)(void *arg), void *arg) {
+                          mp_core_lease *cores, bool (*give_up)(void *arg), void *arg) {
     assert(home >= 0 && home < allocator->topology.node_count);
     mp_mutex_lock(&allocator->lock);
-    int granted = allocator->first ? 0 : grant(allocator, home, want, threads);
+    int granted = allocator->first ? 0 : grant(allocator, home, want, cores);
     if (!granted)
-        granted = wait_for_threads(allocator, home, want, threads, give_up, arg);
+        granted = wait_for_cpus(allocator, home, want, cores, give_up, arg);
     if (!granted) {
         mp_mutex_unlock(&allocator->lock);
         return false;
@@ -384,7 +385,7 @@ static bool lease_or_lend(mp_cpu_allocator *allocator, bool lend, int home, int 
     mp_mutex_unlock(&allocator->lock);
 
     mp_team_place places[MP_NODES_MAX];
-    mp_team_lease_at(team, places, places_of(allocator, threads, places), lease);
+    mp_team_lease_at(team, places, places_of(allocator, cores, places), lease);
     if (lend) {
         lease->threads = granted;
         lease->near = places[0].threads;
@@ -392,19 +393,19 @@ static bool lease_or_lend(mp_cpu_allocator *allocator, bool lend, int home, int 
     }
     /* The lease has fewer threads than CPUs if the system refused threads, or if forfeited leases still hold helpers:
      * return the other CPUs. */
-    mp_core_lease surplus = split_off(allocator, threads, lease->threads);
+    mp_core_lease surplus = split_off(allocator, cores, lease->threads);
     give_back(allocator, &surplus);
     return true;
 }
 
-bool mp_cpu_allocator_lease(mp_cpu_allocator *allocator, int home, int want, mp_lease *lease, mp_core_lease *threads,
+bool mp_cpu_allocator_lease(mp_cpu_allocator *allocator, int home, int want, mp_lease *lease, mp_core_lease *cores,
                             bool (*give_up)(void *arg), void *arg) {
-    return lease_or_lend(allocator, false, home, want, lease, threads, give_up, arg);
+    return lease_or_lend(allocator, false, home, want, lease, cores, give_up, arg);
 }
 
-bool mp_cpu_allocator_lend(mp_cpu_allocator *allocator, int home, int want, mp_lease *lease, mp_core_lease *threads,
+bool mp_cpu_allocator_lend(mp_cpu_allocator *allocator, int home, int want, mp_lease *lease, mp_core_lease *cores,
                            bool (*give_up)(void *arg), void *arg) {
-    return lease_or_lend(allocator, true, home, want, lease, threads, give_up, arg);
+    return lease_or_lend(allocator, true, home, want, lease, cores, give_up, arg);
 }
 
 /* --- compute threads that wait for each other --- */
@@ -464,7 +465,7 @@ static void learn(mp_cpu_allocator *allocator, const mp_lease *lease) {
     }
 }
 
-void mp_cpu_allocator_return(mp_cpu_allocator *allocator, mp_lease *lease, const mp_core_lease *threads,
+void mp_cpu_allocator_return(mp_cpu_allocator *allocator, mp_lease *lease, const mp_core_lease *cores,
                              bool forfeited) {
     if (lease->together && lease->watched_ns) {
         mp_mutex_lock(&allocator->lock);
@@ -475,7 +476,7 @@ void mp_cpu_allocator_return(mp_cpu_allocator *allocator, mp_lease *lease, const
         lease->threads = 1;
     mp_team_return(lease); /* return the helpers first: a thread must be free before its CPU is granted again */
     if (!forfeited) {
-        give_back(allocator, threads);
+        give_back(allocator, cores);
         return;
     }
     mp_mutex_lock(&allocator->lock);
@@ -487,11 +488,11 @@ void mp_cpu_allocator_return(mp_cpu_allocator *allocator, mp_lease *lease, const
     mp_team_destroy(team);
 }
 
-void mp_cpu_allocator_write_off(mp_cpu_allocator *allocator, const mp_core_lease *threads) {
+void mp_cpu_allocator_write_off(mp_cpu_allocator *allocator, const mp_core_lease *cores) {
     mp_mutex_lock(&allocator->lock);
     allocator->forfeited++;
     mp_mutex_unlock(&allocator->lock);
-    give_back(allocator, threads);
+    give_back(allocator, cores);
 }
 
 /* --- spinning --- */

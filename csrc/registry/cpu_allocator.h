@@ -32,8 +32,9 @@ mp_cpu_allocator *mp_cpu_allocator_pin(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_unpin(mp_cpu_allocator *allocator);
 int mp_cpu_allocator_threads(const mp_cpu_allocator *allocator);
 int mp_cpu_allocator_leased(mp_cpu_allocator *allocator);
-/* Returns the number of nodes; fills in the CPUs and the leased CPUs of each node: arrays of MP_NODES_MAX elements. */
-int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *leased);
+/* For tests. Returns the number of nodes; fills in the CPUs and the leased CPUs of each node: arrays of MP_NODES_MAX
+ * elements. */
+int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *cpus, int *leased);
 
 /* `queued` is the length of the list that `waiting` counts, and `homes` the number of workers that have not released
  * their home. */
@@ -67,18 +68,18 @@ typedef struct mp_core_lease {
 /* Leases up to `want` CPUs, at least 1 and at most the caller's share. Waits in order of arrival while all are
  * leased, until give_up(arg) returns true (called every 20 ms without a lock; NULL: never); then returns false, with
  * nothing leased. Must not hold a lock or another lease. */
-bool mp_cpu_allocator_lease(mp_cpu_allocator *allocator, int home, int want, mp_lease *lease, mp_core_lease *threads,
+bool mp_cpu_allocator_lease(mp_cpu_allocator *allocator, int home, int want, mp_lease *lease, mp_core_lease *cores,
                             bool (*give_up)(void *arg), void *arg);
 /* As mp_cpu_allocator_lease, but another process computes on the CPUs: the lease has no compute threads of this process
  * and cannot run a parallel region. */
-bool mp_cpu_allocator_lend(mp_cpu_allocator *allocator, int home, int want, mp_lease *lease, mp_core_lease *threads,
+bool mp_cpu_allocator_lend(mp_cpu_allocator *allocator, int home, int want, mp_lease *lease, mp_core_lease *cores,
                            bool (*give_up)(void *arg), void *arg);
 /* Returns a lease. Must be called by the thread that leased. `forfeited`: mp_cpu_allocator_write_off has already freed
  * the CPUs. */
-void mp_cpu_allocator_return(mp_cpu_allocator *allocator, mp_lease *lease, const mp_core_lease *threads,
+void mp_cpu_allocator_return(mp_cpu_allocator *allocator, mp_lease *lease, const mp_core_lease *cores,
                              bool forfeited);
 /* Frees the CPUs of a lease that its holder may never return, so that other workers can lease them. */
-void mp_cpu_allocator_write_off(mp_cpu_allocator *allocator, const mp_core_lease *threads);
+void mp_cpu_allocator_write_off(mp_cpu_allocator *allocator, const mp_core_lease *cores);
 
 /* Returns how many compute threads of one lease are worth using when they wait for each other many times per
  * millisecond. While each thread has a CPU to itself, that is all of them. While other programs take CPUs away, it is

@@ -20,13 +20,13 @@ static uint64_t pending_of(const mp_entry *entry, const mp_worker *worker) {
         cost += worker->active[i]->node.cost + 1;
     for (const mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
         const mp_ticket *ticket = mp_ticket_of_node((mp_queue_node *)at);
-        if (ticket->home == worker)
+        if (ticket->assigned == worker)
             cost += ticket->node.cost + 1;
     }
     return cost;
 }
 
-mp_worker *mp_dispatch_home(const mp_entry *entry) {
+mp_worker *mp_dispatch_choose(const mp_entry *entry) {
     mp_worker *live[MP_WORKERS_MAX];
     int n = 0;
     for (int i = 0; i < entry->worker_count; i++)
@@ -54,9 +54,9 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
             if (has_room(entry->workers[i]))
                 return false;
         return true;
-    case MP_POLICY_P2C: /* an idle worker takes requests whose home is busy */
-        return !ticket->home || ticket->home == worker ||
-               (worker->active_count == 0 && (!mp_worker_idles(ticket->home) || !has_room(ticket->home)));
+    case MP_POLICY_P2C: /* an idle worker takes requests that are assigned to a busy one */
+        return !ticket->assigned || ticket->assigned == worker ||
+               (worker->active_count == 0 && (!mp_worker_idles(ticket->assigned) || !has_room(ticket->assigned)));
     default:
         return true;
     }
@@ -97,8 +97,8 @@ void mp_dispatch_wake_all(mp_entry *entry) {
 
 void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker) {
     for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
-        if (mp_ticket_of_node(at)->home == worker)
-            mp_ticket_of_node(at)->home = NULL;
+        if (mp_ticket_of_node(at)->assigned == worker)
+            mp_ticket_of_node(at)->assigned = NULL;
     mp_dispatch_wake_all(entry);
 }
 
@@ -145,7 +145,7 @@ void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
         if (!ticket)
             break;
         mp_queue_take(&entry->queue, &ticket->node);
-        ticket->home = NULL;
+        ticket->assigned = NULL;
         ticket->worker = worker;
         mp_ticket_set_state(ticket, MP_TICKET_TAKEN);
         worker->active[worker->active_count++] = ticket;

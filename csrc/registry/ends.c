@@ -66,7 +66,7 @@ static uint64_t fingerprint_of(const mp_entry *entry, const mp_request *request)
     return mp_mix(request->fingerprint(request) ^ mp_mix(entry->number));
 }
 
-bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
+bool mp_entry_note_loss(mp_entry *entry, const mp_ticket *ticket, bool alone) {
     mp_services *services = entry->services;
     const mp_request *request = ticket->item.request;
     if (!request->fingerprint || mp_quarantine_add(&services->quarantine, fingerprint_of(entry, request), alone,
@@ -135,7 +135,7 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
         return false;
     /* With these statuses the worker is lost. (For a worker that stalled, mp_worker_abandon notes the loss.) */
     bool lost = (status == MP_INTERNAL || status == MP_RECV) && !external_kill;
-    bool refused = lost && mp_entry_note_kill(entry, ticket, alone);
+    bool refused = lost && mp_entry_note_loss(entry, ticket, alone);
     mp_mutex_lock(&entry->lock);
     if (!*noted)
         mp_entry_note_fault(entry, external_kill);
@@ -227,7 +227,7 @@ mp_ticket *mp_entry_take_queue(mp_entry *entry) {
         mp_queue_remove(&entry->queue, node);
         *end = mp_ticket_of_node(node);
         mp_ticket_set_state(*end, MP_TICKET_ENDED);
-        (*end)->home = NULL;
+        (*end)->assigned = NULL;
         end = &(*end)->next;
     }
     *end = NULL;
@@ -246,7 +246,7 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
     if (mp_queue_holds(&ticket->node)) {
         mp_queue_remove(&entry->queue, &ticket->node);
         mp_ticket_set_state(ticket, MP_TICKET_ENDED);
-        ticket->home = NULL;
+        ticket->assigned = NULL;
         mp_entry_notify_room(entry);
         mp_cond_broadcast(&entry->changed);
         return true;

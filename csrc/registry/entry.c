@@ -68,7 +68,7 @@ mp_entry *mp_entry_pin(mp_entry *entry) {
 void mp_entry_unpin(mp_entry *entry) {
     if (!entry || atomic_fetch_sub_explicit(&entry->references, 1, memory_order_acq_rel) != 1)
         return;
-    assert(!mp_entry_works(entry) && entry->queue.count == 0 && entry->abandoned == 0);
+    assert(!mp_entry_has_workers(entry) && entry->queue.count == 0 && entry->abandoned == 0);
     mp_resident_unpin(entry->resident);
     free_loader(&entry->loader);
     mp_queue_destroy(&entry->queue);
@@ -150,7 +150,7 @@ void mp_entry_request_unload(mp_entry *entry) {
 
 /* A program that kills worker processes, such as the system's OOM killer, is not a fault of the model: the model stays
  * up, and its workers return after a backoff, which leaves the machine time to recover. */
-static void note_kill(mp_entry *entry) {
+static void note_external_kill(mp_entry *entry) {
     uint64_t now = mp_sys_now_ns();
     bool again = entry->kill_backoff_ns && now - entry->killed_ns < DEATHS_WITHIN_MS * MS;
     entry->kill_backoff_ns = again ? entry->kill_backoff_ns * 2 : BACKOFF_FIRST_MS * MS;
@@ -164,7 +164,7 @@ void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *er
     uint64_t now = mp_sys_now_ns(), backoff_ns = BACKOFF_FIRST_MS * MS;
     int lately = 0;
     if (external_kill) {
-        note_kill(entry);
+        note_external_kill(entry);
         return;
     }
     entry->death_ns[entry->deaths++ % DEATHS_MOST] = now;
@@ -182,7 +182,7 @@ void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *er
 }
 
 bool mp_entry_begin(mp_entry *entry) {
-    if (mp_entry_works(entry) || entry->health == MP_HEALTH_BROKEN || !entry->loader.ops ||
+    if (mp_entry_has_workers(entry) || entry->health == MP_HEALTH_BROKEN || !entry->loader.ops ||
         mp_sys_now_ns() < entry->spawn_ns)
         return false;
     entry->starting++;
@@ -272,7 +272,7 @@ static void forget_failures(mp_entry *entry) {
     entry->deaths = 0;
 }
 static bool begin_anyway(mp_entry *entry) {
-    if (mp_entry_works(entry))
+    if (mp_entry_has_workers(entry))
         return false;
     forget_failures(entry);
     return mp_entry_begin(entry);
@@ -365,7 +365,7 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     entry->pinned = false;
     mp_entry_clear_failed(entry);
     uint64_t unloads = entry->unloads;
-    bool works = mp_entry_works(entry);
+    bool works = mp_entry_has_workers(entry);
     if (works || entry->resident) {
         if (entry->unload == MP_UNLOAD_NONE || entry->unload == MP_UNLOAD_REQUESTED)
             mp_entry_set_unload(entry, MP_UNLOAD_CALLED);
@@ -377,9 +377,9 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
         mp_entry_finalize(entry, NULL);
         mp_mutex_lock(&entry->lock);
     }
-    while (mp_entry_works(entry) && entry->unloads == unloads && in_time)
+    while (mp_entry_has_workers(entry) && entry->unloads == unloads && in_time)
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
-    if (mp_entry_works(entry) && entry->unloads == unloads)
+    if (mp_entry_has_workers(entry) && entry->unloads == unloads)
         status = mp_fail_hint(error, MP_TIMEOUT, "Unload it again to wait for it, or raise `timeout`",
                               "%s: the unload did not end before the deadline (active requests: %d); it continues in "
                               "the background", entry->key, mp_entry_running(entry));
@@ -387,8 +387,8 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     return status;
 }
 
-/* Must hold the lock. True if the registry itself may evict the model. `now`: at once. Otherwise: as soon as all its
- * workers are idle; none of them has an active request. */
+/* Must hold the lock. True if the registry itself may evict the model. `now`: all its workers are idle. Otherwise: none
+ * of them has an active request, so they soon will be idle. */
 static bool is_evictable(const mp_entry *entry, bool now) {
     if (!entry->resident || entry->queue.count || entry->pinned || entry->held || entry->removal != MP_REMOVAL_NONE ||
         (!entry->completed && entry->load_requested) || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
@@ -470,7 +470,7 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
 
 bool mp_entry_evict_idle(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    bool idle = is_evictable(entry, true), works = mp_entry_works(entry);
+    bool idle = is_evictable(entry, true), works = mp_entry_has_workers(entry);
     if (idle && works) {
         mp_entry_request_unload(entry);
         mp_entry_wake_workers(entry);
@@ -503,7 +503,7 @@ void mp_entry_remove(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
     if (entry->removal == MP_REMOVAL_NONE) /* already DRAINING if an earlier caller gave up waiting */
         mp_entry_set_removal(entry, MP_REMOVAL_DRAINING);
-    bool works = mp_entry_works(entry);
+    bool works = mp_entry_has_workers(entry);
     if (works)
         mp_entry_wake_workers(entry);
     for (int i = 0; i < entry->worker_count && !entry->queue.count; i++)
@@ -519,7 +519,7 @@ void mp_entry_remove(mp_entry *entry) {
 /* Must hold the lock. True while mp_entry_finalize has not freed everything. */
 static bool is_pending(const mp_entry *entry) {
     bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING; /* the entry never becomes GONE */
-    return mp_entry_works(entry) || (!quit && entry->removal != MP_REMOVAL_GONE);
+    return mp_entry_has_workers(entry) || (!quit && entry->removal != MP_REMOVAL_GONE);
 }
 
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
@@ -527,7 +527,7 @@ mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *er
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
     while (is_pending(entry) && in_time) {
-        if (mp_entry_works(entry) || entry->queue.count) {
+        if (mp_entry_has_workers(entry) || entry->queue.count) {
             in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
             continue;
         }
@@ -594,7 +594,7 @@ static mp_worker *find_abandonable(mp_entry *entry) {
 void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
     mp_error error;
     mp_mutex_lock(&entry->lock);
-    while (mp_entry_works(entry)) {
+    while (mp_entry_has_workers(entry)) {
         mp_worker *caught = mp_sys_now_ns() >= deadline_ns ? find_abandonable(entry) : NULL;
         if (caught) {
             mp_fail(&error, MP_SHUTTING_DOWN, "%s: worker %u did not end before the shutdown deadline", entry->key,

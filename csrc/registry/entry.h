@@ -257,7 +257,8 @@ void mp_entry_set_health(mp_entry *entry, mp_entry_health health);
 
 /* --- for workers; must hold the lock unless stated otherwise --- */
 
-static inline bool mp_entry_works(const mp_entry *entry) {
+/* True if a worker exists or is about to start. Also true while the unload is RUNNING: then no worker may start. */
+static inline bool mp_entry_has_workers(const mp_entry *entry) {
     return entry->worker_count + entry->starting > 0 || entry->unload == MP_UNLOAD_RUNNING;
 }
 /* True if the workers are to leave, after their active requests, so that the model is freed. */
@@ -268,8 +269,8 @@ bool mp_entry_serves(const mp_entry *entry); /* true if some worker serves and i
 int mp_entry_running(const mp_entry *entry); /* number of active items of all workers */
 void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker);
 void mp_entry_wake_workers(mp_entry *entry); /* wakes every worker */
-/* Announces the first worker and returns true, unless mp_entry_works, the entry is BROKEN or the backoff has not ended.
- * If it returns true, call mp_entry_launch after unlocking. */
+/* Announces the first worker and returns true, unless mp_entry_has_workers, the entry is BROKEN or the backoff has not
+ * ended. If it returns true, call mp_entry_launch after unlocking. */
 bool mp_entry_begin(mp_entry *entry);
 /* Must not hold the lock. Starts the worker that mp_entry_begin, mp_dispatch_scale or mp_dispatch_predict announced.
  * Takes ownership of `guard`. */
@@ -303,12 +304,12 @@ void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket);
 /* Call when room or eligibility has changed. If requests are queued, wakes every idle worker that is eligible for one
  * of them, and every worker that only waits for grammar masks. */
 void mp_dispatch_wake_all(mp_entry *entry);
-/* Call when the worker leaves: queued requests whose `home` is this worker become available to all workers. */
+/* Call when the worker leaves: queued requests that are assigned to it become available to all workers. */
 void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker);
 /* Call after a request or a worker has freed memory: all workers of the model may admit requests again. */
 void mp_dispatch_memory_free(mp_entry *entry);
 /* Returns the worker that MP_POLICY_P2C chooses for a request that is about to be queued. */
-mp_worker *mp_dispatch_home(const mp_entry *entry);
+mp_worker *mp_dispatch_choose(const mp_entry *entry);
 /* True if mp_dispatch_take would take a request. */
 bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker);
 /* Moves requests from the queue to the worker's active list until the worker is full or no queued request is eligible.
@@ -357,9 +358,9 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
 bool mp_entry_shortage(mp_entry *entry, mp_ticket *ticket, bool coming);
 /* Must not hold the lock. Call when a worker was lost in a step with this request, except by an external kill
  * (quarantine.h). Returns true if requests with the same fingerprint are refused from now on. */
-bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone);
-/* Must not hold the lock; only the thread that holds the ticket may call it. Sets `ticket->quarantined` to whether
- * the quarantine has a record of this request. Returns MP_MODEL if the record counts MP_QUARANTINE_FAULTS losses. */
+bool mp_entry_note_loss(mp_entry *entry, const mp_ticket *ticket, bool alone);
+/* Must not hold the lock; only the thread that holds the ticket may call it. Sets `ticket->quarantined` if the
+ * quarantine has a record of this request. Returns MP_MODEL if the record counts MP_QUARANTINE_FAULTS losses. */
 mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 /* Must not hold the lock; only the thread that holds the ticket may call it. Checks the request against the model,
  * unless this load of the model has checked it already, and charges the request's bytes. */

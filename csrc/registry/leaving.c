@@ -56,7 +56,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
     if (leaving) /* unlist and unload in one critical section: no thread may see a loaded model without workers */
         mp_entry_unlist_worker(entry, leaving);
     mp_dispatch_memory_free(entry);
-    if (!mp_entry_works(entry)) {
+    if (!mp_entry_has_workers(entry)) {
         /* A worker that starts for queued requests reuses the loaded model. */
         bool evict = mp_entry_must_unload(entry), quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
         bool forget = entry->unload == MP_UNLOAD_CALLED; /* no load can fail while the unload is RUNNING */
@@ -99,7 +99,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
     /* Requests were queued while this worker still existed: start another worker for them. */
     bool wanted = entry->queue.count && entry->shutdown != MP_SHUTDOWN_QUITTING;
     bool again = wanted && mp_entry_begin(entry);
-    uint64_t spawn_ns = wanted && !mp_entry_works(entry) ? entry->spawn_ns : 0; /* when the worker can start */
+    uint64_t spawn_ns = wanted && !mp_entry_has_workers(entry) ? entry->spawn_ns : 0; /* when the worker can start */
     mp_dispatch_wake_all(entry);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);

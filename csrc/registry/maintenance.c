@@ -36,8 +36,9 @@ static void set_beat(mp_maintenance *self, uint64_t tick_ns, uint64_t more_pause
     const struct mp_beat *last = &self->beats[count & 1];
     struct mp_beat *next = &self->beats[(count + 1) & 1];
     uint64_t paused = atomic_load_explicit(&last->paused_ns, memory_order_relaxed) + more_paused_ns;
-    atomic_store_explicit(&next->tick_ns, tick_ns, memory_order_relaxed);
-    atomic_store_explicit(&next->paused_ns, paused, memory_order_relaxed);
+    /* Release: a reader that sees a value of this beat also sees that the one before was published, and reads again. */
+    atomic_store_explicit(&next->tick_ns, tick_ns, memory_order_release);
+    atomic_store_explicit(&next->paused_ns, paused, memory_order_release);
     atomic_store_explicit(&self->count, count + 1, memory_order_seq_cst);
 }
 

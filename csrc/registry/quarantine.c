@@ -19,7 +19,8 @@ static void set_count(mp_quarantine *quarantine, int used) {
     atomic_store_explicit(&quarantine->used, used, memory_order_release);
 }
 
-static int weight(const mp_quarantine_row *row) {
+/* Returns the verdict on the row's request: see mp_quarantine_check. */
+static int verdict(const mp_quarantine_row *row) {
     int losses = row->alone + row->in_company;
     if (!row->alone || losses < MP_QUARANTINE_FAULTS)
         return losses > 0;
@@ -73,7 +74,7 @@ int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, bool alon
         row->last_ns = now_ns;
         row->in_company |= !alone;
         row->alone += alone;
-        known = weight(row);
+        known = verdict(row);
     }
     mp_mutex_unlock(&quarantine->lock);
     return known;
@@ -82,7 +83,7 @@ int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, bool alon
 int mp_quarantine_check(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
     mp_mutex_lock(&quarantine->lock);
     const mp_quarantine_row *row = find(quarantine, fingerprint, now_ns);
-    int known = row ? weight(row) : 0;
+    int known = row ? verdict(row) : 0;
     mp_mutex_unlock(&quarantine->lock);
     return known;
 }

@@ -275,16 +275,18 @@ static mp_status create_services(mp_registry *registry, const mp_registry_config
     return mp_pool_create("mpool-worker", MAX_THREADS, &services->pool, error);
 }
 
-/* Call once, when no worker exists. Clears the pointer to the pool under the lock: a concurrent fork sees a complete
- * pool or NULL. */
+/* Call once, when no worker exists. Clears the pointers under the lock: a child of a concurrent fork, which closes the
+ * registry again, finds complete objects or NULL, and does not end the registry's use of the allocator twice. */
 static void release_threads(mp_registry *registry) {
     mp_services *services = registry->services;
     mp_mutex_lock(&registry->lock);
     mp_pool *pool = services->pool;
+    mp_cpu_allocator *allocator = services->allocator;
     services->pool = NULL;
+    services->allocator = NULL;
     mp_mutex_unlock(&registry->lock);
     mp_pool_destroy(pool);
-    mp_cpu_allocator_close(services->allocator);
+    mp_cpu_allocator_close(allocator);
 }
 
 mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry_out, mp_error *error) {
@@ -720,13 +722,13 @@ mp_status mp_registry_compute(mp_registry *registry, uint64_t deadline_ns, void 
     if (status != MP_OK)
         return status;
     mp_lease lease = {0};
-    mp_core_lease at;
+    mp_core_lease cores;
     const int home = mp_cpu_allocator_assign_home(allocator);
     mp_cpu_allocator_enter(allocator);
-    if (mp_cpu_allocator_lease(allocator, home, mp_cpu_allocator_threads(allocator), &lease, &at, is_past,
+    if (mp_cpu_allocator_lease(allocator, home, mp_cpu_allocator_threads(allocator), &lease, &cores, is_past,
                                &deadline_ns)) {
         run(&lease, arg);
-        mp_cpu_allocator_return(allocator, &lease, &at, false);
+        mp_cpu_allocator_return(allocator, &lease, &cores, false);
     } else {
         status = mp_fail_hint(error, MP_TIMEOUT, "Raise `timeout`", "no CPU was free in time");
     }

@@ -96,7 +96,7 @@ struct mp_ticket {
     mp_queue_node node;
     mp_worker *worker; /* the worker whose active list has it, or NULL */
     uint64_t attempt;  /* number of the first load that it waited for; 0 = none */
-    mp_worker *home;   /* the worker that MP_POLICY_P2C chose, while the request is queued, or NULL */
+    mp_worker *assigned; /* the worker that MP_POLICY_P2C chose, while the request is queued, or NULL */
 
     _Atomic int cause; /* cause of cancellation: MP_CANCELLED if the caller cancelled it, else the first of MP_TIMEOUT,
                           MP_SHUTTING_DOWN; 0 = not cancelled */

@@ -116,7 +116,7 @@ static void lost_with(mp_worker *w, mp_ticket *ticket) {
     }
     mp_error error = w->fault;
     if (!w->engine->external_kill)
-        mp_entry_note_kill(w->entry, ticket, w->active_count == 1);
+        mp_entry_note_loss(w->entry, ticket, w->active_count == 1);
     end_item(w, ticket, error.code, &error);
 }
 
@@ -248,7 +248,7 @@ static bool take_work(mp_worker *w) {
         if (w->active_count) {
             if (w->state != MP_WORKER_PROCESSING)
                 mp_worker_set_state(w, MP_WORKER_PROCESSING);
-            mp_dispatch_wake_all(entry); /* queued requests whose `home` is this worker may go to other workers now */
+            mp_dispatch_wake_all(entry); /* other workers may take requests that are assigned to this one now */
             mp_guard guard = {0};
             bool scale = mp_dispatch_scale(entry, &guard); /* this worker may have been the last idle one */
             mp_mutex_unlock(&entry->lock);
@@ -334,7 +334,7 @@ static void block_admission(mp_worker *w, bool again) {
      * other to trim for ever */
     w->caches_freed = true;
     w->retry_ns = again ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
-    mp_dispatch_wake_all(w->entry); /* queued requests whose `home` is this worker may go to another */
+    mp_dispatch_wake_all(w->entry); /* another may take requests that are assigned to this one */
 }
 
 static void admit_fresh(mp_worker *w) {

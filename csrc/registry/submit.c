@@ -156,7 +156,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
                 mp_maintenance_begin_timed(&services->maintenance);
             if (services->predictive_scaling)
                 mp_forecast_arrive(&entry->forecast, mp_sys_now_ns());
-            ticket->home = ticket->policy == MP_POLICY_P2C ? mp_dispatch_home(entry) : NULL;
+            ticket->assigned = ticket->policy == MP_POLICY_P2C ? mp_dispatch_choose(entry) : NULL;
             if (options->keep_alive_ns)
                 entry->keep_alive_ns = options->keep_alive_ns;
             mp_dispatch_wake(entry, ticket);
@@ -172,7 +172,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     /* From here on the ticket may end at any moment. The caller's reference keeps the ticket allocated. */
     uint64_t due = mp_ticket_due(ticket), clock = mp_maintenance_clock(&services->maintenance, NULL);
     uint64_t spawn_ns = entry->spawn_ns; /* if no worker may start before this time, the sweep must run then */
-    bool waits = !mp_entry_works(entry);
+    bool waits = !mp_entry_has_workers(entry);
     mp_mutex_unlock(&entry->lock);
     if (status != MP_OK) {
         mp_entry_uncharge(entry, ticket);

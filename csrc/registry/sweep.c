@@ -172,15 +172,15 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
     mp_ticket *expired = expire(entry, now_ns, &next);
     retire_idle(entry, now_ns, &next);
     bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
-    if (entry->queue.count && !quit && !mp_entry_works(entry)) { /* the requests wait for the end of the backoff */
+    if (entry->queue.count && !quit && !mp_entry_has_workers(entry)) { /* they wait for the end of the backoff */
         if (entry->spawn_ns > now_ns)
             sooner(&next, entry->spawn_ns);
         else
             start = mp_entry_begin(entry);
     }
-    /* The requests that waited for the end of the backoff are gone, so no worker will start that would free the model
-     * when it leaves. */
-    bool idle = !entry->queue.count && !quit && !mp_entry_works(entry) &&
+    /* The requests that waited for the end of the backoff have ended. No worker will start, and none is left that frees
+     * the model, so free it here. */
+    bool idle = !entry->queue.count && !quit && !mp_entry_has_workers(entry) &&
                 ((entry->resident && entry->spawn_ns) || entry->removal == MP_REMOVAL_DRAINING);
     mp_mutex_unlock(&entry->lock);
     if (start)

@@ -25,7 +25,7 @@ typedef struct survey {
     mp_eviction best_value;
     uint64_t coming, possible; /* bytes that evictions are freeing, and could free */
     uint64_t busy;             /* bytes that could be freed once the active requests have ended */
-    uint64_t caches, loose;    /* bytes of idle workers; the part whose models must not be evicted */
+    uint64_t caches, only_caches; /* bytes of idle workers; the part whose models must not be evicted */
 } survey;
 
 static survey survey_entries(mp_entry **entries, int count, uint64_t bytes) {
@@ -37,7 +37,7 @@ static survey survey_entries(mp_entry **entries, int count, uint64_t bytes) {
         all.possible += value.bytes;
         all.busy += value.busy;
         all.caches += value.caches + value.trimming;
-        all.loose += value.bytes ? 0 : value.caches + value.trimming;
+        all.only_caches += value.bytes ? 0 : value.caches + value.trimming;
         if (!value.bytes || (all.best && !goes_before(&value, &all.best_value, bytes)))
             continue;
         all.best = entries[i];
@@ -81,7 +81,7 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *sho
         coming = all.coming < evicted ? evicted : all.coming; /* some evicted models are freed already */
         /* Other threads may take what becomes free, but one call evicts no more than was lacking when it began. */
         if (all.coming >= lacking || evicted >= shortage->bytes ||
-            (whole && all.coming + all.possible + all.loose < lacking))
+            (whole && all.coming + all.possible + all.only_caches < lacking))
             break;
         uint64_t left = lacking - all.coming, most = shortage->bytes - evicted;
         left = left < most ? left : most;
@@ -100,12 +100,12 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *sho
 
 uint64_t mp_upkeep_possible(mp_entry **entries, int count) {
     survey all = survey_entries(entries, count, 0);
-    return all.coming + all.possible + all.loose;
+    return all.coming + all.possible + all.only_caches;
 }
 
 uint64_t mp_upkeep_later(mp_entry **entries, int count) {
     survey all = survey_entries(entries, count, 0);
-    return all.coming + all.possible + all.loose + all.busy;
+    return all.coming + all.possible + all.only_caches + all.busy;
 }
 
 /* --- maintenance --- */

@@ -148,7 +148,7 @@ bool mp_worker_lease(mp_worker *worker, int want) {
     mp_cpu_allocator *allocator = entry->services->allocator_pinned;
     bool lend = worker->engine && worker->engine->process;
     if (!(lend ? mp_cpu_allocator_lend : mp_cpu_allocator_lease)(allocator, worker->home, want, &worker->lease,
-                                                                 &worker->at, plan_is_stale, worker))
+                                                                 &worker->cores, plan_is_stale, worker))
         return false;
     worker->lease.cancelled = &worker->step_cancelled;
     mp_mutex_lock(&entry->lock);
@@ -165,7 +165,7 @@ void mp_worker_return_threads(mp_worker *worker) {
     worker->threads = 0;
     worker->moving = !forfeited; /* cleared by leave_step and load_model, after the CPUs are returned */
     mp_mutex_unlock(&entry->lock);
-    mp_cpu_allocator_return(entry->services->allocator_pinned, &worker->lease, &worker->at, forfeited);
+    mp_cpu_allocator_return(entry->services->allocator_pinned, &worker->lease, &worker->cores, forfeited);
 }
 
 void mp_worker_set_runnable(mp_worker *worker, bool runnable) {
@@ -198,7 +198,7 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     mp_services *services = entry->services;
     int threads = worker->threads, count = worker->active_count, stepping = 0;
     bool runnable = worker->runnable, in_step[MP_ACTIVE_MAX];
-    mp_core_lease at = threads ? worker->at : (mp_core_lease){0};
+    mp_core_lease cores = threads ? worker->cores : (mp_core_lease){0};
     worker->threads = 0;
     worker->runnable = false;
     mp_worker_set_state(worker, MP_WORKER_DEAD);
@@ -220,13 +220,13 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     mp_log(MP_LOG_ERROR, "Worker %u for %s is abandoned: %s", worker->id, entry->key, error->message);
     mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, error->code);
     if (threads)
-        mp_cpu_allocator_write_off(services->allocator_pinned, &at);
+        mp_cpu_allocator_write_off(services->allocator_pinned, &cores);
     if (runnable)
         mp_cpu_allocator_leave(services->allocator_pinned);
     mp_pool_disown(services->pool, worker);
     for (int i = 0; i < count; i++) {
         if (in_step[i] && error->code == MP_RECV)
-            mp_entry_note_kill(entry, worker->active[i], stepping == 1);
+            mp_entry_note_loss(entry, worker->active[i], stepping == 1);
         mp_entry_conclude(entry, worker->active[i], error->code, error);
     }
 

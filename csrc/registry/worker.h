@@ -90,7 +90,7 @@ typedef struct mp_worker {
     int step_live;     /* items of the running step that are not cancelled */
     bool in_step;
     int threads;      /* compute threads leased; 0 = none, or written off when the worker was abandoned */
-    mp_core_lease at; /* the leased CPUs; written before `threads` and constant while it is not 0 */
+    mp_core_lease cores; /* the leased CPUs; written before `threads` and constant while it is not 0 */
     bool moving;   /* it is taking or returning a lease, so `threads` may be too low: do not abandon it now */
     bool runnable; /* counted among the workers that share the CPUs */
     uint64_t idle_since_ns;

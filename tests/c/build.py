@@ -68,7 +68,8 @@ class Variant:
     """Beginnings of the names of kernel files that are not compiled, unless ``--tests`` selects tests.
     absent_kernels.c stands in for them."""
     extension: bool = False
-    """Take objects of the core from the build of the extension if it has the flags of this variant (``ready``)."""
+    """Take objects of the core from the build of the extension if they have the flags of this variant
+    (``extension_object``)."""
     planted: bool = False
     """Compile copies with the bugs and scheduling points of mutations.py; every atomic of the registry and of
     event counts is a point."""
@@ -80,8 +81,8 @@ QUICK = ["-O0"]
 # Beginnings of the names of tests, and of their helpers, that compute for long.
 BUSY = ("tests/c/test_kernels", "tests/c/test_dequantize", "tests/c/test_vectors", "tests/c/tile_model", "tests/c/sim")
 
-# Kernels that never run, and take a third of a sanitizer build's time: neither optimised nor instrumented. The release
-# variant has their warnings; -O0 warns of loop annotations.
+# Kernels that never run, and take a third of a sanitizer build's time: neither optimised nor instrumented. Without
+# warnings, because gcc warns of loop annotations at -O0; the release variant has the other warnings.
 UNUSED = ["-O0", "-g0", "-fno-sanitize=all", "-w"]
 
 # With -O1, gcc ends functions with vzeroupper only if this option is given. Without vzeroupper, code for SSE that runs
@@ -224,7 +225,7 @@ def needless_models(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
     return tuple(name for name, flag in NATIVE.items() if flag in flags)
 
 
-def ready(source: Path) -> Path | None:
+def extension_object(source: Path) -> Path | None:
     """Return the object of a file of the core that the build of the extension (setup.py) has left.
 
     None if it is missing or not current, if another compiler than gcc or other flags than those of the variant release
@@ -267,13 +268,13 @@ def compile_one(command: list[str], source: Path, target: Path, extension: bool 
     """Compile unless the object is current. Return the compiler's message if it failed.
 
     Args:
-        extension: copy the object of the extension if it is ``ready``.
+        extension: copy the object of the extension, if there is one to use (``extension_object``).
     """
     depfile = target.with_suffix(".d")
     if is_current(target, depfile, source):
         return None
     target.parent.mkdir(parents=True, exist_ok=True)
-    if extension and (made := ready(source)):
+    if extension and (made := extension_object(source)):
         shutil.copyfile(made.with_suffix(".d"), depfile)
         shutil.copyfile(made, target)
         return None

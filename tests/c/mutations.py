@@ -5,10 +5,10 @@ For the variant ``sim`` alone, build.py compiles copies of these files in which 
 build contains all bugs. Spaces and line breaks count as one space. The build fails if an ``original`` does not occur
 exactly once in its function: if you change such code, adapt the row so that it plants the same mistake.
 
-Mistakes that have no row because they have no visible effect (evicting a model that is in use waits for its end; close
-waits for callers inside, which the entries refuse anyway; a worker that waits for masks polls deadlines, which
-maintenance reports too), or because at most one schedule in 10,000 shows them (mp_governor_reserve without a second
-check of freed memory, mp_worker_set_runnable counting outside the lock, mp_pool_run waking outside the lock).
+Some mistakes have no row. Three have no visible effect: evicting a model in use (the eviction waits for its end), a
+close that does not wait for callers inside (the entries refuse them), and a worker that waits for masks without polling
+deadlines (maintenance reports them). Three are shown by at most one schedule in 10,000: mp_governor_reserve without a
+second check of freed memory, mp_worker_set_runnable counting outside the lock, mp_pool_run waking outside the lock.
 
 Rows with number 0 plant no bug: they insert ``POINT`` where another thread may run. Atomics need no such row: each is a
 point (sim_atomic.h).
@@ -152,22 +152,22 @@ MUTATIONS = [
              "if (!BUG) mp_cond_signal(", "cores", FEW),
     Mutation(154, _C, "give_back", "the other waiters wait for the next return", "&waiter->cond);",
              "&waiter->cond); if (BUG) break;", "cores", SOME),
-    Mutation(155, _C, "wait_for_threads", "any wake-up ends the wait", "if (self.granted || !give_up)",
+    Mutation(155, _C, "wait_for_cpus", "any wake-up ends the wait", "if (self.granted || !give_up)",
              "if (BUG) break; if (self.granted || !give_up)", "cores", SOME),
     Mutation(156, _C, "lease_or_lend", "CPUs without a thread are lost",
              "give_back(allocator, &surplus);", "if (!BUG) give_back(allocator, &surplus);",
              "faults", MANY),
-    Mutation(157, _C, "mp_cpu_allocator_return", "CPUs are given back twice", "give_back(allocator, threads);",
-             "give_back(allocator, threads); if (BUG && mp_cpu_allocator_leased(allocator) >="
-             " count_threads(allocator, threads))"
-             " give_back(allocator, threads);",
+    Mutation(157, _C, "mp_cpu_allocator_return", "CPUs are given back twice", "give_back(allocator, cores);",
+             "give_back(allocator, cores); if (BUG && mp_cpu_allocator_leased(allocator) >="
+             " count_cores(allocator, cores))"
+             " give_back(allocator, cores);",
              "cores", FEW),
-    Mutation(158, _C, "wait_for_threads", "a waiter that gave up stays in the queue", "*link = self.next;",
+    Mutation(158, _C, "wait_for_cpus", "a waiter that gave up stays in the queue", "*link = self.next;",
              "if (!BUG) *link = self.next;", "calls", SOME),
-    Mutation(159, _C, "wait_for_threads", "the queue ends with a waiter that gave up", "if (allocator->last == &self)",
+    Mutation(159, _C, "wait_for_cpus", "the queue ends with a waiter that gave up", "if (allocator->last == &self)",
              "if (allocator->last == &self && !BUG)", "calls", MANY),
-    Mutation(160, _C, "give_back", "CPUs go back to another node", "allocator->leased[i] -= threads->on[i];",
-             "allocator->leased[BUG ? 0 : i] -= threads->on[i];", "cores", SOME),
+    Mutation(160, _C, "give_back", "CPUs go back to another node", "allocator->leased[i] -= cores->on[i];",
+             "allocator->leased[BUG ? 0 : i] -= cores->on[i];", "cores", SOME),
     # --- entries: callers
     Mutation(201, _U, "mp_entry_submit", "no worker wakes for the request", "mp_dispatch_wake(entry, ticket);",
              "if (!BUG) mp_dispatch_wake(entry, ticket);", "calls", SOME),
@@ -231,7 +231,7 @@ MUTATIONS = [
              "calls", SOME),
     Mutation(224, _D, "mp_dispatch_take", "a submitter that waits for space is not notified",
              "mp_entry_notify_room(entry);", "if (!BUG) mp_entry_notify_room(entry);", "calls", SOME),
-    Mutation(225, _D, "mp_dispatch_home", "the more loaded of two workers is chosen",
+    Mutation(225, _D, "mp_dispatch_choose", "the more loaded of two workers is chosen",
              "return at_first < at_second ? live[first] : live[second];",
              "return (at_first < at_second) != BUG ? live[first] : live[second];", "balance", SOME),
     Mutation(226, _D, "mp_dispatch_may_take", "an idle worker takes no request from busy ones",

@@ -31,7 +31,7 @@ static void compose_text(scene *s, bool over) {
         mp_put(&s->out, ids, sizeof ids);
         mp_put(&s->out, probabilities, sizeof probabilities);
     }
-    mp_put_u32(&s->out, over ? 4 : 3); /* decided bytes of text */
+    mp_put_u32(&s->out, over ? 4 : 3); /* final bytes of text */
     mp_put_u32(&s->out, 4);
     mp_put(&s->out, text, 4);
     put_learnt(s);
@@ -354,7 +354,7 @@ typedef struct claim { /* the text and tokens of a reported result */
     int32_t id[MOST_TOKENS];
     uint32_t end[MOST_TOKENS];
     int32_t top;
-    uint32_t decided, text_end;
+    uint32_t final, text_end;
     int finish, stop_index;
 } claim;
 
@@ -376,7 +376,7 @@ static void compose_claim(scene *s, const claim *it) {
         mp_put(&s->out, ids, sizeof ids);
         mp_put(&s->out, probabilities, sizeof probabilities);
     }
-    mp_put_u32(&s->out, it->decided);
+    mp_put_u32(&s->out, it->final);
     mp_put_u32(&s->out, it->text_end);
     size_t sent = strlen(it->text);
     mp_put(&s->out, it->text, sent);
@@ -415,7 +415,7 @@ MP_TEST(isolation_texts_end_where_their_tokens_and_characters_do) {
     claim open = {umlaut, 2, {1, 2}, {3, 4}, 3, 1, 4, OPEN, -1}; /* all text after "a" is held back */
     claim cut = {"", 1, {3}, {1}, 3, 1, 1, STOP, 0};             /* a stop string that starts after "a" ends the text */
     check_claims((claim[]){open, cut}, 2, "");
-    cut.end[0] = cut.decided = cut.text_end = 2; /* an end within the character that was sent before */
+    cut.end[0] = cut.final = cut.text_end = 2; /* an end within the character that was sent before */
     check_claims((claim[]){open, cut}, 2, "middle of a character");
     claim over = {umlaut, 2, {1, 2}, {3, 4}, 3, 4, 4, EOS, -1};
     check_claims(&over, 1, "");
@@ -438,7 +438,7 @@ MP_TEST(isolation_texts_end_where_their_tokens_and_characters_do) {
     check_claims(&more, 1, "does not end where its tokens do");
     more = (claim){"a\xEF\xBF\xBD", 1, {1}, {1}, 3, 4, 4, EOS, -1};
     check_claims(&more, 1, "");
-    claim seen = {"ab", 2, {1, 2}, {1, 2}, 3, 3, 2, OPEN, -1}; /* more text decided than exists */
+    claim seen = {"ab", 2, {1, 2}, {1, 2}, 3, 3, 2, OPEN, -1}; /* more text is final than exists */
     check_claims(&seen, 1, "impossible length");
     claim shorter = {"", 0, {0}, {0}, 3, 2, 2, EOS, -1}; /* less text than was published before */
     claim longer = {"abc", 1, {1}, {3}, 3, 3, 3, OPEN, -1};
@@ -603,7 +603,7 @@ static int idle_steps(uint64_t before) {
         MP_CHECK(++steps < 1000);
         answer_plan(&s, 2, false);
         if ((uint64_t)steps == before)
-            nothing.decided = nothing.text_end = 1;
+            nothing.final = nothing.text_end = 1;
         compose_claim(&s, (uint64_t)steps == before ? &token : &nothing);
         run_step(&s);
     }

@@ -146,9 +146,9 @@ static const char *break_one(scene *scene, int fault) {
         return "a: a request is in the wrong queue";
     case 30:
         queue_one(scene, queued);
-        queued->home = idle;
+        queued->assigned = idle;
         expect_sound(scene);
-        queued->home = (mp_worker *)scene;
+        queued->assigned = (mp_worker *)scene;
         return "a: a request is queued for a worker that is gone";
     case 31:
         queue_one(scene, queued);

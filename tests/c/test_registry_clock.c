@@ -344,11 +344,11 @@ typedef struct other_cpus {
 
 /* Leases all CPUs of the scene but one. More CPUs would start threads, which also wait on this clock. */
 static void leave_one_cpu(scene *scene, other_cpus *others) {
-    MP_CHECK(mp_cpu_allocator_lend(scene->services->allocator, 0, 3, &others->lease, &others->at, NULL, NULL));
+    MP_CHECK(mp_cpu_allocator_lend(scene->services->allocator, 0, 3, &others->lease, &others->cores, NULL, NULL));
 }
 
 static void return_cpus(scene *scene, other_cpus *others) {
-    mp_cpu_allocator_return(scene->services->allocator, &others->lease, &others->at, false);
+    mp_cpu_allocator_return(scene->services->allocator, &others->lease, &others->cores, false);
 }
 
 static mp_worker *loading;

@@ -373,6 +373,34 @@ MP_TEST(forks_without_draining_models) {
     fake_end(registry);
 }
 
+/* The fork comes after a registry has given up its CPU allocator and before it is closed. The child closes the registry
+ * again, and must not give up the other registry's use of the same allocator. */
+MP_TEST(forks_at_the_end_of_a_close) {
+    fake fakes[2];
+    mp_registry *registries[2];
+    mp_error error;
+    for (int i = 0; i < 2; i++) {
+        mp_registry_config config = {.max_workers = 1, .spin_ns = 1};
+        fake_init(&fakes[i]);
+        MP_CHECK_OK(mp_registry_create(&config, &registries[i], &error), &error);
+    }
+    MP_CHECK(registries[0]->services->allocator_pinned == registries[1]->services->allocator_pinned);
+    mp_registry_close(registries[0], 0);
+    registries[0]->closing = CLOSING; /* as mp_registry_close leaves it until its last lines */
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(5);
+        mp_cpu_allocator *allocator;
+        mp_registry_close(registries[0], 0);
+        int wrong = mp_cpu_allocator_open(0, &allocator, &error) != MP_OK;
+        _exit(wrong || allocator != registries[1]->services->allocator_pinned);
+    }
+    fake_expect_child(child);
+    registries[0]->closing = CLOSED;
+    for (int i = 0; i < 2; i++)
+        mp_registry_destroy(registries[i]);
+}
+
 /* One thread closes a registry and waits for a worker, another one waits for the end of that close. */
 MP_TEST(forks_while_two_threads_close_a_registry) {
     SKIP_IF_SANITIZED();

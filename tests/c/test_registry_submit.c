@@ -212,14 +212,14 @@ MP_TEST(registry_submit_announces_the_end_of_a_backoff) {
 MP_TEST(registry_submit_home_of_two_choices) {
     scene scene;
     scene_open(&scene, "a", NULL, 1000 * 1000);
-    MP_CHECK(!mp_dispatch_home(scene.entry));
+    MP_CHECK(!mp_dispatch_choose(scene.entry));
     for (int count = 1; count <= SCENE_WORKERS; count++) {
         bool seen[SCENE_WORKERS] = {0};
         mp_worker *last = scene_worker(&scene, MP_WORKER_IDLE);
         for (int i = 0; i < 200; i++) {
-            const mp_worker *home = mp_dispatch_home(scene.entry);
-            MP_CHECK(home->id >= 1 && home->id <= (uint32_t)count);
-            seen[home->id - 1] = true;
+            const mp_worker *chosen = mp_dispatch_choose(scene.entry);
+            MP_CHECK(chosen->id >= 1 && chosen->id <= (uint32_t)count);
+            seen[chosen->id - 1] = true;
         }
         for (int i = 0; i < count; i++) /* the youngest is never the older of two */
             MP_CHECK_INT(seen[i], count == 1 || i < count - 1);
@@ -228,18 +228,18 @@ MP_TEST(registry_submit_home_of_two_choices) {
     scene.workers[0]->leave = true;
     scene.workers[1]->state = MP_WORKER_LOADING;
     for (int i = 0; i < 50; i++)
-        MP_CHECK(mp_dispatch_home(scene.entry) == scene.workers[2]);
+        MP_CHECK(mp_dispatch_choose(scene.entry) == scene.workers[2]);
     mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0}); /* costs nothing, but is a request */
     scene_activate(scene.workers[2], ticket, MP_TICKET_ADMITTED);
     for (int i = 0; i < 50; i++)
-        MP_CHECK(mp_dispatch_home(scene.entry) == scene.workers[3]);
+        MP_CHECK(mp_dispatch_choose(scene.entry) == scene.workers[3]);
     mp_ticket *queued = scene_ticket(&scene, 1, (mp_submit_options){0});
     queued->node.cost = 1;
     scene_queue(&scene, queued);
-    queued->home = scene.workers[3];
+    queued->assigned = scene.workers[3];
     for (int i = 0; i < 50; i++)
-        MP_CHECK(mp_dispatch_home(scene.entry) == scene.workers[2]);
-    queued->home = NULL;
+        MP_CHECK(mp_dispatch_choose(scene.entry) == scene.workers[2]);
+    queued->assigned = NULL;
     scene_close(&scene);
 }
 

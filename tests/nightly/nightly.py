@@ -107,11 +107,16 @@ JOBS: dict[str, Job] = {
 
 # ---- running ----
 
+def variables(job: Job) -> dict[str, str]:
+    """Return the variables of a job with their values for this run."""
+    return {name: os.environ.get(name, value) for name, value in job.environment.items()}
+
+
 def command(job: Job, part: str, out: Path) -> list[str]:
     """Return the command that runs a job. Its results go to the folder `out`."""
     if not job.paths:
-        return [sys.executable, "tests/mutate.py", "--sample", os.environ["MPOOL_NIGHTLY_MUTANTS"], "--out", str(out),
-                *shlex.split(part)]
+        return [sys.executable, "tests/mutate.py", "--sample", variables(job)["MPOOL_NIGHTLY_MUTANTS"], "--out",
+                str(out), *shlex.split(part)]
     paths = list(job.paths)
     if paths == ["tests/python"]:
         paths += [f"--ignore={path}" for other in JOBS.values() for path in other.paths if path != "tests/python"]
@@ -124,9 +129,8 @@ def run(name: str, part: str) -> dict[str, Any]:
     job, began = JOBS[name], time.time()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        for variable, value in job.environment.items():
-            os.environ.setdefault(variable, value)
-        process = subprocess.Popen(command(job, part, out), cwd=ROOT, start_new_session=True)
+        process = subprocess.Popen(command(job, part, out), cwd=ROOT, start_new_session=True,
+                                   env={**os.environ, **variables(job)})
         try:
             code: int | None = process.wait(timeout=job.hours * 3600)
         except BaseException as error:
@@ -142,7 +146,7 @@ def run(name: str, part: str) -> dict[str, Any]:
         found["failures"].append({"test": name, "message": f"exit code {code}"})
     elif not found["counts"]:
         found["failures"].append({"test": name, "message": "no test ran"})
-    return record(name, part, found, commit(), began, time.time() - began)
+    return record(part, found, commit(), began, time.time() - began, variables(job))
 
 
 def junit(*paths: Path) -> dict[str, Any]:
@@ -245,11 +249,11 @@ def machine() -> dict[str, Any]:
             "lacks": [name for name in names if name not in (features or names)], "python": platform.python_version()}
 
 
-def record(name: str, part: str, found: dict[str, Any], at: str, began: float, seconds: float) -> dict[str, Any]:
-    """Return the record of a job."""
+def record(part: str, found: dict[str, Any], at: str, began: float, seconds: float,
+           environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the record of a job. `environment`: the variables that set its length."""
     date = datetime.fromtimestamp(began, timezone.utc).isoformat(timespec="seconds")
-    variables = {key: os.environ[key] for key in JOBS[name].environment if key in os.environ}
-    return {"date": date, "commit": at, "part": part, "seconds": round(seconds), "environment": variables,
+    return {"date": date, "commit": at, "part": part, "seconds": round(seconds), "environment": dict(environment),
             "machine": machine(), **found}
 
 
@@ -299,15 +303,15 @@ def page(summary: Mapping[str, Any]) -> str:
 
 def _shown(item: Any, rows: Any) -> str:
     if isinstance(rows, dict):
-        return f"{rows[item]} tests: {item}"
+        return f"{rows[item]} test{'s' * (rows[item] != 1)}: {item}"
     if isinstance(item, dict):
         return f"`{item['test']}`: {item['message']}"
     return f"`{item[0]}`: {item[1]:g} s" if isinstance(item, list) else f"`{item}`"
 
 
 def outdated(summary: Mapping[str, Any], now: datetime, is_ancestor: Any) -> list[str]:
-    """Return what is wrong with a summary: jobs that never ran, that ran more than 30 days ago, or at a commit of
-    which `is_ancestor` says that it is none of the checked-out commit's ancestors."""
+    """Return what is wrong with a summary: jobs that never ran, that ran more than 30 days ago, or that ran at a commit
+    that is no ancestor of the checked-out one (`is_ancestor`)."""
     found = [f"{name} never ran" for name in JOBS if name not in summary]
     for name, row in summary.items():
         age = now - datetime.fromisoformat(row["date"])
@@ -332,11 +336,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="run jobs and record them")
-    running.add_argument("jobs", nargs="*", metavar="JOB", help="default: all; see `list`")
-    running.add_argument("--part", default="", metavar="OPTIONS", help="further options of pytest that select tests")
+    running.add_argument("jobs", nargs="*", metavar="JOB", help="default: all but `clients` and `wheels`; see `list`")
+    running.add_argument("--part", default="", metavar="OPTIONS",
+                         help="further options of pytest, or of tests/mutate.py")
     recording = commands.add_parser("record", help="record results of pytest --junitxml, or of tests/mutate.py")
     recording.add_argument("job", choices=list(JOBS))
-    recording.add_argument("results", type=Path, nargs="+", help="its files, if several runs make one job")
+    recording.add_argument("results", type=Path, nargs="+", help="files of results: one for each run of the job")
     recording.add_argument("--commit", help="default: the commit that is checked out")
     recording.add_argument("--part", default="", metavar="OPTIONS", help="the options that selected tests or mutants")
     commands.add_parser("list", help="list the jobs")
@@ -347,8 +352,10 @@ def main() -> int:
         return 0
     summary, failed = load(), False
     if args.command == "record":
-        found, began, seconds = (of_junit if JOBS[args.job].paths else of_mutants)(args.results)
-        row = record(args.job, args.part, found, args.commit or commit(), began, seconds)
+        job = JOBS[args.job]
+        found, began, seconds = (of_junit if job.paths else of_mutants)(args.results)
+        given = {key: os.environ[key] for key in job.environment if key in os.environ}
+        row = record(args.part, found, args.commit or commit(), began, seconds, given)
         save({**summary, args.job: row})
         return int(bool(row["failures"]))
     for name in args.jobs:

@@ -52,7 +52,7 @@ mp_status mp_draft_model_load(const mp_load_args *args, mp_decoder **draft, mp_e
     mp_model *model;
     if (args->shared)
         return mp_fail(error, MP_UNSUPPORTED,
-                       "models with `draft` do not support process isolation; use isolation='thread'");
+                       "models with `draft` do not support process isolation; use isolation=\"thread\"");
     mine.spec = mp_spec_draft(args->spec);
     mine.flags = mp_arch_find(mp_spec_architecture(mine.spec))->flags;
     MP_TRY(mp_decoder_load(&mine, &model, error));

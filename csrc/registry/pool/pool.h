@@ -21,7 +21,7 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error);
  * not wait for it. The thread ends when the job returns. From now on the job must not use anything that is freed with
  * the pool's owner. */
 void mp_pool_disown(mp_pool *pool, const void *arg);
-/* Returns the number of threads and the number of threads with a job, without disowned threads. */
+/* For tests. Returns the number of threads and the number of threads with a job, without disowned threads. */
 void mp_pool_counts(mp_pool *pool, int *threads, int *busy);
 
 /* Fork handlers (base/forked.h). The child forgets the threads, which exist in the parent only, and leaks their memory;

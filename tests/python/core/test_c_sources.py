@@ -215,7 +215,7 @@ def test_objects_of_the_extension_are_used_if_they_fit(tmp_path: Path, monkeypat
 
     def found(flags: list[str], compiler: str = "x86_64-linux-gnu-gcc") -> Path | None:
         made.with_suffix(".flags").write_text(f"0123\n{shlex.join([compiler, *flags])}\n")
-        return build.ready(source)
+        return build.extension_object(source)
 
     assert found(fitting) == made and found(fitting, "/usr/bin/gcc") == made
     assert found(fitting, "clang") is None
@@ -223,7 +223,7 @@ def test_objects_of_the_extension_are_used_if_they_fit(tmp_path: Path, monkeypat
         flags = _flags_of_the_extension(**variables)
         assert found([*flags, *(["-Werror"] if variables else [])]) is None, variables
     made.with_suffix(".flags").write_text("0123")  # earlier versions wrote one line
-    assert build.ready(source) is None
+    assert build.extension_object(source) is None
     assert found(fitting) == made
     assert build.compile_one(["false"], source, tmp_path / "out/a.o", True) is None
     assert (tmp_path / "out/a.o").exists() and build.is_current(tmp_path / "out/a.o", tmp_path / "out/a.d", source)

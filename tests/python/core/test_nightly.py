@@ -155,6 +155,16 @@ def test_a_job_without_results_is_no_success(monkeypatch: pytest.MonkeyPatch, pr
         instructionsets.known(platform.machine()))
 
 
+def test_variables_of_a_job_reach_no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MPOOL_SOAK", raising=False)
+    monkeypatch.setattr(nightly, "command", lambda *_: [
+        sys.executable, "-c", "import os; raise SystemExit(os.environ.get('MPOOL_SOAK') != '900')"])
+    monkeypatch.setitem(nightly.JOBS, "soak", nightly.Job("some tests", ("tests/python",), {"MPOOL_SOAK": "900"}))
+    found = nightly.run("soak", "")
+    assert [failure["message"] for failure in found["failures"]] == ["no test ran"]  # and no exit code
+    assert found["environment"] == {"MPOOL_SOAK": "900"} and "MPOOL_SOAK" not in os.environ
+
+
 def test_the_summary_keeps_jobs_that_did_not_run(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     nightly.save({"flags": row(), "soak": row(days=3)}, path)

@@ -62,9 +62,9 @@ def test_errors_are_near_those_of_ggml(dtype: str) -> None:
 def test_values_that_are_not_finite_are_refused(value: float) -> None:
     values = np.zeros(256, np.float32)
     values[200] = value
-    with pytest.raises(mpool.FormatError, match="NaN, infinite or outside Q8_0"):
+    with pytest.raises(mpool.FormatError, match="NaN, infinite or outside the range of Q8_0"):
         _core.quantize("Q8_0", "F32", values.tobytes(), 256)
-    with pytest.raises(mpool.FormatError, match="outside F16"):
+    with pytest.raises(mpool.FormatError, match="outside the range of F16"):
         _core.quantize("F16", "F32", np.full(4, 1e6, np.float32).tobytes(), 4)
 
 
