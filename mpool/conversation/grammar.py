@@ -321,7 +321,7 @@ _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 
 
 def _schema(schema: Any) -> str:
-    _check_limits("the JSON schema", 0, _depth(schema))
+    check_nesting(schema, "the JSON schema", "response_format")
     try:
         text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -338,21 +338,37 @@ def _check_limits(what: str, chars: int, depth: int) -> None:
         raise LimitError(f"{what} has {chars:,} characters, the limit is {MAX_CHARS:,}", param="response_format",
                          got=f"{chars:,} characters", allowed=f"at most {MAX_CHARS:,} characters")
     if depth > MAX_DEPTH:
-        raise LimitError(f"{what} is nested more than {MAX_DEPTH} levels deep", param="response_format",
-                         allowed=f"at most {MAX_DEPTH} levels of nesting")
+        raise _nested_too_deeply(what, "response_format")
 
 
-def _depth(value: Any) -> int:
-    """Return the nesting depth, at most one above the limit. Ends also for values that contain themselves."""
+def check_nesting(value: Any, what: str, param: str) -> None:
+    """Check the nesting depth of a JSON value, and the number of values at each depth.
+
+    Ends also for values that contain themselves.
+
+    Args:
+        value: the value.
+        what: what the error message calls it.
+        param: the caller's parameter.
+
+    Raises:
+        LimitError: it exceeds a limit.
+    """
     level, depth = [value], 0
-    while level and depth <= MAX_DEPTH:
+    while level:
         level = [inner for outer in level if isinstance(outer, (Mapping, list, tuple))
                  for inner in (outer.values() if isinstance(outer, Mapping) else outer)]
         if len(level) > MAX_CHARS:
-            raise LimitError(f"the JSON schema has more than {MAX_CHARS:,} values", param="response_format",
+            raise LimitError(f"{what} has more than {MAX_CHARS:,} values", param=param,
                              allowed=f"at most {MAX_CHARS:,} values")
         depth += 1
-    return depth
+        if depth > MAX_DEPTH:
+            raise _nested_too_deeply(what, param)
+
+
+def _nested_too_deeply(what: str, param: str) -> LimitError:
+    return LimitError(f"{what} is nested more than {MAX_DEPTH} levels deep", param=param,
+                      allowed=f"at most {MAX_DEPTH} levels of nesting")
 
 
 def _bracket_depth(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..checks import refuse
@@ -15,6 +16,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
 #: Types of message parts that are images.
 IMAGE_PARTS = ("image", "image_url", "input_image")
+#: Types of message parts that no model of mpool reads.
+_OTHER_PARTS = ("input_audio", "audio", "video", "file")
 #: Placeholder characters for an image while the chat template is rendered.
 _PLACEHOLDERS = "\ufdd8\ufdd9\ufdda\ufddb"
 
@@ -60,6 +63,10 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
             from .tools import check_calls
 
             one["tool_calls"] = check_calls(where, calls)
+        if role == "tool":
+            for name in ("tool_call_id", "name", "tool_name"):
+                if not isinstance(one.get(name), str | None):
+                    refuse(f"{where}.{name}", one[name], "a string")
         checked.append(one)
     if chars > MAX_CHARS:
         raise InvalidArgument(param="messages", got=f"{chars:,} characters",
@@ -112,7 +119,7 @@ def _content(where: str, message: Mapping[str, Any], role: str,
         parts = []
         for at, part in enumerate(content):
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind in ("image", "image_url", "input_image", "input_audio", "audio", "video", "file"):
+            if kind in IMAGE_PARTS or kind in _OTHER_PARTS:
                 raise Unsupported(f"`{where}.content[{at}]` is of type {kind}; this model supports text only",
                                   param=f"{where}.content[{at}]")
             text = part.get("text") if kind in ("text", "input_text") else part
@@ -148,7 +155,7 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
             images.append(image_from_part(part, f"{where}.content[{at}]"))
             parts.append({"type": "image"})
             continue
-        if kind in ("input_audio", "audio", "video", "file"):
+        if kind in _OTHER_PARTS:
             raise Unsupported(f"`{where}.content[{at}]` is of type {kind}; this model supports text and images only",
                               param=f"{where}.content[{at}]")
         text = part.get("text") if kind in ("text", "input_text") else part
@@ -207,7 +214,8 @@ def placeholder_char(messages: Sequence[Mapping[str, Any]]) -> str:
         InvalidArgument: all four candidates occur.
     """
     texts: list[str] = []
-    each_string(list(messages), texts.append, texts.append)
+    with suppress(RecursionError):  # the template refuses messages that are nested so deeply
+        each_string(list(messages), texts.append, texts.append)
     found = next((char for char in _PLACEHOLDERS if not any(char in text for text in texts)), None)
     if found is None:
         raise InvalidArgument(param="messages", got="text with all of U+FDD8 to U+FDDB",

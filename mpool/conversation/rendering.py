@@ -1,9 +1,9 @@
 """Renders chat templates in renderers: child processes that can be killed (:mod:`mpool.child_processes`).
 
 A template is part of a model, and models are not trusted. No template is compiled or rendered in this process. At most
-``MOST`` renderers exist. A template that has not rendered yet, or whose last render exceeded a limit, gets one renderer
-at a time; any template leaves one to the others. After ``STRIKES`` such renders in a row, a template is refused for a
-while. Without a renderer, nothing is rendered. A renderer has about 20 MB of resident memory.
+``MOST`` renderers exist. A template that has not been rendered yet, or whose last render exceeded a limit, uses one
+renderer at a time; no template uses all of them. After ``STRIKES`` such renders in a row, a template is refused for a
+while. If no renderer can be started, rendering fails. A renderer has about 20 MB of resident memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ..child_processes import Children, Limits, Program, Source, wait
 from ..tokenizers import limits
 
-#: Renderers of this process.
+#: Maximum number of renderers of this process.
 MOST = 4
 #: Renders in a row that exceed a limit, after which a template is refused for a while.
 STRIKES = 3
@@ -28,7 +28,7 @@ PROGRAM = Program(file=os.path.join(os.path.dirname(os.path.abspath(__file__)), 
 
 #: Longest time for which a template is refused.
 _REFUSED_SECONDS = 60.0
-#: Templates whose history is kept.
+#: Maximum number of templates whose history is kept.
 _RECORDS = 1024
 #: Limits grow with the caller's data: characters of output, bytes of memory and seconds for each byte.
 _CHARS_PER_BYTE, _BYTES_PER_BYTE, _SECONDS_PER_BYTE = 32, 64, 1e-6

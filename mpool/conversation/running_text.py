@@ -62,6 +62,7 @@ class MaskReuse:
         if self._reusable:
             self._mask = mask
 
+
 def _is_cut(text: bytes) -> bool:
     """Return True if the text ends inside a UTF-8 character."""
     for back in range(1, min(4, len(text)) + 1):

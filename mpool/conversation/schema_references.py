@@ -5,10 +5,41 @@ llguidance reports such a schema with the name of an internal state, or accepts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidArgument
+
+#: Maximum number of characters of a JSON pointer in an error message, and of pointers before and after its "...".
+_POINTER, _FIRST, _LAST = 60, 3, 2
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """The schema, or a part that a value may have to match.
+
+    Attributes:
+        pointer: its JSON pointer, up to ``_POINTER`` characters.
+        needs: what a value of the part requires.
+        needed_by: the needs that this part can meet.
+        unmet: number of ``needs`` that no part is known to meet. 0: the part has a finite value.
+    """
+
+    pointer: str
+    needs: list[_Need] = field(default_factory=list)
+    needed_by: list[_Need] = field(default_factory=list)
+    unmet: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Need:
+    """A requirement of a part: one of ``options`` must have a finite value, because of ``keyword``."""
+
+    part: _Part
+    keyword: str
+    options: list[_Part]
+    met: bool = False
 
 
 def check(schema: Any, param: str) -> None:
@@ -23,38 +54,40 @@ def check(schema: Any, param: str) -> None:
     Raises:
         InvalidArgument: the schema, or a part that every value must contain, requires itself.
     """
-    needs = _requirements(schema)
-    finite: set[str] = set()
-    changed = True
-    while changed:  # the targets of a reference usually come after it, so the reversed order needs few rounds
-        changed = False
-        for pointer in reversed(needs):
-            if pointer not in finite and all(any(target in finite for target in targets)
-                                             for _, targets in needs[pointer]):
-                finite.add(pointer)
-                changed = True
-    if "#" not in finite:
-        keyword, path = _cycle(needs, finite)
+    parts = _read_parts(schema)
+    finite = [part for part in parts if not part.needs]
+    while finite:
+        for need in finite.pop().needed_by:
+            if not need.met:
+                need.met = True
+                need.part.unmet -= 1
+                if not need.part.unmet:
+                    finite.append(need.part)
+    if parts[0].unmet:
+        keyword, path = _cycle(parts[0])
         raise InvalidArgument(f"`{param}`: {keyword} of the JSON schema refers to itself ({' -> '.join(path)}), so no "
                               "finite value matches", param=param,
                               hint="End the recursion: make the property optional, or add an alternative with anyOf")
 
 
-def _requirements(schema: Any) -> dict[str, list[tuple[str, list[str]]]]:
-    """Return, for the schema and every part that a value may have to match, what a value of it requires.
-
-    Returns:
-        JSON pointer of a part -> list of keyword and the pointers of parts of which one must have a finite value.
-    """
-    found: dict[str, list[tuple[str, list[str]]]] = {}
-    waiting: list[tuple[str, Any]] = [("#", schema)]
+def _read_parts(schema: Any) -> list[_Part]:
+    """Return the schema and every part that a value may have to match, with what a value of it requires."""
+    parts = {id(schema): _Part("#")}
+    waiting = [schema]
     while waiting:
-        at, part = waiting.pop()
-        if at not in found:
-            needed = _needed(schema, at, part) if isinstance(part, Mapping) else []
-            found[at] = [(keyword, [pointer for pointer, _ in targets]) for keyword, targets in needed]
-            waiting += [target for _, targets in needed for target in targets]
-    return found
+        content = waiting.pop()
+        part = parts[id(content)]
+        for keyword, options in _needed(schema, part.pointer, content) if isinstance(content, Mapping) else ():
+            need = _Need(part, keyword, [])
+            for pointer, option in options:
+                if id(option) not in parts:
+                    parts[id(option)] = _Part(pointer)
+                    waiting.append(option)
+                need.options.append(parts[id(option)])
+                need.options[-1].needed_by.append(need)
+            part.needs.append(need)
+        part.unmet = len(part.needs)
+    return list(parts.values())
 
 
 def _needed(schema: Any, at: str, part: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
@@ -66,25 +99,31 @@ def _needed(schema: Any, at: str, part: Mapping[str, Any]) -> list[tuple[str, li
     for keyword in ("allOf", "anyOf", "oneOf"):
         options = part.get(keyword)
         if isinstance(options, list) and options:
-            members = [(f"{at}/{keyword}/{index}", option) for index, option in enumerate(options)]
+            members = [(_pointer(at, (keyword, str(index))), option) for index, option in enumerate(options)]
             needed += [(keyword, [member]) for member in members] if keyword == "allOf" else [(keyword, members)]
     kind = part.get("type")
     properties, required = part.get("properties"), part.get("required")
     if kind in ("object", ["object"]) and isinstance(properties, Mapping) and isinstance(required, list):
-        needed += [("properties", [(f"{at}/properties/{_escaped(name)}", properties[name])]) for name in required
+        needed += [("properties", [(_pointer(at, ("properties", name)), properties[name])]) for name in required
                    if isinstance(name, str) and name in properties]
     least = part.get("minItems")
     if kind in ("array", ["array"]) and isinstance(least, int) and least > 0:
         given = part.get("prefixItems")
         heads = given[:least] if isinstance(given, list) else []
-        needed += [("prefixItems", [(f"{at}/prefixItems/{index}", item)]) for index, item in enumerate(heads)]
+        needed += [("prefixItems", [(_pointer(at, ("prefixItems", str(index))), item)])
+                   for index, item in enumerate(heads)]
         if len(heads) < least and "items" in part:
-            needed.append(("items", [(f"{at}/items", part["items"])]))
+            needed.append(("items", [(_pointer(at, ("items",)), part["items"])]))
     return needed
 
 
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
+def _pointer(at: str, steps: Iterable[str]) -> str:
+    """Return a JSON pointer with more steps, up to ``_POINTER`` characters."""
+    for step in steps:
+        if len(at) >= _POINTER:
+            break
+        at += "/" + step[:_POINTER].replace("~", "~0").replace("/", "~1")
+    return at[:_POINTER]
 
 
 def _target(schema: Any, reference: str) -> tuple[str, Any] | None:
@@ -93,32 +132,32 @@ def _target(schema: Any, reference: str) -> tuple[str, Any] | None:
         return "#", schema
     if not reference.startswith("#/"):
         return None
-    part, at = schema, "#"
-    for step in reference[2:].split("/"):
-        name = step.replace("~1", "/").replace("~0", "~")
+    part, names = schema, [step.replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/")]
+    for name in names:
         if isinstance(part, Mapping) and name in part:
             part = part[name]
         elif isinstance(part, list) and name.isdecimal() and len(name) < 10 and int(name) < len(part):
             part = part[int(name)]
         else:
             return None
-        at += "/" + _escaped(name)
-    return at, part
+    return _pointer("#", names), part
 
 
-def _cycle(needs: Mapping[str, list[tuple[str, list[str]]]], finite: set[str]) -> tuple[str, list[str]]:
-    """Return the keyword and the pointers of a cycle of unmet requirements that starts at the schema."""
-    path, keywords, at = ["#"], [], "#"
-    while True:
-        keyword, targets = next(need for need in needs[at] if not any(target in finite for target in need[1]))
-        at = targets[0]
-        keywords.append(keyword)
-        if at in path:
-            start = path.index(at)
-            path, keywords = path[start:] + [at], keywords[start:]
-            shown = path if len(path) <= 6 else [*path[:3], "...", *path[-2:]]
-            return "$ref" if "$ref" in keywords else keywords[0], [text[:60] for text in shown]
-        path.append(at)
+def _cycle(schema: _Part) -> tuple[str, list[str]]:
+    """Return the keyword and the pointers of a cycle of unmet requirements that can be reached from the schema."""
+    path: dict[_Part, str] = {}  # part -> keyword of its first unmet requirement
+    part = schema
+    while part not in path:
+        need = next(need for need in part.needs if not need.met)
+        path[part] = need.keyword
+        part = need.options[0]
+    parts = list(path)
+    cycle = parts[parts.index(part):]
+    keywords = [path[one] for one in cycle]
+    shown = [one.pointer for one in (*cycle, part)]
+    if len(shown) > _FIRST + _LAST + 1:
+        shown[_FIRST:-_LAST] = ["..."]
+    return "$ref" if "$ref" in keywords else keywords[0], shown
 
 
 __all__ = ["check"]

@@ -40,6 +40,7 @@ _LIMITS = {"time": ("s of CPU time", "max_template_seconds"), "memory": ("of mem
 _FAULTY = "The template of this model is faulty or malicious"
 _READS = "Give every message the keys that this model's template reads"
 
+
 class ChatPrompt(NamedTuple):
     """A rendered and encoded conversation.
 

@@ -136,17 +136,19 @@ class ToolCallParser:
                 self._kept = number
                 return found
             self._held.append(delta)
-            earlier = ["".join(parts) for _, other, parts in self._found[:number] if other == name]
-            raw = "".join(self._found[number][2]) if earlier else ""
-            if earlier and (self._complete or number + 1 < len(self._found)):
-                if number > self._distinct and raw in earlier:
+            complete = self._complete or number + 1 < len(self._found)
+            if complete or number > self._distinct:
+                earlier = ["".join(parts) for _, other, parts in self._found[:number] if other == name]
+                raw = "".join(self._found[number][2]) if earlier else ""
+                if not complete:
+                    if any(one.startswith(raw) for one in earlier):
+                        continue
+                elif number > self._distinct and raw in earlier:
                     self._kept = number
                     return found
-                if any(_same_value(raw, one) for one in earlier):  # other white space, so it was emitted already
+                elif any(_same_value(raw, one) for one in earlier):  # other white space, so it was emitted already
                     self._kept = number + 1
                     return found + self._held
-            elif number > self._distinct and any(one.startswith(raw) for one in earlier):
-                continue
             self._distinct = number
             found += self._held
             self._held = []

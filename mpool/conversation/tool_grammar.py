@@ -160,7 +160,7 @@ def _response(format: ToolFormat, response: ResponseFormat) -> list[str]:
 def _calls_or_response(format: ToolFormat, functions: Sequence[Function], response: ResponseFormat) -> str:
     """Return one schema for both calls without a marker and JSON responses."""
     schema = json.loads(response.source) if response.kind == "schema" else None
-    if schema is None or _may_start_with_name(schema, schema):
+    if schema is None or _may_start_with_name(schema):
         raise ValueError('{"name": ...')
     options: list[Any] = [{
         "type": "object", "required": ["name", format.key], "additionalProperties": False,
@@ -228,29 +228,46 @@ def _with_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
     return found
 
 
-def _may_start_with_name(schema: Any, root: Any, depth: int = 0) -> bool:
-    """Return True if JSON that matches the schema may be an object whose first property is ``name``.
+def _may_start_with_name(root: Any) -> bool:
+    """Return True if JSON that matches a schema may be an object whose first property is ``name``.
 
     Properties are generated in the order of the schema. Returns True in doubt.
     """
-    if not isinstance(schema, dict) or depth > 8:
-        return True
-    kind = schema.get("type")
-    if isinstance(kind, str) and kind != "object":
-        return False
-    if sum(name in schema for name in _SOURCES) > 1:
-        return True
-    options = _options(schema)
-    if options:
-        return any(_may_start_with_name(option, root, depth + 1) for option in options)
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        found = root
-        for part in reference.removeprefix("#").split("/")[1:]:
-            found = found.get(part) if isinstance(found, dict) else None
-        return not reference.startswith("#") or _may_start_with_name(found, root, depth + 1)
+    waiting, seen = [root], set[int]()  # alternatives of the schema; many references may lead to the same one
+    while waiting:
+        schema = waiting.pop()
+        if id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        if not isinstance(schema, dict):
+            return True
+        kind = schema.get("type")
+        if isinstance(kind, str) and kind != "object":
+            continue
+        if sum(name in schema for name in _SOURCES) > 1:
+            return True
+        reference = schema.get("$ref")
+        if options := _options(schema):
+            waiting += options
+        elif isinstance(reference, str):
+            waiting.append(_referenced(root, reference))
+        elif _object_may_start_with_name(schema):
+            return True
+    return False
+
+
+def _referenced(root: Any, reference: str) -> Any:
+    """Return the part of a schema that ``reference`` names; None: it is not found."""
+    start, *names = reference.split("/")
+    found = root if start == "#" else None
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _object_may_start_with_name(schema: dict[str, Any]) -> bool:
     properties, required = schema.get("properties"), schema.get("required")
-    if kind != "object" or not isinstance(properties, dict) or not isinstance(required, list):
+    if schema.get("type") != "object" or not isinstance(properties, dict) or not isinstance(required, list):
         return True
     for name in properties:
         if name == "name":

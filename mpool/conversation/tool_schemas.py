@@ -20,7 +20,7 @@ from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError
 from ..resources import of_caller
 from . import schema_references
-from .grammar import MAX_DEPTH, _depth
+from .grammar import check_nesting
 
 #: Maximum number of tools, and of characters of all tools as JSON.
 MAX_TOOLS, MAX_CHARS = 128, 1 << 18
@@ -82,9 +82,7 @@ def read(tools: Any, fields: ToolFields = ToolFields()) -> list[dict[str, Any]]:
 
 
 def _json(where: str, value: Any) -> str:
-    if _depth(value) > MAX_DEPTH:
-        raise LimitError(f"{where} is nested more than {MAX_DEPTH} levels deep", param="tools",
-                         allowed=f"at most {MAX_DEPTH} levels of nesting")
+    check_nesting(value, where, "tools")
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         text.encode()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .template import ChatTemplate
     from .tool_grammar import Grammar, ResponseFormat
 
-_CHOICES = ('"auto", "none", "required" or {"type": "function", "function": {"name": ...}}')
+_CHOICES = '"auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
 #: Parts of llguidance's error message about a grammar: line number, reason, and the lines around it.
 _REASON, _RULE = re.compile(r"at (\d+)\(\d+\): (.*?)(?: \d+ \| |$)"), re.compile(r"(?:args|value)_(\d+)")
 _LETTERS = str.maketrans("+/=", "abc")

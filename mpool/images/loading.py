@@ -284,8 +284,8 @@ _LOADING = [threading.Lock() for _ in range(64)]
 
 
 def _decoded(image: Image, name: str, from_caller: bool = False) -> Image:
-    """Convert to RGB, rotated as the EXIF data says. ``from_caller``: True for the caller's own
-    image, which stays unchanged."""
+    """Convert to RGB, rotated as the EXIF data says. ``from_caller``: True for the caller's own image, which stays
+    unchanged."""
     from PIL import ImageOps
 
     try:

@@ -69,7 +69,7 @@ def tile_image(image: Image, settings: VisionSettings, name: str) -> TiledImage:
         made = (_with_tiles if settings.scheme == "tiles" else _split)(image, settings)
         return TiledImage([whole_patches(tile, settings.image.patch_size) for tile in made.tiles], made.placeholders)
     if settings.scheme == "any":
-        return _any_size(image, settings)
+        return _any_size(image, settings, name)
     tile = prepare(image, settings.image, name)
     return TiledImage([tile], [PlaceholderRun(1, rows_of(settings, *tile.shape[:2]))])
 
@@ -214,13 +214,13 @@ def _sides(height: int, width: int, unit: int, least: int, most: int) -> tuple[i
     return high, wide
 
 
-def _any_size(image: Image, settings: VisionSettings) -> TiledImage:
+def _any_size(image: Image, settings: VisionSettings, name: str) -> TiledImage:
     unit = settings.image.patch_size * settings.merge
     width, height = image.size
     if settings.pixels is None:
         high, wide = height // unit * unit, width // unit * unit
         if not high or not wide:
-            raise InvalidArgument(param="image", got=f"{width} x {height} pixels",
+            raise InvalidArgument(param=name, got=f"{width} x {height} pixels",
                                   allowed=f"at least {unit} pixels per side")
         tile = np.asarray(image)[:high, :wide]
     else:

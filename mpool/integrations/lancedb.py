@@ -116,7 +116,8 @@ class MpoolReranker(Reranker):  # type: ignore[misc]
 
     def rerank_hybrid(self, query: str, vector_results: pyarrow.Table, fts_results: pyarrow.Table) -> pyarrow.Table:
         """Return the results of both searches, without duplicates, with their relevance, the best first."""
-        if self.score == "all" and len(vector_results) + len(fts_results):  # LanceDB's merge loses the columns of none
+        # If both results are empty, LanceDB's merge with scores loses their columns.
+        if self.score == "all" and len(vector_results) + len(fts_results):
             return self._reranked(query, self._merge_and_keep_scores(vector_results, fts_results))
         return self._reranked(query, self.merge_results(vector_results, fts_results))
 

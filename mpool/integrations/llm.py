@@ -25,7 +25,7 @@ from llm.models import EmbeddingModel
 from llm.parts import AttachmentPart, Message, ReasoningPart, StreamEvent, TextPart, ToolCallPart, ToolResultPart
 from pydantic import Field, create_model
 
-from .. import models as catalog
+from .. import models as _models
 from .._functions import default_pool
 from ..checks import refuse
 from ..errors import InvalidArgument, MpoolError
@@ -76,7 +76,7 @@ def plugin_models() -> list[PluginModel]:
 
 def catalogue_models() -> list[PluginModel]:
     """Return the default models, and the models of the catalogue whose files are on this machine."""
-    catalogue = catalog.load_catalogue()
+    catalogue = _models.load_catalogue()
     defaults = {catalogue.default(capability).key for capability in ("text_embedding", "text_to_text")}
     return [PluginModel(key, key, row.capability) for key, row in catalogue.rows.items()
             if row.capability in _IS_CHAT and (key in defaults or _is_local(key))]
@@ -84,7 +84,7 @@ def catalogue_models() -> list[PluginModel]:
 
 def _is_local(key: str) -> bool:
     try:
-        catalog.resolve(key, offline=True, progress=False)
+        _models.resolve(key, offline=True, progress=False)
     except MpoolError:
         return False
     return True
@@ -180,7 +180,7 @@ def _find_model(name: str, ref: str) -> PluginModel:
         refuse("name", name, "a name that is not in mpool's catalogue")
     with Pool() as pool:
         pool._names.check_free("name", name, None)
-        model = pool.get(str(catalog.parse_reference(ref)))
+        model = pool.get(str(_models.parse_reference(ref)))
         return PluginModel(name, model.ref, model.capability)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from .._functions import pool_of
+from ..checks import refuse
 from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model
 from ..resources import install_hint
@@ -455,10 +456,11 @@ class CrossEncoder(_Base):
         """
         _check_call(batch_size, device, unused)
         one = self._settings().scores
-        if activation_fn is not None or (apply_softmax and one):
-            name = "apply_softmax" if activation_fn is None else "activation_fn"
-            raise InvalidArgument(param=name, got=type(activation_fn or apply_softmax).__name__, allowed="None",
-                                  hint="The files of the model name the activation of its scores")
+        hint = "The files of the model name the activation of its scores"
+        if activation_fn is not None:
+            refuse("activation_fn", activation_fn, "None", hint=hint)
+        if apply_softmax and one:
+            refuse("apply_softmax", apply_softmax, "False for a model with one score", hint=hint)
         given = [inputs] if isinstance(inputs, str) else list(inputs)
         single = not isinstance(inputs, str) and len(given) > 0 and isinstance(given[0], str)
         pairs = [given] if single else given

@@ -151,7 +151,7 @@ class Catalogue:
 
 
 def names_of(row: Row) -> set[str]:
-    """Return all names of a row in lower case: key, aliases, and the repository if its first reference is one alone."""
+    """Return all names of a row in lower case: key, aliases, and its first reference if this is only a repository."""
     names = {row.key.lower(), *(alias.lower() for alias in row.aliases)}
     first = row.refs[0]
     if isinstance(first, HubRef) and first == HubRef(first.repo):

@@ -21,6 +21,10 @@ from ..errors import FormatError
 _FIELD = "tokenizer.ggml.precompiled_charsmap"
 _LEAF, _LABEL, _VALUE = 0x100, 0x800000FF, 0x7FFFFFFF
 _CACHED_SEQUENCES = 1 << 14
+#: Maximum number of characters of a row. Rows of published maps have a few.
+_MAX_ROW = 32
+#: States whose children are looked up at a time, and maximum number of unfinished characters at a time.
+_STATES, _MAX_UNFINISHED = 1 << 12, 1 << 20
 
 
 class CharsMap:
@@ -33,14 +37,14 @@ class CharsMap:
         file: path for error messages.
 
     Raises:
-        FormatError: the blob is truncated, or a pointer leaves it.
+        FormatError: the blob is truncated, a pointer leaves it, or a row is too long.
     """
 
     def __init__(self, blob: bytes, *, file: str | None = None) -> None:
         units, self._root, self._strings = _parsed(blob, file, _FIELD)
         self._units = units.tolist()
         self._single = _Singles(self)
-        later = _later_characters(units, self._root)
+        later = _later_characters(units, self._root, file)
         self._sequence = re.compile("(?s:.[" + "".join(map(re.escape, later)) + "]+)") if later else None
         self._sequences: dict[str, str] = {}
 
@@ -74,7 +78,7 @@ class CharsMap:
     def _longest(self, data: bytes, at: int) -> tuple[int, bytes]:
         """Return the length of the longest row that matches at ``data[at]`` (0: none), and its replacement."""
         units, node, length, value = self._units, self._root, 0, -1
-        for position in range(at, len(data)):
+        for position in range(at, min(at + 4 * _MAX_ROW, len(data))):  # a malformed trie may contain itself
             byte = data[position]
             if byte == 0:
                 break
@@ -150,9 +154,13 @@ def _jump(units: np.ndarray) -> np.ndarray:
 
 def _children(units: np.ndarray, states: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return, for each child of ``states``: the index of its parent in ``states``, its label, and its unit's index."""
-    child = states[:, None] ^ labels
-    parent, column = np.nonzero((units[child] & _LABEL) == labels)
-    return parent, labels[column], child[parent, column]
+    found = []
+    for start in range(0, max(states.size, 1), _STATES):
+        child = states[start:start + _STATES, None] ^ labels
+        parent, column = np.nonzero((units[child] & _LABEL) == labels)
+        found.append((parent + start, labels[column], child[parent, column]))
+    parents, bytes_, children = map(np.concatenate, zip(*found))
+    return parents, bytes_, children
 
 
 def _inside(strings: bytes) -> np.ndarray:
@@ -174,12 +182,17 @@ def _every_unit_is_sound(units: np.ndarray, strings: bytes) -> bool:
 
 
 def _check(units: np.ndarray, root: int, strings: bytes, file: str | None, field: str) -> None:
-    """Follow every pointer of the trie. Raises FormatError if one leaves the trie or the replacements."""
+    """Follow every pointer of the trie. Raises FormatError if one leaves the trie or the replacements, or if a row is
+    too long."""
     seen = np.zeros(units.size, dtype=bool)
     inside = _inside(strings)
     labels = np.arange(1, 256, dtype=np.int64)
     states = np.array([root], dtype=np.int64)
+    size = 0
     while states.size:
+        if size > 4 * _MAX_ROW:
+            raise _bad("a longer sequence of bytes", f"sequences of at most {4 * _MAX_ROW} bytes", file, field)
+        size += 1
         # the children of a state are the units (state ^ label), all within the aligned block of 256 units around it
         if int((states | 255).max()) >= units.size:
             raise _bad(f"a trie that points to unit {int((states | 255).max())} of {units.size}",
@@ -201,13 +214,16 @@ def _check(units: np.ndarray, root: int, strings: bytes, file: str | None, field
         states = states[~seen[states]]
 
 
-def _later_characters(units: np.ndarray, root: int) -> list[str]:
-    """Return the characters that occur in any row after the first character."""
+def _later_characters(units: np.ndarray, root: int, file: str | None) -> list[str]:
+    """Return the characters that occur in any row after the first character.
+
+    Raises:
+        FormatError: a row is too long, or the trie has too many sequences for a published map.
+    """
     later: set[str] = set()
     heads = np.array([root], dtype=np.int64)
     seen: set[int] = set()
-    first = True
-    while heads.size:
+    for place in range(_MAX_ROW + 1):
         # walk one character from every state in `heads`: `states` and the bytes of the character so far
         states, prefixes, ends = heads, [b""] * heads.size, []
         for _ in range(4):
@@ -218,15 +234,21 @@ def _later_characters(units: np.ndarray, root: int) -> list[str]:
                 prefix = prefixes[row] + bytes((byte,))
                 if len(prefix) == _utf8_length(prefix[0]):
                     ends.append(state)
-                    if not first:
+                    if place > 0:
                         later.add(prefix.decode("utf-8", "replace"))
                 else:
                     grown[(state, prefix)] = None
+            if len(grown) > _MAX_UNFINISHED:
+                raise _bad(f"a trie with {len(grown):,} sequences of bytes", f"at most {_MAX_UNFINISHED:,}", file,
+                           _FIELD)
             states = np.array([state for state, _ in grown], dtype=np.int64)
             prefixes = [prefix for _, prefix in grown]
         fresh = set(ends) - seen
+        if not fresh:
+            break
+        if place == _MAX_ROW:
+            raise _bad("a longer sequence of characters", f"sequences of at most {_MAX_ROW} characters", file, _FIELD)
         seen |= fresh
         heads = np.array(sorted(fresh), dtype=np.int64)
-        first = False
     later.discard("\ufffd")
     return sorted(later)

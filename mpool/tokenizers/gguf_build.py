@@ -264,9 +264,8 @@ class _UnigramText:
             text = " " * (len(text) - len(words) + 1) + words
         return text.replace(" ", "▁")
 
-
     def _measure(self, text: str) -> None:
-        """Check the length of a text after the character map, piece by piece: the map can replace a character by a text
+        """Check the length of a text after the character map, slice by slice: the map can replace a character by a text
         of any length."""
         assert self._map is not None
         step, total = max(1, limits.max_normalized_chars // self._factor), 0

@@ -53,7 +53,7 @@ def ranks(replicas: Iterable[Any], model: str, calls: float = CALLS, suspects: C
     return [random.sample(group, min(2, len(group))) for group in (warm, every) if group]
 
 
-class Answers:
+class RequestTracker:
     """Requests that replicas have not accepted yet, requests that they work on, and failures. It tells which replicas
     may be dead.
 
@@ -129,7 +129,7 @@ class WarmRouter(RequestRouter):
     def initialize_state(self, calls: float = CALLS) -> None:
         """Initialise the router with ``request_router_kwargs``. For ``calls`` see :func:`ranks`."""
         self.calls = calls
-        self.answers = Answers()
+        self.tracker = RequestTracker()
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """Select replicas with :func:`ranks`, one per list, so that it is known which one gets the request. Called by
@@ -138,28 +138,28 @@ class WarmRouter(RequestRouter):
         if pending_request is not None:
             request = pending_request.metadata.internal_request_id
             model = pending_request.metadata.multiplexed_model_id
-            self.answers.silent(_scope(pending_request).get(SILENT, ()))
-        loads, chosen = self.answers.loads(), list[Any]()
-        for group in ranks(candidate_replicas, model, self.calls, self.answers.suspects()):
+            self.tracker.silent(_scope(pending_request).get(SILENT, ()))
+        loads, chosen = self.tracker.loads(), list[Any]()
+        for group in ranks(candidate_replicas, model, self.calls, self.tracker.suspects()):
             group.sort(key=lambda replica: loads[replica.replica_id])
             chosen += [replica for replica in group if replica not in chosen]
         if request and chosen:
-            self.answers.sent(request, chosen[0].replica_id)
+            self.tracker.sent(request, chosen[0].replica_id)
         return [[replica] for replica in chosen]
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
         """Note that a replica accepted a request. Called by Ray Serve."""
-        self.answers.accepted(pending_request.metadata.internal_request_id, replica_id,
+        self.tracker.accepted(pending_request.metadata.internal_request_id, replica_id,
                               _scope(pending_request).get(ATTEMPT, ""))
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
         """Note that a request has ended. Called by Ray Serve."""
-        self.answers.completed(internal_request_id)
+        self.tracker.completed(internal_request_id)
 
     def on_replica_actor_unavailable(self, replica_id: Any) -> None:
         """Note that a replica cannot be reached. Called by Ray Serve."""
         super().on_replica_actor_unavailable(replica_id)
-        self.answers.failed(replica_id)
+        self.tracker.failed(replica_id)
 
 
 def _scope(pending_request: Any) -> dict[str, Any]:
@@ -187,4 +187,4 @@ class CallsPolicy:
         return max(1, math.ceil(sum(depths.values()) / self.calls)), {}
 
 
-__all__ = ["CALLS", "DEPTH", "Answers", "CallsPolicy", "WarmRouter", "ranks"]
+__all__ = ["CALLS", "DEPTH", "RequestTracker", "CallsPolicy", "WarmRouter", "ranks"]

@@ -160,7 +160,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     if table.str(f"{name}.rope.scaling.type", "none") == "yarn":
         # the published models scale the attention scores, and do not scale the rotated queries and keys
         factor = table.number(f"{name}.rope.scaling.factor", above=0.0)
-        by = table.number(f"{name}.rope.scaling.yarn_log_multiplier", 0.0)
+        by = table.number(f"{name}.rope.scaling.yarn_log_multiplier", 0.0, above=-1.0, most=1000.0)
         kv["mpool.rope_attention_factor"] = 1.0
         kv["mpool.attention_scale"] = (1 + by * math.log(max(factor, 1.0))) ** 2 / math.sqrt(key)
 

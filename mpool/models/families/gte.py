@@ -57,7 +57,7 @@ def _old_rope(config: Fields, kv: dict[str, Any], a: str) -> None:
         if scaling.get("mixed_b") is None:
             unsupported(scaling, "type", "'ntk'")
         unsupported(scaling, "mixed_b", "null")
-    factor = scaling.number("factor", above=0.0)
+    factor = scaling.number("factor", above=0.0, most=1e6)
     heads: int = kv[f"{a}.attention.head_count"]
     if heads > kv[f"{a}.embedding_length"]:
         config.fail("num_attention_heads", heads, f"at most {kv[f'{a}.embedding_length']}, the hidden size")

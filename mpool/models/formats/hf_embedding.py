@@ -419,11 +419,7 @@ def _settings_of(found: Found) -> sentence_folder.ModuleSettings:
         settings.max_seq_length = config.int("max_seq_length", None, low=1)
         settings.do_lower_case = config.bool("do_lower_case", False)
     config = found.folder.fields(MODEL_CONFIG, missing_ok=True)
-    prompts = config.section("prompts", None) if config.get("prompts") is not None else None
-    if prompts is not None:
-        if len(prompts.values) > sentence_folder.MAX_PROMPTS:
-            config.fail("prompts", f"{len(prompts.values)} prompts", f"at most {sentence_folder.MAX_PROMPTS}")
-        settings.prompts = {name: prompts.str(name, "", limit=sentence_folder.MAX_PROMPT_LENGTH) for name in prompts}
+    settings.prompts = sentence_folder.read_prompts(config)
     sentence_folder.read_default_prompt(config, settings)
     return settings
 

@@ -161,7 +161,8 @@ def _lowercases(normalizer: Any) -> bool:
     if not isinstance(normalizer, dict):
         return False
     if normalizer.get("type") == "Sequence":
-        return any(_lowercases(part) for part in normalizer.get("normalizers") or ())
+        parts = normalizer.get("normalizers")
+        return isinstance(parts, list) and any(map(_lowercases, parts))
     return normalizer.get("type") == "Lowercase" or bool(normalizer.get("lowercase"))
 
 

@@ -166,7 +166,7 @@ def read_dinov2(config: Fields) -> NetworkSpec:
         "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "patch_size": 16 if registers else 14,
         "image_size": 224, "layer_norm_eps": 1e-6, "hidden_act": "gelu"})
     d, gated, bias = network.hidden_size, config.bool("use_swiglu_ffn", False), config.bool("qkv_bias", True)
-    ffn = int(d * config.number("mlp_ratio", 4, above=0.0))
+    ffn = int(d * config.number("mlp_ratio", 4, above=0.0, most=1024.0))
     if gated:
         ffn = (int(ffn * 2 / 3) + 7) // 8 * 8
         network.kv["mpool.image.activation"] = "silu"

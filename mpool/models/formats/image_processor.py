@@ -7,7 +7,7 @@ Unknown keys, and values that select another operation, raise an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -312,5 +312,10 @@ def _read_padding(config: Fields, pads: bool) -> tuple[int, int, int] | None:
     if not pads:
         raise Unsupported(f"{config.file}: {config.name('do_pad')} is true, which mpool supports only for "
                           "LlavaImageProcessor")
-    red, green, blue = (min(max(int(value * 255), 0), 255) for value in _read_three(config, "image_mean", _CLIP_MEAN))
+    return padding_color(_read_three(config, "image_mean", _CLIP_MEAN))
+
+
+def padding_color(mean: Sequence[float]) -> tuple[int, int, int]:
+    """Return the mean colour of an image processor, whose components are 0 to 1, with components of 0 to 255."""
+    red, green, blue = (int(min(max(value, 0.0), 1.0) * 255) for value in mean)
     return red, green, blue

@@ -322,6 +322,8 @@ class _PipelineReader:
                              "scaling_factor", "shift_factor", "force_upcast", "use_quant_conv", "use_post_quant_conv",
                              "latents_mean", "latents_std", "mid_block_add_attention"})
         channels = config.list("block_out_channels", [64], of=int, limit=8)
+        if not channels or min(channels) < 1:
+            config.fail("block_out_channels", str(channels), "one to eight positive integers")
         ups = config.list("up_block_types", ["UpDecoderBlock2D"], of=str, limit=8)
         if config.bool("use_post_quant_conv", True) or config.str("act_fn", "silu") != "silu" or \
                 any(config.get(name) is not None for name in ("latents_mean", "latents_std")) or \

@@ -27,7 +27,7 @@ _MAX_MODULES = 2 * sentence_folder.MAX_MODULES
 
 
 def describe_router(folder: Folder, describe_side: Callable[[Folder], ModelDescription]) -> ModelDescription | None:
-    """Describe an asymmetric model; None if the folder has no Router, or one of a query table (``hf_embedding``).
+    """Describe an asymmetric model; None if the folder has no Router, or one with a query table (``hf_embedding``).
 
     Args:
         folder: the model folder.

@@ -61,14 +61,16 @@ def score_activation(folder: Folder, config: Fields) -> str:
     """
     saved = folder.fields(layout.MODEL_CONFIG, missing_ok=True)
     inner = config.section("sentence_transformers", None)
-    name = saved.str("activation_fn", None) or (inner.str("activation_fn", None) if inner is not None else None) \
-        or config.str("sbert_ce_default_activation_function", None)
-    if name is None:
-        return "sigmoid"
-    if name not in _ACTIVATIONS:
-        raise Unsupported(f"{saved.file}: the activation of the score is {shorten(name)}; mpool supports "
-                          + ", ".join(sorted(_ACTIVATIONS)))
-    return _ACTIVATIONS[name]
+    for table, key in ((saved, "activation_fn"), (inner, "activation_fn"),
+                       (config, "sbert_ce_default_activation_function")):
+        name = None if table is None else table.str(key, None)
+        if table is None or not name:
+            continue
+        if name not in _ACTIVATIONS:
+            raise Unsupported(f"{table.file}: the activation of the score is {shorten(name)}; mpool supports "
+                              + ", ".join(sorted(_ACTIVATIONS)))
+        return _ACTIVATIONS[name]
+    return "sigmoid"
 
 
 def find_head(row: Architecture, config: Fields, tensors: Mapping[str, TensorEntry], file: str,
@@ -323,9 +325,7 @@ def _adds_generation_prompt(folder: Folder) -> bool:
 def read_prompts(folder: Folder) -> tuple[dict[str, str], str | None]:
     """Return the prompts of a CrossEncoder by name, and the name of the default prompt or None."""
     config = folder.fields(layout.MODEL_CONFIG, missing_ok=True)
-    section = config.section("prompts", None)
-    prompts = {} if section is None else {
-        name: section.str(name, "", limit=sentence_folder.MAX_PROMPT_LENGTH) for name in section}
+    prompts = sentence_folder.read_prompts(config)
     default = config.str("default_prompt_name", None)
     if default is not None and default not in prompts:
         config.fail("default_prompt_name", shorten(default), "one of the prompts")

@@ -409,14 +409,20 @@ def read_model_config(folder: Folder, settings: ModuleSettings) -> None:
     kind = config.str("model_type", "SentenceTransformer")
     if kind != "SentenceTransformer":
         raise Unsupported(f"{config.file}: model_type is {shorten(kind)}; mpool supports SentenceTransformer")
-    prompts = config.section("prompts", None)
-    if prompts is not None:
-        if len(prompts.values) > MAX_PROMPTS:
-            config.fail("prompts", f"{len(prompts.values)} prompts", f"at most {MAX_PROMPTS}")
-        settings.prompts = {name: prompts.str(name, "", limit=MAX_PROMPT_LENGTH) for name in prompts}
+    settings.prompts = read_prompts(config)
     read_default_prompt(config, settings)
     settings.similarity = config.str("similarity_fn_name", "cosine", choices=SIMILARITIES)
     settings.truncate_dim = config.int("truncate_dim", None, low=1)
+
+
+def read_prompts(config: Fields) -> dict[str, str]:
+    """Return the prompts of ``config_sentence_transformers.json`` by name."""
+    prompts = config.section("prompts", None)
+    if prompts is None:
+        return {}
+    if len(prompts.values) > MAX_PROMPTS:
+        config.fail("prompts", f"{len(prompts.values)} prompts", f"at most {MAX_PROMPTS}")
+    return {name: prompts.str(name, "", limit=MAX_PROMPT_LENGTH) for name in prompts}
 
 
 def read_default_prompt(config: Fields, settings: ModuleSettings) -> None:

@@ -404,4 +404,3 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
 def with_prefix(kv: Mapping[str, Value], old: str, new: str) -> dict[str, Value]:
     """Return the hyper-parameters with the prefix ``old.`` of their keys replaced by ``new.``."""
     return {new + key[len(old):] if key.startswith(old + ".") else key: value for key, value in kv.items()}
-

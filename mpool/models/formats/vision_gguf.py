@@ -10,6 +10,7 @@ this module uses that of the family.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from ..files import Folder
 from ..json_strict import shorten
 from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
 from . import gguf_model, gguf_tables
+from .image_processor import padding_color
 from .vision_folder import MAX_PATCHES, MAX_TILES, with_prefix
 
 _BICUBIC, _LANCZOS = 3, 1
@@ -124,8 +126,8 @@ def _rope_sections(text: ModelDescription) -> list[int]:
 def _read_three(table: Fields, key: str) -> list[float]:
     """Return a value for each of the colours red, green and blue."""
     value = table.list(key, limit=3)
-    if len(value) != 3 or any(type(number) not in (int, float) for number in value):
-        table.fail(key, describe(value), "three numbers")
+    if len(value) != 3 or not all(type(number) in (int, float) and math.isfinite(number) for number in value):
+        table.fail(key, describe(value), "three finite numbers")
     return [float(number) for number in value]
 
 
@@ -172,10 +174,10 @@ def _vit_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSet
     kv["mpool.vision.image_encoder"] = "clip" if llava else "siglip"
     grid = _tile_grid(table, side) if llava else ()
     # LLaVA 1.5 was trained on images padded to squares with the mean colour.
-    square = tuple(min(max(int(value * 255), 0), 255) for value in _read_three(table, "clip.vision.image_mean"))
+    square = padding_color(_read_three(table, "clip.vision.image_mean"))
     image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=("exact", side, side), crop=None,
                           resample=_BICUBIC if llava else _LANCZOS, patch_size=patch, image_size=side, any_size=False,
-                          pad_square=(square[0], square[1], square[2]) if llava and not grid else None)
+                          pad_square=square if llava and not grid else None)
     return kv, VisionSettings(scheme="tiles" if grid else "one" if llava else "split", image=image, image_token_id=-1,
                               merge=merge, grid=grid, split=not llava,
                               longest=table.int("clip.vision.preproc_image_size", 4 * side, low=1, high=4096))

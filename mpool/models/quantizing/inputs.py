@@ -8,8 +8,10 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import Unsupported
+from ..fields import describe
 from ..files import Folder
 from ..formats import hf_quantised
 from ..formats.gguf_model import describe_gguf
@@ -114,7 +116,7 @@ def _from_folder(path: str) -> Input:
     export, settings = EXPORTS[name], Settings(path, name, spec.kv)
     factors = _take_common(settings, export)
     rows = next(entry.shape[0] for entry in spec.tensors if entry.name == "token_embd.weight")
-    keys = {key: value(one) for key, one in settings.keys.items()}  # type: ignore[arg-type]
+    keys = {key: _stored(path, key, one) for key, one in settings.keys.items()}
     keys |= tokenizer_keys(Folder(path), model, rows)
     heads = {"attn_q": settings.integer("attention.head_count"), "attn_k": settings.integer("attention.head_count_kv")}
     tensors = _tensors(written, export, heads)
@@ -124,6 +126,14 @@ def _from_folder(path: str) -> Input:
                "general.name": value(os.path.basename(os.path.abspath(path)))}
     return Input(general | keys, tuple(tensors), spec.files,
                  _model(name, spec.kv, {tensor.name for tensor in tensors}), spec if scaled else None)
+
+
+def _stored(path: str, key: str, content: Any) -> bytes:
+    """Return the value of a key as the file stores it."""
+    try:
+        return value(content)
+    except (struct.error, OverflowError):
+        raise Unsupported(f"{path}: {key} is {describe(content)}; GGUF files store 32-bit numbers") from None
 
 
 def _tensors(entries: Sequence[TensorEntry], export: Export, heads: Mapping[str, int]) -> list[Tensor]:

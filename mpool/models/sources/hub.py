@@ -356,13 +356,13 @@ def _translate_error(error: Exception, ref: HubRef, recheck: bool, expected: Exp
 
 
 def _cached_or_refused(error: Exception, ref: HubRef, recheck: bool, expected: Expected | None) -> Resolved:
-    """Return the cached copy because the hub did not answer, or raise DownloadError if there is none."""
+    """Return the cached copy because the hub did not respond, or raise DownloadError if there is none."""
     where = f"{ref.repo}@{ref.revision}" if ref.revision else ref.repo
     try:
         found = _from_cache(ref, error, recheck, expected)
     except OfflineError as offline:
         raise _failure(f"{where} could not be downloaded: {type(error).__name__}: {error}",
-                       "the hub cannot be reached" if isinstance(error, OSError) else "the hub does not answer",
+                       "the hub cannot be reached" if isinstance(error, OSError) else "the hub does not respond",
                        offline.hint) from error
     log.warning("the hub could not be asked for a newer version of %s (%s); using the cached commit %s", where, error,
                 found.revision)

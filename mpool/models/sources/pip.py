@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import DownloadError, FormatError, IntegrityError, OfflineError, UnsafeFormat
 from .. import store
-from ..files import refuse_pickle
+from ..files import PICKLE_SUFFIXES, refuse_pickle
 from ..json_strict import shorten
 from ..references import PipRef
 from . import FileFact, downloads_disabled, when_online
@@ -107,7 +107,7 @@ def resolve(ref: PipRef, files: Mapping[str, FileFact] | None = None, *, offline
 def _refuse_code(ref: PipRef, files: Mapping[str, FileFact] | None) -> None:
     name = os.path.basename(ref.path)
     if files is None and "." in name and not name.endswith(DATA_SUFFIXES) and os.path.splitext(name)[1][1:].isalpha():
-        if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")):
+        if name.endswith(PICKLE_SUFFIXES):
             refuse_pickle(str(ref), name)
         raise UnsafeFormat(f"{ref}: {name} is not a data file",
                            hint="mpool extracts only files with these suffixes: " + ", ".join(DATA_SUFFIXES))

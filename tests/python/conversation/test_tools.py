@@ -11,6 +11,7 @@ import enum
 import json
 import pickle
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
@@ -250,6 +251,17 @@ def test_json_that_looks_like_a_call_without_marker(pool: mpool.Pool, llama: Pat
     else:
         assert pool.chat(CHAT, model, **options).finish_reason == "length"
     assert pool.chat(CHAT, named(pool, llama, tm.HERMES, "tools-hermes"), **options).finish_reason == "length"
+
+
+def test_alternatives_with_many_references_are_read_once() -> None:
+    """Each of four definitions refers to the next one 400 times: 400 ** 4 ways to the last one."""
+    definitions: dict[str, Any] = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 400} for i in range(4)}
+    for last in ("array", "object"):
+        schema = {"$ref": "#/$defs/d0", "$defs": {**definitions, "d4": {"type": last}}}
+        began = time.process_time()
+        assert tool_grammar._may_start_with_name(json.loads(json.dumps(schema))) == (last == "object")
+        assert time.process_time() - began < 5
+    assert tool_grammar._may_start_with_name({"$ref": "#x", "$defs": {"x": {"$anchor": "x", "type": "array"}}})
 
 
 def test_unsupported_keywords_in_a_format_without_markers(pool: mpool.Pool, llama: Path) -> None:
@@ -529,11 +541,16 @@ def test_too_many_or_too_large_tools(pool: mpool.Pool, llama: Path) -> None:
     for _ in range(70):
         deep = {"items": deep}
     many = [{"name": f"f{at}"} for at in range(129)]
+    wide = {"enum": [0] * 70_000}
     for tools, message in ((many, "`tools` must be at most 128 tools, got 129 tools"),
                            ([{"name": "f", "description": "x" * 300_000}], "characters as JSON"),
-                           ([{"name": "f", "parameters": {"type": "object", "x": deep}}], "nested more than")):
-        with pytest.raises(mpool.LimitError, match=message):
+                           ([{"name": "f", "parameters": {"type": "object", "x": wide}}],
+                            r"tools-hermes: tools\[0\] has more than 65,536 values"),
+                           ([{"name": "f", "parameters": {"type": "object", "x": deep}}],
+                            r"tools-hermes: tools\[0\] is nested more than")):
+        with pytest.raises(mpool.LimitError, match=message) as caught:
             pool.chat(CHAT, model, tools=tools)
+        assert caught.value.param == "tools"
     assert pool.chat(CHAT, model, tools=[{"name": f"f{at}"} for at in range(128)], max_tokens=1).finish_reason
 
 
@@ -567,6 +584,14 @@ def test_invalid_calls_in_messages(pool: mpool.Pool, llama: Path, calls: Any, me
         pool.chat([*CHAT, {"role": "assistant", "content": None, "tool_calls": calls}], model)
     with pytest.raises(mpool.InvalidArgument, match=r"`messages\[0\].role` must be 'assistant' when .*, got 'user'"):
         pool.chat([{**CHAT[0], "tool_calls": [{"function": {"name": "f"}}]}], model)
+
+
+@pytest.mark.parametrize("name", ["tool_call_id", "name", "tool_name"])
+def test_invalid_results_in_messages(pool: mpool.Pool, llama: Path, name: str) -> None:
+    calls = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+    with pytest.raises(mpool.InvalidArgument, match=rf"`messages\[2\].{name}` must be a string, got list"):
+        pool.chat([*CHAT, calls, {"role": "tool", "content": "1", name: ["f"]}],
+                  named(pool, llama, tm.HERMES, "tools-hermes"))
 
 
 def test_formats_of_earlier_calls(pool: mpool.Pool, llama: Path) -> None:

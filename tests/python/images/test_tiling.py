@@ -162,8 +162,9 @@ def test_an_image_is_cropped_to_whole_squares_without_limits() -> None:
     assert found.placeholders == [tiling.PlaceholderRun(1, 6)]
     assert len(tiling.tile_image(image_of(16, 16), vision("any", merge=2), "image").tiles) == 1
     for height, width in ((15, 50), (50, 15)):
-        with pytest.raises(InvalidArgument, match=f"at least 16 pixels per side, got {width} x {height} pixels"):
-            tiling.tile_image(image_of(height, width), vision("any", merge=2), "image")
+        match = rf"`images\[1\]` must be at least 16 pixels per side, got {width} x {height} pixels"
+        with pytest.raises(InvalidArgument, match=match):
+            tiling.tile_image(image_of(height, width), vision("any", merge=2), "images[1]")
 
 
 @pytest.mark.parametrize("keep_class", [False, True])

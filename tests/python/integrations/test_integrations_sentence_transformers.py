@@ -194,6 +194,8 @@ def test_predict(rankers: tuple[Any, Any]) -> None:
     assert ours.predict([]).shape == (0,)
     with pytest.raises(mpool.InvalidArgument, match="activation_fn"):
         ours.predict(PAIRS, activation_fn=torch.nn.Identity())
+    with pytest.raises(mpool.InvalidArgument, match="`apply_softmax` must be False for a model with one score, got Tr"):
+        ours.predict(PAIRS, apply_softmax=True)
 
 
 def test_rank(rankers: tuple[Any, Any]) -> None:

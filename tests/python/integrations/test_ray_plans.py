@@ -57,40 +57,40 @@ def test_requests_go_to_replicas_with_their_model() -> None:
 def test_suspects_are_avoided() -> None:
     """A replica is a suspect from its first failure until it accepts a request or ``SUSPICION`` seconds are over."""
     now = 100.0
-    answers = routing.Answers(lambda: now)
-    answers.sent("1", "a")
-    answers.sent("2", "b")
-    answers.accepted("2", "b", "second")
-    assert answers.suspects() == set() and answers.loads() == {"b": 1}
+    tracker = routing.RequestTracker(lambda: now)
+    tracker.sent("1", "a")
+    tracker.sent("2", "b")
+    tracker.accepted("2", "b", "second")
+    assert tracker.suspects() == set() and tracker.loads() == {"b": 1}
     now += routing.PATIENCE + 0.01
-    assert answers.suspects() == {"a"}
-    answers.accepted("1", "a", "first")
-    assert answers.suspects() == set() and answers.loads() == {"a": 1, "b": 1}
-    answers.silent(["first", "unknown"])
-    assert answers.suspects() == {"a"}
+    assert tracker.suspects() == {"a"}
+    tracker.accepted("1", "a", "first")
+    assert tracker.suspects() == set() and tracker.loads() == {"a": 1, "b": 1}
+    tracker.silent(["first", "unknown"])
+    assert tracker.suspects() == {"a"}
     now += routing.SUSPICION + 0.01
-    assert answers.suspects() == set()
-    answers.failed("b")
-    assert answers.suspects() == {"b"}
-    answers.sent("3", "b")
-    answers.accepted("3", "b", "third")
-    assert answers.suspects() == set()
+    assert tracker.suspects() == set()
+    tracker.failed("b")
+    assert tracker.suspects() == {"b"}
+    tracker.sent("3", "b")
+    tracker.accepted("3", "b", "third")
+    assert tracker.suspects() == set()
     for request in ("1", "2", "3"):
-        answers.completed(request)
-    answers.sent("4", "a")
-    answers.completed("4")  # Ray may report the end first
-    answers.accepted("4", "a", "fourth")
-    assert answers.loads() == {}
-    answers.sent("5", "a")
+        tracker.completed(request)
+    tracker.sent("4", "a")
+    tracker.completed("4")  # Ray may report the end first
+    tracker.accepted("4", "a", "fourth")
+    assert tracker.loads() == {}
+    tracker.sent("5", "a")
     now += routing.SUSPICION + 0.01
-    assert answers.suspects() == set()  # the request was given up long ago: try the replica again
+    assert tracker.suspects() == set()  # the request was given up long ago: try the replica again
 
 
 def test_the_router_skips_a_replica_at_its_first_failure() -> None:
     now = 0.0
     router = routing.WarmRouter.__new__(routing.WarmRouter)
     router.initialize_state(4.0)
-    router.answers = routing.Answers(lambda: now)
+    router.tracker = routing.RequestTracker(lambda: now)
     one, two = replica("a"), replica("a")
 
     def choose(request: str, silent: tuple[str, ...] = ()) -> list[Any]:
@@ -111,7 +111,7 @@ def test_the_router_skips_a_replica_at_its_first_failure() -> None:
     assert choose("3", ("attempt 1",)) == [other]
     router.on_request_completed(first.replica_id, "1")
     assert [choose(f"4{number}") for number in range(20)] == [[other]] * 20
-    router.answers.failed(other.replica_id)
+    router.tracker.failed(other.replica_id)
     assert len(choose("suspects only")) == 2
     now += routing.SUSPICION + 1.0
     assert {choose(f"5{number}")[0].replica_id for number in range(50)} == {one.replica_id, two.replica_id}

@@ -239,6 +239,7 @@ def test_prompts_similarity_truncation_and_lower_case(tmp_path: Path) -> None:
     for number, (normalizer, lowers) in enumerate((
             ({"type": "Lowercase"}, True), (None, False), ({"type": "NFC"}, False),
             ({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}, True),
+            ({"type": "Sequence", "normalizers": 3}, False),
             ({**make.TOKENIZER["normalizer"], "lowercase": False}, False))):
         files = {"sentence_bert_config.json": {"do_lower_case": True},
                  "tokenizer.json": {**make.TOKENIZER, "normalizer": normalizer}}

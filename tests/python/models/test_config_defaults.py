@@ -117,3 +117,14 @@ def test_granites_with_mamba_layers_or_experts_are_refused(change: dict[str, Any
     base = transformers.CONFIG_MAPPING["granitemoehybrid"](**NEEDED["granitemoehybrid"]).to_dict()
     with pytest.raises(errors.Unsupported, match=f"config.json: .*{words}"):
         _read(base | change)
+
+
+def test_a_huge_scale_of_yarn_is_refused() -> None:
+    sizes = {"attention.key_length": 64, "attention.value_length": 64, "attention.kv_lora_rank": 16,
+             "attention.head_count": 4, "block_count": 2, "expert_feed_forward_length": 32, "expert_count": 8}
+    yarn = {"type": "yarn", "factor": 40.0, "yarn_log_multiplier": 1e200}
+    table = {**sizes, **{f"rope.scaling.{key}": value for key, value in yarn.items()}}
+    complete = architectures.IN_GGUF["deepseek2"][0].complete
+    assert complete is not None
+    with pytest.raises(errors.FormatError, match=r"yarn_log_multiplier is 1e.200, allowed: .* at most 1000"):
+        complete(Fields({f"deepseek2.{key}": value for key, value in table.items()}, file="m.gguf"), "deepseek2", {})

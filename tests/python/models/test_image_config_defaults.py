@@ -238,6 +238,8 @@ def test_a_processor_without_a_class_is_the_usual_one(tmp_path: Path) -> None:
      {"pad_square": (25, 254, 255)}),
     ("read", {"image_processor_type": "LlavaImageProcessor", "do_pad": True, "image_mean": [0.0, -1.0, 1.0]},
      {"pad_square": (0, 0, 255)}),
+    ("read", {"image_processor_type": "LlavaImageProcessor", "do_pad": True, "image_mean": [1e308, 0.5, -1e308]},
+     {"pad_square": (255, 127, 0)}),
     ("read", {"image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": [[1, 4096], [30, 40]]},
      {"grid": ((1, 4096), (30, 40)), "pad_square": None}),
     ("read_tiling", {"size": {"longest_edge": 4096}, "max_image_size": {"longest_edge": 1},

@@ -180,7 +180,8 @@ def test_each_value_of_a_transformer_reaches_its_hyper_parameter(read: Callable[
     ("t5", {"relative_attention_num_buckets": 3}, "relative_attention_num_buckets", "3"),
     ("t5", {"relative_attention_max_distance": 3}, "relative_attention_max_distance", "3"),
     ("vae", {"latent_channels": 5}, "latent_channels", 5), ("vae", {"layers_per_block": 0}, "layers_per_block", "0"),
-    ("vae", {"scaling_factor": 0}, "scaling_factor", "0")])
+    ("vae", {"scaling_factor": 0}, "scaling_factor", "0"),
+    ("vae", {"block_out_channels": [8, 0, 24]}, "block_out_channels", "[8, 0, 24]")])
 def test_refused_values(read: Callable[..., Any], part: str, changes: dict[str, Any], field: str, got: Any) -> None:
     cls, base, _, call = PARTS[part]
     with pytest.raises(errors.FormatError) as caught:

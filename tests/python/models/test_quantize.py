@@ -287,7 +287,9 @@ def _edit(path: Path, change: Any) -> None:
      "the pre-tokenizers of gpt-2, smollm, llama-bpe, qwen2 only"),
     ("tokenizer.json", lambda t: t["model"]["merges"].append(["a"]), "model.merges.*pairs of tokens"),
     ("tokenizer.json", lambda t: t["model"]["vocab"].update(zzzz=336), "id of a token.*336.*0 to 335"),
-    ("tokenizer.json", lambda t: t["added_tokens"][0].update(id=-1), "id of a token.*-1.*0 to 335")])
+    ("tokenizer.json", lambda t: t["added_tokens"][0].update(id=-1), "id of a token.*-1.*0 to 335"),
+    ("config.json", lambda t: (t.get("rope_parameters") or t).update(rope_theta=1e300),
+     "qwen2.rope.freq_base is 1e.300; GGUF files store 32-bit numbers")])
 def test_folders_that_cannot_be_converted(tmp_path: Path, file: str, change: Any, words: str) -> None:
     quantisedfiles.save("qwen2", tmp_path / "m")
     _edit(tmp_path / "m" / file, change)
@@ -321,11 +323,12 @@ def test_settings_that_files_cannot_express(tmp_path: Path, family: str, setting
     (lambda t: t["model"]["vocab"].update({"<0x7g>": t["model"]["vocab"].pop("<0x7F>")}), "255 byte tokens.*256"),
     (lambda t: t["normalizer"]["normalizers"].append({"type": "Lowercase"}), "change no other character"),
     (lambda t: t["normalizer"]["normalizers"][0].update(prepend="x"), "change no other character"),
-    (lambda t: t.update(normalizer=None), "change no other character")])
+    (lambda t: t.update(normalizer=None), "change no other character"),
+    (lambda t: t["model"]["vocab"].update({"x" * 20_000: t["model"]["vocab"].popitem()[1]}), "has long tokens")])
 def test_sentencepiece_that_cannot_be_converted(tmp_path: Path, change: Any, words: str) -> None:
     quantisedfiles.save("phi3", tmp_path / "m")
     _edit(tmp_path / "m" / "tokenizer.json", change)
-    with pytest.raises((mpool.Unsupported, mpool.FormatError), match=words):
+    with pytest.raises((mpool.Unsupported, mpool.FormatError, mpool.LimitError), match=words):
         quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
     _only(tmp_path, {"m"})
 

@@ -12,7 +12,7 @@ import pytest
 from mpool import errors
 from mpool.models.fields import Fields
 from mpool.models.files import Folder
-from mpool.models.formats import image_networks, image_processor, vision_folder
+from mpool.models.formats import image_networks, image_processor, vision_folder, vision_gguf
 
 TEXT = {"model_type": "llama", "hidden_size": 64, "vocab_size": 90}
 CLIP: dict[str, Any] = {"model_type": "clip_vision_model", "hidden_size": 48, "num_attention_heads": 4,
@@ -88,6 +88,19 @@ def test_refused_configurations(name: str, changes: dict[str, Any], field: str |
     error = caught.value
     assert (error.file, error.field, error.got) == ("/m/config.json", field, got)  # type: ignore[union-attr]
     assert str(error.allowed).startswith(allowed)
+
+
+@pytest.mark.parametrize("kind", ["dinov2", "dinov2_with_registers"])
+def test_a_huge_layer_is_refused(kind: str) -> None:
+    with pytest.raises(errors.FormatError, match="mlp_ratio is 1e.308, allowed: a finite number above 0, at most 1024"):
+        image_networks.read_dinov2(Fields({"model_type": kind, "mlp_ratio": 1e308}, file="/m/config.json"))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_mean_colours_of_a_projector_file_are_finite(value: float) -> None:
+    mean = "clip.vision.image_mean"
+    with pytest.raises(errors.FormatError, match=f"{mean} is .*, allowed: three finite numbers"):
+        vision_gguf._read_three(Fields({mean: [0.5, value, 0.5]}, file="/m/mmproj.gguf"), mean)
 
 
 @pytest.mark.parametrize("name, changes, words", [

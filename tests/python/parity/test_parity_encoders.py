@@ -114,6 +114,7 @@ def test_encoder_does_not_depend_on_its_batch(tmp_path: Path, name: str) -> None
     ("nomic_bert_moe", "num_shared_experts", 1), ("nomic_bert_moe", "moe_every_n_layers", 0),
     ("gte_published", "position_embedding_type", "absolute"), ("gte_published", "logn_attention_scale", True),
     ("gte_published", "rope_scaling", {"type": "ntk", "factor": 2.0, "mixed_b": 1.0}),
+    ("gte_published", "rope_scaling", {"type": "ntk", "factor": 1e200}),
     ("gte", "rope_parameters", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1000.0}),
     ("modern_bert", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
     ("jina_bert_v2", "feed_forward_type", "original"),
