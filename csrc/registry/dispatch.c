@@ -14,16 +14,19 @@ static bool has_room(const mp_worker *worker) {
 
 /* Returns the load that MP_POLICY_P2C compares: the predicted cost of the worker's active requests and of the requests
  * queued for it. */
-static uint64_t pending_of(const mp_entry *entry, const mp_worker *worker) {
-    uint64_t cost = 0;
+static uint64_t pending_of(const mp_worker *worker) {
+    uint64_t cost = worker->assigned_cost;
     for (int i = 0; i < worker->active_count; i++)
         cost += worker->active[i]->node.cost + 1;
-    for (const mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
-        const mp_ticket *ticket = mp_ticket_of_node((mp_queue_node *)at);
-        if (ticket->assigned == worker)
-            cost += ticket->node.cost + 1;
-    }
     return cost;
+}
+
+void mp_dispatch_assign(mp_ticket *ticket, mp_worker *worker) {
+    if (ticket->assigned)
+        ticket->assigned->assigned_cost -= ticket->node.cost + 1;
+    if (worker)
+        worker->assigned_cost += ticket->node.cost + 1;
+    ticket->assigned = worker;
 }
 
 mp_worker *mp_dispatch_choose(const mp_entry *entry) {
@@ -37,7 +40,7 @@ mp_worker *mp_dispatch_choose(const mp_entry *entry) {
     uint64_t random = mp_sys_random();
     int first = (int)(random % (uint64_t)n), second = (int)((random >> 32) % (uint64_t)(n - 1));
     second += second >= first;
-    uint64_t at_first = pending_of(entry, live[first]), at_second = pending_of(entry, live[second]);
+    uint64_t at_first = pending_of(live[first]), at_second = pending_of(live[second]);
     if (at_first == at_second) /* such as two idle workers: choose the older, so that the other can leave */
         return live[first < second ? first : second];
     return at_first < at_second ? live[first] : live[second];
@@ -98,7 +101,7 @@ void mp_dispatch_wake_all(mp_entry *entry) {
 void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker) {
     for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
         if (mp_ticket_of_node(at)->assigned == worker)
-            mp_ticket_of_node(at)->assigned = NULL;
+            mp_dispatch_assign(mp_ticket_of_node(at), NULL);
     mp_dispatch_wake_all(entry);
 }
 
@@ -145,7 +148,7 @@ void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
         if (!ticket)
             break;
         mp_queue_take(&entry->queue, &ticket->node);
-        ticket->assigned = NULL;
+        mp_dispatch_assign(ticket, NULL);
         ticket->worker = worker;
         mp_ticket_set_state(ticket, MP_TICKET_TAKEN);
         worker->active[worker->active_count++] = ticket;

@@ -227,7 +227,7 @@ mp_ticket *mp_entry_take_queue(mp_entry *entry) {
         mp_queue_remove(&entry->queue, node);
         *end = mp_ticket_of_node(node);
         mp_ticket_set_state(*end, MP_TICKET_ENDED);
-        (*end)->assigned = NULL;
+        mp_dispatch_assign(*end, NULL);
         end = &(*end)->next;
     }
     *end = NULL;
@@ -246,7 +246,7 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
     if (mp_queue_holds(&ticket->node)) {
         mp_queue_remove(&entry->queue, &ticket->node);
         mp_ticket_set_state(ticket, MP_TICKET_ENDED);
-        ticket->assigned = NULL;
+        mp_dispatch_assign(ticket, NULL);
         mp_entry_notify_room(entry);
         mp_cond_broadcast(&entry->changed);
         return true;

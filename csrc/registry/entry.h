@@ -308,6 +308,8 @@ void mp_dispatch_wake_all(mp_entry *entry);
 void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker);
 /* Call after a request or a worker has freed memory: all workers of the model may admit requests again. */
 void mp_dispatch_memory_free(mp_entry *entry);
+/* Assigns a queued request to a worker, or to none: NULL. Its cost must not change while it is assigned. */
+void mp_dispatch_assign(mp_ticket *ticket, mp_worker *worker);
 /* Returns the worker that MP_POLICY_P2C chooses for a request that is about to be queued. */
 mp_worker *mp_dispatch_choose(const mp_entry *entry);
 /* True if mp_dispatch_take would take a request. */

@@ -156,7 +156,8 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
                 mp_maintenance_begin_timed(&services->maintenance);
             if (services->predictive_scaling)
                 mp_forecast_arrive(&entry->forecast, mp_sys_now_ns());
-            ticket->assigned = ticket->policy == MP_POLICY_P2C ? mp_dispatch_choose(entry) : NULL;
+            if (ticket->policy == MP_POLICY_P2C)
+                mp_dispatch_assign(ticket, mp_dispatch_choose(entry));
             if (options->keep_alive_ns)
                 entry->keep_alive_ns = options->keep_alive_ns;
             mp_dispatch_wake(entry, ticket);

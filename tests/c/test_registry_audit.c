@@ -5,7 +5,7 @@
 #include "registry/state.h"
 #include "test_registry_scene.h"
 
-enum { WRONG_QUEUE_COUNT = 33, FAULTS = 45 }; /* numbers of faults */
+enum { WRONG_QUEUE_COUNT = 33, FAULTS = 46 }; /* numbers of faults */
 
 static bool held;
 static bool is_held(const mp_mutex *mutex) {
@@ -146,7 +146,7 @@ static const char *break_one(scene *scene, int fault) {
         return "a: a request is in the wrong queue";
     case 30:
         queue_one(scene, queued);
-        queued->assigned = idle;
+        mp_dispatch_assign(queued, idle);
         expect_sound(scene);
         queued->assigned = (mp_worker *)scene;
         return "a: a request is queued for a worker that is gone";
@@ -203,6 +203,9 @@ static const char *break_one(scene *scene, int fault) {
         mp_resident_unpin(entry->resident);
         entry->resident = NULL;
         return "a: worker 2 serves without a model";
+    case 45:
+        idle->assigned_cost = 1;
+        return "a: the workers count another cost of assigned requests than the queue has";
     default:
         return NULL;
     }
@@ -240,6 +243,7 @@ MP_TEST(registry_audit_finds_each_fault) {
         for (int i = 0; i < 3; i++) {
             scene.tickets[i]->entry = scene.entry;
             atomic_store(&scene.tickets[i]->progress, 0);
+            scene.tickets[i]->assigned = NULL;
         }
         scene.entry->room_waiters = 0;
         if (fault == WRONG_QUEUE_COUNT)

@@ -339,7 +339,7 @@ MP_TEST(registry_clock_steps) {
 
 typedef struct other_cpus {
     mp_lease lease;
-    mp_core_lease at;
+    mp_core_lease cores;
 } other_cpus;
 
 /* Leases all CPUs of the scene but one. More CPUs would start threads, which also wait on this clock. */

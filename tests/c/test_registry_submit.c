@@ -236,10 +236,11 @@ MP_TEST(registry_submit_home_of_two_choices) {
     mp_ticket *queued = scene_ticket(&scene, 1, (mp_submit_options){0});
     queued->node.cost = 1;
     scene_queue(&scene, queued);
-    queued->assigned = scene.workers[3];
+    mp_dispatch_assign(queued, scene.workers[3]);
     for (int i = 0; i < 50; i++)
         MP_CHECK(mp_dispatch_choose(scene.entry) == scene.workers[2]);
-    queued->assigned = NULL;
+    mp_dispatch_assign(queued, NULL);
+    MP_CHECK(scene.workers[3]->assigned_cost == 0);
     scene_close(&scene);
 }
 
