@@ -49,8 +49,10 @@ typedef struct mp_model_facts {
 } mp_model_facts;
 void mp_model_get_facts(const mp_model *model, mp_model_facts *facts);
 
-/* For families: reads the activation between the linear layers of an encoder from `key` of the spec; GELU if absent. */
-mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act, mp_error *error);
+/* For families: reads the activation between the linear layers of an MLP from `key` of the spec. otherwise: name of the
+ * activation if the key is absent; NULL: the key is required. */
+mp_status mp_model_activation(const mp_spec *spec, const char *key, const char *otherwise, mp_act *act,
+                              mp_error *error);
 
 /* For engines: scratch in an arena, charged to the budget; it grows when a step needs more and is reused by the next
  * step. mp_engine_reserve adds the bytes of the growth to *charged. mp_engine_release frees the arena, returns its

@@ -52,24 +52,6 @@ static mp_status number(const mp_spec *spec, const char *part, const char *name,
     return MP_OK;
 }
 
-static mp_status read_act(const mp_spec *spec, const char *part, mp_act *act, mp_error *error) {
-    static const struct {
-        const char *name;
-        mp_act act;
-    } known[] = {{"gelu", MP_ACT_GELU}, {"gelu_tanh", MP_ACT_GELU_TANH}, {"quick_gelu", MP_ACT_QUICK_GELU},
-                 {"relu", MP_ACT_RELU}, {"silu", MP_ACT_SILU}};
-    char key[64];
-    const char *name;
-    snprintf(key, sizeof key, "%s.activation", part);
-    MP_TRY(mp_spec_string(spec, key, NULL, &name, error));
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (strcmp(name, known[i].name) == 0) {
-            *act = known[i].act;
-            return MP_OK;
-        }
-    return mp_fail_file(error, MP_FORMAT, "", -1, key, "gelu, gelu_tanh, quick_gelu, relu, silu", "%s", name);
-}
-
 static mp_status fail_sizes(const char *part, mp_error *error) {
     return mp_fail_file(error, MP_FORMAT, "", -1, part, "consistent sizes, as in the model's config.json",
                         "inconsistent sizes");
@@ -92,7 +74,8 @@ static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int whic
     MP_TRY(fact(spec, part, "feed_forward_length", 1, MAX_WIDTH, &e->ffn, error));
     MP_TRY(fact(spec, part, "context_length", 1, MAX_LENGTH, &e->length, error));
     MP_TRY(number(spec, part, "norm_epsilon", &e->eps, error));
-    MP_TRY(read_act(spec, part, &e->act, error));
+    snprintf(name, sizeof name, "%s.activation", part);
+    MP_TRY(mp_model_activation(spec, name, NULL, &e->act, error));
     if (shape->head_dim % 8 || (int64_t)shape->heads * shape->head_dim > MAX_WIDTH ||
         (!e->t5 && shape->heads * shape->head_dim != e->hidden))
         return fail_sizes(part, error);

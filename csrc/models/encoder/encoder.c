@@ -7,8 +7,6 @@
 
 #include "models/nn/scratch.h"
 
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
 /* Columns of the widest scratch rows: queries, keys and values; scores of latents; normed outputs of a sublayer. */
 static int32_t wide(const mp_encoder *model) {
     const int32_t latents = model->latent.heads * model->latent.count;
@@ -21,7 +19,7 @@ static size_t inner_bytes(const mp_encoder *model, int M) {
     size_t most = mp_mlp_scratch(&model->latent.mlp, M);
     for (int i = 0; i < model->layer_count; i++)
         if (i == 0 || !model->layers[i].experts)
-            most = larger(most, mp_mlp_scratch(&model->layers[i].base.mlp, M));
+            most = mp_larger(most, mp_mlp_scratch(&model->layers[i].base.mlp, M));
     return most;
 }
 
@@ -31,8 +29,8 @@ static int32_t mixed_width(const mp_encoder *model) {
 }
 
 static size_t latent_acts(const mp_latent_attention *latent, int M) {
-    return larger(larger(mp_linear_scratch(&latent->scores, M), mp_linear_scratch(&latent->values, M)),
-                  larger(mp_linear_scratch(&latent->mlp.up, M), mp_linear_scratch(&latent->mlp.down, M)));
+    return mp_larger(mp_larger(mp_linear_scratch(&latent->scores, M), mp_linear_scratch(&latent->values, M)),
+                     mp_larger(mp_linear_scratch(&latent->mlp.up, M), mp_linear_scratch(&latent->mlp.down, M)));
 }
 
 /* Returns true if the outputs need the product of the sparse head. */
@@ -55,14 +53,14 @@ static size_t adapter_scratch(const mp_encoder *model, int M) {
  * upper bound of both. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, unsigned outputs) {
     size_t rows = (size_t)M * sizeof(float);
-    size_t acts = larger(mp_transformer_acts(&model->layers[0].base, M), latent_acts(&model->latent, M));
-    acts = larger(acts, mp_linear_scratch(&model->projection, M));
+    size_t acts = mp_larger(mp_transformer_acts(&model->layers[0].base, M), latent_acts(&model->latent, M));
+    acts = mp_larger(acts, mp_linear_scratch(&model->projection, M));
     for (int i = 0; i < model->layer_count; i++)
         if (model->layers[i].experts)
-            acts = larger(acts, mp_experts_scratch(model->layers[i].experts, M));
+            acts = mp_larger(acts, mp_experts_scratch(model->layers[i].experts, M));
     size_t sparse = 0;
     if (multiplies(model, outputs)) {
-        acts = larger(acts, mp_linear_scratch(&model->sparse_head.output, M));
+        acts = mp_larger(acts, mp_linear_scratch(&model->sparse_head.output, M));
         sparse = mp_arena_cost(rows * (size_t)model->sparse_head.chain.out) +
                  mp_arena_cost((size_t)M * sizeof(mp_sparse_text)) +
                  mp_arena_cost((size_t)M * (size_t)threads * sizeof(int32_t));
@@ -80,15 +78,15 @@ static size_t panel_scratch(const mp_encoder *model) {
 }
 
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned outputs) {
-    size_t most = larger(mp_attention_scratch(&model->attention, T), mp_head_scratch(&model->head) * sizeof(float));
+    size_t most = mp_larger(mp_attention_scratch(&model->attention, T), mp_head_scratch(&model->head) * sizeof(float));
     if (outputs & (MP_EMBED_ROWS | MP_EMBED_SPARSE))
-        most = larger(most, mp_heads_scratch(&model->row_head, &model->sparse_head) * sizeof(float));
+        most = mp_larger(most, mp_heads_scratch(&model->row_head, &model->sparse_head) * sizeof(float));
     if (multiplies(model, outputs))
-        most = larger(most, mp_linear_tile(M) * sizeof(float));
+        most = mp_larger(most, mp_linear_tile(M) * sizeof(float));
     for (int i = 0; i < model->layer_count; i++)
         if (model->layers[i].experts)
-            most = larger(most, mp_experts_thread_scratch(model->layers[i].experts));
-    return panel_scratch(model) + mp_arena_cost(larger(most, (size_t)model->embedding.n * sizeof(float)));
+            most = mp_larger(most, mp_experts_thread_scratch(model->layers[i].experts));
+    return panel_scratch(model) + mp_arena_cost(mp_larger(most, (size_t)model->embedding.n * sizeof(float)));
 }
 
 /* A thread's view of a pass: the group, and its own range of rows. */

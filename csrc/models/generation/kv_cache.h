@@ -43,7 +43,7 @@ typedef struct mp_kv_cache {
     size_t block_bytes, window_bytes; /* bytes of a block without its window part, and of the window part; 0 = no window
                                        * part */
     mp_budget *budget;
-    mp_kv_arena of_blocks, of_windows; /* memory of the blocks, and of the window parts */
+    mp_kv_arena block_arena, window_arena; /* memory of the blocks, and of the window parts */
     void **memory;                     /* [blocks] */
     uint32_t *references; /* [blocks]; 0 = free */
     void **window_memory; /* [blocks]; NULL = released. Without window layers, this list, `seen` and `spare` are NULL */
@@ -77,7 +77,7 @@ uint64_t mp_kv_trim(mp_kv_cache *cache);
 
 /* Returns the bytes charged to the budget. */
 static inline uint64_t mp_kv_charged(const mp_kv_cache *cache) {
-    return cache->of_blocks.bytes + cache->of_windows.bytes;
+    return cache->block_arena.bytes + cache->window_arena.bytes;
 }
 
 /* Returns true if the block has its window part, or the cache has no window layers. */

@@ -17,7 +17,7 @@ static mp_status read_hyper(mp_vision *vision, const mp_spec *spec, mp_error *er
     MP_TRY(mp_spec_int(spec, "mpool.vision.image_token_id", -1, MAX_IMAGE_TOKEN, NULL, &token, error));
     MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, error));
     MP_TRY(mp_spec_bool(spec, "mpool.vision.keep_class", &no, &vision->keep_class, error));
-    MP_TRY(mp_model_activation(spec, "mpool.vision.activation", &vision->act, error));
+    MP_TRY(mp_model_activation(spec, "mpool.vision.activation", "gelu", &vision->act, error));
     vision->image_token = (int32_t)token;
     vision->merge = (int32_t)merge;
     return MP_OK;
