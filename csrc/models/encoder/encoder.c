@@ -209,7 +209,7 @@ static void add_attended(const pass *p, const mp_transformer_layer *layer) {
 }
 
 /* Experts add to the residual stream, so they must not read their input from it: they read a copy of the rows. */
-static void experts_half(const pass *p, const mp_encoder_layer *layer, const float *x) {
+static void add_experts(const pass *p, const mp_encoder_layer *layer, const float *x) {
     const int64_t n = p->model->hidden;
     float *const sum = p->rows.x, *const mixed = p->rows.mixed;
     if (x == sum)
@@ -238,7 +238,7 @@ static void layer_post_norm(pass *p, const mp_encoder_layer *layer) {
     }
     mp_row_meet(&p->context);
     if (layer->experts) {
-        experts_half(p, layer, rows->x);
+        add_experts(p, layer, rows->x);
     } else {
         mp_mlp_forward(&p->context, &layer->base.mlp, rows->x, n, rows->M, rows->inner, &sum);
         mp_row_meet(&p->context);
@@ -254,7 +254,7 @@ static void layer_pre_norm(pass *p, const mp_encoder_layer *layer) {
     rotate_and_attend(p, layer);
     if (layer->experts) {
         add_attended(p, &layer->base);
-        experts_half(p, layer, mp_transformer_normed(&p->context, &layer->base.ffn_norm, &p->rows));
+        add_experts(p, layer, mp_transformer_normed(&p->context, &layer->base.ffn_norm, &p->rows));
         return;
     }
     mp_transformer_after(&p->context, &layer->base, &p->rows);

@@ -67,9 +67,9 @@ void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* drops a reference; the las
  * `from` to block `id`, which must have none. `seen` must be 0 for each of these blocks. */
 void mp_kv_forget(mp_kv_cache *cache, uint32_t id);
 void mp_kv_move(mp_kv_cache *cache, uint32_t from, uint32_t id);
-/* Gives unused window parts, or else free blocks, back to their arena until a region becomes empty, and so returns to
- * the budget and to the system. Returns the bytes released; 0 if no region became empty: nothing is unused any more
- * then, but regions with blocks in use may have room for more. */
+/* Gives unused window parts, then free blocks, back to their arenas until one region is empty, which returns to the
+ * budget and to the system. Returns the bytes of that region. 0: no region became empty, and nothing is unused any
+ * more; regions with blocks in use may have free slots. */
 size_t mp_kv_release(mp_kv_cache *cache);
 /* Releases all unused window parts and free blocks, and the tables if no block has memory any more. Returns the bytes
  * released. */
