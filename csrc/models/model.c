@@ -210,6 +210,11 @@ void mp_engine_fail_numeric(mp_item *item, mp_outcome *outcome) {
     *outcome = MP_OUTCOME_FAILED;
 }
 
+mp_status mp_engine_fail_changed(mp_error *error) {
+    return mp_fail(error, MP_INTEGRITY,
+                   "a model file was changed or truncated while it was in use; unload the model, then load it again");
+}
+
 void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_outcome *outcome) {
     item->cursor += units;
     mp_request_publish(done, (int32_t)item->cursor);

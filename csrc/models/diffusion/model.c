@@ -196,7 +196,6 @@ static mp_status read_decoder(mp_diffusion *model, const mp_spec *spec, mp_error
                             (double)model->latent_scale);
     if (attention && top % 8)
         return refuse(spec, "vae", "with attention, a multiple of 8 as the last of its channels", top, error);
-    model->top_channels = top;
     const int32_t count = 5 + model->levels * (layers + 2);
     model->ops = mp_alloc_array((size_t)count, sizeof *model->ops, MP_TAG_WEIGHTS);
     if (!model->ops)

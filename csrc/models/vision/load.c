@@ -197,8 +197,7 @@ mp_status mp_vision_check(const mp_vision *vision, mp_text_request *request, mp_
         for (int32_t i = run->start; i < run->start + run->rows; i++)
             rows += !known || request->prompt[i] == vision->image_token;
     }
-    int64_t of_runs = images->n_runs ? images->runs[images->n_runs - 1].source + images->runs[images->n_runs - 1].rows
-                                     : 0;
+    const int64_t of_runs = mp_text_images_rows(images);
     if ((known && placeholders != rows) || rows != of_runs)
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "the prompt has %lld image placeholders, its images have %lld rows",
