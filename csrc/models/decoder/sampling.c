@@ -78,8 +78,8 @@ mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_err
         atomic_store_explicit(&choice->text_bytes, 0, memory_order_relaxed);
         for (uint32_t i = 0; i < count && !seq->done; i++)
             MP_TRY(accept(engine, request, state, c, choice->tokens[i].id, choice->tokens[i].logprob, error));
-        if (finish != MP_FINISH_NONE && !seq->done) { /* ended by a stop id or an end token, which is not part of the
-                                                       * completion */
+        if (finish != MP_FINISH_NONE && !seq->done) {
+            /* a stop id or an end token, which is not part of the completion, has ended it */
             mp_stream_finish(&seq->stream);
             finish_choice(engine, seq, choice, (mp_finish)finish, stop_index);
         }
@@ -203,8 +203,8 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
         mp_step_seq *step = &engine->steps[s];
         mp_item *item = plan->items[step->plan];
         mp_sequence *seq = step->seq;
-        if (is_corrupted(pass, &pass->rows.seq[s], step->drafts)) { /* discard all rows of the sequence and repeat them
-                                                                     * without drafts */
+        if (is_corrupted(pass, &pass->rows.seq[s], step->drafts)) {
+            /* discard all rows of the sequence; the next step computes them again without drafts */
             memset(copy, 0, (size_t)engine->model->head_dim * sizeof *copy);
             mp_sequence_wipe(seq, &engine->cache, step->rows + step->drafts, copy);
             seq->speculation_off = true;

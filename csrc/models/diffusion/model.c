@@ -368,9 +368,8 @@ void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *m
         const char *dot = strchr(entry->name, '.');
         size_t length = dot ? (size_t)(dot - entry->name) : 0;
         const char *last = dot ? dot + 1 : "";
-        if (strcmp(last, "tokens") == 0 || strcmp(last, "positions") == 0) /* these tensors are used in place, in their
-                                                                            * files */
-            continue;
+        if (strcmp(last, "tokens") == 0 || strcmp(last, "positions") == 0)
+            continue; /* used in the mapped file */
         for (int s = 0; s < MP_DIFF_STAGES; s++)
             if (strlen(mp_diff_stage_name(s)) == length && strncmp(entry->name, mp_diff_stage_name(s), length) == 0)
                 stages[s] += bytes;

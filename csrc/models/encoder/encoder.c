@@ -442,8 +442,8 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, mp_enco
         p.input = mp_scratch_take(&at, rows * (size_t)model->hidden);
     mp_row_span *spans = mp_scratch_take(&at, (size_t)M * sizeof *spans);
     p.wanted = mp_scratch_take(&at, (size_t)M * sizeof *p.wanted);
-    for (int t = 0; t < count && thread->index == 0; t++) /* only thread 0 writes `spans`; the others read it after the
-                                                           * first barrier */
+    /* only thread 0 writes `spans`; the others read it after the first barrier */
+    for (int t = 0; t < count && thread->index == 0; t++)
         spans[t] = (mp_row_span){.row0 = texts[t].row,
                                  .rows = texts[t].n,
                                  .keys = texts[t].attended < texts[t].n ? texts[t].attended : 0};

@@ -228,8 +228,8 @@ static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uin
     }
     if (!first)
         return NULL;
-    forget_large(engine, engine->large); /* the slot's item is not among `items` now, so another request takes the
-                                          * slot */
+    /* the item of slot 0 is not among `items` now */
+    forget_large(engine, engine->large);
     engine->large->item = first;
     return engine->large;
 }

@@ -451,8 +451,8 @@ static bool pool_by_attention(const work *w) {
     const mp_residual sum = mp_transformer_residual(&pooled, NULL, NULL);
     mp_attention shape = w->attention;
     float *q = w->inner, *kv = w->wide;
-    shape.compute = MP_COMPUTE_F32; /* with one row of queries, the copies for bfloat16 would cost more than they
-                                     * save */
+    /* with one row of queries, the copies for bfloat16 would cost more than they save */
+    shape.compute = MP_COMPUTE_F32;
     if (!pool_keys(w))
         return false;
     mp_row_linear(&w->context, &pool->q, pool->probe, hidden, 1, NULL, q, hidden);

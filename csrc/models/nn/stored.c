@@ -158,8 +158,8 @@ static void mark_packed(mp_stored_part *part, int panel) {
     atomic_store_explicit(&part->state[panel], PACKED, memory_order_release);
     if (atomic_fetch_sub_explicit(&part->left, 1, memory_order_acq_rel) != 1)
         return;
-    mp_weights_release(all->weights, &part->tensor); /* releasing is safe: a thread that still reads these pages reads
-                                                      * them from the file again */
+    /* releasing is safe: a thread that still reads these pages reads them from the file again */
+    mp_weights_release(all->weights, &part->tensor);
     mp_stored_sound(all); /* last check: after it, only mp_stored_corrupted is consulted */
     atomic_fetch_sub_explicit(&all->left, 1, memory_order_acq_rel);
 }
