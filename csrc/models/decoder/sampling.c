@@ -147,7 +147,8 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
 
 /* Floats of the buffer `copy`: a row of logits, or the zeros for mp_sequence_wipe. */
 static size_t copy_floats(const mp_decoder *model) {
-    return (size_t)(model->vocab > model->head_dim ? model->vocab : model->head_dim);
+    const int32_t kv = model->kv.k_dim > model->kv.v_dim ? model->kv.k_dim : model->kv.v_dim;
+    return (size_t)(model->vocab > kv ? model->vocab : kv);
 }
 
 size_t mp_sample_bytes(const mp_decoder *model) {
@@ -205,7 +206,7 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
         mp_sequence *seq = step->seq;
         if (is_corrupted(pass, &pass->rows.seq[s], step->drafts)) {
             /* discard all rows of the sequence; the next step computes them again without drafts */
-            memset(copy, 0, (size_t)engine->model->head_dim * sizeof *copy);
+            memset(copy, 0, copy_floats(engine->model) * sizeof *copy);
             mp_sequence_wipe(seq, &engine->cache, step->rows + step->drafts, copy);
             seq->speculation_off = true;
             continue;
