@@ -142,7 +142,7 @@ enum {
 typedef enum mp_finish {
     MP_FINISH_NONE, /* not finished yet */
     MP_FINISH_STOP, /* a stop string or a stop id: see mp_choice.stop_index */
-    MP_FINISH_LENGTH, /* max_tokens */
+    MP_FINISH_LENGTH, /* max_tokens, or the end of the context */
     MP_FINISH_EOS, /* an end-of-text id of the model (mp_text_request.ends) */
     MP_FINISH_CANCELLED
 } mp_finish;
@@ -166,9 +166,8 @@ typedef struct mp_choice { /* one of n completions; written by the engine, read 
     char *text;            /* [text_capacity] bytes, valid UTF-8 up to text_bytes */
     uint32_t text_capacity;
     _Atomic uint32_t token_count; /* tokens written; stored with release order once they are complete */
-    _Atomic uint32_t
-        text_bytes;         /* bytes of `text` that will not change: whole characters, before any possible start of a
-                             * stop string. Stored after token_count, so a reader of text finds its tokens */
+    _Atomic uint32_t text_bytes; /* bytes of `text` that will not change: whole characters, before any possible start of
+                                  * a stop string. Stored after token_count, so a reader of text finds its tokens */
     _Atomic int32_t finish; /* mp_finish */
     int32_t stop_index;     /* index of the stop string or stop id that ended the completion, or -1 */
 } mp_choice;

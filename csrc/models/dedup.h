@@ -29,7 +29,8 @@ typedef struct mp_dedup_table {
 /* True if inputs[a] and inputs[b] get the same vector. */
 typedef bool (*mp_dedup_identical)(const void *inputs, int a, int b);
 
-/* Clear the table for a step of up to `count` inputs. `table` (zeroed before the first step) names it in an error. */
+/* Clear the table for a step of up to `count` inputs. `table` must be zeroed before the first step. `name` names it in
+ * an error. */
 mp_status mp_dedup_table_begin(mp_dedup_table *table, int count, const char *name, mp_error *error);
 /* Return the index of an earlier input of this step that is identical to inputs[index] and whose vector fewer than
  * MP_DEDUP_SHARED inputs share. Returns -1 if there is none: inputs[index] must be computed, and later inputs may share

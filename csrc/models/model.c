@@ -148,7 +148,8 @@ void mp_model_get_facts(const mp_model *model, mp_model_facts *facts) {
     facts->thrashing = base->thrashing && atomic_load_explicit(base->thrashing, memory_order_relaxed);
 }
 
-mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act, mp_error *error) {
+mp_status mp_model_activation(const mp_spec *spec, const char *key, const char *otherwise, mp_act *act,
+                              mp_error *error) {
     static const struct {
         const char *name;
         mp_act act;
@@ -158,7 +159,7 @@ mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act,
                 {"relu", MP_ACT_RELU},
                 {"silu", MP_ACT_SILU}};
     const char *name;
-    MP_TRY(mp_spec_string(spec, key, "gelu", &name, error));
+    MP_TRY(mp_spec_string(spec, key, otherwise, &name, error));
     for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
         if (strcmp(acts[i].name, name) == 0) {
             *act = acts[i].act;
@@ -207,6 +208,11 @@ void mp_engine_fail_numeric(mp_item *item, mp_outcome *outcome) {
         return;
     mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity");
     *outcome = MP_OUTCOME_FAILED;
+}
+
+mp_status mp_engine_fail_changed(mp_error *error) {
+    return mp_fail(error, MP_INTEGRITY,
+                   "a model file was changed or truncated while it was in use; unload the model, then load it again");
 }
 
 void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_outcome *outcome) {

@@ -49,8 +49,10 @@ typedef struct mp_model_facts {
 } mp_model_facts;
 void mp_model_get_facts(const mp_model *model, mp_model_facts *facts);
 
-/* For families: reads the activation between the linear layers of an encoder from `key` of the spec; GELU if absent. */
-mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act, mp_error *error);
+/* For families: reads the activation between the linear layers of an MLP from `key` of the spec. otherwise: name of the
+ * activation if the key is absent; NULL: the key is required. */
+mp_status mp_model_activation(const mp_spec *spec, const char *key, const char *otherwise, mp_act *act,
+                              mp_error *error);
 
 /* For engines: scratch in an arena, charged to the budget; it grows when a step needs more and is reused by the next
  * step. mp_engine_reserve adds the bytes of the growth to *charged. mp_engine_release frees the arena, returns its
@@ -58,9 +60,11 @@ mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act,
 mp_status mp_engine_reserve(mp_arena *arena, size_t bytes, mp_budget *budget, uint64_t *charged, mp_error *error);
 uint64_t mp_engine_release(mp_arena *arena, mp_budget *budget, uint64_t *charged);
 /* mp_engine_fail_all fails every item of a plan with the same error. mp_engine_fail_numeric fails one item because its
- * result has NaN or infinity, unless it has failed already. */
+ * result has NaN or infinity, unless it has failed already. mp_engine_fail_changed fails with INTEGRITY: a file that a
+ * step has read is not the one that was loaded. */
 void mp_engine_fail_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes);
 void mp_engine_fail_numeric(mp_item *item, mp_outcome *outcome);
+mp_status mp_engine_fail_changed(mp_error *error);
 /* Advances `item->cursor` by `units` units and publishes it in `done`, the counter of complete results in the item's
  * request. Sets *outcome to DONE after the last unit. */
 void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_outcome *outcome);

@@ -9,7 +9,8 @@ enum {
     MOST_PAUSE = 4096 /* longest pause: each one is four times as long as the one before */
 };
 
-static const double FASTER = 0.98; /* share of the time: a smaller gain is noise */
+/* A trial is faster if its time is below this share of the base's time. A smaller gain is noise. */
+static const double FASTER = 0.98;
 
 static int bounded(double threads, int least) {
     return threads >= MP_THREADS_MOST ? MP_THREADS_MOST : threads >= least ? (int)threads : least;
@@ -37,8 +38,8 @@ static mp_tuned *class_of(mp_thread_tuner *tuner, int64_t rows) {
 
 static void begin_round(mp_tuned *tuned) { tuned->base = tuned->plans = tuned->count = 0; }
 
-/* Ends a round without a faster number of threads: tries the other direction, or pauses after both. */
-static void end_in_vain(mp_tuned *tuned) {
+/* Ends a round that found no faster number of threads: tries the other direction, or pauses after both. */
+static void fail_round(mp_tuned *tuned) {
     begin_round(tuned);
     tuned->up = !tuned->up;
     if (tuned->failed) {
@@ -56,7 +57,7 @@ int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows) {
     tuner->threads = tuned->factor > 0 ? bounded(worth * tuned->factor + 0.5, least) : worth;
     if (tuned->wait == 0 && ++tuned->plans > PLANS) {
         tuned->failed = true;
-        end_in_vain(tuned);
+        fail_round(tuned);
     }
     if (tuned->wait == 0 && tuned->base > 0)
         tuner->threads = tuned->count % 2 ? tuned->trial : tuned->base;
@@ -84,7 +85,7 @@ static bool choose(const mp_thread_tuner *tuner, mp_tuned *tuned, int threads) {
     return threads > MP_THREADS_LEAST && tuned->trial != threads && !(tuned->up && limited);
 }
 
-static double middle(const double *values) {
+static double median(const double *values) {
     double sorted[MP_TUNER_PAIRS];
     for (int i = 0; i < MP_TUNER_PAIRS; i++) {
         int k = i;
@@ -107,13 +108,13 @@ void mp_tuner_note(mp_thread_tuner *tuner, int threads, int64_t rows, uint64_t n
     if (tuned->base == 0) { /* the first pass only shows how many threads the lease has */
         tuned->rows = rows;
         if (!choose(tuner, tuned, threads))
-            end_in_vain(tuned);
+            fail_round(tuned);
         return;
     }
     if (tuned->count == 1 && threads > tuned->base)
         tuned->trial = threads; /* may be fewer than planned: all that there are */
     else if (threads != tuner->threads) {
-        end_in_vain(tuned); /* another worker, or another program, got CPUs */
+        fail_round(tuned); /* another worker, or another program, got CPUs */
         return;
     }
     const int64_t other = rows > tuned->rows ? rows - tuned->rows : tuned->rows - rows;
@@ -125,12 +126,12 @@ void mp_tuner_note(mp_thread_tuner *tuner, int threads, int64_t rows, uint64_t n
     tuned->ns[tuned->count % 2][tuned->count / 2] = (double)ns / (double)rows;
     if (++tuned->count < 2 * MP_TUNER_PAIRS)
         return;
-    if (!(middle(tuned->ns[1]) < FASTER * middle(tuned->ns[0]))) {
-        end_in_vain(tuned);
+    if (!(median(tuned->ns[1]) < FASTER * median(tuned->ns[0]))) {
+        fail_round(tuned);
         return;
     }
     tuned->factor = (double)tuned->trial / tuner->worth;
-    tuned->failed = true; /* the other direction is slower: it was measured now */
+    tuned->failed = true; /* the other direction leads back to the slower number */
     tuned->pause = 0;
     begin_round(tuned);
 }

@@ -1,13 +1,13 @@
 /* models/threads.h: the number of compute threads that a pass is worth.
  *
  * Each additional thread divides the work of a pass further and lengthens each of its barriers. Sizes of the model and
- * assumed rates give a first number. It ignores at how many threads the memory is saturated, and which parts of a pass
- * one thread computes alone. A tuner corrects it by the measured rates of passes, in rounds: passes that run anyway
- * alternate between the number in use and the next one below or above, and the faster one remains in use. Results do
- * not depend on the number of threads.
+ * assumed rates give a first number. It ignores that memory saturates, and that one thread computes some parts of a
+ * pass alone. A tuner corrects it by the measured rates of passes, in rounds: passes that run anyway alternate between
+ * the number in use and the next one below or above, and the faster one remains in use. Results do not depend on the
+ * number of threads.
  *
- * A round needs a lease of more than MP_THREADS_LEAST threads, and never plans fewer. So nothing changes on machines
- * with that number of CPUs. */
+ * A round needs a lease of more than MP_THREADS_LEAST threads, and never plans fewer than MP_THREADS_LEAST. The tuner
+ * therefore changes nothing on machines with at most MP_THREADS_LEAST CPUs. */
 #ifndef MP_MODELS_THREADS_H
 #define MP_MODELS_THREADS_H
 
@@ -20,15 +20,15 @@ enum {
     MP_TUNER_CLASSES = 10, /* classes of passes: 1 row, 2 to 3 rows, 4 to 7 rows, ..., 512 and more */
 };
 
-/* Returns the number of threads, 1 to MP_THREADS_MOST, up to which more threads shorten a pass of `rows` rows with
- * `barriers` barriers by low assumed rates. It takes effect only with very many threads or very little work. */
+/* Returns the number of threads, 1 to MP_THREADS_MOST, with which a pass of `rows` rows and `barriers` barriers is
+ * fastest at the assumed rates. It limits only very many threads, or threads with very little work. */
 int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers);
 
 typedef struct mp_tuned { /* the measurements of one class of passes */
     double factor;        /* threads in use / mp_threads_worth; 0: not changed */
-    bool up, failed;      /* direction of the current round; the other direction is slower */
+    bool up, failed;      /* direction of the current round; true if the other direction was not faster */
     uint32_t wait;        /* passes until the next round */
-    uint32_t pause;       /* passes between the last rounds */
+    uint32_t pause;       /* length of the last pause, in passes; 0: none since the last change */
     int base, trial;      /* threads of the round; base 0: none has begun */
     int plans, count;     /* plans and measured passes of the round */
     int64_t rows;         /* rows of its first pass; the others may differ by an eighth */

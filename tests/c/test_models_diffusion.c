@@ -155,7 +155,7 @@ MP_TEST(models_image_generation_forgets_incomplete_texts) {
     mp_diff_texts_release(&cache, first);
     MP_CHECK_INT(budget.used, one);
     MP_CHECK(cache.list == second && !second->next);
-    mp_diff_texts_complete(&cache, second);
+    mp_diff_texts_complete(second);
     MP_CHECK_OK(mp_diff_texts_get(&cache, call, 0, &first, &known, &error), &error);
     MP_CHECK(known && first == second);
     mp_diff_texts_release(&cache, first);
@@ -370,6 +370,51 @@ MP_TEST(models_image_generation_continues_its_request) {
         if (plan.items[0] != rows[i].chosen)
             MP_FAIL("row %zu: another request was chosen", i);
     }
+    tiny_unload(&tiny);
+}
+
+/* A request without the tokens of a text for an encoder that the model has is refused. Tokens for other encoders may be
+ * missing. */
+MP_TEST(models_image_generation_missing_tokens_are_refused) {
+    mp_error error;
+    tiny_model tiny;
+    uint64_t cost;
+    uint32_t total;
+    for (int flux = 0; flux < 2; flux++) {
+        tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
+        for (int e = 0; e < MP_T2I_ENCODERS; e++) {
+            mp_request *base;
+            MP_CHECK_OK(make_call(flux, 1, &base, &error), &error);
+            mp_image_generation_request *call = (mp_image_generation_request *)base;
+            const int t = call->n_texts - 1;
+            const bool has = call->n_ids[e] > 0;
+            mp_free(call->ids[t][e]);
+            call->ids[t][e] = NULL;
+            MP_CHECK_STATUS(tiny.model->ops->check(tiny.model, base, &cost, &total, &error),
+                            has ? MP_INVALID_ARGUMENT : MP_OK, &error);
+            if (has)
+                MP_CHECK_HAS(error.message, flux ? "ids[0][" : "ids[1][");
+            mp_request_destroy(base);
+        }
+        tiny_unload(&tiny);
+    }
+}
+
+/* A predicted cost beyond the range of its type is the largest one, not a small one. */
+MP_TEST(models_image_generation_cost_is_bounded) {
+    mp_error error;
+    tiny_model tiny;
+    mp_request *base;
+    uint64_t cost;
+    uint32_t total;
+    const uint64_t slow[MP_MODEL_SPEEDS] = {UINT64_MAX};
+    tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
+    mp_model_set_speed(tiny.model, slow);
+    MP_CHECK_OK(make_call(true, 1, &base, &error), &error);
+    ((mp_image_generation_request *)base)->n_steps = MP_T2I_MOST_STEPS;
+    MP_CHECK_OK(tiny.model->ops->check(tiny.model, base, &cost, &total, &error), &error);
+    MP_CHECK_INT(cost, 1000000000000000000u);
+    mp_request_destroy(base);
     tiny_unload(&tiny);
 }
 

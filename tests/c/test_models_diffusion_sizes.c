@@ -8,7 +8,7 @@ typedef struct unfit {
     const char *key;         /* its value is replaced */
     int64_t values[3];       /* [count] */
     int count;               /* 0: the key is removed */
-    const char *field;       /* the error names it */
+    const char *field, *allowed; /* in the error */
 } unfit;
 
 static mp_spec *changed(const unfit *row) {
@@ -26,7 +26,7 @@ static void check_unfit(const unfit *row) {
     MP_CHECK_STATUS(load_only(changed(row), MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
     if (strcmp(error.field, row->field) != 0)
         MP_FAIL("%s = %lld: the error names %s: %s", row->key, (long long)row->values[0], error.field, error.message);
-    MP_CHECK_STR(error.allowed, "consistent sizes, as in the model's config.json");
+    MP_CHECK_STR(error.allowed, row->allowed);
 }
 
 static void begin(void) {
@@ -36,23 +36,28 @@ static void begin(void) {
 }
 
 MP_TEST(models_diffusion_sizes_of_a_network) {
+    static const char eight[] = "a head_length that is a multiple of 8";
+    static const char wide[] = "heads of at most 65,536 components together";
+    static const char sum[] = "numbers that add up to head_length";
+    static const char divisor[] = "a divisor of every number in vae.channels";
     static const unfit rows[] = {
-        {false, true, "clip_l.head_length", {12}, 1, "clip_l"},         /* a multiple of 8 */
-        {false, true, "clip_l.head_count", {3}, 1, "clip_l"},           /* the width divided by the length of a head */
-        {true, false, "t5.head_length", {12}, 1, "t5"},
-        {true, false, "t5.head_count", {8193}, 1, "t5"},                /* at most 65536 wide */
-        {true, false, "t5.relative_buckets", {6}, 1, "t5"},             /* a multiple of 4 */
-        {false, true, "transformer.head_length", {12}, 1, "transformer"},
-        {true, false, "transformer.head_count", {4097}, 1, "transformer"},
-        {true, false, "transformer.axes", {3, 5, 8}, 3, "transformer.axes"}, /* even */
-        {true, false, "transformer.axes", {4, 5, 7}, 3, "transformer.axes"},
-        {true, false, "transformer.axes", {4, 4, 6}, 3, "transformer.axes"}, /* the length of a head together */
-        {true, false, "transformer.axes", {4, 4, 10}, 3, "transformer.axes"},
-        {false, true, "transformer.single_block_count", {1}, 1, "transformer"}, /* SD3 has none */
-        {true, false, "vae.channels", {0}, 0, "vae.channels"},
-        {true, false, "vae.groups", {3}, 1, "vae.groups"},
-        {true, false, "vae.groups", {16}, 1, "vae.groups"},
-        {true, false, "vae.channels", {8, 12}, 2, "vae"},               /* attention needs a multiple of 8 */
+        {false, true, "clip_l.head_length", {12}, 1, "clip_l", eight},
+        {false, true, "clip_l.head_count", {3}, 1, "clip_l", "heads of embedding_length components together"},
+        {true, false, "t5.head_length", {12}, 1, "t5", eight},
+        {true, false, "t5.head_count", {8193}, 1, "t5", wide},
+        {true, false, "t5.relative_buckets", {6}, 1, "t5", "a number of relative_buckets that is a multiple of 4"},
+        {false, true, "transformer.head_length", {12}, 1, "transformer", eight},
+        {true, false, "transformer.head_count", {4097}, 1, "transformer", wide},
+        {true, false, "transformer.axes", {3, 5, 8}, 3, "transformer.axes", "even numbers"},
+        {true, false, "transformer.axes", {4, 5, 7}, 3, "transformer.axes", "even numbers"},
+        {true, false, "transformer.axes", {4, 4, 6}, 3, "transformer.axes", sum},
+        {true, false, "transformer.axes", {4, 4, 10}, 3, "transformer.axes", sum},
+        {false, true, "transformer.single_block_count", {1}, 1, "transformer",
+         "neither single blocks nor guidance, except for FLUX"},
+        {true, false, "vae.channels", {0}, 0, "vae.channels", "an array of 1 to 8 integers"},
+        {true, false, "vae.groups", {3}, 1, "vae.groups", divisor},
+        {true, false, "vae.groups", {16}, 1, "vae.groups", divisor},
+        {true, false, "vae.channels", {8, 12}, 2, "vae", "with attention, a multiple of 8 as the last of its channels"},
     };
     begin();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -84,39 +89,39 @@ MP_TEST(models_diffusion_values_that_do_not_fit) {
 
 /* Text encoders that are missing, or whose widths do not fit the transformer. */
 MP_TEST(models_diffusion_sizes_of_text_encoders) {
+    static const char all[] = "text encoders", t5[] = "a t5 of transformer.text_length components";
+    static const char of_flux[] = "clip_l and t5", of_sd3[] = "clip_l and clip_g, with or without t5";
+    static const char sum[] = "projections of clip_l and clip_g that add up to transformer.pooled_length";
     static const unfit rows[] = {
-        {true, false, "clip_l.block_count", {0}, 0, ""},
-        {true, false, "t5.block_count", {0}, 0, ""},
-        {true, true, "mpool.none", {1}, 1, ""}, /* Flux has no clip_g */
-        {true, false, "transformer.text_length", {48}, 1, ""},
-        {true, false, "transformer.pooled_length", {24}, 1, ""},
-        {false, true, "clip_l.block_count", {0}, 0, ""},
-        {false, false, "mpool.none", {1}, 1, ""},
-        {false, true, "clip_l.projection_length", {0}, 1, ""},
-        {false, true, "clip_g.projection_length", {0}, 1, ""},
-        {false, true, "transformer.text_length", {41}, 1, ""},
-        {false, true, "transformer.pooled_length", {31}, 1, ""},
-        {false, true, "transformer.pooled_length", {33}, 1, ""},
+        {true, false, "clip_l.block_count", {0}, 0, all, of_flux},
+        {true, false, "t5.block_count", {0}, 0, all, of_flux},
+        {true, true, "mpool.none", {1}, 1, all, of_flux}, /* Flux has no clip_g */
+        {true, false, "transformer.text_length", {48}, 1, all, t5},
+        {true, false, "transformer.pooled_length", {24}, 1, all, "a clip_l of transformer.pooled_length components"},
+        {false, true, "clip_l.block_count", {0}, 0, all, of_sd3},
+        {false, false, "mpool.none", {1}, 1, all, of_sd3},
+        {false, true, "clip_l.projection_length", {0}, 1, all, sum},
+        {false, true, "clip_g.projection_length", {0}, 1, all, sum},
+        {false, true, "transformer.text_length", {41}, 1, all, t5},
+        {false, true, "transformer.pooled_length", {31}, 1, all, sum},
+        {false, true, "transformer.pooled_length", {33}, 1, all, sum},
     };
     mp_error error;
     begin();
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        unfit row = rows[i];
-        row.field = "text encoders";
-        check_unfit(&row);
-    }
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        check_unfit(&rows[i]);
     /* SD3 without T5: the texts of both CLIP encoders are side by side, and may be narrower than the transformer's */
     const mp_value narrow = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = 39};
     mp_spec *base = pipeline(false), *without = spec_with(base, "t5.block_count", NULL);
     MP_CHECK_OK(load_only(mp_spec_pin(without), MP_COMPUTE_AUTO, &error), &error);
     MP_CHECK_STATUS(load_only(spec_with(without, "transformer.text_length", &narrow), MP_COMPUTE_AUTO, &error),
                     MP_FORMAT, &error);
-    MP_CHECK_STR(error.field, "text encoders");
+    MP_CHECK_STR(error.allowed, "clip_l and clip_g of at most transformer.text_length components together");
     mp_spec_unpin(without);
     mp_spec_unpin(base);
     clip_g_positions = CLIP_TOKENS - 1; /* texts of two lengths */
     MP_CHECK_STATUS(load_only(pipeline(false), MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
-    MP_CHECK_STR(error.field, "text encoders");
+    MP_CHECK_STR(error.allowed, "a clip_g with the context_length of clip_l");
 }
 
 MP_TEST(models_diffusion_refuses_int8) {

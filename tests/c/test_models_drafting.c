@@ -445,7 +445,7 @@ static int most_confidence(tiny_model *tiny, const mp_text_args *args) {
         tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
         MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
         const mp_draft *draft = &((const mp_sequence_group *)job.item.state)->seqs[0].draft;
-        most = draft->sure[0] > most ? draft->sure[0] : most;
+        most = draft->confidence[0] > most ? draft->confidence[0] : most;
     }
     MP_CHECK(tiny->engine->work.draft_tokens > 0);
     tiny->engine->ops->retire(tiny->engine, &job.item);

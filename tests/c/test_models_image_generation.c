@@ -755,7 +755,7 @@ MP_TEST(models_ranges_of_image_generation) {
         {"transformer.pooled_length", "an integer from 1 to 65536 (a limit of mpool)"},
         {"transformer.single_block_count", "an integer from 0 to 512 (a limit of mpool)"},
         {"transformer.text_length", "an integer from 1 to 65536 (a limit of mpool)"},
-        {"vae.channels", "consistent sizes, as in the model's config.json"},
+        {"vae.channels", "an array of 1 to 8 integers"},
         {"vae.groups", "an integer from 1 to 8192 (a limit of mpool)"},
         {"vae.layers", "an integer from 1 to 64 (a limit of mpool)"},
         {"vae.scaling_factor", "a number from -1e+06 to 1e+06"},

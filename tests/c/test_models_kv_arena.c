@@ -259,7 +259,7 @@ static void check_cache(const mp_prefix_cache *cache, const mp_budget *budget) {
         blocks += kv->memory[id] != NULL;
         windows += kv->window_memory[id] != NULL;
     }
-    const mp_kv_arena *arenas[] = {&kv->of_blocks, &kv->of_windows};
+    const mp_kv_arena *arenas[] = {&kv->block_arena, &kv->window_arena};
     for (int a = 0; a < 2; a++)
         for (uint32_t i = 0; i < arenas[a]->count; i++) {
             MP_CHECK(arenas[a]->regions[i].used > 0);
@@ -268,7 +268,7 @@ static void check_cache(const mp_prefix_cache *cache, const mp_budget *budget) {
     MP_CHECK_INT(used[0], blocks);
     MP_CHECK_INT(used[1], windows);
     MP_CHECK_INT(budget->used, mp_kv_charged(kv));
-    MP_CHECK_INT(budget->used, (kv->of_blocks.count + kv->of_windows.count) * (uint64_t)(2 << 20));
+    MP_CHECK_INT(budget->used, (kv->block_arena.count + kv->window_arena.count) * (uint64_t)(2 << 20));
 }
 
 /* Every block and every window part that a cache hands out is zero, whatever its memory held before. */
@@ -355,8 +355,8 @@ MP_TEST_SECONDS(models_kv_arena_under_a_prefix_cache, 60) {
     } held[HELD] = {0};
     int refused = 0, trims = 0, taken = 0;
     mp_prefix_init(&cache, &group, &budget, 100);
-    MP_CHECK_INT(cache.kv.of_blocks.slots, 15);
-    MP_CHECK_INT(cache.kv.of_windows.slots, 15);
+    MP_CHECK_INT(cache.kv.block_arena.slots, 15);
+    MP_CHECK_INT(cache.kv.window_arena.slots, 15);
     for (int step = 0; step < STEPS; step++) {
         const int at = (int)(mp_test_random_u64(&random) % HELD);
         if (held[at].n > 0) {

@@ -245,7 +245,7 @@ MP_TEST(models_prefix_memory_leaves_the_process) {
     publish(&b, 0, tokens, 40, ids);
     give(&b, ids + 1, 39);
     uint64_t before = resident();
-    const size_t region = b.cache.kv.of_blocks.region_bytes;
+    const size_t region = b.cache.kv.block_arena.region_bytes;
     MP_CHECK_INT(region, 6 << 20);
     MP_CHECK_INT(mp_prefix_trim(&b.cache), 9 * region);
     uint64_t after = resident();

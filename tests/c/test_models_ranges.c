@@ -137,10 +137,10 @@ MP_TEST(models_ranges_of_image_networks) {
         {".vision.image_size", "an integer from 7 to 1792"},
         {".vision.patch_size", "an integer from 1 to 256 (a limit of mpool)"},
         {"mpool.dense_count", "an integer from 0 to 8"},
-        {"mpool.image.mean", "three numbers"},
+        {"mpool.image.mean", "three finite numbers"},
         {"mpool.image.registers", "an integer from 0 to 64 (a limit of mpool)"},
         {"mpool.image.rescale_factor", "a number from 1e-09 to 1e+09"},
-        {"mpool.image.std", "three numbers above 0"},
+        {"mpool.image.std", "three finite numbers above 0"},
         {"mpool.image.window_layers", "the integer 0, or an array of 2"},
         {"mpool.pooling", "a list of 1 to 6 names"},
     };

@@ -2,6 +2,8 @@
 #include "model_fixture.h"
 #include "models/decoder/decoder.h"
 #include "models/decoder/sequence.h"
+#include "ranges_fixture.h"
+#include "speculation_fixture.h"
 
 enum { BLOCKS = 3, LAYERS = 3, HEADS = 2, SIZE = 16 };
 
@@ -57,6 +59,64 @@ MP_TEST(models_sequence_wipes_its_rows_only) {
     mp_prefix_deinit(&cache);
     mp_prefix_deinit(&expected);
     MP_CHECK_INT(budget.used, 0);
+}
+
+enum { BAD = 7 }; /* a token with an infinite embedding row */
+
+static int propose_bad(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
+    (void)arg;
+    (void)item;
+    (void)choice;
+    for (int i = 0; i < most; i++)
+        draft[i] = BAD;
+    return most;
+}
+
+/* Check that the components that pad the values of a sequence to whole vectors are zero in all slots of its blocks. */
+static void check_padding(const tiny_model *tiny, const mp_sequence *seq) {
+    const mp_decoder *model = (const mp_decoder *)tiny->model;
+    const mp_kv_cache *kv = &((const mp_text_engine *)tiny->engine)->cache.kv;
+    for (int b = 0; b < seq->block_count; b++)
+        for (int layer = 0; layer < kv->group.layers; layer++)
+            for (int head = 0; head < kv->group.heads; head++) {
+                const float *v = mp_kv_v(kv, seq->blocks[b], layer, head);
+                for (int slot = 0; slot < MP_KV_BLOCK; slot++)
+                    for (int i = model->value_dim; i < kv->group.v_dim; i++)
+                        MP_CHECK(v[slot * kv->group.v_dim + i] == 0);
+            }
+}
+
+/* Heads of 8 components: values are padded to 16, and rows of infinite drafts are wiped with their padding. */
+MP_TEST(models_sequence_wipes_the_padding_of_values) {
+    static const mp_dtype type = MP_F32;
+    const mp_value heads = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = 32};
+    const int32_t bad = BAD, prompt[] = {20, 21, 22, 23, 24, 25};
+    const float never = -1e6f;
+    const mp_text_args args = {.prompt = prompt, .n_prompt = 6, .n_choices = 2, .n_bias = 1, .bias_ids = &bad,
+                               .bias = &never, .sampling = {.temperature = 0.8f, .top_p = 1, .repetition_penalty = 1,
+                               .max_tokens = 8, .logprobs = -1, .ignore_eos = true}};
+    tiny_model tiny;
+    tiny_job job;
+    mp_outcome outcome;
+    mp_spec *base = tiny_decoder_spec_with(&type, 1, 54, BAD), *half = spec_with(base, "llama.attention.head_count",
+                                                                                 &heads);
+    tiny_load(&tiny, spec_with(half, "llama.attention.head_count_kv", &heads), MP_COMPUTE_F32, 1);
+    mp_spec_unpin(base);
+    mp_spec_unpin(half);
+    MP_CHECK_INT(((const mp_decoder *)tiny.model)->kv.v_dim, 2 * ((const mp_decoder *)tiny.model)->value_dim);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, propose_bad, NULL);
+    tiny_job_make(&tiny, &job, &args, 0);
+    tiny_job_admit(&tiny, &job);
+    do {
+        outcome = tiny_job_step(&tiny, &job, 512);
+        const mp_sequence_group *group = job.item.state;
+        for (int c = 0; outcome == MP_OUTCOME_MORE && c < group->n; c++)
+            check_padding(&tiny, &group->seqs[c]);
+    } while (outcome == MP_OUTCOME_MORE);
+    MP_CHECK_INT(outcome, MP_OUTCOME_DONE);
+    MP_CHECK(tiny.engine->work.draft_tokens > 0);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
 }
 
 /* Tokens that end a completion are not drafted, since no row would follow them; nor are tokens that the model cannot

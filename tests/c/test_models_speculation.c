@@ -381,7 +381,7 @@ static double model_gain(mp_speculation *s, const world *w, double pass_ns, int 
             do {
                 for (int i = 0; i < n; i++) {
                     draft[i].of_model = true;
-                    draft[i].sure[draft[i].count] = mp_test_random_float(random, 0, 1) < w->found ? 4 : 1;
+                    draft[i].confidence[draft[i].count] = mp_test_random_float(random, 0, 1) < w->found ? 4 : 1;
                     mp_speculation_model_token(s, &draft[i], draft[i].count++);
                 }
                 const double noise = 0.95 + 0.1 * mp_test_random_float(random, 0, 1);
@@ -393,7 +393,7 @@ static double model_gain(mp_speculation *s, const world *w, double pass_ns, int 
         for (int i = 0; i < n; i++) {
             checked += draft[i].count;
             for (int t = 0; t < draft[i].count; t++) {
-                bool hit = mp_test_random_float(random, 0, 1) < (draft[i].sure[t] == 4 ? w->accepted : 0.15);
+                bool hit = mp_test_random_float(random, 0, 1) < (draft[i].confidence[t] == 4 ? w->accepted : 0.15);
                 mp_speculation_learn(s, &draft[i], t, hit);
                 if (!hit)
                     break;
@@ -435,32 +435,32 @@ MP_TEST(models_speculation_uses_a_draft_model_where_it_pays) {
     }
 }
 
-/* mp_draft_sureness distinguishes five confidence classes, and finds the likeliest token at any position. */
-MP_TEST(models_draft_sureness_is_the_lead_of_the_likeliest_token) {
+/* mp_draft_confidence distinguishes five confidence classes, and finds the likeliest token at any position. */
+MP_TEST(models_draft_confidence_is_the_lead_of_the_likeliest_token) {
     static const float leads[] = {0.1f, 1, 2, 5, 9};
     float logits[77];
     for (int32_t vocab = 1; vocab <= 77; vocab += 4)
         for (int32_t best = 0; best < vocab; best += 3)
-            for (int class = 0; class < MP_DRAFT_SURE; class++) {
+            for (int class = 0; class < MP_DRAFT_CLASSES; class++) {
                 int32_t likeliest;
                 for (int32_t id = 0; id < vocab; id++)
                     logits[id] = -1 - (float)(id % 7);
                 const int32_t next = (best + 1 + class) % vocab;
                 logits[next] = 3;
                 logits[best] = 3 + leads[class];
-                const int sure = mp_draft_sureness(logits, vocab, &likeliest);
+                const int confidence = mp_draft_confidence(logits, vocab, &likeliest);
                 MP_CHECK_INT(likeliest, best);
-                MP_CHECK_INT(sure, next == best ? MP_DRAFT_SURE - 1 : class);
+                MP_CHECK_INT(confidence, next == best ? MP_DRAFT_CLASSES - 1 : class);
             }
-    static const float borders[MP_DRAFT_SURE - 1] = {0.5f, 1.5f, 3, 6}; /* each begins a class */
+    static const float borders[MP_DRAFT_CLASSES - 1] = {0.5f, 1.5f, 3, 6}; /* each begins a class */
     int32_t likeliest;
-    for (int class = 1; class < MP_DRAFT_SURE; class++) {
+    for (int class = 1; class < MP_DRAFT_CLASSES; class++) {
         const float at[] = {borders[class - 1], 0, -9}, below[] = {nextafterf(borders[class - 1], 0), 0, -9};
-        MP_CHECK_INT(mp_draft_sureness(at, 3, &likeliest), class);
-        MP_CHECK_INT(mp_draft_sureness(below, 3, &likeliest), class - 1);
+        MP_CHECK_INT(mp_draft_confidence(at, 3, &likeliest), class);
+        MP_CHECK_INT(mp_draft_confidence(below, 3, &likeliest), class - 1);
     }
     float tied[] = {1, 5, 2, 5};
-    MP_CHECK_INT(mp_draft_sureness(tied, 4, &likeliest), 0);
+    MP_CHECK_INT(mp_draft_confidence(tied, 4, &likeliest), 0);
     MP_CHECK_INT(likeliest, 1);
 }
 

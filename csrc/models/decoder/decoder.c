@@ -82,7 +82,7 @@ static void spread(const mp_decoder_pass *pass, float *x, int n) {
 
 /* Two rotations multiply a vector of n components by the size of the matrix. Returns the inverse of this factor, a
  * power of two. */
-static float unspread(const mp_decoder_pass *pass, int n) {
+static float spread_inverse(const mp_decoder_pass *pass, int n) {
     return in_bytes(pass) ? 1.0f / (float)mp_hadamard_size(n) : 1.0f;
 }
 
@@ -177,7 +177,7 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
         .group = group,
         .k_dim = model->head_dim,
         .v_dim = model->kv.v_dim,
-        .scale = model->attention_scale * unspread(pass, model->head_dim),
+        .scale = model->attention_scale * spread_inverse(pass, model->head_dim),
         .pos0 = (int64_t)seq->past + unit->row0,
         .window = layer->window,
         .softcap = model->attention_softcap,
@@ -193,7 +193,7 @@ static mp_attn_partial running_state(const thread_view *view) {
 }
 
 /* Returns the factor on the output of a head: 1 / l, or 1 / (l + exp(sink - m)) if the head has a sink. */
-static float share(const mp_decoder_layer *layer, int head, float m, float l) {
+static float output_factor(const mp_decoder_layer *layer, int head, float m, float l) {
     if (!layer->sinks)
         return 1 / l;
     float scores[2] = {m, layer->sinks[head]}, top = scores[1] > m ? scores[1] : m, by[2];
@@ -211,13 +211,13 @@ static void finish_unit(const mp_decoder_pass *pass, const thread_view *view, co
         for (int g = 0; g < group; g++) {
             float *o = state->o + (size_t)(r * group + g) * (size_t)model->kv.v_dim;
             int at = r * group + g;
-            float inverse = model->residual_scale * share(layer, unit->head * group + g, state->m[at], state->l[at]);
-            inverse *= unspread(pass, model->kv.v_dim);
+            float factor = output_factor(layer, unit->head * group + g, state->m[at], state->l[at]);
+            factor = model->residual_scale * factor * spread_inverse(pass, model->kv.v_dim);
             spread(pass, o, model->kv.v_dim);
             float *out = pass->mixed + (size_t)(row0 + r) * (size_t)(model->heads * d) +
                          (size_t)((unit->head * group + g) * d);
             for (int i = 0; i < d; i++)
-                out[i] = o[i] * inverse;
+                out[i] = o[i] * factor;
         }
 }
 

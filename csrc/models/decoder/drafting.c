@@ -145,12 +145,12 @@ static void sample_draft(mp_text_engine *engine, draft_seq *one, float *logits, 
     const uint32_t index = atomic_load_explicit(&request->choices[one->choice].token_count, memory_order_relaxed);
     int32_t likeliest, id = -1;
     if (mp_kernels_get()->all_finite(logits, vocab)) {
-        const int sureness = mp_draft_sureness(logits, vocab, &likeliest);
+        const int confidence = mp_draft_confidence(logits, vocab, &likeliest);
         mp_sample_args args = mp_sequence_group_sample_args(one->item, one->choice, index + (uint32_t)draft->count);
         if (draft_model->vocab < model->vocab)
             args.n_bias = 0; /* a biased id may have no logit */
         id = mp_sample(&args, logits, vocab, candidates);
-        draft->sure[draft->count] = (uint8_t)(id == likeliest ? sureness : 0);
+        draft->confidence[draft->count] = (uint8_t)(id == likeliest ? confidence : 0);
     } else {
         one->seq->shadow->off = true;
     }

@@ -559,16 +559,6 @@ static void defer_all(const mp_plan *plan, const mp_error *error, mp_outcome *ou
         }
 }
 
-/* Fails all items: weights were read from a file that has changed. */
-static void fail_corrupted(const mp_plan *plan, mp_outcome *outcomes) {
-    for (int p = 0; p < plan->count; p++) {
-        mp_fail(&plan->items[p]->error, MP_INTEGRITY,
-                "a model file was changed or truncated while it was in use; unload "
-                "the model, then load it again");
-        outcomes[p] = MP_OUTCOME_FAILED;
-    }
-}
-
 /* Returns true if the parts of files that a pass has read (token table, experts, unpacked weights) are unchanged since
  * the load. Called after the pass, before tokens become visible. Costs a third of a microsecond per file. `report`
  * handles truncated files. */
@@ -712,7 +702,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_lease_run(lease, pass_body, &pass);
         const bool kept = mp_packed_experts_end(experts, packed);
         if (!is_sound(engine->model, pass.unpacked)) {
-            fail_corrupted(plan, outcomes);
+            mp_error error;
+            mp_engine_fail_changed(&error);
+            mp_engine_fail_all(plan, &error, outcomes);
         } else if (!pass.stop) {
             mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
             count_work(engine, &rows);

@@ -114,9 +114,7 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
     MP_TRY(read_scales(model, spec, error));
     MP_TRY(read_experts(model, spec, error));
     model->ffn = model->dense_ffn > model->shared_ffn ? model->dense_ffn : model->shared_ffn;
-    model->act = MP_ACT_SILU;
-    return mp_spec_find(spec, "mpool.activation") ? mp_model_activation(spec, "mpool.activation", &model->act, error)
-                                                 : MP_OK;
+    return mp_model_activation(spec, "mpool.activation", "silu", &model->act, error);
 }
 
 /* Divides the angles of a rotary table by divisors: the list `key` of the spec, or a tensor of a GGUF file. Sets *found
@@ -132,7 +130,8 @@ static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, c
     if (list) {
         if (list->type != MP_VALUE_FLOATS || list->count != (uint64_t)shape[0])
             return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "one number per rotary pair",
-                                "something else");
+                                list->type == MP_VALUE_FLOATS ? "%llu numbers" : "another type",
+                                (unsigned long long)list->count);
         for (int i = 0; i < shape[0]; i++)
             divisors[i] = list->as.reals[i];
         return mp_rope_divide(rope, divisors, spec, key, error);
@@ -198,8 +197,8 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
                         error));
     for (int i = 0; i < model->layer_count; i++)
         model->layers[i].rope = (int)tables[i];
-    int64_t sections[3], none_of = 0;
-    MP_TRY(mp_spec_ints(args->spec, "mpool.rope_sections", 3, 0, MP_HEAD_MOST, &none_of, sections, error));
+    int64_t sections[3], unused = 0;
+    MP_TRY(mp_spec_ints(args->spec, "mpool.rope_sections", 3, 0, MP_HEAD_MOST, &unused, sections, error));
     if (sections[0] == 0)
         return MP_OK;
     if (sections[0] + sections[1] + sections[2] != rope->dim / 2 || model->ropes > 1 || model->long_from > 0)
@@ -214,20 +213,20 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
 /* Reads the sliding window and the list of layers that have it, and assigns each layer's index in the KV cache. */
 static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t window, none = 0, all = 1, windowed[MP_DECODER_LAYERS];
-    int kept = 0, passing = 0;
+    int full_layers = 0, window_layers = 0;
     MP_TRY(mp_spec_int(spec, "{arch}.attention.sliding_window", 0, INT32_MAX, &none, &window, error));
     MP_TRY(mp_spec_ints(spec, "mpool.window_layers", model->layer_count, 0, 1, &all, windowed, error));
     for (int i = 0; i < model->layer_count; i++) {
         mp_decoder_layer *layer = &model->layers[i];
         layer->window = window < model->context && windowed[i] ? (int)window : 0;
-        kept += layer->window == 0;
+        full_layers += layer->window == 0;
     }
     for (int i = 0, full = 0; i < model->layer_count; i++)
-        model->layers[i].kv = model->layers[i].window ? kept + passing++ : full++;
+        model->layers[i].kv = model->layers[i].window ? full_layers + window_layers++ : full++;
     model->kv = (mp_kv_group){
-        .layers = kept,
-        .window_layers = passing,
-        .window = passing > 0 ? (int)window : 0,
+        .layers = full_layers,
+        .window_layers = window_layers,
+        .window = window_layers > 0 ? (int)window : 0,
         .heads = model->kv_heads,
         .k_dim = model->head_dim,
         .v_dim = mp_kv_width(model->value_dim),

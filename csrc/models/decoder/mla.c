@@ -60,10 +60,11 @@ static void copy_rows(const mp_scaled *from, int64_t first, int64_t rows, int64_
     }
 }
 
-/* Adds a matrix [heads * N, K], made from a part of each head's rows. A head has `stride` rows in `from`; the part
- * begins at row `first` of the head and is N rows, or if `transposed` K rows, which are transposed. */
-static mp_status add_part_of(mp_builder *builder, mp_linear *linear, const mp_scaled *from, int32_t heads, int64_t N,
-                             int64_t K, int64_t stride, int64_t first, bool transposed, mp_error *error) {
+/* Adds a matrix [heads * N, K], made from a part of each head's rows in tensor `name`. A head has `stride` rows in
+ * `from`. The part begins at row `first` of the head. It is N rows, or if `transposed` K rows, which are transposed. */
+static mp_status add_part_of(mp_builder *builder, mp_linear *linear, const char *name, const mp_scaled *from,
+                             int32_t heads, int64_t N, int64_t K, int64_t stride, int64_t first, bool transposed,
+                             mp_error *error) {
     size_t bytes = (size_t)heads * (size_t)N * (size_t)K * sizeof(float);
     float row[MOST_RANK], *matrix = mp_alloc(bytes, MP_TAG_MISC);
     if (!matrix)
@@ -71,7 +72,7 @@ static mp_status add_part_of(mp_builder *builder, mp_linear *linear, const mp_sc
     for (int32_t h = 0; h < heads; h++)
         copy_rows(from, h * stride + first, transposed ? K : N, transposed ? N : K, transposed, row,
                   matrix + h * N * K);
-    return mp_builder_linear_taken(builder, linear, matrix, (int32_t)(heads * N), (int32_t)K, error);
+    return mp_builder_linear_taken(builder, linear, name, matrix, (int32_t)(heads * N), (int32_t)K, error);
 }
 
 /* Adds k_b or v_b from a separate tensor [heads, N, K]: floats as stored, other types dequantised. */
@@ -81,11 +82,11 @@ static mp_status add_whole(mp_builder *builder, mp_linear *linear, const char *n
     mp_tensor all;
     MP_TRY(mp_weights_get(builder->weights, name, 3, sizes, &all, error));
     if (all.dtype != MP_F32 && all.dtype != MP_F16 && all.dtype != MP_BF16)
-        return add_part_of(builder, linear, &(mp_scaled){.codes = all}, heads, N, K, N, 0, false, error);
+        return add_part_of(builder, linear, name, &(mp_scaled){.codes = all}, heads, N, K, N, 0, false, error);
     all.ndim = 2;
     all.shape[0] = heads * N;
     all.shape[1] = K;
-    return mp_builder_linear_of(builder, linear, &all, error);
+    return mp_builder_linear_of(builder, linear, name, &all, error);
 }
 
 static mp_status read_halves(mp_decoder *model, mp_builder *builder, int index, mp_error *error) {
@@ -106,9 +107,10 @@ static mp_status read_halves(mp_decoder *model, mp_builder *builder, int index, 
     if (!mp_wmat_kind_for(both.codes.dtype, MP_COMPUTE_AUTO, &any))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which is not a weight type", name,
                        mp_dtype_get(both.codes.dtype)->name);
-    MP_TRY(add_part_of(builder, &layer->k_b, &both, model->heads, latent->rank, latent->plain, stride, 0, true, error));
-    return add_part_of(builder, &layer->v_b, &both, model->heads, latent->value, latent->rank, stride, latent->plain,
-                       false, error);
+    MP_TRY(add_part_of(builder, &layer->k_b, name, &both, model->heads, latent->rank, latent->plain, stride, 0, true,
+                       error));
+    return add_part_of(builder, &layer->v_b, name, &both, model->heads, latent->value, latent->rank, stride,
+                       latent->plain, false, error);
 }
 
 /* Reads a projection of the layer's input, a part of layer->qkv. */

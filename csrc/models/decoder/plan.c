@@ -4,6 +4,7 @@
 
 #include "models/decoder/mla.h"
 #include "models/decoder/pass.h"
+#include "models/nn/scratch.h"
 
 size_t mp_decoder_partial_floats(const mp_decoder *model) {
     return ((size_t)mp_decoder_group(model) * (size_t)(model->kv.v_dim + 2) + 15) & ~(size_t)15;
@@ -11,16 +12,14 @@ size_t mp_decoder_partial_floats(const mp_decoder *model) {
 
 static int tile_rows(const mp_decoder *model) { return MP_ATTN_ROWS / mp_decoder_group(model); }
 
-static size_t most(size_t a, size_t b) { return a > b ? a : b; }
-
 /* Bytes of prepared activations of M rows for any linear layer. Files mix types, so layers can differ. */
 static size_t acts_scratch(const mp_decoder *model, int M) {
     size_t bytes = mp_linear_scratch(&model->head, M);
     for (int l = 0; l < model->layer_count; l++) {
         const mp_decoder_layer *layer = &model->layers[l];
-        bytes = most(bytes, most(mp_linear_scratch(&layer->qkv, M), mp_linear_scratch(&layer->down, M)));
-        bytes = most(bytes, most(mp_linear_scratch(&layer->gate_up, M), mp_linear_scratch(&layer->out, M)));
-        bytes = most(bytes, mp_linear_scratch(&layer->q_b, M));
+        bytes = mp_larger(bytes, mp_larger(mp_linear_scratch(&layer->qkv, M), mp_linear_scratch(&layer->down, M)));
+        bytes = mp_larger(bytes, mp_larger(mp_linear_scratch(&layer->gate_up, M), mp_linear_scratch(&layer->out, M)));
+        bytes = mp_larger(bytes, mp_linear_scratch(&layer->q_b, M));
     }
     return bytes;
 }
@@ -29,13 +28,13 @@ static size_t experts_scratch(const mp_decoder *model, int M) {
     size_t bytes = 0;
     for (int l = 0; l < model->layer_count; l++)
         if (model->layers[l].experts.count > 0)
-            bytes = most(bytes, mp_experts_scratch(&model->layers[l].experts, M));
+            bytes = mp_larger(bytes, mp_experts_scratch(&model->layers[l].experts, M));
     return bytes;
 }
 
 mp_thread_layout mp_decoder_thread_layout(const mp_decoder *model, int most_blocks) {
     mp_thread_layout at = {0};
-    size_t width = most((size_t)model->hidden, (size_t)model->ffn);
+    size_t width = mp_larger((size_t)model->hidden, (size_t)model->ffn);
     at.acts = mp_arena_cost(MP_PRIVATE_ROWS * width * sizeof(float));
     at.attention = at.acts + acts_scratch(model, MP_PRIVATE_ROWS);
     at.state = at.attention + mp_arena_cost(mp_attn_kv_scratch(model->kv.v_dim));
@@ -45,7 +44,7 @@ mp_thread_layout mp_decoder_thread_layout(const mp_decoder *model, int most_bloc
     at.panel = at.expert;
     for (int l = 0; l < model->layer_count; l++)
         if (model->layers[l].experts.count > 0)
-            at.panel = most(at.panel, at.expert + mp_experts_thread_scratch(&model->layers[l].experts));
+            at.panel = mp_larger(at.panel, at.expert + mp_experts_thread_scratch(&model->layers[l].experts));
     /* the panel is last, so that the other offsets stay valid when another engine packs the last weights */
     at.bytes = at.panel + (mp_stored_left(model->stored) ? mp_arena_cost(model->stored->scratch) : 0);
     return at;
@@ -99,7 +98,7 @@ static size_t unit_borders(int M, int threads) {
 }
 
 /* Floats per row of the query-key-value buffer, in which the output rows are gathered at the end. */
-static size_t qkv_floats(const mp_decoder *model) { return most((size_t)model->qkv_width, (size_t)model->hidden); }
+static size_t qkv_floats(const mp_decoder *model) { return mp_larger((size_t)model->qkv_width, (size_t)model->hidden); }
 
 static size_t mixed_floats(const mp_decoder *model) { return (size_t)model->heads * (size_t)model->value_dim; }
 

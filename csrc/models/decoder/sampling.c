@@ -78,8 +78,8 @@ mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_err
         atomic_store_explicit(&choice->text_bytes, 0, memory_order_relaxed);
         for (uint32_t i = 0; i < count && !seq->done; i++)
             MP_TRY(accept(engine, request, state, c, choice->tokens[i].id, choice->tokens[i].logprob, error));
-        if (finish != MP_FINISH_NONE && !seq->done) { /* ended by a stop id or an end token, which is not part of the
-                                                       * completion */
+        if (finish != MP_FINISH_NONE && !seq->done) {
+            /* a stop id or an end token, which is not part of the completion, has ended it */
             mp_stream_finish(&seq->stream);
             finish_choice(engine, seq, choice, (mp_finish)finish, stop_index);
         }
@@ -147,7 +147,8 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
 
 /* Floats of the buffer `copy`: a row of logits, or the zeros for mp_sequence_wipe. */
 static size_t copy_floats(const mp_decoder *model) {
-    return (size_t)(model->vocab > model->head_dim ? model->vocab : model->head_dim);
+    const int32_t kv = model->kv.k_dim > model->kv.v_dim ? model->kv.k_dim : model->kv.v_dim;
+    return (size_t)(model->vocab > kv ? model->vocab : kv);
 }
 
 size_t mp_sample_bytes(const mp_decoder *model) {
@@ -203,9 +204,9 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
         mp_step_seq *step = &engine->steps[s];
         mp_item *item = plan->items[step->plan];
         mp_sequence *seq = step->seq;
-        if (is_corrupted(pass, &pass->rows.seq[s], step->drafts)) { /* discard all rows of the sequence and repeat them
-                                                                     * without drafts */
-            memset(copy, 0, (size_t)engine->model->head_dim * sizeof *copy);
+        if (is_corrupted(pass, &pass->rows.seq[s], step->drafts)) {
+            /* discard all rows of the sequence; the next step computes them again without drafts */
+            memset(copy, 0, copy_floats(engine->model) * sizeof *copy);
             mp_sequence_wipe(seq, &engine->cache, step->rows + step->drafts, copy);
             seq->speculation_off = true;
             continue;

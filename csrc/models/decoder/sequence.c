@@ -4,8 +4,8 @@
 #include <assert.h>
 #include <string.h>
 
-static int32_t most(int32_t a, int32_t b) { return a > b ? a : b; }
-static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
@@ -38,7 +38,7 @@ static mp_status charge(const mp_decoder *model, const mp_text_request *request,
     int32_t capacity = capacity_of(model, request);
     uint64_t sequence = sizeof(mp_sequence) + (uint64_t)capacity * sizeof(int32_t) +
                         (uint64_t)blocks_for(capacity) * sizeof(uint32_t) +
-                        (group->penalties ? mp_history_bytes((uint32_t)least(capacity, model->vocab)) : 0) +
+                        (group->penalties ? mp_history_bytes((uint32_t)smaller(capacity, model->vocab)) : 0) +
                         (request->masks ? (uint64_t)model->vocab * sizeof(float) : 0) +
                         (model->draft ? sizeof(mp_shadow) + (uint64_t)blocks_for(capacity) * sizeof(uint32_t) : 0);
     uint64_t bytes = sizeof *group + (uint64_t)group->n * sequence;
@@ -253,8 +253,8 @@ void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache) {
             continue;
         }
         bool logits = request->want_prompt_logits && group->prefilled < request->n_prompt;
-        mp_sequence_reuse(seq, cache, logits ? least(group->prefilled, seq->count - 1) : seq->count - 1);
-        int32_t prefilled = least(seq->cached, request->n_prompt);
+        mp_sequence_reuse(seq, cache, logits ? smaller(group->prefilled, seq->count - 1) : seq->count - 1);
+        int32_t prefilled = smaller(seq->cached, request->n_prompt);
         if (prefilled > group->prefilled) {
             request->cached_tokens += prefilled - group->prefilled;
             group->prefilled = prefilled;
@@ -275,7 +275,7 @@ void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, i
     seq->cached += rows;
     if (choice == 0)
         group->prefilled =
-            most(group->prefilled, least(seq->cached, ((const mp_text_request *)item->request)->n_prompt));
+            larger(group->prefilled, smaller(seq->cached, ((const mp_text_request *)item->request)->n_prompt));
     seq->chain.closed |= !sound;
     mp_sequence_publish(seq, cache);
 }
@@ -343,8 +343,8 @@ int mp_sequence_most_drafts(const mp_decoder *model, const mp_item *item, int ch
     const mp_text_request *request = (const mp_text_request *)item->request;
     const mp_sequence *seq = &((const mp_sequence_group *)item->state)->seqs[choice];
     /* draft no tokens beyond max_tokens or the end of the context: the completion could not keep them */
-    int rows = least(request->n_prompt + request->sampling.max_tokens - 1, model->context) - seq->count;
-    return least(rows, MP_DRAFT_MOST);
+    int rows = smaller(request->n_prompt + request->sampling.max_tokens - 1, model->context) - seq->count;
+    return smaller(rows, MP_DRAFT_MOST);
 }
 
 bool mp_sequence_may_draft(const mp_decoder *model, const mp_item *item, int32_t id) {

@@ -90,7 +90,7 @@ bool mp_sequence_may_draft(const mp_decoder *model, const mp_item *item, int32_t
  * completion. */
 void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
                        const mp_item *item, int choice);
-/* Zeroes the KV slots of the next `rows` rows. zeros [head_dim] */
+/* Zeroes the KV slots of the next `rows` rows. zeros [the larger of k_dim and v_dim of the cache] */
 void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int rows, const float *zeros);
 
 /* Takes blocks for `rows` more rows. If memory is exhausted, returns the error and reduces *rows to the rows that fit

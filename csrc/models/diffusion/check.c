@@ -3,6 +3,8 @@
 
 #include "models/diffusion/diffusion.h"
 
+static const double MOST_NS = 1e18; /* limit of a predicted cost, about 30 years */
+
 static mp_status fail_size(const mp_diffusion *model, const mp_image_generation_request *request, mp_error *error) {
     const int32_t grain = mp_diff_scale(model) * MP_DIFF_PATCH, most = model->position_side * grain;
     int32_t near[2] = {request->width, request->height};
@@ -28,11 +30,15 @@ static mp_status check_ids(const mp_diffusion *model, const mp_image_generation_
                                 (clip && request->n_ids[e] != encoder->length)))
             return mp_fail(error, MP_INVALID_ARGUMENT, "%s takes %s%d tokens, got %d", mp_diff_stage_name(e),
                            clip ? "" : "1 to ", encoder->length, request->n_ids[e]);
-        for (int t = 0; encoder->layers && t < request->n_texts; t++)
+        for (int t = 0; encoder->layers && t < request->n_texts; t++) {
+            if (!request->ids[t][e])
+                return mp_fail(error, MP_INVALID_ARGUMENT, "ids[%d][%d] is missing: %s takes %d tokens of each text", t,
+                               e, mp_diff_stage_name(e), request->n_ids[e]);
             for (int32_t i = 0; i < request->n_ids[e]; i++)
                 if (request->ids[t][e][i] < 0 || request->ids[t][e][i] >= encoder->vocab)
                     return mp_fail(error, MP_INVALID_ARGUMENT, "token id %d is outside the vocabulary of %d",
                                    request->ids[t][e][i], encoder->vocab);
+        }
     }
     return MP_OK;
 }
@@ -65,7 +71,8 @@ mp_status mp_diff_check(const mp_model *base, mp_request *request_base, uint64_t
     const int64_t rows = (int64_t)request->high * request->wide / (MP_DIFF_PATCH * MP_DIFF_PATCH);
     const double gflop =
         mp_diff_gflop(model, request->text_rows, rows) * request->n_texts * request->n_steps * request->n_images;
-    *cost_ns = (uint64_t)(gflop * (double)atomic_load_explicit(&model->gflop_ns, memory_order_relaxed)) + 1;
+    const double ns = gflop * (double)atomic_load_explicit(&model->gflop_ns, memory_order_relaxed);
+    *cost_ns = ns < MOST_NS ? (uint64_t)ns + 1 : (uint64_t)MOST_NS;
     *total = (uint32_t)(request->n_images * (request->n_steps + 1));
     return mp_image_generation_request_output(request, error);
 }

@@ -124,7 +124,7 @@ typedef struct mp_diffusion {
     bool guidance, qk_norm;
     bool *dual;                   /* [joint_layers] */
     /* decoder */
-    int32_t op_count, levels, group_count, top_channels;
+    int32_t op_count, levels, group_count;
     mp_vae_op *ops;               /* [op_count] */
     float latent_scale, latent_shift;
     /* all stages */
@@ -171,8 +171,8 @@ mp_status mp_diff_check(const mp_model *model, mp_request *request, uint64_t *co
  * its output is incomplete. */
 typedef struct mp_diff_run {
     mp_lease *lease;
-    _Atomic int raised;
-    int agreed[2];
+    _Atomic int raised; /* the lease is cancelled */
+    int agreed[2];      /* `raised` as thread 0 saw it at a barrier, in alternating slots */
     uint8_t *shared; /* scratch shared by all threads */
     uint8_t *own;    /* [threads][own_bytes] scratch of each thread */
     size_t own_bytes;

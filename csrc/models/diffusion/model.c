@@ -52,27 +52,17 @@ static mp_status number(const mp_spec *spec, const char *part, const char *name,
     return MP_OK;
 }
 
-static mp_status read_act(const mp_spec *spec, const char *part, mp_act *act, mp_error *error) {
-    static const struct {
-        const char *name;
-        mp_act act;
-    } known[] = {{"gelu", MP_ACT_GELU}, {"gelu_tanh", MP_ACT_GELU_TANH}, {"quick_gelu", MP_ACT_QUICK_GELU},
-                 {"relu", MP_ACT_RELU}, {"silu", MP_ACT_SILU}};
-    char key[64];
-    const char *name;
-    snprintf(key, sizeof key, "%s.activation", part);
-    MP_TRY(mp_spec_string(spec, key, NULL, &name, error));
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (strcmp(name, known[i].name) == 0) {
-            *act = known[i].act;
-            return MP_OK;
-        }
-    return mp_fail_file(error, MP_FORMAT, "", -1, key, "gelu, gelu_tanh, quick_gelu, relu, silu", "%s", name);
+/* Refuses a value of a network that does not fit the other values. */
+static mp_status refuse(const mp_spec *spec, const char *field, const char *allowed, int64_t got, mp_error *error) {
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, field, allowed, "%lld", (long long)got);
 }
 
-static mp_status fail_sizes(const char *part, mp_error *error) {
-    return mp_fail_file(error, MP_FORMAT, "", -1, part, "consistent sizes, as in the model's config.json",
-                        "inconsistent sizes");
+static mp_status check_heads(const mp_spec *spec, const char *part, int32_t heads, int32_t head_dim, mp_error *error) {
+    if (head_dim % 8)
+        return refuse(spec, part, "a head_length that is a multiple of 8", head_dim, error);
+    if ((int64_t)heads * head_dim > MAX_WIDTH)
+        return refuse(spec, part, "heads of at most 65,536 components together", (int64_t)heads * head_dim, error);
+    return MP_OK;
 }
 
 static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int which, mp_error *error) {
@@ -92,10 +82,12 @@ static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int whic
     MP_TRY(fact(spec, part, "feed_forward_length", 1, MAX_WIDTH, &e->ffn, error));
     MP_TRY(fact(spec, part, "context_length", 1, MAX_LENGTH, &e->length, error));
     MP_TRY(number(spec, part, "norm_epsilon", &e->eps, error));
-    MP_TRY(read_act(spec, part, &e->act, error));
-    if (shape->head_dim % 8 || (int64_t)shape->heads * shape->head_dim > MAX_WIDTH ||
-        (!e->t5 && shape->heads * shape->head_dim != e->hidden))
-        return fail_sizes(part, error);
+    snprintf(name, sizeof name, "%s.activation", part);
+    MP_TRY(mp_model_activation(spec, name, NULL, &e->act, error));
+    MP_TRY(check_heads(spec, part, shape->heads, shape->head_dim, error));
+    if (!e->t5 && shape->heads * shape->head_dim != e->hidden)
+        return refuse(spec, part, "heads of embedding_length components together", shape->heads * shape->head_dim,
+                      error);
     shape->kv_heads = shape->heads;
     shape->scale = e->t5 ? 1 : 1 / sqrtf((float)shape->head_dim);
     shape->causal = !e->t5;
@@ -118,7 +110,7 @@ static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int whic
     MP_TRY(fact(spec, part, "relative_buckets", 4, 4096, &buckets, error));
     MP_TRY(fact(spec, part, "relative_distance", buckets, 1 << 20, &e->reach, error));
     if (buckets % 4)
-        return fail_sizes(part, error);
+        return refuse(spec, part, "a number of relative_buckets that is a multiple of 4", buckets, error);
     const int64_t shape_of_table[2] = {buckets, shape->heads};
     return mp_weights_get(model->weights, "t5.relative", 2, shape_of_table, &e->relative, error);
 }
@@ -135,8 +127,7 @@ static mp_status read_transformer(mp_diffusion *model, const mp_spec *spec, mp_e
     MP_TRY(fact(spec, part, "pooled_length", 1, MAX_WIDTH, &model->pooled_width, error));
     MP_TRY(mp_spec_bool(spec, "transformer.guidance", &no, &model->guidance, error));
     MP_TRY(mp_spec_bool(spec, "transformer.qk_norm", &yes, &model->qk_norm, error));
-    if (model->head_dim % 8 || (int64_t)model->heads * model->head_dim > MAX_WIDTH)
-        return fail_sizes(part, error);
+    MP_TRY(check_heads(spec, part, model->heads, model->head_dim, error));
     model->hidden = model->heads * model->head_dim;
     model->dual = mp_alloc_array((size_t)model->joint_layers, sizeof *model->dual, MP_TAG_WEIGHTS);
     if (!model->dual)
@@ -149,13 +140,17 @@ static mp_status read_transformer(mp_diffusion *model, const mp_spec *spec, mp_e
             sum += axes[i];
             model->axes[i] = (int32_t)axes[i];
             if (axes[i] % 2)
-                return fail_sizes("transformer.axes", error);
+                return refuse(spec, "transformer.axes", "even numbers", axes[i], error);
         }
-        return sum == model->head_dim ? MP_OK : fail_sizes("transformer.axes", error);
+        return sum == model->head_dim
+                   ? MP_OK
+                   : refuse(spec, "transformer.axes", "numbers that add up to head_length", sum, error);
     }
     MP_TRY(fact(spec, part, "position_side", 1, MAX_SIDE, &model->position_side, error));
     if (model->single_layers || model->guidance)
-        return fail_sizes(part, error);
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, part,
+                            "neither single blocks nor guidance, except for FLUX", "%d single blocks%s",
+                            model->single_layers, model->guidance ? " and guidance" : "");
     const mp_value *dual = mp_spec_find(spec, "transformer.dual_layers");
     for (uint64_t i = 0; dual && dual->type == MP_VALUE_INTS && i < dual->count; i++)
         if (dual->as.integers[i] >= 0 && dual->as.integers[i] < model->joint_layers)
@@ -180,7 +175,11 @@ static mp_status read_decoder(mp_diffusion *model, const mp_spec *spec, mp_error
     bool attention;
     const mp_value *list = mp_spec_find(spec, "vae.channels");
     if (!list || list->type != MP_VALUE_INTS || list->count < 1 || list->count > MP_DIFF_LEVELS)
-        return fail_sizes("vae.channels", error);
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "vae.channels", "an array of 1 to 8 integers",
+                            !list                          ? "missing"
+                            : list->type != MP_VALUE_INTS ? "another type"
+                                                           : "an array of %llu",
+                            (unsigned long long)(list ? list->count : 0));
     model->levels = (int32_t)list->count;
     MP_TRY(mp_spec_ints(spec, "vae.channels", model->levels, 8, 8192, NULL, widths, error));
     MP_TRY(fact(spec, "vae", "layers", 1, 64, &layers, error));
@@ -191,10 +190,12 @@ static mp_status read_decoder(mp_diffusion *model, const mp_spec *spec, mp_error
     const int32_t top = (int32_t)widths[model->levels - 1];
     for (int i = 0; i < model->levels; i++)
         if (widths[i] % model->group_count)
-            return fail_sizes("vae.groups", error);
-    if (!(model->latent_scale > 0) || (attention && top % 8))
-        return fail_sizes("vae", error);
-    model->top_channels = top;
+            return refuse(spec, "vae.groups", "a divisor of every number in vae.channels", model->group_count, error);
+    if (!(model->latent_scale > 0))
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "vae", "a scaling_factor above 0", "%g",
+                            (double)model->latent_scale);
+    if (attention && top % 8)
+        return refuse(spec, "vae", "with attention, a multiple of 8 as the last of its channels", top, error);
     const int32_t count = 5 + model->levels * (layers + 2);
     model->ops = mp_alloc_array((size_t)count, sizeof *model->ops, MP_TAG_WEIGHTS);
     if (!model->ops)
@@ -216,20 +217,31 @@ static mp_status read_decoder(mp_diffusion *model, const mp_spec *spec, mp_error
     return MP_OK;
 }
 
-/* Check that the widths of the networks fit each other. */
-static mp_status check_fit(const mp_diffusion *model, mp_error *error) {
+/* Check that the pipeline has the text encoders that the transformer needs, and that their widths fit it. */
+static mp_status check_fit(const mp_diffusion *model, const mp_spec *spec, mp_error *error) {
+    static const char field[] = "text encoders";
     const mp_diff_encoder *l = &model->encoder[MP_DIFF_CLIP_L], *g = &model->encoder[MP_DIFF_CLIP_G],
                           *t5 = &model->encoder[MP_DIFF_T5];
-    if (model->flux) {
-        if (!l->layers || !t5->layers || g->layers || t5->hidden != model->text_width ||
-            l->hidden != model->pooled_width)
-            return fail_sizes("text encoders", error);
-        return MP_OK;
-    }
-    if (!l->layers || !g->layers || !l->projection || !g->projection || l->length != g->length ||
-        (t5->layers && t5->hidden != model->text_width) || l->hidden + g->hidden > model->text_width ||
-        l->projection + g->projection != model->pooled_width)
-        return fail_sizes("text encoders", error);
+    if (!l->layers || (model->flux ? !t5->layers || g->layers : !g->layers))
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, field,
+                            model->flux ? "clip_l and t5" : "clip_l and clip_g, with or without t5",
+                            "clip_l: %s, clip_g: %s, t5: %s", l->layers ? "yes" : "no", g->layers ? "yes" : "no",
+                            t5->layers ? "yes" : "no");
+    if (t5->layers && t5->hidden != model->text_width)
+        return refuse(spec, field, "a t5 of transformer.text_length components", t5->hidden, error);
+    if (model->flux)
+        return l->hidden == model->pooled_width
+                   ? MP_OK
+                   : refuse(spec, field, "a clip_l of transformer.pooled_length components", l->hidden, error);
+    if (l->length != g->length)
+        return refuse(spec, field, "a clip_g with the context_length of clip_l", g->length, error);
+    if (l->hidden + g->hidden > model->text_width)
+        return refuse(spec, field, "clip_l and clip_g of at most transformer.text_length components together",
+                      l->hidden + g->hidden, error);
+    if (!l->projection || !g->projection || l->projection + g->projection != model->pooled_width)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, field,
+                            "projections of clip_l and clip_g that add up to transformer.pooled_length",
+                            "%d and %d for %d", l->projection, g->projection, model->pooled_width);
     return MP_OK;
 }
 
@@ -300,7 +312,7 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **out, mp_error *
         MP_TRY_GOTO(read_encoder(model, args->spec, i, error));
     MP_TRY_GOTO(read_transformer(model, args->spec, error));
     MP_TRY_GOTO(read_decoder(model, args->spec, error));
-    MP_TRY_GOTO(check_fit(model, error));
+    MP_TRY_GOTO(check_fit(model, args->spec, error));
     MP_TRY_GOTO(check_biases(model, error));
     mp_progress_set(args->progress, "checking", 50);
     MP_TRY_GOTO(check_blocks(model, &parameters, error));
@@ -356,9 +368,8 @@ void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *m
         const char *dot = strchr(entry->name, '.');
         size_t length = dot ? (size_t)(dot - entry->name) : 0;
         const char *last = dot ? dot + 1 : "";
-        if (strcmp(last, "tokens") == 0 || strcmp(last, "positions") == 0) /* these tensors are used in place, in their
-                                                                            * files */
-            continue;
+        if (strcmp(last, "tokens") == 0 || strcmp(last, "positions") == 0)
+            continue; /* used in the mapped file */
         for (int s = 0; s < MP_DIFF_STAGES; s++)
             if (strlen(mp_diff_stage_name(s)) == length && strncmp(entry->name, mp_diff_stage_name(s), length) == 0)
                 stages[s] += bytes;

@@ -82,7 +82,7 @@ static mp_status encode(mp_diffusion_engine *engine, mp_item *item, mp_lease *le
             if (!mp_kernels_get()->all_finite(texts->rows, (int64_t)request->text_rows * request->text_width) ||
                 !mp_kernels_get()->all_finite(texts->pooled, request->pooled_width))
                 return mp_fail(error, MP_NUMERIC, "a text encoder produced NaN or infinity");
-            mp_diff_texts_complete(&engine->cache, state->texts[t]);
+            mp_diff_texts_complete(state->texts[t]);
             if (request->keep) {
                 memcpy(request->texts + (int64_t)t * request->text_rows * request->text_width, texts->rows,
                        (size_t)request->text_rows * (size_t)request->text_width * sizeof(float));

@@ -72,8 +72,6 @@ mp_status mp_text_build(const mp_diffusion *model, int which, int index, mp_buil
 
 static size_t floats(int64_t rows, int64_t n) { return (size_t)(rows * n) * sizeof(float); }
 
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
 static int32_t range_rows(int32_t T) { return T < MP_DIFF_ROWS ? T : MP_DIFF_ROWS; }
 
 /* Lay out the layer's shared scratch from *at on. Afterwards *at points to the memory for prepared activations. */
@@ -99,7 +97,7 @@ size_t mp_diff_text_scratch(const mp_diffusion *model, int which, const mp_diff_
 
 size_t mp_diff_text_own(const mp_diffusion *model, int which, int32_t T) {
     const mp_diff_encoder *e = &model->encoder[which];
-    return larger(mp_attention_scratch(&e->attention, T), floats(1, e->hidden));
+    return mp_larger(mp_attention_scratch(&e->attention, T), floats(1, e->hidden));
 }
 
 mp_status mp_diff_text_begin(mp_diff_text *text, mp_error *error) {

@@ -96,10 +96,7 @@ mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_requ
     return MP_OK;
 }
 
-void mp_diff_texts_complete(mp_diff_cache *cache, mp_diff_texts *texts) {
-    (void)cache;
-    texts->complete = true;
-}
+void mp_diff_texts_complete(mp_diff_texts *texts) { texts->complete = true; }
 
 void mp_diff_texts_release(mp_diff_cache *cache, mp_diff_texts *texts) {
     if (!texts || --texts->users > 0)

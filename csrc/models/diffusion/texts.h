@@ -34,7 +34,7 @@ void mp_diff_cache_init(mp_diff_cache *cache, mp_budget *budget);
  * embedding and call mp_diff_texts_complete. */
 mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_request *request, int t,
                             mp_diff_texts **texts, bool *known, mp_error *error);
-void mp_diff_texts_complete(mp_diff_cache *cache, mp_diff_texts *texts);
+void mp_diff_texts_complete(mp_diff_texts *texts);
 void mp_diff_texts_release(mp_diff_cache *cache, mp_diff_texts *texts); /* NULL is allowed */
 /* Forgets unused entries. Returns the bytes freed. */
 uint64_t mp_diff_cache_trim(mp_diff_cache *cache);

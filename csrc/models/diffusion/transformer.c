@@ -10,8 +10,6 @@ static const float EPS = MP_DIFF_EPS;
 
 static size_t floats(int64_t rows, int64_t n) { return mp_arena_cost((size_t)(rows * n) * sizeof(float)); }
 
-static size_t most(size_t a, size_t b) { return a > b ? a : b; }
-
 static int64_t chunk(int64_t rows) { return rows < MP_DIFF_ROWS ? rows : MP_DIFF_ROWS; }
 
 static int64_t image_rows(const mp_dit_pass *pass) { return (int64_t)pass->rows_high * pass->rows_wide; }
@@ -37,7 +35,7 @@ typedef struct buffers {
 static void lay_out(const mp_diffusion *model, int64_t all, uint8_t *at, buffers *r) {
     const int64_t H = model->hidden;
     r->modulation = mp_scratch_take(&at, floats(6, H));
-    r->modulation2 = mp_scratch_take(&at, most(floats(9, H), floats(2, MP_DIFF_WAVES)));
+    r->modulation2 = mp_scratch_take(&at, mp_larger(floats(9, H), floats(2, MP_DIFF_WAVES)));
     r->normed = mp_scratch_take(&at, floats(all, H));
     r->normed2 = mp_scratch_take(&at, floats(all, H));
     r->qkv = mp_scratch_take(&at, floats(all, 3 * H));
@@ -74,12 +72,12 @@ size_t mp_dit_scratch(const mp_diffusion *model, const mp_diff_block *ends, cons
         count = sizeof single / sizeof *single;
     }
     for (int i = 0; i < count; i++)
-        acts = most(acts, mp_diff_linear_scratch(list[i], all));
+        acts = mp_larger(acts, mp_diff_linear_scratch(list[i], all));
     return fixed + mp_arena_cost(acts);
 }
 
 size_t mp_dit_own(const mp_diffusion *model, int64_t rows) {
-    return most(mp_arena_cost(mp_attn_full_scratch((int)rows, model->head_dim)), floats(2, model->hidden));
+    return mp_larger(mp_arena_cost(mp_attn_full_scratch((int)rows, model->head_dim)), floats(2, model->hidden));
 }
 
 /* ---- positions and times ----------------------------------------------------------------------------------------- */

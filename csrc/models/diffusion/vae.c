@@ -11,8 +11,6 @@ static const float EPS = 1e-6f;
 
 static size_t floats(int64_t rows, int64_t n) { return mp_arena_cost((size_t)(rows * n) * sizeof(float)); }
 
-static size_t most(size_t a, size_t b) { return a > b ? a : b; }
-
 mp_status mp_vae_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
                        mp_error *error) {
     const mp_vae_op *op = &model->ops[index];
@@ -91,8 +89,8 @@ size_t mp_vae_scratch(const mp_diffusion *model, const mp_diff_block *block, int
     uint8_t *const start = (uint8_t *)64; /* any aligned address: only differences count */
     size_t norm = (size_t)((uint8_t *)lay_out(op, pixels, start).acts - start), products = 0;
     if (op->kind == MP_VAE_ATTENTION)
-        products = most(mp_diff_linear_scratch(&block->as.vae.qkv, pixels),
-                        mp_diff_linear_scratch(&block->as.vae.out, pixels));
+        products = mp_larger(mp_diff_linear_scratch(&block->as.vae.qkv, pixels),
+                             mp_diff_linear_scratch(&block->as.vae.out, pixels));
     return norm + mp_arena_cost(products);
 }
 
@@ -102,7 +100,7 @@ size_t mp_vae_own(const mp_diffusion *model, const mp_diff_block *block, int ind
     if (op->kind == MP_VAE_ATTENTION)
         return mp_attn_full_scratch((int)pixels, op->in);
     const size_t bytes = mp_conv_scratch(&b->conv[0]); /* a shortcut has the same inputs and a ninth of the weights */
-    return op->kind == MP_VAE_RESIDUAL ? most(bytes, mp_conv_scratch(&b->conv[1])) : bytes;
+    return op->kind == MP_VAE_RESIDUAL ? mp_larger(bytes, mp_conv_scratch(&b->conv[1])) : bytes;
 }
 
 static bool convolve(mp_diff_thread *l, const mp_conv *conv, const float *x, int high, int wide, bool doubled,

@@ -1,7 +1,8 @@
 /* encoder/dedup.h: computes identical texts of a step once, and reuses the vectors of recent steps. Texts are identical
- * if their ids, their adapter, the tokens excluded from pooling and the postprocessing of the vector are equal; the
- * compute type is the same for all texts of an engine. By the numeric contract, a shared vector has the bits that a
- * separate computation would give. Only texts whose one output is the pooled vector are shared.
+ * if their ids, their adapter, the start of the second text of a pair, the attended tokens, the tokens excluded from
+ * pooling and the postprocessing of the vector are equal; the compute type is the same for all texts of an engine. By
+ * the numeric contract, a shared vector has the bits that a separate computation would give. Only texts whose one
+ * output is the pooled vector are shared.
  *
  * Each engine has one; only the engine's worker uses it. If there is no memory for recent results, none are kept. */
 #ifndef MP_MODELS_ENCODER_DEDUP_H

@@ -7,8 +7,6 @@
 
 #include "models/nn/scratch.h"
 
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
 /* Columns of the widest scratch rows: queries, keys and values; scores of latents; normed outputs of a sublayer. */
 static int32_t wide(const mp_encoder *model) {
     const int32_t latents = model->latent.heads * model->latent.count;
@@ -21,7 +19,7 @@ static size_t inner_bytes(const mp_encoder *model, int M) {
     size_t most = mp_mlp_scratch(&model->latent.mlp, M);
     for (int i = 0; i < model->layer_count; i++)
         if (i == 0 || !model->layers[i].experts)
-            most = larger(most, mp_mlp_scratch(&model->layers[i].base.mlp, M));
+            most = mp_larger(most, mp_mlp_scratch(&model->layers[i].base.mlp, M));
     return most;
 }
 
@@ -31,8 +29,8 @@ static int32_t mixed_width(const mp_encoder *model) {
 }
 
 static size_t latent_acts(const mp_latent_attention *latent, int M) {
-    return larger(larger(mp_linear_scratch(&latent->scores, M), mp_linear_scratch(&latent->values, M)),
-                  larger(mp_linear_scratch(&latent->mlp.up, M), mp_linear_scratch(&latent->mlp.down, M)));
+    return mp_larger(mp_larger(mp_linear_scratch(&latent->scores, M), mp_linear_scratch(&latent->values, M)),
+                     mp_larger(mp_linear_scratch(&latent->mlp.up, M), mp_linear_scratch(&latent->mlp.down, M)));
 }
 
 /* Returns true if the outputs need the product of the sparse head. */
@@ -55,14 +53,14 @@ static size_t adapter_scratch(const mp_encoder *model, int M) {
  * upper bound of both. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, unsigned outputs) {
     size_t rows = (size_t)M * sizeof(float);
-    size_t acts = larger(mp_transformer_acts(&model->layers[0].base, M), latent_acts(&model->latent, M));
-    acts = larger(acts, mp_linear_scratch(&model->projection, M));
+    size_t acts = mp_larger(mp_transformer_acts(&model->layers[0].base, M), latent_acts(&model->latent, M));
+    acts = mp_larger(acts, mp_linear_scratch(&model->projection, M));
     for (int i = 0; i < model->layer_count; i++)
         if (model->layers[i].experts)
-            acts = larger(acts, mp_experts_scratch(model->layers[i].experts, M));
+            acts = mp_larger(acts, mp_experts_scratch(model->layers[i].experts, M));
     size_t sparse = 0;
     if (multiplies(model, outputs)) {
-        acts = larger(acts, mp_linear_scratch(&model->sparse_head.output, M));
+        acts = mp_larger(acts, mp_linear_scratch(&model->sparse_head.output, M));
         sparse = mp_arena_cost(rows * (size_t)model->sparse_head.chain.out) +
                  mp_arena_cost((size_t)M * sizeof(mp_sparse_text)) +
                  mp_arena_cost((size_t)M * (size_t)threads * sizeof(int32_t));
@@ -80,15 +78,15 @@ static size_t panel_scratch(const mp_encoder *model) {
 }
 
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned outputs) {
-    size_t most = larger(mp_attention_scratch(&model->attention, T), mp_head_scratch(&model->head) * sizeof(float));
+    size_t most = mp_larger(mp_attention_scratch(&model->attention, T), mp_head_scratch(&model->head) * sizeof(float));
     if (outputs & (MP_EMBED_ROWS | MP_EMBED_SPARSE))
-        most = larger(most, mp_heads_scratch(&model->row_head, &model->sparse_head) * sizeof(float));
+        most = mp_larger(most, mp_heads_scratch(&model->row_head, &model->sparse_head) * sizeof(float));
     if (multiplies(model, outputs))
-        most = larger(most, mp_linear_tile(M) * sizeof(float));
+        most = mp_larger(most, mp_linear_tile(M) * sizeof(float));
     for (int i = 0; i < model->layer_count; i++)
         if (model->layers[i].experts)
-            most = larger(most, mp_experts_thread_scratch(model->layers[i].experts));
-    return panel_scratch(model) + mp_arena_cost(larger(most, (size_t)model->embedding.n * sizeof(float)));
+            most = mp_larger(most, mp_experts_thread_scratch(model->layers[i].experts));
+    return panel_scratch(model) + mp_arena_cost(mp_larger(most, (size_t)model->embedding.n * sizeof(float)));
 }
 
 /* A thread's view of a pass: the group, and its own range of rows. */
@@ -211,7 +209,7 @@ static void add_attended(const pass *p, const mp_transformer_layer *layer) {
 }
 
 /* Experts add to the residual stream, so they must not read their input from it: they read a copy of the rows. */
-static void experts_half(const pass *p, const mp_encoder_layer *layer, const float *x) {
+static void add_experts(const pass *p, const mp_encoder_layer *layer, const float *x) {
     const int64_t n = p->model->hidden;
     float *const sum = p->rows.x, *const mixed = p->rows.mixed;
     if (x == sum)
@@ -240,7 +238,7 @@ static void layer_post_norm(pass *p, const mp_encoder_layer *layer) {
     }
     mp_row_meet(&p->context);
     if (layer->experts) {
-        experts_half(p, layer, rows->x);
+        add_experts(p, layer, rows->x);
     } else {
         mp_mlp_forward(&p->context, &layer->base.mlp, rows->x, n, rows->M, rows->inner, &sum);
         mp_row_meet(&p->context);
@@ -256,7 +254,7 @@ static void layer_pre_norm(pass *p, const mp_encoder_layer *layer) {
     rotate_and_attend(p, layer);
     if (layer->experts) {
         add_attended(p, &layer->base);
-        experts_half(p, layer, mp_transformer_normed(&p->context, &layer->base.ffn_norm, &p->rows));
+        add_experts(p, layer, mp_transformer_normed(&p->context, &layer->base.ffn_norm, &p->rows));
         return;
     }
     mp_transformer_after(&p->context, &layer->base, &p->rows);
@@ -444,8 +442,8 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, mp_enco
         p.input = mp_scratch_take(&at, rows * (size_t)model->hidden);
     mp_row_span *spans = mp_scratch_take(&at, (size_t)M * sizeof *spans);
     p.wanted = mp_scratch_take(&at, (size_t)M * sizeof *p.wanted);
-    for (int t = 0; t < count && thread->index == 0; t++) /* only thread 0 writes `spans`; the others read it after the
-                                                           * first barrier */
+    /* only thread 0 writes `spans`; the others read it after the first barrier */
+    for (int t = 0; t < count && thread->index == 0; t++)
         spans[t] = (mp_row_span){.row0 = texts[t].row,
                                  .rows = texts[t].n,
                                  .keys = texts[t].attended < texts[t].n ? texts[t].attended : 0};

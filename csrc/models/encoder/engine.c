@@ -274,8 +274,7 @@ static mp_status check_files(const mp_encoder *model, bool unpacked, mp_error *e
     MP_TRY(mp_weights_whole(model->weights, error));
     const bool experts_changed = model->experts > 0 && !mp_weights_unchanged(model->weights); /* each step reads them */
     if (mp_stored_corrupted(model->stored) || (unpacked && !mp_stored_sound(model->stored)) || experts_changed)
-        return mp_fail(error, MP_INTEGRITY, "a model file was changed or truncated while it was in use; unload "
-                       "the model, then load it again");
+        return mp_engine_fail_changed(error);
     return MP_OK;
 }
 

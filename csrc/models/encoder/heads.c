@@ -24,7 +24,8 @@ static mp_status read_skipped(mp_sparse_head *head, const mp_spec *spec, mp_erro
         return MP_OK;
     if (value->type != MP_VALUE_INTS || value->count > MP_SPARSE_MOST_SKIPPED)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.sparse_skipped", "at most 64 token ids",
-                            "%s", "something else");
+                            value->type == MP_VALUE_INTS ? "%llu ids" : "another type",
+                            (unsigned long long)value->count);
     for (uint64_t i = 0; i < value->count; i++) {
         const int64_t id = value->as.integers[i];
         if (id < 0 || id >= head->vocab)

@@ -151,8 +151,8 @@ mp_status mp_latent_attention_init(mp_latent_attention *latent, mp_builder *buil
     const uint64_t bytes = product_bytes(latent) / 2;
     const mp_tensor scores = {MP_F32, 2, {all, D}, (const uint8_t *)latent->products[0], bytes};
     const mp_tensor values = {MP_F32, 2, {D, all}, (const uint8_t *)latent->products[1], bytes};
-    MP_TRY(mp_builder_linear_of(builder, &latent->scores, &scores, error));
-    MP_TRY(mp_builder_linear_of(builder, &latent->values, &values, error));
+    MP_TRY(mp_builder_linear_of(builder, &latent->scores, "latent.to_q.weight", &scores, error));
+    MP_TRY(mp_builder_linear_of(builder, &latent->values, "latent.to_out.weight", &values, error));
     const mp_norm like = {.n = hidden, .eps = latent->eps};
     mp_mlp *mlp = &latent->mlp;
     MP_TRY(mp_builder_linear(builder, &mlp->up, "latent.ffn_gate.weight", "latent.ffn_gate.bias", mlp->ffn, hidden,

@@ -60,9 +60,8 @@ static mp_status read_heads(mp_encoder *model, const mp_spec *spec, mp_error *er
     MP_TRY(mp_spec_int(spec, "{arch}.attention.value_length", 0, MAX_WIDTH, &key, &value, error));
     if (key == 0 || heads * key > MAX_WIDTH)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
-                            "a divisor of the width, with heads of together at most 65,536 components",
-                            "%lld of width %lld",
-                            (long long)heads, (long long)hidden);
+                            "a divisor of the width; all heads together have at most 65,536 components",
+                            "%lld of width %lld", (long long)heads, (long long)hidden);
     if (heads % kv_heads || value != key)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count_kv",
                             "a divisor of the heads, with values as long as keys", "%lld of %lld heads",
@@ -135,7 +134,7 @@ static mp_status read_hyper(mp_encoder *model, const mp_spec *spec, mp_error *er
     model->eps = (float)eps;
     model->embedding.n = (int32_t)embedding;
     model->embedding.scale = (float)embedding_scale;
-    MP_TRY(mp_model_activation(spec, "mpool.activation", &model->act, error));
+    MP_TRY(mp_model_activation(spec, "mpool.activation", "gelu", &model->act, error));
     MP_TRY(read_experts(model, spec, error));
     MP_TRY(read_order(model, spec, error));
     return read_heads(model, spec, error);

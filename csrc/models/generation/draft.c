@@ -73,12 +73,12 @@ void mp_draft_deinit(mp_draft_index *index, mp_budget *budget) {
     *index = (mp_draft_index){0};
 }
 
-int mp_draft_sureness(const float *logits, int32_t vocab, int32_t *likeliest) {
-    static const float differences[MP_DRAFT_SURE - 1] = {0.5f, 1.5f, 3, 6};
+int mp_draft_confidence(const float *logits, int32_t vocab, int32_t *likeliest) {
+    static const float differences[MP_DRAFT_CLASSES - 1] = {0.5f, 1.5f, 3, 6};
     enum { WIDTH = 16 }; /* independent maxima, which the compiler keeps in vectors */
     float first[WIDTH], second[WIDTH];
     int32_t id = 0;
-    int sureness = 0;
+    int confidence = 0;
     for (int i = 0; i < WIDTH; i++)
         first[i] = second[i] = -INFINITY;
     for (; id + WIDTH <= vocab; id += WIDTH)
@@ -102,7 +102,7 @@ int mp_draft_sureness(const float *logits, int32_t vocab, int32_t *likeliest) {
     *likeliest = 0;
     while (*likeliest + 1 < vocab && logits[*likeliest] != best)
         ++*likeliest;
-    while (sureness < MP_DRAFT_SURE - 1 && best - next >= differences[sureness])
-        sureness++;
-    return sureness;
+    while (confidence < MP_DRAFT_CLASSES - 1 && best - next >= differences[confidence])
+        confidence++;
+    return confidence;
 }

@@ -13,9 +13,9 @@
 enum {
     MP_DRAFT_SHORT = 2,
     MP_DRAFT_LONG = 3,
-    MP_DRAFT_RUN = 16, /* longest match length that is reported: callers do not distinguish longer ones */
-    MP_DRAFT_MOST = 15, /* maximum number of draft tokens */
-    MP_DRAFT_SURE = 5   /* number of confidence classes: see mp_draft_sureness */
+    MP_DRAFT_RUN = 16,    /* longest match length that is reported: callers do not distinguish longer ones */
+    MP_DRAFT_MOST = 15,   /* maximum number of draft tokens */
+    MP_DRAFT_CLASSES = 5, /* confidence classes: see mp_draft_confidence */
 };
 
 typedef struct mp_draft_index { /* zero-initialise */
@@ -32,8 +32,8 @@ int mp_draft_find(mp_draft_index *index, mp_budget *budget, const int32_t *token
                   int32_t *draft, int *run);
 void mp_draft_deinit(mp_draft_index *index, mp_budget *budget);
 
-/* Returns the confidence class of a draft model's likeliest token, 0 to MP_DRAFT_SURE - 1, by the difference between
+/* Returns the confidence class of a draft model's likeliest token, 0 to MP_DRAFT_CLASSES - 1, by the difference between
  * the two largest logits [vocab]. Sets *likeliest to that token, the lowest id on a tie. */
-int mp_draft_sureness(const float *logits, int32_t vocab, int32_t *likeliest);
+int mp_draft_confidence(const float *logits, int32_t vocab, int32_t *likeliest);
 
 #endif

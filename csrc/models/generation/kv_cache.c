@@ -11,8 +11,8 @@ void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget)
     /* never 0: a block in use has memory even if all layers are windowed */
     cache->block_bytes = group->layers > 0 ? (size_t)group->layers * layer : MP_KV_BLOCK;
     cache->window_bytes = (size_t)group->window_layers * layer;
-    mp_kv_arena_init(&cache->of_blocks, cache->block_bytes, budget);
-    mp_kv_arena_init(&cache->of_windows, cache->window_bytes, budget);
+    mp_kv_arena_init(&cache->block_arena, cache->block_bytes, budget);
+    mp_kv_arena_init(&cache->window_arena, cache->window_bytes, budget);
 }
 
 static void drop_tables(mp_kv_cache *cache) {
@@ -33,15 +33,15 @@ static void drop_tables(mp_kv_cache *cache) {
 void mp_kv_deinit(mp_kv_cache *cache) {
     for (uint32_t i = 0; i < cache->blocks; i++) {
         if (cache->memory[i])
-            mp_kv_arena_give(&cache->of_blocks, cache->memory[i]);
+            mp_kv_arena_give(&cache->block_arena, cache->memory[i]);
         if (cache->window_bytes && cache->window_memory[i])
-            mp_kv_arena_give(&cache->of_windows, cache->window_memory[i]);
+            mp_kv_arena_give(&cache->window_arena, cache->window_memory[i]);
     }
     while (cache->spare_count > 0)
-        mp_kv_arena_give(&cache->of_windows, cache->spare[--cache->spare_count]);
+        mp_kv_arena_give(&cache->window_arena, cache->spare[--cache->spare_count]);
     drop_tables(cache);
-    mp_kv_arena_deinit(&cache->of_blocks);
-    mp_kv_arena_deinit(&cache->of_windows);
+    mp_kv_arena_deinit(&cache->block_arena);
+    mp_kv_arena_deinit(&cache->window_arena);
 }
 
 static bool grow_list(uint32_t **list, uint32_t capacity) {
@@ -102,10 +102,10 @@ static mp_status take_block(mp_kv_cache *cache, uint32_t *id, bool *zero, mp_err
         return MP_OK;
     }
     void *memory;
-    MP_TRY(mp_kv_arena_take(&cache->of_blocks, &memory, zero, error));
+    MP_TRY(mp_kv_arena_take(&cache->block_arena, &memory, zero, error));
     mp_status status = empty_id(cache, id, error);
     if (status != MP_OK) {
-        mp_kv_arena_give(&cache->of_blocks, memory);
+        mp_kv_arena_give(&cache->block_arena, memory);
         return status;
     }
     cache->memory[*id] = memory;
@@ -118,7 +118,7 @@ static mp_status add_window(mp_kv_cache *cache, uint32_t id, mp_error *error) {
     if (cache->spare_count > 0)
         *part = cache->spare[--cache->spare_count];
     else
-        MP_TRY(mp_kv_arena_take(&cache->of_windows, part, &zero, error));
+        MP_TRY(mp_kv_arena_take(&cache->window_arena, part, &zero, error));
     if (!zero)
         memset(*part, 0, cache->window_bytes);
     cache->seen[id] = 1;
@@ -170,10 +170,10 @@ void mp_kv_give(mp_kv_cache *cache, uint32_t id) {
 size_t mp_kv_release(mp_kv_cache *cache) {
     size_t bytes = 0;
     while (bytes == 0 && cache->spare_count > 0)
-        bytes = mp_kv_arena_give(&cache->of_windows, cache->spare[--cache->spare_count]);
+        bytes = mp_kv_arena_give(&cache->window_arena, cache->spare[--cache->spare_count]);
     while (bytes == 0 && cache->free_count > 0) {
         const uint32_t id = cache->free_ids[--cache->free_count];
-        bytes = mp_kv_arena_give(&cache->of_blocks, cache->memory[id]);
+        bytes = mp_kv_arena_give(&cache->block_arena, cache->memory[id]);
         cache->memory[id] = NULL;
         cache->empty_ids[cache->empty_count++] = id;
     }
@@ -186,8 +186,8 @@ uint64_t mp_kv_trim(mp_kv_cache *cache) {
         bytes += more;
     if (cache->empty_count == cache->blocks) {
         drop_tables(cache);
-        mp_kv_arena_deinit(&cache->of_blocks);
-        mp_kv_arena_deinit(&cache->of_windows);
+        mp_kv_arena_deinit(&cache->block_arena);
+        mp_kv_arena_deinit(&cache->window_arena);
     }
     return bytes;
 }

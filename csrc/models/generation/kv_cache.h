@@ -43,7 +43,7 @@ typedef struct mp_kv_cache {
     size_t block_bytes, window_bytes; /* bytes of a block without its window part, and of the window part; 0 = no window
                                        * part */
     mp_budget *budget;
-    mp_kv_arena of_blocks, of_windows; /* memory of the blocks, and of the window parts */
+    mp_kv_arena block_arena, window_arena; /* memory of the blocks, and of the window parts */
     void **memory;                     /* [blocks] */
     uint32_t *references; /* [blocks]; 0 = free */
     void **window_memory; /* [blocks]; NULL = released. Without window layers, this list, `seen` and `spare` are NULL */
@@ -67,9 +67,9 @@ void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* drops a reference; the las
  * `from` to block `id`, which must have none. `seen` must be 0 for each of these blocks. */
 void mp_kv_forget(mp_kv_cache *cache, uint32_t id);
 void mp_kv_move(mp_kv_cache *cache, uint32_t from, uint32_t id);
-/* Gives unused window parts, or else free blocks, back to their arena until a region becomes empty, and so returns to
- * the budget and to the system. Returns the bytes released; 0 if no region became empty: nothing is unused any more
- * then, but regions with blocks in use may have room for more. */
+/* Gives unused window parts, then free blocks, back to their arenas until one region is empty, which returns to the
+ * budget and to the system. Returns the bytes of that region. 0: no region became empty, and nothing is unused any
+ * more; regions with blocks in use may have free slots. */
 size_t mp_kv_release(mp_kv_cache *cache);
 /* Releases all unused window parts and free blocks, and the tables if no block has memory any more. Returns the bytes
  * released. */
@@ -77,7 +77,7 @@ uint64_t mp_kv_trim(mp_kv_cache *cache);
 
 /* Returns the bytes charged to the budget. */
 static inline uint64_t mp_kv_charged(const mp_kv_cache *cache) {
-    return cache->of_blocks.bytes + cache->of_windows.bytes;
+    return cache->block_arena.bytes + cache->window_arena.bytes;
 }
 
 /* Returns true if the block has its window part, or the cache has no window layers. */

@@ -4,7 +4,7 @@ static const double MARGIN = 1.02;    /* minimum expected speed-up by drafts, be
 static const double TRIAL = 0.01;     /* share of the decode time that unprofitable drafts may cost */
 static const double OPENING = 2;      /* initial balance, in decode steps: pays for the first attempts, before anything
                                        * is measured */
-static const double MODEL_OPENING = 4; /* the same with a draft model, whose attempts cost more */
+static const double MODEL_OPENING = 4; /* initial balance of a draft model, whose attempts cost more */
 static const double MOST_DRIFT = 0.2; /* maximum drift taken from one step, so that one delayed step does not distort
                                        * the estimates */
 static const double RESERVE = 8;      /* maximum balance, in decode steps */
@@ -25,7 +25,7 @@ void mp_speculation_init(mp_speculation *s, mp_speculate mode) {
 /* Returns the row of odds of draft token i. */
 static int odds_row(const mp_draft *draft, int i) {
     if (draft->of_model)
-        return MP_ODDS_LOOKUP + draft->sure[i];
+        return MP_ODDS_LOOKUP + draft->confidence[i];
     int run = draft->run + i;
     return run <= 2 ? 0 : run <= 4 ? 1 : run <= 8 ? 2 : 3;
 }
@@ -42,6 +42,22 @@ bool mp_speculation_open(const mp_speculation *s, int sequences, int rows) {
     if (s->mode == MP_SPECULATE_OFF || rows >= MP_DRAFT_ROWS)
         return false;
     return s->mode == MP_SPECULATE_ALWAYS || (rows == sequences && s->plain[rows].seen && s->balance_ns > 0);
+}
+
+/* Records one of the first FIRST measurements. Keeps the minimum, because disturbances only lengthen a step. Returns
+ * false, and records nothing, after these. */
+static bool record_first(mp_pace *pace, double ns) {
+    if (pace->seen >= FIRST)
+        return false;
+    pace->ns = pace->seen == 0 || ns < pace->ns ? ns : pace->ns;
+    pace->seen++;
+    return true;
+}
+
+/* Returns the relative difference of a measurement from the estimate, within MOST_DRIFT. */
+static double drift_of(const mp_pace *pace, double ns) {
+    const double drift = ns / pace->ns - 1;
+    return drift > MOST_DRIFT ? MOST_DRIFT : drift < -MOST_DRIFT ? -MOST_DRIFT : drift;
 }
 
 /* Returns the time of a step of `rows` rows with drafts: measured, or interpolated from the nearest measurements. */
@@ -234,14 +250,8 @@ void mp_speculation_model_pass(mp_speculation *s, int rows, uint64_t took_ns) {
     const double ns = (double)took_ns;
     s->model_balance_ns -= ns;
     s->model_step = true;
-    if (pace->seen < FIRST) {
-        pace->ns = pace->seen == 0 || ns < pace->ns ? ns : pace->ns;
-        pace->seen++;
-        return;
-    }
-    double drift = ns / pace->ns - 1;
-    drift = drift > MOST_DRIFT ? MOST_DRIFT : drift < -MOST_DRIFT ? -MOST_DRIFT : drift;
-    pace->ns *= 1 + drift / 16;
+    if (!record_first(pace, ns))
+        pace->ns *= 1 + drift_of(pace, ns) / 16;
 }
 
 /* ---- measured steps ---------------------------------------------------------------------------------------------- */
@@ -253,13 +263,9 @@ void mp_speculation_account(mp_speculation *s, int sequences, int checked, int a
         return;
     mp_pace *pace = checked ? &s->drafted[sequences + checked] : &s->plain[sequences];
     double ns = (double)took_ns;
-    if (pace->seen < FIRST) { /* minimum of the first measurements: disturbances only lengthen a step */
-        pace->ns = pace->seen == 0 || ns < pace->ns ? ns : pace->ns;
-        pace->seen++;
-    } else { /* correct all estimates by 1/8 of the drift, which usually affects all steps, and this one by another
-              * 1/32 */
-        double drift = ns / pace->ns - 1;
-        drift = drift > MOST_DRIFT ? MOST_DRIFT : drift < -MOST_DRIFT ? -MOST_DRIFT : drift;
+    if (!record_first(pace, ns)) {
+        /* drift usually affects all steps: correct all estimates by 1/8 of it, and this one by another 1/32 */
+        const double drift = drift_of(pace, ns);
         for (int i = 1; i <= MP_DRAFT_ROWS; i++) {
             s->plain[i].ns *= 1 + drift / 8;
             s->drafted[i].ns *= 1 + drift / 8;
@@ -269,11 +275,11 @@ void mp_speculation_account(mp_speculation *s, int sequences, int checked, int a
     if (!s->plain[sequences].seen)
         return;
     double base = s->plain[sequences].ns;
-    if (!s->opened)
+    if (!s->opened) {
         s->balance_ns = OPENING * base;
-    if (!s->opened)
         s->model_balance_ns = MODEL_OPENING * base;
-    s->opened = true;
+        s->opened = true;
+    }
     s->balance_ns += TRIAL * base;
     s->model_balance_ns += TRIAL * base;
     *balance += accepted * base / sequences;

@@ -29,8 +29,8 @@
 
 enum {
     MP_DRAFT_ROWS = 32, /* maximum rows of a pass with drafts: more rows are never cheap */
-    MP_ODDS_LOOKUP = 4,                              /* rows of odds by match length */
-    MP_ODDS_MEAN = MP_ODDS_LOOKUP + MP_DRAFT_SURE,   /* row of the draft model's tokens of all classes */
+    MP_ODDS_LOOKUP = 4, /* rows of odds by match length; the rows by confidence class follow */
+    MP_ODDS_MEAN = MP_ODDS_LOOKUP + MP_DRAFT_CLASSES, /* row of the draft model's tokens of all classes */
     MP_ODDS = MP_ODDS_MEAN + 1
 };
 
@@ -38,7 +38,7 @@ typedef struct mp_draft { /* state of a sequence; zero-initialise */
     int32_t tokens[MP_DRAFT_MOST];
     int count, run;      /* number of draft tokens; match length from mp_draft_find */
     bool of_model;       /* the draft model proposed the tokens */
-    uint8_t sure[MP_DRAFT_MOST]; /* confidence classes of these tokens: see mp_draft_sureness */
+    uint8_t confidence[MP_DRAFT_MOST]; /* class of each token of the draft model: see mp_draft_confidence */
     float odds[MP_ODDS]; /* 0 = unknown */
     uint32_t learned;    /* tokens that the draft model has proposed */
 } mp_draft;

@@ -53,8 +53,8 @@ static void append_byte(mp_stream *stream, uint8_t byte) {
             }
             return;
         }
-        put_replacement(stream); /* one U+FFFD replaces the longest valid beginning of a character, as in Python's
-                                  * decoder */
+        /* one U+FFFD replaces the longest valid beginning of a character, as in Python's decoder */
+        put_replacement(stream);
         stream->pending_bytes = 0;
     }
     int length = character_bytes(byte);

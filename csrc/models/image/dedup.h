@@ -29,7 +29,7 @@ typedef struct mp_image_dedup {
     uint64_t hash_key[2];
 } mp_image_dedup;
 
-/* The engine's, for tests. `engine` must come from mp_vit_engine. */
+/* Returns the state of an engine, for tests. `engine` must come from mp_vit_engine. */
 mp_image_dedup *mp_vit_engine_dedup(mp_engine *engine);
 /* Allocates nothing. */
 void mp_image_dedup_init(mp_image_dedup *dedup, mp_budget *budget);

@@ -83,8 +83,8 @@ static large_image *large_of(vit_engine *engine, const mp_item *item) {
 static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, int32_t width, mp_error *error) {
     const int32_t side = model->grid * model->patch;
     if (!model->any_size && (height != side || width != side))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, the model takes %d x %d", image, width,
-                       height, side, side);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, allowed: %d x %d", image, width, height,
+                       side, side);
     if (height < model->patch || width < model->patch)
         return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, allowed: at least %d per side", image,
                        width, height, model->patch);
@@ -228,8 +228,8 @@ static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uin
     }
     if (!first)
         return NULL;
-    forget_large(engine, engine->large); /* the slot's item is not among `items` now, so another request takes the
-                                          * slot */
+    /* the item of slot 0 is not among `items` now */
+    forget_large(engine, engine->large);
     engine->large->item = first;
     return engine->large;
 }
@@ -261,7 +261,7 @@ static bool has_more(const mp_plan *plan) {
     return false;
 }
 
-/* Takes the last images out of a plan of `images` if they would keep only a part of the threads busy, while the others
+/* Takes the last images out of a plan of `images` if they would keep only some threads busy, while the other threads
  * wait for the end of the step. The next step computes them beside further images, or a single one on all threads:
  * three images on two threads take as long as four, but two and then one take as long as three. Returns the number of
  * images that remain. */

@@ -42,15 +42,20 @@ static mp_status read_three(const mp_spec *spec, const char *key, float fallback
         out[c] = fallback;
     if (!value)
         return MP_OK;
-    bool ok = value->type == MP_VALUE_FLOATS && value->count == MP_IMAGE_CHANNELS;
+    const char *allowed = positive ? "three finite numbers above 0" : "three finite numbers";
+    bool ok = true;
+    if (value->type != MP_VALUE_FLOATS || value->count != MP_IMAGE_CHANNELS)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, allowed,
+                            value->type == MP_VALUE_FLOATS ? "%llu numbers" : "another type",
+                            (unsigned long long)value->count);
     for (int c = 0; ok && c < MP_IMAGE_CHANNELS; c++) {
         out[c] = (float)value->as.reals[c];
         ok = isfinite(out[c]) && (!positive || out[c] > 0);
     }
     if (ok)
         return MP_OK;
-    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key,
-                        positive ? "three numbers above 0" : "three numbers", "%s", "something else");
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, allowed, "%g, %g, %g", value->as.reals[0],
+                        value->as.reals[1], value->as.reals[2]);
 }
 
 /* Round as the image processors of the transformers library do: multiply the byte by the factor in double, then convert
@@ -99,8 +104,7 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     MP_TRY(mp_spec_bool(spec, "mpool.image.gated", &no, &model->gated, error));
     if (hidden % heads)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
-                            "a divisor of the width", "%lld of width %lld",
-                            (long long)heads, (long long)hidden);
+                            "a divisor of the width", "%lld of width %lld", (long long)heads, (long long)hidden);
     model->layer_count = (int32_t)layers;
     model->hidden = (int32_t)hidden;
     model->heads = (int32_t)heads;
@@ -119,7 +123,7 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     if (model->axial)
         MP_TRY(read_axes(model, spec, error));
     model->eps = (float)eps;
-    MP_TRY(mp_model_activation(spec, "mpool.image.activation", &model->act, error));
+    MP_TRY(mp_model_activation(spec, "mpool.image.activation", "gelu", &model->act, error));
     return read_pixels(model, spec, error);
 }
 
@@ -190,7 +194,7 @@ static mp_status read_halves(mp_vit *model, mp_builder *builder, mp_error *error
             to[i] += sum[n + i];
     }
     model->frames = 1;
-    return mp_builder_linear_taken(builder, &model->patches, sum, model->hidden, inputs, error);
+    return mp_builder_linear_taken(builder, &model->patches, "v.patch_embd.weight", sum, model->hidden, inputs, error);
 }
 
 static mp_status read_embeddings(mp_vit *model, mp_builder *builder, uint32_t flags, bool norm, mp_error *error) {
@@ -295,8 +299,8 @@ mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error)
         MP_TRY_GOTO(read_pool(model, &builder, error));
     MP_TRY_GOTO(mp_head_init(&model->head, &builder, model->hidden, error));
     if (model->head.modes != 1 || model->head.mode[0] != MP_POOL_CLS) {
-        status = mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.pooling", "cls", "%s",
-                              "another");
+        status = mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.pooling", "cls",
+                              "another pooling");
         goto cleanup;
     }
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));

@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "models/nn/scratch.h"
+
 enum { EMBED, BEFORE, ATTEND, AFTER };
 
 /* An attention part is a range of rows of one head. It has at most PART_OPS operations, but at least PART_GRAINS grains
@@ -34,8 +36,6 @@ static mp_attention attention_of(const mp_vit *model) {
                           .scale = 1 / sqrtf((float)model->head_dim)};
 }
 
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
 static int inner_width(const mp_vit *model) { return model->gated ? 2 * model->ffn : model->ffn; }
 
 static size_t row_bytes(const mp_vit *model, int M) {
@@ -45,7 +45,7 @@ static size_t row_bytes(const mp_vit *model, int M) {
 size_t mp_vit_state_bytes(const mp_vit *model, int M) { return 5 * row_bytes(model, M); }
 
 static size_t inner_bytes(const mp_vit *model, int part_rows) {
-    size_t width = larger(larger((size_t)inner_width(model), (size_t)model->patches.K), (size_t)model->hidden);
+    size_t width = mp_larger(mp_larger((size_t)inner_width(model), (size_t)model->patches.K), (size_t)model->hidden);
     return mp_arena_cost((size_t)part_rows * width * sizeof(float));
 }
 
@@ -59,7 +59,7 @@ size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count) {
     size_t acts = mp_transformer_acts(&model->layers[0].base, part_rows);
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++)
         if (linears[i]->parts)
-            acts = larger(acts, mp_linear_scratch(linears[i], part_rows));
+            acts = mp_larger(acts, mp_linear_scratch(linears[i], part_rows));
     return wanted_bytes(count) + inner_bytes(model, part_rows) + mp_arena_cost(acts);
 }
 
@@ -68,7 +68,7 @@ size_t mp_vit_thread_scratch(const mp_vit *model, int T) {
     size_t attention = mp_attention_scratch(&shape, T);
     size_t head = mp_arena_cost((size_t)model->hidden * sizeof(float)) + mp_head_scratch(&model->head) * sizeof(float);
     size_t position = mp_vit_position_scratch(model) * sizeof(float);
-    return mp_arena_cost(larger(larger(attention, head), position));
+    return mp_arena_cost(mp_larger(mp_larger(attention, head), position));
 }
 
 /* Rows of the image that the last layer computes. */
@@ -451,8 +451,8 @@ static bool pool_by_attention(const work *w) {
     const mp_residual sum = mp_transformer_residual(&pooled, NULL, NULL);
     mp_attention shape = w->attention;
     float *q = w->inner, *kv = w->wide;
-    shape.compute = MP_COMPUTE_F32; /* with one row of queries, the copies for bfloat16 would cost more than they
-                                     * save */
+    /* with one row of queries, the copies for bfloat16 would cost more than they save */
+    shape.compute = MP_COMPUTE_F32;
     if (!pool_keys(w))
         return false;
     mp_row_linear(&w->context, &pool->q, pool->probe, hidden, 1, NULL, q, hidden);

@@ -8,7 +8,7 @@
 #include "models/lookup/lookup.h"
 
 enum {
-    STEP_TOKENS = 1 << 18, /* maximum in a step of several texts, whatever the budget */
+    STEP_TOKENS = 1 << 18, /* maximum tokens in a step of several texts, whatever the budget */
     SHARE = 64,            /* texts that a thread takes at once */
     PART = 256,            /* components that are summed at once */
     POLL_TOKENS = 4096,    /* tokens between two checks for cancellation */
@@ -202,8 +202,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_error_clear(&error);
     if (mp_weights_whole(model->weights, &error) != MP_OK || !mp_weights_unchanged(model->weights)) {
         if (error.code == MP_OK)
-            mp_fail(&error, MP_INTEGRITY, "a model file was changed or truncated while it was in use; unload "
-                    "the model, then load it again");
+            mp_engine_fail_changed(&error);
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }

@@ -25,7 +25,7 @@ typedef struct mp_lookup {
     bool normalize;
     mp_budget *budget;
     uint64_t charged;
-    uint8_t *slab; /* the packed weights of other families: empty here */
+    uint8_t *slab; /* from the builder; no weights are in it, because a static embedding packs none */
     _Atomic uint64_t token_ns;
 } mp_lookup;
 

@@ -19,7 +19,8 @@ mp_status mp_adapters_open(mp_adapters *adapters, const mp_spec *spec, mp_error 
         return MP_OK;
     if (ids->type != MP_VALUE_INTS || ids->count > MP_ADAPTERS_MOST)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "at most 64 integers",
-                            "%llu values of another type or number", (unsigned long long)ids->count);
+                            ids->type == MP_VALUE_INTS ? "%llu integers" : "another type",
+                            (unsigned long long)ids->count);
     for (uint64_t i = 0; i < ids->count; i++) {
         if (ids->as.integers[i] < 1 || mp_adapters_find(adapters, ids->as.integers[i]) > 0)
             return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "positive integers, each once", "%lld",

@@ -19,7 +19,6 @@ typedef struct mp_build_job {
     float add;   /* added to each value of a vector */
     float scale; /* factor on each value of a bias */
     int32_t taps; /* convolution: kernel height * width, otherwise 0 */
-    char name[MP_BUILDER_NAME];
     mp_tensor tensor; /* convolution: finish replaces it by the tensor of `turned` */
     mp_scaled scaled; /* if the type of `tensor` has separate scales */
     float *turned;
@@ -117,9 +116,6 @@ static size_t reserve(mp_builder *builder, size_t bytes) {
 static mp_status add_vector(mp_builder *builder, float **out, const char *name, int64_t n, int64_t at, bool append,
                             mp_error *error) {
     mp_build_job job = {.vector = out, .n = n, .at = at, .rows = 1, .append = append};
-    if (strlen(name) >= sizeof job.name)
-        return mp_fail(error, MP_INTERNAL, "tensor name %s is too long", name);
-    strcpy(job.name, name);
     int64_t shape[1] = {n};
     MP_TRY(mp_weights_get(builder->weights, name, 1, shape, &job.tensor, error));
     builder->parameters += n;
@@ -224,14 +220,14 @@ static mp_status reorder_taps(mp_build_job *job, mp_error *error) {
     return MP_OK;
 }
 
-mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const mp_tensor *tensor, mp_error *error) {
+mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const char *name, const mp_tensor *tensor,
+                               mp_error *error) {
     mp_build_job job = {.tensor = *tensor};
-    return add_part(builder, linear, job, "of products", NULL, (int32_t)tensor->shape[0], (int32_t)tensor->shape[1],
-                    error);
+    return add_part(builder, linear, job, name, NULL, (int32_t)tensor->shape[0], (int32_t)tensor->shape[1], error);
 }
 
-mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float *matrix, int32_t N, int32_t K,
-                                  mp_error *error) {
+mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, const char *name, float *matrix, int32_t N,
+                                  int32_t K, mp_error *error) {
     mp_build_job job = {.turned = matrix};
     job.tensor = (mp_tensor){.dtype = MP_F32,
                              .ndim = 2,
@@ -239,7 +235,7 @@ mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float 
                              .data = (const uint8_t *)matrix,
                              .nbytes = (uint64_t)N * (uint64_t)K * sizeof(float)};
     int before = builder->count;
-    mp_status status = add_part(builder, linear, job, "of latents", NULL, N, K, error);
+    mp_status status = add_part(builder, linear, job, name, NULL, N, K, error);
     if (builder->count == before)
         mp_free(matrix);
     return status;
@@ -523,10 +519,10 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         for (int64_t row = 0; row < job->rows && !filled; row++)
             mp_dequantize_row(job->tensor.dtype, mp_tensor_row(&job->tensor, row), job->n,
                               *job->vector + job->at + row * job->n);
-        for (int64_t i = 0; job->add != 0 && i < job->n && !filled; i++)
-            (*job->vector)[i] += job->add;
-        for (int64_t i = 0; job->append && job->scale != 1 && i < job->n && !filled; i++)
-            (*job->vector)[job->at + i] *= job->scale;
+        for (int64_t v = 0; job->add != 0 && v < job->n && !filled; v++)
+            (*job->vector)[v] += job->add;
+        for (int64_t v = 0; job->append && job->scale != 1 && v < job->n && !filled; v++)
+            (*job->vector)[job->at + v] *= job->scale;
         if (job->rows > 1 && !filled)
             mp_weights_release(builder->weights, &job->tensor);
     }

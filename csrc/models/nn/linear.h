@@ -87,12 +87,13 @@ mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *
  * are ordered [size * size][channels]. The layer has one part; `bias_name` is as in mp_builder_linear. */
 mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
                           int32_t channels, int32_t size, mp_error *error);
-/* Adds a part without a bias, from a matrix in memory that must stay valid until finish. */
-mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const mp_tensor *tensor, mp_error *error);
-/* Adds a part without a bias, from floats [N, K] allocated with mp_alloc. Takes ownership of `matrix`, also on
- * failure. */
-mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float *matrix, int32_t N, int32_t K,
-                                  mp_error *error);
+/* Adds a part without a bias, from a matrix in memory that must stay valid until finish. `name` names the tensor in
+ * errors. */
+mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const char *name, const mp_tensor *tensor,
+                               mp_error *error);
+/* As mp_builder_linear_of, from floats [N, K] allocated with mp_alloc. Takes ownership of `matrix`, also on failure. */
+mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, const char *name, float *matrix, int32_t N,
+                                  int32_t K, mp_error *error);
 /* Adds a part without a bias: tensor `name` [N, K] of F32, F16 or BF16, times `factor`, as fp32. heads > 0: the rows
  * belong to this many heads; the two halves of a head follow one another in the tensor and are interleaved in the
  * layer. heads < 0: the reverse. 0: the rows stay in their order. Finish converts 32 rows at a time per thread,

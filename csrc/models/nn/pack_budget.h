@@ -1,7 +1,7 @@
-/* nn/pack_budget.h: the time that a pass may spend on packing panels which it could compute with as they are stored.
+/* nn/pack_budget.h: the time that a pass may spend on packing panels that it could also multiply as stored.
  *
- * Only the packing is counted. The end time of a budget that counted the whole pass would come in its first layers, and
- * the weights of later layers would stay unpacked. */
+ * The budget counts only the packing. If it counted the whole pass, the first layers would use it up, and the weights
+ * of later layers would stay unpacked. */
 #ifndef MP_MODELS_NN_PACK_BUDGET_H
 #define MP_MODELS_NN_PACK_BUDGET_H
 

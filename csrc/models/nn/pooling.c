@@ -17,8 +17,9 @@ static mp_status read_modes(mp_head *head, const mp_spec *spec, mp_error *error)
         return MP_OK;
     }
     if (value->type != MP_VALUE_STRINGS || value->count < 1 || value->count > MP_POOL_COUNT)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.pooling", "a list of 1 to 6 names", "%s",
-                            "something else");
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.pooling", "a list of 1 to 6 names",
+                            value->type == MP_VALUE_STRINGS ? "%llu names" : "another type",
+                            (unsigned long long)value->count);
     for (uint64_t i = 0; i < value->count; i++) {
         const char *name = value->as.strings.bytes + value->as.strings.offsets[i];
         size_t length = value->as.strings.offsets[i + 1] - value->as.strings.offsets[i];
@@ -43,8 +44,9 @@ static mp_status read_sizes(mp_head *head, mp_builder *builder, mp_error *error)
     if (value->type != MP_VALUE_INTS || value->count > MP_MAX_SIZES || head->dense.count != 1 ||
         head->dense.dense[0].norm || head->dense.dense[0].minus)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.dense_sizes",
-                            "at most 16 sizes, and exactly one dense layer without a norm or `minus`", "%s",
-                            "something else");
+                            "at most 16 sizes, and exactly one dense layer without a norm or `minus`",
+                            value->type == MP_VALUE_INTS ? "%llu sizes, %d dense layers" : "another type",
+                            (unsigned long long)value->count, head->dense.count);
     for (uint64_t i = 0; i < value->count; i++) {
         const int64_t size = value->as.integers[i];
         mp_dense *dense = &head->sizes[head->size_count++];

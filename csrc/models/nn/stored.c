@@ -152,13 +152,14 @@ static inline bool is_packed(const mp_stored_part *part, int panel) {
     return atomic_load_explicit(&part->state[panel], memory_order_acquire) == PACKED;
 }
 
-static void packed(mp_stored_part *part, int panel) {
+/* Records that a panel is packed for good. After the last panel of the matrix, releases the pages of the file. */
+static void mark_packed(mp_stored_part *part, int panel) {
     mp_stored *all = part->all;
     atomic_store_explicit(&part->state[panel], PACKED, memory_order_release);
     if (atomic_fetch_sub_explicit(&part->left, 1, memory_order_acq_rel) != 1)
         return;
-    mp_weights_release(all->weights, &part->tensor); /* releasing is safe: a thread that still reads these pages reads
-                                                      * them from the file again */
+    /* releasing is safe: a thread that still reads these pages reads them from the file again */
+    mp_weights_release(all->weights, &part->tensor);
     mp_stored_sound(all); /* last check: after it, only mp_stored_corrupted is consulted */
     atomic_fetch_sub_explicit(&all->left, 1, memory_order_acq_rel);
 }
@@ -218,7 +219,7 @@ void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, in
             mp_gemm(w, x, 0, x->M, p, end, ep, y, ldy);
         } else if (keep(part, w, p)) {
             mp_gemm(w, x, 0, x->M, p, ++end, ep, y, ldy);
-            packed(part, p);
+            mark_packed(part, p);
         } else { /* as many panels as possible: OpenBLAS needs large products */
             do
                 end++;

@@ -1,7 +1,7 @@
 /* nn/stored.h: matrices that are used as they are mapped, and packed on use or never.
  *
  * Packing copies all weights into memory not touched before, which takes longer than a step. A thread that needs an
- * unpacked panel multiplies its rows as they are stored (mp_gemm_stored), or where packing is faster packs the panel
+ * unpacked panel multiplies its rows as they are stored (mp_gemm_stored), or, where packing is faster, packs the panel
  * into its own scratch and computes with that: the bits are those of the packed matrix. In addition each pass has a
  * time budget for keeping the panels it packs. When the last panel of a matrix is kept, its source pages are released,
  * so memory holds the weights once. A set that is `mapped` keeps no panels, and its matrices have no packed data.

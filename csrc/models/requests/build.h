@@ -97,8 +97,8 @@ static inline void mp_request_charge_outputs(mp_request *request, uint64_t bytes
     request->output_bytes = bytes;
 }
 
-/* Continue the fingerprint of a request, which begins with 0, by an array; NULL: the request has none. Equal requests
- * must have equal fingerprints; no more is required. */
+/* Continue a fingerprint, which begins with 0, by an array of the request. NULL: the request has no such array. Equal
+ * requests must have equal fingerprints; no more is required. */
 static inline uint64_t mp_fingerprint(uint64_t before, const void *data, size_t bytes) {
     const uint64_t key[2] = {before, before};
     return data ? mp_siphash(key, data, bytes) : before;

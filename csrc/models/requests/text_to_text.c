@@ -127,11 +127,11 @@ static mp_status check_text(const mp_text_args *args, mp_error *error) {
     if (args->capture_values > 0)
         MP_TRY(mp_check_range("n of a request with captures", args->n_choices, 1, 1, error));
     MP_TRY(mp_check_range("the bytes of a mask", args->mask_bytes, 0, MP_TEXT_MOST_MASK_BYTES, error));
-    if (args->mask_bytes % 4 != 0 ||
-        (args->mask_bytes > 0 && (args->sampling.ignore_eos || args->sampling.min_tokens > 0)))
-        return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "a mask has %lld bytes, allowed: a multiple of 4, without ignore_eos and min_tokens",
+    if (args->mask_bytes % 4 != 0)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "a mask has %lld bytes, allowed: a multiple of 4",
                        (long long)args->mask_bytes);
+    if (args->mask_bytes > 0 && (args->sampling.ignore_eos || args->sampling.min_tokens > 0))
+        return mp_fail(error, MP_INVALID_ARGUMENT, "ignore_eos and min_tokens are not allowed together with a mask");
     return check_images(&args->images, args->n_prompt, error);
 }
 
@@ -156,12 +156,11 @@ static bool make_masks(mp_text_request *request, const void *mask, int64_t mask_
 
 mp_status mp_text_request_mask(mp_text_request *request, int choice, uint32_t index, const void *mask,
                                int64_t mask_bytes, mp_error *error) {
-    if (choice < 0 || choice >= request->n_choices || !request->masks ||
-        mask_bytes != (int64_t)request->mask_words * (int64_t)sizeof(uint32_t))
-        return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "a mask of %lld bytes for choice %d, allowed: %d bytes, choices 0 to %d", (long long)mask_bytes,
-                       choice, request->mask_words * (int)sizeof(uint32_t),
-                       request->masks ? request->n_choices - 1 : -1);
+    const int64_t bytes = (int64_t)request->mask_words * (int64_t)sizeof(uint32_t);
+    if (!request->masks)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the request was created without a mask: no mask can be set");
+    MP_TRY(mp_check_range("choice", choice, 0, request->n_choices - 1, error));
+    MP_TRY(mp_check_range("the bytes of a mask", mask_bytes, bytes, bytes, error));
     memcpy(request->masks[choice].bits, mask, (size_t)mask_bytes);
     atomic_store_explicit(&request->masks[choice].ready, index + 1, memory_order_release);
     return MP_OK;

@@ -17,7 +17,7 @@ static mp_status read_hyper(mp_vision *vision, const mp_spec *spec, mp_error *er
     MP_TRY(mp_spec_int(spec, "mpool.vision.image_token_id", -1, MAX_IMAGE_TOKEN, NULL, &token, error));
     MP_TRY(mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, error));
     MP_TRY(mp_spec_bool(spec, "mpool.vision.keep_class", &no, &vision->keep_class, error));
-    MP_TRY(mp_model_activation(spec, "mpool.vision.activation", &vision->act, error));
+    MP_TRY(mp_model_activation(spec, "mpool.vision.activation", "gelu", &vision->act, error));
     vision->image_token = (int32_t)token;
     vision->merge = (int32_t)merge;
     return MP_OK;
@@ -197,8 +197,7 @@ mp_status mp_vision_check(const mp_vision *vision, mp_text_request *request, mp_
         for (int32_t i = run->start; i < run->start + run->rows; i++)
             rows += !known || request->prompt[i] == vision->image_token;
     }
-    int64_t of_runs = images->n_runs ? images->runs[images->n_runs - 1].source + images->runs[images->n_runs - 1].rows
-                                     : 0;
+    const int64_t of_runs = mp_text_images_rows(images);
     if ((known && placeholders != rows) || rows != of_runs)
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "the prompt has %lld image placeholders, its images have %lld rows",
