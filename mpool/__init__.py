@@ -106,8 +106,8 @@ def _advice(name: str) -> str:
 class _ForeignNames:
     """Finder that finds no module. It raises the error of ``from mpool import NAME`` if another library has the name.
 
-    Python replaces the AttributeError of ``__getattr__`` there, but first looks for a module with the name. Programs that
-    only ask whether the module exists (:func:`importlib.util.find_spec`) get None.
+    Python replaces the AttributeError of ``__getattr__`` there, but first looks for a module with the name. Programs
+    that only ask whether the module exists (:func:`importlib.util.find_spec`) get None.
     """
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:

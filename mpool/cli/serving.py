@@ -75,16 +75,22 @@ def notes_of(settings: Settings, port: int, path: str | None, is_new: bool) -> l
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool serve`` until SIGTERM or Ctrl-C. Active requests then get ``--grace`` seconds to complete."""
+    from ..checks import refuse
     from ..config import PoolConfig
     from ..errors import InvalidArgument
+    from ..names import CAPABILITIES
     from ..pool import Pool
 
     with _packages():
         from ..server.serving import Serving
     models = [*arguments.model, *arguments.names]
     settings, path, is_new = settings_of(arguments)
+    capacity = arguments.queue_capacity
+    if capacity is not None and not 1 <= capacity <= 1_000_000:
+        refuse("queue_capacity", capacity, "1 to 1,000,000")
     pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None, weights=arguments.weights,
-                           shutdown_grace=settings.grace))
+                           shutdown_grace=settings.grace, keep_alive=arguments.keep_alive, kv_dtype=arguments.kv_dtype,
+                           queue_capacity=None if capacity is None else dict.fromkeys(CAPABILITIES, capacity)))
     with pool:
         if arguments.draft is not None and len(models) != 1:
             raise InvalidArgument("`draft` needs exactly one model", param="draft", got=f"{len(models)} models",
