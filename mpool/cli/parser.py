@@ -431,8 +431,8 @@ def _serve(command: argparse.ArgumentParser) -> None:
                               "(default: 5m)")
     command.add_argument("--kv-dtype", default="auto", choices=KV_DTYPES,
                          help="keys and values of language models in the KV cache. auto: integers of 16 bits, or "
-                              "float32 if the model is computed in float32; int8: about half of the memory, slightly different "
-                              "probabilities (default: auto)")
+                              "float32 if the model is computed in float32; int8: about half of the memory, slightly "
+                              "different probabilities (default: auto)")
     command.add_argument("--queue-capacity", type=int, metavar="N",
                          help="maximum queued requests per model; further requests wait for room (default: 100 for "
                               "text generation and embeddings of one text, 50 for several texts, images and vision, 20 "
