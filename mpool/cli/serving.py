@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .. import native_calls
+from ..checks import refuse
+from ..names import CAPABILITIES
 from .common import note, say
 from .parser import SERVER_LIMITS
 
@@ -75,10 +77,8 @@ def notes_of(settings: Settings, port: int, path: str | None, is_new: bool) -> l
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool serve`` until SIGTERM or Ctrl-C. Active requests then get ``--grace`` seconds to complete."""
-    from ..checks import refuse
     from ..config import PoolConfig
     from ..errors import InvalidArgument
-    from ..names import CAPABILITIES
     from ..pool import Pool
 
     with _packages():

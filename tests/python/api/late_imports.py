@@ -56,13 +56,14 @@ mpool.cli.embedding  numpy  2  core
 mpool.cli.embedding  numpy.lib  1  core
 mpool.cli.imaging  mpool.errors  1  start-up
 mpool.cli.models  mpool.debug.show  2  start-up
-mpool.cli.models  mpool.errors  3  start-up
-mpool.cli.models  mpool.models  4  start-up
+mpool.cli.models  mpool.errors  4  start-up
+mpool.cli.models  mpool.models  5  start-up
 mpool.cli.models  mpool.models.formats.adapters  1  start-up
 mpool.cli.models  mpool.models.spec  1  start-up
 mpool.cli.quantizing  mpool.models  1  start-up
 mpool.cli.quantizing  mpool.models.quantizing  1  start-up
-mpool.cli.remote  mpool.errors  4  start-up
+mpool.cli.remote  mpool.errors  3  start-up
+mpool.cli.remote  mpool.server.settings  1  start-up
 mpool.cli.removing  mpool.errors  1  start-up
 mpool.cli.removing  mpool.models  1  start-up
 mpool.cli.scaling  mpool.errors  2  start-up
