@@ -130,7 +130,7 @@ static mp_status check_text(const mp_text_args *args, mp_error *error) {
     if (args->mask_bytes % 4 != 0 ||
         (args->mask_bytes > 0 && (args->sampling.ignore_eos || args->sampling.min_tokens > 0)))
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "a mask has %lld bytes, allowed: a multiple of 4, without ignore_eos and min_tokens",
+                       "a mask must have a multiple of 4 bytes, without ignore_eos and min_tokens, got %lld",
                        (long long)args->mask_bytes);
     return check_images(&args->images, args->n_prompt, error);
 }
@@ -159,9 +159,9 @@ mp_status mp_text_request_mask(mp_text_request *request, int choice, uint32_t in
     if (choice < 0 || choice >= request->n_choices || !request->masks ||
         mask_bytes != (int64_t)request->mask_words * (int64_t)sizeof(uint32_t))
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "a mask of %lld bytes for choice %d, allowed: %d bytes, choices 0 to %d", (long long)mask_bytes,
-                       choice, request->mask_words * (int)sizeof(uint32_t),
-                       request->masks ? request->n_choices - 1 : -1);
+                       "a mask must have %d bytes, for a choice from 0 to %d, got %lld bytes for choice %d",
+                       request->mask_words * (int)sizeof(uint32_t), request->masks ? request->n_choices - 1 : -1,
+                       (long long)mask_bytes, choice);
     memcpy(request->masks[choice].bits, mask, (size_t)mask_bytes);
     atomic_store_explicit(&request->masks[choice].ready, index + 1, memory_order_release);
     return MP_OK;

@@ -356,7 +356,7 @@ def test_failed_stream_ends_with_its_error(server: Any, client: Any) -> None:
     text = "".join(event.delta for event in [*seen, *rest] if event.type == "response.output_text.delta")
     (item,) = last.response.output
     assert (item.type, item.status, item.content[0].text) == ("message", "incomplete", text) and text
-    assert "response.output_item.done" not in {event.type for event in rest}  # a client runs a function call that is done
+    assert "response.output_item.done" not in {event.type for event in rest}  # a client runs calls that are done
     server_idle(server)
 
 
