@@ -83,7 +83,7 @@ MP_TEST(models_request_bounds_of_texts) {
         {"max_tokens", I32, SAMPLING(max_tokens), 1, 268435455, false},
         {"min_tokens", I32, SAMPLING(min_tokens), 0, 268435455, true},
         {"logprobs", I32, SAMPLING(logprobs), -1, 20, false},
-        {"n is", I32, TEXT(n_choices), 1, 128, false},
+        {"n must be", I32, TEXT(n_choices), 1, 128, false},
         {"the number of prompt tokens", I32, TEXT(n_prompt), 1, 268435455, true},
         {"the number of stop strings", I32, TEXT(n_stop), 0, 64, true},
         {"the number of stop ids", I32, TEXT(n_stop_ids), 0, 4096, true},
@@ -216,7 +216,7 @@ MP_TEST(models_request_bounds_of_image_generation) {
         {"the number of texts", I32, GENERATE(n_texts), 1, 2, false},
         {"the number of tokens", I32, GENERATE(n_ids[0]), 0, 4096, false},
         {"the number of tokens", I32, GENERATE(n_ids[2]), 0, 4096, false},
-        {"n is", I32, GENERATE(n_images), 1, 64, false},
+        {"n must be", I32, GENERATE(n_images), 1, 64, false},
         {"guidance_scale", F32, GENERATE(guidance), 0, 1000, false},
         {"preview_every", I32, GENERATE(preview_every), 0, 1000, false},
     };
