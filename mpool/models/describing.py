@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from .._version import __version__
 from ..errors import DownloadError, IntegrityError, MpoolError, OfflineError
-from . import catalogue, downloaded, files, store
+from . import catalogue, files, store
 from .catalogue import Row
 from .files import Folder
 from .references import BundledRef, HubRef, KeyRef, LocalRef, PipRef, Reference, parse
@@ -71,6 +71,8 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
                 error.message += f"; there is no file or folder {reference} in {os.getcwd()} either"
             raise
         if found.source in ("hub", "pip"):
+            from . import downloaded
+
             downloaded.add(found.ref)
         return found
     try:

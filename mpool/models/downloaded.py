@@ -5,6 +5,7 @@ An entry stays when other programs delete the files, so a reader must check that
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 
@@ -15,8 +16,6 @@ log = logging.getLogger("mpool.models")
 
 
 def _path_of(ref: str) -> str:
-    import hashlib
-
     name = hashlib.sha256(ref.encode()).hexdigest()[:32]
     return os.path.join(store.cache_dir(), "downloaded", f"{name}.json")
 

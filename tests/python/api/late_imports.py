@@ -102,12 +102,12 @@ mpool.integrations.ray.pools  mpool.integrations.ray._share  1  optional
 mpool.integrations.ray.pools  ray.util.metrics  1  optional
 mpool.integrations.sentence_transformers  torch  1  optional
 mpool.model  mpool._functions  2  start-up
+mpool.models.describing  mpool.models.downloaded  1  start-up
 mpool.models.describing  mpool.models.formats  1  start-up
 mpool.models.describing  mpool.models.formats.gguf_model  1  start-up
 mpool.models.describing  mpool.models.formats.hf_folder  1  start-up
 mpool.models.describing  mpool.models.pins  1  start-up
 mpool.models.describing  mpool.models.sources  4  start-up
-mpool.models.downloaded  hashlib  1  start-up
 mpool.models.formats.gguf_model  mpool.models.formats.pipeline_tensors  1  start-up
 mpool.models.formats.gguf_model  mpool.models.formats.pipelines  1  start-up
 mpool.models.formats.gguf_model  mpool.models.formats.scoring  1  start-up
