@@ -189,7 +189,7 @@ def read(path: str | Path, windows: Sequence[tuple[int, int]], one: float) -> Tr
     """
     events: NDArray[np.void] = np.fromfile(path, EVENT)
     if (events["count"] != 1).any():
-        raise ValueError(f"{path} has regions of several threads, allowed: the trace of one compute thread")
+        raise ValueError(f"{path} must be the trace of one compute thread, got regions of several threads")
     # events are ordered by thread, and a thread is in one region at a time
     borders = np.flatnonzero((events["kind"] == BEGIN) | (events["kind"] == END))
     found = [(first, last) for first, last in zip(borders, borders[1:]) if events["kind"][first] == BEGIN

@@ -80,7 +80,7 @@ def save(driver: Any, name: str, height: int, scheme: str = "light", width: int 
     size = path.stat().st_size
     print(path, size)
     if size > LARGEST:
-        raise SystemExit(f"{path} has {size:,} bytes, allowed: {LARGEST:,}")
+        raise SystemExit(f"{path} must have at most {LARGEST:,} bytes, got {size:,}")
 
 
 def take(driver: Any) -> None:

@@ -14,11 +14,14 @@ from __future__ import annotations
 import sys as _sys
 from importlib import import_module as _import_module
 from importlib.machinery import PathFinder as _PathFinder
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _forks as _forks
 from . import _renamed as _renamed
 from ._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 _MODULES = ("aio", "errors", "models", "tokenizers")
 _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "FileError", "FormatError", "IntegrityError",
@@ -103,13 +106,24 @@ def _advice(name: str) -> str:
 class _ForeignNames:
     """Finder that finds no module. It raises the error of ``from mpool import NAME`` if another library has the name.
 
-    Python replaces the AttributeError of ``__getattr__`` there, but first looks for a module with the name.
+    Python replaces the AttributeError of ``__getattr__`` there, but first looks for a module with the name. Programs
+    that only ask whether the module exists (:func:`importlib.util.find_spec`) get None.
     """
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
         package, _, name = fullname.partition(".")
-        if package == __name__ and (advice := _advice(name)):
+        if package == __name__ and _is_import(_sys._getframe(1)) and (advice := _advice(name)):
             raise ImportError(f"cannot import name {name!r} from {package!r}{advice}", name=fullname)
+
+
+def _is_import(frame: FrameType) -> bool:
+    """Return True if a finder's caller runs for an import statement: then its own caller is Python's import system too.
+
+    Args:
+        frame: Frame of the finder's caller.
+    """
+    machinery = _sys.modules["_frozen_importlib"].__dict__
+    return frame.f_globals is machinery and frame.f_back is not None and frame.f_back.f_globals is machinery
 
 
 def _raise_typed(error: Exception) -> NoReturn:

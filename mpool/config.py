@@ -10,7 +10,7 @@ from .chaos import chaos_of
 from .checks import check_keywords, integer, one_of, real, refuse, shown, unknown_option
 from .durations import seconds_of
 from .errors import InvalidArgument
-from .names import CAPABILITIES, ISOLATION, POLICIES, WEIGHTS
+from .names import CAPABILITIES, ISOLATION, KV_DTYPES, POLICIES, WEIGHTS
 from .resources import typed
 
 #: Field -> (types, minimum, maximum). Where 0 is allowed as a default, the field's description says what it selects.
@@ -110,6 +110,8 @@ class PoolConfig:
             that of their file (float32 as bfloat16, or int8). Experts are read as they are used; with ``"auto"`` and
             ``"packed"``, packed copies of them are kept while a third of the memory limit stays free.
             :func:`mpool.load` can override it for a model.
+        kv_dtype: type of the keys and values of language models in their KV cache, ``"auto"`` or ``"int8"``;
+            :func:`mpool.load` describes the values, and can override it for a model. Other models have no KV cache.
         process_memory: bytes that a worker process may use for caches, scratch and requests. 0: derived from the
             initial use u of a worker in a thread: 4 u; for vision models u + 192 MiB; for image generation
             1.25 u + 64 MiB. These bytes are reserved from ``memory_bytes`` while the process lives.
@@ -176,6 +178,7 @@ class PoolConfig:
     predictive_scaling: bool = False
     scale_timeout: bool = False
     queue_capacity: Mapping[str, int | tuple[int, int]] | None = None
+    kv_dtype: str = "auto"
 
     @typed
     def __new__(cls, *args: Any, **keywords: Any) -> PoolConfig:
@@ -191,6 +194,7 @@ class PoolConfig:
         seconds_of(self.keep_alive, "keep_alive")
         one_of("isolation", self.isolation, ISOLATION)
         one_of("weights", self.weights, WEIGHTS)
+        one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 refuse(name, getattr(self, name), "True or False")
@@ -280,5 +284,5 @@ class PoolConfig:
 
 
 assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "queue_capacity", *_SWITCHES, "chaos",
-                       "isolation", "weights"} == {
+                       "isolation", "weights", "kv_dtype"} == {
     field.name for field in fields(PoolConfig)}

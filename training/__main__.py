@@ -26,7 +26,7 @@ def main() -> int:
     arguments = parser.parse_args()
     wanted = arguments.names or names
     if unknown := set(wanted) - set(names):
-        parser.error(f"unknown models: {', '.join(sorted(unknown))}; allowed: {', '.join(names)}")
+        parser.error(f"models must be among {', '.join(names)}, got {', '.join(sorted(unknown))}")
     for name in wanted:
         folder = arguments.out / name
         if not arguments.measure:

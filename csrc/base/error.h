@@ -32,7 +32,7 @@ typedef struct mp_error {
     char field[96];
     char got[96];
     char allowed[96];
-    char hint[96]; /* suggested next step, or ""; mp_put_error does not send it */
+    char hint[96]; /* suggested next step, or "" */
 } mp_error;
 
 /* All rows, in the order of status.def. Sets *count to their number. */

@@ -71,17 +71,17 @@ static mp_status read_row(const mp_option_row *row, const char *text, uint8_t *f
         size_t length = strlen(text);
         if (length > (size_t)row->most)
             return mp_fail(error, MP_INVALID_ARGUMENT,
-                           "the environment variable %s has %zu bytes, allowed: at most %lld; shorten or unset it",
-                           row->variable, length, (long long)row->most);
+                           "the environment variable %s must have at most %lld bytes, got %zu; shorten or unset it",
+                           row->variable, (long long)row->most, length);
         memcpy(field, text, length + 1);
         return MP_OK;
     }
     int64_t value;
     if (!parse_int(text, &value) || value < row->least || value > row->most)
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "the environment variable %s is \"%.64s\", allowed: a whole number from %lld to %lld (default "
-                       "%s); correct or unset it",
-                       row->variable, text, (long long)row->least, (long long)row->most, row->def);
+                       "the environment variable %s must be a whole number from %lld to %lld (default %s), got "
+                       "\"%.64s\"; correct or unset it",
+                       row->variable, (long long)row->least, (long long)row->most, row->def, text);
     memcpy(field, &value, sizeof(value));
     return MP_OK;
 }

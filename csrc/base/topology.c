@@ -119,9 +119,9 @@ static bool read_system(const char *root, const mp_cpu_set *allowed, mp_topology
 
 static mp_status fail_table(const char *table, const char *at, const char *what, mp_error *error) {
     return mp_fail(error, MP_INVALID_ARGUMENT,
-                   "the environment variable MPOOL_NODES is \"%.64s\": %s at byte %d; allowed: the CPUs of each node, "
-                   "such as 0-7,16-23;8-15,24-31 (numbers below %d), or off; correct or unset it",
-                   table, what, (int)(at - table), MP_CPUS_MAX);
+                   "the environment variable MPOOL_NODES must be the CPUs of each node, such as 0-7,16-23;8-15,24-31 "
+                   "(numbers below %d), or off, got \"%.64s\": %s at byte %d; correct or unset it",
+                   MP_CPUS_MAX, table, what, (int)(at - table));
 }
 
 /* Parse MPOOL_NODES. Sets *too_many when it results in more than MP_NODES_MAX nodes. */

@@ -74,7 +74,7 @@ static mp_status names_reserve(name_list *list, void **payload, size_t size, mp_
     if (list->count < list->capacity)
         return MP_OK;
     if (list->capacity >= 1u << 28)
-        return mp_fail(error, MP_LIMIT, "a model spec has too many names; allowed: at most %u", 1u << 28);
+        return mp_fail(error, MP_LIMIT, "a model spec must have at most %u names", 1u << 28);
     uint32_t capacity = list->capacity ? 2 * list->capacity : 64;
     uint64_t bytes = (uint64_t)capacity * (size > sizeof *list->names ? size : sizeof *list->names);
     uint32_t *table = mp_alloc_array(2 * (size_t)capacity, sizeof *table, MP_TAG_SPEC);
@@ -264,7 +264,7 @@ mp_status mp_spec_add_file(mp_spec *spec, const char *path, mp_error *error) {
                        "a model spec has a file with an empty path; pass the path of a file");
     if (spec->file_count == spec->file_capacity) {
         if (spec->file_capacity >= MAX_FILES)
-            return mp_fail(error, MP_LIMIT, "a model spec has too many files; allowed: at most %d", MAX_FILES);
+            return mp_fail(error, MP_LIMIT, "a model spec must have at most %d files", MAX_FILES);
         int capacity = spec->file_capacity ? 2 * spec->file_capacity : 4;
         const char **files = mp_realloc(spec->files, (size_t)capacity * sizeof *files, MP_TAG_SPEC);
         if (!files)

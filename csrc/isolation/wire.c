@@ -47,6 +47,7 @@ void mp_put_error(mp_wire_out *out, mp_status status, const mp_error *error) {
     put_text(out, error->field);
     put_text(out, error->got);
     put_text(out, error->allowed);
+    put_text(out, error->hint);
 }
 
 bool mp_wire_end(mp_wire_out *out) {
@@ -195,6 +196,7 @@ mp_status mp_get_error(mp_wire_in *in, const mp_status *allowed, mp_error *error
     get_text(in, error->field, sizeof error->field);
     get_text(in, error->got, sizeof error->got);
     get_text(in, error->allowed, sizeof error->allowed);
+    get_text(in, error->hint, sizeof error->hint);
     while (*allowed != MP_OK && *allowed != error->code)
         allowed++;
     if (*allowed == MP_OK)

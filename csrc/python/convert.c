@@ -4,8 +4,8 @@
 bool mp_number_in(mp_state *state, const char *name, int64_t value, int64_t low, int64_t high) {
     if (value >= low && value <= high)
         return true;
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is %lld, allowed: %lld to %lld", name, (long long)value,
-                 (long long)low, (long long)high);
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must be %lld to %lld, got %lld", name, (long long)low,
+                 (long long)high, (long long)value);
     return false;
 }
 
@@ -13,8 +13,8 @@ bool mp_count_in(mp_state *state, const char *name, const mp_entry_count *count,
     const int64_t n = count->n < 0 ? 0 : count->n;
     if (n >= low && n <= high)
         return true;
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is %lld%s%s, allowed: %lld to %lld", name, (long long)n,
-                 count->name ? ", counted in " : "", count->name ? count->name : "", (long long)low, (long long)high);
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must be %lld to %lld, got %lld%s%s", name, (long long)low,
+                 (long long)high, (long long)n, count->name ? ", counted in " : "", count->name ? count->name : "");
     return false;
 }
 
@@ -23,13 +23,13 @@ static bool count_entries(mp_state *state, const char *name, Py_ssize_t entries,
                           int plus) {
     const int64_t found = entries < plus ? -1 : (entries - plus) / times;
     if (found < 0 || found * times + plus != entries) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has %zd entries, allowed: a multiple of %d, plus %d", name,
-                     entries, times, plus);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must have a multiple of %d entries, plus %d, got %zd", name,
+                     times, plus, entries);
         return false;
     }
     if (count->n >= 0 && count->n != found) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has %zd entries, allowed: %lld, to go with %s", name, entries,
-                     (long long)(count->n * times + plus), count->name);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must have %lld entries, to go with %s, got %zd", name,
+                     (long long)(count->n * times + plus), count->name, entries);
         return false;
     }
     *count = (mp_entry_count){found, count->name ? count->name : name};
@@ -71,8 +71,8 @@ int32_t *mp_list_in_int32_t(mp_state *state, PyObject *object, const char *name,
         long value = PyLong_AsLong(PyTuple_GetItem(list, i));
         ok = !(value == -1 && PyErr_Occurred());
         if (ok && (value < low || value > high)) {
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "%s[%lld] is %ld, allowed: %lld to %lld", name, (long long)i,
-                         value, (long long)low, (long long)high);
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "%s[%lld] must be %lld to %lld, got %ld", name, (long long)i,
+                         (long long)low, (long long)high, value);
             ok = false;
         }
         items[i] = (int32_t)value;

@@ -24,14 +24,14 @@ static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAY
     Py_ssize_t count = PyTuple_Size(outer);
     bool ok = count >= 1 && count <= MP_T2I_TEXTS;
     if (!ok)
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "ids has %zd texts, allowed: 1 to %d", count, (int)MP_T2I_TEXTS);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "ids must have 1 to %d texts, got %zd", (int)MP_T2I_TEXTS, count);
     args->n_texts = (int32_t)count;
     for (Py_ssize_t t = 0; ok && t < count; t++) {
         PyObject *inner = mp_tuple_in(PyTuple_GetItem(outer, t), "ids must be a list of lists of arrays");
         ok = inner && PyTuple_Size(inner) == MP_T2I_ENCODERS;
         if (inner && !ok)
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd] has %zd encoders, allowed: %d", t,
-                         PyTuple_Size(inner), (int)MP_T2I_ENCODERS);
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd] must have %d encoders, got %zd", t,
+                         (int)MP_T2I_ENCODERS, PyTuple_Size(inner));
         for (int e = 0; ok && e < MP_T2I_ENCODERS; e++) {
             PyObject *item = PyTuple_GetItem(inner, e);
             if (item == Py_None)
@@ -39,8 +39,8 @@ static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAY
             PyArrayObject *array = arrays[t * MP_T2I_ENCODERS + e] = mp_array_in(state, item, NPY_INT32, "ids");
             ok = array != NULL;
             if (ok && PyArray_DIM(array, 0) != args->n_ids[e]) {
-                mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd][%d] has %zd tokens, allowed: %d, as in `counts`",
-                             t, e, PyArray_DIM(array, 0), args->n_ids[e]);
+                mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd][%d] must have %d tokens, as in `counts`, got %zd",
+                             t, e, args->n_ids[e], PyArray_DIM(array, 0));
                 ok = false;
             }
             if (ok)

@@ -128,7 +128,7 @@ static mp_choice *choice_at(mp_state *state, mp_ticket *ticket, int index) {
         return NULL;
     if (index >= 0 && index < request->n_choices)
         return &request->choices[index];
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "choice is %d, allowed: 0 to %d", index, request->n_choices - 1);
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "choice must be 0 to %d, got %d", request->n_choices - 1, index);
     return NULL;
 }
 
@@ -147,7 +147,7 @@ PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args) {
     uint32_t tokens = atomic_load_explicit(&choice->token_count, memory_order_acquire);
     uint32_t bytes = atomic_load_explicit(&choice->text_bytes, memory_order_acquire);
     if (start < 0 || start > (Py_ssize_t)bytes)
-        return mp_raise_new(state, MP_INVALID_ARGUMENT, "start is %zd, allowed: 0 to %u", start, bytes);
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "start must be 0 to %u, got %zd", bytes, start);
     return Py_BuildValue("(y#Iii)", bytes ? choice->text + start : "", (Py_ssize_t)bytes - start, tokens, finish,
                          finish == MP_FINISH_NONE ? -1 : choice->stop_index);
 }

@@ -37,7 +37,7 @@ bool mp_deadline(mp_state *state, PyObject *timeout, uint64_t *deadline_ns) {
     if (seconds == -1.0 && PyErr_Occurred())
         return false;
     if (isnan(seconds) || seconds < 0) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "timeout is %g, allowed: seconds >= 0, or None", seconds);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "timeout must be seconds >= 0, or None, got %g", seconds);
         return false;
     }
     if (seconds < 1e9) /* a longer timeout means no deadline */
@@ -47,7 +47,7 @@ bool mp_deadline(mp_state *state, PyObject *timeout, uint64_t *deadline_ns) {
 
 bool mp_seconds_in(mp_state *state, const char *name, double seconds, uint64_t *ns) {
     if (isnan(seconds) || seconds < 0) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is %g, allowed: seconds >= 0", name, seconds);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must be seconds >= 0, got %g", name, seconds);
         return false;
     }
     *ns = seconds < 1e9 ? (uint64_t)(seconds * 1e9) : MP_FOREVER;
@@ -63,13 +63,13 @@ bool mp_submit_options_in(mp_state *state, mp_submit_args *submit) {
         (submit->keep_alive >= 0 && !mp_seconds_in(state, "keep_alive", submit->keep_alive, &options->keep_alive_ns)))
         return false;
     if (submit->service_class >= MP_SERVICE_COUNT) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "service_class is %d, allowed: 0 (interactive), 1 (bulk)",
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "service_class must be 0 (interactive) or 1 (bulk), got %d",
                      submit->service_class);
         return false;
     }
     if (strcmp(submit->policy, "default") != 0 && !mp_policy_from_name(submit->policy, &options->policy)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT,
-                     "policy is \"%s\", allowed: default, shared, pack, p2c, sequential", submit->policy);
+                     "policy must be one of default, shared, pack, p2c, sequential, got \"%s\"", submit->policy);
         return false;
     }
     options->priority = submit->priority;
@@ -127,7 +127,7 @@ PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const ch
     if (!array && (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError))) {
         PyErr_Clear();
         mp_raise_new(state, MP_INVALID_ARGUMENT,
-                     "%s has the wrong type or shape, allowed: a one-dimensional array of %s", name,
+                     "%s must be a one-dimensional array of %s", name,
                      type == NPY_INT32   ? "int32"
                      : type == NPY_INT64 ? "int64"
                      : type == NPY_UINT8 ? "uint8"
@@ -297,8 +297,8 @@ static PyObject *dequantize(PyObject *module, PyObject *args, PyObject *kwargs) 
     } else if (mp_dtype_is_scaled(dtype) || !mp_wmat_kind_for(dtype, MP_COMPUTE_AUTO, &kind)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is no type of weights whose blocks have their own scales", name);
     } else if (n < 0 || !mp_dtype_row_bytes(dtype, n, &bytes)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "n is %zd, allowed: a multiple of %d, >= 0", n,
-                     mp_dtype_get(dtype)->items);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "n must be a multiple of %d, >= 0, got %zd",
+                     mp_dtype_get(dtype)->items, n);
     } else if (bytes != (uint64_t)data.len) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "%zd items of %s must have %llu bytes, got %zd", n, name,
                      (unsigned long long)bytes, data.len);
@@ -349,8 +349,8 @@ static PyObject *quantize(PyObject *module, PyObject *args, PyObject *kwargs) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "there is no storage type \"%s\" of weights", source);
     } else if (n < 0 || n > (PY_SSIZE_T_MAX >> 4) || !mp_dtype_row_bytes(from, n, &bytes) ||
                !mp_dtype_row_bytes(to, n, &size)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "n is %zd, allowed: a multiple of %d and %d, >= 0", n,
-                     mp_dtype_get(from)->items, mp_dtype_get(to)->items);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "n must be a multiple of %d and %d, >= 0, got %zd",
+                     mp_dtype_get(from)->items, mp_dtype_get(to)->items, n);
     } else if (bytes != (uint64_t)data.len) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "%zd items of %s must have %llu bytes, got %zd", n, source,
                      (unsigned long long)bytes, data.len);

@@ -29,7 +29,7 @@ static PyObject *matrix_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         status = mp_weights_whole(self->weights, &error);
     Py_END_ALLOW_THREADS if (status != MP_OK) mp_raise(state, &error, NULL);
     else if (!mp_dtype_is_scaled(self->matrix.codes.dtype)) mp_raise_new(
-        state, MP_INVALID_ARGUMENT, "%s is %s, allowed: types whose scales are separate tensors", name,
+        state, MP_INVALID_ARGUMENT, "%s must have a type whose scales are separate tensors, got %s", name,
         mp_dtype_get(self->matrix.codes.dtype)->name);
     if (PyErr_Occurred())
         Py_CLEAR(self);
@@ -51,8 +51,8 @@ static PyObject *matrix_rows(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nn:rows", names, &first, &count))
         return NULL;
     if (first < 0 || count < 0 || first > self->matrix.N - count)
-        return mp_raise_new(state, MP_INVALID_ARGUMENT, "rows %zd to %zd, allowed: 0 to %d", first, first + count - 1,
-                            self->matrix.N - 1);
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "rows must be within 0 to %d, got %zd to %zd",
+                            self->matrix.N - 1, first, first + count - 1);
     PyObject *array = PyArray_SimpleNew(2, ((npy_intp[]){count, self->matrix.K}), NPY_FLOAT32);
     if (!array)
         return NULL;

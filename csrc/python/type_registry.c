@@ -71,7 +71,7 @@ static bool put_capacity(mp_state *state, const char *name, PyObject *value, mp_
     }
     for (int i = 0; i < MP_SERVICE_COUNT; i++) {
         if (capacities[i] < 1 || capacities[i] > 1000000) {
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "queue_capacity of %s is %ld, allowed: 1 to 1,000,000", name,
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "queue_capacity of %s must be 1 to 1,000,000, got %ld", name,
                          capacities[i]);
             return false;
         }
@@ -87,8 +87,8 @@ static bool put_policy(mp_state *state, const char *name, PyObject *value, mp_ca
         return false;
     if (mp_policy_from_name(policy, &config->policy[capability]))
         return true;
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "policy of %s is \"%s\", allowed: shared, pack, p2c, sequential", name,
-                 policy);
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "policy of %s must be one of shared, pack, p2c, sequential, got \"%s\"",
+                 name, policy);
     return false;
 }
 
@@ -249,7 +249,7 @@ static bool compute_in(mp_state *state, const char *name, mp_compute *compute) {
             return true;
         }
     }
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "compute is \"%s\", allowed: auto, float32, bfloat16, int8", name);
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "compute must be one of auto, float32, bfloat16, int8, got \"%s\"", name);
     return false;
 }
 
@@ -302,7 +302,7 @@ static bool isolated_loader(mp_state *state, const registry_object *self, mp_spe
     Py_ssize_t count = list ? PyTuple_Size(list) : 0;
     bool ok = list != NULL;
     if (ok && (count < 1 || count > MAX_ARGUMENTS)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "command has %zd parts, allowed: 1 to %d", count, MAX_ARGUMENTS);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "command must have 1 to %d parts, got %zd", MAX_ARGUMENTS, count);
         ok = false;
     }
     for (Py_ssize_t i = 0; ok && i < count; i++)
@@ -368,8 +368,8 @@ static PyObject *registry_commit(PyObject *self, PyObject *args, PyObject *kwarg
     const char *texts[MP_COMMIT_MAX];
     Py_ssize_t count = PyTuple_Size(keys);
     if (count > MP_COMMIT_MAX)
-        return mp_raise_new(state, MP_INVALID_ARGUMENT, "keys has %zd items, allowed: at most %d", count,
-                            MP_COMMIT_MAX);
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "keys must have at most %d items, got %zd", MP_COMMIT_MAX,
+                            count);
     for (Py_ssize_t i = 0; i < count; i++)
         if (!(texts[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(keys, i), NULL)))
             return NULL;

@@ -22,8 +22,7 @@ static PyArrayObject *matrix_in(mp_state *state, PyObject *object, const char *n
         return array;
     if (array || PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError)) {
         PyErr_Clear();
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has the wrong type or shape, allowed: float32 [n, 1 to 2^20]",
-                     name);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must be an array float32 [n, 1 to 2^20]", name);
     }
     Py_XDECREF((PyObject *)array);
     return NULL;
@@ -37,7 +36,7 @@ static PyArrayObject *list_in(mp_state *state, PyObject *object, int type, const
         (PyArrayObject *)PyArray_FromAny(object, PyArray_DescrFromType(type), 1, 1, flags, NULL);
     if (!array && (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError))) {
         PyErr_Clear();
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has the wrong type or shape, allowed: one dimension", name);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must be an array of one dimension", name);
     }
     return array;
 }
@@ -204,8 +203,8 @@ static bool check_dim(search_object *self, PyArrayObject *rows, const char *name
     if (PyArray_DIM(rows, 1) == self->dim)
         return true;
     mp_raise_new(mp_state_of((PyObject *)self), MP_INVALID_ARGUMENT,
-                 "%s have %lld components, allowed: %d, like the queries", name, (long long)PyArray_DIM(rows, 1),
-                 self->dim);
+                 "%s must have %d components, like the queries, got %lld", name, self->dim,
+                 (long long)PyArray_DIM(rows, 1));
     return false;
 }
 
@@ -257,8 +256,8 @@ static PyObject *maxsim_add(PyObject *object, PyObject *args) {
     if (factors != Py_None && !(scales = list_in(state, factors, NPY_FLOAT32, "scales")))
         goto cleanup;
     if (scales && PyArray_DIM(scales, 0) != PyArray_DIM(values, 0)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "scales has %lld numbers, allowed: one for each row, %lld",
-                     (long long)PyArray_DIM(scales, 0), (long long)PyArray_DIM(values, 0));
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "scales must have one number for each row, %lld, got %lld",
+                     (long long)PyArray_DIM(values, 0), (long long)PyArray_DIM(scales, 0));
         goto cleanup;
     }
     if (out != Py_None && !(scores = all_scores(self, out, count)))

@@ -131,7 +131,7 @@ static PyObject *spec_add_tensor(PyObject *self, PyObject *args, PyObject *kwarg
     Py_ssize_t ndim = PyTuple_Size(list);
     if (ndim > MP_MAX_DIMS) {
         Py_DECREF(list);
-        return mp_raise_new(state, MP_FORMAT, "%s has %zd dimensions, allowed: 1 to %d", name, ndim, MP_MAX_DIMS);
+        return mp_raise_new(state, MP_FORMAT, "%s must have 1 to %d dimensions, got %zd", name, MP_MAX_DIMS, ndim);
     }
     entry.ndim = (int32_t)ndim;
     for (Py_ssize_t i = 0; i < ndim && !PyErr_Occurred(); i++)
@@ -346,7 +346,7 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
     npy_intp count = offsets ? PyArray_DIM(offsets, 0) - 1 : 0;
     if (eog && (count < 0 || count > INT32_MAX || control.len != count)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT,
-                     "offsets has %zd entries and control %zd, allowed: n + 1 and n for n tokens", count + 1,
+                     "offsets and control must have n + 1 and n entries for n tokens, got %zd and %zd", count + 1,
                      control.len);
     } else if (eog) {
         const int64_t *ends = PyArray_DATA(offsets);

@@ -134,7 +134,7 @@ mp_status mp_entry_audit(mp_entry *entry, int *threads, bool (*is_held)(const mp
              entry->key);
     MP_TRY(audit_states(entry, error));
     int most = entry->services->max_workers;
-    MP_AUDIT(entry->worker_count + entry->starting <= most, "%s: %d workers, allowed: %d", entry->key,
+    MP_AUDIT(entry->worker_count + entry->starting <= most, "%s: %d workers, the limit is %d", entry->key,
              entry->worker_count + entry->starting, most);
     MP_AUDIT(entry->breaker.probing >= 0 && entry->breaker.probing <= entry->services->breaker.probes,
              "%s: %d probes of the breaker", entry->key, entry->breaker.probing);

@@ -127,9 +127,10 @@ void mp_entry_wake_workers(mp_entry *entry) {
 }
 
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
-    entry->failure = *error;
-    if (entry->health != MP_HEALTH_BROKEN)
+    if (entry->health != MP_HEALTH_BROKEN) {
+        entry->failure = *error;
         mp_entry_set_health(entry, MP_HEALTH_FAILED);
+    }
     entry->backoff_ns = entry->backoff_ns ? entry->backoff_ns * 2 : BACKOFF_FIRST_MS * MS;
     if (entry->backoff_ns > BACKOFF_MOST_MS * MS)
         entry->backoff_ns = BACKOFF_MOST_MS * MS;

@@ -278,7 +278,8 @@ void mp_entry_launch(mp_entry *entry, mp_guard guard);
 /* Requests that the model is unloaded once its active requests are done. Does nothing if the unload is already
  * REQUESTED, CALLED or RUNNING. The caller wakes the workers. */
 void mp_entry_request_unload(mp_entry *entry);
-/* Records a failed load and refuses requests until the end of the backoff. A BROKEN entry stays BROKEN. */
+/* Records a failed load and refuses requests until the end of the backoff. A BROKEN entry stays BROKEN and keeps the
+ * failure that broke it: that is the first cause, and says how to start the model again. */
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error);
 /* Forgets a failed load. A BROKEN entry stays BROKEN. */
 void mp_entry_clear_failed(mp_entry *entry);

@@ -1,9 +1,10 @@
 /* loading.c: a worker's way from SPAWNING to READY. See entry.h.
  *
- * A cold model gets two workers if the governor grants memory for two, else one. The thread of the first worker
- * reserves memory for both, loads the model, creates its own engine and passes the second worker the guard for that
- * worker's engine. If the second worker cannot start, the first serves alone. Workers started later (dispatch.c) get a
- * guard too. */
+ * A cold model gets two workers if the governor grants memory for two, else one. Only further workers (dispatch.c) need
+ * a compute thread each: if one of the two fails, the other serves while a backoff delays new workers. The thread of
+ * the first worker reserves memory for both, loads the model, creates its own engine and passes the second worker the
+ * guard for that worker's engine. If the second worker cannot start, the first serves alone. Workers started later
+ * (dispatch.c) get a guard too. */
 #include <stdatomic.h>
 
 #include "base/trace.h"

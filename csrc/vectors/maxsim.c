@@ -112,9 +112,9 @@ static mp_status refuse(mp_scan *scan, const void *items, int64_t index, int64_t
     const int64_t begin = documents->offsets[index], tokens = documents->offsets[index + 1] - begin;
     if (!is_bounded(m, tokens))
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "document %lld has %lld tokens, allowed: at most %lld for queries of %d tokens, %d components",
-                       (long long)number, (long long)tokens, (long long)(MP_MAXSIM_WORK / m->panels.N / m->dim),
-                       m->panels.N, m->dim);
+                       "document %lld must have at most %lld tokens for queries of %d tokens, %d components, got %lld",
+                       (long long)number, (long long)(MP_MAXSIM_WORK / m->panels.N / m->dim), m->panels.N, m->dim,
+                       (long long)tokens);
     const bool finite = documents->dtype == MP_I8 ||
                         k->all_finite((const float *)documents->values + begin * m->dim, tokens * m->dim);
     if (!finite)
@@ -133,14 +133,14 @@ static void destroy(mp_scan *scan) { mp_free(scan); }
 static mp_status check_queries(const mp_maxsim_plan *plan, const float *tokens, const int64_t *offsets,
                                mp_error *error) {
     if (offsets[0] != 0)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the offsets of queries begin with %lld, allowed: 0",
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the offsets of queries must begin with 0, got %lld",
                        (long long)offsets[0]);
     for (int32_t q = 0; q < plan->scan.queries; q++) {
         if (offsets[q + 1] <= offsets[q])
-            return mp_fail(error, MP_INVALID_ARGUMENT, "query %d has no tokens, allowed: at least one", q);
+            return mp_fail(error, MP_INVALID_ARGUMENT, "query %d must have at least one token, got 0", q);
         if (offsets[q + 1] > MOST_TOKENS)
-            return mp_fail(error, MP_INVALID_ARGUMENT, "queries have %lld tokens, allowed: at most %d",
-                           (long long)offsets[q + 1], MOST_TOKENS);
+            return mp_fail(error, MP_INVALID_ARGUMENT, "queries must have at most %d tokens, got %lld",
+                           MOST_TOKENS, (long long)offsets[q + 1]);
         if (!mp_kernels_get()->all_finite(tokens + offsets[q] * plan->dim, (offsets[q + 1] - offsets[q]) * plan->dim))
             return mp_fail(error, MP_INVALID_ARGUMENT, "query %d has a component that is not finite", q);
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
 import time
@@ -70,12 +71,15 @@ def models(arguments: argparse.Namespace) -> int:
         row, here = catalogue.require(key), _local(key)
         if here is not None or not arguments.local:
             listed.append(_facts_of_row(row, here, key in catalogue.defaults.values()))
+    if arguments.local:
+        listed += [fact for fact in _facts_of_others() if arguments.capability in (None, fact["capability"])]
     if arguments.json:
         print_json(listed)
         return 0
     say(table(("MODEL", "CAPABILITY", "MEMORY", "PARAMETERS", "LICENCE", "DOWNLOAD", "DOWNLOADED", "HASHES", "ALIASES"),
-              [(fact["key"] + catalogue.default_note(fact["key"]), fact["capability"],
-                f"{fact['est_memory_allocation_mb']:,} MB", _count(fact["parameters"]), fact["license"],
+              [(fact["key"] + catalogue.default_note(fact["key"]), fact["capability"] or "-",
+                "-" if fact["est_memory_allocation_mb"] is None else f"{fact['est_memory_allocation_mb']:,} MB",
+                _count(fact["parameters"]), fact["license"] or "-",
                 megabytes(fact["download_bytes"]) if fact["download_bytes"] else "-",
                 megabytes(fact["bytes"]) if fact["path"] else "no", "unpinned" if fact["unpinned"] else "pinned",
                 ", ".join(fact["aliases"]) or "-") for fact in listed]))
@@ -104,6 +108,27 @@ def _facts_of_row(row: Row, here: Resolved | None, default: bool) -> dict[str, A
             "source": row.source, "options": dict(row.options),
             "est_memory_allocation_mb": row.est_memory_allocation_mb, "path": here.path if here else None,
             "bytes": size_of(here) if here else None}
+
+
+def _facts_of_others() -> list[dict[str, Any]]:
+    """Return the facts of the downloaded models that are not in the catalogue, under the names of their pulls."""
+    from ..errors import MpoolError
+    from ..models import describing, downloaded
+
+    found: list[dict[str, Any]] = []
+    for ref in downloaded.references():
+        here = _local(ref)
+        if here is None or here.key is not None:  # another program deleted it, or the catalogue has it now
+            continue
+        facts: dict[str, Any] = {}
+        with contextlib.suppress(MpoolError):  # it is listed, to be deleted; `mpool show` says what is wrong
+            facts = _facts_of_model(describing.describe_resolved(here))
+        found.append({"key": ref, "aliases": [], "capability": facts.get("capability"), "default": False,
+                      "refs": [ref], "origin": None, "license": facts.get("license"),
+                      "parameters": facts.get("parameters"), "download_bytes": None, "unpinned": True, "source": None,
+                      "options": {}, "est_memory_allocation_mb": facts.get("est_memory_allocation_mb"),
+                      "path": here.path, "bytes": size_of(here)})
+    return found
 
 
 def _count(number: int | None) -> str:

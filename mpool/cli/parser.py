@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..checks import nearest
-from ..names import CAPABILITIES, COMPUTE, QUANTIZED, WEIGHTS
+from ..names import CAPABILITIES, COMPUTE, KV_DTYPES, QUANTIZED, WEIGHTS
 from ..tasks import options as _options
 from ..tasks.sampling import TABLE
 
@@ -84,8 +84,8 @@ _FOREIGN_OPTIONS = {
     "--repeat-penalty": "Use --repetition-penalty X", "--temp": "Use --temperature X",
     "--hostname": "Use --host ADDRESS", "-p": "Pass the prompt as an argument",
     "--prompt": "Pass the prompt as an argument",
-    "--keepalive": "A model of mpool run is unloaded when the command ends; with mpool serve, the field keep_alive of "
-                   "a request says how long the model stays loaded",
+    "--keepalive": "A model of mpool run is unloaded when the command ends; mpool serve has the option keep-alive",
+    **dict.fromkeys(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v", "--kv-cache-dtype"), "Use --kv-dtype int8"),
 }
 
 
@@ -188,7 +188,7 @@ def make_parser() -> argparse.ArgumentParser:
                   _lazy("quantizing", "quantize")))
     _rm(add("rm", "delete downloaded models", _lazy("removing", "rm")))
     _models(add("models", "list the models of the catalogue, and which are downloaded", _lazy("models", "models")))
-    _models(add("list", "list the downloaded models of the catalogue", _lazy("models", "models"), aliases=["ls"]), True)
+    _models(add("list", "list the downloaded models", _lazy("models", "models"), aliases=["ls"]), True)
     _show(add("show", "describe a model, or this installation", _lazy("models", "show")))
     _serve(add("serve", "serve models over HTTP with OpenAI's, Anthropic's and Ollama's protocols",
                _lazy("serving", "serve")))
@@ -392,7 +392,8 @@ def _remote(command: argparse.ArgumentParser) -> None:
     """Add the options of commands that ask a running server."""
     command.add_argument("--url", metavar="URL",
                          help="address of the server (default: MPOOL_URL, or else http://127.0.0.1:11435)")
-    command.add_argument("--token-file", metavar="PATH", help="file with the token that the server requires")
+    command.add_argument("--token-file", metavar="PATH", help="file with the token that the server requires "
+                                                               "(mode 0600)")
 
 
 def _ps(command: argparse.ArgumentParser) -> None:
@@ -424,6 +425,18 @@ def _serve(command: argparse.ArgumentParser) -> None:
                               "language model with the same vocabulary, which proposes tokens")
     _adapter(command)
     _pool(command)
+    command.add_argument("--keep-alive", default="5m", metavar="TIME",
+                         help="how long a model without requests stays loaded: seconds, or text such as 5m or 1h30m; "
+                              "0: unload at once; -1: for ever. A request of Ollama's protocol can set another time "
+                              "(default: 5m)")
+    command.add_argument("--kv-dtype", default="auto", choices=KV_DTYPES,
+                         help="keys and values of language models in the KV cache. auto: integers of 16 bits, or "
+                              "float32 if the model is computed in float32; int8: about half of the memory, slightly "
+                              "different probabilities (default: auto)")
+    command.add_argument("--queue-capacity", type=int, metavar="N",
+                         help="maximum queued requests per model; further requests wait for room (default: 100 for "
+                              "text generation and embeddings of one text, 50 for several texts, images and vision, 20 "
+                              "for image generation)")
     _listening(command, SERVER_LIMITS)
 
 

@@ -98,16 +98,9 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def _server(arguments: argparse.Namespace) -> Server:
-    from ..errors import InvalidArgument
+    from ..server.settings import read_token
 
-    token = None
-    if arguments.token_file is not None:
-        with open(arguments.token_file, "rb") as file:
-            held = file.read(4097).strip()
-        if not 0 < len(held) <= 4096 or any(not 33 <= byte < 127 for byte in held):
-            raise InvalidArgument(f"the token file {arguments.token_file} must contain one token of up to 4,096 "
-                                  "visible ASCII characters", hint="Copy the file that `mpool serve` wrote or reads")
-        token = held.decode("ascii")
+    token = None if arguments.token_file is None else read_token(arguments.token_file)
     return Server(arguments.url or os.environ.get("MPOOL_URL") or DEFAULT_URL, token)
 
 

@@ -7,6 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 from .. import native_calls
+from ..checks import refuse
+from ..names import CAPABILITIES
 from .common import note, packages, say
 from .parser import SERVER_LIMITS
 
@@ -69,8 +71,12 @@ def serve(arguments: argparse.Namespace) -> int:
         from ..server.serving import Serving
     models = [*arguments.model, *arguments.names]
     settings, path, is_new = settings_of(arguments)
+    capacity = arguments.queue_capacity
+    if capacity is not None and not 1 <= capacity <= 1_000_000:
+        refuse("queue_capacity", capacity, "1 to 1,000,000")
     pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None, weights=arguments.weights,
-                           shutdown_grace=settings.grace))
+                           shutdown_grace=settings.grace, keep_alive=arguments.keep_alive, kv_dtype=arguments.kv_dtype,
+                           queue_capacity=None if capacity is None else dict.fromkeys(CAPABILITIES, capacity)))
     with pool:
         if arguments.draft is not None and len(models) != 1:
             raise InvalidArgument("`draft` needs exactly one model", param="draft", got=f"{len(models)} models",

@@ -267,7 +267,8 @@ class SentenceTransformer(_Base):
         """Embed queries: as :meth:`encode`, with the prompt ``"query"``, which is empty if the model has none."""
         if prompt is None and prompt_name is None:
             prompt_name = self._first_prompt("query")
-        return self.encode(inputs=inputs, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
+        # the texts by position: an `encode` of a subclass may call them `sentences`
+        return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
                            show_progress_bar=show_progress_bar, output_value=output_value, precision=precision,
                            convert_to_numpy=convert_to_numpy, convert_to_tensor=convert_to_tensor, device=device,
                            normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim, pool=pool,
@@ -287,7 +288,7 @@ class SentenceTransformer(_Base):
         """
         if prompt is None and prompt_name is None:
             prompt_name = self._first_prompt("document", "passage", "corpus")
-        return self.encode(inputs=inputs, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
+        return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
                            show_progress_bar=show_progress_bar, output_value=output_value, precision=precision,
                            convert_to_numpy=convert_to_numpy, convert_to_tensor=convert_to_tensor, device=device,
                            normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim, pool=pool,
@@ -298,6 +299,8 @@ class SentenceTransformer(_Base):
 
     def _prompt(self, prompt: str | None, name: str | None) -> str:
         if prompt is not None:
+            if name is not None:
+                _log.warning("`prompt` and `prompt_name` are both given: `prompt_name` is ignored")
             return prompt
         name = self.default_prompt_name if name is None else name
         if name is None:

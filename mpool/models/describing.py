@@ -64,12 +64,17 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
         row = catalogue.load().find(reference)
     if row is None:
         try:
-            return _resolve_one(reference, None, is_offline(offline), progress)
+            found = _resolve_one(reference, None, is_offline(offline), progress)
         except (OfflineError, DownloadError) as error:
             if isinstance(reference, HubRef) and not reference.file and not os.path.exists(str(reference)):
                 # a misspelt folder looks like the name of a repository
                 error.message += f"; there is no file or folder {reference} in {os.getcwd()} either"
             raise
+        if found.source in ("hub", "pip"):
+            from . import downloaded
+
+            downloaded.add(found.ref)
+        return found
     try:
         return _resolve_row(row, is_offline(offline), progress, update)
     except MpoolError as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import FileError, InvalidArgument
-from . import store
+from . import downloaded, store
 from .describing import resolve
 from .sources import Resolved
 
@@ -47,6 +47,8 @@ def remove(ref: str, dry_run: bool = False) -> Removed:
         freed = _remove_from_hub(found, dry_run)
     else:
         freed = _remove_from_cache(ref, found, dry_run)
+    if not dry_run:
+        downloaded.discard(found.ref)
     return Removed(found.files, freed)
 
 

@@ -381,6 +381,12 @@ class Entry:
         """How the model's weights are used: one of :data:`mpool.names.WEIGHTS`."""
         return self.loading.weights or self.pool.config.weights
 
+    @property
+    def uses_kv_dtype(self) -> str:
+        """Type of the keys and values in the KV cache, one of :data:`mpool.names.KV_DTYPES`. Only language models have
+        a KV cache."""
+        return self.loading.kv_dtype or self.pool.config.kv_dtype
+
     def set_loading(self, options: LoadOptions) -> None:
         """Set how the model is loaded from now on. Options that are None stay unchanged.
 
@@ -514,7 +520,7 @@ class Entry:
             return self._adapter_ids.setdefault(key, len(self._adapter_ids) + 1)
 
     def _settings(self) -> tuple[Any, ...]:
-        return (self.runs_in, self.uses_weights, self.loading.kv_dtype or "auto", self.loading.draft or "",
+        return (self.runs_in, self.uses_weights, self.uses_kv_dtype, self.loading.draft or "",
                 self.loading.adapters or ())
 
     def _replace(self) -> None:
@@ -557,10 +563,10 @@ class Entry:
         # named, and the core must choose the same use of the weights there as here.
         fast = compute == "float32-fast" and (self.runs_in == "thread" or _names_blas())
         compute_type = "float32" if compute == "float32-fast" else compute
-        spec = self._make_spec(self.uses_weights, self.loading.kv_dtype, fast)
+        spec = self._make_spec(self.uses_weights, self.uses_kv_dtype, fast)
         if self.loading.draft:
             draft = self._draft or Entry(self.pool, self.loading.draft, self.loading.draft, "text_to_text")
-            spec.set_draft(draft._make_spec(self.uses_weights, self.loading.kv_dtype, fast))
+            spec.set_draft(draft._make_spec(self.uses_weights, self.uses_kv_dtype, fast))
             self._draft, self._draft_stamps = None, draft.describe().stamps  # its vocabulary is not needed again
         else:
             self._draft_stamps = {}
@@ -589,7 +595,7 @@ class Entry:
             with contextlib.suppress(Timeout, UnknownModel):
                 registry.remove(key, timeout=0.0)
 
-    def _make_spec(self, weights: str, kv_dtype: str | None, fast: bool) -> Any:
+    def _make_spec(self, weights: str, kv_dtype: str, fast: bool) -> Any:
         """Return the core's spec of the model."""
         description = self.describe()
         if self._adapters is None:
@@ -598,7 +604,7 @@ class Entry:
         spec = description.spec.with_adapters(adapters).to_core()
         if weights != "auto":
             spec.set("mpool.weights", weights)
-        if kv_dtype not in (None, "auto"):
+        if kv_dtype != "auto" and description.generation is not None:
             spec.set("mpool.kv_dtype", kv_dtype)
         if fast:
             spec.set("mpool.float32_fast", True)

@@ -23,7 +23,8 @@ class LoadOptions:
     Attributes:
         isolation: where the model's workers run, one of :data:`mpool.names.ISOLATION`; None: the pool's setting.
         weights: how the model's weights are used, one of :data:`mpool.names.WEIGHTS`; None: the pool's setting.
-        kv_dtype: type of the keys and values in the KV cache, one of :data:`mpool.names.KV_DTYPES`; None: ``"auto"``.
+        kv_dtype: type of the keys and values in the KV cache, one of :data:`mpool.names.KV_DTYPES`; None: the pool's
+            setting.
         draft: reference of the draft model; False and None: none.
         adapters: names of the model's adapters, and their absolute paths or references to the hub; None: none.
     """

@@ -289,7 +289,7 @@ class Endpoint:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         context = Context(self.operation, self.state, scope)
-        disconnected, status = False, 0
+        disconnected, sent, status = False, False, 0
         connection: DisconnectReports | None = scope.get("mpool.connection")
         listener = None if connection is not None or self.operation.body is None else DisconnectListener(receive)
         running: RunningRequest | None = None
@@ -335,6 +335,7 @@ class Endpoint:
                 if running is not None:
                     running.task = None  # only `StreamedResponse` can be cancelled while it is sent, between chunks
                 await response(scope, receive, send_with_id)
+                sent = True
             except bodies.ClientDisconnected:
                 raise
             except BaseException as error:
@@ -363,7 +364,7 @@ class Endpoint:
             if running is not None:
                 self.state.running.pop(context.id, None)
                 client = scope.get("client")
-                outcome = "disconnected" if disconnected else running.error or "completed" if status else "failed"
+                outcome = "disconnected" if disconnected else running.error or ("completed" if sent else "failed")
                 self.state.history.add(running, used, client[0] if client else None, status, outcome)
             if log.isEnabledFor(logging.INFO):
                 log.info("%s %s %s %s in %.1f ms", context.id, scope["method"], scope["path"],

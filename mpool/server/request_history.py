@@ -22,8 +22,8 @@ class PastRequest(Struct):
 
     ``client``: address that sent it, null for a Unix socket. ``ended``: seconds since 1970. ``seconds``: from the end
     of its body to the end of the response. ``prompt_tokens``, ``completion_tokens``: as counted until it ended.
-    ``status``: HTTP status, 0 if no response was sent. ``outcome``: ``completed``, ``disconnected`` (by the client), or
-    the code of the error, such as ``cancelled``.
+    ``status``: HTTP status, 0 if no response was sent. ``outcome``: ``completed``, ``disconnected`` (by the client),
+    the code of the error, such as ``cancelled``, or ``failed`` if the response was not sent to its end.
     """
 
     id: str

@@ -157,13 +157,20 @@ def check_token(token: str) -> str:
     Raises:
         InvalidArgument: The token does not consist of 16 to 4,096 visible ASCII characters.
     """
-    if not isinstance(token, str) or not 16 <= len(token) <= _MAX_TOKEN or not token.isascii() \
-            or any(not 33 <= ord(char) < 127 for char in token):
-        # the message must not show the token
-        raise InvalidArgument("`token` must have 16 to 4,096 visible ASCII characters", param="token",
-                              allowed="16 to 4,096 visible ASCII characters",
-                              hint="Name a token file that does not exist: mpool creates it with a random token")
+    if not isinstance(token, str) or not _is_token(token):
+        raise _no_token("`token` must have",
+                        "Name a token file that does not exist: mpool creates it with a random token")
     return token
+
+
+def _is_token(text: str) -> bool:
+    return 16 <= len(text) <= _MAX_TOKEN and all(33 <= ord(char) < 127 for char in text)
+
+
+def _no_token(what: str, hint: str) -> InvalidArgument:
+    """Return the error of an invalid token. Its message does not show the token."""
+    allowed = "16 to 4,096 visible ASCII characters"
+    return InvalidArgument(f"{what} {allowed}", param="token", allowed=allowed, hint=hint)
 
 
 def same_token(given: bytes, token: str) -> bool:
@@ -182,7 +189,7 @@ def token_of(path: str | os.PathLike[str]) -> str:
     try:
         made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
-        return _read_token(name)
+        return read_token(name)
     except OSError as error:
         raise FileError(f"{name}: the token file cannot be created: {error.strerror}") from None
     token = secrets.token_urlsafe(32)
@@ -197,7 +204,14 @@ def token_of(path: str | os.PathLike[str]) -> str:
     return token
 
 
-def _read_token(name: str) -> str:
+def read_token(path: str | os.PathLike[str]) -> str:
+    """Read the token from a file that exists, for a server or for its client.
+
+    Raises:
+        InvalidArgument: The file contains no valid token, or other users can read it.
+        FileError: The file cannot be read.
+    """
+    name = os.fspath(path)
     try:
         with open(name, "rb") as file:
             mode = os.fstat(file.fileno())
@@ -207,7 +221,11 @@ def _read_token(name: str) -> str:
     if not stat.S_ISREG(mode.st_mode) or mode.st_mode & 0o077:
         raise InvalidArgument(f"the token file {name} must be a regular file that only its owner can read",
                               hint=f"Run chmod 600 {name}")
-    return check_token(held.decode("ascii", "replace").strip())
+    token = held.decode("ascii", "replace").strip()
+    if not _is_token(token):
+        raise _no_token(f"the token file {name} must contain one token of",
+                        "`mpool serve` creates a token file that does not exist. Other commands read a copy of it")
+    return token
 
 
 def new_token_file() -> tuple[str, str]:
@@ -229,4 +247,4 @@ def new_token_file() -> tuple[str, str]:
     return name, token_of(name)
 
 
-__all__ = ["Settings", "check_token", "is_loopback", "new_token_file", "same_token", "token_of"]
+__all__ = ["Settings", "check_token", "is_loopback", "new_token_file", "read_token", "same_token", "token_of"]

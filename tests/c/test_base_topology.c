@@ -147,7 +147,7 @@ MP_TEST(base_topology_of_a_table) {
     for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
         MP_CHECK_STATUS(mp_topology_check(wrong[i], &error), MP_INVALID_ARGUMENT, &error);
         MP_CHECK_HAS(error.message, "MPOOL_NODES");
-        MP_CHECK_HAS(error.message, "allowed: the CPUs of each node");
+        MP_CHECK_HAS(error.message, "must be the CPUs of each node");
         MP_CHECK_STATUS(mp_topology_read_from("/nowhere", wrong[i], &allowed, &topology, &error), MP_INVALID_ARGUMENT,
                         &error);
     }

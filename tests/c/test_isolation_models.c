@@ -276,7 +276,7 @@ MP_TEST(isolation_requests_beyond_the_limits_are_refused) {
     }
     MP_CHECK_STATUS(make_embedding_request(MP_EMBED_MOST_TEXTS + 1, ids, offsets, NULL, &embed, &error),
                     MP_INVALID_ARGUMENT, &error);
-    MP_CHECK_HAS(error.message, "allowed: 1 to 16777216");
+    MP_CHECK_HAS(error.message, "must be 1 to 16777216");
 }
 
 MP_TEST(isolation_prompt_logits_are_refused) {

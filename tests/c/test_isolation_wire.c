@@ -104,7 +104,7 @@ MP_TEST(isolation_errors_are_transferred_as_printable_text) {
     mp_error sent, got;
     pair p;
     pair_init(&p);
-    mp_fail(&sent, MP_NUMERIC, "NaN \x01\x02 in \xC3\xA4 \x7F");
+    mp_fail_hint(&sent, MP_NUMERIC, "Raise\n`limit`", "NaN \x01\x02 in \xC3\xA4 \x7F");
     memcpy(sent.field, "\xFF\xFE", 3);
     mp_wire_begin(&out, &p.child, MP_FRAME_READY);
     mp_put_error(&out, MP_NUMERIC, &sent);
@@ -113,6 +113,7 @@ MP_TEST(isolation_errors_are_transferred_as_printable_text) {
     MP_CHECK(mp_wire_done(&in));
     MP_CHECK_STR(got.message, "NaN ?? in \xC3\xA4 ?");
     MP_CHECK_STR(got.field, "??");
+    MP_CHECK_STR(got.hint, "Raise?`limit`");
     mp_wire_begin(&out, &p.child, MP_FRAME_READY);
     mp_put_u32(&out, 7777); /* an unknown status */
     uint8_t rest[64] = {0};

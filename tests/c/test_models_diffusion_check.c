@@ -35,9 +35,9 @@ MP_TEST(models_diffusion_check_of_sizes) {
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             /* positions of Flux are computed, those of SD3 are a table of 8 x 8 squares */
             const bool good = !sizes[i].nearest || (flux && sizes[i].too_large);
-            char refusal[96];
-            snprintf(refusal, sizeof refusal, "multiples of 4%s; the nearest is %s", flux ? "" : " up to 32",
-                     good ? "" : sizes[i].nearest);
+            char refusal[160];
+            snprintf(refusal, sizeof refusal, "multiples of 4%s, got %d x %d pixels; the nearest is %s",
+                     flux ? "" : " up to 32", sizes[i].width, sizes[i].height, good ? "" : sizes[i].nearest);
             if (flux && sizes[i].height == 8000)
                 continue; /* outputs of many megabytes */
             set_size(call, sizes[i].width, sizes[i].height);

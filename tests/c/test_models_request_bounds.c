@@ -37,8 +37,8 @@ static void check_bounds(create create, const void *usual, size_t size, const bo
     for (size_t i = 0; i < count; i++) {
         const bound *b = &bounds[i];
         char range[96];
-        snprintf(range, sizeof range, b->kind == F32 ? ", allowed: %Lg to %Lg" : ", allowed: %.0Lf to %.0Lf", b->low,
-                 b->high);
+        snprintf(range, sizeof range, b->kind == F32 ? " must be %Lg to %Lg, got" : " must be %.0Lf to %.0Lf, got",
+                 b->low, b->high);
         for (int end = 0; end < 2; end++) {
             const long double inside = end ? b->high : b->low;
             const long double step = b->kind == F32 ? fabsl(inside) * 1e-6L + 1e-6L : 1;
@@ -83,7 +83,7 @@ MP_TEST(models_request_bounds_of_texts) {
         {"max_tokens", I32, SAMPLING(max_tokens), 1, 268435455, false},
         {"min_tokens", I32, SAMPLING(min_tokens), 0, 268435455, true},
         {"logprobs", I32, SAMPLING(logprobs), -1, 20, false},
-        {"n is", I32, TEXT(n_choices), 1, 128, false},
+        {"n must be", I32, TEXT(n_choices), 1, 128, false},
         {"the number of prompt tokens", I32, TEXT(n_prompt), 1, 268435455, true},
         {"the number of stop strings", I32, TEXT(n_stop), 0, 64, true},
         {"the number of stop ids", I32, TEXT(n_stop_ids), 0, 4096, true},
@@ -110,12 +110,12 @@ MP_TEST(models_request_bounds_of_lists_of_texts) {
     static const struct { int32_t id; float bias; int32_t stop_bytes; const char *refusal; } rows[] = {
         {0, -1e6f, 1, NULL},
         {INT32_MAX, 1e6f, 1024, NULL},
-        {0, 0, 0, "the length of a stop string in bytes is 0, allowed: 1 to 1024"},
-        {0, 0, 1025, "the length of a stop string in bytes is 1025, allowed: 1 to 1024"},
-        {-1, 0, 1, "[1] is -1, allowed: 0 to 2147483647"},
-        {0, 1000001, 1, "bias[1] is 1e+06, allowed: -1e+06 to 1e+06"},
-        {0, -1000001, 1, "bias[1] is -1e+06, allowed: -1e+06 to 1e+06"},
-        {0, NAN, 1, "bias[1] is nan"},
+        {0, 0, 0, "the length of a stop string in bytes must be 1 to 1024, got 0"},
+        {0, 0, 1025, "the length of a stop string in bytes must be 1 to 1024, got 1025"},
+        {-1, 0, 1, "[1] must be 0 to 2147483647, got -1"},
+        {0, 1000001, 1, "bias[1] must be -1e+06 to 1e+06, got 1e+06"},
+        {0, -1000001, 1, "bias[1] must be -1e+06 to 1e+06, got -1e+06"},
+        {0, NAN, 1, "bias[1] must be -1e+06 to 1e+06, got nan"},
     };
     for (size_t i = 0; i < COUNT(rows); i++)
         for (int list = 0; list < 2; list++) { /* the id is a stop id, then that of a bias */
@@ -194,7 +194,7 @@ MP_TEST(models_request_bounds_of_image_embeddings) {
         if (sizes[i].good)
             mp_request_destroy(request);
         else
-            MP_CHECK_HAS(error.message, "allowed: 1 to 16384");
+            MP_CHECK_HAS(error.message, "must be 1 to 16384, got");
     }
 }
 
@@ -216,7 +216,7 @@ MP_TEST(models_request_bounds_of_image_generation) {
         {"the number of texts", I32, GENERATE(n_texts), 1, 2, false},
         {"the number of tokens", I32, GENERATE(n_ids[0]), 0, 4096, false},
         {"the number of tokens", I32, GENERATE(n_ids[2]), 0, 4096, false},
-        {"n is", I32, GENERATE(n_images), 1, 64, false},
+        {"n must be", I32, GENERATE(n_images), 1, 64, false},
         {"guidance_scale", F32, GENERATE(guidance), 0, 1000, false},
         {"preview_every", I32, GENERATE(preview_every), 0, 1000, false},
     };

@@ -329,18 +329,18 @@ MP_TEST(models_requests_refuse_wrong_image_runs) {
         {{0, 4, 1, 4, 8, 1}, 2, 0, NULL},
         {{1, 4, 2, 5, 3, 1}, 3, 0, NULL},
         {{1, 4, 1, 5, 3, 1}, 2, 7, NULL},
-        {{1, 4, 1, 4, 3, 1}, 2, 0, "the start of a run is 4, allowed: 5 to 11"}, /* begins in the first run */
-        {{5, 3, 1, 1, 4, 1}, 2, 0, "the start of a run is 1, allowed: 8 to 11"},
-        {{-1, 3, 1, 3, 4, 1}, 2, 0, "runs[0] is -1, allowed: 0 to 2147483647"},
-        {{1, 4, 1, 12, 1, 1}, 2, 0, "the start of a run is 12, allowed: 5 to 11"},
-        {{1, 4, 1, 5, 8, 1}, 2, 0, "the rows of a run is 8, allowed: 1 to 7"}, /* ends after the prompt */
-        {{1, 4, 1, 5, 0, 1}, 2, 0, "the rows of a run is 0, allowed: 1 to 7"},
-        {{1, 4, 1, 5, 3, 0}, 2, 0, "the tiles of a run is 0, allowed: 1 to 1"},
-        {{1, 4, 1, 5, 3, 2}, 2, 0, "the tiles of a run is 2, allowed: 1 to 1"},
-        {{1, 4, 2, 5, 3, 1}, 2, 0, "the tiles of a run is 1, allowed: 1 to 0"},
-        {{1, 4, 1, 5, 3, 1}, 3, 0, "the tiles of all runs is 2, allowed: 3 to 3"},
-        {{1, 4, 1, 5, 3, 1}, 2, 6, "the number of sources is 6, allowed: 7 to 7"},
-        {{1, 4, 1, 5, 3, 1}, 2, 8, "the number of sources is 8, allowed: 7 to 7"},
+        {{1, 4, 1, 4, 3, 1}, 2, 0, "the start of a run must be 5 to 11, got 4"}, /* begins in the first run */
+        {{5, 3, 1, 1, 4, 1}, 2, 0, "the start of a run must be 8 to 11, got 1"},
+        {{-1, 3, 1, 3, 4, 1}, 2, 0, "runs[0] must be 0 to 2147483647, got -1"},
+        {{1, 4, 1, 12, 1, 1}, 2, 0, "the start of a run must be 5 to 11, got 12"},
+        {{1, 4, 1, 5, 8, 1}, 2, 0, "the rows of a run must be 1 to 7, got 8"}, /* ends after the prompt */
+        {{1, 4, 1, 5, 0, 1}, 2, 0, "the rows of a run must be 1 to 7, got 0"},
+        {{1, 4, 1, 5, 3, 0}, 2, 0, "the tiles of a run must be 1 to 1, got 0"},
+        {{1, 4, 1, 5, 3, 2}, 2, 0, "the tiles of a run must be 1 to 1, got 2"},
+        {{1, 4, 2, 5, 3, 1}, 2, 0, "the tiles of a run must be 1 to 0, got 1"},
+        {{1, 4, 1, 5, 3, 1}, 3, 0, "the tiles of all runs must be 3 to 3, got 2"},
+        {{1, 4, 1, 5, 3, 1}, 2, 6, "the number of sources must be 7 to 7, got 6"},
+        {{1, 4, 1, 5, 3, 1}, 2, 8, "the number of sources must be 7 to 7, got 8"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const mp_text_args args = {

@@ -189,7 +189,7 @@ static const char *break_one(scene *scene, int fault) {
         return "a: a count is negative";
     case 41:
         entry->starting = 3;
-        return "a: 5 workers, allowed: 4";
+        return "a: 5 workers, the limit is 4";
     case 42:
         entry->breaker.probing = -1;
         return "a: -1 probes of the breaker";

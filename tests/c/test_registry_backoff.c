@@ -32,8 +32,10 @@ MP_TEST(registry_backoff_of_failed_loads) {
         entry->backoff_ns = 0; /* a load succeeded */
     }
     entry->health = MP_HEALTH_BROKEN;
+    mp_fail(&entry->failure, MP_NO_WORKERS, "the workers died");
     mp_entry_set_failed(entry, &error);
     MP_CHECK_INT(entry->health, MP_HEALTH_BROKEN);
+    MP_CHECK_STR(entry->failure.message, "the workers died"); /* the first cause */
     mp_entry_clear_failed(entry);
     MP_CHECK_INT(entry->health, MP_HEALTH_BROKEN);
     scene_close(&scene);

@@ -14,12 +14,12 @@ static mp_status fail_size(const mp_diffusion *model, const mp_image_generation_
     }
     if (most)
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "the image is %d x %d pixels, allowed: multiples of %d up to %d; "
+                       "the image must have sides that are multiples of %d up to %d, got %d x %d pixels; "
                        "the nearest is %d x %d",
-                       request->width, request->height, grain, most, near[0], near[1]);
+                       grain, most, request->width, request->height, near[0], near[1]);
     return mp_fail(error, MP_INVALID_ARGUMENT,
-                   "the image is %d x %d pixels, allowed: multiples of %d; the nearest is %d x %d", request->width,
-                   request->height, grain, near[0], near[1]);
+                   "the image must have sides that are multiples of %d, got %d x %d pixels; the nearest is %d x %d",
+                   grain, request->width, request->height, near[0], near[1]);
 }
 
 static mp_status check_ids(const mp_diffusion *model, const mp_image_generation_request *request, mp_error *error) {

@@ -97,8 +97,8 @@ static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int whic
     snprintf(name, sizeof name, "%s.tokens", part);
     MP_TRY(mp_weights_get(model->weights, name, 2, any, &embedding->tokens, error));
     if (embedding->tokens.shape[0] > MAX_VOCAB)
-        return mp_fail(error, MP_LIMIT, "%s has %lld tokens, allowed: at most %d", part,
-                       (long long)embedding->tokens.shape[0], MAX_VOCAB);
+        return mp_fail(error, MP_LIMIT, "%s must have at most %d tokens, got %lld", part, MAX_VOCAB,
+                       (long long)embedding->tokens.shape[0]);
     e->vocab = (int32_t)embedding->tokens.shape[0];
     if (!e->t5) {
         MP_TRY(fact(spec, part, "projection_length", 0, MAX_WIDTH, &e->projection, error));
@@ -302,8 +302,8 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **out, mp_error *
     model->compute = args->compute;
     model->flux = (args->flags & MP_DIFFUSION_SINGLE_BLOCKS) != 0;
     if (args->compute == MP_COMPUTE_I8) {
-        status = mp_fail(error, MP_UNSUPPORTED, "compute is int8, which image generation does not support; "
-                                                "allowed: auto, float32, bfloat16");
+        status = mp_fail(error, MP_UNSUPPORTED, "compute must be auto, float32 or bfloat16 for image generation, got "
+                                                "int8");
         goto cleanup;
     }
     mp_progress_set(args->progress, "mapping", 0);

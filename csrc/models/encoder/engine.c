@@ -16,8 +16,8 @@ enum {
 /* Rows after the attended ones see all of them, which layers with a window or causal attention do not allow. */
 static mp_status check_attended(const mp_encoder *model, int32_t text, int32_t attended, int64_t n, mp_error *error) {
     if (attended > n)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "attended of text %d is %d, allowed: 1 to %lld", text, attended,
-                       (long long)n);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "attended of text %d must be 1 to %lld, got %d", text,
+                       (long long)n, attended);
     if (attended == n)
         return MP_OK;
     if (model->attention.causal)
@@ -44,7 +44,7 @@ mp_status mp_encoder_check(const mp_model *base, mp_request *request_base, uint6
         return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model has no projection to that size",
                        request->dimensions);
     if (request->dimensions < 0 || (request->dimensions > most && (!pooled || !model->head.size_count)))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, allowed: 1 to %d", request->dimensions, most);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions must be 1 to %d, got %d", most, request->dimensions);
     if (!pooled && request->dimensions != 0 && request->dimensions != most)
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "dimensions is %d, but token vectors cannot be truncated; leave it out", request->dimensions);

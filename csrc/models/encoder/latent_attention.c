@@ -89,7 +89,7 @@ static mp_status multiply(mp_latent_attention *latent, const mp_weights *weights
     MP_TRY(mp_weights_get(weights, "latent.to_out.weight", 2, out, &tensors[2], error));
     for (int i = 0; i < 3; i++)
         if (mp_dtype_get(tensors[i].dtype)->items != 1)
-            return mp_fail(error, MP_UNSUPPORTED, "latent attention is stored as %s, allowed: floating-point types",
+            return mp_fail(error, MP_UNSUPPORTED, "latent attention must be stored as floating-point numbers, got %s",
                            mp_dtype_get(tensors[i].dtype)->name);
     const size_t part = ((size_t)D * (size_t)size * 2 + (size_t)latent->count * (size_t)size) * sizeof(float);
     const size_t first = mp_arena_cost((size_t)(latent->count + 2) * (size_t)D * sizeof(float));

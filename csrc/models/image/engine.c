@@ -86,12 +86,12 @@ static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, 
         return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, allowed: %d x %d", image, width, height,
                        side, side);
     if (height < model->patch || width < model->patch)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, allowed: at least %d per side", image,
-                       width, height, model->patch);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d must have at least %d pixels per side, got %d x %d", image,
+                       model->patch, width, height);
     int64_t rows = (int64_t)(height / model->patch) * (width / model->patch);
     if (rows > MP_VIT_MOST_PATCHES)
-        return mp_fail(error, MP_LIMIT, "image %d has %lld patches, allowed: at most %d", image, (long long)rows,
-                       (int)MP_VIT_MOST_PATCHES);
+        return mp_fail(error, MP_LIMIT, "image %d must have at most %d patches, got %lld", image,
+                       (int)MP_VIT_MOST_PATCHES, (long long)rows);
     return MP_OK;
 }
 
@@ -110,8 +110,8 @@ mp_status mp_vit_check(const mp_model *base, mp_request *request_base, uint64_t 
     uint64_t ops = 0, parts = 0;
     if (request->dimensions < 0 || request->dimensions > most ||
         (tokens && request->dimensions && request->dimensions != most))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, allowed: %s%d", request->dimensions,
-                       tokens ? "" : "1 to ", most);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions must be %s%d, got %d", tokens ? "" : "1 to ", most,
+                       request->dimensions);
     for (int32_t i = 0; i < request->n_images; i++) {
         int32_t height = request->sizes[2 * i], width = request->sizes[2 * i + 1];
         MP_TRY(check_size(model, i, height, width, error));

@@ -192,7 +192,7 @@ mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *na
     int64_t shape[4] = {N, channels, size, size};
     MP_TRY(mp_weights_get(builder->weights, name, 4, shape, &job.tensor, error));
     if (mp_dtype_get(job.tensor.dtype)->items > 1)
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s of a convolution is stored as %s, allowed: F32, F16, BF16",
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s of a convolution must be stored as F32, F16 or BF16, got %s",
                        name, mp_dtype_get(job.tensor.dtype)->name);
     return add_part(builder, linear, job, name, bias_name, N, size * size * channels, error);
 }
@@ -247,8 +247,8 @@ mp_status mp_builder_linear_converted(mp_builder *builder, mp_linear *linear, co
     mp_build_job job = {.factor = factor, .heads = heads};
     MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
     if (mp_dtype_get(job.tensor.dtype)->items > 1 || mp_dtype_is_scaled(job.tensor.dtype))
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s of an adapter is stored as %s, allowed: F32, F16, BF16", name,
-                       mp_dtype_get(job.tensor.dtype)->name);
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s of an adapter must be stored as F32, F16 or BF16, got %s",
+                       name, mp_dtype_get(job.tensor.dtype)->name);
     assert(heads == 0 || N % (2 * heads) == 0);
     job.converted = mp_spec_find_tensor(mp_weights_spec(builder->weights), name)->name;
     const mp_compute compute = builder->compute;

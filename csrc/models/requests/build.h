@@ -10,14 +10,14 @@
 static inline mp_status mp_check_range(const char *name, int64_t value, int64_t low, int64_t high, mp_error *error) {
     if (value >= low && value <= high)
         return MP_OK;
-    return mp_fail(error, MP_INVALID_ARGUMENT, "%s is %lld, allowed: %lld to %lld", name, (long long)value,
-                   (long long)low, (long long)high);
+    return mp_fail(error, MP_INVALID_ARGUMENT, "%s must be %lld to %lld, got %lld", name, (long long)low,
+                   (long long)high, (long long)value);
 }
 
 static inline mp_status mp_check_number(const char *name, double value, double low, double high, mp_error *error) {
     if (value >= low && value <= high)
         return MP_OK; /* NaN is out of every range */
-    return mp_fail(error, MP_INVALID_ARGUMENT, "%s is %g, allowed: %g to %g", name, value, low, high);
+    return mp_fail(error, MP_INVALID_ARGUMENT, "%s must be %g to %g, got %g", name, low, high, value);
 }
 
 /* Check that each item of an array is within bounds. NULL is allowed if the array is empty. Always inlined: if the
@@ -26,11 +26,11 @@ static inline mp_status mp_check_number(const char *name, double value, double l
     static inline __attribute__((always_inline)) mp_status mp_check_items_##type(                                      \
         const char *name, const type *items, size_t count, number low, number high, mp_error *error) {                 \
         if (!items && count > 0)                                                                                       \
-            return mp_fail(error, MP_INVALID_ARGUMENT, "%s is missing, allowed: %zu entries", name, count);            \
+            return mp_fail(error, MP_INVALID_ARGUMENT, "%s must have %zu entries, got none", name, count);             \
         for (size_t i = 0; i < count; i++)                                                                             \
             if (!((number)items[i] >= low && (number)items[i] <= high))                                                \
-                return mp_fail(error, MP_INVALID_ARGUMENT, "%s[%zu] is " format ", allowed: " format " to " format,    \
-                               name, i, (number)items[i], low, high);                                                  \
+                return mp_fail(error, MP_INVALID_ARGUMENT, "%s[%zu] must be " format " to " format ", got " format,    \
+                               name, i, low, high, (number)items[i]);                                                  \
         return MP_OK;                                                                                                  \
     }
 MP_CHECK_ITEMS(uint8_t, int, "%d")

@@ -128,7 +128,7 @@ static mp_status check_text(const mp_text_args *args, mp_error *error) {
         MP_TRY(mp_check_range("n of a request with captures", args->n_choices, 1, 1, error));
     MP_TRY(mp_check_range("the bytes of a mask", args->mask_bytes, 0, MP_TEXT_MOST_MASK_BYTES, error));
     if (args->mask_bytes % 4 != 0)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "a mask has %lld bytes, allowed: a multiple of 4",
+        return mp_fail(error, MP_INVALID_ARGUMENT, "a mask must have a multiple of 4 bytes, got %lld",
                        (long long)args->mask_bytes);
     if (args->mask_bytes > 0 && (args->sampling.ignore_eos || args->sampling.min_tokens > 0))
         return mp_fail(error, MP_INVALID_ARGUMENT, "ignore_eos and min_tokens are not allowed together with a mask");

@@ -148,9 +148,9 @@ static mp_status check_tiles(const mp_vision *vision, const mp_text_images *imag
                            height, image_encoder->any_size ? "multiples" : "squares",
                            (image_encoder->any_size ? vision->merge : image_encoder->grid) * image_encoder->patch);
         if ((int64_t)(height / image_encoder->patch) * (width / image_encoder->patch) > MP_VISION_MOST_PATCHES)
-            return mp_fail(error, MP_LIMIT, "tile %d has %lld patches, allowed: at most %d", t,
-                           (long long)(height / image_encoder->patch) * (width / image_encoder->patch),
-                           (int)MP_VISION_MOST_PATCHES);
+            return mp_fail(error, MP_LIMIT, "tile %d must have at most %d patches, got %lld", t,
+                           (int)MP_VISION_MOST_PATCHES,
+                           (long long)(height / image_encoder->patch) * (width / image_encoder->patch));
     }
     return MP_OK;
 }

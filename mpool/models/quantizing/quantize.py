@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ... import _core
+from ...checks import refuse
 from ...errors import FileError, FormatError, InvalidArgument, SpawnFailed
 from ...names import QUANTIZED
 from ...resources import cpus
@@ -86,9 +87,9 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
         Unsupported: mpool cannot convert the model.
     """
     if type not in QUANTIZED:
-        raise InvalidArgument(f"`type` is {type!r}, allowed: {', '.join(QUANTIZED)}")
+        refuse("type", type, f"one of {', '.join(QUANTIZED)}")
     if threads is not None and not 1 <= threads <= _MAX_THREADS:
-        raise InvalidArgument(f"`threads` is {threads}, allowed: 1 to {_MAX_THREADS}")
+        refuse("threads", threads, f"1 to {_MAX_THREADS}")
     _check_target(source, target, force)
     model = read_input(source)
     plan = [_planned(type, model, tensor) for tensor in model.tensors]

@@ -22,7 +22,7 @@ const HINTS = {
   idle: "Time since the last request, and the time after which the idle model is unloaded.",
   chunks: "Parts of a streamed response that were sent.",
   outcome: "completed; disconnected: the client closed the connection; cancelled: in this page or by the server;"
-    + " otherwise the code of the error.",
+    + " failed: the response was not sent to its end; otherwise the code of the error.",
   prompt: "Tokens of the request.",
   completion: "Tokens that the model generated.",
   system: "Instructions that the model reads before the conversation, for example \u201cAnswer in one sentence.\u201d",

@@ -87,9 +87,8 @@ async def _encoded_file(image: Image, body: ImagesRequest) -> str:
 async def _streamed(context: Context, served: ServedModel, body: ImagesRequest, options: dict[str, Any]) -> Response:
     previews = body.partial_images or 0
     if previews:
-        context.state.pool.get(served.model, "text_to_image")
-        generation = served.model.description.pipeline
-        steps = body.num_inference_steps or (generation.steps if generation is not None else 1)
+        pipeline = await native_calls.REQUESTS.arun(lambda: served.model.description.pipeline)
+        steps = body.num_inference_steps or (1 if pipeline is None else pipeline.steps)  # None: the request is refused
         options["preview_every"] = max(1, steps // (previews + 1))
     created = int(time.time())
     with _size_errors():

@@ -38,7 +38,7 @@ def messages_of(context: Context, given: str | list[dict[str, msgspec.Raw]],
         where = f"input[{at}]"
         data = msgspec.json.encode({"type": "message", **item})  # clients may leave out the type of a message
         found.add(bodies.parse_part(data, InputItem, where, context.ignored), where)
-    found.flush()
+    found.end()
     return found.messages
 
 
@@ -46,7 +46,7 @@ class _Conversation:
     """Builds the messages of a conversation from its items.
 
     Attributes:
-        messages: Messages. Images of the last results are missing until :meth:`flush`.
+        messages: Messages. Images of the last results, and reasoning of the assistant, are missing until :meth:`end`.
     """
 
     def __init__(self, context: Context, earlier: list[dict[str, Any]]) -> None:
@@ -67,6 +67,8 @@ class _Conversation:
         if isinstance(item, InputReasoning):
             self._thoughts += [text for part in item.content or () if (text := check(part.text, where))]
         elif isinstance(item, InputMessage):
+            if item.role != "assistant":
+                self._end_reasoning()
             content: Any = check(item.content, f"{where}.content") if isinstance(item.content, str) else [
                 self._part(part, f"{where}.content[{at}]") for at, part in enumerate(item.content)]
             self.messages.append({"role": item.role, "content": content, **self._reasoning(item.role)})
@@ -83,6 +85,17 @@ class _Conversation:
             self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": check(text, where)})
             self._images += [self._part(part, f"{where}.output[{at}]") for at, part in enumerate(parts)
                              if isinstance(part, InputImage)]
+
+    def end(self) -> None:
+        """Add what no further item can complete."""
+        self.flush()
+        self._end_reasoning()
+
+    def _end_reasoning(self) -> None:
+        """Add reasoning without a message or a function call, such as that of an incomplete response, as a message."""
+        reasoning = self._reasoning("assistant")
+        if reasoning:
+            self.messages.append({"role": "assistant", "content": "", **reasoning})
 
     def flush(self) -> None:
         """Add the images of the last results as a message of the user: chat templates have no images in results."""

@@ -82,8 +82,8 @@ class InputCallOutput(Fields, tag_field="type", tag="function_call_output", kw_o
 
 
 class InputReasoning(Fields, tag_field="type", tag="reasoning", kw_only=True):
-    """Reasoning before the next message or function call. ``summary``, ``encrypted_content``, ``id`` and ``status`` are
-    ignored."""
+    """Reasoning before the next message or function call of the assistant. Without one, it is a message without text.
+    ``summary``, ``encrypted_content``, ``id`` and ``status`` are ignored."""
 
     content: list[ReasoningText] | None = None
     summary: Any = None

@@ -103,7 +103,13 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
         yield last + events.make(f"response.{response.status}", response=response)
 
     def failed(refusal: Refusal) -> bytes:
-        """Return the events of a failure: OpenAI's clients read ``error``, Codex reads ``response.failed``."""
+        """Return the events of a failure: OpenAI's clients read ``error``, Codex reads ``response.failed``.
+
+        The response has the items that were sent. The open one gets no events that mark it as done: clients run a
+        function call when it is done.
+        """
+        events.end_item("incomplete")
+        response.output = events.output
         response.status, response.error = "failed", {"code": _ERRORS.get(refusal.code, "server_error"),
                                                      "message": refusal.message}
         return events.make("error", code=refusal.code, message=refusal.message, param=refusal.param) + events.make(
@@ -236,24 +242,32 @@ class _Events:
 
     def close(self, status: Status = "completed") -> bytes:
         """Return the events that end the open item; empty if none is open."""
-        if not self._open:
+        item = self.end_item(status)
+        if item is None:
             return b""
-        item, self._open = self.output[-1], False
-        item.status = status
         if isinstance(item, OutputCall):
-            item.arguments = self._text
             found = self.make("response.function_call_arguments.done", **self._place(), name=item.name,
                               arguments=self._text)
         elif isinstance(item, OutputMessage):
-            item.content = [OutputText(self._text)]
             found = self.make("response.output_text.done", **self._place(), content_index=0, text=self._text,
                               logprobs=[])
         else:
-            item.content = [ReasoningText(self._text)]
             found = self.make("response.reasoning_text.done", **self._place(), content_index=0, text=self._text)
         if not isinstance(item, OutputCall):
             found += self.make("response.content_part.done", **self._place(), content_index=0, part=item.content[0])
         return found + self.make("response.output_item.done", output_index=len(self.output) - 1, item=item)
+
+    def end_item(self, status: Status) -> Any:
+        """Complete the open item, and return it; None if none is open."""
+        if not self._open:
+            return None
+        item, self._open = self.output[-1], False
+        item.status = status
+        if isinstance(item, OutputCall):
+            item.arguments = self._text
+        else:
+            item.content = [OutputText(self._text) if isinstance(item, OutputMessage) else ReasoningText(self._text)]
+        return item
 
 
 OPERATIONS = (

@@ -54,13 +54,14 @@ mpool.cli.embedding  numpy  2  core
 mpool.cli.embedding  numpy.lib  1  core
 mpool.cli.imaging  mpool.errors  1  start-up
 mpool.cli.models  mpool.debug.show  2  start-up
-mpool.cli.models  mpool.errors  3  start-up
-mpool.cli.models  mpool.models  4  start-up
+mpool.cli.models  mpool.errors  4  start-up
+mpool.cli.models  mpool.models  5  start-up
 mpool.cli.models  mpool.models.formats.adapters  1  start-up
 mpool.cli.models  mpool.models.spec  1  start-up
 mpool.cli.quantizing  mpool.models  1  start-up
 mpool.cli.quantizing  mpool.models.quantizing  1  start-up
-mpool.cli.remote  mpool.errors  4  start-up
+mpool.cli.remote  mpool.errors  3  start-up
+mpool.cli.remote  mpool.server.settings  1  start-up
 mpool.cli.removing  mpool.errors  1  start-up
 mpool.cli.removing  mpool.models  1  start-up
 mpool.cli.scaling  mpool.errors  1  start-up
@@ -97,6 +98,7 @@ mpool.integrations.ray.pools  mpool.integrations.ray._share  1  optional
 mpool.integrations.ray.pools  ray.util.metrics  1  optional
 mpool.integrations.sentence_transformers  torch  1  optional
 mpool.model  mpool._functions  2  start-up
+mpool.models.describing  mpool.models.downloaded  1  start-up
 mpool.models.describing  mpool.models.formats  1  start-up
 mpool.models.describing  mpool.models.formats.gguf_model  1  start-up
 mpool.models.describing  mpool.models.formats.hf_folder  1  start-up

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -158,6 +160,18 @@ def test_importing_a_name_of_another_library_in_a_new_process() -> None:
         name = re.split(r"[ .]", line)[-1]
         assert done.returncode == 1 and f"{name!r}" in done.stderr
         assert done.stderr.rstrip().endswith(ATTRIBUTES["mpool"][name])
+
+
+def test_looking_for_a_name_of_another_library() -> None:
+    """Tools ask which modules exist without importing them: a name that mpool does not have is no error there."""
+    for name in sorted(ATTRIBUTES["mpool"]):
+        assert importlib.util.find_spec(f"mpool.{name}") is None
+    assert [finder.find_spec("mpool.Llama", list(mpool.__path__)) for finder in sys.meta_path] == \
+        [None] * len(sys.meta_path)
+    with pytest.raises(AttributeError, match=re.escape(ATTRIBUTES["mpool"]["Llama"])):
+        pkgutil.resolve_name("mpool.Llama")
+    with pytest.raises(ImportError, match=re.escape(ATTRIBUTES["mpool"]["Llama"])):
+        importlib.import_module("mpool.Llama")
 
 
 def test_importing_an_unknown_name() -> None:

@@ -258,7 +258,7 @@ def _capacity(field: str, service_class: int, capability: str) -> Callable[[Mode
                 for one in jobs:
                     one.cancel()
             else:
-                with pytest.raises(mpool.InvalidArgument, match=f"queue_capacity of {capability} is 0"):
+                with pytest.raises(mpool.InvalidArgument, match=f"queue_capacity of {capability} must be 1 to .*got 0"):
                     _core.Registry(queue_capacity={capability: 0})
                 _fill_by_images(field, capability)
 
@@ -413,6 +413,14 @@ def weights(m: Models) -> None:
             assert row.weights == where
 
 
+def kv_dtype(m: Models) -> None:
+    for kind, expected in (("auto", {"int16", "float32"}), ("int8", {"int8"})):
+        with pool_of(kv_dtype=kind) as pool:
+            assert pool.generate("a", m.llama, **TEXT).text and pool.embed("a", m.bert).shape == (32,)
+            rows = {row.capability: row.kv_dtype for row in pool.ps()}
+            assert rows["text_to_text"] in expected and rows["text_embedding"] is None
+
+
 def process_memory(m: Models) -> None:
     most = 3_000_000
     with pool_of(isolation="process", process_memory=most) as pool:
@@ -429,7 +437,7 @@ ROWS: dict[str, Callable[[Models], None]] = {
         threads, memory_bytes, step_budget, load_timeout, load_ceiling, stall_timeout, shutdown_grace, request_timeout,
         keep_alive, maintenance_interval, max_workers_per_model, policy, batch_wait, breaker_threshold, breaker_window,
         breaker_rest, fail_fast, max_embed_inputs, offline, chaos, predictive_scaling, scale_timeout, isolation,
-        weights, process_memory, queue_capacity)},
+        weights, process_memory, queue_capacity, kv_dtype)},
     "embed_queue_capacity": _capacity("embed_queue_capacity", 0, "text_embedding"),
     "batch_queue_capacity": _capacity("batch_queue_capacity", 1, "text_embedding"),
     "prompt_queue_capacity": _capacity("prompt_queue_capacity", 0, "text_to_text"),

@@ -4,6 +4,7 @@ library is a recorder here; test_cli.py runs the commands with models."""
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpool.cli import capturing, embedding, talking
+from mpool.cli import capturing, embedding, main, talking
 from mpool.cli.parser import make_parser
 from mpool.tasks.sampling import TABLE
 
@@ -181,3 +182,37 @@ def test_options_of_capture(monkeypatch: pytest.MonkeyPatch) -> None:
                               "--parse-special", "--compute", "float32")
     assert options == {**SAMPLING, "parse_special": True, "capture": ("job", "j")}
     assert made == [("a.jsonl", {"values": 10, "records": 1_000_000}), ("a.jsonl", {"values": 3, "records": 8})]
+
+
+# ---- mpool serve -----------------------------------------------------------------------------------------------------
+
+def test_serve_configures_the_pool(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options of the pool apply to every model that the server loads."""
+    serving = pytest.importorskip("mpool.server.serving")
+    found = []
+
+    def run(self: Any, ready: object) -> None:
+        """Load the model in place of serving, and close the pool as a server does at its end."""
+        pool = self.state.pool
+        pool.load("m")
+        row, = pool.ps()
+        found.append((row.keep_alive, row.kv_dtype, pool.health().models["m"].queue_capacity))
+        self.close()
+        pool.close()
+
+    monkeypatch.setattr(serving.Serving, "run", run)
+    monkeypatch.setattr("mpool.native_calls.end_process_if_busy", lambda status: None)
+    for options in ([], ["--keep-alive", "1h30m", "--kv-dtype", "int8", "--queue-capacity", "3"],
+                    ["--keep-alive", "-1"]):
+        assert main(["serve", f"m={llama}", "--only", "--offline", "--port", "0", *options]) == 0
+    default = found[0][1]
+    assert default in ("int16", "float32")
+    assert found == [(300.0, default, 100), (5400.0, "int8", 3), (math.inf, default, 100)]
+
+
+def test_serve_refuses_values_of_the_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mpool.server.serving")
+    for options, name in ((["--keep-alive", "soon"], "--keep-alive must be seconds"),
+                          (["--queue-capacity", "0"], "--queue-capacity must be 1 to 1,000,000, got 0")):
+        assert main(["serve", "--port", "0", *options]) == 1
+        assert name in capsys.readouterr().err

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import tinymodels
+import mpool
 from mpool.cli import main
+from mpool.server.settings import token_of
 from servers import serving
 
 
@@ -60,13 +62,24 @@ def test_token(bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert main(["ps", "--url", server.url, "--token-file", str(path)]) == 0
 
 
-@pytest.mark.parametrize("held", [b"", "t\u00f6ken".encode(), b"two words", b"t" * 5000, b"\xff\xfe"])
+@pytest.mark.parametrize("held", [b"", "t\u00f6ken".encode() * 4, b"two words" * 2, b"t" * 15, b"t" * 4097,
+                                  b"\xff" * 16])
 def test_other_token_files_are_named(held: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The client accepts the files that the server accepts, and no others."""
     path = tmp_path / "token"
     path.write_bytes(held)
+    path.chmod(0o600)
+    with pytest.raises(mpool.InvalidArgument, match="must contain one token of 16 to 4,096 visible ASCII characters"):
+        token_of(path)
     assert main(["ps", "--url", "http://127.0.0.1:9", "--token-file", str(path)]) == 1
     seen = capsys.readouterr().err
     assert f"the token file {path} must contain one token" in seen and "mpool serve" in seen
+    path.write_bytes(b"t" * 16)
+    path.chmod(0o644)
+    assert main(["ps", "--url", "http://127.0.0.1:9", "--token-file", str(path)]) == 1
+    assert f"chmod 600 {path}" in capsys.readouterr().err
+    assert main(["ps", "--url", "http://127.0.0.1:9", "--token-file", str(tmp_path / "none")]) == 1
+    assert "none: the token file cannot be read" in capsys.readouterr().err
 
 
 @contextmanager

@@ -271,7 +271,7 @@ def test_prompts_that_were_replaced(both: tuple[Any, Any], prompts: dict[str, st
 
 @pytest.mark.parametrize("method", ["encode_query", "encode_document"])
 def test_subclasses_replace_encode(bert: Path, method: str) -> None:
-    """Both methods call ``encode``, with the names of its arguments."""
+    """Both methods call ``encode``, with the names of its arguments. The texts had another name in earlier versions."""
     calls: list[dict[str, Any]] = []
 
     class Own(SentenceTransformer):
@@ -279,8 +279,22 @@ def test_subclasses_replace_encode(bert: Path, method: str) -> None:
             calls.append(options)
             return super().encode(inputs, **options)
 
-    assert getattr(Own(bert), method)("a text", truncate_dim=8).shape == (8,)
-    assert len(calls) == 1 and calls[0]["prompt_name"] == method.removeprefix("encode_")
+    class Former(SentenceTransformer):
+        def encode(self, sentences: Any, **options: Any) -> Any:  # type: ignore[override]
+            calls.append(options)
+            return super().encode(sentences, **options)
+
+    for made in (Own, Former):
+        assert getattr(made(bert), method)("a text", truncate_dim=8).shape == (8,)
+    assert [call["prompt_name"] for call in calls] == [method.removeprefix("encode_")] * 2
+
+
+def test_a_prompt_and_its_name_are_too_much(prompted: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in the library, the prompt counts, and a warning says so."""
+    model = SentenceTransformer(prompted, prompts={"own": "own: "})
+    _same(model.encode(TEXTS, prompt="find: ", prompt_name="own"), model.encode(TEXTS, prompt="find: "))
+    assert [record.getMessage() for record in caplog.records if record.name == "mpool"] == [
+        "`prompt` and `prompt_name` are both given: `prompt_name` is ignored"]
 
 
 def test_evaluators_of_the_library(both: tuple[Any, Any], rankers: tuple[Any, Any]) -> None:

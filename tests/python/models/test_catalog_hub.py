@@ -289,3 +289,38 @@ def test_two_processes_at_once(hub: Hub, online: Child, environment: dict[str, s
         second.close()
     assert [one.get("error") for one in found] == [None, None] and found[0]["files"] == found[1]["files"]
     assert {os.path.basename(path): Path(path).read_bytes() for path in found[0]["files"]} == data
+
+
+def test_list_and_rm_of_pulled_models(hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
+    """``mpool list`` has the models that are not in the catalogue, under the names of their pulls."""
+    pytest.importorskip("torch")
+    import paritymodels
+    import tinygguf
+
+    model = tinygguf.write(tmp_path / "m.gguf", paritymodels.decoder("llama", 2, vocab=157)).read_bytes()
+    hub.repos["org/quants"] = Repo({"m-Q4_K_M.gguf": model, "m-Q8_0.gguf": model}, commit(70))
+    hub.repos["org/damaged"] = Repo({"m.gguf": b"GGUF damaged"}, commit(71))
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "mpool", *arguments], capture_output=True, text=True, timeout=120,
+                              env={**os.environ, **environment, "MPOOL_CACHE": str(tmp_path / "cache")}, cwd=tmp_path)
+
+    def listed(*more: str) -> dict[str, dict[str, object]]:
+        return {row["key"]: row for row in json.loads(run("list", "--json", *more).stdout) if "/" in row["key"]}
+
+    assert listed() == {}
+    pulled = run("pull", "org/quants:Q4_K_M", "hf://org/quants/m-Q8_0.gguf", "org/damaged")
+    assert pulled.returncode == 0, pulled.stderr
+    names = ["hf://org/quants/m-Q8_0.gguf", "org/damaged", "org/quants:Q4_K_M"]
+    rows = listed()
+    assert list(rows) == names
+    assert rows[names[2]]["capability"] == "text_to_text" and rows[names[2]]["bytes"] == len(model)
+    assert rows[names[1]]["capability"] is None and list(listed("--capability", "text_to_text")) == names[::2]
+    table = run("list")
+    assert all(any(line.startswith(f"{name} ") for line in table.stdout.splitlines()) for name in names), table
+    assert not table.stderr and "org/quants" not in run("models").stdout
+    assert run("rm", "org/quants:Q4_K_M").returncode == 0
+    assert list(listed()) == names[:2]
+    assert run("pull", "org/quants:Q4_K_M").returncode == 0 and list(listed()) == names
+    (Path(rows[names[1]]["path"]).resolve()).unlink()  # type: ignore[arg-type]  # by another program
+    assert list(listed()) == [names[0], names[2]]

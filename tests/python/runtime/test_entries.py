@@ -236,7 +236,7 @@ def test_what_the_core_gets(specs: None, compute: str, key: str, options: dict[s
     made = entry(weights="mapped")
     assert made.add_cold(compute, **options) == key and made._core == {compute: key}
     (name, args, given), = made.pool.registry.calls
-    assert (name, args[0], args[1].made, args[2:]) == ("add", key, ("/m", "mapped", None), (
+    assert (name, args[0], args[1].made, args[2:]) == ("add", key, ("/m", "mapped", "auto"), (
         compute, options.get("replace", False)))
     assert given == {"revision": made.revision, "staged": options.get("staged", False)}
 
@@ -252,6 +252,10 @@ def test_what_the_core_gets_for_a_process(specs: None, monkeypatch: pytest.Monke
     made.loading = LoadOptions(isolation="thread")
     assert made.runs_in == "thread" and made.uses_weights == "auto" and made._settings() == (
         "thread", "auto", "auto", "", ())
+    made = entry(kv_dtype="int8")
+    assert made.uses_kv_dtype == "int8" and made._settings()[2] == "int8"
+    made.loading = LoadOptions(kv_dtype="auto")
+    assert made.uses_kv_dtype == "auto"
 
 
 @pytest.mark.parametrize("isolation, library, fast", [("thread", "", True), ("process", "", False),
@@ -264,7 +268,7 @@ def test_float32_fast_is_a_setting_of_float32(specs: None, monkeypatch: pytest.M
     made = entry(isolation=isolation, weights="auto", process_memory=77)
     assert made.add_cold("float32-fast") == "m (float32-fast)"
     (_, args, _), = made.pool.registry.calls
-    assert args[1].made == ("/m", "auto", None, *(["fast"] if fast else [])) and args[2] == "float32"
+    assert args[1].made == ("/m", "auto", "auto", *(["fast"] if fast else [])) and args[2] == "float32"
 
 
 def test_keys_of_networks_and_long_keys(specs: None) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from hypercorn.config import Config as HypercornConfig  # noqa: E402
 
 import mpool  # noqa: E402
 from mpool.server import create_app  # noqa: E402
-from mpool.server.application import Application  # noqa: E402
+from mpool.server.application import Application, make_app  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
+from mpool.server.state import State  # noqa: E402
 
 from waiting import idle  # noqa: E402
 
@@ -351,3 +352,35 @@ def test_uvicorn_runs_the_factory(bert: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+# ---- a response that cannot be sent ----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("stream, failing, outcome", [
+    (False, "head", "failed"), (False, "end", "failed"), (False, "", "completed"), (True, "head", "failed"),
+    (True, "chunk", "internal"), (True, "end", "failed"), (True, "", "completed")])
+def test_history_of_a_response_that_was_not_sent(llama: Path, stream: bool, failing: str, outcome: str) -> None:
+    """``completed`` says that the whole response was sent. ``failing``: the first part that cannot be sent."""
+    body = json.dumps({**LONG, "max_tokens": 3, "stream": stream}).encode()
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+             "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
+             "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 5000),
+             "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"),
+                         (b"content-length", str(len(body)).encode())]}
+
+    async def send(message: Any) -> None:
+        part = "head" if message["type"] == "http.response.start" else "chunk" if message.get("more_body") else "end"
+        if part == failing:
+            raise RuntimeError("the transport is gone")
+
+    async def run(state: State) -> str:
+        state.hosts = None  # accept the local address
+        incoming: asyncio.Queue[Any] = asyncio.Queue()
+        incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        with pytest.raises(RuntimeError, match="the transport is gone") if failing else nullcontext():
+            await make_app(state)(scope, incoming.get, send)
+        (row,) = state.history
+        return row.outcome
+
+    with mpool.Pool() as pool:
+        assert asyncio.run(run(State(Settings(), pool, [f"llama={llama}"], catalogue=False))) == outcome

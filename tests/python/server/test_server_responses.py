@@ -348,12 +348,33 @@ def test_failed_stream_ends_with_its_error(server: Any, client: Any) -> None:
         assert [event.sequence_number for event in seen] == list(range(5))
         (id,) = server.state.running
         assert ask(server, "/api/mpool/cancel", {"id": id})[1]["cancelled"]
-        *_, error, last = events
+        *rest, error, last = events
     assert (error.type, error.code) == ("error", "cancelled") and error.sequence_number > 4
     assert last.type == "response.failed" and last.sequence_number == error.sequence_number + 1
     assert (last.response.status, last.response.error.code) == ("failed", "server_error")
     assert last.response.error.message == error.message
+    text = "".join(event.delta for event in [*seen, *rest] if event.type == "response.output_text.delta")
+    (item,) = last.response.output
+    assert (item.type, item.status, item.content[0].text) == ("message", "incomplete", text) and text
+    assert "response.output_item.done" not in {event.type for event in rest}  # a client runs calls that are done
     server_idle(server)
+
+
+def test_reasoning_without_a_message(server: Any, client: Any) -> None:
+    """The output of an incomplete response may have reasoning only. Sent back, it is what the server would have kept:
+    a message of the assistant without text."""
+    options: dict[str, Any] = {**BASE, "model": "always", "max_output_tokens": 4}
+    first = client.responses.create(**options)
+    (thoughts,) = first.output
+    assert (thoughts.type, first.status) == ("reasoning", "incomplete")
+    question, more = {"role": "user", "content": "Is it?"}, {"role": "user", "content": "Sure?"}
+    kept = client.responses.create(**{**options, "input": "Sure?"}, previous_response_id=first.id)
+    whole = client.responses.create(**{**options, "input": [question, thoughts.model_dump(), more]})
+    assert whole.usage.input_tokens == kept.usage.input_tokens
+    last = client.responses.create(**{**options, "input": [question, thoughts.model_dump()]})
+    lost = {"role": "assistant", "content": "", "reasoning_content": thoughts.content[0].text}
+    assert server.state.responses.get(whole.id)[:3] == [question, lost, more]
+    assert server.state.responses.get(last.id)[:2] == [question, lost]
 
 
 def test_unknown_fields_are_ignored(client: Any) -> None:

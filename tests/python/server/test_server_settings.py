@@ -114,7 +114,7 @@ def test_tokens(token: Any, valid: bool, tmp_path: Path) -> None:
         with pytest.raises(mpool.InvalidArgument) as caught:
             call()
         assert caught.value.param == "token" and "16 to 4,096 visible ASCII" in str(caught.value.allowed)
-        assert str(token) not in str(caught.value)
+        assert str(token) not in str(caught.value).replace(str(path), "")  # the path has the token in its folder's name
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o700, 0o640, 0o604, 0o620, 0o601])
