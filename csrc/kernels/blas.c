@@ -234,13 +234,13 @@ static int load(void) {
     int found = self_test(&problem);
     if (found == SERVING && !is_openblas) { /* which kernels it picks for other sizes is not known */
         found = DIFFERENT;
-        problem = "because it is not OpenBLAS";
+        problem = "it is not OpenBLAS";
     }
     if (found == REFUSED)
-        return refuse(library, "mpool's own kernels: %s is not used, %s", name, problem);
+        return refuse(library, "mpool's own kernels: %s is not used: %s", name, problem);
     if (found == DIFFERENT) {
         snprintf(g_blas.why, sizeof g_blas.why,
-                 "mpool's own kernels: %s serves compute=\"float32-fast\" only, %s", name, problem);
+                 "mpool's own kernels: %s serves compute=\"float32-fast\" only: %s", name, problem);
         return DIFFERENT;
     }
     snprintf(g_blas.core, sizeof g_blas.core, "%s", corename());
