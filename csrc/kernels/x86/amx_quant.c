@@ -33,7 +33,7 @@ enum {
     MIN_ROWS = 24,   /* with fewer rows, unpacking costs more than the tiles save */
 };
 
-/* Unpacked weights of the units of a job. */
+/* Scales and minima of the units of a job. */
 typedef struct amx_scales {
     _Alignas(64) float d[UNITS * MP_PANEL_N];   /* scales */
     _Alignas(64) float low[UNITS * MP_PANEL_N]; /* signed minima */
