@@ -88,7 +88,7 @@ static mp_status get_integers(const mp_weights *weights, const char *name, int64
     companion(name, ".zeros_less_one", less);
     group = group > 0 && group < matrix->K ? group : matrix->K;
     if (group % 32 || matrix->N % 8) {
-        char got[64];
+        char got[96];
         snprintf(got, sizeof got, "stored in groups of %lld inputs, with %d outputs", (long long)group, matrix->N);
         return refuse(weights, name, "groups of a multiple of 32 inputs, and a multiple of 8 outputs", got, error);
     }
