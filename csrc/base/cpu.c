@@ -176,12 +176,12 @@ static uint32_t machine_features(void) { return 0; }
 static void read_name(char *name, size_t size) { (void)name, (void)size; }
 #endif
 
-static bool is_here(const struct level *level) { return (level->features & ~machine_has) == 0; }
+static bool machine_supports(const struct level *level) { return (level->features & ~machine_has) == 0; }
 
 static void detect(void) {
     machine_has = machine_features();
     for (int i = 0; i < LEVEL_COUNT; i++)
-        if (is_here(&levels[i]))
+        if (machine_supports(&levels[i]))
             machine_level = i;
     snprintf(machine_name, sizeof(machine_name), "unknown CPU");
     read_name(machine_name, sizeof(machine_name));
@@ -201,7 +201,7 @@ mp_status mp_cpu_init(const char *mask, mp_error *error) {
     }
     char allowed[128] = "";
     for (int i = 0; i < LEVEL_COUNT; i++) {
-        if (!is_here(&levels[i]))
+        if (!machine_supports(&levels[i]))
             continue;
         size_t used = strlen(allowed);
         snprintf(allowed + used, sizeof(allowed) - used, "%s%s", i ? ", " : "", levels[i].name);
@@ -209,7 +209,7 @@ mp_status mp_cpu_init(const char *mask, mp_error *error) {
     for (int i = 0; i < LEVEL_COUNT; i++) {
         if (strcmp(levels[i].name, mask) != 0)
             continue;
-        if (!is_here(&levels[i]))
+        if (!machine_supports(&levels[i]))
             return mp_fail(error, MP_UNSUPPORTED,
                            "MPOOL_CPU is \"%s\", which this CPU (%s) does not have; allowed here: %s", mask,
                            machine_name, allowed);

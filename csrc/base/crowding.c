@@ -5,15 +5,15 @@
 
 double mp_crowding_rate(void) {
     static const uint64_t PERIOD_NS = 10 * 1000 * 1000;
-    static _Thread_local uint64_t since_ns, switches;
+    static _Thread_local uint64_t since_ns, switches_before;
     static _Thread_local double rate = -1;
     uint64_t now_ns = mp_sys_now_ns(), passed_ns = now_ns - since_ns;
     if (passed_ns >= PERIOD_NS) {
-        uint64_t taken = mp_sys_taken_away();
+        uint64_t switches = mp_sys_involuntary_switches();
         if (since_ns)
-            rate = (double)(taken - switches) / ((double)passed_ns * 1e-9);
+            rate = (double)(switches - switches_before) / ((double)passed_ns * 1e-9);
         since_ns = now_ns;
-        switches = taken;
+        switches_before = switches;
     }
     return rate;
 }

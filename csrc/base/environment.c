@@ -84,7 +84,7 @@ mp_status mp_environment_override_begin(mp_environment_override *self, const cha
 
 /* Undo the override with setenv and unsetenv. Needed when another thread called setenv during the override: swapping
  * `environ` back would lose that thread's change. */
-static void take_out(const mp_environment_override *self) {
+static void undo_by_setenv(const mp_environment_override *self) {
     for (int i = 0; i < self->variable_count; i++) {
         char name[64];
         size_t bytes = name_bytes(self->variables[i]);
@@ -108,7 +108,7 @@ void mp_environment_override_end(mp_environment_override *self) {
     if (environ == array->entries && equals(array, array->entries + array->count)) {
         swap_to(self->before);
     } else {
-        take_out(self);
+        undo_by_setenv(self);
         list = &changed;
     }
     array->next = *list;

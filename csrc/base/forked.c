@@ -4,9 +4,9 @@
 #include <stdatomic.h>
 
 #include "base/cpu.h"
+#include "base/log.h"
 #include "base/parking.h"
 #include "base/sys.h"
-#include "base/trace.h"
 
 static void forget_objects(void);
 

@@ -24,7 +24,7 @@ typedef enum mp_fork_rank {
     MP_FORK_BLAS,       /* kernels/blas.c: state of OpenBLAS; a fork waits while the library is being opened */
     MP_FORK_OBJECTS,    /* this file: the list of mp_forked */
     MP_FORK_EVENTS,     /* registry/events.c: no lock; the child empties the ring */
-    MP_FORK_LOG,        /* base/trace.c: no lock; the child empties the ring */
+    MP_FORK_LOG,        /* base/log.c: no lock; the child empties the ring */
     MP_FORK_RANK_COUNT
 } mp_fork_rank;
 

@@ -4,7 +4,7 @@
 #include "base/mix.h"
 #include "base/sys.h"
 
-/* More conditions than threads wait at a time, so that two busy words seldom share one. */
+/* More buckets than threads that usually wait at a time, so that two words in use seldom share one. */
 enum { BUCKETS = 64 };
 
 typedef struct bucket {

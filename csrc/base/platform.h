@@ -1,7 +1,7 @@
-/* platform.h: the system that base/ calls. Included by files of base/ only: the other tiers do not know the system.
+/* platform.h: selects between the system calls of Linux and those of other systems. Only files of base/ may include it.
  *
- * MP_LINUX selects calls that only Linux has. A build with -DMP_PORTABLE uses on Linux what the other systems use, so
- * that the tests run this code on Linux (the variant `portable` of tests/c/build.py). */
+ * MP_LINUX is 1 where the calls that only Linux has may be used. A build with -DMP_PORTABLE uses the calls of other
+ * systems on Linux, so that the tests run this code there (the variant `portable` of tests/c/build.py). */
 #ifndef MP_BASE_PLATFORM_H
 #define MP_BASE_PLATFORM_H
 

@@ -115,11 +115,11 @@ bool mp_process_alive(mp_process *process) {
         return false;
     /* The handle reports the end even when waitpid fails: other code reaped the child, or SIGCHLD is ignored. */
     struct pollfd check = {.fd = process->handle, .events = POLLIN};
-    int said;
+    int ready; /* -1: no handle, or poll failed */
     do { /* retry when a signal to this process interrupts poll */
-        said = process->handle >= 0 ? poll(&check, 1, 0) : -1;
-    } while (process->handle >= 0 && said < 0 && errno == EINTR);
-    if (said == 0)
+        ready = process->handle >= 0 ? poll(&check, 1, 0) : -1;
+    } while (process->handle >= 0 && ready < 0 && errno == EINTR);
+    if (ready == 0)
         return true;
     int status = 0;
     pid_t got;
@@ -128,7 +128,7 @@ bool mp_process_alive(mp_process *process) {
     } while (got < 0 && errno == EINTR);
     if (got == process->pid)
         note_end(process, status);
-    else if (got < 0 || said > 0)
+    else if (got < 0 || ready > 0)
         note_end(process, -1);
     return !process->ended;
 }
@@ -157,7 +157,7 @@ void mp_process_forget(mp_process *process) {
     mp_sys_close(handle);
 }
 
-void mp_process_how(const mp_process *process, char *to, size_t size) {
+void mp_process_describe_end(const mp_process *process, char *to, size_t size) {
     int status = process->status;
     if (!process->ended)
         snprintf(to, size, "runs");
@@ -169,7 +169,7 @@ void mp_process_how(const mp_process *process, char *to, size_t size) {
         snprintf(to, size, "ended with code %d", WEXITSTATUS(status));
 }
 
-bool mp_process_was_ended(const mp_process *process) {
+bool mp_process_was_killed(const mp_process *process) {
     if (!process->ended || process->status == -1 || !WIFSIGNALED(process->status))
         return false;
     int number = WTERMSIG(process->status);

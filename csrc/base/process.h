@@ -39,10 +39,10 @@ void mp_process_kill(mp_process *process);
 /* Close the handle without killing the child. Call in a forked child of the process that started it. */
 void mp_process_forget(mp_process *process);
 /* Describe how the child ended: "was killed by signal 9 (Killed)", "ended with code 1". */
-void mp_process_how(const mp_process *process, char *to, size_t size);
+void mp_process_describe_end(const mp_process *process, char *to, size_t size);
 /* True when the child was killed from outside: by SIGKILL, SIGTERM, SIGINT, SIGHUP or SIGQUIT. Users, service managers
  * and the kernel's out-of-memory killer send these; no fault of the child itself raises them. */
-bool mp_process_was_ended(const mp_process *process);
+bool mp_process_was_killed(const mp_process *process);
 /* Exit code of the child; -1 while it runs, or if a signal ended it or other code reaped it. */
 int mp_process_code(const mp_process *process);
 

@@ -155,13 +155,14 @@ mp_status mp_shm_create(mp_shm *shm, size_t bytes, mp_tag tag, const char *name,
 mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error *error) {
     *shm = (mp_shm){.bytes = bytes, .fd = fd};
     struct stat info;
+    bool is_fixed = has_fixed_size(fd); /* before fstat: a size that is not sealed may change after it was read */
     if (fstat(fd, &info) != 0)
         return fail(shm, errno, "shared memory cannot be examined", error);
-    if (bytes == 0 || (uint64_t)info.st_size < bytes || !has_fixed_size(fd)) {
+    if (bytes == 0 || (uint64_t)info.st_size < bytes || !is_fixed) {
         mp_sys_close(fd);
         *shm = (mp_shm){.fd = -1};
-        return mp_fail(error, MP_INTEGRITY, "shared memory has %lld bytes, expected: %zu, sealed",
-                       (long long)info.st_size, bytes);
+        return mp_fail(error, MP_INTEGRITY, "shared memory has %lld bytes%s, allowed: at least %zu, of a sealed size",
+                       (long long)info.st_size, is_fixed ? "" : ", which may change", bytes);
     }
     void *data = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED)

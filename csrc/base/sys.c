@@ -74,12 +74,12 @@ uint64_t mp_sys_now_ns(void) { return SYS(now_ns)(); }
 uint64_t mp_sys_thread_ns(void) {
     struct timespec time = {0};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+    return (uint64_t)time.tv_sec * SECOND + (uint64_t)time.tv_nsec;
 }
 
 void mp_sys_sleep_ns(uint64_t ns) { SYS(sleep_ns)(ns); }
 
-static uint64_t real_taken_away(void) {
+static uint64_t real_involuntary_switches(void) {
 #if defined(RUSAGE_THREAD)
     struct rusage usage;
     if (getrusage(RUSAGE_THREAD, &usage) == 0)
@@ -88,7 +88,7 @@ static uint64_t real_taken_away(void) {
     return 0;
 }
 
-uint64_t mp_sys_taken_away(void) { return SYS(taken_away)(); }
+uint64_t mp_sys_involuntary_switches(void) { return SYS(involuntary_switches)(); }
 
 static uint64_t real_major_faults(void) {
 #if defined(RUSAGE_THREAD)
@@ -110,8 +110,8 @@ static uint64_t real_random(void) {
     arc4random_buf(&value, sizeof(value));
     return value;
 #endif
-    /* getrandom fails in early boot and in some sandboxes. Distinct values are then enough, because no caller chose the
-     * seed. */
+    /* getrandom fails in early boot and in some sandboxes. These values then differ between calls and processes, but an
+     * attacker could predict them. */
     static _Atomic uint64_t count;
     value = real_now_ns() ^ ((uint64_t)getpid() << 32) ^ (uint64_t)(uintptr_t)&value;
     return mp_mix(value ^ mp_mix(atomic_fetch_add_explicit(&count, 1, memory_order_relaxed)));
@@ -610,7 +610,8 @@ static void real_point(void) {}
 #define REAL_CALLS                                                                                                  \
     {                                                                                                               \
         .alloc = real_alloc, .free = real_free, .thread_create = real_thread_create, .now_ns = real_now_ns,         \
-        .random = real_random, .taken_away = real_taken_away, .major_faults = real_major_faults,                    \
+        .random = real_random, .involuntary_switches = real_involuntary_switches,                                   \
+        .major_faults = real_major_faults,                                                                          \
         .mutex_init = real_mutex_init, .mutex_deinit = real_mutex_deinit,                                           \
         .cond_init = real_cond_init, .cond_deinit = real_cond_deinit,                                               \
         .park = real_park, .unpark_all = real_unpark_all, .point = real_point, .get_affinity = real_get_affinity,   \

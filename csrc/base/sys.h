@@ -23,11 +23,13 @@ static inline uint64_t mp_sys_after(uint64_t now_ns, uint64_t ns) {
 }
 
 /* Involuntary context switches of the calling thread so far; 0 where the system does not count them. */
-uint64_t mp_sys_taken_away(void);
+uint64_t mp_sys_involuntary_switches(void);
 /* Page faults of the calling thread so far that waited for a disk; 0 where the system does not count them. */
 uint64_t mp_sys_major_faults(void);
 
-/* --- random seeds, for callers that set none; never for results that must be reproducible --- */
+/* --- random numbers --- */
+/* A seed for a request without one, a hash key or a name. Unpredictable, unless the system has no random numbers. Never
+ * use it for results that must be reproducible. */
 uint64_t mp_sys_random(void);
 
 /* --- locks, not recursive --- */
@@ -131,7 +133,7 @@ typedef struct mp_sys_calls {
     int (*thread_create)(pthread_t *thread, const pthread_attr_t *attr, void *(*body)(void *), void *arg);
     uint64_t (*now_ns)(void);
     uint64_t (*random)(void);
-    uint64_t (*taken_away)(void);
+    uint64_t (*involuntary_switches)(void);
     uint64_t (*major_faults)(void);
     void (*mutex_init)(pthread_mutex_t *mutex);
     void (*mutex_deinit)(pthread_mutex_t *mutex);

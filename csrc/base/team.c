@@ -266,13 +266,13 @@ int mp_team_size(const mp_team *team) { return team ? team->count + 1 : 1; }
 
 /* --- leases --- */
 
-/* Take free helpers until the lease has `want` threads; near: only helpers that last worked on these CPUs. */
-static void take_helpers(mp_team *team, const mp_cpu_set *cpus, bool near, int want, mp_lease *lease) {
+/* Take free helpers until the lease has `want` threads. same_cpus: take only helpers that last worked on these CPUs. */
+static void take_helpers(mp_team *team, const mp_cpu_set *cpus, bool same_cpus, int want, mp_lease *lease) {
     for (int i = 0; i < team->count && lease->threads < want; i++) {
         struct helper *helper = &team->helpers[i];
         uint32_t expected = 0;
         if (atomic_load_explicit(&helper->held, memory_order_relaxed) ||
-            (near && atomic_load_explicit(&helper->cpus, memory_order_relaxed) != cpus))
+            (same_cpus && atomic_load_explicit(&helper->cpus, memory_order_relaxed) != cpus))
             continue;
         /* acquire: makes the previous holder's writes to the helper visible */
         if (!atomic_compare_exchange_strong_explicit(&helper->held, &expected, 1, memory_order_acquire,

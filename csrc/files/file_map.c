@@ -150,8 +150,8 @@ mp_status mp_file_map_open(const char *path, mp_file_map **out, mp_error *error)
     MP_TRY_GOTO(mp_sys_map(fd, (size_t)map->id.size, path, &map->data, error));
     map->slot = slot_acquire(map->data, map->id.size);
     if (!map->slot) {
-        status = mp_fail_file(error, MP_LIMIT, path, -1, "mapped files", "at most 4096 at a time; unload models first",
-                              "one more");
+        status = mp_fail_file(error, MP_LIMIT, path, -1, "number of mapped files", "at most 4096; unload models first",
+                              "%d", MAX_MAPS + 1);
         goto cleanup;
     }
     *out = map;

@@ -195,14 +195,25 @@ static mp_status read_scalar(reader *r, const char *key, uint32_t type, mp_value
     return MP_OK;
 }
 
-/* Read strings in two passes: first add up their lengths, then copy them. Another process may write to the file in
- * between, so the second pass checks each length against the memory allocated after the first. */
+/* Check that the header, as far as it is read, ends within its limit. `at` is the byte offset of what was read last. */
+static mp_status check_header_size(reader *r, uint64_t at, const char *key, mp_error *error) {
+    if (r->c.at > MP_GGUF_MAX_HEADER)
+        return REFUSE_AT(MP_LIMIT, at, key, "a header of at most 67108864 bytes (MP_GGUF_MAX_HEADER)",
+                         "%llu bytes long so far", LL(r->c.at));
+    return MP_OK;
+}
+
+/* Read strings in two passes: first add up their lengths, then copy them. The first pass stops at the limit of the
+ * header: a sparse file can declare strings of many gigabytes. Another process may write to the file in between, so the
+ * second pass checks each length against the memory allocated after the first. */
 static mp_status read_strings(reader *r, const char *key, mp_value *value, mp_error *error) {
     uint64_t start = r->c.at, length, total = 0;
     const uint8_t *bytes;
     for (uint64_t i = 0; i < value->count; i++) {
+        uint64_t at = r->c.at;
         MP_TRY(read_string(r, key, &bytes, &length, error));
-        total += length; /* cannot overflow: all strings are disjoint parts of the file */
+        MP_TRY(check_header_size(r, at, key, error));
+        total += length;
     }
     uint64_t *offsets = mp_spec_memory(r->spec, (value->count + 1) * sizeof *offsets);
     char *copy = mp_spec_memory(r->spec, total);
@@ -286,9 +297,7 @@ static mp_status read_value(reader *r, mp_error *error) {
         return REFUSE(at, key, "a 32-bit unsigned integer (type 4)", "type %u", type);
     value.gguf_type = (int32_t)type;
     MP_TRY(type == G_ARRAY ? read_array(r, key, &value, error) : read_scalar(r, key, type, &value, error));
-    if (r->c.at > MP_GGUF_MAX_HEADER)
-        return REFUSE_AT(MP_LIMIT, at, key, "a header of at most 67108864 bytes (MP_GGUF_MAX_HEADER)",
-                         "%llu bytes long so far", LL(r->c.at));
+    MP_TRY(check_header_size(r, at, key, error));
     if (strcmp(key, "general.alignment") == 0) {
         uint64_t alignment = (uint64_t)value.as.integer;
         if (alignment == 0 || (alignment & (alignment - 1)))

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "files/spec_build.h"
+
 enum { NAME = 96 };
 static const char *const companions[] = {".scales", ".zeros", ".zeros_less_one", ".order"};
 
@@ -85,9 +87,11 @@ static mp_status get_integers(const mp_weights *weights, const char *name, int64
     companion(name, ".zeros", zeros);
     companion(name, ".zeros_less_one", less);
     group = group > 0 && group < matrix->K ? group : matrix->K;
-    if (group % 32 || matrix->N % 8)
-        return refuse(weights, name, "groups of a multiple of 32 inputs, and a multiple of 8 outputs",
-                      group % 32 ? "another group size" : "another number of outputs", error);
+    if (group % 32 || matrix->N % 8) {
+        char got[96];
+        snprintf(got, sizeof got, "stored in groups of %lld inputs, with %d outputs", (long long)group, matrix->N);
+        return refuse(weights, name, "groups of a multiple of 32 inputs, and a multiple of 8 outputs", got, error);
+    }
     matrix->rows = 1;
     matrix->group = (int32_t)group;
     matrix->groups = (int32_t)((matrix->K + group - 1) / group);
@@ -134,8 +138,11 @@ mp_status mp_weights_get_matrix(const mp_weights *weights, const char *name, int
     MP_TRY(mp_weights_get_any(weights, name, 2, sizes, &matrix->codes, error));
     if (!mp_dtype_is_scaled(matrix->codes.dtype))
         return MP_OK;
-    if (matrix->codes.shape[0] > INT32_MAX || matrix->codes.shape[1] > INT32_MAX)
-        return refuse(weights, name, "less than 2^31 rows and columns", "more", error);
+    if (matrix->codes.shape[0] > INT32_MAX || matrix->codes.shape[1] > INT32_MAX) {
+        char got[64];
+        mp_shape_text(2, matrix->codes.shape, got, sizeof got);
+        return refuse(weights, name, "fewer than 2^31 rows and columns", got, error);
+    }
     matrix->N = (int32_t)matrix->codes.shape[0];
     matrix->K = (int32_t)matrix->codes.shape[1];
     MP_TRY(mp_spec_ints(mp_weights_spec(weights), "mpool.scale_block", 2, 0, INT32_MAX, &none, block, error));

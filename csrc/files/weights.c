@@ -97,9 +97,7 @@ bool mp_weights_has(const mp_weights *weights, const char *name) {
 
 /* Path of the file for an error about a tensor. `entry` may be NULL: the first file. */
 static const char *file_of(const mp_weights *weights, const mp_tensor_entry *entry) {
-    if (entry)
-        return mp_file_map_path(weights->maps[entry->file]);
-    return weights->map_count ? mp_file_map_path(weights->maps[0]) : "model spec";
+    return entry ? mp_spec_file(weights->spec, entry->file) : mp_spec_label(weights->spec);
 }
 
 /* Write "a tensor of shape [*, 64]"; -1 stands for any size. */
@@ -148,7 +146,7 @@ mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, 
     return MP_OK;
 }
 
-enum { LAYER_NAME = 160 }; /* longer than any name that a model reads */
+enum { LAYER_NAME = 160, LAYER_DIGITS = 12 }; /* longer than any name that a model reads, and than any layer's number */
 
 typedef struct layer_part { /* "<prefix><layer>.<part>" of a tensor's name, without ".weight" or ".bias" */
     const char *part;
@@ -159,7 +157,7 @@ typedef struct layer_part { /* "<prefix><layer>.<part>" of a tensor's name, with
  * have. */
 static bool split_name(const char *name, const char *prefix, int layers, const char *end, layer_part *out) {
     const size_t total = strlen(name), before = strlen(prefix), after = strlen(end);
-    if (total >= LAYER_NAME - 12 || strncmp(name, prefix, before) != 0)
+    if (total >= LAYER_NAME - LAYER_DIGITS || strncmp(name, prefix, before) != 0)
         return false;
     const char *digits = name + before, *at = digits;
     int64_t layer = 0;
@@ -239,18 +237,22 @@ void mp_weights_release(const mp_weights *weights, const mp_tensor *tensor) {
     }
 }
 
-bool mp_weights_poisoned(const mp_weights *weights) {
+/* The first poisoned mapping; NULL if there is none. */
+static const mp_file_map *poisoned_map(const mp_weights *weights) {
     for (int i = 0; i < weights->map_count; i++)
         if (mp_file_map_poisoned(weights->maps[i]))
-            return true;
-    return false;
+            return weights->maps[i];
+    return NULL;
 }
 
-mp_status mp_weights_whole(const mp_weights *weights, mp_error *error) {
-    if (!mp_weights_poisoned(weights))
+bool mp_weights_poisoned(const mp_weights *weights) { return poisoned_map(weights) != NULL; }
+
+mp_status mp_weights_check_poisoned(const mp_weights *weights, mp_error *error) {
+    const mp_file_map *map = poisoned_map(weights);
+    if (!map)
         return MP_OK;
-    return mp_fail(error, MP_IO,
-                   "a weight file was truncated while it was in use; restore it and load the model again");
+    return mp_fail(error, MP_IO, "%s was truncated while it was in use; restore it and load the model again",
+                   mp_file_map_path(map));
 }
 
 bool mp_weights_unchanged(const mp_weights *weights) {

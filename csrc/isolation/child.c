@@ -9,10 +9,10 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/log.h"
 #include "base/options.h"
 #include "base/process.h"
 #include "base/topology.h"
-#include "base/trace.h"
 #include "files/file_map.h"
 #include "isolation/capability_wire.h"
 #include "isolation/isolation.h"

@@ -88,8 +88,8 @@ static bool is_dead(proxy *p) {
     if (!p->has_process || mp_process_alive(&p->process))
         return false;
     char how[96];
-    mp_process_how(&p->process, how, sizeof how);
-    p->base.external_kill = mp_process_was_ended(&p->process);
+    mp_process_describe_end(&p->process, how, sizeof how);
+    p->base.external_kill = mp_process_was_killed(&p->process);
     lose(p, how);
     return true;
 }

@@ -47,7 +47,7 @@ enum { MIN_SIDE = 3 };
 
 static struct {
     mp_mutex lock;
-    char path[1024]; /* guarded by: lock; "" = none */
+    char path[4096]; /* guarded by: lock; "" = none; as long as a path of Linux may be */
     _Atomic int state; /* changed under: lock */
     /* written by the thread that set LOADING; others read these only when `state` is no longer LOADING */
     cblas_sgemm_function sgemm;
@@ -234,13 +234,13 @@ static int load(void) {
     int found = self_test(&problem);
     if (found == SERVING && !is_openblas) { /* which kernels it picks for other sizes is not known */
         found = DIFFERENT;
-        problem = "because it is not OpenBLAS";
+        problem = "it is not OpenBLAS";
     }
     if (found == REFUSED)
-        return refuse(library, "mpool's own kernels: %s is not used, %s", name, problem);
+        return refuse(library, "mpool's own kernels: %s is not used: %s", name, problem);
     if (found == DIFFERENT) {
         snprintf(g_blas.why, sizeof g_blas.why,
-                 "mpool's own kernels: %s serves compute=\"float32-fast\" only, %s", name, problem);
+                 "mpool's own kernels: %s serves compute=\"float32-fast\" only: %s", name, problem);
         return DIFFERENT;
     }
     snprintf(g_blas.core, sizeof g_blas.core, "%s", corename());

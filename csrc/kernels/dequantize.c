@@ -117,7 +117,7 @@ static void read_q2_k(const uint8_t *src, mp_stored_block *block) {
     block->dmin = load_half(src + 82);
     for (int g = 0; g < 16; g++) {
         block->factor[g] = (float)(scales[g] & 15);
-        block->less[g] = (float)(scales[g] >> 4);
+        block->min_factor[g] = (float)(scales[g] >> 4);
     }
     for (int half = 0; half < 2; half++)
         for (int part = 0; part < 4; part++)
@@ -347,7 +347,7 @@ typedef struct reader {
     int group;
     bool mins;
     const int8_t *table; /* or NULL */
-    bool factors;        /* `read` sets d, dmin, factor and less, not scale and min */
+    bool factors;        /* `read` sets d, dmin and the factors, not scale and min */
 } reader;
 
 static const reader readers[MP_DTYPE_COUNT] = {
@@ -394,7 +394,7 @@ void mp_stored_block_read(mp_dtype dtype, const uint8_t *src, mp_stored_block *b
     for (int g = 0; reader->factors && g < mp_dtype_get(dtype)->items / reader->group; g++) {
         block->scale[g] = mp_half_to_float(block->d) * block->factor[g];
         if (reader->mins)
-            block->min[g] = -(mp_half_to_float(block->dmin) * block->less[g]);
+            block->min[g] = -(mp_half_to_float(block->dmin) * block->min_factor[g]);
     }
 }
 

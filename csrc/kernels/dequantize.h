@@ -12,10 +12,10 @@
 typedef struct mp_stored_block {
     int8_t q[256];
     float scale[16], min[16]; /* one per group of 16 or 32 items */
-    /* Q2_K, Q3_K, TQ, and IQ except IQ4_NL: f16 numbers, and small multiples of 1/8, whose products are
-     * exact: scale = d * factor, min = -(dmin * less). */
+    /* Q2_K, Q3_K, TQ, and IQ except IQ4_NL: scale = d * factor, min = -(dmin * min_factor). d and dmin are f16 numbers,
+     * the factors small multiples of 1/8, so the products are exact. */
     uint16_t d, dmin;
-    float factor[16], less[16];
+    float factor[16], min_factor[16];
 } mp_stored_block;
 
 /* Scale of an MXFP4 block from its E8M0 byte. It is half of the encoded value, because the E2M1 table holds its values

@@ -109,7 +109,7 @@ void mp_gemm_f32_plain(int M, int N, int K, const float *x, int64_t ldx, const f
 
 static int blocks_of(int n, int most) { return (n + most - 1) / most; }
 
-/* Store the epilogue of a tile of sums into y. */
+/* Apply the epilogue to a tile of sums and store it in y. */
 static void put_tile(const mp_epilogue *ep, int m0, int m1, int n0, int n1, float *tile, float *y, int64_t ldy) {
     mp_epilogue_apply(ep, m0, m1, n0, n1, tile, n1 - n0);
     for (int m = m0; m < m1; m++)

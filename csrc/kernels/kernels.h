@@ -88,7 +88,7 @@ bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind);
 /* Resolve the compute type of a network with float weights. Returns `asked` unless it is MP_COMPUTE_AUTO. For AUTO:
  * BF16 if the CPU has bf16 products, else F32. Use it only for networks whose bf16 outputs have a cosine similarity >=
  * 0.9999 to the fp32 ones (encoders, image encoders, image generation). */
-mp_compute mp_float_class(mp_compute asked);
+mp_compute mp_resolve_compute(mp_compute asked);
 /* Name of a compute type, as the facts of a model report it. AUTO is "stored": the dtype of each weight decides. */
 const char *mp_compute_name(mp_compute compute);
 /* Return the activation format that mp_gemm requires for a kind of weights. */
@@ -196,8 +196,8 @@ mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows
 
 /* Multiply all rows of x by outputs [n0, n1) of w, a tensor [N, K], without packing it: by mp_stored_product, or for
  * many rows of x and a tensor of F32 by OpenBLAS. ep, y and the bits are as for mp_gemm. Returns false, and does
- * nothing, where packing is faster. tile: scratch of the thread, MP_STORED_TILE floats. fast: a library whose bits
- * differ from those of mp_gemm may compute, too (mp_blas_differs); the bits then may depend on the number of rows. */
+ * nothing, where packing is faster. tile: scratch of the thread, MP_STORED_TILE floats. fast: allow a library whose
+ * bits differ from those of mp_gemm (mp_blas_differs) and may depend on the number of rows. */
 enum { MP_STORED_TILE = 256 * 512 };
 bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, bool fast, const mp_epilogue *ep,
                     float *tile, float *y, int64_t ldy);
@@ -303,9 +303,9 @@ enum { MP_ATTN_BF16_DEPTH = 512 };
  * The merge, and the result of a row that sees no token, are as for F32.
  *
  * I8: as I16. The integer of a component is its byte times the multiplier of its group. The limits of rows are
- * MP_I8_MOST times MP_I8_KEY or MP_I8_VALUE, the greatest multipliers. The multiplier of a group is mp_i8_factor of the
- * group's max|x|; its bytes are x * ((limit / top) / multiplier), rounded once. So a group has a scale of its own, and
- * the sums are as exact as those of I16.
+ * MP_I8_MOST times MP_I8_KEY or MP_I8_VALUE, the greatest multipliers. The multiplier of a group is mp_i8_multiplier of
+ * the group's max|x|; its bytes are x * ((limit / top) / multiplier), rounded once. So a group has a scale of its own,
+ * and the sums are as exact as those of I16.
  *
  * Softcap: s = softcap * tanh(s / softcap) in all formats, after scale. In I16 and I8, x[t] becomes softcap *
  * tanh(x[t] * f / softcap), and then f = 1. */
@@ -325,7 +325,7 @@ static inline size_t mp_kv_bytes(mp_dtype dtype, int dim) {
 }
 /* Returns the multiplier of a group of an I8 block: the least integer from 1 to `most` that is not below greatest *
  * (factor / MP_I8_MOST). `factor` is the row's limit / top; 0: the row is stored as zeros, with multiplier 1. */
-static inline int mp_i8_factor(float greatest, float factor, int most) {
+static inline int mp_i8_multiplier(float greatest, float factor, int most) {
     const float least = factor > 0.0f ? greatest * (factor / (float)MP_I8_MOST) : 0.0f;
     const int whole = (int)least, up = whole + ((float)whole < least);
     return up < 1 ? 1 : up < most ? up : most;
@@ -392,8 +392,8 @@ size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for att
  * row_maxima  maxima[j] = max(maxima[j], s[r, j]) over the rows r < n of rows [n, ld], for the outputs j < columns of
  *             one F32 panel [K][32] (pack_dense.h). s[r, j] has the bits of gemm_f32, times scales[r] unless `scales`
  *             is NULL; the sign of a zero is unspecified. columns is 1 to 32; maxima [32] from `columns` on are
- *             unspecified. Scores stay in registers. Returns false if a score is NaN or infinite, which a component of
- *             a row that is not finite makes all scores of the row. Then maxima are unspecified.
+ *             unspecified. Scores stay in registers. Returns false if a score is NaN or infinite; the maxima are then
+ *             unspecified. A component of a row that is not finite makes every score of that row NaN or infinite.
  * row_maxima_i8  as row_maxima, for rows of int8 and a panel of digits (digits.h): s[r, j] = (f * unit[j]) * scales[r].
  *             f is the sum over the k-chunks, ascending, of fma((float)high, 256, (float)low). high and low are the
  *             exact dot products of the row with the two upper digits and with the lowest digit. n is at least 1.

@@ -284,9 +284,9 @@ static inline void pack_k_scales(const rows *rows, int b, uint8_t *to, size_t bl
     }
 }
 
-/* A stored run of 32 bytes holds two blocks, one in the low and one in the high nibbles. A packed block pairs its own
- * inputs k and k + 16 instead. */
-static inline void repair_nibbles(v4 first, v4 second, v4 *low, v4 *high) {
+/* A stored run of 32 bytes holds two blocks: *low gets the one in the low nibbles, *high the one in the high nibbles. A
+ * byte of a packed block holds inputs k and k + 16 of that block. */
+static inline void regroup_nibbles(v4 first, v4 second, v4 *low, v4 *high) {
     *low = (first & 0x0f0f0f0fu) | (second << 4 & 0xf0f0f0f0u);
     *high = (first >> 4 & 0x0f0f0f0fu) | (second & 0xf0f0f0f0u);
 }
@@ -297,7 +297,7 @@ static inline void pack_k_nibbles(const rows *rows, int b, int offset, uint8_t *
             v4 low[4], high[4];
             for (int i = 0; i < 4; i++) {
                 const uint8_t *from = block_of(rows, o + i, b) + offset + pair * 32;
-                repair_nibbles(load4(from), load4(from + 16), &low[i], &high[i]);
+                regroup_nibbles(load4(from), load4(from + 16), &low[i], &high[i]);
             }
             uint8_t *to = blocks + (size_t)(2 * pair) * block + lane_at(o);
             store_lines(low, to);
@@ -403,7 +403,7 @@ static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
                 v4 low[4], high[4];
                 for (int i = 0; i < 4; i++) {
                     const uint8_t *from = block_of(rows, o + i, b) + half * 64 + part * 32;
-                    repair_nibbles(load4(from), load4(from + 16), &low[i], &high[i]);
+                    regroup_nibbles(load4(from), load4(from + 16), &low[i], &high[i]);
                 }
                 uint8_t *at = blocks + (size_t)(half * 4 + part) * block + MP_PACK_PAIRS + lane_at(o);
                 store_lines(low, at);

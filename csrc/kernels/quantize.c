@@ -6,18 +6,9 @@
 #include <string.h>
 
 #include "kernels/half.h"
+#include "kernels/pack_dense.h"
 
 enum { BLOCK = 32, SUPER = 256, LANES = 8 };
-
-bool mp_all_finite(const float *x, int64_t n) {
-    bool finite = true;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        finite &= (bits & 0x7f800000u) != 0x7f800000u;
-    }
-    return finite;
-}
 
 static void put_half(uint8_t *to, float value) {
     const uint16_t half = mp_half_from_float(value);
@@ -46,11 +37,8 @@ static void write_f16(const float *x, int64_t n, uint8_t *out) {
 
 static void write_bf16(const float *x, int64_t n, uint8_t *out) {
     for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-        const uint16_t half = (uint16_t)(is_nan ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-        memcpy(out + 2 * i, &half, sizeof half);
+        const uint16_t word = mp_bf16_from_f32(x[i]);
+        memcpy(out + 2 * i, &word, sizeof word);
     }
 }
 

@@ -58,7 +58,7 @@ const char *mp_compute_name(mp_compute compute) {
     return names[compute];
 }
 
-mp_compute mp_float_class(mp_compute asked) {
+mp_compute mp_resolve_compute(mp_compute asked) {
     if (asked != MP_COMPUTE_AUTO)
         return asked;
     return mp_cpu_has_bf16() ? MP_COMPUTE_BF16 : MP_COMPUTE_F32;

@@ -9,9 +9,9 @@
 #include "base/alloc.h"
 #include "base/cpu.h"
 #include "base/forked.h"
+#include "base/log.h"
 #include "base/options.h"
 #include "base/topology.h"
-#include "base/trace.h"
 #include "files/file_map.h"
 #include "kernels/quantize.h"
 #include "kernels/scaled.h"
@@ -320,11 +320,11 @@ static mp_status convert(mp_dtype to, mp_dtype from, const uint8_t *data, Py_ssi
         const int64_t count = n - at < SLICE ? n - at : SLICE;
         uint8_t *written = out + at / target->items * target->bytes;
         mp_dequantize_row(from, data + at / source->items * source->bytes, count, values);
-        if (!mp_all_finite(values, count))
+        if (!mp_kernels_get()->all_finite(values, count))
             return MP_FORMAT;
         mp_quantize_row(to, values, count, written);
         mp_dequantize_row(to, written, count, back); /* a scale may exceed f16 */
-        if (!mp_all_finite(back, count))
+        if (!mp_kernels_get()->all_finite(back, count))
             return MP_FORMAT;
     }
     return MP_OK;

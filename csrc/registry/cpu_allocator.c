@@ -8,8 +8,8 @@
 #include "base/alloc.h"
 #include "base/cpu.h"
 #include "base/crowding.h"
+#include "base/log.h"
 #include "base/options.h"
-#include "base/trace.h"
 
 enum { POLL_NS = 20 * 1000 * 1000 }; /* interval at which a waiting thread calls give_up */
 

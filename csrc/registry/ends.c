@@ -6,8 +6,8 @@
 #include <assert.h>
 #include <stdatomic.h>
 
+#include "base/log.h"
 #include "base/mix.h"
-#include "base/trace.h"
 #include "registry/entry.h"
 #include "registry/events.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/trace.h"
+#include "base/log.h"
 
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t BACKOFF_FIRST_MS = 100, BACKOFF_MOST_MS = 10000;

@@ -5,8 +5,8 @@
 #include <stdatomic.h>
 
 #include "base/cpu.h"
+#include "base/log.h"
 #include "base/options.h"
-#include "base/trace.h"
 
 enum { POLL_NS = 20 * 1000 * 1000 };
 static const uint64_t RESERVE_MOST = 2048ull << 20;

@@ -4,7 +4,7 @@
  * or it had a fault. An abandoned worker takes another way out: return_abandoned. */
 #include <stdatomic.h>
 
-#include "base/trace.h"
+#include "base/log.h"
 #include "registry/entry.h"
 #include "registry/events.h"
 

@@ -7,7 +7,7 @@
  * (dispatch.c) get a guard too. */
 #include <stdatomic.h>
 
-#include "base/trace.h"
+#include "base/log.h"
 #include "registry/chaos.h"
 #include "registry/entry.h"
 #include "registry/events.h"

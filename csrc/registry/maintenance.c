@@ -3,7 +3,7 @@
 
 #include <stdatomic.h>
 
-#include "base/trace.h"
+#include "base/log.h"
 
 static const uint64_t NEVER = UINT64_MAX;
 /* Ticks for which the thread continues after the last request with a limit. To start again, a request must wake the

@@ -16,7 +16,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "base/trace.h"
+#include "base/log.h"
 #include "registry/events.h"
 #include "registry/state.h"
 

@@ -3,7 +3,7 @@
 
 #include <assert.h>
 
-#include "base/trace.h"
+#include "base/log.h"
 #include "registry/services.h"
 
 bool mp_state_may_enter(const mp_state_machine *machine, mp_services *services, const char *key, uint32_t id, int from,

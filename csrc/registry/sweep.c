@@ -4,7 +4,7 @@
  * earliest of these times. */
 #include <stdatomic.h>
 
-#include "base/trace.h"
+#include "base/log.h"
 #include "registry/entry.h"
 
 static const uint64_t NEVER = UINT64_MAX;

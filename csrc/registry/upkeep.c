@@ -3,7 +3,7 @@
 
 #include <stdatomic.h>
 
-#include "base/trace.h"
+#include "base/log.h"
 
 static const uint64_t CRITICAL_EVERY_NS = 1000ull * 1000 * 1000; /* interval of evictions while memory is critical */
 

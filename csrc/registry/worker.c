@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "base/alloc.h"
-#include "base/trace.h"
+#include "base/log.h"
 #include "registry/entry.h"
 #include "registry/events.h"
 

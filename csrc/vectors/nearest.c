@@ -42,7 +42,7 @@ void mp_nearest_offer(float *scores, int64_t *numbers, int64_t *count, int32_t m
 }
 
 void mp_nearest_sort(float *scores, int64_t *numbers, int32_t count) {
-    /* take the worst one out of the heap, again and again */
+    /* heapsort: move the worst element behind the rest of the heap until one is left */
     for (int32_t left = count - 1; left > 0; left--) {
         const float score = scores[left];
         const int64_t number = numbers[left];

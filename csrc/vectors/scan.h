@@ -3,10 +3,11 @@
  *
  *   mp_search_create, mp_maxsim_create -> mp_scan_add (items)* -> nearest, counts -> mp_scan_destroy
  *
- * The scan owns the memory of the threads, takes the blocks, stops on an invalid item and merges the threads' results.
- * The search that begins with it (mp_scan_ops) computes scores. A scan keeps queries and results, never the items: its
- * memory does not depend on their number. Items are numbered from 0 in the order in which they are added. Equal scores
- * are ordered by number, ascending, so the result does not depend on threads and blocks.
+ * The scan owns the memory of the threads, divides the items into blocks, stops at an invalid item and merges the
+ * threads' results. The search, a struct that begins with the scan, computes scores (mp_scan_ops). A scan keeps queries
+ * and results, never the items: its memory does not depend on their number. Items are numbered from 0 in the order in
+ * which they are added. Equal scores are ordered by number, ascending, so the result does not depend on threads and
+ * blocks.
  *
  * One thread at a time may use a scan; mp_scan_add computes on the threads of a lease. */
 #ifndef MP_VECTORS_SCAN_H
@@ -62,7 +63,8 @@ void mp_scan_destroy(mp_scan *scan);
 mp_status mp_scan_add(mp_scan *scan, mp_lease *lease, const void *items, int64_t count, int64_t *done,
                       uint64_t until_ns, mp_error *error);
 
-/* For `compare`: takes the scores [count] of one query and the items from index `first` on. */
+/* Called by `compare`: offers the items from index `first` on to the results of the thread. scores [count]: those of
+ * one query and these items. */
 void mp_scan_merge(const mp_scan *scan, mp_scan_thread *thread, int32_t query, const float *scores, int32_t count,
                    int64_t first);
 

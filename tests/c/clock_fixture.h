@@ -3,8 +3,8 @@
 #ifndef TESTS_CLOCK_FIXTURE_H
 #define TESTS_CLOCK_FIXTURE_H
 
+#include "base/log.h"
 #include "base/sys.h"
-#include "base/trace.h"
 #include "test_registry_scene.h"
 
 #include <errno.h>

@@ -285,7 +285,7 @@ static void row_unpark_all(_Atomic uint32_t *word) {
 }
 
 static uint64_t row_random(void) { return sim_random(); }
-static uint64_t row_taken_away(void) { return 0; }
+static uint64_t row_involuntary_switches(void) { return 0; }
 
 /* Four CPUs on two nodes (MPOOL_NODES in sim_run.c). Depending on the seed, the process may use one node or both. */
 static bool row_get_affinity(mp_cpu_set *cpus) {
@@ -441,7 +441,7 @@ static void install(void) {
     mp_sys_table.now_ns = row_now_ns;
     mp_sys_table.sleep_ns = row_sleep_ns;
     mp_sys_table.random = row_random;
-    mp_sys_table.taken_away = row_taken_away;
+    mp_sys_table.involuntary_switches = row_involuntary_switches;
     mp_sys_table.get_affinity = row_get_affinity;
     mp_sys_table.set_affinity = row_set_affinity;
     mp_sys_table.prefer_node = row_prefer_node;

@@ -12,8 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/options.h"
-#include "base/trace.h"
 #include "mp_test.h"
 
 /* Replaces the functions of base/cpu.c through the linker: the machine must not influence a schedule, and reading

@@ -468,6 +468,38 @@ MP_TEST(files_gguf_case15_header_at_cap) {
     }
 }
 
+/* The strings of an array are copied only if they fit into the header: of six of 16 MiB, the fourth is refused. */
+MP_TEST(files_gguf_strings_beyond_the_cap_are_not_copied) {
+    enum { EACH = 16 << 20, COUNT = 6, BEFORE = 24 + 8 + 1 + 4 + 4 + 8 };
+    char path[400];
+    mp_error error;
+    mp_spec *spec;
+    mp_file_map_init();
+    FILE *file = fopen(test_path(path, sizeof path, "strings.gguf"), "wb");
+    MP_CHECK(file != NULL);
+    test_bytes b = {0};
+    put_header(&b, 0, 1);
+    put_key(&b, "k", G_ARRAY);
+    put_u32(&b, G_STRING);
+    put_u64(&b, COUNT);
+    MP_CHECK_INT(b.size, BEFORE);
+    for (int i = 0; i < COUNT; i++, b.size = 0) {
+        put_u64(&b, EACH);
+        MP_CHECK_INT(fwrite(b.data, 1, b.size, file), b.size);
+        MP_CHECK_INT(fseek(file, EACH - 1, SEEK_CUR), 0);
+        MP_CHECK_INT(fputc(0, file), 0);
+    }
+    fclose(file);
+    MP_CHECK_STATUS(mp_gguf_read(path, &spec, &error), MP_LIMIT, &error);
+    MP_CHECK_STR(error.field, "k");
+    char got[64];
+    snprintf(got, sizeof got, "%d bytes long so far", BEFORE + 4 * (8 + EACH));
+    MP_CHECK_STR(error.got, got);
+    MP_CHECK_INT(error.offset, BEFORE + 3 * (8 + EACH));
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
+    free(b.data);
+}
+
 MP_TEST(files_gguf_alignment_at_its_cap) {
     static const struct { uint32_t alignment; mp_status status; } cases[] = {
         {1, MP_OK}, {65536, MP_OK}, {131072, MP_LIMIT}, {0, MP_FORMAT}, {48, MP_FORMAT}};

@@ -316,9 +316,10 @@ MP_TEST(files_messages_of_specs) {
         char text[200];
 #define OF(rest) (snprintf(text, sizeof text, "%s: %s", has_file ? "/a" : "model spec", rest), text)
         SAYS(mp_spec_set_architecture(spec, "", &error), MP_FORMAT,
-             OF("general.architecture is empty, allowed: 1 to 64 printable ASCII characters"));
+             OF("general.architecture is empty, allowed: 1 to 64 printable ASCII characters without blanks"));
         SAYS(mp_spec_set_architecture(spec, "a b", &error), MP_FORMAT,
-             OF("general.architecture is 3 bytes, allowed: 1 to 64 printable ASCII characters"));
+             OF("general.architecture is byte 20 at index 1, allowed: 1 to 64 printable ASCII characters without "
+                "blanks"));
         SAYS(set(spec, "", integer(1)), MP_FORMAT, OF("key length is 0, allowed: 1 to 65535 bytes"));
         SAYS(set(spec, longer, integer(1)), MP_FORMAT, OF("key length is 65536, allowed: 1 to 65535 bytes"));
         SAYS(set(spec, "a\xff", integer(1)), MP_FORMAT, OF("key is byte ff, allowed: printable ASCII"));

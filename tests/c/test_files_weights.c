@@ -365,7 +365,7 @@ MP_TEST(files_weights_file_gone_or_changed) {
     MP_CHECK(mp_weights_unchanged(weights) && mp_weights_sound(weights));
     MP_CHECK_INT(unlink(f.b), 0);
     MP_CHECK(!mp_weights_unchanged(weights) && !mp_weights_sound(weights));
-    MP_CHECK_OK(mp_weights_whole(weights, &f.error), &f.error); /* the mapping keeps the bytes of the removed file */
+    MP_CHECK_OK(mp_weights_check_poisoned(weights, &f.error), &f.error); /* the mapping keeps the removed file */
     MP_CHECK_STATUS(mp_weights_open(f.spec, &again, &f.error), MP_IO, &f.error);
     MP_CHECK_HAS(f.error.message, "b.bin");
     write_pattern(f.b, 1001); /* long enough, but not the file that the spec describes */
@@ -427,7 +427,8 @@ MP_TEST(files_weights_file_shrinks) {
     MP_CHECK_INT(sum, 0);
     MP_CHECK_INT(t.data[4999], pattern(4999));
     MP_CHECK(mp_weights_poisoned(weights) && !mp_weights_unchanged(weights) && !mp_weights_sound(weights));
-    MP_CHECK_STATUS(mp_weights_whole(weights, &f.error), MP_IO, &f.error);
+    MP_CHECK_STATUS(mp_weights_check_poisoned(weights, &f.error), MP_IO, &f.error);
+    MP_CHECK_HAS(f.error.message, f.a);
     mp_weights_close(weights);
 }
 

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "base/forked.h"
+#include "base/log.h"
 #include "base/sys.h"
-#include "base/trace.h"
 #include "files/spec.h"
 #include "kernels/kernels.h"
 #include "mp_test.h"

@@ -44,18 +44,18 @@ MP_TEST(isolation_processes_report_how_they_ended) {
     char how[96];
     start(&process, "exit");
     until_dead(&process);
-    mp_process_how(&process, how, sizeof how);
+    mp_process_describe_end(&process, how, sizeof how);
     MP_CHECK_STR(how, "ended with code 7");
     mp_process_kill(&process);
     start(&process, "sleep");
     MP_CHECK(mp_process_alive(&process));
-    mp_process_how(&process, how, sizeof how);
+    mp_process_describe_end(&process, how, sizeof how);
     MP_CHECK_STR(how, "runs");
     kill(process.pid, SIGSTOP);
     MP_CHECK(mp_process_alive(&process)); /* a stopped process is alive */
     kill(process.pid, SIGKILL);
     until_dead(&process);
-    mp_process_how(&process, how, sizeof how);
+    mp_process_describe_end(&process, how, sizeof how);
     MP_CHECK_HAS(how, "was killed by signal 9");
     mp_process_kill(&process);
     MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
@@ -83,7 +83,7 @@ MP_TEST(isolation_a_process_that_was_reaped_elsewhere_is_dead) {
     MP_CHECK_INT(waitpid(pid, NULL, 0), pid);
     MP_CHECK(!mp_process_alive(&process));
     char how[96];
-    mp_process_how(&process, how, sizeof how);
+    mp_process_describe_end(&process, how, sizeof how);
     MP_CHECK_STR(how, "ended");
     mp_process_kill(&process);
 }

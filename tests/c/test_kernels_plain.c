@@ -142,7 +142,7 @@ static void check_reason(const char *core, const char *why, const char *name) {
     snprintf(serves, sizeof serves, "OpenBLAS (%s) for large unpacked fp32 products: same bits as mpool's kernels",
              name);
     snprintf(refused, sizeof refused,
-             "mpool's own kernels: OpenBLAS (%s) serves compute=\"float32-fast\" only, its sums differ from ours in "
+             "mpool's own kernels: OpenBLAS (%s) serves compute=\"float32-fast\" only: its sums differ from ours in "
              "the last bits", name);
     MP_CHECK_STR(why, core[0] ? serves : refused);
 }

@@ -45,7 +45,7 @@ MP_TEST(quantize_takes_any_block) {
                 x[i] = e == 5 && i % 3 ? -extremes[e] : extremes[e];
             mp_quantize_row(types[t], x, 256, blocks);
             mp_dequantize_row(types[t], blocks, 256, back);
-            MP_CHECK(mp_all_finite(x, 256) == (e < 6 || e == 9));
+            MP_CHECK(mp_kernels_get()->all_finite(x, 256) == (e < 6 || e == 9));
             for (int i = 0; i < 256 && e < 6; i++)
                 if (fabsf(back[i] - x[i]) > 0.13f * fabsf(extremes[e]) + 1e-7f)
                     MP_FAIL("type %d, block of %g: item %d is %g", (int)types[t], (double)extremes[e], i,

@@ -77,17 +77,17 @@ MP_TEST(kernels_types_of_computations) {
         if (!kt_use(kt_masks[i]))
             continue;
         for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
-            MP_CHECK_INT(mp_float_class(rows[r].compute), rows[r].compute);
+            MP_CHECK_INT(mp_resolve_compute(rows[r].compute), rows[r].compute);
             MP_CHECK_STR(mp_compute_name(rows[r].compute), rows[r].name);
         }
         MP_CHECK_STR(mp_compute_name(MP_COMPUTE_AUTO), "stored");
         mp_wkind kind;
         MP_CHECK(mp_wmat_kind_for(MP_BF16, MP_COMPUTE_AUTO, &kind));
-        MP_CHECK_INT(mp_float_class(MP_COMPUTE_AUTO), kind == MP_W_BF16 ? MP_COMPUTE_BF16 : MP_COMPUTE_F32);
+        MP_CHECK_INT(mp_resolve_compute(MP_COMPUTE_AUTO), kind == MP_W_BF16 ? MP_COMPUTE_BF16 : MP_COMPUTE_F32);
         const bool has = strcmp(kt_masks[i], "avx512bf16") == 0 || strncmp(kt_masks[i], "amx", 3) == 0 ||
                          strcmp(kt_masks[i], "bf16") == 0;
         if (strcmp(kt_masks[i], "amx model") != 0) /* AVX-512 with or without BF16 */
-            MP_CHECK_INT(mp_float_class(MP_COMPUTE_AUTO), has ? MP_COMPUTE_BF16 : MP_COMPUTE_F32);
+            MP_CHECK_INT(mp_resolve_compute(MP_COMPUTE_AUTO), has ? MP_COMPUTE_BF16 : MP_COMPUTE_F32);
     }
     kt_use("");
 }

@@ -28,7 +28,7 @@ static void set_up(scene *s, mp_compute compute, int threads) {
     tiny_tensor(&s->parts.file, "quantised.weight", MP_Q8_0, OUTPUTS, INPUTS, 0.3f, 0);
     tiny_tensor(&s->parts.file, "exact.weight", MP_F32, OUTPUTS, INPUTS, 0.3f, 0);
     s->matrix = (float *)(void *)(s->parts.file.bytes + s->parts.file.used - OUTPUTS * INPUTS * sizeof(float));
-    tiny_parts_open(&s->parts, mp_float_class(compute), threads);
+    tiny_parts_open(&s->parts, mp_resolve_compute(compute), threads);
     s->model = (mp_diffusion){.weights = s->parts.weights, .compute = compute};
     const struct {
         mp_linear *linear;

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "base/log.h"
 #include "base/options.h"
-#include "base/trace.h"
 #include "model_fixture.h"
 #include "models/decoder/decoder.h"
 #include "models/nn/expert_reads.h"

@@ -2,8 +2,8 @@
  * backoff, the clock of requests. */
 #include <stdatomic.h>
 
+#include "base/log.h"
 #include "base/sys.h"
-#include "base/trace.h"
 #include "mp_test.h"
 #include "registry/maintenance.h"
 #include "test_registry_fake.h"

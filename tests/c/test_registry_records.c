@@ -2,8 +2,8 @@
  * a model, none for a request, WARNING and ERROR for faults alone. */
 #include <stdio.h>
 
+#include "base/log.h"
 #include "base/sys.h"
-#include "base/trace.h"
 #include "mp_test.h"
 #include "test_registry_fake.h"
 

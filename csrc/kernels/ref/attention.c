@@ -181,7 +181,7 @@ static float *scales(void *block, int dim, int width) {
 }
 
 /* The multiplier of component d of a token in an I8 block. */
-static int8_t *factor_of(void *block, int dim, int d, int slot) {
+static int8_t *multiplier_of(void *block, int dim, int d, int slot) {
     return (int8_t *)(scales(block, dim, 1) + MP_KV_BLOCK) + d / MP_I8_GROUP * MP_KV_BLOCK + slot;
 }
 
@@ -191,7 +191,7 @@ static int64_t value_index(int dim, int d, int slot) { return (slot / 2 * dim + 
 /* The integer at `index`, which is component d of a token. */
 static int32_t integer_at(void *block, int dim, int width, int64_t index, int d, int slot) {
     return width == 2 ? ((const int16_t *)block)[index]
-                      : ((const int8_t *)block)[index] * *factor_of(block, dim, d, slot);
+                      : ((const int8_t *)block)[index] * *multiplier_of(block, dim, d, slot);
 }
 
 static void ref_kv_store_i16(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
@@ -222,8 +222,8 @@ static void to_bytes(const float *x, int n, int most, int slot, void *block, int
         float greatest = 0.0f;
         for (int i = d; i < end; i++)
             greatest = fabsf(x[i]) > greatest ? fabsf(x[i]) : greatest;
-        const int by = mp_i8_factor(greatest, factor, most);
-        *factor_of(block, n, d, slot) = (int8_t)by;
+        const int by = mp_i8_multiplier(greatest, factor, most);
+        *multiplier_of(block, n, d, slot) = (int8_t)by;
         for (int i = d; i < end; i++)
             to[i] = nothing ? 0 : (int8_t)(fmaf(x[i], factor / (float)by, MP_ROUND_MAGIC) - MP_ROUND_MAGIC);
     }

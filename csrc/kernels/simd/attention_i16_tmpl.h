@@ -46,10 +46,10 @@ static VEC_INLINE const int8_t *i16_prefetch(const i16_share *share, const int8_
 
 typedef struct i16_source {
     const int8_t *data;
-    int64_t ld;           /* pairs between rows */
-    const int8_t *next;   /* the same rows of the following block, to prefetch; or NULL */
-    const int8_t *factor; /* I8: the multipliers of the block (kernels.h) */
-    i16_share *share;     /* or NULL */
+    int64_t ld;                /* pairs between rows */
+    const int8_t *next;        /* the same rows of the following block, to prefetch; or NULL */
+    const int8_t *multipliers; /* I8: those of the block (kernels.h) */
+    i16_share *share;          /* or NULL */
 } i16_source;
 
 /* Compute columns of vecs [v, vecs) in steps of V vecs, while V vecs remain. Returns the first vec not computed. */
@@ -63,7 +63,7 @@ static VEC_INLINE int i16_step(const i16_kind kind, const int R, const int V, co
         const int8_t *next = b->next ? b->next + pair * (from * b->ld + v * VEC_N) : NULL;
         const int8_t *ahead = b->share ? b->share->at : NULL;
         const int16_t *row[I16_ROWS];
-        veci sum[I16_ROWS * 4], factor[4];
+        veci sum[I16_ROWS * 4], multiplier[4];
         VEC_UNROLL
         for (int r = 0; r < R; r++)
             row[r] = a[r];
@@ -77,19 +77,19 @@ static VEC_INLINE int i16_step(const i16_kind kind, const int R, const int V, co
                 end = to < (group + 1) * GROUP_PAIRS ? to : (group + 1) * GROUP_PAIRS;
                 VEC_UNROLL
                 for (int i = 0; i < V; i++)
-                    factor[i] = veci_twice_8(b->factor + group * MP_KV_BLOCK + (v + i) * VEC_N);
+                    multiplier[i] = veci_twice_8(b->multipliers + group * MP_KV_BLOCK + (v + i) * VEC_N);
             }
             for (; k < end; k++, at += pair * b->ld) {
                 veci x[4];
                 VEC_UNROLL
                 for (int i = 0; kind == I16_VALUE_BYTES && i < V; i++)
-                    factor[i] = i % GROUP_VECS
-                                    ? factor[i - 1] /* with V > 1, v is a multiple of GROUP_VECS */
-                                    : veci_spread_8(b->factor + (v + i) / GROUP_VECS * MP_KV_BLOCK + 2 * k);
+                    multiplier[i] = i % GROUP_VECS
+                                    ? multiplier[i - 1] /* with V > 1, v is a multiple of GROUP_VECS */
+                                    : veci_spread_8(b->multipliers + (v + i) / GROUP_VECS * MP_KV_BLOCK + 2 * k);
                 VEC_UNROLL
                 for (int i = 0; i < V; i++)
                     x[i] = kind == I16_WORDS ? veci_load((const int16_t *)(const void *)(at + i * vec_bytes))
-                                             : veci_times_16(veci_load_8(at + i * vec_bytes), factor[i]);
+                                             : veci_times_16(veci_load_8(at + i * vec_bytes), multiplier[i]);
                 if (next) {
                     VEC_UNROLL
                     for (int i = 0; i < V; i += 64 / vec_bytes) /* once per cache line */
@@ -214,7 +214,7 @@ static VEC_INLINE float *i16_scales(void *block, int dim, int width) { /* width:
     return (float *)(void *)((int8_t *)block + MP_KV_BLOCK * dim * width);
 }
 
-static VEC_INLINE int8_t *i8_factors(void *block, int dim) {
+static VEC_INLINE int8_t *i8_multipliers(void *block, int dim) {
     return (int8_t *)block + MP_KV_BLOCK * (dim + (int)sizeof(float));
 }
 
@@ -246,11 +246,11 @@ static void attn_kv_store_i16(const float *k, const float *v, int k_dim, int v_d
 static VEC_INLINE void i8_store(const float *x, int n, int most, int slot, void *block, int8_t *to, int64_t pair_step,
                                 int64_t byte_step) {
     const float factor = i16_factor(x, n, MP_I8_MOST * most, i16_scales(block, n, 1) + slot);
-    int8_t *by = i8_factors(block, n) + slot;
+    int8_t *by = i8_multipliers(block, n) + slot;
     for (int d = 0; d < n; d += MP_I8_GROUP, by += MP_KV_BLOCK) {
         const int count = n - d < MP_I8_GROUP ? n - d : MP_I8_GROUP;
         int16_t part[MP_I8_GROUP];
-        *by = (int8_t)mp_i8_factor(i16_greatest(x + d, count), factor, most);
+        *by = (int8_t)mp_i8_multiplier(i16_greatest(x + d, count), factor, most);
         for (int i = 0; i < count; i += VEC_N) {
             const int left = count - i < VEC_N ? count - i : VEC_N;
             vec_store_low16(part + i, i16_round(vec_load_n(x + d + i, left), factor / (float)*by));
@@ -339,7 +339,7 @@ static VEC_INLINE bool i16_set_block(i16_rows *x, int block) {
 
 /* next: the only tile of a block is to prefetch the next block, which exists; several tiles prefetch shares of it */
 static VEC_INLINE i16_source i16_from(void *const *blocks, int block, int dim, int64_t ld, bool next) {
-    return (i16_source){blocks[block], ld, next ? blocks[block + 1] : NULL, i8_factors(blocks[block], dim), NULL};
+    return (i16_source){blocks[block], ld, next ? blocks[block + 1] : NULL, i8_multipliers(blocks[block], dim), NULL};
 }
 
 /* Returns the share of rows [i, i + rows) of n in the next block of `bytes` bytes, for a tile of 2 * steps pairs. */

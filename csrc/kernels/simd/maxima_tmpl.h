@@ -45,8 +45,8 @@ static VEC_INLINE void maxima_chunk(const int R, const int V, const maxima_args 
     const float *panel = m->panel + (int64_t)k * MP_PANEL_N + v0 * VEC_N;
     for (int i = k; i < end; i += MAXIMA_LINE) {
         const int stop = end - i < MAXIMA_LINE ? end : i + MAXIMA_LINE;
-        /* Rows come from memory. The next tile's are fetched line by line while this one is multiplied: hardware
-         * prefetchers do not follow so many short rows, which doubled the time. */
+        /* Rows come from memory. Prefetch those of the next tile line by line while this tile is multiplied: hardware
+         * prefetchers do not follow so many short rows, and without this the time doubles. */
         VEC_UNROLL
         for (int r = 0; r < R && v0 == 0; r++)
             __builtin_prefetch(base[r / 3] + r % 3 * ld + R * ld + i, 0, 3);

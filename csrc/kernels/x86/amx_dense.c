@@ -40,7 +40,7 @@ typedef struct amx_block {
     const uint8_t *a;   /* [rows][stride] */
     int64_t stride;
     int tiles;          /* weight tiles along the inputs, for one half of the panel */
-    bool passes;        /* the panel stays in L1 and rows are streamed, not the reverse */
+    bool streams_rows;  /* the panel stays in L1 and rows are streamed, not the reverse */
     const float *start; /* `partial` of the preceding inputs, to continue from; or NULL */
     float *partial;     /* [ROWS][MP_PANEL_N] sums, if more inputs follow; or NULL: apply the epilogue */
     const uint8_t *next; /* the following panel, of which `lines` lines of 64 bytes are prefetched per step */
@@ -141,7 +141,7 @@ static MP_INLINE int rows_per_step(const amx_pending *p, int steps, bool scaled)
     const int left = p->rows - p->next;
     if (!left) /* nothing is pending, as before the first block */
         return 0;
-    return scaled || p->b.act != MP_ACT_NONE || !p->b.passes ? (left + steps - 1) / steps : left;
+    return scaled || p->b.act != MP_ACT_NONE || !p->b.streams_rows ? (left + steps - 1) / steps : left;
 }
 
 static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
@@ -174,7 +174,7 @@ static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
         const mp_kernels *k = mp_kernels_get();                                                             \
         const uint8_t *w = b->w, *a = b->a, *a1 = b->a + TILE * b->stride;                                  \
         const uint8_t *next = b->next;                                                                      \
-        const int each = rows_per_step(before, b->tiles, scaled);                                                  \
+        const int each = rows_per_step(before, b->tiles, scaled);                                           \
         float *acc = b->partial ? b->partial : out->acc;                                                    \
         if (b->start) {                                                                                     \
             _tile_loadd(0, b->start, MP_PANEL_N * 4);                                                       \
@@ -189,7 +189,7 @@ static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
                 _tile_zero(3);                                                                              \
             }                                                                                               \
         }                                                                                                   \
-        if (b->passes) {                                                                                    \
+        if (b->streams_rows) {                                                                              \
             AMX_STEPS(_tile_stream_loadd, dot, scaled)                                                      \
         } else if (b->rows > TILE) {                                                                        \
             AMX_STEPS(_tile_loadd, dot, scaled)                                                             \
@@ -251,7 +251,7 @@ static MP_INLINE void by_panel(amx_product *g, int r0, int r1, int p, int step, 
     b->tiles = tiles;
     b->cols = w->N - n0 < MP_PANEL_N ? w->N - n0 : MP_PANEL_N;
     b->bias = g->ep && g->ep->bias ? g->ep->bias + n0 : NULL;
-    b->passes = r1 - r0 >= PASS;
+    b->streams_rows = r1 - r0 >= PASS;
     const int steps = (r1 - r0 + ROWS - 1) / ROWS * tiles;
     /* with a single block, there is no time to prefetch the next panel */
     b->lines = r1 - r0 > ROWS ? (tiles * TILE * STEP / 64 + steps - 1) / steps : 0;

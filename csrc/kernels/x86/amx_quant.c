@@ -33,7 +33,7 @@ enum {
     MIN_ROWS = 24,   /* with fewer rows, unpacking costs more than the tiles save */
 };
 
-/* Unpacked weights of the units of a job. */
+/* Scales and minima of the units of a job. */
 typedef struct amx_scales {
     _Alignas(64) float d[UNITS * MP_PANEL_N];   /* scales */
     _Alignas(64) float low[UNITS * MP_PANEL_N]; /* signed minima */
@@ -386,8 +386,8 @@ static MP_NOINLINE void finish(const amx_product *g, const amx_job *j) {
         }
 }
 
-/* Multiplies unit u of the next job into the tiles c0, c1, stores the sums of the unit before from the tiles d0, d1,
- * and adds a quarter of the rows of the job before, from row r on. Small steps alternate, because a core overlaps only
+/* Multiply unit u of the next job into the tiles c0, c1. Store the sums of the unit before, which are in the tiles d0,
+ * d1. Add a quarter of the rows of the job before, from row r on. Small steps alternate, because a core overlaps only
  * instructions that are close together, and half as many if two threads share it. A macro, because the instructions
  * take tile numbers as literals. */
 #define AMX_UNIT(u, c0, c1, rows, d0, d1, r)                                              \

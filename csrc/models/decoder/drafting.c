@@ -4,8 +4,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/options.h"
-#include "base/trace.h"
 #include "models/decoder/engine.h"
 
 enum {

@@ -515,7 +515,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
 
 static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
     mp_error error;
-    const bool whole = mp_weights_whole(engine->model->weights, &error) == MP_OK;
+    const bool whole = mp_weights_check_poisoned(engine->model->weights, &error) == MP_OK;
     for (int p = 0; p < plan->count; p++) {
         mp_item *item = plan->items[p];
         if (outcomes[p] != MP_OUTCOME_MORE)

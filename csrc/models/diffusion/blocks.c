@@ -3,7 +3,7 @@
 
 mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,
                         mp_error *error) {
-    mp_builder_init(builder, model->weights, mp_float_class(model->compute));
+    mp_builder_init(builder, model->weights, mp_resolve_compute(model->compute));
     switch ((mp_diff_stage_id)stage) {
     case MP_DIFF_CLIP_L:
     case MP_DIFF_CLIP_G:

@@ -111,7 +111,7 @@ typedef struct mp_diff_encoder { /* hyper-parameters of a text encoder; layers 0
 typedef struct mp_diffusion {
     mp_model_base base;
     mp_weights *weights;
-    mp_compute compute; /* AUTO: float weights in the type of mp_float_class, quantised weights as stored */
+    mp_compute compute; /* AUTO: float weights in the type of mp_resolve_compute, quantised weights as stored */
     bool flux;          /* FLUX; otherwise Stable Diffusion 3 */
     mp_diff_encoder encoder[MP_DIFF_ENCODERS];
     /* transformer */

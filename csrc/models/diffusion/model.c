@@ -319,7 +319,7 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **out, mp_error *
     atomic_init(&model->gflop_ns, 10 * 1000 * 1000);
     model->base.speed[0] = &model->gflop_ns;
     model->base.facts = (mp_model_facts){
-        .compute = mp_compute_name(mp_float_class(args->compute)),
+        .compute = mp_compute_name(mp_resolve_compute(args->compute)),
         .hidden_size = model->hidden,
         .layers = model->joint_layers + model->single_layers,
         .parameters = parameters,
@@ -357,7 +357,7 @@ static uint64_t working_bytes(const mp_spec *spec, int stage) {
 /* The footprint is that of the largest stage, because stages are loaded and dropped in turn. */
 void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     uint64_t stages[MP_DIFF_STAGES] = {0}, most = 0;
-    const bool half = mp_float_class(compute) == MP_COMPUTE_BF16;
+    const bool half = mp_resolve_compute(compute) == MP_COMPUTE_BF16;
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         const mp_dtype_row *type = mp_dtype_get(entry->dtype);

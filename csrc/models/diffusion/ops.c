@@ -13,7 +13,7 @@ mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_line
     snprintf(bias, sizeof bias, "%s.bias", name);
     const mp_tensor_entry *entry = mp_spec_find_tensor(mp_weights_spec(model->weights), weight);
     bool quantised = entry && mp_dtype_get(entry->dtype)->items > 1;
-    builder->compute = quantised ? model->compute : mp_float_class(model->compute);
+    builder->compute = quantised ? model->compute : mp_resolve_compute(model->compute);
     return mp_builder_linear(builder, linear, weight, mp_weights_has(model->weights, bias) ? bias : NULL, N, K, error);
 }
 

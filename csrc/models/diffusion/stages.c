@@ -185,7 +185,7 @@ mp_status mp_diff_run_block(mp_diffusion_engine *engine, mp_diff_state *state, m
     j.run.shared = mp_arena_take(&engine->arena, shared);
     j.run.own = mp_arena_take(&engine->arena, j.run.own_bytes * (size_t)lease->threads);
     mp_lease_run(lease, body, &j);
-    MP_TRY(mp_weights_whole(model->weights, error));
+    MP_TRY(mp_weights_check_poisoned(model->weights, error));
     *done = j.done;
     return MP_OK;
 }

@@ -193,7 +193,7 @@ static bool attend(mp_diff_thread *l, const mp_diffusion *model, const float *qk
     const mp_attention shape = {.heads = model->heads,
                                 .kv_heads = model->heads,
                                 .head_dim = model->head_dim,
-                                .compute = mp_float_class(model->compute),
+                                .compute = mp_resolve_compute(model->compute),
                                 .scale = 1 / sqrtf((float)model->head_dim)};
     const mp_attention_rows heads = {
         .q = qkv, .k = qkv + H, .v = qkv + 2 * H, .ld = 3 * (int64_t)H, .out = out, .ld_out = H};

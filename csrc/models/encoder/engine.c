@@ -271,7 +271,7 @@ static void conclude(mp_encoder_engine_state *engine, const mp_plan *plan, int t
 
 /* Returns MP_OK if the files that a step has read, also into packed panels, are those that were loaded. */
 static mp_status check_files(const mp_encoder *model, bool unpacked, mp_error *error) {
-    MP_TRY(mp_weights_whole(model->weights, error));
+    MP_TRY(mp_weights_check_poisoned(model->weights, error));
     const bool experts_changed = model->experts > 0 && !mp_weights_unchanged(model->weights); /* each step reads them */
     if (mp_stored_corrupted(model->stored) || (unpacked && !mp_stored_sound(model->stored)) || experts_changed)
         return mp_engine_fail_changed(error);

@@ -363,7 +363,7 @@ static mp_compute compute_type_for(mp_compute asked, const mp_spec *spec) {
         if (up && up->dtype == MP_F32)
             return MP_COMPUTE_F32;
     }
-    return mp_float_class(asked);
+    return mp_resolve_compute(asked);
 }
 
 mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *error) {

@@ -291,7 +291,7 @@ mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error)
     model->base.base.ops = &vit_ops;
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
-    mp_compute compute = mp_float_class(args->compute);
+    mp_compute compute = mp_resolve_compute(args->compute);
     mp_builder_init(&builder, model->weights, compute);
     builder.shared = args->shared;
     MP_TRY_GOTO(mp_vit_read(model, &builder, args->spec, args->flags, true, error));
@@ -337,7 +337,7 @@ uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute) {
     bool matrix = entry->ndim == 2 && strncmp(entry->name, "dense.", 6) != 0 &&
                   strncmp(entry->name, "v.position_embd", 15) != 0 && strncmp(entry->name, "v.register", 10) != 0;
     if (!matrix || entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX || entry->shape[0] <= 0 ||
-        entry->shape[1] <= 0 || !mp_wmat_kind_for(entry->dtype, mp_float_class(compute), &kind))
+        entry->shape[1] <= 0 || !mp_wmat_kind_for(entry->dtype, mp_resolve_compute(compute), &kind))
         return mp_arena_cost(items * sizeof(float));
     mp_wmat w;
     mp_wmat_init(&w, kind, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);

@@ -200,7 +200,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     const bool stopped = atomic_load_explicit(&run.stop, memory_order_relaxed) || mp_lease_poll(lease);
     mp_error error;
     mp_error_clear(&error);
-    if (mp_weights_whole(model->weights, &error) != MP_OK || !mp_weights_unchanged(model->weights)) {
+    if (mp_weights_check_poisoned(model->weights, &error) != MP_OK || !mp_weights_unchanged(model->weights)) {
         if (error.code == MP_OK)
             mp_engine_fail_changed(&error);
         mp_engine_fail_all(plan, &error, outcomes);

@@ -1,6 +1,6 @@
 #include "models/nn/expert_reads.h"
 
-#include "base/trace.h"
+#include "base/log.h"
 
 /* Two system calls per thread measure a use; the rows of a token use each of 20 to 90 layers once. */
 enum { SAMPLE = 7, WINDOW = 64 };

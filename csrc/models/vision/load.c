@@ -59,7 +59,7 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
     if (!arch || (arch->load != mp_vit_load && arch->load != mp_vision_load))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.image_encoder",
                             "an image network", "%s", name);
-    builder->compute = mp_float_class(args->compute);
+    builder->compute = mp_resolve_compute(args->compute);
     MP_TRY(mp_vit_read(&vision->image_encoder, builder, args->spec, arch->flags, norm, error));
     MP_TRY(read_projector(vision, builder, error));
     if ((!vision->image_encoder.axial && vision->image_encoder.grid % vision->merge) ||

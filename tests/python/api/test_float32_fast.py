@@ -83,7 +83,7 @@ def embed(model: Path, library: str, tmp_path: Path, compute: str,
 def test_the_library_serves_float32_fast_only(libraries: dict[str, Path], bert: Path, tmp_path: Path) -> None:
     library = str(libraries["right"])
     exact, facts, tested = embed(bert, library, tmp_path, "float32", weights="mapped")
-    assert f'{library} serves compute="float32-fast" only, ' in facts["why"] and tested > 0  # calls of the self-test
+    assert f'{library} serves compute="float32-fast" only: ' in facts["why"] and tested > 0  # calls of the self-test
     fast, facts, calls = embed(bert, library, tmp_path, "float32-fast")
     assert facts["weights"] == "mapped" and calls >= tested + 8  # two layers of four matrices
     assert 0 < np.abs(fast - exact).max() < 1e-5
@@ -94,7 +94,7 @@ def test_the_library_serves_float32_fast_only(libraries: dict[str, Path], bert: 
 def test_a_library_with_wrong_sums_is_not_used(libraries: dict[str, Path], bert: Path, tmp_path: Path) -> None:
     exact, _, _ = embed(bert, "none", tmp_path, "float32")
     fast, facts, _ = embed(bert, str(libraries["wrong"]), tmp_path, "float32-fast")
-    assert facts["why"].endswith("libwrong.so is not used, its sums are wrong") and facts["weights"] == "packed"
+    assert facts["why"].endswith("libwrong.so is not used: its sums are wrong") and facts["weights"] == "packed"
     assert fast.tobytes() == exact.tobytes()
 
 

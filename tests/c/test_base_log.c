@@ -1,8 +1,8 @@
-/* test_base_trace.c: base/trace.h. */
+/* test_base_log.c: base/log.h. */
 #include <stdatomic.h>
 
+#include "base/log.h"
 #include "base/sys.h"
-#include "base/trace.h"
 #include "mp_test.h"
 
 typedef struct collected {

@@ -1,9 +1,9 @@
-/* trace.h: log records.
+/* log.h: log records.
  *
- * The core never writes to a file descriptor. mp_log puts a record into a bounded ring; the binding's drain thread
- * hands it to Python's logging. A full ring drops the record and counts it. Recording takes no lock. */
-#ifndef MP_BASE_TRACE_H
-#define MP_BASE_TRACE_H
+ * The core prints nothing and writes no log file. mp_log puts a record into a bounded ring, and the binding's drain
+ * thread passes it to Python's logging. A full ring drops the record and counts it. mp_log takes no lock. */
+#ifndef MP_BASE_LOG_H
+#define MP_BASE_LOG_H
 
 #include "base/error.h"
 

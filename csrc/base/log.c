@@ -1,5 +1,5 @@
-/* trace.c: see trace.h. */
-#include "base/trace.h"
+/* log.c: see log.h. */
+#include "base/log.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>
