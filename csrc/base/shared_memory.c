@@ -161,8 +161,8 @@ mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error 
     if (bytes == 0 || (uint64_t)info.st_size < bytes || !is_fixed) {
         mp_sys_close(fd);
         *shm = (mp_shm){.fd = -1};
-        return mp_fail(error, MP_INTEGRITY, "shared memory has %lld bytes%s, allowed: at least %zu, of a sealed size",
-                       (long long)info.st_size, is_fixed ? "" : ", which may change", bytes);
+        return mp_fail(error, MP_INTEGRITY, "shared memory must have at least %zu bytes, of a sealed size, got %lld%s",
+                       bytes, (long long)info.st_size, is_fixed ? "" : ", which may change");
     }
     void *data = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED)

@@ -39,6 +39,7 @@ MP_TEST(quantize_takes_any_block) {
     static const float extremes[] = {0, 1, -1, 1e-30f, -1e-42f, 3e4f, INFINITY, -INFINITY, NAN, 3e38f};
     float x[256], back[256];
     uint8_t blocks[512];
+    mp_kernels_init();
     for (size_t t = 0; t < sizeof types / sizeof *types; t++)
         for (int e = 0; e < 10; e++) {
             for (int i = 0; i < 256; i++)

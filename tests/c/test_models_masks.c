@@ -132,7 +132,7 @@ MP_TEST(models_invalid_masks_are_refused) {
     MP_CHECK_INT(mp_text_request_mask(with.call, 0, 1, bits, right + 4, &error), MP_INVALID_ARGUMENT);
     MP_CHECK_INT(mp_text_request_mask(with.call, 1, 1, bits, right, &error), MP_INVALID_ARGUMENT);
     MP_CHECK_INT(mp_text_request_mask(with.call, -1, 1, bits, right, &error), MP_INVALID_ARGUMENT);
-    MP_CHECK_HAS(error.message, "choice is -1, allowed: 0 to 0");
+    MP_CHECK_HAS(error.message, "choice must be 0 to 0, got -1");
     MP_CHECK_INT(mp_text_request_mask(without.call, 0, 1, bits, right, &error), MP_INVALID_ARGUMENT);
     MP_CHECK_HAS(error.message, "without a mask");
     MP_CHECK_OK(mp_text_request_mask(with.call, 0, 1, bits, right, &error), &error);

@@ -83,8 +83,8 @@ static large_image *large_of(vit_engine *engine, const mp_item *item) {
 static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, int32_t width, mp_error *error) {
     const int32_t side = model->grid * model->patch;
     if (!model->any_size && (height != side || width != side))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, allowed: %d x %d", image, width, height,
-                       side, side);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d must have %d x %d pixels, got %d x %d", image, side, side,
+                       width, height);
     if (height < model->patch || width < model->patch)
         return mp_fail(error, MP_INVALID_ARGUMENT, "image %d must have at least %d pixels per side, got %d x %d", image,
                        model->patch, width, height);
