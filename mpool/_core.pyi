@@ -366,8 +366,6 @@ class Registry:
           (None: there are none), expert_bytes (in the files), expert_packed_bytes (packed copies now), thrashing; empty
           until the model is loaded.
         """
-    def clock(self) -> int:
-        """Return nanoseconds by the clock of requests, which leaves out the time in which the process did not run."""
     def stats(self) -> dict[str, Any]:
         """Return counters, memory and compute threads.
 
@@ -380,7 +378,7 @@ class Registry:
                      adapter: int = 0, attended: NDArray[np.int32] | None = None, timeout: float | None = None,
                      patience: float = -1.0, keep_alive: float = -1.0,
                      priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
-                     arrived: int = 0, policy: str = "default", revision: int = 0) -> Ticket:
+                     uncounted: bool = False, policy: str = "default", revision: int = 0) -> Ticket:
         """Queue a text embedding request.
 
         Args:
@@ -400,8 +398,7 @@ class Registry:
             service_class: 0 interactive, 1 bulk.
             tenant: requests of a tenant get one fair share together; 0: no tenant.
             fail_fast: raise Overloaded at once if the queue is full.
-            arrived: :meth:`clock` at the first try of a caller that retries Overloaded; 0: now. Patience counts from
-                then, and a request that raises Overloaded is left out of the metrics.
+            uncounted: leave a request that raises Overloaded out of the metrics, because the caller retries it.
             policy: scheduling policy; ``"default"``: the model's.
             revision: as for :meth:`add`: SendError if the key has a model of another revision; 0: any.
         """
@@ -410,13 +407,13 @@ class Registry:
               tolerant: bool = False, second: NDArray[np.int32] | None = None, adapter: int = 0,
               attended: NDArray[np.int32] | None = None, timeout: float | None = None,
               patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
-              tenant: int = 0, fail_fast: bool = False, arrived: int = 0,
+              tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
               policy: str = "default", revision: int = 0) -> NDArray[np.float32]:
         """Submit, wait and return the vectors. Releases the GIL once."""
     def submit_images(self, key: str, pixels: NDArray[np.uint8], sizes: NDArray[np.int32], *, dimensions: int = 0,
                       normalize: int = -1, output: int = 0, tolerant: bool = False, timeout: float | None = None,
                       patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
-                      tenant: int = 0, fail_fast: bool = False, arrived: int = 0,
+                      tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
                       policy: str = "default", revision: int = 0) -> Ticket:
         """Queue an image embedding request. The other arguments are those of ``submit_embed``.
 
@@ -428,7 +425,7 @@ class Registry:
     def embed_images(self, key: str, pixels: NDArray[np.uint8], sizes: NDArray[np.int32], *, dimensions: int = 0,
                      normalize: int = -1, output: int = 0, tolerant: bool = False, timeout: float | None = None,
                      patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
-                     tenant: int = 0, fail_fast: bool = False, arrived: int = 0,
+                     tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
                      policy: str = "default", revision: int = 0) -> NDArray[np.float32]:
         """Submit images, wait and return the vectors. Releases the GIL once."""
     def submit_text(self, key: str, prompt: NDArray[np.int32], *, temperature: float, top_k: int, top_p: float,
@@ -438,7 +435,7 @@ class Registry:
                     prompt_logits: bool = False, vision: bool = False, images: tuple[Any, ...] | None = None,
                     mask: bytes | None = None, capture_values: int = 0, capture_records: int = 0, adapter: int = 0,
                     timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
-                    service_class: int = 0, tenant: int = 0, fail_fast: bool = False, arrived: int = 0,
+                    service_class: int = 0, tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
                     policy: str = "default", revision: int = 0) -> Ticket:
         """Queue a text generation request. The last arguments are those of ``submit_embed``.
 
@@ -457,7 +454,7 @@ class Registry:
         times: NDArray[np.float32], sigmas: NDArray[np.float32], *, n: int = 1, guidance: float = 0.0,
         preview_every: int = 0, keep: bool = False, timeout: float | None = None, patience: float = -1.0,
         keep_alive: float = -1.0, priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
-        arrived: int = 0, policy: str = "default", revision: int = 0) -> Ticket:
+        uncounted: bool = False, policy: str = "default", revision: int = 0) -> Ticket:
         """Queue an image generation request. The last arguments are those of ``submit_embed``.
 
         Args:

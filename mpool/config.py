@@ -62,6 +62,7 @@ class PoolConfig:
             with RecvError, and a new worker replaces it.
         shutdown_grace: seconds that :meth:`mpool.Pool.close` and the interpreter's exit wait for running requests.
         request_timeout: seconds without a result or progress after which a request fails with Timeout; None: no limit.
+            A coroutine's wait for room in a full queue does not count.
             Time in which the process was stopped or suspended does not count.
             A request that makes progress may take any time; set its ``timeout`` for a deadline.
         keep_alive: how long idle workers, and finally their model, stay loaded: seconds, or as Ollama writes it, "5m",

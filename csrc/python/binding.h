@@ -111,20 +111,19 @@ typedef struct mp_submit_args {
     double patience, keep_alive; /* seconds; < 0: default */
     unsigned char priority, service_class;
     unsigned int tenant;
-    int fail_fast;
-    unsigned long long arrived;
+    int fail_fast, uncounted;
     const char *policy;
     unsigned long long revision;
 } mp_submit_args;
 #define MP_SUBMIT_DEFAULTS \
     { .timeout = Py_None, .patience = -1, .keep_alive = -1, .priority = 2, .policy = "default" }
 #define MP_SUBMIT_NAMES \
-    "timeout", "patience", "keep_alive", "priority", "service_class", "tenant", "fail_fast", "arrived", "policy", \
+    "timeout", "patience", "keep_alive", "priority", "service_class", "tenant", "fail_fast", "uncounted", "policy", \
         "revision"
-#define MP_SUBMIT_FORMAT "OddbbIpKsK"
+#define MP_SUBMIT_FORMAT "OddbbIppsK"
 #define MP_SUBMIT_TARGETS(s)                                                                            \
     &(s)->timeout, &(s)->patience, &(s)->keep_alive, &(s)->priority, &(s)->service_class, &(s)->tenant, \
-        &(s)->fail_fast, &(s)->arrived, &(s)->policy, &(s)->revision
+        &(s)->fail_fast, &(s)->uncounted, &(s)->policy, &(s)->revision
 /* Check the arguments and fill in `options`. Returns false with an exception. */
 bool mp_submit_options_in(mp_state *state, mp_submit_args *submit);
 /* Convert seconds to nanoseconds: infinity gives MP_FOREVER, and 0 s gives 1 ns, because 0 means the default. Returns

@@ -76,7 +76,7 @@ bool mp_submit_options_in(mp_state *state, mp_submit_args *submit) {
     options->service_class = submit->service_class;
     options->tenant = submit->tenant;
     options->revision = submit->revision;
-    options->arrived_ns = submit->arrived;
+    options->uncounted = submit->uncounted;
     options->fail_fast = submit->fail_fast;
     return true;
 }

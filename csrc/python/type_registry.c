@@ -607,11 +607,6 @@ static PyObject *registry_stats(PyObject *self, PyObject *none) {
     return dict;
 }
 
-static PyObject *registry_clock(PyObject *self, PyObject *none) {
-    (void)none;
-    return PyLong_FromUnsignedLongLong(mp_registry_clock(registry_of(self)));
-}
-
 static PyObject *registry_number(PyObject *self, PyObject *none) {
     (void)none;
     return PyLong_FromUnsignedLongLong(mp_registry_number(registry_of(self)));
@@ -722,7 +717,6 @@ static PyMethodDef methods[] = {
      "Idle seconds after which workers, and finally the model, are unloaded; inf = never."},
     {"entries", registry_entries, METH_NOARGS, "One dict per entry."},
     {"stats", registry_stats, METH_NOARGS, "Counters, memory and compute threads."},
-    {"clock", registry_clock, METH_NOARGS, "Nanoseconds by the clock of requests."},
     {"number", registry_number, METH_NOARGS, "A number unique among the registries of this process."},
     {"maintain", registry_maintain, METH_NOARGS, "Start the maintenance thread now; idempotent."},
     {"submit_embed", MP_METHOD(registry_submit_embed), METH_VARARGS | METH_KEYWORDS,

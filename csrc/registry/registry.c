@@ -740,10 +740,6 @@ mp_status mp_registry_compute(mp_registry *registry, uint64_t deadline_ns, void 
 
 /* --- requests --- */
 
-uint64_t mp_registry_clock(mp_registry *registry) {
-    return mp_maintenance_clock(&registry->services->maintenance, NULL) | 1;
-}
-
 mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *request,
                              const mp_submit_options *options, mp_ticket **ticket_out, mp_error *error) {
     mp_services *services = registry->services;
@@ -786,7 +782,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
         *ticket_out = ticket;
         return MP_OK;
     }
-    if (replaced || (status == MP_OVERLOADED && options->arrived_ns)) {
+    if (replaced || (status == MP_OVERLOADED && options->uncounted)) {
         mp_count(services, MP_METRIC_total_requests, (uint64_t)-1);
     } else {
         mp_count_end(services, status);

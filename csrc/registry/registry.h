@@ -211,24 +211,19 @@ typedef struct mp_submit_options {
      * another model has the key, or none */
     uint64_t revision;
     bool fail_fast; /* return OVERLOADED at once if the queue is full; else submit waits until the deadline */
-    /* 0 = now; else mp_registry_clock at the first try of a caller that retries OVERLOADED: patience counts from then,
-     * and an OVERLOADED request is counted in no metric */
-    uint64_t arrived_ns;
+    bool uncounted; /* the caller will retry an OVERLOADED request: count it in no metric */
     /* called without a lock, every 50 ms while submit waits for room and every 5 ms while it waits for memory; true:
      * CANCELLED */
     bool (*give_up)(void *arg);
     void *give_up_arg;
 } mp_submit_options;
 
-/* Returns the time by the clock of requests, which leaves out the time in which the process did not run. Never 0. */
-uint64_t mp_registry_clock(mp_registry *registry);
-
 /* Takes ownership of `request`, also on failure. Returns as soon as the request is queued. The thread of the first
  * worker loads a cold model; a load that fails ends the ticket with its cause.
  *
  * Refuses the request, without a ticket, with UNKNOWN_MODEL, WRONG_CAPABILITY or SHUTTING_DOWN; with an error of the
  * model's check(), if the model is loaded; and with
- *   OVERLOADED        the queue is full, `fail_fast` is set, and the patience since `arrived_ns` has not ended
+ *   OVERLOADED        the queue is full, and `fail_fast` is set
  *   TIMEOUT           the deadline or the patience ended while the request waited for room or memory; or requests are
  *                     queued, and the predicted wait exceeds four times the time until the deadline
  *   MEMORY_EXHAUSTED  the request's bytes are not free

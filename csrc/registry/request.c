@@ -111,7 +111,7 @@ mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit
     atomic_init(&ticket->references, 2);
     atomic_init(&ticket->callers, 1);
     atomic_init(&ticket->submitted_ns, now);
-    atomic_init(&ticket->moved_ns, options->arrived_ns && options->arrived_ns < clock ? options->arrived_ns : clock);
+    atomic_init(&ticket->moved_ns, clock);
     atomic_init(&ticket->wake_at, DONE);
     ticket->wait_at = DONE;
     mp_mutex_init(&ticket->lock);

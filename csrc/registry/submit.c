@@ -52,13 +52,13 @@ static void stretch_patience(mp_entry *entry, mp_ticket *ticket) {
 static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const mp_submit_options *options,
                                mp_error *error) {
     int waiting = entry->queue.count, kind = ticket->node.kind;
-    uint64_t now, clock = mp_maintenance_clock(&entry->services->maintenance, &now);
-    uint64_t due = mp_ticket_due(ticket), slice = now + ROOM_SLICE_MS * MS;
-    if (options->fail_fast && (!options->arrived_ns || clock < due)) {
+    if (options->fail_fast) {
         double eta = (double)mp_dispatch_wait_ns(entry, entry->queue.cost, entry->pace) * 1e-9;
         return mp_fail(error, MP_OVERLOADED, "%s: the queue is full (%d requests); try again in %.1f s", entry->key,
                        waiting, eta > 0.1 ? eta : 0.1);
     }
+    uint64_t now, clock = mp_maintenance_clock(&entry->services->maintenance, &now);
+    uint64_t due = mp_ticket_due(ticket), slice = now + ROOM_SLICE_MS * MS;
     if (clock >= due)
         return mp_fail_hint(error, MP_TIMEOUT, FEWER,
                             "%s: the queue was full until the time limit of the request; %d requests are queued",

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TypeVar
@@ -30,6 +31,20 @@ class _Line:
 
     def __init__(self) -> None:
         self.turn, self.length = asyncio.Lock(), 0
+
+
+async def _take_turn(line: _Line, deadline: float | None) -> bool:
+    """Wait until the coroutine is the first of its line, and return True; return False once the deadline has passed."""
+    if deadline is None:
+        return await line.turn.acquire()
+    taking = asyncio.ensure_future(line.turn.acquire())
+    try:
+        await asyncio.wait({taking}, timeout=deadline - time.monotonic())
+    except asyncio.CancelledError:
+        if not taking.cancel():  # it has the turn already
+            line.turn.release()
+        raise
+    return not taking.cancel()
 
 
 class Followed:
@@ -103,11 +118,19 @@ class Watcher:
         """Wait until the ticket is done."""
         await self.follow(self.following(ticket), lambda: ticket.done() or None)
 
-    async def enter(self, key: str, submit: Callable[[], T], wait: bool = True) -> T:
+    async def enter(self, key: str, submit: Callable[[], T], wait: bool = True,
+                    deadline: float | None = None) -> T:
         """Submit a request. While the queue is full, wait behind the other coroutines with the same key.
+
+        Args:
+            key: key of the queue.
+            submit: submits the request; raises Timeout once the deadline has passed.
+            wait: whether to wait while the queue is full.
+            deadline: deadline of the request on the clock of :func:`time.monotonic`; None: none.
 
         Raises:
             Overloaded: the queue is full, and ``wait`` is False.
+            Timeout: the deadline passed before the queue had room.
         """
         if not wait or key not in self._lines:
             try:
@@ -118,13 +141,18 @@ class Watcher:
         line = self._lines.setdefault(key, _Line())
         line.length += 1
         try:
-            async with line.turn:
+            first = await _take_turn(line, deadline)
+            try:
                 while True:
-                    await self._room_or_timer()
+                    if first:
+                        await self._room_or_timer()
                     try:
                         return submit()
                     except Overloaded:
-                        continue
+                        first = first or await _take_turn(line, deadline)
+            finally:
+                if first:
+                    line.turn.release()
         finally:
             line.length -= 1
             if not line.length:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .. import _core
-    from ..runtime.entry import Entry
     from .images_result import GeneratedImages
     from .options import Call
     from .streams import TicketReader, TicketStream
@@ -37,15 +36,11 @@ class StreamRequest(Protocol[T]):
     """A validated request that a stream can submit."""
 
     @property
-    def entry(self) -> Entry:
-        """The model."""
-
-    @property
     def core_key(self) -> str:
         """Key of the core's model; requests wait for space in this model's queue."""
 
-    def submit(self, call: Call | None, fail_fast: bool | None = None, arrived: int = 0) -> _core.Ticket:
-        """Submit the request; ``fail_fast`` and ``arrived`` are those of :meth:`Call.keywords`."""
+    def submit(self, call: Call | None, fail_fast: bool | None = None, uncounted: bool = False) -> _core.Ticket:
+        """Submit the request; ``fail_fast`` and ``uncounted`` are those of :meth:`Call.keywords`."""
 
     def reader(self, ticket: _core.Ticket) -> TicketReader[T]:
         """Return a reader for the ticket of this request."""
@@ -105,8 +100,8 @@ class AsyncTicketStream(Generic[T]):
             if self._cancelled:
                 return None
             wait = not call.fail_fast
-            arrived = request.entry.pool.registry.clock() if wait else 0
-            return request, await watcher().enter(request.core_key, partial(request.submit, call, True, arrived), wait)
+            submit = partial(request.submit, call, True, wait)
+            return request, await watcher().enter(request.core_key, submit, wait, call.deadline)
 
         try:
             entered = await afor_current(make, enter)

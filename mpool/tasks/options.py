@@ -149,22 +149,22 @@ class Call:
     fail_fast: bool
     core: Mapping[str, Any]
 
-    def keywords(self, entry: Entry, fail_fast: bool | None = None, arrived: int = 0) -> dict[str, Any]:
+    def keywords(self, entry: Entry, fail_fast: bool | None = None, uncounted: bool = False) -> dict[str, Any]:
         """Return the keywords of the core's submit functions, except the service class.
 
         Args:
             entry: model that the request was prepared for.
             fail_fast: value that replaces ``self.fail_fast``; None: keep it.
-            arrived: ``clock()`` of the core's registry at the first try of a caller that retries when the queue is
-                full; 0: the caller does not retry.
+            uncounted: True if the caller retries when the queue is full; the core then counts an Overloaded error in
+                no metric.
 
         Raises:
             Timeout: the deadline has passed.
         """
         found = {**self.core, "timeout": _deadlines.remaining(self.deadline, entry.key), "revision": entry.revision,
                  "fail_fast": self.fail_fast if fail_fast is None else fail_fast}
-        if arrived:
-            found["arrived"] = arrived
+        if uncounted:
+            found["uncounted"] = True
         return found
 
 

@@ -116,10 +116,10 @@ class Start:
         from ..runtime.watching import watcher
 
         wait = not self.call.fail_fast
-        arrived = self.plan.registry.clock() if wait else 0
         return await watcher().enter(
             f"{self.plan.core_key}\n{self.service_class}",
-            lambda: vectors.submit(self.kind, self.plan, self.pack, self.call, self.service_class, True, arrived), wait)
+            lambda: vectors.submit(self.kind, self.plan, self.pack, self.call, self.service_class, True, wait), wait,
+            self.call.deadline)
 
 
 @dataclass(slots=True)

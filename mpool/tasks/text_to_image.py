@@ -205,9 +205,9 @@ class Request:
     parameters: dict[str, Any] = field(default_factory=dict)
     keep: bool = False
 
-    def submit(self, call: Call | None, fail_fast: bool | None = None, arrived: int = 0) -> _core.Ticket:
-        """Submit the request; ``fail_fast`` and ``arrived`` are those of :meth:`Call.keywords`."""
-        keywords = (call or PLAIN).keywords(self.entry, fail_fast, arrived)
+    def submit(self, call: Call | None, fail_fast: bool | None = None, uncounted: bool = False) -> _core.Ticket:
+        """Submit the request; ``fail_fast`` and ``uncounted`` are those of :meth:`Call.keywords`."""
+        keywords = (call or PLAIN).keywords(self.entry, fail_fast, uncounted)
         try:
             return self.entry.pool.registry.submit_image_generation(
                 self.core_key, self.width, self.height, self.ids, self.counts, self.noise.reshape(-1), self.times,

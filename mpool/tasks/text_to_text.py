@@ -88,9 +88,9 @@ class Request:
     tools: Tools | None
     adapter: int
 
-    def submit(self, call: Call | None, fail_fast: bool | None = None, arrived: int = 0) -> _core.Ticket:
-        """Submit the request; ``fail_fast`` and ``arrived`` are those of :meth:`Call.keywords`."""
-        s, keywords = self.sampling, (call or PLAIN).keywords(self.entry, fail_fast, arrived)
+    def submit(self, call: Call | None, fail_fast: bool | None = None, uncounted: bool = False) -> _core.Ticket:
+        """Submit the request; ``fail_fast`` and ``uncounted`` are those of :meth:`Call.keywords`."""
+        s, keywords = self.sampling, (call or PLAIN).keywords(self.entry, fail_fast, uncounted)
         capture = self.capture if self.capture is not None and self.capture.begins() else None
         if self.adapter:
             keywords["adapter"] = self.adapter

@@ -213,16 +213,16 @@ def run(kind: Kind, plan: VectorPlan, pack: Any, call: Call, service_class: int)
 
 
 def submit(kind: Kind, plan: VectorPlan, pack: Any, call: Call, service_class: int, fail_fast: bool | None = None,
-           arrived: int = 0) -> _core.Ticket | None:
+           uncounted: bool = False) -> _core.Ticket | None:
     """Submit the valid inputs of a pack and return the ticket; None if no input is valid.
 
-    ``fail_fast`` and ``arrived`` are those of :meth:`Call.keywords`.
+    ``fail_fast`` and ``uncounted`` are those of :meth:`Call.keywords`.
     """
     if not kind.valid(pack):
         return None
     try:
         return kind.start(plan, pack, **_keywords(plan, service_class),
-                          **call.keywords(plan.entry, fail_fast, arrived))
+                          **call.keywords(plan.entry, fail_fast, uncounted))
     except MemoryExhausted as error:
         plan.entry.pool._name_idle(error, plan.core_key)
         raise

@@ -545,24 +545,6 @@ MP_TEST(registry_clock_room_in_the_queue) {
     close_scene(&scene);
 }
 
-/* The patience of a caller that retries counts from its first try. Without one, a full queue is never a TIMEOUT. */
-MP_TEST(registry_clock_retries_for_room) {
-    scene scene;
-    open_scene(&scene);
-    scene_worker(&scene, MP_WORKER_PROCESSING);
-    MP_CHECK_INT(fill_queue(&scene), 2);
-    const uint64_t now = mp_maintenance_clock(&scene.services->maintenance, NULL);
-    mp_submit_options retry = {.fail_fast = true, .patience_ns = 100 * MS, .arrived_ns = now - 99 * MS};
-    MP_CHECK_INT(submit(&scene, retry), MP_OVERLOADED);
-    retry.arrived_ns = now - 100 * MS;
-    MP_CHECK_INT(submit(&scene, retry), MP_TIMEOUT);
-    retry.arrived_ns = now + 100 * MS; /* a time to come is now */
-    MP_CHECK_INT(submit(&scene, retry), MP_OVERLOADED);
-    retry.arrived_ns = 0;
-    MP_CHECK_INT(submit(&scene, retry), MP_OVERLOADED);
-    close_scene(&scene);
-}
-
 /* A caller whose request finds no memory checks every 5 ms, until the deadline. */
 MP_TEST(registry_clock_memory_of_a_request) {
     scene scene;

@@ -156,9 +156,8 @@ static void play_full_queue(scene *scene) { /* a refusal that counts, and one th
     mp_ticket *tickets[5] = {submit_held(scene, "a", fake, make_call(1))}, *none;
     for (int i = 1; i < 5; i++)
         tickets[i] = fake_submit(scene->registry, "a", make_call(1), NULL);
-    for (int retried = 0; retried < 2; retried++) {
-        mp_submit_options options = {.fail_fast = true,
-                                     .arrived_ns = retried ? mp_registry_clock(scene->registry) : 0};
+    for (int uncounted = 0; uncounted < 2; uncounted++) {
+        mp_submit_options options = {.fail_fast = true, .uncounted = uncounted};
         MP_CHECK_STATUS(mp_registry_submit(scene->registry, "a", &make_call(1)->base, &options, &none, &error),
                         MP_OVERLOADED, &error);
     }

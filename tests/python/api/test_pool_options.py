@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import os
@@ -21,7 +20,6 @@ import mpool
 from mpool import _core
 from poolstates import LONG, TEXT, broken as broken
 from pooloptions import Models, held, load_once, pool_of, raised, texts, wide as wide
-from corelib import SAMPLING
 from waiting import until
 
 
@@ -113,15 +111,6 @@ def request_timeout(m: Models) -> None:
             job.cancel()
             if limit is None:
                 assert waiting.result(60).usage.completion_tokens == TEXT["max_tokens"]
-    with pool_of(request_timeout=0.2, policy="sequential", queue_capacity={"text_to_text": 1}) as pool:
-        # a coroutine that waits for room in the queue: behind a request without a limit, room would never come
-        job = held(pool, m.llama)
-        key = pool.get(m.llama)._entry.core_key("auto")
-        queued = pool.registry.submit_text(key, np.array([1], np.int32), patience=math.inf, **SAMPLING)
-        with pytest.raises(mpool.Timeout, match="the queue was full until the time limit"):
-            asyncio.run(asyncio.wait_for(mpool.aio.generate("a", m.llama, pool=pool, **TEXT), 30))
-        queued.cancel()
-        job.cancel()
 
 
 def keep_alive(m: Models) -> None:

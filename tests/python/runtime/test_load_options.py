@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.runtime import tally, threads
+from mpool.runtime import deadlines, tally
 from mpool.runtime.load_options import AS_CONFIGURED, MAX_ADAPTERS, LoadOptions
 
 FULL = LoadOptions("process", "mapped", "int8", "draft", (("a", "/a"),))
@@ -101,27 +101,27 @@ def test_places_of_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (None, None), (1, 1.0), (0.25, 0.25), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (1e9, 1e9), (1.1e9, None),
     (math.inf, None), (10**12, None), (5e-324, 5e-324)])
 def test_timeouts(given: Any, seconds: float | None) -> None:
-    assert threads.seconds_of(given) == threads.seconds_of(given, zero=True) == seconds
+    assert deadlines.seconds_of(given) == deadlines.seconds_of(given, zero=True) == seconds
 
 
 @pytest.mark.parametrize("given", [0, 0.0, -1, -0.5, math.nan, -math.inf, True, "1", [], 10**400])
 def test_wrong_timeouts(given: Any) -> None:
     with pytest.raises(mpool.InvalidArgument, match="`timeout` must be a number of seconds above 0, or None"):
-        threads.deadline_of(given)
+        deadlines.deadline_of(given)
     if given in (0, 0.0) and given is not True:
-        assert threads.seconds_of(given, zero=True) == 0.0
+        assert deadlines.seconds_of(given, zero=True) == 0.0
     else:
         with pytest.raises(mpool.InvalidArgument, match="`timeout` must be a number of seconds from 0, or None"):
-            threads.seconds_of(given, zero=True)
+            deadlines.seconds_of(given, zero=True)
 
 
 def test_a_deadline_is_the_time_and_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    assert threads.deadline_of(2.5) == 102.5 and threads.deadline_of(None) is None
-    assert threads.remaining(102.5) == 2.5 and threads.remaining(None) is None
+    monkeypatch.setattr(deadlines, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    assert deadlines.deadline_of(2.5) == 102.5 and deadlines.deadline_of(None) is None
+    assert deadlines.remaining(102.5) == 2.5 and deadlines.remaining(None) is None
     for passed in (100.0, 99.0):
         with pytest.raises(mpool.Timeout, match="did not complete within its timeout") as caught:
-            threads.remaining(passed, "m")
+            deadlines.remaining(passed, "m")
         assert caught.value.key == "m" and caught.value.hint == "Raise `timeout`"
 
 

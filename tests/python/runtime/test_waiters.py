@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -189,6 +190,60 @@ def test_a_full_queue_is_entered_in_order(ticket: Any, monkeypatch: pytest.Monke
         assert await watcher.enter("m", submit("c")) == "c"
 
     asyncio.run(run())
+
+
+def test_a_deadline_ends_a_place_in_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coroutine leaves the line at its deadline, also behind one that waits without a limit."""
+    monkeypatch.setattr(watching, "_RETRY", 1000.0)
+
+    async def run() -> None:
+        watcher, deadline = watching.watcher(), time.monotonic() + 0.05
+
+        def full() -> None:
+            raise mpool.Timeout("late") if time.monotonic() >= deadline else mpool.Overloaded("full")
+
+        def always_full() -> None:
+            raise mpool.Overloaded("full")
+
+        first = asyncio.ensure_future(watcher.enter("m", always_full))
+        await asyncio.sleep(0)
+        with pytest.raises(mpool.Timeout):
+            await watcher.enter("m", full, deadline=deadline)
+        assert not first.done() and watcher._lines["m"].length == 1
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert not watcher._lines
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_a_cancelled_place_in_the_line_is_passed_on(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Also if its coroutine is cancelled at the moment in which it becomes the first."""
+    monkeypatch.setattr(watching, "_RETRY", 0.001)
+
+    async def run() -> None:
+        watcher, room = watching.watcher(), 0
+
+        def submit() -> bool:
+            if not room:
+                raise mpool.Overloaded("full")
+            return True
+
+        deadline = time.monotonic() + 1000
+        first, second, third = (asyncio.ensure_future(watcher.enter("m", submit, deadline=limit))
+                                for limit in (None, deadline, deadline))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        assert first.cancelled() and second.cancelled() and watcher._lines["m"].length == 1
+        room = 1
+        assert await third and not watcher._lines
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_timer_retries_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
