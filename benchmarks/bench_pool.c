@@ -273,7 +273,8 @@ static double pooled_tokens_per_second(mp_registry *registry, int number, int to
     mp_submit_options options = {.priority = 2};
     uint64_t begin = mp_sys_now_ns(), progress;
     for (int i = 0; i < chats; i++)
-        CHECK(mp_registry_submit(registry, "text", &chat_request(number + i, tokens)->base, &options, &tickets[i], &error));
+        CHECK(mp_registry_submit(registry, "text", &chat_request(number + i, tokens)->base, &options, &tickets[i],
+                                 &error));
     for (int i = 0; i < chats; i++) {
         mp_ticket_wait(tickets[i], UINT64_MAX, 0, &progress);
         CHECK(mp_ticket_status(tickets[i], &error));

@@ -61,7 +61,8 @@ typedef struct proxy_item { /* mp_item.state of an admitted item */
 /* The statuses that a child may report, by message. Any other status is refused. The parent has checked the request
  * itself; queues, deadlines, breakers and shutdown belong to the registry. */
 static const mp_status admit_failures[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_INTERNAL, MP_OK};
-static const mp_status step_failures[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_IO, MP_NUMERIC, MP_INTERNAL, MP_OK};
+static const mp_status step_failures[] = {MP_MEMORY_EXHAUSTED, MP_INTEGRITY, MP_MODEL, MP_IO,
+                                          MP_NUMERIC,          MP_INTERNAL,  MP_OK};
 static const mp_status start_failures[] = {MP_MEMORY_EXHAUSTED, MP_FORMAT, MP_LIMIT,        MP_UNSUPPORTED, MP_IO,
                                            MP_INTEGRITY,        MP_MODEL,  MP_SPAWN_FAILED, MP_INTERNAL,    MP_OK};
 

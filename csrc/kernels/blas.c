@@ -47,7 +47,7 @@ enum { MIN_SIDE = 3 };
 
 static struct {
     mp_mutex lock;
-    char path[4096]; /* guarded by: lock; "" = none; as long as a path of Linux may be */
+    char path[MP_BLAS_PATH]; /* guarded by: lock; "" = none */
     _Atomic int state; /* changed under: lock */
     /* written by the thread that set LOADING; others read these only when `state` is no longer LOADING */
     cblas_sgemm_function sgemm;

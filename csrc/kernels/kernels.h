@@ -423,6 +423,7 @@ const char *mp_kernels_variant(int index);
 /* ---- OpenBLAS (blas.c) ------------------------------------------------------------------------------------------- */
 /* Set the path of the library that is opened on first use: "system" is libopenblas.so.0, "" and "none" disable
  * OpenBLAS. Call before other threads start. */
+#define MP_BLAS_PATH 4096 /* bytes of the longest path, with the final NUL: PATH_MAX of Linux */
 void mp_blas_set_path(const char *path);
 /* The core type of OpenBLAS ("SkylakeX", "Haswell", ...), or "" if it is not in use. Sets *why (`why` may be NULL) to a
  * sentence that states which kernels are in use and the reason. Tries to load the library if no earlier call did. */

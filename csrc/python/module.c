@@ -544,7 +544,7 @@ static bool init_core(mp_state *state, PyObject *module) {
         mp_blas_set_path(mp_options_get()->blas);
         return true;
     }
-    char library[1024];
+    char library[MP_BLAS_PATH];
     if (find_openblas(module, library, sizeof(library)))
         mp_blas_set_path(library);
     return true;

@@ -127,6 +127,7 @@ void mp_entry_wake_workers(mp_entry *entry) {
 }
 
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
+    entry->load_failure = *error;
     if (entry->health != MP_HEALTH_BROKEN) {
         entry->failure = *error;
         mp_entry_set_health(entry, MP_HEALTH_FAILED);
@@ -267,8 +268,11 @@ bool mp_entry_in_use(mp_entry *entry) {
 
 /* Must hold the lock. Called when a caller asks for the model in spite of earlier worker deaths. */
 static void forget_failures(mp_entry *entry) {
-    if (entry->health == MP_HEALTH_BROKEN)
+    if (entry->health == MP_HEALTH_BROKEN) {
+        if (entry->retry_ns)
+            entry->failure = entry->load_failure;
         mp_entry_set_health(entry, entry->retry_ns ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
+    }
     entry->spawn_ns = entry->kill_backoff_ns = 0;
     entry->deaths = 0;
 }

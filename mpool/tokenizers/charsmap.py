@@ -152,13 +152,24 @@ def _jump(units: np.ndarray) -> np.ndarray:
     return (units >> 10) << ((units & 0x200) >> 6)
 
 
-def _children(units: np.ndarray, states: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return, for each child of ``states``: the index of its parent in ``states``, its label, and its unit's index."""
-    found = []
+def _children(units: np.ndarray, states: np.ndarray, labels: np.ndarray,
+              most: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return, for each child of ``states``: the index of its parent in ``states``, its label, and its unit's index.
+
+    Args:
+        units: the trie.
+        states: indices of states.
+        labels: labels to look for.
+        most: maximum number of children; beyond it, those found so far are returned, so that memory has a bound.
+    """
+    found, count = [], 0
     for start in range(0, max(states.size, 1), _STATES):
         child = states[start:start + _STATES, None] ^ labels
         parent, column = np.nonzero((units[child] & _LABEL) == labels)
+        count += parent.size
         found.append((parent + start, labels[column], child[parent, column]))
+        if most is not None and count > most:
+            break
     parents, bytes_, children = map(np.concatenate, zip(*found))
     return parents, bytes_, children
 
@@ -227,7 +238,9 @@ def _later_characters(units: np.ndarray, root: int, file: str | None) -> list[st
         # walk one character from every state in `heads`: `states` and the bytes of the character so far
         states, prefixes, ends = heads, [b""] * heads.size, []
         for _ in range(4):
-            parent, label, index = _children(units, states, np.arange(1, 256, dtype=np.int64))
+            parent, label, index = _children(units, states, np.arange(1, 256, dtype=np.int64), _MAX_UNFINISHED)
+            if parent.size > _MAX_UNFINISHED:
+                raise _bad("a trie with more sequences of bytes", f"at most {_MAX_UNFINISHED:,}", file, _FIELD)
             target = index ^ _jump(units[index])
             grown: dict[tuple[int, bytes], None] = {}
             for row, byte, state in zip(parent.tolist(), label.tolist(), target.tolist()):
@@ -238,9 +251,6 @@ def _later_characters(units: np.ndarray, root: int, file: str | None) -> list[st
                         later.add(prefix.decode("utf-8", "replace"))
                 else:
                     grown[(state, prefix)] = None
-            if len(grown) > _MAX_UNFINISHED:
-                raise _bad(f"a trie with {len(grown):,} sequences of bytes", f"at most {_MAX_UNFINISHED:,}", file,
-                           _FIELD)
             states = np.array([state for state, _ in grown], dtype=np.int64)
             prefixes = [prefix for _, prefix in grown]
         fresh = set(ends) - seen

@@ -36,18 +36,18 @@ static void begin(void) {
 }
 
 MP_TEST(models_diffusion_sizes_of_a_network) {
-    static const char eight[] = "a head_length that is a multiple of 8";
+    static const char eight[] = "a multiple of 8";
     static const char wide[] = "heads of at most 65,536 components together";
     static const char sum[] = "numbers that add up to head_length";
     static const char divisor[] = "a divisor of every number in vae.channels";
     static const unfit rows[] = {
-        {false, true, "clip_l.head_length", {12}, 1, "clip_l", eight},
-        {false, true, "clip_l.head_count", {3}, 1, "clip_l", "heads of embedding_length components together"},
-        {true, false, "t5.head_length", {12}, 1, "t5", eight},
-        {true, false, "t5.head_count", {8193}, 1, "t5", wide},
-        {true, false, "t5.relative_buckets", {6}, 1, "t5", "a number of relative_buckets that is a multiple of 4"},
-        {false, true, "transformer.head_length", {12}, 1, "transformer", eight},
-        {true, false, "transformer.head_count", {4097}, 1, "transformer", wide},
+        {false, true, "clip_l.head_length", {12}, 1, "clip_l.head_length", eight},
+        {false, true, "clip_l.head_count", {3}, 1, "clip_l.head_count", "heads of embedding_length components together"},
+        {true, false, "t5.head_length", {12}, 1, "t5.head_length", eight},
+        {true, false, "t5.head_count", {8193}, 1, "t5.head_count", wide},
+        {true, false, "t5.relative_buckets", {6}, 1, "t5.relative_buckets", "a multiple of 4"},
+        {false, true, "transformer.head_length", {12}, 1, "transformer.head_length", eight},
+        {true, false, "transformer.head_count", {4097}, 1, "transformer.head_count", wide},
         {true, false, "transformer.axes", {3, 5, 8}, 3, "transformer.axes", "even numbers"},
         {true, false, "transformer.axes", {4, 5, 7}, 3, "transformer.axes", "even numbers"},
         {true, false, "transformer.axes", {4, 4, 6}, 3, "transformer.axes", sum},
@@ -57,7 +57,8 @@ MP_TEST(models_diffusion_sizes_of_a_network) {
         {true, false, "vae.channels", {0}, 0, "vae.channels", "an array of 1 to 8 integers"},
         {true, false, "vae.groups", {3}, 1, "vae.groups", divisor},
         {true, false, "vae.groups", {16}, 1, "vae.groups", divisor},
-        {true, false, "vae.channels", {8, 12}, 2, "vae", "with attention, a multiple of 8 as the last of its channels"},
+        {true, false, "vae.channels", {8, 12}, 2, "vae.channels",
+         "a multiple of 8 as the last number, because vae.attention is true"},
     };
     begin();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -89,20 +90,20 @@ MP_TEST(models_diffusion_values_that_do_not_fit) {
 
 /* Text encoders that are missing, or whose widths do not fit the transformer. */
 MP_TEST(models_diffusion_sizes_of_text_encoders) {
-    static const char all[] = "text encoders", t5[] = "a t5 of transformer.text_length components";
+    static const char all[] = "text encoders", t5[] = "t5.embedding_length", text[] = "transformer.text_length";
     static const char of_flux[] = "clip_l and t5", of_sd3[] = "clip_l and clip_g, with or without t5";
     static const char sum[] = "projections of clip_l and clip_g that add up to transformer.pooled_length";
     static const unfit rows[] = {
         {true, false, "clip_l.block_count", {0}, 0, all, of_flux},
         {true, false, "t5.block_count", {0}, 0, all, of_flux},
         {true, true, "mpool.none", {1}, 1, all, of_flux}, /* Flux has no clip_g */
-        {true, false, "transformer.text_length", {48}, 1, all, t5},
-        {true, false, "transformer.pooled_length", {24}, 1, all, "a clip_l of transformer.pooled_length components"},
+        {true, false, "transformer.text_length", {48}, 1, t5, text},
+        {true, false, "transformer.pooled_length", {24}, 1, "clip_l.embedding_length", "transformer.pooled_length"},
         {false, true, "clip_l.block_count", {0}, 0, all, of_sd3},
         {false, false, "mpool.none", {1}, 1, all, of_sd3},
         {false, true, "clip_l.projection_length", {0}, 1, all, sum},
         {false, true, "clip_g.projection_length", {0}, 1, all, sum},
-        {false, true, "transformer.text_length", {41}, 1, all, t5},
+        {false, true, "transformer.text_length", {41}, 1, t5, text},
         {false, true, "transformer.pooled_length", {31}, 1, all, sum},
         {false, true, "transformer.pooled_length", {33}, 1, all, sum},
     };
@@ -116,12 +117,14 @@ MP_TEST(models_diffusion_sizes_of_text_encoders) {
     MP_CHECK_OK(load_only(mp_spec_pin(without), MP_COMPUTE_AUTO, &error), &error);
     MP_CHECK_STATUS(load_only(spec_with(without, "transformer.text_length", &narrow), MP_COMPUTE_AUTO, &error),
                     MP_FORMAT, &error);
-    MP_CHECK_STR(error.allowed, "clip_l and clip_g of at most transformer.text_length components together");
+    MP_CHECK_STR(error.field, "clip_g.embedding_length");
+    MP_CHECK_STR(error.allowed, "at most transformer.text_length, with that of clip_l");
     mp_spec_unpin(without);
     mp_spec_unpin(base);
     clip_g_positions = CLIP_TOKENS - 1; /* texts of two lengths */
     MP_CHECK_STATUS(load_only(pipeline(false), MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
-    MP_CHECK_STR(error.allowed, "a clip_g with the context_length of clip_l");
+    MP_CHECK_STR(error.field, "clip_g.context_length");
+    MP_CHECK_STR(error.allowed, "that of clip_l");
 }
 
 MP_TEST(models_diffusion_refuses_int8) {

@@ -106,9 +106,13 @@ MP_TEST(registry_starting_load_forgets_what_broke_the_model) {
             entry->spawn_ns = spawn_ns;
             entry->kill_backoff_ns = 7;
             entry->deaths = 5;
+            mp_fail(&entry->failure, broken ? MP_NO_WORKERS : MP_IO, "the first cause");
+            mp_fail(&entry->load_failure, MP_IO, "a failed load");
             MP_CHECK_OK(mp_entry_load(entry, false, 0, &gone, &over, &error), &error);
             MP_CHECK(!gone && entry->load_requested && !entry->pinned);
             MP_CHECK_INT(entry->health, failed ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
+            if (failed) /* until the backoff ends, requests are refused with what delays the load */
+                MP_CHECK_STR(entry->failure.message, broken ? "a failed load" : "the first cause");
             MP_CHECK_INT(entry->spawn_ns, broken ? 0 : spawn_ns);
             MP_CHECK_INT(entry->kill_backoff_ns, broken ? 0 : 7);
             MP_CHECK_INT(entry->deaths, broken ? 0 : 5);

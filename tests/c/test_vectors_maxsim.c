@@ -225,6 +225,7 @@ MP_TEST(vectors_maxsim_refuses_work_without_a_bound) {
     const mp_maxsim_documents documents = documents_of(&s, NULL);
     MP_CHECK_STATUS(add(scan, &lease, &documents, 2, UINT64_MAX, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_HAS(error.message, "document 1 must have at most 4096 tokens");
+    MP_CHECK_HAS(error.message, "got 4097");
     mp_scan_destroy(scan);
     free(s.tokens);
     free(s.small);

@@ -52,16 +52,21 @@ static mp_status number(const mp_spec *spec, const char *part, const char *name,
     return MP_OK;
 }
 
-/* Refuses a value of a network that does not fit the other values. */
-static mp_status refuse(const mp_spec *spec, const char *field, const char *allowed, int64_t got, mp_error *error) {
-    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, field, allowed, "%lld", (long long)got);
+/* Refuses value `name` of a network that does not fit the other values. `what` follows the number: "" or what it
+ * counts. */
+static mp_status refuse(const mp_spec *spec, const char *part, const char *name, const char *allowed, int64_t got,
+                        const char *what, mp_error *error) {
+    char field[64];
+    snprintf(field, sizeof field, "%s.%s", part, name);
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, field, allowed, "%lld%s", (long long)got, what);
 }
 
 static mp_status check_heads(const mp_spec *spec, const char *part, int32_t heads, int32_t head_dim, mp_error *error) {
     if (head_dim % 8)
-        return refuse(spec, part, "a head_length that is a multiple of 8", head_dim, error);
+        return refuse(spec, part, "head_length", "a multiple of 8", head_dim, "", error);
     if ((int64_t)heads * head_dim > MAX_WIDTH)
-        return refuse(spec, part, "heads of at most 65,536 components together", (int64_t)heads * head_dim, error);
+        return refuse(spec, part, "head_count", "heads of at most 65,536 components together",
+                      (int64_t)heads * head_dim, " components", error);
     return MP_OK;
 }
 
@@ -86,8 +91,8 @@ static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int whic
     MP_TRY(mp_model_activation(spec, name, NULL, &e->act, error));
     MP_TRY(check_heads(spec, part, shape->heads, shape->head_dim, error));
     if (!e->t5 && shape->heads * shape->head_dim != e->hidden)
-        return refuse(spec, part, "heads of embedding_length components together", shape->heads * shape->head_dim,
-                      error);
+        return refuse(spec, part, "head_count", "heads of embedding_length components together",
+                      shape->heads * shape->head_dim, " components", error);
     shape->kv_heads = shape->heads;
     shape->scale = e->t5 ? 1 : 1 / sqrtf((float)shape->head_dim);
     shape->causal = !e->t5;
@@ -110,7 +115,7 @@ static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int whic
     MP_TRY(fact(spec, part, "relative_buckets", 4, 4096, &buckets, error));
     MP_TRY(fact(spec, part, "relative_distance", buckets, 1 << 20, &e->reach, error));
     if (buckets % 4)
-        return refuse(spec, part, "a number of relative_buckets that is a multiple of 4", buckets, error);
+        return refuse(spec, part, "relative_buckets", "a multiple of 4", buckets, "", error);
     const int64_t shape_of_table[2] = {buckets, shape->heads};
     return mp_weights_get(model->weights, "t5.relative", 2, shape_of_table, &e->relative, error);
 }
@@ -140,11 +145,11 @@ static mp_status read_transformer(mp_diffusion *model, const mp_spec *spec, mp_e
             sum += axes[i];
             model->axes[i] = (int32_t)axes[i];
             if (axes[i] % 2)
-                return refuse(spec, "transformer.axes", "even numbers", axes[i], error);
+                return refuse(spec, part, "axes", "even numbers", axes[i], "", error);
         }
         return sum == model->head_dim
                    ? MP_OK
-                   : refuse(spec, "transformer.axes", "numbers that add up to head_length", sum, error);
+                   : refuse(spec, part, "axes", "numbers that add up to head_length", sum, " in all", error);
     }
     MP_TRY(fact(spec, part, "position_side", 1, MAX_SIDE, &model->position_side, error));
     if (model->single_layers || model->guidance)
@@ -190,12 +195,14 @@ static mp_status read_decoder(mp_diffusion *model, const mp_spec *spec, mp_error
     const int32_t top = (int32_t)widths[model->levels - 1];
     for (int i = 0; i < model->levels; i++)
         if (widths[i] % model->group_count)
-            return refuse(spec, "vae.groups", "a divisor of every number in vae.channels", model->group_count, error);
+            return refuse(spec, "vae", "groups", "a divisor of every number in vae.channels", model->group_count, "",
+                          error);
     if (!(model->latent_scale > 0))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "vae", "a scaling_factor above 0", "%g",
                             (double)model->latent_scale);
     if (attention && top % 8)
-        return refuse(spec, "vae", "with attention, a multiple of 8 as the last of its channels", top, error);
+        return refuse(spec, "vae", "channels", "a multiple of 8 as the last number, because vae.attention is true", top,
+                      "", error);
     const int32_t count = 5 + model->levels * (layers + 2);
     model->ops = mp_alloc_array((size_t)count, sizeof *model->ops, MP_TAG_WEIGHTS);
     if (!model->ops)
@@ -228,16 +235,16 @@ static mp_status check_fit(const mp_diffusion *model, const mp_spec *spec, mp_er
                             "clip_l: %s, clip_g: %s, t5: %s", l->layers ? "yes" : "no", g->layers ? "yes" : "no",
                             t5->layers ? "yes" : "no");
     if (t5->layers && t5->hidden != model->text_width)
-        return refuse(spec, field, "a t5 of transformer.text_length components", t5->hidden, error);
+        return refuse(spec, "t5", "embedding_length", "transformer.text_length", t5->hidden, "", error);
     if (model->flux)
         return l->hidden == model->pooled_width
                    ? MP_OK
-                   : refuse(spec, field, "a clip_l of transformer.pooled_length components", l->hidden, error);
+                   : refuse(spec, "clip_l", "embedding_length", "transformer.pooled_length", l->hidden, "", error);
     if (l->length != g->length)
-        return refuse(spec, field, "a clip_g with the context_length of clip_l", g->length, error);
+        return refuse(spec, "clip_g", "context_length", "that of clip_l", g->length, "", error);
     if (l->hidden + g->hidden > model->text_width)
-        return refuse(spec, field, "clip_l and clip_g of at most transformer.text_length components together",
-                      l->hidden + g->hidden, error);
+        return refuse(spec, "clip_g", "embedding_length", "at most transformer.text_length, with that of clip_l",
+                      l->hidden + g->hidden, " with that of clip_l", error);
     if (!l->projection || !g->projection || l->projection + g->projection != model->pooled_width)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, field,
                             "projections of clip_l and clip_g that add up to transformer.pooled_length",

@@ -45,8 +45,11 @@ static mp_status read_sizes(mp_head *head, mp_builder *builder, mp_error *error)
         head->dense.dense[0].norm || head->dense.dense[0].minus)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.dense_sizes",
                             "at most 16 sizes, and exactly one dense layer without a norm or `minus`",
-                            value->type == MP_VALUE_INTS ? "%llu sizes, %d dense layers" : "another type",
-                            (unsigned long long)value->count, head->dense.count);
+                            value->type == MP_VALUE_INTS ? "%llu sizes, %d dense layers%s" : "another type",
+                            (unsigned long long)value->count, head->dense.count,
+                            head->dense.count != 1                                    ? ""
+                            : head->dense.dense[0].norm || head->dense.dense[0].minus ? " with a norm or `minus`"
+                                                                                      : "");
     for (uint64_t i = 0; i < value->count; i++) {
         const int64_t size = value->as.integers[i];
         mp_dense *dense = &head->sizes[head->size_count++];

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 import mpool
 from mpool.tokenizers import growth, limits, native, open_tokenizer
+from mpool.tokenizers.charsmap import CharsMap
 from mpool.tokenizers.isolated import IsolatedTokenizer
 from mpool.tokenizers.patterns import Cost, cost
 from mpool.tokenizers.pretokenizers import PRE_TOKENIZERS
@@ -277,6 +279,24 @@ def test_a_long_replacement_of_a_precompiled_map_is_refused(tmp_path: Path) -> N
     with pytest.raises(mpool.LimitError, match="Precompiled"):
         opened(tmp_path, tokenizer_json(normalizer={
             "type": "Precompiled", "precompiled_charsmap": charsmap(mapped(), b"x" * 10_000 + b"\0")}))
+
+
+def test_a_map_that_multiplies_its_sequences_takes_little_memory() -> None:
+    """All children of the states lead to one state, so each byte multiplies the sequences by 255: a fourth step would
+    need gigabytes.
+    """
+    units = [0] * 768
+    units[0] = 256 << 10
+    for label in range(1, 256):
+        units[256 ^ label] = (256 ^ label ^ 512) << 10 | label
+        units[512 ^ label] = label << 10 | label
+    tracemalloc.start()
+    try:
+        with pytest.raises(mpool.FormatError, match="a trie with more sequences of bytes"):
+            CharsMap(base64.b64decode(charsmap(units, b"b\0")))
+        assert tracemalloc.get_traced_memory()[1] < 300e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("special", "field"), [
