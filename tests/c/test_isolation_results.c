@@ -535,7 +535,8 @@ static mp_error failure_of(mp_status status) {
 
 MP_TEST(isolation_requests_fail_only_with_allowed_errors) {
     static const mp_status at_admission[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_INTERNAL, MP_OK};
-    static const mp_status in_a_step[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_IO, MP_NUMERIC, MP_INTERNAL, MP_OK};
+    static const mp_status in_a_step[] = {MP_MEMORY_EXHAUSTED, MP_INTEGRITY, MP_MODEL, MP_IO,
+                                          MP_NUMERIC,          MP_INTERNAL,  MP_OK};
     static scene s;
     int count, taken = 0;
     const mp_status_row *all = mp_status_rows(&count);

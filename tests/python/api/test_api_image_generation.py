@@ -308,7 +308,7 @@ def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
     refused(flux, r"`latents` must be an array of floats of shape \(1, 4, 6, 8\) or \(1, 12, 16\), got an array of "
             r"shape \(1, 2\)", latents=[[1, 2]])
     refused(flux, "`latents` must be an array of floats of shape .*, got 'x'", latents="x")
-    refused(flux, r"latents\[\d+\] is nan", latents=np.full((1, 4, 6, 8), np.nan))
+    refused(flux, r"latents\[\d+\] must be .*, got nan", latents=np.full((1, 4, 6, 8), np.nan))
     refused(flux, "`prompt` must be a str, got list.*For several prompts", prompt=["a"])
     refused(flux, "half a surrogate|lone surrogate|surrogate", prompt="a\ud800")
     refused(flux, "did you mean `num_inference_steps`", num_inference_step=3)
