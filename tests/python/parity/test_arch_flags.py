@@ -47,7 +47,7 @@ REFUSED_WHEN_NOT_SET = {"POST_NORM": "norm.weight", "RMS_NORM": "epsilon"}
 #: The same tables for image transformers.
 VIT_WHEN_SET = {"CLASS_TOKEN": "v.class_embd", "INPUT_NORM": "v.pre_ln.weight", "LAYER_SCALE": ".ls1.weight",
                 "ATTENTION_POOL": "v.head."}
-VIT_WHEN_NOT_SET = {"CLASS_TOKEN": "v.position_embd.weight", "ANY_SIZE": "the model takes"}
+VIT_WHEN_NOT_SET = {"CLASS_TOKEN": "v.position_embd.weight", "ANY_SIZE": "pixels, got"}
 #: Flags that are flipped only in rows that have them: they have no effect if the file lacks their tensors, or if
 #: another flag implies them.
 WHERE_SET = {"TOKEN_TYPES", "ROOT_NORMS", "AXIAL"}

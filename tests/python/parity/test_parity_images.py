@@ -182,7 +182,7 @@ def test_unsupported_image_sizes_are_refused(family) -> None:
             message = str(error)
         else:
             message = ""
-    assert ("takes 40 x 40" in message) == (name in ("clip", "siglip"))
+    assert ("must have 40 x 40 pixels" in message) == (name in ("clip", "siglip"))
 
 
 def test_every_family_has_a_processor() -> None:
