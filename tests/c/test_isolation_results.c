@@ -587,7 +587,7 @@ MP_TEST(isolation_requests_fail_only_with_allowed_errors) {
         scene_end(&s);
         mp_request_destroy(&call->base);
     }
-    MP_CHECK_INT(taken, 4 + 5);
+    MP_CHECK_INT(taken, 4 + 6);
 }
 
 /* Run steps without progress until the proxy abandons the process; return the number of steps. The child reports a
