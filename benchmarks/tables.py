@@ -21,7 +21,7 @@ from typing import Any
 
 from . import plot
 from . import record as records
-from .engines import EMBEDDERS, split
+from .engines import EMBEDDERS, MODULES, split
 from .report import number
 
 #: A cell with fewer undisturbed turns says how many it has.
@@ -281,8 +281,11 @@ def command(record: dict[str, Any], path: str) -> str:
     numbers = " ".join(f"--{name} {','.join(map(str, value)) if isinstance(value, list) else value}"
                        for name in ("rounds", "again", "topics", "prompts", "depths")
                        if (value := options.get(name)) is not None)
-    lines = [f"python -m benchmarks compare {numbers}", f"--engines {','.join(options.get('engines', []))}",
-             " ".join([*texts, f"--json {path}"])]
+    engines = options.get("engines", [])
+    programs = [f"--program {name}=FOLDER" for name in dict.fromkeys(split(engine)[0] for engine in engines)
+                if MODULES.get(name) == ""]
+    lines = [f"python -m benchmarks compare {numbers}", f"--engines {','.join(engines)}",
+             " ".join([*programs, *texts, f"--json {path}"])]
     return "```text\n" + " \\\n    ".join(lines) + "\n```"
 
 

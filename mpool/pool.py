@@ -345,7 +345,7 @@ class Pool(PoolVerbs):
             chat_template: Jinja template for chats.
             isolation: where the model's workers run, ``"thread"`` or ``"process"``; None: ``PoolConfig.isolation``.
             weights: as for :func:`load`; None: ``PoolConfig.weights``.
-            kv_dtype: as for :func:`load`; None: ``"auto"``.
+            kv_dtype: as for :func:`load`; None: ``PoolConfig.kv_dtype``.
             draft: as for :func:`load`; None and False: no draft model.
             adapters: as for :func:`load`; None and ``{}``: no adapters.
             replace: if the name is already registered, give it to this model. If the old model is loaded, this waits

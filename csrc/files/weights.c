@@ -251,7 +251,8 @@ mp_status mp_weights_check_poisoned(const mp_weights *weights, mp_error *error) 
     const mp_file_map *map = poisoned_map(weights);
     if (!map)
         return MP_OK;
-    return mp_fail(error, MP_IO, "a weight file was truncated while it was in use; restore it and load the model again: %s",
+    return mp_fail(error, MP_IO,
+                   "a weight file was truncated while it was in use; restore it and load the model again: %s",
                    mp_file_map_path(map));
 }
 

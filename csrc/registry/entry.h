@@ -149,7 +149,7 @@ struct mp_entry {
     uint64_t loads;                   /* loads that succeeded */
     uint64_t unloads;                 /* how often the model was freed */
     mp_error failure;                 /* why `health` is not MP_HEALTH_SOUND */
-    mp_error load_failure;            /* the last failed load or changed file, also while `health` is MP_HEALTH_BROKEN */
+    mp_error load_failure;            /* the last failed load or changed file, also while `health` is BROKEN */
     uint64_t retry_ns;                /* requests are refused until this time; 0 = the last load did not fail */
     uint64_t backoff_ns;              /* doubles with every load that fails; 0 = the last load succeeded */
     uint64_t spawn_ns;                /* no worker starts before this time: the backoff after worker deaths */

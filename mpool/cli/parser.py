@@ -134,7 +134,8 @@ class _Parser(argparse.ArgumentParser):
             command = found if isinstance(found, _Parser) else command
         option = next((one.partition("=")[0] for one in rest if one.startswith("-")), "")
         known = list(command._option_string_actions)
-        advice = _FOREIGN_OPTIONS.get(option, "")
+        respelt = any(one.replace("-", "") == option.replace("-", "") for one in known if one != option)
+        advice = "" if respelt else _FOREIGN_OPTIONS.get(option, "")
         if advice and all(one in known for one in advice.split() if one.startswith("--")):
             text = (f"{option}: " if len(rest) > 1 else "") + advice
         elif usage and not option:
@@ -425,6 +426,11 @@ def _serve(command: argparse.ArgumentParser) -> None:
                               "language model with the same vocabulary, which proposes tokens")
     _adapter(command)
     _pool(command)
+    _serving_pool(command)
+    _listening(command, SERVER_LIMITS)
+
+
+def _serving_pool(command: argparse.ArgumentParser) -> None:
     command.add_argument("--keep-alive", default="5m", metavar="TIME",
                          help="how long a model without requests stays loaded: seconds, or text such as 5m or 1h30m; "
                               "0: unload at once; -1: for ever. A request of Ollama's protocol can set another time "
@@ -434,10 +440,10 @@ def _serve(command: argparse.ArgumentParser) -> None:
                               "float32 if the model is computed in float32; int8: about half of the memory, slightly "
                               "different probabilities (default: auto)")
     command.add_argument("--queue-capacity", type=int, metavar="N",
-                         help="maximum queued requests per model; further requests wait for room (default: 100 for "
-                              "text generation and embeddings of one text, 50 for several texts, images and vision, 20 "
-                              "for image generation)")
-    _listening(command, SERVER_LIMITS)
+                         help="maximum queued requests per model; a text-embedding model holds N of one text, and N of "
+                              "several texts. Further requests wait for room (default: 100 for text generation and "
+                              "embeddings of one text, 50 for several texts, images and vision, 20 for image "
+                              "generation)")
 
 
 def _served(command: argparse.ArgumentParser) -> None:
@@ -481,6 +487,7 @@ def _ray(command: argparse.ArgumentParser) -> None:
     _served(serve)
     _adapter(serve)
     _compute(serve)
+    _serving_pool(serve)
     serve.add_argument("--replicas", type=int, default=1, metavar="N", help="number of pools (default: 1)")
     serve.add_argument("--max-replicas", type=int, default=0, metavar="N",
                        help="maximum number of pools (default: --replicas)")

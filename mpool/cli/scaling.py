@@ -16,7 +16,8 @@ def serve(arguments: argparse.Namespace) -> int:
     plan = Plan((*arguments.model, *arguments.names), arguments.only, arguments.load, arguments.compute,
                 arguments.offline or None,
                 arguments.replicas, arguments.max_replicas, arguments.calls, arguments.cpus, arguments.memory_mb,
-                arguments.fronts, settings, arguments.weights, tuple(arguments.adapter))
+                arguments.fronts, settings, arguments.weights, tuple(arguments.adapter), arguments.keep_alive,
+                arguments.kv_dtype, arguments.queue_capacity)
 
     def ready(url: str) -> None:
         say(f"mpool serves {arguments.replicas} pools on {url}")

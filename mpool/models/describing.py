@@ -31,7 +31,7 @@ def is_offline(offline: bool | None) -> bool:
 
 
 def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: Progress = None, *,
-            update: bool = False) -> Resolved:
+            update: bool = False, listed: bool = True) -> Resolved:
     """Resolve a reference to files on this machine, and download missing files.
 
     Args:
@@ -41,6 +41,7 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
             decide.
         progress: True or False: show or hide the progress bar. None: show it if standard error is a terminal.
         update: True: replace the pin of an unpinned model of the catalogue by the hub's present commit and hashes.
+        listed: False: leave the files out of the list of downloaded models, as for adapters.
 
     Returns:
         location of the files. Their contents were hashed but not parsed, apart from indexes that list other files.
@@ -70,7 +71,7 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
                 # a misspelt folder looks like the name of a repository
                 error.message += f"; there is no file or folder {reference} in {os.getcwd()} either"
             raise
-        if found.source in ("hub", "pip"):
+        if listed and found.source in ("hub", "pip"):
             from . import downloaded
 
             downloaded.add(found.ref)

@@ -1,1 +1,1 @@
-"""Process-wide runtime: entries, threads, events, metrics, health, isolation."""
+"""Process-wide runtime: entries, deadlines, events, metrics, health, isolation."""

@@ -484,7 +484,7 @@ class Entry:
         """Return the path of an adapter. Downloads the files of a reference to the hub if necessary."""
         from ..models import resolve
 
-        return place if posixpath.isabs(place) else resolve(place, self.pool.config.offline).path
+        return place if posixpath.isabs(place) else resolve(place, self.pool.config.offline, listed=False).path
 
     @property
     def adapter_names(self) -> tuple[str, ...]:

@@ -164,11 +164,12 @@ async def fetch(name: str, models: Models, pool: Pool) -> None:
         return
     key = load_catalogue().require(name).key
     done = models.downloads.get(key)
-    if done is None:
+    if done is None or done.get_loop() is not asyncio.get_running_loop():  # another loop may have stopped
         done = models.downloads[key] = _start_download(key, pool)
-        done.add_done_callback(lambda _: models.downloads.pop(key))
+        done.add_done_callback(lambda ended: models.downloads.pop(key) if models.downloads.get(key) is ended else None)
+    await asyncio.wait({done})  # unlike shield(), reports no error of a download whose clients have disconnected
     try:
-        await asyncio.shield(done)
+        done.result()
     except MpoolError as error:
         log.warning("the download of %s failed: %s", name, error)
         raise Refusal("download_failed", _reason(error)) from error

@@ -42,7 +42,8 @@ MP_TEST(models_diffusion_sizes_of_a_network) {
     static const char divisor[] = "a divisor of every number in vae.channels";
     static const unfit rows[] = {
         {false, true, "clip_l.head_length", {12}, 1, "clip_l.head_length", eight},
-        {false, true, "clip_l.head_count", {3}, 1, "clip_l.head_count", "heads of embedding_length components together"},
+        {false, true, "clip_l.head_count", {3}, 1, "clip_l.head_count",
+         "heads of embedding_length components together"},
         {true, false, "t5.head_length", {12}, 1, "t5.head_length", eight},
         {true, false, "t5.head_count", {8193}, 1, "t5.head_count", wide},
         {true, false, "t5.relative_buckets", {6}, 1, "t5.relative_buckets", "a multiple of 4"},

@@ -9,6 +9,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
 import ray  # noqa: E402
 
 from ...config import PoolConfig  # noqa: E402
+from ...names import CAPABILITIES  # noqa: E402
 from ...pool import Pool  # noqa: E402
 
 #: Bytes of Ray's object store when mpool starts Ray. The store has only request bodies and file names.
@@ -24,7 +25,8 @@ def connect(address: str | None) -> None:
 
 
 def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0,
-           weights: str = "auto") -> PoolConfig:
+           weights: str = "auto", keep_alive: str = "5m", kv_dtype: str = "auto",
+           queue_capacity: int | None = None) -> PoolConfig:
     """Return the configuration of a pool in a Ray actor.
 
     Args:
@@ -34,10 +36,13 @@ def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0,
             because Ray places no more actors than there are CPUs.
         offline: see :class:`mpool.PoolConfig`.
         grace: seconds that running requests have to complete when the pool is closed.
-        weights: see :class:`mpool.PoolConfig`.
+        weights, keep_alive, kv_dtype: see :class:`mpool.PoolConfig`.
+        queue_capacity: maximum queued requests per model, for every capability; None: the defaults.
     """
     limit = memory_mb << 20 if memory_mb else _limit() * cpus // max(_cpus_here(), cpus)
-    return PoolConfig(threads=cpus, memory_bytes=limit, offline=offline, shutdown_grace=grace, weights=weights)
+    return PoolConfig(threads=cpus, memory_bytes=limit, offline=offline, shutdown_grace=grace, weights=weights,
+                      keep_alive=keep_alive, kv_dtype=kv_dtype,
+                      queue_capacity=None if queue_capacity is None else dict.fromkeys(CAPABILITIES, queue_capacity))
 
 
 def _limit() -> int:

@@ -187,4 +187,4 @@ class CallsPolicy:
         return max(1, math.ceil(sum(depths.values()) / self.calls)), {}
 
 
-__all__ = ["CALLS", "DEPTH", "RequestTracker", "CallsPolicy", "WarmRouter", "ranks"]
+__all__ = ["CALLS", "DEPTH", "CallsPolicy", "RequestTracker", "WarmRouter", "ranks"]

@@ -19,8 +19,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from ...checks import integer, one_of, real, refuse, shown, unknown_option
 from ...config import PoolConfig
+from ...durations import seconds_of
 from ...errors import InvalidArgument, SpawnFailed
-from ...names import WEIGHTS
+from ...names import KV_DTYPES, WEIGHTS
 from ...pool import Pool
 from ...server.models import Models
 from ...server.settings import Settings, token_of
@@ -58,9 +59,10 @@ class Plan:
         weights: see :class:`mpool.PoolConfig`; with ``"mapped"``, the replicas of a machine share the pages of
             the files.
         adapters: adapters of the models, like ``mpool serve --adapter``; their paths must exist on every node.
+        keep_alive, kv_dtype, queue_capacity: like the options of ``mpool serve``, for each replica.
 
     Raises:
-        InvalidArgument: a number is out of range.
+        InvalidArgument: a value is not allowed.
     """
 
     models: tuple[str, ...] = ()
@@ -77,12 +79,20 @@ class Plan:
     settings: Settings = field(default_factory=Settings)
     weights: str = "auto"
     adapters: tuple[str, ...] = ()
+    keep_alive: str = "5m"
+    kv_dtype: str = "auto"
+    queue_capacity: int | None = None
 
     def __post_init__(self) -> None:
         one_of("weights", self.weights, WEIGHTS)
+        one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        seconds_of(self.keep_alive, "keep_alive")
         for name, low, high in (("replicas", 1, 10_000), ("max_replicas", 0, 10_000), ("cpus", 1, 256),
-                                ("memory_mb", 0, 1 << 40), ("calls", 0.1, 1e6), ("fronts", 0, 10_000)):
+                                ("memory_mb", 0, 1 << 40), ("calls", 0.1, 1e6), ("fronts", 0, 10_000),
+                                ("queue_capacity", 1, 1_000_000)):
             value = getattr(self, name)
+            if name == "queue_capacity" and value is None:
+                continue
             number = real(value) if name == "calls" else integer(value)
             if number is None or not low <= number <= high:
                 refuse(name, value, f"{'a number' if name == 'calls' else 'an integer'} from {low:,} to {high:,}")
@@ -114,7 +124,8 @@ def make(plan: Plan, nodes: int) -> serve.Application:
                                                   request_routing_stats_period_s=_REPORT_PERIOD), **scaled)
     # only the front has the token: replicas trust the front
     replica = pools.bind(plan.models, not plan.only, plan.compute, replace(settings, token=None, host="127.0.0.1"),
-                         plan.load, plan.cpus, plan.memory_mb, plan.offline, plan.weights, plan.adapters)
+                         plan.load, plan.cpus, plan.memory_mb, plan.offline, plan.weights, plan.adapters,
+                         plan.keep_alive, plan.kv_dtype, plan.queue_capacity)
     fronts = plan.fronts or max(2, nodes)
     front = serve.deployment(serve.ingress()(Front)).options(
         name="Front", num_replicas=fronts, max_replicas_per_node=math.ceil(fronts / nodes),
@@ -165,7 +176,7 @@ def _read(kind: type, given: Mapping[str, str]) -> dict[str, Any]:
             elif kinds[name].startswith("bool"):
                 found[name] = {"true": True, "1": True, "false": False, "0": False}[str(text).lower()]
             else:
-                found[name] = {"int": int, "float": float}.get(kinds[name], str)(text)
+                found[name] = {"int": int, "float": float}.get(kinds[name].partition(" ")[0], str)(text)
         except (KeyError, ValueError):
             raise InvalidArgument(param=name, got=shown(text), allowed=f"of type {kinds[name]}") from None
     return found

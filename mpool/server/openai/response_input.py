@@ -92,9 +92,16 @@ class _Conversation:
         self._end_reasoning()
 
     def _end_reasoning(self) -> None:
-        """Add reasoning without a message or a function call, such as that of an incomplete response, as a message."""
+        """Add reasoning without a message or a function call after it, such as that of an incomplete response, to the
+        assistant's message before it in this input, or else as a message: templates may refuse two in a row.
+        """
         reasoning = self._reasoning("assistant")
-        if reasoning:
+        if not reasoning:
+            return
+        last = self.messages[-1] if len(self.messages) > self._kept else None
+        if last is not None and last["role"] == "assistant":
+            last["reasoning_content"] = last.get("reasoning_content", "") + reasoning["reasoning_content"]
+        else:
             self.messages.append({"role": "assistant", "content": "", **reasoning})
 
     def flush(self) -> None:

@@ -138,6 +138,8 @@ def test_serve_takes_models_as_arguments() -> None:
     (["serve", "-m", "a", "--n-gpu-layers=9"], "mpool computes on the CPU"),
     (["serve", "--api-key", "x"], "--token-file"),
     (["run", "a", "--keepalive", "5m", "hi"], "--keepalive: A model of mpool run"),
+    (["serve", "a", "--keepalive", "5m"], "Did you mean --keep-alive?"),
+    (["ray", "serve", "a", "--keepalive=5m"], "Did you mean --keep-alive?"),
     (["serve", "--lora", "x"], "Use --adapter NAME=PATH"),
     (["rerank", "q", "a", "--lora", "x"], "`mpool rerank --help`")])
 def test_other_commands_name_what_to_use(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:

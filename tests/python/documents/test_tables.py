@@ -261,12 +261,13 @@ def test_the_command_of_a_record_runs_again() -> None:
     """The command below the plot is made of the record, and compare understands it."""
     made = record(five())
     made["options"] = {"rounds": 5, "again": 0, "topics": ["embed"], "prompts": [128, 512], "depths": [8],
-                       "engines": ["mpool", "openvino:float32:latency"]}
+                       "engines": ["mpool", "openvino:float32:latency", "ik"]}
     found = tables.command(made, PATH).replace("\\\n", " ").splitlines()[1].split()
     assert found[:4] == ["python", "-m", "benchmarks", "compare"]
     arguments = compare.parse(found[4:])
     assert {name: getattr(arguments, name) for name in made["options"]} == made["options"]
     assert arguments.json == PATH and arguments.text_model == ["decoder"]
+    assert [word for word in found if "=" in word] == ["ik=FOLDER"]  # ik_llama.cpp is found by its folder only
 
 
 def test_the_plot_is_made_of_the_record_alone() -> None:

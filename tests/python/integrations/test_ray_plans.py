@@ -181,7 +181,8 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Number of processes, their resources and limits."""
     settings = Settings(port=8000, token=TOKEN, host="0.0.0.0", max_connections=99, grace=7.0, max_tokens=5)
     found = deployed(Plan(("small=x", "y"), True, True, "int8", True, 3, calls=2.0, cpus=2, memory_mb=300,
-                          settings=settings, weights="mapped", adapters=("small:one=z",)), 1, monkeypatch)
+                          settings=settings, weights="mapped", adapters=("small:one=z",), keep_alive="9m",
+                          kv_dtype="int8", queue_capacity=8), 1, monkeypatch)
     pools, front = found.options["Pools"], found.options["Front"]
     assert found.targets["Pools"] is Pools
     assert (pools["num_replicas"], pools["ray_actor_options"]) == (3, {"num_cpus": 2})
@@ -193,7 +194,9 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (router.request_router_kwargs, router.request_routing_stats_period_s) == ({"calls": 2.0}, 1.0)
     replica_settings = replace(settings, token=None, host="127.0.0.1")  # the front has checked the token
     assert found.arguments["Pools"] == (("small=x", "y"), False, "int8", replica_settings, True, 2, 300, True, "mapped",
-                                        ("small:one=z",))
+                                        ("small:one=z",), "9m", "int8", 8)
+    config = _share.config(2, 300, True, weights="mapped", keep_alive="9m", kv_dtype="int8", queue_capacity=8)
+    assert (config.keep_alive, config.kv_dtype) == ("9m", "int8") and set(config.queue_capacity.values()) == {8}
     assert found.arguments["Front"] == ("Pools", settings)
     assert front == {"num_replicas": 2, "max_replicas_per_node": 2, "ray_actor_options": {"num_cpus": 0},
                      "max_ongoing_requests": 99, "graceful_shutdown_timeout_s": 12.0, "health_check_period_s": 5.0}
@@ -221,17 +224,22 @@ def test_plans_from_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(serving, "make", lambda plan, nodes: made.append((plan, nodes)))
     application({"models": "all-MiniLM-L6-v2,small=./x", "replicas": "2", "max_replicas": "3", "only": "true",
                  "calls": "2.5", "cpus": "2", "fronts": "4", "load": "0", "max_body": "4096", "grace": "7.5",
-                 "token_file": str(token), "host": "0.0.0.0", "adapters": "small:one=y,small:two=z"})
+                 "token_file": str(token), "host": "0.0.0.0", "adapters": "small:one=y,small:two=z",
+                 "keep_alive": "-1", "kv_dtype": "int8", "queue_capacity": "8"})
     application({})
     assert made == [(Plan(("all-MiniLM-L6-v2", "small=./x"), True, replicas=2, max_replicas=3, calls=2.5, cpus=2,
                           fronts=4, settings=Settings("0.0.0.0", 8000, token.read_text().strip(), max_body=4096,
-                                                      grace=7.5), adapters=("small:one=y", "small:two=z")), 1),
+                                                      grace=7.5), adapters=("small:one=y", "small:two=z"),
+                          keep_alive="-1", kv_dtype="int8", queue_capacity=8), 1),
                     (Plan(settings=SETTINGS), 1)]
     for wrong, words in (({"modles": "x"}, "`modles` is not an option of application; did you mean `models`"),
                          ({"replicas": "two"}, "`replicas` must be of type int, got 'two'"),
                          ({"only": "perhaps"}, "`only` must be of type bool, got 'perhaps'"),
                          ({"replicas": "0"}, "`replicas` must be an integer from 1 to .*, got 0"),
                          ({"fronts": "-1"}, "`fronts` must be an integer from 0 to .*, got -1"),
+                         ({"queue_capacity": "0"}, "`queue_capacity` must be an integer from 1 to .*, got 0"),
+                         ({"keep_alive": "soon"}, "`keep_alive` must be "),
+                         ({"kv_dtype": "int4"}, "`kv_dtype` must be "),
                          ({"host": "0.0.0.0"}, "`host` must be a loopback address unless there is a token"),
                          ({"token": "x" * 20}, "`token` is not an option of application")):
         with pytest.raises(mpool.InvalidArgument, match=words):
@@ -241,10 +249,12 @@ def test_plans_from_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = make_parser().parse_args(["ray", "serve", "-m", "small=x", "--replicas", "2", "--max-replicas", "5",
                                       "--cpus", "3", "--calls", "4", "--fronts", "6", "--memory-mb", "7", "--only",
                                       "--load", "--offline", "--max-body", "4096", "--address", "auto", "--weights",
-                                      "mapped", "--adapter", "one=y", "--adapter", "small:two=z"])
+                                      "mapped", "--adapter", "one=y", "--adapter", "small:two=z", "--keep-alive", "0",
+                                      "--kv-dtype", "int8", "--queue-capacity", "9"])
     assert found.run(found) == 0
     assert ran == [(Plan(("small=x",), True, True, "auto", True, 2, 5, 4.0, 3, 7, 6,
-                         Settings(port=11435, max_body=4096), "mapped", ("one=y", "small:two=z")), "auto")]
+                         Settings(port=11435, max_body=4096), "mapped", ("one=y", "small:two=z"), "0", "int8", 9),
+                    "auto")]
     found = make_parser().parse_args(["ray", "serve"])
     assert found.run(found) == 0 and ran[1:] == [(Plan(settings=Settings(port=11435)), None)]
 

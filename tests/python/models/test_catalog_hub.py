@@ -94,8 +94,9 @@ def test_folder(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: P
     assert online.resolve("org/folder", offline=True)["path"] == found["path"] and hub.seen == []
 
 
-def test_adapters(hub: Hub, environment: dict[str, str], bert: Path, tmp_path: Path) -> None:
-    """``mpool.load`` takes the adapter of a repository, and downloads its two files only."""
+def test_adapters(hub: Hub, environment: dict[str, str], bert: Path, home: Path, tmp_path: Path) -> None:
+    """``mpool.load`` takes the adapter of a repository, and downloads its two files only. An adapter is no model of
+    ``mpool list``."""
     folder = save_peft(tmp_path / "lora", matrices(bert, 3, 1, ("query", "dense")), 6.0)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     hub.repos["org/lora"] = Repo({**files, "README.md": b"# x", "tokenizer.json": b"{}", "optimizer.pt": b"PK"},
@@ -117,6 +118,8 @@ def test_adapters(hub: Hub, environment: dict[str, str], bert: Path, tmp_path: P
     assert hub.downloaded() == ["adapter_config.json", "adapter_model.safetensors"]
     assert first.stdout == run(str(folder)).stdout == run("org/lora", HF_HUB_OFFLINE="1").stdout
     assert "DownloadError" in run("org/none").stderr
+    listed = [json.loads(path.read_text())["ref"] for path in (home / "mpool" / "downloaded").glob("*.json")]
+    assert not [ref for ref in listed if "org/lora" in ref]
 
 
 def test_cached_folder_without_a_record(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: Path) -> None:

@@ -375,6 +375,12 @@ def test_reasoning_without_a_message(server: Any, client: Any) -> None:
     lost = {"role": "assistant", "content": "", "reasoning_content": thoughts.content[0].text}
     assert server.state.responses.get(whole.id)[:3] == [question, lost, more]
     assert server.state.responses.get(last.id)[:2] == [question, lost]
+    # no two messages of the assistant in a row: templates may refuse them
+    said = {"role": "assistant", "content": "Yes."}
+    for items, thought in (([said, thoughts.model_dump()], lost["reasoning_content"]),
+                           ([thoughts.model_dump(), said, thoughts.model_dump()], 2 * lost["reasoning_content"])):
+        joined = client.responses.create(**{**options, "input": [question, *items, more]})
+        assert server.state.responses.get(joined.id)[:3] == [question, {**said, "reasoning_content": thought}, more]
 
 
 def test_unknown_fields_are_ignored(client: Any) -> None:
