@@ -19,7 +19,7 @@ from ..names import COMPUTE, POLICIES
 from ..resources import typed
 from ..runtime import deadlines as _deadlines
 from ..runtime import logs as _logs
-from .sampling import ALIASES, TABLE
+from .sampling import ALIASES, TABLE, THINKING_TOKENS
 
 if TYPE_CHECKING:
     from ..config import PoolConfig
@@ -563,14 +563,18 @@ class TokenScoresOptions(_LogitOptions):
 
 # ---- text ----------------------------------------------------------------------------------------------------------
 
+#: What a chat with a model that can think changes in the default of ``max_tokens``.
+THINKS = f" ({THINKING_TOKENS:,} in chats with models that can think)"
+
+
 def _sampling_option(name: str, doc: str) -> Any:
     """Return the field of a sampling option; :data:`mpool.tasks.sampling.TABLE` has its range and default."""
     row = TABLE[name]
     # For max_tokens, None means "no limit" and the default is a number. For all others None means the default.
     found: Any = option(row.default if name == "max_tokens" else None, f"{doc}; {row.allowed}.",
                         aliases=tuple(other for other, target in ALIASES.items() if target == name), meaning=doc,
-                        shown=f"{row.default}, unless the model's files set another"
-                        if row.default is not None else "None")
+                        shown="None" if row.default is None else
+                        f"{row.default}{THINKS if name == 'max_tokens' else ''}, unless the model's files set another")
     return found
 
 

@@ -55,6 +55,9 @@ TABLE: dict[str, Row] = {
     "ignore_eos": Row(bool, 0, 1, False, False, "True or False"),
 }
 
+#: Default of ``max_tokens`` in chats with a model that can think: reasoning alone may take more than the usual default.
+THINKING_TOKENS = 4096
+
 #: Options that are not scalars. Each has a validation function of its own.
 OTHERS = ("stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs")
 
@@ -113,19 +116,22 @@ def scalar(name: str, value: Any, row: Row) -> Any:
     return found
 
 
-def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int) -> Sampling:
+def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int, thinks: bool = False) -> Sampling:
     """Validate the sampling options of a request and fill in defaults.
 
     Args:
         options: names and values as passed by the caller.
         defaults: values of the model's ``generation_config.json``; empty if the file does not enable sampling.
         vocab: number of token ids in the vocabulary.
+        thinks: whether the model can think before it answers.
 
     Raises:
         InvalidArgument: an option does not exist (the error suggests the most similar one), has an invalid value, or
             is given under two names.
     """
     given = _rename(options)
+    if thinks and "max_tokens" not in given and "max_tokens" not in defaults:
+        given["max_tokens"] = THINKING_TOKENS
     values: dict[str, Any] = {}
     for name, row in TABLE.items():
         value = given.get(name)

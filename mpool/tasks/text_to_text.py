@@ -209,7 +209,8 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
             most = min(most, given)
         rest = {name: value for name, value in options.items()
                 if name not in ("response_format", "capture", "context_length", "adapter")}
-        chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size)
+        thinks = splitter is not None and (wanted is None or tools is not None)  # a grammar allows no reasoning
+        chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size, thinks)
         if capture is not None and chosen.n > 1:
             refuse("n", chosen.n, "1 with `capture`")
         format, schema, model = None, None, None

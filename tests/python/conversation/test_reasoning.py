@@ -13,6 +13,7 @@ import pytest
 import mpool
 from mpool.conversation import reasoning
 from mpool.conversation.template import ChatTemplate
+from mpool.tasks import sampling
 from mpool.conversation.reasoning import (
     HarmonyCallSplitter, HarmonySplitter, OpenedThinkSplitter, Splitter, ThinkSplitter)
 from reasoningdata import CHAINS, HARMONY, THINK, WORDS
@@ -129,6 +130,22 @@ def test_chat(model: tuple[Path, str]) -> None:
         cut = pool.chat(messages, folder, **{**GREEDY, "max_tokens": 7 if template is HARMONY else 4})
         assert (cut.text, cut.finish_reason) == ("", "length") and "ä think".startswith(str(cut.reasoning))
         assert [choice.reasoning for choice in pool.chat(messages, folder, n=2, **GREEDY).choices] == ["ä think"] * 2
+
+
+def test_a_chat_that_may_think_has_more_tokens_by_default(model: tuple[Path, str],
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reasoning alone may take the 512 tokens of other requests."""
+    for given, defaults, thinks, most in (({}, {}, False, 512), ({}, {}, True, 4096), ({"num_predict": 5}, {}, True, 5),
+                                          ({}, {"max_tokens": 7}, True, 7), ({"max_tokens": None}, {}, True, None)):
+        assert sampling.resolve(given, defaults, 10, thinks).max_tokens == most
+    monkeypatch.setattr(sampling, "THINKING_TOKENS", 3)
+    options = {name: value for name, value in GREEDY.items() if name != "max_tokens"}
+    messages = [{"role": "user", "content": "Is it?"}]
+    with mpool.Pool() as pool:
+        done = pool.chat(messages, model[0], **options)
+        assert (done.usage.completion_tokens, done.finish_reason) == (3, "length")
+        schema = {"type": "string", "maxLength": 40}  # this grammar allows no reasoning
+        assert pool.chat(messages, model[0], response_format=schema, **options).usage.completion_tokens != 3
 
 
 def test_generate_does_not_split(model: tuple[Path, str]) -> None:
