@@ -63,8 +63,10 @@ MASKED_HEADS = {
                              activation="classifier_activation", epsilon="norm_eps"),
     "distilbert": MaskedHead("vocab_transform", "vocab_layer_norm", ("vocab_projector.weight",),
                              ("vocab_projector.bias",), activation="activation", epsilon=""),
+    # transformers saves no matrix of its own where it is that of the token embeddings, which may be narrower
     "electra": MaskedHead("generator_predictions.dense", "generator_predictions.LayerNorm",
-                          ("generator_lm_head.weight",), ("generator_lm_head.bias",), activation=""),
+                          ("generator_lm_head.weight", "electra.embeddings.word_embeddings.weight"),
+                          ("generator_lm_head.bias",), activation=""),
 }
 _ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "gelu_new": "gelu_tanh",
                 "gelu_pytorch_tanh": "gelu_tanh"}

@@ -23,7 +23,8 @@ from rerankers import make_classifier, make_reranker, set_config
 TEXTS = ["A cat sat on the mat, and the dog barked at it twice.", "Numbers 0 1 2 3 4 5", "The quick brown fox.",
          "def main(argument):\n    return argument + 1\n", "dog " * 80, "The quick brown fox.", "a"]
 PAIRS = [(text, other) for text, other in zip(TEXTS, ["The dog sleeps.", "x " * 90, *TEXTS[:5]])]
-NAMES = ["bert", "xlm_roberta", "mpnet", "gte", "modern_bert", "modern_bert_mean", "distilbert", "electra", "albert"]
+NAMES = ["bert", "xlm_roberta", "mpnet", "gte", "modern_bert", "modern_bert_mean", "distilbert", "electra", "albert",
+         "deberta_v3", "eurobert_mean"]
 NLI = ("contradiction", "neutral", "Entailment")
 LABELS = ["cats", "dogs and foxes", "finance"]
 CUT = dict(truncation=True, max_length=64)

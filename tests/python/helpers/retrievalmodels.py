@@ -55,14 +55,23 @@ def write_metaspace_tokenizer(folder: Path, markers: tuple[str, str], length: in
 
 
 def masked_model(kind: str) -> Any:
-    """Return a seeded masked language model: ``bert``, ``roberta``, ``modernbert`` or ``mpnet``."""
+    """Return a seeded masked language model: ``bert``, ``roberta``, ``xlm_roberta``, ``modernbert``, ``mpnet``,
+    ``distilbert`` or ``electra``.
+    """
     sizes: dict[str, Any] = dict(SIZES, max_position_embeddings=80)
     if kind == "modernbert":
         sizes |= dict(pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3,
                       local_attention=128, global_attn_every_n_layers=2)
-    elif kind in ("roberta", "mpnet"):
+    elif kind in ("roberta", "xlm_roberta", "mpnet"):
         sizes |= dict(pad_token_id=0, bos_token_id=2, eos_token_id=3)
-    names = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert", "mpnet": "MPNet"}
+    elif kind == "distilbert":
+        sizes = dict(vocab_size=sizes["vocab_size"], max_position_embeddings=80, dim=sizes["hidden_size"],
+                     hidden_dim=sizes["intermediate_size"], n_layers=sizes["num_hidden_layers"],
+                     n_heads=sizes["num_attention_heads"])
+    elif kind == "electra":
+        sizes |= dict(embedding_size=24)
+    names = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "modernbert": "ModernBert",
+             "mpnet": "MPNet", "distilbert": "DistilBert", "electra": "Electra"}
     config = getattr(transformers, f"{names[kind]}Config")(**sizes)
     model = getattr(transformers, f"{names[kind]}ForMaskedLM")(config).eval()
     randomise(model, 7)
