@@ -103,6 +103,9 @@ def test_embeddings(server: Any, client: Any) -> None:
     old = client.embeddings(model="bert", prompt=TEXTS[1])
     assert np.array_equal(np.array(old.embedding, dtype=np.float32), pool.embed(TEXTS[1], "bert"))
     assert client.embed(model="bert", input=[]).embeddings == []
+    assert client.embed(model="bert", input="").embeddings == []  # as Ollama responds: "" only loads the model
+    found = client.embed(model="bert", input=["", TEXTS[0]])  # in a list, it is a text
+    assert np.array_equal(np.array(found.embeddings, dtype=np.float32), pool.embed(["", TEXTS[0]], "bert"))
     with pytest.raises(ollama.ResponseError) as raised:
         client.embed(model="bert", input="word " * 5000, truncate=False)
     assert raised.value.status_code == 400 and "tokens" in raised.value.error
