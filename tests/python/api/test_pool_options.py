@@ -382,7 +382,8 @@ def chaos(m: Models) -> None:
         [one for one in wild if one != "(32,)"])
     assert run({"memory": 0.3, "fail": 0.4, "seed": 7})[0] == wild != run("seed=8,fail=0.4,memory=0.3")[0]
     # a short limit only where the step stalls: on a busy machine, a worker may take longer to die
-    for rules, limit, error in (("die=1", {}, mpool.InternalError), ("stall=1", {"stall_timeout": 0.1}, mpool.RecvError)):
+    for rules, limit, error in (("die=1", {}, mpool.InternalError),
+                                ("stall=1", {"stall_timeout": 0.1}, mpool.RecvError)):
         with pool_of(chaos=rules, breaker_threshold=0, **limit) as pool, pytest.raises(error):
             pool.embed("a", m.bert)
 
