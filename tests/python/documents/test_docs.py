@@ -144,7 +144,7 @@ def _rows(page: str) -> list[list[str]]:
 
 def test_sampling_options_match_the_table() -> None:
     """docs/guides/chat-and-streaming.md has the default and the other names of every sampling option."""
-    from mpool.tasks.sampling import ALIASES, TABLE
+    from mpool.tasks.sampling import ALIASES, TABLE, THINKING_TOKENS
 
     found = set()
     for first, defaults, others in (row for row in _rows("docs/guides/chat-and-streaming.md") if len(row) == 3):
@@ -156,6 +156,8 @@ def test_sampling_options_match_the_table() -> None:
         if names:
             assert set(re.findall(r"`(\w+)`", others)) == {other for other, name in ALIASES.items() if name in names}
     assert found == set(TABLE)
+    guide = (ROOT / "docs" / "guides" / "chat-and-streaming.md").read_text(encoding="utf-8")
+    assert f"models that can think, the default of `max_tokens` is {THINKING_TOKENS:,}." in guide
 
 
 def test_limits_of_the_server_match_its_settings() -> None:
