@@ -435,6 +435,15 @@ MP_TEST(files_gguf_case15_header_over_cap) {
     free(b.data);
 }
 
+/* Writes and clears `b`, and appends a string of `bytes` zeros that takes no space on the disk. */
+static void write_sparse_string(FILE *file, test_bytes *b, long bytes) {
+    put_u64(b, (uint64_t)bytes);
+    MP_CHECK_INT(fwrite(b->data, 1, b->size, file), b->size);
+    MP_CHECK_INT(fseek(file, bytes - 1, SEEK_CUR), 0);
+    MP_CHECK_INT(fputc(0, file), 0);
+    b->size = 0;
+}
+
 /* A header of exactly MP_GGUF_MAX_HEADER bytes is accepted, one byte more is refused. */
 MP_TEST(files_gguf_case15_header_at_cap) {
     for (int more = 0; more <= 1; more++) {
@@ -450,12 +459,7 @@ MP_TEST(files_gguf_case15_header_at_cap) {
             snprintf(key, sizeof key, "x%d", i);
             put_key(&b, key, G_STRING);
             const long at = ftell(file) + (long)b.size + 8;
-            const long bytes = i < 4 ? (16 << 20) - 64 : MP_GGUF_MAX_HEADER + more - at;
-            put_u64(&b, (uint64_t)bytes);
-            MP_CHECK_INT(fwrite(b.data, 1, b.size, file), b.size);
-            MP_CHECK_INT(fseek(file, bytes - 1, SEEK_CUR), 0);
-            MP_CHECK_INT(fputc(0, file), 0);
-            b.size = 0;
+            write_sparse_string(file, &b, i < 4 ? (16 << 20) - 64 : MP_GGUF_MAX_HEADER + more - at);
         }
         MP_CHECK_INT(ftell(file), MP_GGUF_MAX_HEADER + more);
         fclose(file);
@@ -483,12 +487,8 @@ MP_TEST(files_gguf_strings_beyond_the_cap_are_not_copied) {
     put_u32(&b, G_STRING);
     put_u64(&b, COUNT);
     MP_CHECK_INT(b.size, BEFORE);
-    for (int i = 0; i < COUNT; i++, b.size = 0) {
-        put_u64(&b, EACH);
-        MP_CHECK_INT(fwrite(b.data, 1, b.size, file), b.size);
-        MP_CHECK_INT(fseek(file, EACH - 1, SEEK_CUR), 0);
-        MP_CHECK_INT(fputc(0, file), 0);
-    }
+    for (int i = 0; i < COUNT; i++)
+        write_sparse_string(file, &b, EACH);
     fclose(file);
     MP_CHECK_STATUS(mp_gguf_read(path, &spec, &error), MP_LIMIT, &error);
     MP_CHECK_STR(error.field, "k");
