@@ -30,8 +30,9 @@ def options() -> list[tuple[str, str, str, str]]:
 def config() -> dict[str, Any]:
     """Return the configuration of this build and machine, which ``show_config`` prints.
 
-    Keys: cpu (name, level, features), kernels {slot: variant}, blas (core, why), compute_threads,
-    nodes [{number, cpus}], memory_bytes, compiler, version, sanitizer, numpy_abi.
+    Keys: cpu (name, level, features), kernels {slot: variant}, blas (core, why, multiply_adds: computed by the
+    library since the start of the process), compute_threads, nodes [{number, cpus}], memory_bytes, compiler, version,
+    sanitizer, numpy_abi.
     """
 
 def dequantize(dtype: str, data: bytes, n: int) -> NDArray[np.float32]:

@@ -137,9 +137,18 @@ static void stored_by_blas(const mp_tensor *w, const mp_acts *x, int n0, int n1,
     }
 }
 
+/* Return true if products go to a library whose bits differ from those of mp_gemm. fast: the caller allows that. */
+static bool takes_other_bits(bool fast) { return fast && mp_blas_differs(); }
+
+bool mp_gemm_stored_by_blas(const mp_tensor *w, const mp_acts *x, int outputs, bool fast) {
+    enum { BLAS_ROWS = 96 }; /* with fewer rows, OpenBLAS is slower than packing a panel and our kernel */
+    if (w->dtype != MP_F32 || x->kind != MP_A_F32 || x->M < BLAS_ROWS)
+        return false;
+    return takes_other_bits(fast) || mp_blas_takes(x->M, outputs, x->K < MP_K_CHUNK ? x->K : MP_K_CHUNK);
+}
+
 bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, bool fast, const mp_epilogue *ep,
                     float *tile, float *y, int64_t ldy) {
-    enum { BLAS_ROWS = 96 }; /* with fewer rows, OpenBLAS is slower than packing a panel and our kernel */
     const size_t stride = (size_t)(w->nbytes / (uint64_t)w->shape[0]);
     mp_stored_product *product = mp_stored_product_for(w->dtype, x->kind, x->M);
     for (int n = n0, end; product && n < n1; n = end) {
@@ -151,12 +160,9 @@ bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, bool f
     }
     if (product)
         return true;
-    if (w->dtype != MP_F32 || x->kind != MP_A_F32 || x->M < BLAS_ROWS)
+    if (!mp_gemm_stored_by_blas(w, x, n1 - n0, fast))
         return false;
-    fast = fast && mp_blas_differs();
-    if (!fast && !mp_blas_takes(x->M, n1 - n0, x->K < MP_K_CHUNK ? x->K : MP_K_CHUNK))
-        return false;
-    stored_by_blas(w, x, n0, n1, fast, ep, tile, y, ldy);
+    stored_by_blas(w, x, n0, n1, takes_other_bits(fast), ep, tile, y, ldy);
     return true;
 }
 

@@ -269,8 +269,9 @@ static PyObject *config(PyObject *module, PyObject *none) {
     PyObject *nodes = memory_nodes(mp_state_of_module(module));
     if (features && kernels && nodes)
         result = Py_BuildValue(
-            "{s:{s:s,s:s,s:O},s:O,s:{s:s,s:s},s:i,s:O,s:K,s:s,s:s,s:s,s:s}", "cpu", "name", mp_cpu_name(), "level",
+            "{s:{s:s,s:s,s:O},s:O,s:{s:s,s:s,s:K},s:i,s:O,s:K,s:s,s:s,s:s,s:s}", "cpu", "name", mp_cpu_name(), "level",
             mp_cpu_level(), "features", features, "kernels", kernels, "blas", "core", core, "why", why,
+            "multiply_adds", (unsigned long long)mp_blas_work(),
             "compute_threads", mp_options_get()->threads > 0 ? (int)mp_options_get()->threads : mp_cpu_threads(),
             "nodes", nodes, "memory_bytes", (unsigned long long)mp_cpu_memory_bytes(), "compiler", compiler, "version",
             STRING(MPOOL_VERSION), "sanitizer", sanitizer, "numpy_abi", "numpy C API " STRING(NPY_API_VERSION));

@@ -114,8 +114,8 @@ MP_TEST_SECONDS(models_mapped_products_have_the_bits_of_packed_ones, 60) {
     kt_use("");
 }
 
-/* OpenBLAS computes the unpacked panels of many rows: whole tiles, and products that are cut into several tiles. */
-MP_TEST_SECONDS(models_mapped_products_by_blas_have_the_bits_of_packed_ones, 60) {
+/* Opens OpenBLAS, or skips the test. */
+static void use_blas(void) {
     const char *path = getenv("MPOOL_BLAS"), *why;
     if (!path || !*path || strcmp(path, "none") == 0)
         MP_SKIP("needs OpenBLAS: set MPOOL_BLAS to its path");
@@ -123,6 +123,11 @@ MP_TEST_SECONDS(models_mapped_products_by_blas_have_the_bits_of_packed_ones, 60)
     mp_blas_set_path(path);
     if (*mp_blas_core(&why) == 0)
         MP_SKIP(why);
+}
+
+/* OpenBLAS computes the unpacked panels of many rows: whole tiles, and products that are cut into several tiles. */
+MP_TEST_SECONDS(models_mapped_products_by_blas_have_the_bits_of_packed_ones, 60) {
+    use_blas();
     static const struct {
         int M, N, K;
     } shapes[] = {{128, 97, MP_K_CHUNK + 29}, {257, 545, MP_K_CHUNK + 1}, {96, 64, 2 * MP_K_CHUNK}};
@@ -131,6 +136,26 @@ MP_TEST_SECONDS(models_mapped_products_by_blas_have_the_bits_of_packed_ones, 60)
         check_states(shapes[i].M, shapes[i].N, shapes[i].K);
         MP_CHECK(mp_blas_work() >= before + 2ull * (uint64_t)shapes[i].M * (uint64_t)shapes[i].N * MP_K_CHUNK);
     }
+}
+
+/* A pass that has time to pack all panels multiplies them by OpenBLAS first: the panels are for later passes. */
+MP_TEST(models_mapped_products_by_blas_come_before_packing) {
+    enum { M = 128, N = 200, K = MP_K_CHUNK };
+    use_blas();
+    scene s;
+    make_scene(&s, M, N, K, false);
+    memcpy(s.expected, s.residual, (size_t)(M * s.ldy) * sizeof(float));
+    s.ep.residual = s.expected;
+    mp_gemm(&s.w, &s.x, 0, M, 0, s.w.panels, &s.ep, s.expected, s.ldy);
+    memset(s.w.data, 0xFF, mp_wmat_bytes(&s.w));
+    for (int packed = 0; packed < 2; packed++) {
+        const uint64_t before = mp_blas_work();
+        multiply(&s, 0, s.w.panels, INT64_MAX / 2);
+        check_same(&s, packed ? "packed" : "packed afterwards");
+        MP_CHECK_INT(atomic_load(&s.part->left), 0);
+        MP_CHECK_INT(mp_blas_work() - before, packed ? 0 : (int64_t)M * N * K);
+    }
+    drop_scene(&s);
 }
 
 /* ---- models ------------------------------------------------------------------------------------------------------ */

@@ -185,18 +185,21 @@ static void gemm_through_scratch(const mp_stored_part *part, const mp_wmat *w, c
     mp_gemm(&one, x, 0, x->M, 0, 1, &end, y + n0, ldy);
 }
 
+/* The output after the last one of the panels before panel1. */
+static int end_output(const mp_wmat *w, int panel1) { return panel1 < w->panels ? panel1 * MP_PANEL_N : w->N; }
+
 /* Computes with panels [panel0, panel1), none of which was packed a moment ago, without keeping any. */
 static void gemm_unpacked(const mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
                           const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
-    const int n1 = panel1 < w->panels ? panel1 * MP_PANEL_N : w->N;
-    if (mp_gemm_stored(&part->tensor, x, panel0 * MP_PANEL_N, n1, part->all->fast, ep,
+    if (mp_gemm_stored(&part->tensor, x, panel0 * MP_PANEL_N, end_output(w, panel1), part->all->fast, ep,
                        (float *)(void *)scratch, y, ldy))
         return;
     for (int p = panel0; p < panel1; p++)
         gemm_through_scratch(part, w, x, p, ep, y, ldy, scratch);
 }
 
-/* Packs a panel for good if there is time and no other thread packs it. Returns true if it did. */
+/* Packs a panel for good if there is time and no other thread packs it. Returns true if it did; the caller then calls
+ * mark_packed. */
 static bool keep(mp_stored_part *part, const mp_wmat *w, int panel) {
     mp_pack_budget *time = &part->all->time;
     uint8_t expected = STORED;
@@ -209,6 +212,12 @@ static bool keep(mp_stored_part *part, const mp_wmat *w, int panel) {
     return true;
 }
 
+static int unpacked_end(const mp_stored_part *part, int panel, int panel1) {
+    while (panel < panel1 && !is_packed(part, panel))
+        panel++;
+    return panel;
+}
+
 void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
                     const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *panel_scratch) {
     for (int p = panel0, end; p < panel1; p = end) {
@@ -217,15 +226,23 @@ void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, in
             end++;
         if (end > p) {
             mp_gemm(w, x, 0, x->M, p, end, ep, y, ldy);
-        } else if (keep(part, w, p)) {
-            mp_gemm(w, x, 0, x->M, p, ++end, ep, y, ldy);
-            mark_packed(part, p);
-        } else { /* as many panels as possible: OpenBLAS needs large products */
-            do
-                end++;
-            while (end < panel1 && !is_packed(part, end));
-            gemm_unpacked(part, w, x, p, end, ep, y, ldy, panel_scratch);
+            continue;
         }
+        /* OpenBLAS needs no packed panel, and as many panels per call as possible: these are packed afterwards, for
+         * later passes. */
+        end = unpacked_end(part, p, panel1);
+        const int outputs = end_output(w, end) - p * MP_PANEL_N;
+        const bool by_blas = mp_gemm_stored_by_blas(&part->tensor, x, outputs, part->all->fast);
+        if (!by_blas && keep(part, w, p)) {
+            end = p + 1;
+            mp_gemm(w, x, 0, x->M, p, end, ep, y, ldy);
+            mark_packed(part, p);
+            continue;
+        }
+        gemm_unpacked(part, w, x, p, end, ep, y, ldy, panel_scratch);
+        for (int panel = p; by_blas && panel < end; panel++)
+            if (keep(part, w, panel))
+                mark_packed(part, panel);
     }
 }
 
