@@ -54,16 +54,17 @@ def test_library(tmp_path: Path) -> None:
     checkout = os.environ.get("MPOOL_SENTENCE_TRANSFORMERS")
     if not checkout:
         pytest.skip(f"MPOOL_SENTENCE_TRANSFORMERS names no checkout of sentence-transformers {LIST['tag']}")
-    version = (Path(checkout) / "sentence_transformers" / "__init__.py").read_text()
+    root = Path(checkout).resolve()
+    version = (root / "sentence_transformers" / "__init__.py").read_text()
     assert f'__version__ = "{LIST["tag"].removeprefix("v")}"' in version, "the checkout is not at the tag of the list"
     import librarymodels
     import mpool
 
     (tmp_path / "models.json").write_text(json.dumps(librarymodels.make(tmp_path / "models")))
-    roots = [checkout, HELPERS, Path(mpool.__file__).resolve().parents[1]]
+    roots = [root, HELPERS, Path(mpool.__file__).resolve().parents[1]]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "librarytests", "-p", "no:cacheprovider", "-m",
-         "not custom", *LIST["files"]], cwd=checkout, capture_output=True, text=True, timeout=1800,
+         "not custom", *LIST["files"]], cwd=root, capture_output=True, text=True, timeout=1800,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots)), "HF_HUB_OFFLINE": "1",
              "MPOOL_LIBRARY_MODELS": str(tmp_path / "models.json"),
              "MPOOL_LIBRARY_OUTCOMES": str(tmp_path / "outcomes.json")})

@@ -80,7 +80,7 @@ def test_instructor_streams_partial_objects(server: Any) -> None:
 
 
 def test_errors_reach_the_caller_of_instructor(server: Any) -> None:
-    """A refused request is the client's error, with the server's code; instructor does not repeat it."""
+    """A refused request is the error of OpenAI's client, with the code of the server, inside that of instructor."""
     instructor, openai, pydantic = package("instructor"), package("openai"), package("pydantic")
 
     class Found(pydantic.BaseModel):  # type: ignore[name-defined,misc]
