@@ -76,12 +76,14 @@ def models(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(listed)
         return 0
-    say(table(("MODEL", "CAPABILITY", "MEMORY", "PARAMETERS", "LICENCE", "DOWNLOAD", "DOWNLOADED", "HASHES", "ALIASES"),
+    say(table(("MODEL", "CAPABILITY", "MEMORY", "PARAMETERS", "LICENCE", "DOWNLOAD", "DOWNLOADED", "HASHES",
+               "DEFAULT OPTIONS", "ALIASES"),
               [(fact["key"] + catalogue.default_note(fact["key"]), fact["capability"] or "-",
                 "-" if fact["est_memory_allocation_mb"] is None else f"{fact['est_memory_allocation_mb']:,} MB",
                 _count(fact["parameters"]), fact["license"] or "-",
                 megabytes(fact["download_bytes"]) if fact["download_bytes"] else "-",
                 megabytes(fact["bytes"]) if fact["path"] else "no", "unpinned" if fact["unpinned"] else "pinned",
+                ", ".join(f"{name}={value:g}" for name, value in fact["options"].items()) or "-",
                 ", ".join(fact["aliases"]) or "-") for fact in listed]))
     if not arguments.local:
         say("\nArchitectures, and the implementations whose results are compared with mpool's on the same weights:\n")

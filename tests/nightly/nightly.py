@@ -91,6 +91,9 @@ JOBS: dict[str, Job] = {
                            *(f"integrations/test_integrations_{name}.py"
                              for name in ("llama_index", "haystack", "chroma", "lancedb", "examples"))),
                    {"MPOOL_CLIENT_TESTS": "1"}, all=True, hours=1, named=True),
+    "library": Job("the tests of sentence-transformers with mpool's classes, in the checkout that "
+                   "MPOOL_SENTENCE_TRANSFORMERS names: see CONTRIBUTING.md",
+                   _python("integrations/test_library_tests.py"), all=True, hours=1),
     "wheels": Job("wheels of both architectures, installed without a compiler: pip install '.[wheels]' first",
                   _python("core/test_wheels.py"), all=True, named=True),
     "schedules": Job("seeded thread switches and injected failures in the Python layer", _python("schedules")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET
@@ -74,9 +75,8 @@ async def chat(context: Context, body: ChatRequest) -> Response:
                 ChatChunkChoice(index, delta, _logprobs(served, logprobs), _finish(reason))], no_usage))
 
         def chunk_event(at: int, chunk: Chunk) -> bytes:
-            calls = [_delta(one) for one in chunk.tool_calls]
             delta = Delta(content=chunk.text or None, reasoning_content=chunk.reasoning or None,
-                          tool_calls=calls or None)
+                          tool_calls=_deltas(chunk.tool_calls) or None)
             return choice_event(chunk.index, delta, chunk.logprobs, chunk.finish_reason)
 
         def usage_event(usage: Usage) -> bytes:
@@ -95,8 +95,15 @@ def _finish(reason: str | None) -> Literal["stop", "length", "tool_calls"] | Non
     return "tool_calls" if reason == "tool_calls" else finish(reason)
 
 
-def _delta(one: ToolCallDelta) -> CallDelta:
-    return CallDelta(one.index, one.id, None if one.id is None else "function", FunctionDelta(one.name, one.arguments))
+def _deltas(parts: Sequence[ToolCallDelta]) -> list[CallDelta]:
+    """Return one delta per tool call: instructor, for example, reads only the first delta of a stream chunk."""
+    first: dict[int, ToolCallDelta] = {}
+    arguments: dict[int, str] = {}
+    for one in parts:
+        first.setdefault(one.index, one)
+        arguments[one.index] = arguments.get(one.index, "") + one.arguments
+    return [CallDelta(at, one.id, None if one.id is None else "function", FunctionDelta(one.name, arguments[at]))
+            for at, one in first.items()]
 
 
 def _response_message(one: Choice) -> ResponseMessage:

@@ -20,59 +20,18 @@ from mpool.tasks.options import RerankOptions
 from mpool.tasks.rerank import plan_of
 from mpool.tasks.requests import text_plan
 
-from paritymodels import randomise, torch, transformers
+from answerrankers import BEFORE, BEHIND, DEFAULT, TEMPLATE, make, seeded, write_tokenizer
+from paritymodels import torch, transformers
 
 CrossEncoder = pytest.importorskip("sentence_transformers").CrossEncoder
 
 QUERY = "Where did the cat sit?"
 DOCUMENTS = ["A cat sat on the mat.", "Numbers 0 1 2 3", "no", "yes " * 300, "日本語"]
-BEFORE = ('<|im_start|>system\nJudge whether the Document meets the requirements. Note that the answer can only be '
-          '"yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: ')
-BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-DEFAULT = "Find passages that answer"
-
-
-def _of(role: str, default: str = "") -> str:
-    return f'{{{{ messages | selectattr("role", "eq", "{role}") | map(attribute="content") | first{default} }}}}'
-
-
-TEMPLATE = (BEFORE + _of("system", f' | default("{DEFAULT}")') + "\n<Query>: " + _of("query") + "\n<Document>: "
-            + _of("document") + BEHIND + "\n")  # Jinja drops one line break at the end of a template
-
-
-def _tokens(folder: Path) -> None:
-    """Write a tokenizer of single bytes, three merges and the ChatML tokens."""
-    tokenizers = pytest.importorskip("tokenizers")
-    words = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "ye", "yes", "no"]
-    made = tokenizers.Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(words)},
-                                                      [("y", "e"), ("ye", "s"), ("n", "o")]))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
-        "model_max_length": 500, "chat_template": TEMPLATE}))
-
-
-def _model(tied: bool) -> Any:
-    config = transformers.Qwen3Config(
-        vocab_size=270, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96,
-        max_position_embeddings=600, num_hidden_layers=2, eos_token_id=261, tie_word_embeddings=tied)
-    model = transformers.Qwen3ForCausalLM(config).eval()
-    randomise(model, 3)
-    model.tie_weights()
-    return model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model saved by CrossEncoder."""
-    plain = tmp_path_factory.mktemp("plain")
-    _tokens(plain)
-    _model(True).save_pretrained(plain)
-    saved = tmp_path_factory.mktemp("saved") / "model"
-    CrossEncoder(str(plain), device="cpu").save_pretrained(str(saved))
-    return saved
+    return make(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -177,8 +136,8 @@ def test_one_token_and_no_function(pool: mpool.Pool, folder: Path, tmp_path: Pat
 
 
 def test_untied_output_layer(pool: mpool.Pool, tmp_path: Path) -> None:
-    _tokens(tmp_path)
-    _model(False).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    seeded(False).save_pretrained(tmp_path)
     saved = tmp_path / "saved"
     CrossEncoder(str(tmp_path), device="cpu").save_pretrained(str(saved))
     _compare(pool, saved)

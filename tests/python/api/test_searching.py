@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,38 @@ def test_groups_of_queries_do_not_change_the_result(monkeypatch: pytest.MonkeyPa
              mpool.community_detection(ROWS, min_community_size=3))
     assert (whole[0].indices == apart[0].indices).all() and (whole[0].scores == apart[0].scores).all()
     assert whole[1:] == apart[1:]
+
+
+def test_memory_of_paraphrase_mining_does_not_grow_with_the_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries and candidates of each search, and the bytes that NumPy allocates, are bounded by `top_k`, `max_pairs`
+    and the number of queries at once, not by the number of vectors."""
+    top_k, room, at_once = 20, 500, 64
+    monkeypatch.setattr(searching, "_QUERIES", at_once)
+    queries, lists, peaks = [], [], []
+    search, best_pairs = searching._search, searching._best_pairs
+
+    def searched(name: str, rows: Any, *arguments: Any) -> Any:
+        queries.append(len(rows))
+        return search(name, rows, *arguments)
+
+    def merged(kept: list[Any], more: list[Any], most: int) -> list[Any]:
+        lists.append((len(kept[0]), len(more[0])))
+        return best_pairs(kept, more, most)
+
+    monkeypatch.setattr(searching, "_search", searched)
+    monkeypatch.setattr(searching, "_best_pairs", merged)
+    random = np.random.default_rng(8)
+    for count in (1000, 8000):
+        vectors = random.standard_normal((count, 8), dtype=np.float32)
+        tracemalloc.start()
+        assert len(mpool.paraphrase_mining(vectors, top_k=top_k, max_pairs=room)) == room
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert sum(queries) == count and max(queries) == at_once
+        assert max(kept for kept, _ in lists) <= room and max(more for _, more in lists) <= top_k * at_once
+        queries.clear()
+        lists.clear()
+    assert peaks[1] <= 1.5 * peaks[0] < 4 * 1000 * 1000  # the matrix of all scores has count * count * 4 bytes
 
 
 def test_arrays_of_other_types(tmp_path: Path) -> None:

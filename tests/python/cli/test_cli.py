@@ -610,6 +610,29 @@ def test_models_lists_the_catalogue(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_models_prints_hashes_and_default_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each row says if its hashes are pinned, and the options that its calls have by default; so does `show`."""
+    from mpool.models import load_catalogue
+
+    assert main(["models", "--capability", "text_to_image"]) == 0
+    text = capsys.readouterr().out.partition("\n\n")[0]
+    header, *lines = (re.split(r"  +", line.strip()) for line in text.splitlines())
+    rows = {line[0].removesuffix(" (default)"): dict(zip(header, line)) for line in lines}
+    assert {name: (row["HASHES"], row["DEFAULT OPTIONS"]) for name, row in rows.items()} == {
+        "FLUX.1-schnell": ("unpinned", "num_inference_steps=4, guidance_scale=0"),
+        "stable-diffusion-3.5-large-turbo": ("unpinned", "num_inference_steps=4, guidance_scale=0"),
+        "stable-diffusion-3.5-medium": ("unpinned", "-"), "digits-sd3": ("pinned", "-")}
+    assert [line[0] for line in lines if "(default)" in line[0]] == ["FLUX.1-schnell (default)"]
+    assert main(["models"]) == 0
+    out = capsys.readouterr().out.partition("\n\n")[0].splitlines()[1:]
+    catalogue = load_catalogue()
+    assert [re.search(r"  (un)?pinned  ", line).group().strip() for line in out] == [  # type: ignore[union-attr]
+        "unpinned" if catalogue.require(key).unpinned else "pinned" for key in catalogue.keys()]
+    assert main(["show", "FLUX.1-schnell"]) == 0
+    facts = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (facts["unpinned"], facts["options"]) == ("yes", "num_inference_steps: 4, guidance_scale: 0.0")
+
+
 def test_show_the_tasks_of_a_model(tmp_path: Path) -> None:
     """The adapters in a model's files are listed, and do not count as parameters of the model."""
     from taskmodels import V3_TASKS, adapters_v3, make_v3, write_v3

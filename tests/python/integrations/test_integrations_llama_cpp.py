@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.integrations.llama_cpp import _CONSTRUCTOR, _UNUSED, Llama, LlamaGrammar
+from mpool.integrations.llama_cpp import _CONSTRUCTOR, _UNUSED, Llama, LlamaGrammar, LlamaState
 
 #: Arguments of llama-cpp-python 0.3.36, read from its source.
 CONSTRUCTOR = """n_gpu_layers split_mode main_gpu tensor_split vocab_only use_mmap use_mlock kv_overrides seed n_ctx
@@ -54,6 +54,23 @@ def test_arguments_are_those_of_the_library() -> None:
         for one, word in zip(found, text.split()):
             if "=" in word:
                 assert one.default == json.loads(word.partition("=")[2]), (name, one.name)
+
+
+def test_saved_states(llama: Path) -> None:
+    """A program that saves a state, completes other prompts and loads the state gets the completion that it got
+    before, and the prompt comes from the prefix cache."""
+    with mpool.Pool() as pool:
+        model = Llama(pool.get(str(llama), "text_to_text"))
+        prompt, options = "the quick brown fox jumps over the lazy dog. " * 12, {"max_tokens": 8, "temperature": 0.0}
+        model(prompt, max_tokens=1)
+        state = model.save_state()
+        assert isinstance(state, LlamaState)
+        first = model(prompt, **options)
+        model("numbers 0 1 2 3", max_tokens=4, temperature=1.0)
+        model.reset()
+        assert model.load_state(state) is None
+        again = model._model.generate(prompt, **options)
+        assert again.text == first["choices"][0]["text"] and 0 < again.usage.cached_tokens < again.usage.prompt_tokens
 
 
 def test_defaults_of_the_library_are_accepted(llama: Path) -> None:

@@ -18,13 +18,14 @@ import pytest
 import mpool
 from mpool import _core
 from mpool.models.quantizing import inputs, quantize
+from mpool.models.quantizing.recipes import RECIPES
 
 gguf = pytest.importorskip("gguf")
 
 import quantisedfiles  # noqa: E402
 from corelib import greedy, logits  # noqa: E402
 from filehash import file_hash  # noqa: E402
-from paritymodels import torch  # noqa: E402
+from paritymodels import torch, transformers  # noqa: E402
 
 GOLDENS = Path(__file__).resolve().parents[2] / "parity" / "decoder"
 sys.path.insert(0, str(GOLDENS))
@@ -126,6 +127,43 @@ def test_logits_are_near_the_source(folder: Path, dtype: str, most: float) -> No
         expected = logits(pool, str(folder / "qwen3"), tokens, "float32")
         got = logits(pool, str(path), tokens, "float32")
     assert np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected ** 2)) <= most
+
+
+def unpacked(path: Path, folder: Path) -> Any:
+    """Return the network of transformers with the weights of a GGUF file. The package gguf unpacks them, and has the
+    names of the tensors."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    config = model.config
+    weights = {tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+               for tensor in gguf.GGUFReader(path).tensors}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
+    for name, parameter in model.named_parameters():
+        values = weights.pop(names.get_name(name, try_suffixes=(".weight", ".bias")))
+        if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            values = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
+        assert values.shape == tuple(parameter.shape), name
+        parameter.data = torch.tensor(np.ascontiguousarray(values, np.float32))
+    assert not weights, f"tensors that transformers does not have: {sorted(weights)}"
+    return model
+
+
+@pytest.mark.parametrize("dtype", list(RECIPES))
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_every_type_gives_the_tokens_of_its_weights(folder: Path, name: str, dtype: str) -> None:
+    """transformers with the unpacked weights gives the logits and the greedy tokens that mpool computes in float32."""
+    path = quantisedfiles.write(name, dtype, folder)
+    prompt = np.array(goldens.PROMPT)
+    with mpool.Pool() as pool:
+        tokens = greedy(pool, str(path), prompt, goldens.GREEDY, "float32")
+        context = np.concatenate([prompt, tokens])
+        got = logits(pool, str(path), context, "float32")
+    with torch.no_grad():
+        expected = unpacked(path, folder / name)(torch.tensor(context[None])).logits[0].numpy()[:, :got.shape[1]]
+    assert np.abs(got - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
+    rows = expected[len(prompt) - 1:-1].copy()
+    rows[:, [quantisedfiles.END, quantisedfiles.END - 2]] = -np.inf  # end tokens are not sampled
+    assert len(tokens) == goldens.GREEDY and rows.argmax(axis=1).tolist() == tokens.tolist()
 
 
 @pytest.mark.parametrize("name, dtype", quantisedfiles.FILES)

@@ -57,6 +57,53 @@ def test_instructor(server: Any) -> None:
             assert json.loads(text) == found.model_dump()
 
 
+def test_instructor_streams_partial_objects(server: Any) -> None:
+    """Each partial object extends the one before; the last one is the whole response, in both modes."""
+    instructor, openai, pydantic = package("instructor"), package("openai"), package("pydantic")
+
+    class Found(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+        kind: str = pydantic.Field(max_length=8)
+        age: int = pydantic.Field(ge=0, le=99)
+
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as plain:
+        for mode, model in ((instructor.Mode.JSON_SCHEMA, "llama"), (instructor.Mode.TOOLS, "writes")):
+            client = instructor.from_openai(plain, mode=mode)
+            options: dict[str, Any] = dict(
+                model=model, messages=[{"role": "user", "content": "A book"}], response_model=Found, max_retries=1,
+                temperature=0, max_tokens=400, frequency_penalty=2, presence_penalty=2)
+            whole = client.chat.completions.create(**options)
+            partials = list(client.chat.completions.create_partial(**options))
+            assert all(isinstance(one, pydantic.BaseModel) for one in partials), partials
+            assert partials[-1].model_dump() == whole.model_dump()
+            kinds = [one.kind or "" for one in partials]
+            assert all(later.startswith(earlier) for earlier, later in zip(kinds, kinds[1:])), kinds
+
+
+def test_errors_reach_the_caller_of_instructor(server: Any) -> None:
+    """A refused request is the error of OpenAI's client, with the code of the server, inside that of instructor."""
+    instructor, openai, pydantic = package("instructor"), package("openai"), package("pydantic")
+
+    class Found(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+        kind: str
+
+    ask: dict[str, Any] = dict(messages=[{"role": "user", "content": "x"}], response_model=Found, max_retries=0)
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as plain:
+        client = instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA)
+        for stream in (False, True):
+            for options, error, code in (({"model": "nobody"}, openai.NotFoundError, "model_not_found"),
+                                         ({"model": "llama", "temperature": -1.0}, openai.BadRequestError, None)):
+                with pytest.raises(Exception) as caught:
+                    if stream:
+                        list(client.chat.completions.create_partial(**ask, **options))
+                    else:
+                        client.chat.completions.create(**ask, **options)
+                chain = [caught.value]
+                while chain[-1].__cause__ is not None:
+                    chain.append(chain[-1].__cause__)
+                found = [one for one in chain if isinstance(one, error)]
+                assert found and (code is None or found[0].code == code), chain
+
+
 # ---- LangChain -------------------------------------------------------------------------------------------------------
 
 def test_langchain(server: Any) -> None:

@@ -1,5 +1,9 @@
-"""Lines of curl out of documentation: Ollama's ``docs/api.md`` verbatim, and lines in the form of OpenAI's reference.
-Only the address changes. The models have the names that the lines use."""
+"""Lines of curl out of documentation, verbatim but for the address. The models have the names that the lines use.
+
+Sources: Ollama's lines are those of ``docs/api.md`` of ollama/ollama at commit 948f6933 of 2026-08-11, but for
+`FORMER`. Lines of OpenAI's API reference are those of ``openapi.yaml`` of openai/openai-openapi at commit f85dbe22 of
+2026-08-21. That file has the placeholders of `PLACEHOLDERS` where the reference shows the name of a model.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,8 @@ pytest.importorskip("llguidance")
 if shutil.which("curl") is None and not os.environ.get("CI"):
     pytest.skip("needs curl", allow_module_level=True)
 
-NAMES = ("llama3.2", "mistral", "llama3.1:8b", "gpt-5.4", "gpt-3.5-turbo-instruct")
+NAMES = ("llama3.2", "mistral", "llama3.1:8b", "llava", "gpt-5.4", "gpt-3.5-turbo-instruct")
+PLACEHOLDERS = {"VAR_chat_model_id": "gpt-5.4", "VAR_completion_model_id": "gpt-3.5-turbo-instruct"}
 TOKENS = 60
 
 
@@ -39,6 +44,8 @@ def run(server: Any, line: str) -> str:
     """Run a line in a shell. Returns the body of the response."""
     for address in ("http://localhost:11434", "https://api.openai.com"):
         line = line.replace(address, f"http://localhost:{server.port}")
+    for placeholder, name in PLACEHOLDERS.items():
+        line = line.replace(placeholder, name)
     done = subprocess.run(["bash", "-c", line.replace("curl ", "curl -s --fail-with-body --noproxy '*' ", 1)],
                           capture_output=True, text=True, timeout=60, env={**os.environ, "OPENAI_API_KEY": "sk-none"})
     assert done.returncode == 0, (done.stdout, done.stderr)
@@ -117,18 +124,8 @@ def test_streams_of_ollama(server: Any, line: str) -> None:
                                                                      chunks[-1]["eval_count"])
 
 
-WHOLE = ["""
-curl http://localhost:11434/api/generate -d '{
-  "model": "llama3.2",
-  "prompt": "Why is the sky blue?",
-  "stream": false
-}'""", """
-curl http://localhost:11434/api/generate -d '{
-  "model": "mistral",
-  "prompt": "[INST] why is the sky blue? [/INST]",
-  "raw": true,
-  "stream": false
-}'""", """
+#: A line that an earlier ``docs/api.md`` had: with options that Ollama has removed since.
+FORMER = """
 curl http://localhost:11434/api/generate -d '{
   "model": "llama3.2",
   "prompt": "Why is the sky blue?",
@@ -160,6 +157,47 @@ curl http://localhost:11434/api/generate -d '{
     "vocab_only": false,
     "use_mmap": true,
     "use_mlock": false,
+    "num_thread": 8
+  }
+}'"""
+WHOLE = [FORMER, """
+curl http://localhost:11434/api/generate -d '{
+  "model": "llama3.2",
+  "prompt": "Why is the sky blue?",
+  "stream": false
+}'""", """
+curl http://localhost:11434/api/generate -d '{
+  "model": "mistral",
+  "prompt": "[INST] why is the sky blue? [/INST]",
+  "raw": true,
+  "stream": false
+}'""", """
+curl http://localhost:11434/api/generate -d '{
+  "model": "llama3.2",
+  "prompt": "Why is the sky blue?",
+  "stream": false,
+  "options": {
+    "num_keep": 5,
+    "seed": 42,
+    "num_predict": 100,
+    "draft_num_predict": 4,
+    "top_k": 20,
+    "top_p": 0.9,
+    "min_p": 0.0,
+    "typical_p": 0.7,
+    "repeat_last_n": 33,
+    "temperature": 0.8,
+    "repeat_penalty": 1.2,
+    "presence_penalty": 1.5,
+    "frequency_penalty": 1.0,
+    "penalize_newline": true,
+    "stop": ["\\n", "user:"],
+    "numa": false,
+    "num_ctx": 1024,
+    "num_batch": 2,
+    "num_gpu": 1,
+    "main_gpu": 0,
+    "use_mmap": true,
     "num_thread": 8
   }
 }'""", """
@@ -246,17 +284,22 @@ curl http://localhost:11434/api/chat -d '{
         *NAMES, "all-minilm"}
     assert json.loads(run(server, """
 curl http://localhost:11434/api/show -d '{
-  "model": "llama3.2"
+  "model": "llava"
 }'"""))["details"]["family"] == "llama"
-    assert run(server, """
+    copy = """
 curl http://localhost:11434/api/copy -d '{
   "source": "llama3.2",
   "destination": "llama3-backup"
-}'""") == ""
-    assert run(server, """
+}'"""
+    assert run(server, copy) == run(server, copy.replace("llama3-backup", "llama3:13b")) == ""
+    delete = """
 curl -X DELETE http://localhost:11434/api/delete -d '{
-  "model": "llama3-backup"
-}'""") == ""
+  "model": "llama3:13b"
+}'"""
+    assert run(server, delete) == ""
+    listed = {row["name"] for row in json.loads(run(server, "curl http://localhost:11434/api/tags"))["models"]}
+    assert "llama3:13b" not in listed and any(name.startswith("llama3-backup") for name in listed)
+    assert run(server, delete.replace("llama3:13b", "llama3-backup")) == ""
 
 
 def test_embeddings_of_ollama(server: Any) -> None:
@@ -329,7 +372,7 @@ curl https://api.openai.com/v1/chat/completions \\
   -H "Content-Type: application/json" \\
   -H "Authorization: Bearer $OPENAI_API_KEY" \\
   -d '{
-    "model": "gpt-5.4",
+    "model": "VAR_chat_model_id",
     "messages": [
       {
         "role": "developer",
@@ -352,7 +395,7 @@ curl https://api.openai.com/v1/completions \\
   -H "Content-Type: application/json" \\
   -H "Authorization: Bearer $OPENAI_API_KEY" \\
   -d '{
-    "model": "gpt-3.5-turbo-instruct",
+    "model": "VAR_completion_model_id",
     "prompt": "Say this is a test",
     "max_tokens": 7,
     "temperature": 0
@@ -386,3 +429,81 @@ curl https://api.openai.com/v1/models \\
   -H "Authorization: Bearer $OPENAI_API_KEY"
 """))
     assert {row["id"] for row in found["data"]} >= set(NAMES)
+
+
+def events(text: str) -> list[Any]:
+    """Return the values of a stream of events, which ends with ``[DONE]``."""
+    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    return [json.loads(one) for one in data[:-1]]
+
+
+def test_streams_of_openai(server: Any) -> None:
+    """The lines have no temperature: the first chunk has the role, the last one the reason of the end."""
+    chunks = events(run(server, """
+curl https://api.openai.com/v1/chat/completions \\
+  -H "Content-Type: application/json" \\
+  -H "Authorization: Bearer $OPENAI_API_KEY" \\
+  -d '{
+    "model": "VAR_chat_model_id",
+    "messages": [
+      {
+        "role": "developer",
+        "content": "You are a helpful assistant."
+      },
+      {
+        "role": "user",
+        "content": "Hello!"
+      }
+    ],
+    "stream": true
+  }'"""))
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"} and len({c["id"] for c in chunks}) == 1
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    ends = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert ends[:-1] == [None] * (len(ends) - 1) and ends[-1] in ("stop", "length")
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    chunks = events(run(server, """
+curl https://api.openai.com/v1/completions \\
+  -H "Content-Type: application/json" \\
+  -H "Authorization: Bearer $OPENAI_API_KEY" \\
+  -d '{
+    "model": "VAR_completion_model_id",
+    "prompt": "Say this is a test",
+    "max_tokens": 7,
+    "temperature": 0,
+    "stream": true
+  }'"""))
+    wanted = server.state.pool.generate("Say this is a test", "gpt-3.5-turbo-instruct", max_tokens=7, temperature=0)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == wanted.text
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+
+
+def test_log_probabilities_of_openai(server: Any) -> None:
+    found = json.loads(run(server, """
+curl https://api.openai.com/v1/chat/completions \\
+  -H "Content-Type: application/json" \\
+  -H "Authorization: Bearer $OPENAI_API_KEY" \\
+  -d '{
+    "model": "VAR_chat_model_id",
+    "messages": [
+      {
+        "role": "user",
+        "content": "Hello!"
+      }
+    ],
+    "logprobs": true,
+    "top_logprobs": 2
+  }'"""))
+    tokens = found["choices"][0]["logprobs"]["content"]
+    assert 1 <= len(tokens) <= TOKENS and {len(token["top_logprobs"]) for token in tokens} == {2}
+    assert all(token["top_logprobs"][0]["logprob"] >= token["top_logprobs"][1]["logprob"] for token in tokens)
+    assert all(token["logprob"] <= 0 for token in tokens)
+
+
+def test_one_model_of_openai(server: Any) -> None:
+    found = json.loads(run(server, """
+curl https://api.openai.com/v1/models/VAR_chat_model_id \\
+  -H "Authorization: Bearer $OPENAI_API_KEY"
+"""))
+    assert (found["id"], found["object"]) == ("gpt-5.4", "model")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 import socket
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from servers import Raw, server_idle, serving
+from servers import Process, Raw, ask, server_idle, serving
 from waiting import until
 
 from mpool.server import protocol
@@ -397,3 +399,21 @@ def test_probes_of_a_client(state: dict[str, Any], alive: bool, written: bytes) 
     for name, value in values.items():
         setattr(cycle, name, value)
     assert (cycle.probe(), bytes(sent)) == (alive, written)
+
+
+def test_lines_of_the_log_carry_times(bert: Path) -> None:
+    """``mpool serve -v`` writes one line per request, which begins with date and time to the millisecond."""
+    with Process("serve", "-v", "--offline", "-m", f"bert={bert}", "--only") as server:
+        assert ask(server, "/v1/embeddings", {"model": "bert", "input": "x"})[0] == 200
+        assert ask(server, "/v1/embeddings", {"model": "nobody", "input": "x"})[0] == 404
+        server.process.terminate()
+        code, errors = server.end()
+    assert code == 0, errors
+    form = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) INFO (mpool[.\w]*): (.+)")
+    lines = [form.fullmatch(line) for line in errors.splitlines()]
+    assert None not in lines, errors
+    times = [datetime.strptime(line[1], "%Y-%m-%d %H:%M:%S,%f") for line in lines if line]
+    assert times == sorted(times)
+    found = [line[3].split(" ", 1)[1] for line in lines if line and line[2] == "mpool.server"]
+    assert [" ".join(text.split()[:3]) for text in found if text.startswith("POST")] == [
+        "POST /v1/embeddings 200", "POST /v1/embeddings 404"], errors

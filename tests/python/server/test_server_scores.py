@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import answerrankers
 import numpy as np
 import pytest
 from rerankers import make_reranker
@@ -64,9 +65,23 @@ def test_refused_scores(server: Any, change: dict[str, Any], word: str) -> None:
     assert status == 400 and word in found["error"]["message"], found
 
 
-def test_prompt_of_reranking_reaches_the_library(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cross-encoder has no prompt and refuses it; the library's own tests show its effect on language models."""
+def test_a_cross_encoder_refuses_a_prompt(server: Any) -> None:
     body = {"model": "ranker", "query": "cats", "documents": SECOND}
     status, found = ask(server, "/v1/rerank", {**body, "prompt": "Find pets."})
     assert status == 400 and "prompt" in found["error"]["message"], found
     assert ask(server, "/v1/rerank", {**body, "prompt": None})[0] == 200
+
+
+def test_prompt_of_reranking(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The prompt replaces the instruction of a language model: scores are those of the library with this prompt."""
+    with serving([f"judge={answerrankers.make(tmp_path_factory)}"]) as made:
+        pool, body = made.state.pool, {"model": "judge", "query": "Which animal barked?", "documents": SECOND}
+        found = []
+        for options in ({}, {"prompt": "Find pets."}, {"prompt": "Find numbers."}):
+            status, reply = ask(made, "/v1/rerank", {**body, **options})
+            assert status == 200, reply
+            scores = {row["index"]: row["relevance_score"] for row in reply["results"]}
+            wanted = pool.rerank(body["query"], SECOND, "judge", **options)
+            assert [scores[at] for at in range(len(SECOND))] == pytest.approx(list(wanted.scores), abs=1e-6)
+            found.append(scores)
+        assert len({tuple(sorted(one.items())) for one in found}) == 3

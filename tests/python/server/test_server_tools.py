@@ -13,10 +13,14 @@ import toolmodels as tm
 
 import mpool
 from mpool.conversation import tool_schemas
+from mpool.results import ToolCallDelta
 from servers import ask, serving
 from tooldata import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
 
 pytest.importorskip("llguidance")
+msgspec = pytest.importorskip("msgspec")
+
+from mpool.server.openai.chat import _deltas  # noqa: E402
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
 WARM = {"temperature": 1.5, "seed": 4, "max_tokens": 700}
@@ -54,6 +58,8 @@ def test_openai_client(openai: Any) -> None:
         choice = chunk.choices[0]
         text += choice.delta.content or ""
         reasons += [choice.finish_reason] if choice.finish_reason else []
+        indices = [delta.index for delta in choice.delta.tool_calls or ()]
+        assert len(set(indices)) == len(indices)  # instructor reads only the first delta of a chunk
         for delta in choice.delta.tool_calls or ():
             one = found.setdefault(delta.index, [delta.id, delta.type, delta.function.name, ""])
             one[3] += delta.function.arguments or ""
@@ -66,6 +72,17 @@ def test_openai_client(openai: Any) -> None:
     assert not none.choices[0].message.tool_calls and none.choices[0].finish_reason == "stop"
     only = openai.chat.completions.create(messages=CHAT, tool_choice="required", **options)
     assert only.choices[0].message.content is None and only.choices[0].message.tool_calls
+
+
+def test_a_stream_chunk_has_one_delta_per_tool_call() -> None:
+    """A chunk of the library may have several parts of a call: OpenAI's protocol joins them."""
+    parts = [ToolCallDelta(0, "a", "f", ""), ToolCallDelta(0, None, None, '{"x"'), ToolCallDelta(1, "b", "g", "{"),
+             ToolCallDelta(0, None, None, ": 1}"), ToolCallDelta(2, None, None, "}")]
+    assert msgspec.to_builtins(_deltas(parts)) == [
+        {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+        {"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": "{"}},
+        {"index": 2, "function": {"arguments": "}"}}]
+    assert _deltas(()) == []
 
 
 def test_openai_tool_calls_match_the_schemas_and_the_library(server: Any, writes: Path) -> None:
