@@ -27,8 +27,6 @@ import pyarrow.parquet as pq  # noqa: E402
 
 import mpool  # noqa: E402
 
-from outputcalls import OUTPUTS, texts_of  # noqa: E402
-
 pytestmark = pytest.mark.slow
 WAIT = 120.0
 
@@ -93,11 +91,9 @@ class RayServer:
 
 
 @pytest.fixture(scope="module")
-def served(llama: Path, bert: Path, request: pytest.FixtureRequest) -> Iterator[RayServer]:
-    folders = {output.model: request.getfixturevalue(output.model) for output in OUTPUTS.values()}
-    folders |= {"small": llama, "vectors": bert, "rare": bert}
-    server = RayServer(*(f"--model={name}={folder}" for name, folder in folders.items()), "--only", "--replicas", "2",
-                       "--calls", "2")
+def served(llama: Path, bert: Path) -> Iterator[RayServer]:
+    server = RayServer("--model", f"small={llama}", "--model", f"vectors={bert}", "--model",
+                       f"rare={bert}", "--only", "--replicas", "2", "--calls", "2")
     yield server
     assert server.stop() == 0
     assert replicas(server.process.pid) == []
@@ -131,29 +127,6 @@ def test_protocols(served: RayServer, llama: Path, bert: Path) -> None:
     assert httpx.get(f"{served.url}/health").json()["status"] == "healthy"
     assert httpx.get(f"{served.url}/metrics").status_code == 404
     assert httpx.post(f"{served.url}/v1/embeddings", json={}, headers={"host": "evil.example"}).status_code == 421
-
-
-@pytest.mark.parametrize("name", [name for name, output in OUTPUTS.items() if output.path])
-def test_outputs_of_text_encoders(served: RayServer, name: str, request: pytest.FixtureRequest) -> None:
-    """Concurrent requests to two pools get the values of mpool in this process, for each output."""
-    output = OUTPUTS[name]
-    texts = [f"w{number} The fox jumps over w{number % 7} dogs." for number in range(24)]
-    wanted = [output.of_text(one) for one in texts_of(output.call(mpool, texts, request.getfixturevalue(output.model)))]
-    found: dict[int, Any] = {}
-
-    def ask(at: int) -> None:
-        inputs: Any = [[text] for text in texts[at:at + 3]] if output.path == "/predict" else texts[at:at + 3]
-        response = httpx.post(f"{served.url}{output.path}", timeout=WAIT,
-                              json={"inputs": inputs, "model": output.model, **output.body})
-        assert response.status_code == 200, response.text
-        found[at] = output.of_route(response.json())
-
-    threads = [threading.Thread(target=ask, args=(at,)) for at in range(0, len(texts), 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-    assert [row for at in sorted(found) for row in found[at]] == wanted
 
 
 def test_requests_go_to_the_replica_with_their_model(served: RayServer) -> None:
@@ -308,31 +281,6 @@ def test_parquet(tmp_path: Path, bert: Path) -> None:
     hole = pq.read_table(tmp_path / "out" / "hole.parquet")["embedding"].to_pylist()
     assert len(hole[0]) == 32 and hole[1] is None
     assert pq.read_table(tmp_path / "out" / "empty.parquet").schema.names == ["id", "body", "embedding"]
-
-
-@pytest.mark.parametrize("vectors", ["sparse", "spans"])
-def test_parquet_of_other_outputs(tmp_path: Path, m3: Path, tagger: Path, vectors: str) -> None:
-    """Processes of Ray write the values of mpool in this process."""
-    (tmp_path / "in").mkdir()
-    texts = [f"w{number} The fox, w{number % 7} dogs." for number in range(60)]
-    for number in range(2):
-        pq.write_table(pa.table({"text": texts[number::2]}), tmp_path / "in" / f"{number}.parquet")
-    model, more = (m3, []) if vectors == "sparse" else (tagger, ["--aggregation", "simple"])
-    done = subprocess.run([sys.executable, "-m", "mpool", "ray", "embed", str(tmp_path / "in"), str(tmp_path / "out"),
-                           "--model", str(model), "--vectors", vectors, "--compute", "float32", "--quiet", *more],
-                          capture_output=True, text=True, timeout=WAIT)
-    assert done.returncode == 0, done.stderr
-    for number in range(2):
-        found = pq.read_table(tmp_path / "out" / f"{number}.parquet")["embedding"].to_pylist()
-        if vectors == "sparse":
-            assert found == [{"indices": ids.tolist(), "values": values.tolist()}
-                             for ids, values in mpool.embed_sparse(texts[number::2], model, compute="float32")]
-        else:
-            every = mpool.classify_tokens(texts[number::2], model, aggregation="simple", compute="float32")
-            assert [[(one["label"], one["start"], one["end"], one["word"]) for one in row] for row in found] == [
-                [(one.label, one.start, one.end, one.word) for one in row] for row in every]
-            assert np.array_equal(np.float32([one["score"] for row in found for one in row]),
-                                  np.float32([one.score for row in every for one in row]))
 
 
 def test_invalid_arguments_fail_at_start(tmp_path: Path) -> None:
