@@ -43,8 +43,12 @@ class PoolVerbs:
                    show_progress_bar: Progress = None, task: Literal['query', 'document'] | None = None,
                    prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
                    parse_special: bool = False, adapter: str | None = None,
-                   output: Literal['dense', 'sparse', 'tokens', 'all'] = 'dense', batch_size: int | None = None,
-                   max_active: int | None = None, max_active_dims: int | None = None, timeout: float | None = None,
+                   output: Literal['dense', 'sparse', 'tokens', 'all', 'labels', 'spans'] = 'dense',
+                   batch_size: int | None = None, max_active: int | None = None, max_active_dims: int | None = None,
+                   function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
+                   aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
+                   aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
+                   ignore_labels: Sequence[str] = ('O',), stride: int | None = None, timeout: float | None = None,
                    priority: Priority = 'normal', tenant: str | int | None = None,
                    keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> EmbedIterator: ...
@@ -318,8 +322,12 @@ class ModelVerbs:
                    compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                    show_progress_bar: Progress = None, prompt: str | None = None, prompt_name: str | None = None,
                    truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
-                   output: Literal['dense', 'sparse', 'tokens', 'all'] = 'dense', batch_size: int | None = None,
-                   max_active: int | None = None, max_active_dims: int | None = None, timeout: float | None = None,
+                   output: Literal['dense', 'sparse', 'tokens', 'all', 'labels', 'spans'] = 'dense',
+                   batch_size: int | None = None, max_active: int | None = None, max_active_dims: int | None = None,
+                   function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
+                   aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
+                   aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
+                   ignore_labels: Sequence[str] = ('O',), stride: int | None = None, timeout: float | None = None,
                    priority: Priority = 'normal', tenant: str | int | None = None,
                    keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> EmbedIterator: ...

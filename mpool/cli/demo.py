@@ -1,7 +1,8 @@
 """``mpool demo``: run one model of every capability, and print results and speed.
 
-Ranks sentences, answers a question, classifies images by text, answers questions about images, and generates images.
-Downloads the two text models; the three image models are bundled with mpool.
+Ranks sentences, computes the other outputs of text encoders, answers a question, classifies images by text, answers
+questions about images, and generates images. Downloads the two text models; the three image models are bundled with
+mpool, and small models of the other outputs are written to a temporary folder.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import argparse
 import os
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .common import for_output, make_pool, note, say, size_of, speed
@@ -31,6 +35,11 @@ SENTENCES = (
 #: Benchmark of text embedding: number of texts, and words per text.
 TEXTS, WORDS = 256, 20
 MAX_TOKENS = 96
+#: Words of the labels of the classifier for the sentences.
+TOPICS = {"science": ("air", "waves", "sunlight"), "home": ("car", "house", "roof"), "food": ("bread", "yeast"),
+          "animals": ("cat", "asleep"), "money": ("shares", "cent")}
+#: Sentences to classify, and the adapter that treats the words for food as words for science.
+CLASSIFIED, ADAPTER = SENTENCES[3:5], "bread-is-science"
 #: Digits to generate images of.
 GENERATED = (2, 5, 8, 9)
 #: Characters for pixels, from white to black.
@@ -52,6 +61,7 @@ def demo(arguments: argparse.Namespace) -> int:
     catalogue = load_catalogue()
     parts: list[tuple[str, Callable[..., dict[str, Any]], str]] = [
         ("embedding", _embedding, arguments.embedding_model or catalogue.default("text_embedding").key),
+        ("outputs", _outputs, "word models"),
         ("text", _text, arguments.text_model or catalogue.default("text_to_text").key),
         ("image_embedding", _image_embedding, "digits-clip"),
         ("vision", _vision, "digits-llava"),
@@ -137,9 +147,8 @@ def _embedding(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) 
         show(f"  {score:6.3f}  {sentence}")
     facts["ranking"] = [{"similarity": round(score, 6), "text": sentence} for score, sentence in ranking]
 
-    words = " ".join(SENTENCES).replace(".", "").split()
-    generator = random.Random(0)
-    texts = [" ".join(generator.choices(words, k=WORDS)) for _ in range(TEXTS)]
+    facts["maxsim"] = _maxsim(model, arguments.question, show)
+    texts = _texts()
     start = time.monotonic()
     model.batch_embed(texts)
     facts["texts_per_second"] = round(TEXTS / (time.monotonic() - start), 1)
@@ -152,6 +161,96 @@ def _embedding(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) 
     show(f"\n  speed   {facts['texts_per_second']:,.0f} texts/s for {TEXTS} texts of {WORDS} words in one call, "
          f"{facts['one_text_ms']:.2f} ms for a single text\n")
     return facts
+
+
+def _texts() -> list[str]:
+    """Return the texts of the benchmarks: words of the sentences in any order."""
+    words = " ".join(SENTENCES).replace(".", "").split()
+    generator = random.Random(0)
+    return [" ".join(generator.choices(words, k=WORDS)) for _ in range(TEXTS)]
+
+
+def _maxsim(model: Model, question: str, show: Any) -> list[dict[str, Any]] | None:
+    """Rank the sentences by the vectors of their tokens; None if the model has none (static embeddings)."""
+    import numpy as np
+
+    from ..errors import Unsupported
+    from ..late_interaction import maxsim
+
+    try:
+        query, documents = (model.embed_tokens(texts) for texts in ([question], SENTENCES))
+    except Unsupported:
+        show("\n  This model has no vectors of tokens")
+        return None
+    for found in (query, documents):
+        found.values[:] = found.values / np.maximum(np.linalg.norm(found.values, axis=1, keepdims=True), 1e-12)
+    scores = np.asarray(maxsim(query, documents))[0]
+    show("\n  Vectors of tokens: the two sentences with the highest MaxSim")
+    rows = [{"score": round(float(scores[at]), 4), "text": SENTENCES[at]} for at in np.argsort(-scores)[:2]]
+    for row in rows:
+        show(f"  {row['score']:6.2f}  {row['text']}")
+    return rows
+
+
+def _outputs(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
+    """Compute sparse vectors, static embeddings and labels, without and with an adapter, by models of words."""
+    from . import word_models
+
+    words = word_models.words_of(SENTENCES)
+    show("Other outputs of text encoders. Tiny models whose weights are set by hand: each word of the sentences above\n"
+         "has a component of its own, so the scores show how the outputs work, and not how good a model is")
+    with tempfile.TemporaryDirectory(prefix="mpool-demo-") as path:
+        folder = Path(path)
+        sparse = word_models.write_sparse(folder / "sparse", words, SENTENCES)
+        static = word_models.write_static(folder / "static", words)
+        facts: dict[str, Any] = {"sparse": _sparse(pool, sparse, arguments, show),
+                                 "static": _static(pool, static, arguments, show)}
+        model = word_models.write_classifier(folder / "classifier", words, TOPICS)
+        adapter = word_models.write_adapter(folder / "adapter", words, TOPICS["food"], TOPICS["science"])
+        loaded = pool.load(model, compute=arguments.compute, adapters={ADAPTER: adapter})
+        show("\n  Classification: score and label")
+        facts["classification"] = _labels(loaded, None, show)
+        show(f"\n  The same with the adapter (LoRA) {ADAPTER!r}")
+        facts["adapters"] = _labels(loaded, ADAPTER, show)
+        for found in (sparse, static, model):
+            pool.unload(found)
+    show("")
+    return facts
+
+
+def _sparse(pool: Pool, model: Path, arguments: argparse.Namespace, show: Any) -> list[dict[str, Any]]:
+    found = pool.embed_sparse(SENTENCES[:2], model, compute=arguments.compute).decoded(4)
+    show("\n  Sparse vectors: the four largest weights of two sentences")
+    for text, row in zip(SENTENCES, found):
+        weights = ", ".join(f"{word} {weight:.2f}" for word, weight in row)
+        show(f"  {weights:48}  {text}")
+    return [{"text": text, "weights": {word: round(weight, 4) for word, weight in row}}
+            for text, row in zip(SENTENCES, found)]
+
+
+def _static(pool: Pool, model: Path, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
+    from .. import similarity
+
+    vectors = pool.embed(SENTENCES, model, compute=arguments.compute)
+    scores = similarity(vectors, vectors)
+    first, second = max(combinations(range(len(SENTENCES)), 2), key=lambda pair: scores[pair])
+    start = time.monotonic()
+    pool.embed(_texts(), model, compute=arguments.compute)
+    speed = round(TEXTS / (time.monotonic() - start), 1)
+    show("\n  Static embeddings: the two most similar sentences")
+    for sentence in (SENTENCES[first], SENTENCES[second]):
+        show(f"  {scores[first, second]:6.3f}  \"{sentence}\"")
+    show(f"  speed   {speed:,.0f} texts/s for {TEXTS} texts of {WORDS} words in one call")
+    return {"similarity": round(float(scores[first, second]), 6), "texts": [SENTENCES[first], SENTENCES[second]],
+            "texts_per_second": speed}
+
+
+def _labels(model: Model, adapter: str | None, show: Any) -> list[dict[str, Any]]:
+    found = model.classify(list(CLASSIFIED), adapter=adapter)
+    rows = [{"text": text, "label": one.label, "score": round(one.score, 6)} for text, one in zip(CLASSIFIED, found)]
+    for row in rows:
+        show(f"  {row['score']:6.3f}  {row['label']:8}  {row['text']}")
+    return rows
 
 
 def _text(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:

@@ -261,11 +261,11 @@ def _embed(command: argparse.ArgumentParser) -> None:
     command.add_argument("--no-truncate", action="store_true", help="fail on texts that exceed the model's context")
 
 
-def _outputs(command: argparse.ArgumentParser) -> None:
-    """Add the options that choose what is computed for a text."""
-    command.add_argument("--vectors", default="dense", choices=_options.OUTPUTS,
+def _outputs(command: argparse.ArgumentParser, choices: tuple[str, ...] = _options.OUTPUTS, more: str = "") -> None:
+    """Add the options that choose what is computed for a text. ``more``: meaning of further choices."""
+    command.add_argument("--vectors", default="dense", choices=choices,
                          help="dense: one vector per text; sparse: weights of tokens; tokens: one vector per token; "
-                              "all: what the model has (default: dense)")
+                              f"all: what the model has{more} (default: dense)")
     command.add_argument("--max-active", type=int, metavar="N",
                          help="with --vectors sparse: keep only the N largest weights of a text")
 
@@ -510,7 +510,12 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("--output", default="embedding", metavar="NAME",
                        help="column for the embeddings (default: embedding)")
     embed.add_argument("-m", "--model", metavar="REF", help="model (default: see `mpool models`)")
-    _outputs(embed)
+    _outputs(embed, _options.ITERATED, "; labels: labels of a sequence classifier with scores; spans: parts of the "
+             "text that a token classifier labels")
+    embed.add_argument("-k", "--top-k", type=int, metavar="N",
+                       help="with --vectors labels: number of labels per text (default: all)")
+    embed.add_argument("--aggregation", default="none", choices=_options.AGGREGATIONS,
+                       help="with --vectors spans: how labels of tokens become labels of parts (default: none)")
     embed.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for this task")
     embed.add_argument("--dimensions", type=int, metavar="N", help="keep only the first N components")
     embed.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,

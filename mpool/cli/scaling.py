@@ -30,7 +30,8 @@ def serve(arguments: argparse.Namespace) -> int:
 
 #: Value of ``--vectors`` -> the options of the command that apply to it.
 _OPTIONS = {"dense": ("task", "compute", "dimensions", "on_error"), "sparse": ("task", "compute", "max_active"),
-            "tokens": ("task", "compute"), "all": ("task", "compute")}
+            "tokens": ("task", "compute"), "all": ("task", "compute"), "labels": ("compute", "top_k"),
+            "spans": ("compute", "aggregation")}
 
 
 def embed(arguments: argparse.Namespace) -> int:
@@ -40,7 +41,8 @@ def embed(arguments: argparse.Namespace) -> int:
     with packages("`mpool ray`", "ray"):
         from ..integrations.ray.parquet import embed_parquet
     options = {name: getattr(arguments, name) for name in _OPTIONS[arguments.vectors]}
-    for name, default in (("dimensions", None), ("on_error", "raise"), ("max_active", None)):
+    for name, default in (("task", None), ("dimensions", None), ("on_error", "raise"), ("max_active", None),
+                          ("top_k", None), ("aggregation", "none")):
         if name not in options and getattr(arguments, name) != default:
             raise InvalidArgument(f"--{name.replace('_', '-')} and --vectors {arguments.vectors} exclude each other",
                                   param=name)

@@ -17,8 +17,8 @@ from ..checks import integer, is_same, refuse
 from ..errors import ContextOverflow, InvalidArgument, LimitError, WrongCapability
 from . import text_embedding as embedding
 from .options import ACTIVATIONS, TEMPLATE
-from .steps import VectorRequest
-from .vectors import activate, check_choice
+from .steps import Cutter, IterRequest, Rebatch, VectorRequest
+from .vectors import Bar, activate, check_choice
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -185,10 +185,7 @@ def check(texts: Any, options: ClassifyOptions, most: int) -> Checked:
     if pairs:
         given = [_pair(pair, at) for at, pair in enumerate(given)]
     check_choice("multi_label", options.multi_label, (True, False))
-    check_choice("function_to_apply", options.function_to_apply, (None, *ACTIVATIONS))
-    count = integer(options.top_k)
-    if options.top_k is not None and (count is None or count < 1):
-        refuse("top_k", options.top_k, "1 or more, or None for all labels")
+    check_scores(options)
     if options.labels is None:
         for name, default in (("template", TEMPLATE), ("multi_label", False)):
             if not is_same(getattr(options, name), default):
@@ -210,6 +207,18 @@ def check(texts: Any, options: ClassifyOptions, most: int) -> Checked:
                          f"{len(labels):,} labels", param="labels",
                          hint="max_inputs= or PoolConfig.max_embed_inputs raises the limit")
     return Checked(given, single, False, labels, _hypotheses(options.template, labels))
+
+
+def check_scores(options: ClassifyOptions) -> None:
+    """Check ``function_to_apply`` and ``top_k``.
+
+    Raises:
+        InvalidArgument: one of them is invalid.
+    """
+    check_choice("function_to_apply", options.function_to_apply, (None, *ACTIVATIONS))
+    count = integer(options.top_k)
+    if options.top_k is not None and (count is None or count < 1):
+        refuse("top_k", options.top_k, "1 or more, or None for all labels")
 
 
 def _pair(pair: Any, at: int) -> tuple[str, str]:
@@ -272,9 +281,7 @@ def request(plan: Plan, checked: Checked, options: ClassifyOptions, call: Call) 
         WrongCapability: the request names labels, and the model has no label for entailment.
         ContextOverflow: a hypothesis leaves no room for a text.
     """
-    settings = plan.entry.describe().embedding
-    classifier = None if settings is None else settings.classifier
-    assert classifier is not None, "the plan has checked the output"
+    classifier = _classifier(plan)
     if checked.labels:
         return _zero_shot(plan, classifier, checked, options, call)
     function, top_k = options.function_to_apply or classifier.activation, options.top_k
@@ -286,6 +293,13 @@ def request(plan: Plan, checked: Checked, options: ClassifyOptions, call: Call) 
     kind = _PAIRS if checked.pairs else embedding.TEXTS
     slices = _slices_of_pairs if checked.pairs else embedding.slices
     return VectorRequest(kind, plan, checked.texts, slices, checked.single, options.progress, call, finish)
+
+
+def _classifier(plan: Plan) -> ClassifierSettings:
+    settings = plan.entry.describe().embedding
+    classifier = None if settings is None else settings.classifier
+    assert classifier is not None, "the plan has checked the output"
+    return classifier
 
 
 def _result(scores: NDArray[np.float32], labels: tuple[str, ...], plan: Plan, top_k: int | None,
@@ -333,6 +347,65 @@ def _encoded_hypotheses(plan: Plan, checked: Checked, call: Call) -> list[Sequen
                                   f"text: the model accepts {room} tokens of both", tokens=len(ids), limit=room - 1,
                                   key=plan.entry.key, hint="Shorten the label or the template")
     return encoded
+
+
+# ---- many texts ----------------------------------------------------------------------------------------------------
+
+@dataclass(slots=True)
+class LabelsIterRequest(IterRequest):
+    """A request for the labels of an iterable of texts or pairs.
+
+    Attributes:
+        function: function that turns logits into scores.
+        labels: names of all labels.
+        top_k: number of labels in ``results`` of each text; None: all.
+    """
+
+    function: str = "softmax"
+    labels: tuple[str, ...] = ()
+    top_k: int | None = None
+
+    def _regrouped(self) -> Rebatch:
+        return Rebatch(self.batch_size, self._joined, self._singles)
+
+    def _singles(self, rows: Any) -> Iterator[Any]:
+        for row in rows:
+            yield _result(row.copy()[None], self.labels, self.plan, self.top_k, True)
+
+    def _joined(self, parts: list[Any]) -> Any:
+        return _result(np.concatenate(parts), self.labels, self.plan, self.top_k, False)
+
+    def _finished(self, rows: Any) -> Any:
+        return activate(rows, self.function)
+
+
+def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, options: ClassifyOptions,
+                 call: Call) -> LabelsIterRequest:
+    """Return the request for the labels of an iterable. Its items are like the first one: all texts, or all pairs."""
+    classifier = _classifier(plan)
+    pairs = False
+
+    def packed(plan: Plan, texts: list[Any], start: int, single: bool, call: Call) -> Pack:
+        nonlocal pairs
+        if start == 0:
+            pairs = isinstance(texts[0], (tuple, list))
+        if not pairs:
+            return embedding.TEXTS.pack(plan, texts, start, single, call)
+        return _pack_pairs(plan, [_pair(pair, at) for at, pair in enumerate(texts, start)], start, single, call)
+
+    kind = replace(embedding.TEXTS, pack=packed)
+    return LabelsIterRequest(kind, plan, items, _PairCutter(embedding.SLICE_CHARS, embedding.SLICE_TEXTS), batch_size,
+                             bar, call, function=options.function_to_apply or classifier.activation,
+                             labels=classifier.labels, top_k=options.top_k)
+
+
+class _PairCutter(Cutter):
+    """Cuts a sequence of texts or pairs of texts into slices of bounded characters and count."""
+
+    def size_of(self, item: Any) -> int:
+        if isinstance(item, (tuple, list)) and len(item) == 2:
+            return sum(len(text) for text in item if isinstance(text, str))
+        return super().size_of(item)
 
 
 # ---- pairs ---------------------------------------------------------------------------------------------------------

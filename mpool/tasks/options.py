@@ -272,6 +272,11 @@ ON_ERROR = ("raise", "null")
 TASKS = ("query", "document")
 #: Outputs of a text encoder.
 OUTPUTS = ("dense", "sparse", "tokens", "all")
+#: Outputs of :func:`mpool.embed_iter`.
+ITERATED = (*OUTPUTS, "labels", "spans")
+ACTIVATIONS = ("softmax", "sigmoid", "none")
+#: How labels of tokens become labels of spans.
+AGGREGATIONS = ("none", "simple", "first", "average", "max")
 _COMPUTE = ('compute type: ``"float32"``, ``"float32-fast"``, ``"bfloat16"``, ``"int8"`` or ``"auto"``. ``"auto"`` '
             "selects the fastest type on this CPU whose vectors of sentences have a cosine similarity of at least "
             "0.9999 to those of float32, and of degenerate texts, such as one repeated word, 0.9995 (measured for some "
@@ -355,17 +360,29 @@ class EmbedOptions(TextVectorOptions):
 class EmbedIterOptions(TextVectorOptions):
     """Options of :func:`mpool.embed_iter`."""
 
-    output: Literal["dense", "sparse", "tokens", "all"] = option(
+    output: Literal["dense", "sparse", "tokens", "all", "labels", "spans"] = option(
         "dense", 'what to compute: ``"dense"``, as :func:`embed`; ``"sparse"``, as :func:`embed_sparse`; ``"tokens"``, '
-        'as :func:`embed_tokens`; ``"all"``, as :func:`embed_all`. ``dimensions``, ``normalize``, ``precision`` and '
-        '``on_error`` apply to ``"dense"`` only.', choices=OUTPUTS, plan=False)
+        'as :func:`embed_tokens`; ``"all"``, as :func:`embed_all`; ``"labels"``, as :func:`classify`, also of pairs of '
+        'texts, but not zero-shot; ``"spans"``, as :func:`classify_tokens`. ``dimensions``, ``normalize``, '
+        '``precision`` and ``on_error`` apply to ``"dense"`` only; ``task``, ``prompt`` and ``prompt_name`` not to '
+        '``"labels"`` and ``"spans"``.', choices=ITERATED, plan=False)
     batch_size: int | None = option(
         None, "None: yield the result of one text at a time: a vector of shape ``(d,)``, token ids and weights, a "
-        "matrix ``(tokens, d)``, or a :class:`mpool.TextEmbeddings` of one text; a number: yield results of this many "
-        "texts, as the functions return them; the last one may have fewer. Affects neither speed nor values.",
-        plan=False)
+        "matrix ``(tokens, d)``, a :class:`mpool.TextEmbeddings` of one text, a :class:`mpool.Classification` or a "
+        ":class:`mpool.TokenClassification`; a number: yield results of this many texts, as the functions return them; "
+        "the last one may have fewer. Affects neither speed nor values.", plan=False)
     max_active: int | None = option(None, 'only with ``output="sparse"``: maximum number of weights of a text, as for '
                                     ":func:`embed_sparse`.", aliases=("max_active_dims",), plan=False)
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = option(
+        None, 'only with ``output="labels"``: as for :func:`classify`.', choices=(None, *ACTIVATIONS), plan=False)
+    top_k: int | None = option(None, 'only with ``output="labels"``: as for :func:`classify`.', plan=False)
+    aggregation: Literal["none", "simple", "first", "average", "max"] = option(
+        "none", 'only with ``output="spans"``: as for :func:`classify_tokens`.', choices=AGGREGATIONS,
+        aliases=("aggregation_strategy",), plan=False)
+    ignore_labels: Sequence[str] = option(("O",), 'only with ``output="spans"``: as for :func:`classify_tokens`.',
+                                          plan=False)
+    stride: int | None = option(None, 'only with ``output="spans"``: as for :func:`classify_tokens`, which also states '
+                                "the maximum number of windows; here it applies to each slice of texts.", plan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,7 +483,6 @@ class RerankOptions(_LogitOptions):
     progress: ClassVar[bool] = False
 
 
-ACTIVATIONS = ("softmax", "sigmoid", "none")
 #: Default hypothesis of zero-shot classification.
 TEMPLATE = "This example is {}."
 
@@ -509,10 +525,6 @@ class ClassifyOptions(_LogitOptions):
     result: ClassVar[str] = "labels"
     prompt: ClassVar[None] = None
     prompt_name: ClassVar[None] = None
-
-
-#: How labels of tokens become labels of spans.
-AGGREGATIONS = ("none", "simple", "first", "average", "max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

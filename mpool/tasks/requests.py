@@ -119,8 +119,24 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     batch_size = embedding.check_streamable(options, options.batch_size)
     own = _output_options(options)
 
+    if options.output == "labels":
+        from . import classification
+
+        _require(model, "a sequence classifier")
+        classification.check_scores(own)
+    elif options.output == "spans":
+        from . import token_classification
+
+        _require(model, "a token classifier")
+        spans = token_classification.check([], own, _limit(pool, None))
+
     def prepare() -> IterRequest:
-        plan = text_plan(pool, model, options) if own is None else _output_plan(pool, model, own)
+        if own is None or options.output == "labels":
+            plan = text_plan(pool, model, options if own is None else own)
+        elif options.output == "spans":
+            plan = token_classification.plan_of(*_opened(pool, model, own), spans)
+        else:
+            plan = _output_plan(pool, model, own)
         try:
             total = len(items)
         except TypeError:
@@ -128,6 +144,10 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
         bar = vectors.Bar(options.progress, total, plan.entry.key)
         if own is None:
             return IterRequest(embedding.TEXTS, plan, items, embedding.cutter(), batch_size, bar, call)
+        if options.output == "labels":
+            return classification.iter_request(plan, items, batch_size, bar, own, call)
+        if options.output == "spans":
+            return token_classification.iter_request(plan, items, batch_size, bar, call)
         from . import outputs
 
         return outputs.OutputsIterRequest(outputs.TEXTS, plan, items, outputs.cutter(plan), batch_size, bar, call,
@@ -137,10 +157,16 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 
 #: Output -> options of its function, and name of the function that joins its slices.
-_OPTIONS_OF = {"sparse": SparseOptions, "tokens": TokenOptions, "all": AllOptions}
+_OPTIONS_OF = {"sparse": SparseOptions, "tokens": TokenOptions, "all": AllOptions, "labels": ClassifyOptions,
+               "spans": ClassifyTokensOptions}
 _FINISH = {"sparse": "sparse_vectors", "tokens": "token_vectors", "all": "all_outputs"}
-#: Options of embed_iter that only dense vectors have, with their defaults.
-_OF_DENSE = {name: getattr(EmbedIterOptions(), name) for name in ("dimensions", "normalize", "precision", "on_error")}
+#: Option of embed_iter that not all outputs have -> the outputs that have it, and a hint.
+_ONLY = {**dict.fromkeys(("dimensions", "normalize", "precision", "on_error"), (
+             ("dense",), "It applies to dense vectors only")),
+         **dict.fromkeys(("task", "prompt", "prompt_name"), (_options.OUTPUTS, "Classifiers have no prompts")),
+         "max_active": (("sparse",), "Only sparse vectors have a maximum number of weights"),
+         **dict.fromkeys(("function_to_apply", "top_k"), (("labels",), 'It needs output="labels"')),
+         **dict.fromkeys(("aggregation", "ignore_labels", "stride"), (("spans",), 'It needs output="spans"'))}
 
 
 def _output_options(options: EmbedIterOptions) -> Any:
@@ -149,19 +175,16 @@ def _output_options(options: EmbedIterOptions) -> Any:
     Raises:
         InvalidArgument: the output does not exist, or does not have an option.
     """
-    vectors.check_choice("output", options.output, _options.OUTPUTS)
-    if options.output != "sparse" and options.max_active is not None:
-        refuse("max_active", options.max_active, f"None with output={options.output!r}",
-               hint="Only sparse vectors have a maximum number of weights")
+    vectors.check_choice("output", options.output, _options.ITERATED)
+    defaults = EmbedIterOptions()
+    for name, (outputs, hint) in _ONLY.items():
+        value, default = getattr(options, name), getattr(defaults, name)
+        if options.output not in outputs and not is_same(value, default):
+            refuse(name, value, f"{default!r} with output={options.output!r}", hint=hint)
     if options.output == "dense":
         return None
-    for name, default in _OF_DENSE.items():
-        value = getattr(options, name)
-        if not is_same(value, default):
-            refuse(name, value, f"{default!r} with output={options.output!r}",
-                   hint="It applies to dense vectors only")
     kind: Any = _OPTIONS_OF[options.output]
-    names = (one.name for one in fields(kind) if one.name != "max_inputs")
+    names = (one.name for one in fields(kind) if hasattr(options, one.name))
     return kind(**{name: getattr(options, name) for name in names})
 
 

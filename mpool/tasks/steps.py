@@ -368,12 +368,16 @@ class Cutter:
 
     def add(self, item: Any) -> tuple[int, list[Any]] | None:
         """Append a text. Returns the previous slice if this text does not fit into it."""
-        size, full = len(item) if isinstance(item, str) else 0, None
+        size, full = self.size_of(item), None
         if self.held and (self.chars + size > self.most_chars or len(self.held) >= self.most_texts):
             full = self.rest()
         self.held.append(item)
         self.chars += size
         return full
+
+    def size_of(self, item: Any) -> int:
+        """Return the number of characters of an item."""
+        return len(item) if isinstance(item, str) else 0
 
     def rest(self) -> tuple[int, list[Any]] | None:
         """Return the last, incomplete slice, or None."""

@@ -17,7 +17,7 @@ from ..errors import ContextOverflow, InvalidArgument, LimitError
 from . import outputs
 from . import text_embedding as embedding
 from .options import AGGREGATIONS
-from .outputs import ROWS, OutputPlan, OutputsRequest, Part, Sizes
+from .outputs import ROWS, OutputPlan, OutputsIterRequest, OutputsRequest, Part, Sizes
 from .text_embedding import Pack, Plan
 from .token_labels import (
     LabelledSpan,
@@ -31,7 +31,7 @@ from .token_labels import (
     spans_of,
     windows,
 )
-from .vectors import activate, check_choice, keep_plan
+from .vectors import Bar, activate, check_choice, keep_plan
 
 if TYPE_CHECKING:
     from .. import _core
@@ -193,19 +193,41 @@ def request(entry: Entry, checked: Checked, options: ClassifyTokensOptions, call
         InvalidArgument: an option is invalid for this model.
         WrongCapability: the model is no token classifier.
     """
+    made = plan_of(entry, options, checked)
+
+    def finish(plan: OutputPlan, parts: list[Part]) -> TokenClassification | TokenClassifications:
+        found = _joined(made, parts)
+        return found[0] if checked.single else found
+
+    return OutputsRequest(made, checked.texts, options.progress, call, finish, kind=TEXTS)
+
+
+def plan_of(entry: Entry, options: ClassifyTokensOptions, checked: Checked) -> SpanPlan:
+    """Return the plan for the options of a request, with its rules. Raises as :func:`request`."""
     made = _plan(entry, options)
     if checked.stride is not None and checked.stride >= _room(made):
         refuse("stride", checked.stride, f"less than {_room(made)}, the number of tokens of a window of this model",
                key=entry.key)
     rules = Rules(made.table, options.aggregation, checked.ignored, made.tokenizer.join_tokens)
-    made = replace(made, rules=rules, stride=checked.stride, budget=Budget(checked.most, checked.most))
+    return replace(made, rules=rules, stride=checked.stride, budget=Budget(checked.most, checked.most))
 
-    def finish(plan: OutputPlan, parts: list[Part]) -> TokenClassification | TokenClassifications:
-        facts = made.table.names, entry.key, options.aggregation
-        found = tuple(TokenClassification(spans, *facts) for part in parts for spans in part.spans or ())
-        return found[0] if checked.single else TokenClassifications(found, *facts)
 
-    return OutputsRequest(made, checked.texts, options.progress, call, finish, kind=TEXTS)
+def _joined(plan: OutputPlan, parts: list[Part]) -> TokenClassifications:
+    """Join the spans of slices."""
+    assert isinstance(plan, SpanPlan) and plan.rules is not None
+    facts = plan.table.names, plan.entry.key, plan.rules.aggregation
+    return TokenClassifications(tuple(TokenClassification(spans, *facts) for part in parts
+                                      for spans in part.spans or ()), *facts)
+
+
+def iter_request(plan: SpanPlan, items: Any, batch_size: int | None, bar: Bar, call: Call) -> OutputsIterRequest:
+    """Return the request for the spans of an iterable. The budget of windows of the plan is that of each slice."""
+    def packed(plan: SpanPlan, texts: list[Any], start: int, single: bool, call: Call) -> SpanPack:
+        fresh = replace(plan, budget=Budget(plan.budget.most, plan.budget.most))
+        return _packed(fresh, texts, start, single, call)
+
+    return OutputsIterRequest(replace(TEXTS, pack=packed), plan, items, outputs.cutter(plan), batch_size, bar, call,
+                              finish=_joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,4 +378,4 @@ def _heavy(plan: Plan, inputs: list[Any]) -> bool:
 
 TEXTS = replace(outputs.TEXTS, pack=_packed, heavy=_heavy)
 
-__all__ = ["check", "request", "scores_plan"]
+__all__ = ["check", "iter_request", "plan_of", "request", "scores_plan"]

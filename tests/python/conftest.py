@@ -199,6 +199,14 @@ def m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of small static embeddings."""
+    import staticmodels
+
+    return staticmodels.write_letters(tmp_path_factory.mktemp("letters"))
+
+
+@pytest.fixture(scope="session")
 def llava() -> Path:
     """Folder of the demo model for vision."""
     import mpool

@@ -1,4 +1,4 @@
-"""Embeddings for the texts of Parquet files, computed by one process per CPU."""
+"""Embeddings and labels for the texts of Parquet files, computed by one process per CPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,17 @@ from ...errors import FileError, InvalidArgument, MpoolError
 from ...models import describe
 from ...names import WEIGHTS
 from ...pool import Pool
+from ...tasks.classification import Classifications
 from ...tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
+from ...tasks.token_labels import TokenClassifications
 from . import provenance
 
 #: Default number of rows per batch, and with vectors of tokens (also among all vectors).
 ROWS, TOKEN_ROWS = 1024, 64
+#: Types of a column of labels and of one of labelled spans.
+_LABELS = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32())]))
+_SPANS = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32()), ("start", pa.int32()),
+                             ("end", pa.int32()), ("word", pa.string())]))
 #: Suffix of a file that is not complete yet.
 _PART = ".part"
 
@@ -48,10 +54,13 @@ class EmbedBatches:
         vectors: ``"dense"``: fixed-size lists of float32; ``"sparse"``: structs of two lists, ``indices`` (int32,
             ascending) and ``values`` (float32); ``"tokens"``: lists of fixed-size lists of float32, one per token;
             ``"all"``: structs with those of the fields ``dense``, ``sparse`` and ``tokens`` that the model has, of
-            these types, computed in one pass.
-        **options: options of :func:`mpool.embed`, :func:`mpool.embed_sparse`, :func:`mpool.embed_tokens` or
-            :func:`mpool.embed_all`. With ``on_error="null"``, which dense vectors have, texts that are missing or
-            cannot be embedded get a null instead of a vector.
+            these types, computed in one pass; ``"labels"``: lists of structs ``label`` (string) and ``score``
+            (float32), best first; ``"spans"``: lists of structs ``label``, ``score``, ``start`` and ``end`` (int32, in
+            characters), and ``word``. Labels and spans need a model.
+        **options: options of :func:`mpool.embed`, :func:`mpool.embed_sparse`, :func:`mpool.embed_tokens`,
+            :func:`mpool.embed_all`, :func:`mpool.classify` or :func:`mpool.classify_tokens`. With
+            ``on_error="null"``, which dense vectors have, texts that are missing or cannot be embedded get a null
+            instead of a vector.
 
     Raises:
         InvalidArgument: the column does not exist, or does not have texts; or an option is invalid.
@@ -61,6 +70,7 @@ class EmbedBatches:
     def __init__(self, column: str = "text", output: str = "embedding", model: str | None = None, cpus: int = 1,
                  memory_mb: int = 0, weights: str = "auto", vectors: str = "dense", **options: Any) -> None:
         provenance.options_of(options, vectors)  # raises for an invalid option
+        provenance.default_model(model, vectors)  # raises if a model is needed
         self.column, self.output, self.model, self.options = column, output, model, options
         self.vectors = vectors
         self.pool = Pool(_share.config(cpus, memory_mb, None, weights=weights))
@@ -73,7 +83,9 @@ class EmbedBatches:
         check_column(batch.schema, self.column, "the batch")
         texts = batch.column(self.column).to_pylist()
         compute = getattr(self.pool, provenance.FUNCTIONS[self.vectors][0])
-        vectors = array_of(compute(texts, self.model, max_inputs=max(len(texts), 1), **self.options))
+        # pairs of texts and labels, and windows of long texts, count as inputs
+        most = max(len(texts) * max(1, len(self.options.get("labels") or ())), self.pool.config.max_embed_inputs)
+        vectors = array_of(compute(texts, self.model, max_inputs=most, **self.options))
         at = batch.schema.get_field_index(self.output)
         found = batch.append_column(self.output, vectors) if at < 0 else batch.set_column(at, self.output, vectors)
         return found.replace_schema_metadata(provenance.with_record(batch.schema.metadata, self.output, self._record()))
@@ -81,7 +93,7 @@ class EmbedBatches:
     def _record(self) -> dict[str, Any]:
         """Return the record of the vectors; see :mod:`mpool.integrations.ray.provenance`."""
         if self._made is None:
-            model = self.pool.get(provenance.default_model(self.model), "text_embedding")
+            model = self.pool.get(provenance.default_model(self.model, self.vectors), "text_embedding")
             self._made = provenance.record_of(model.description, self.column, self.options, self.vectors)
         return self._made
 
@@ -90,9 +102,15 @@ def array_of(found: Any) -> pa.Array:
     """Return vectors as an Arrow array with an element per text; see :class:`EmbedBatches` for its type.
 
     Args:
-        found: result of :func:`mpool.embed`, :func:`mpool.embed_sparse`, :func:`mpool.embed_tokens` or
-            :func:`mpool.embed_all`. A row of NaN becomes a null.
+        found: result of :func:`mpool.embed`, :func:`mpool.embed_sparse`, :func:`mpool.embed_tokens`,
+            :func:`mpool.embed_all`, :func:`mpool.classify` or :func:`mpool.classify_tokens`. A row of NaN becomes a
+            null.
     """
+    if isinstance(found, Classifications):
+        return pa.array([[{"label": one.label, "score": one.score} for one in text] for text in found], _LABELS)
+    if isinstance(found, TokenClassifications):
+        names = [field.name for field in _SPANS.value_type]
+        return pa.array([[{name: getattr(one, name) for name in names} for one in text] for text in found], _SPANS)
     if isinstance(found, TextEmbeddings):
         fields = {name: array_of(one) for name in ("dense", "sparse", "tokens")
                   if (one := getattr(found, name)) is not None}
@@ -228,12 +246,13 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
         raise FileError(f"{source_folder} has no .parquet files")
     one_of("weights", weights, WEIGHTS)
     provenance.options_of(options, vectors)  # raises for an invalid option
+    name = provenance.default_model(model, vectors)
     if not isinstance(overwrite, bool):
         refuse("overwrite", overwrite, "True or False")
     rows_of = {path: _rows_of(path, column) for path in files}
     missing = [path for path in files if overwrite or not (target_folder / path.name).exists()]
     if len(missing) < len(files):
-        record = provenance.record_of(describe(provenance.default_model(model)), column, options, vectors)
+        record = provenance.record_of(describe(name), column, options, vectors)
         for path in files:
             if path not in missing:
                 _check_copy(target_folder / path.name, rows_of[path], output, record)

@@ -15,16 +15,15 @@ from ...server.state import State
 from .race import HEARTBEAT
 from .routing import DEPTH
 
-#: Prefixes of the paths for which every replica gives the same response.
-_SHARED = ("/v1/", "/api/", "/health", "/openapi.json")
-_OWN = "/api/mpool/"  # the dashboard's routes
+#: Paths, and prefixes of paths, that show a single pool: the metrics, and the dashboard with its routes.
+_PAGES, _OWN = ("/", "/metrics"), ("/dashboard/", "/api/mpool/")
 
 
 def operations() -> tuple[Any, ...]:
     """Return the operations of a replica: those of ``mpool serve`` except the dashboard and ``/metrics``, which show a
     single pool."""
     return tuple(operation for operation in OPERATIONS
-                 if operation.path.startswith(_SHARED) and not operation.path.startswith(_OWN))
+                 if operation.path not in _PAGES and not operation.path.startswith(_OWN))
 
 
 class Pools:

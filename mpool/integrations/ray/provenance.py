@@ -15,16 +15,29 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ..._version import __version__
-from ...checks import one_of
+from ...checks import one_of, refuse
 from ...models import load_catalogue
-from ...tasks.options import CALL, AllOptions, EmbedOptions, SparseOptions, TokenOptions, parse_options
+from ...tasks.options import (
+    CALL,
+    AllOptions,
+    ClassifyOptions,
+    ClassifyTokensOptions,
+    EmbedOptions,
+    SparseOptions,
+    TokenOptions,
+    parse_options,
+)
 
 if TYPE_CHECKING:
     from ...models import ModelDescription
 
 #: Kind of vectors -> the function that computes them, and its options.
 FUNCTIONS: dict[str, tuple[str, Any]] = {"dense": ("embed", EmbedOptions), "sparse": ("embed_sparse", SparseOptions),
-                                         "tokens": ("embed_tokens", TokenOptions), "all": ("embed_all", AllOptions)}
+                                         "tokens": ("embed_tokens", TokenOptions), "all": ("embed_all", AllOptions),
+                                         "labels": ("classify", ClassifyOptions),
+                                         "spans": ("classify_tokens", ClassifyTokensOptions)}
+#: Kind of vectors without a default model -> what the model must be.
+_CLASSIFIERS = {"labels": "a sequence classifier", "spans": "a token classifier"}
 #: Options that do not change vectors.
 _NO_EFFECT = ("progress", "max_inputs")
 
@@ -43,11 +56,16 @@ def options_of(options: Mapping[str, Any], vectors: str = "dense") -> dict[str, 
     function, kind = FUNCTIONS[vectors]
     given = {name: value for name, value in options.items() if name not in CALL}
     found = parse_options(kind, function, given)
-    return {one.name: getattr(found, one.name) for one in fields(kind) if one.name not in _NO_EFFECT}
+    values = {one.name: getattr(found, one.name) for one in fields(kind) if one.name not in _NO_EFFECT}
+    # lists of labels, as the JSON of a record has them
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def default_model(model: str | None) -> str:
-    """Return the model that an argument selects."""
+def default_model(model: str | None, vectors: str = "dense") -> str:
+    """Return the model that an argument selects. Raises InvalidArgument if the kind of vectors has no default model."""
+    if model is None and vectors in _CLASSIFIERS:
+        refuse("model", None, _CLASSIFIERS[vectors], hint=f"vectors={vectors!r} has no default model: pass a folder or "
+                                                          "reference")
     return load_catalogue().default("text_embedding").key if model is None else model
 
 

@@ -27,19 +27,11 @@ pytest.importorskip("safetensors")
 
 TEXTS = [f"w{number % 90} The fox{number % 7} jumps, w{number % 31} over {number} dogs. " * (1 + number % 3)
          for number in range(60)]
-ITERATED = [name for name, output in OUTPUTS.items() if output.iterates]
 
 
 @pytest.fixture(params=OUTPUTS)
 def case(request: pytest.FixtureRequest) -> tuple[Output, str]:
     """An output and the folder of a model that has it."""
-    output = OUTPUTS[request.param]
-    return output, str(request.getfixturevalue(output.model))
-
-
-@pytest.fixture(params=ITERATED)
-def iterated(request: pytest.FixtureRequest) -> tuple[Output, str]:
-    """An output that an iterator has, and a model."""
     output = OUTPUTS[request.param]
     return output, str(request.getfixturevalue(output.model))
 
@@ -99,15 +91,14 @@ def test_same_bytes_in_a_worker_process(pool: mpool.Pool, case: tuple[Output, st
     output, model = case
     with mpool.Pool(mpool.PoolConfig(threads=1, isolation="process")) as isolated:
         assert bytes_of(output.call(isolated, TEXTS, model)) == bytes_of(output.call(pool, TEXTS, model))
-        if output.iterates:
-            found = [bytes_of_one(one) for one in output.iterate(isolated, iter(TEXTS), model)]
-            assert found == bytes_of(output.call(pool, TEXTS, model))
+        found = [bytes_of_one(one) for one in output.iterate(isolated, iter(TEXTS), model)]
+        assert found == bytes_of(output.call(pool, TEXTS, model))
 
 
 # ---- embed_iter ----------------------------------------------------------------------------------------------------
 
-def test_iterators_have_the_same_bytes(pool: mpool.Pool, iterated: tuple[Output, str]) -> None:
-    output, model = iterated
+def test_iterators_have_the_same_bytes(pool: mpool.Pool, case: tuple[Output, str]) -> None:
+    output, model = case
     texts = TEXTS * 20
     expected = bytes_of(output.call(pool, texts, model))
     assert [bytes_of_one(one) for one in output.iterate(pool, iter(texts), model)] == expected
@@ -122,21 +113,23 @@ def test_iterators_have_the_same_bytes(pool: mpool.Pool, iterated: tuple[Output,
                 yield text
 
         return [bytes_of_one(one) async for one in mpool.aio.embed_iter(source(), model, pool=pool,
-                                                                        output=output.submit)]
+                                                                        output=output.submit, **output.options)]
 
     assert asyncio.run(each()) == expected
     assert list(output.iterate(pool, iter(()), model)) == []
-    found = [bytes_of_one(one) for one in pool.get(model).embed_iter(TEXTS, "document", output=output.submit)]
-    assert found == bytes_of(output.call(pool, TEXTS, model, task="document"))
+    task = {"task": "document"} if output.parameter == "inputs" else {}
+    found = [bytes_of_one(one) for one in pool.get(model).embed_iter(TEXTS, *task.values(), output=output.submit,
+                                                                     **output.options)]
+    assert found == bytes_of(output.call(pool, TEXTS, model, **task))
     iterator = output.iterate(pool, texts, model)
     assert sum(1 for _ in iterator) == iterator.done == len(texts) and iterator.failed == 0
 
 
-def test_iterators_keep_no_memory_of_others(pool: mpool.Pool, iterated: tuple[Output, str]) -> None:
+def test_iterators_keep_no_memory_of_others(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     """A result that the caller keeps does not keep its slice: its arrays have their own memory."""
-    output, model = iterated
+    output, model = case
     for size in (None, 3):
-        first = next(iter(output.iterate(pool, iter(TEXTS), model, size)))
+        first = next(iter(output.iterate(pool, iter(TEXTS * 20), model, size)))
         for array in _arrays(first):
             base = array if array.base is None else array.base
             while getattr(base, "base", None) is not None:
@@ -151,11 +144,15 @@ def _arrays(found: Any) -> list[np.ndarray[Any, Any]]:
         return [found.indices, found.values]
     if isinstance(found, mpool.TokenVectors):
         return [found.values]
+    if isinstance(found, (mpool.Classification, mpool.Classifications)):
+        return [found.scores]
+    if isinstance(found, (mpool.TokenClassification, mpool.TokenClassifications)):
+        return []
     return list(found) if isinstance(found, tuple) else [found]
 
 
-def test_iterators_read_a_bounded_number_of_texts_ahead(pool: mpool.Pool, iterated: tuple[Output, str]) -> None:
-    output, model = iterated
+def test_iterators_read_a_bounded_number_of_texts_ahead(pool: mpool.Pool, case: tuple[Output, str]) -> None:
+    output, model = case
     read = 0
 
     def source() -> Iterator[str]:
@@ -183,10 +180,10 @@ def test_iterators_have_no_limit_of_results(m3: Path, name: str) -> None:
         assert sum(1 for _ in output.iterate(small, texts, m3)) == 1500
 
 
-def test_iterators_fail_at_the_text_that_is_invalid(pool: mpool.Pool, iterated: tuple[Output, str]) -> None:
-    output, model = iterated
-    seen = 0
-    with pytest.raises(mpool.InvalidArgument, match="text 1500 must be a str"):
+def test_iterators_fail_at_the_text_that_is_invalid(pool: mpool.Pool, case: tuple[Output, str]) -> None:
+    output, model = case
+    seen, name = 0, "`texts\\[1500\\]`" if output.submit == "spans" else "text 1500"
+    with pytest.raises(mpool.InvalidArgument, match=f"{name} must be a str"):
         for _ in output.iterate(pool, [*TEXTS * 25, 3, "w1"], model):
             seen += 1
     assert seen <= 1500
@@ -198,7 +195,13 @@ def test_iterators_fail_at_the_text_that_is_invalid(pool: mpool.Pool, iterated: 
     ("all", "precision", "binary", "'float32' with"), ("sparse", "on_error", "null", "'raise' with"),
     ("sparse", "dimensions", np.zeros(2), "None with"), ("tokens", "max_active", 3, "None with output='tokens'"),
     ("dense", "max_active", 3, "None with output='dense'"), ("sparse", "max_active", 0, "1 or more"),
-    ("labels", "output", "labels", "one of dense, sparse, tokens, all"), (None, "output", None, "one of dense"),
+    ("labels", "task", "query", "None with output='labels'"), ("spans", "prompt", "p", "None with output='spans'"),
+    ("labels", "aggregation", "simple", "'none' with output='labels'"), ("dense", "top_k", 3, "None with"),
+    ("spans", "function_to_apply", "none", "None with"), ("labels", "ignore_labels", [], "with output='labels'"),
+    ("labels", "top_k", 0, "1 or more, or None"), ("spans", "stride", 2, 'None with aggregation="none"'),
+    ("labels", "function_to_apply", "x", "softmax"), ("spans", "aggregation", "x", "one of none, simple"),
+    ("scores", "output", "scores", "one of dense, sparse, tokens, all, labels, spans"),
+    (None, "output", None, "one of dense"),
     (["sparse"], "output", ["sparse"], "one of dense"), ("sparse", "batch_size", 0, "1 or more")])
 def test_options_of_iterators(pool: mpool.Pool, m3: Path, output: Any, option: str, value: Any, words: str) -> None:
     with pytest.raises(mpool.InvalidArgument, match=words) as caught:
@@ -210,6 +213,65 @@ def test_iterators_refuse_outputs_that_a_model_does_not_have(pool: mpool.Pool, b
     with pytest.raises(mpool.WrongCapability, match="has no sparse vectors"):
         pool.embed_iter(["a"], bert, output="sparse")
     assert next(pool.embed_iter(["a"], bert, output="all", batch_size=4)).sparse is None
+
+
+@pytest.mark.parametrize(("output", "words"), [("labels", "a sequence classifier"), ("spans", "a token classifier")])
+def test_iterators_of_labels_need_a_classifier(pool: mpool.Pool, m3: Path, output: Any, words: str) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=f"`model` must be {words}, got None"):
+        pool.embed_iter(["a"], output=output)
+    with pytest.raises(mpool.WrongCapability):
+        pool.embed_iter(["a"], m3, output=output)
+
+
+def test_options_of_iterators_of_labels(pool: mpool.Pool, ranker: Path, tagger: Path) -> None:
+    best = pool.classify(TEXTS, ranker, function_to_apply="none", top_k=1)
+    found = list(pool.embed_iter(TEXTS, ranker, output="labels", function_to_apply="none", top_k=1))
+    assert found == list(best) and [one.top_k for one in found] == [1] * len(TEXTS)
+    assert list(pool.embed_iter(TEXTS, ranker, output="labels", function_to_apply="none", top_k=1,
+                                batch_size=25)) == [best[:25], best[25:50], best[50:]]
+    texts = ["w1 w2. " * 300, *TEXTS]  # the first text has many windows
+    options: Any = dict(aggregation="first", ignore_labels=["X"], stride=3)
+    spans = pool.classify_tokens(texts, tagger, **options)
+    assert len(spans[0]) > 100
+    assert list(pool.embed_iter(texts, tagger, output="spans", **options)) == list(spans)
+    assert list(pool.embed_iter(texts, tagger, output="spans", batch_size=50, **options)) == [spans[:50], spans[50:]]
+
+
+def test_windows_of_iterators_are_counted_per_slice(tagger: Path) -> None:
+    """The limit of windows bounds the memory of a slice, and not the length of an iteration."""
+    texts = ["w1 w2. " * 22] * 1500
+    options: Any = dict(aggregation="simple", stride=3)
+    with mpool.Pool(mpool.PoolConfig(threads=2, max_embed_inputs=2500)) as small:
+        with pytest.raises(mpool.LimitError, match="at most 2,500 windows"):
+            small.classify_tokens(texts, tagger, **options)
+        assert sum(1 for _ in small.embed_iter(texts, tagger, output="spans", **options)) == 1500
+        with pytest.raises(mpool.LimitError, match="at most 2,500 windows"):
+            list(small.embed_iter(["w1 " * 300_000], tagger, output="spans", **options))
+
+
+def test_pairs_of_iterators(pool: mpool.Pool, ranker: Path) -> None:
+    """Pairs are read as lazily as texts; their slices are bounded by the characters of both texts."""
+    pairs = [(text, TEXTS[-1 - at]) for at, text in enumerate(TEXTS)] * 20
+    expected = bytes_of(pool.classify(pairs, ranker))
+    assert [bytes_of_one(one) for one in pool.embed_iter(iter(pairs), ranker, output="labels")] == expected
+    found = bytes_of(pool.classify([list(pair) for pair in pairs[:9]], ranker))
+    assert found == [bytes_of_one(one) for one in pool.embed_iter([list(pair) for pair in pairs[:9]], ranker,
+                                                                  output="labels")]
+    read = 0
+
+    def long() -> Iterator[tuple[str, str]]:
+        nonlocal read
+        while True:
+            read += 1
+            yield "w1 " * 100_000, f"w{read % 9} " * 100_000
+
+    with pool.embed_iter(long(), ranker, output="labels") as iterator:
+        next(iterator)
+        assert read <= 20  # 600,000 characters each: a slice of 1,024 pairs would have 614 million
+    with pytest.raises(mpool.InvalidArgument, match=r"texts\[1100\]` must be a pair of texts, as the first one, got"):
+        list(pool.embed_iter([*pairs[:1100], "w1"], ranker, output="labels"))
+    with pytest.raises(mpool.InvalidArgument, match="text 1100 must be a str of 0 to 1,000,000 characters, got tuple"):
+        list(pool.embed_iter([*(TEXTS * 20)[:1100], ("w1", "w2")], ranker, output="labels"))
 
 
 def test_largest_weights_of_iterators(pool: mpool.Pool, m3: Path) -> None:
@@ -247,9 +309,9 @@ def test_cancelled_requests_end(pool: mpool.Pool, case: tuple[Output, str]) -> N
 
 
 @pytest.mark.parametrize("leave", ("close", "del", "break", "aclose"))
-def test_iterators_that_are_left_cancel_their_requests(pool: mpool.Pool, iterated: tuple[Output, str],
+def test_iterators_that_are_left_cancel_their_requests(pool: mpool.Pool, case: tuple[Output, str],
                                                        leave: str) -> None:
-    output, model = iterated
+    output, model = case
     iterator = output.iterate(pool, iter(LONG), model)
     next(iterator)
     if leave == "close":
@@ -265,7 +327,7 @@ def test_iterators_that_are_left_cancel_their_requests(pool: mpool.Pool, iterate
                 break
     else:
         async def left() -> None:
-            flow = mpool.aio.embed_iter(LONG, model, pool=pool, output=output.submit)
+            flow = mpool.aio.embed_iter(LONG, model, pool=pool, output=output.submit, **output.options)
             async for _ in flow:
                 break
             await flow.aclose()

@@ -74,7 +74,8 @@ ROWS: list[tuple[Any, ...]] = [
     ("embed_iter", "bert", {"iterable": [], "precision": "int8"}, "precision", "'int8'",
      "float32, binary or ubinary in embed_iter",
      "The range of each component is known only after all vectors were computed: use embed"),
-    ("embed_iter", "m3", {"iterable": [], "output": "text"}, "output", "'text'", "one of dense, sparse, tokens, all"),
+    ("embed_iter", "m3", {"iterable": [], "output": "text"}, "output", "'text'",
+     "one of dense, sparse, tokens, all, labels, spans"),
     *(("embed_iter", "m3", {"iterable": [], "output": output, "max_active": 3}, "max_active", "3",
        f"None with output={output!r}", "Only sparse vectors have a maximum number of weights")
       for output in ("dense", "tokens", "all")),

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.cli import demo, main
+from mpool.cli import demo, main, word_models
 from mpool.cli.parser import make_parser
 
 QUESTION = "Who are you?"
@@ -34,7 +35,7 @@ def test_facts(arguments: list[str], bert: Path, llama: Path, capsys: pytest.Cap
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     config: Any = mpool.show_config("dicts")
-    assert list(found) == ["machine", "embedding", "text", "image_embedding", "vision", "text_to_image"]
+    assert list(found) == ["machine", "embedding", "outputs", "text", "image_embedding", "vision", "text_to_image"]
     assert found["machine"] == {"version": mpool.__version__, "cpu": config["cpu"]["name"],
                                 "level": config["cpu"]["level"],
                                 **dict.fromkeys(("compute_threads", "lanes"), config["compute_threads"])}
@@ -51,6 +52,12 @@ def test_facts(arguments: list[str], bert: Path, llama: Path, capsys: pytest.Cap
     ranking = sorted(zip(scores.tolist(), demo.SENTENCES), reverse=True)
     assert found["embedding"]["ranking"] == [
         {"similarity": pytest.approx(score, abs=1e-5), "text": text} for score, text in ranking]
+    tokens = [mpool.embed_tokens(texts, str(bert), compute="float32") for texts in ([QUESTION], list(demo.SENTENCES))]
+    unit = [[matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in one] for one in tokens]
+    scores = [float((unit[0][0] @ matrix.T).max(axis=1).sum()) for matrix in unit[1]]
+    best = sorted(zip(scores, demo.SENTENCES), reverse=True)[:2]
+    assert found["embedding"]["maxsim"] == [
+        {"score": pytest.approx(score, abs=1e-3), "text": text} for score, text in best]
     assert found["embedding"]["texts_per_second"] > 0 and found["embedding"]["one_text_ms"] > 0
     done = mpool.chat([{"role": "user", "content": QUESTION}], str(llama), temperature=0, max_tokens=96,
                       compute="float32")
@@ -75,6 +82,52 @@ def test_facts(arguments: list[str], bert: Path, llama: Path, capsys: pytest.Cap
         (f"a handwritten {NAMES[digit]}", 1, 2) for digit in (2, 5, 8, 9)]
 
 
+def test_outputs(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The models of words give the results that their weights imply, and each output has its lines."""
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["outputs"]
+    counts = [Counter(re.findall(r"\w+", text.lower())) for text in demo.SENTENCES]
+    for row, count, sentence in zip(found["sparse"], counts, demo.SENTENCES):
+        alone = {word for word in count if sum(word in other for other in counts) == 1}
+        assert row["text"] == sentence and len(row["weights"]) == 4 and set(row["weights"]) <= alone
+    assert len(found["sparse"]) == 2 and min(min(row["weights"].values()) for row in found["sparse"]) > 1
+    products = {(a, b): sum(counts[a][word] * counts[b][word] for word in counts[a])
+                / np.sqrt(sum(n * n for n in counts[a].values())
+                          * sum(n * n for n in counts[b].values()))
+                for a in range(len(counts)) for b in range(a)}
+    a, b = max(products, key=lambda pair: products[pair])  # punctuation is unknown, and has no vector
+    assert found["static"]["texts"] == [demo.SENTENCES[b], demo.SENTENCES[a]]
+    assert found["static"]["similarity"] == pytest.approx(products[a, b], abs=1e-5)
+    assert found["static"]["texts_per_second"] > 0
+    bread, cat = demo.SENTENCES[3:5]
+    assert [(row["text"], row["label"]) for row in found["classification"]] == [(bread, "food"), (cat, "animals")]
+    assert [(row["text"], row["label"]) for row in found["adapters"]] == [(bread, "science"), (cat, "animals")]
+    assert all(row["score"] > 0.9 for row in found["classification"] + found["adapters"])
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    number = r" +\d+\.\d{2,3}  "
+    for title, pattern in {
+            "Vectors of tokens: the two sentences with the highest MaxSim": rf"{number}[A-Z].*\.",
+            "Sparse vectors: the four largest weights of two sentences":
+                r"  (\w+ \d\.\d\d, ){3}\w+ \d\.\d\d +[A-Z].*\.",
+            "Static embeddings: the two most similar sentences": rf'{number}"[A-Z].*"',
+            "Classification: score and label": rf"{number}(food|animals) +(Bread|The cat).*",
+            "The same with the adapter (LoRA) 'bread-is-science'": rf"{number}(science|animals) +(Bread|The cat).*",
+            }.items():
+        assert re.search(rf"^  {re.escape(title)}\n{pattern}\n{pattern}\n", out, re.MULTILINE), title
+
+
+def test_models_without_vectors_of_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Static embeddings have no vectors of tokens: the demo says so, and continues."""
+    model = word_models.write_static(tmp_path / "static", word_models.words_of(demo.SENTENCES))
+    parsed = make_parser().parse_args(["demo", "--offline", "--question", demo.SENTENCES[4]])
+    lines = list[str]()
+    with mpool.Pool() as pool:
+        facts = demo._embedding(pool, str(model), parsed, lines.append)
+    assert facts["maxsim"] is None and "\n  This model has no vectors of tokens" in lines
+    assert facts["ranking"][0]["text"] == demo.SENTENCES[4]
+
+
 def test_lines(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Each part prints its model, its results and its speed; the last lines are the next steps."""
     assert main(arguments) == 0
@@ -82,6 +135,7 @@ def test_lines(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None
     assert out.startswith(f"mpool {mpool.__version__} on ") and out.count("  loaded  in ") == 5
     assert out.count("compute type float32") == 5 and out.count("already downloaded") == 2
     assert out.count("bundled with mpool") == 3 and "  10 of 10 are correct" in out
+    assert out.count("\n  speed   ") == 6
     rows = [float(found[1]) for found in re.finditer(r"^ {1,4}(-?\d\.\d{3})  [A-Z]", out, re.MULTILINE)]
     assert len(rows) == len(demo.SENTENCES) and rows == sorted(rows, reverse=True)
     assert [found[1] for found in re.finditer(r"^ +\d\.\d{3}  (\d\.png)  a handwritten", out, re.MULTILINE)] == DIGITS

@@ -176,3 +176,18 @@ def test_the_readme_lists_the_files_of_the_package_that_name_a_capability() -> N
     assert found <= listed
     listed |= _listed("5. Tests and documents", "## Tests")
     assert [name for name in sorted(listed) if not (ROOT / name).is_file()] == []
+
+
+def test_the_readme_lists_the_files_of_an_output_of_encoders() -> None:
+    """csrc/README.md, "Adding an output of an encoder": the files of sparse vectors are in the lists, and all exist."""
+    core = _listed("1. The array of an output", "### 2. The output in Python")
+    assert {path.relative_to(CSRC).as_posix() for path in CSRC.rglob("*") if path.suffix in (".c", ".h", ".def")
+            and "MP_EMBED_SPARSE" in path.read_text(encoding="utf-8")} <= core
+    package = _listed("2. The output in Python", "### 3. The size of past outputs")
+    layers = {"mpool/models/architectures.py", *(f"mpool/models/families/{name}.py" for name in (
+        "deepseek", "nomic", "qwen_moe"))}  # "sparse" is a kind of layer of MoE there
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "mpool").rglob("*.py")
+             if re.search(r'embed_sparse|"sparse"', path.read_text("utf-8"))}
+    assert layers <= found and found - layers <= package
+    assert [name for name in sorted(core) if not (CSRC / name).is_file()] == []
+    assert [name for name in sorted(package) if not (ROOT / name).is_file()] == []

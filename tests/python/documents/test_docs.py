@@ -38,6 +38,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("docs/guides/rerank.md", ["ms-marco-MiniLM-L6-v2", "bge-reranker-v2-m3", "Qwen3-Reranker-0.6B"]),
     ("docs/server/encoders.md", [
         "splade-v3", "colbertv2.0", "answerai-colbert-small-v1", "ms-marco-MiniLM-L6-v2", "bge-reranker-v2-m3",
+        "granite-embedding-30m-sparse", "opensearch-neural-sparse-encoding-doc-v2-distill", "GTE-ModernColBERT-v1",
+        "static-retrieval-mrl-en-v1", "nli-deberta-v3-small", "mxbai-rerank-base-v1",
         "Qwen3-Reranker-0.6B", "distilbert-base-uncased-finetuned-sst-2-english", "bert-base-NER"])])
 def test_pages_of_encoders_name_models_and_repositories(page: str, keys: list[str]) -> None:
     """A newcomer needs a model to try the page with: the names of the catalogue, and their repositories."""

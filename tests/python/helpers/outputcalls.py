@@ -23,7 +23,6 @@ class Output:
         parameter: name of the function's texts.
         options: options of the function.
         submit: value of ``output`` for :func:`mpool.submit`.
-        iterates: True if :func:`mpool.embed_iter` has it.
         path, body, of_route: route, additional members of its body, and function from a response to results of texts.
         command: arguments of the command that prints it.
         of_line: function from a line of the command, parsed as JSON, to the result of a text.
@@ -35,7 +34,6 @@ class Output:
     parameter: str = "inputs"
     options: dict[str, Any] = field(default_factory=dict)
     submit: str = ""
-    iterates: bool = True
     path: str = ""
     body: dict[str, Any] = field(default_factory=dict)
     of_route: Callable[[Any], list[Any]] = list
@@ -74,14 +72,22 @@ def bytes_of(found: Any) -> list[bytes]:
         return [matrix.tobytes() for matrix in found]
     if isinstance(found, mpool.Classifications):
         return [one.scores.tobytes() for one in found]
-    return [json.dumps(_spans(spans)).encode() for spans in found]
+    return [_bytes_of_spans(spans) for spans in found]
 
 
 def bytes_of_one(found: Any) -> bytes:
     """Return the bytes of what :func:`mpool.embed_iter` yields for one text."""
     if isinstance(found, mpool.TextEmbeddings):
         return bytes_of(found)[0]
+    if isinstance(found, mpool.Classification):
+        return bytes(found.scores.tobytes())
+    if isinstance(found, mpool.TokenClassification):
+        return _bytes_of_spans(found)
     return b"".join(array.tobytes() for array in found) if isinstance(found, tuple) else bytes(found.tobytes())
+
+
+def _bytes_of_spans(spans: Any) -> bytes:
+    return json.dumps(_spans(spans)).encode()
 
 
 def _spans(spans: Any) -> list[Any]:
@@ -100,6 +106,9 @@ OUTPUTS = {
     "dense": Output(
         "m3", "embed", submit="dense", path="/embed", command=("embed",), of_line=lambda line: _f32(line["embedding"]),
         of_text=lambda row: row.tolist()),
+    "static": Output(
+        "letters", "embed", submit="dense", path="/embed", command=("embed",),
+        of_line=lambda line: _f32(line["embedding"]), of_text=lambda row: row.tolist()),
     "sparse": Output(
         "m3", "embed_sparse", submit="sparse", path="/embed_sparse",
         of_route=lambda rows: [([one["index"] for one in row], [one["value"] for one in row]) for row in rows],
@@ -112,11 +121,11 @@ OUTPUTS = {
                   of_line=lambda line: (_f32(line["embedding"]), line["sparse"]["indices"],
                                         _f32(line["sparse"]["values"]), _f32(line["tokens"]))),
     "labels": Output(
-        "ranker", "classify", "texts", submit="labels", iterates=False, path="/predict",
+        "ranker", "classify", "texts", submit="labels", path="/predict",
         of_route=lambda rows: [[one["score"] for one in row] for row in rows], command=("classify", "--json"),
         of_line=lambda line: [one["score"] for one in line["results"]], of_text=lambda one: one.scores.tolist()),
     "spans": Output(
-        "tagger", "classify_tokens", "texts", {"aggregation": "simple"}, "spans", iterates=False,
+        "tagger", "classify_tokens", "texts", {"aggregation": "simple"}, "spans",
         path="/classify_tokens",
         of_route=lambda rows: [[[one["entity_group"], one["score"], one["start"], one["end"]] for one in row]
                                for row in rows],

@@ -106,6 +106,11 @@ WAYS: dict[str, tuple[str, Callable[[mpool.Pool, Any, dict[str, Any]], Any]]] = 
         ["a", "b"], model, output=name, **o))) for name in ("sparse", "tokens", "all")},
     **{f"aio.embed_iter, {name}": ("m3", lambda pool, model, o, name=name: asyncio.run(_listed(aio.embed_iter(
         ["a", "b"], model, pool=pool, output=name, **o)))) for name in ("sparse", "tokens", "all")},
+    **{f"embed_iter, {name}": (fixture, lambda pool, model, o, name=name: list(pool.embed_iter(
+        ["a", "b"], model, output=name, **o))) for fixture, name in (("ranker", "labels"), ("tagger", "spans"))},
+    **{f"aio.embed_iter, {name}": (fixture, lambda pool, model, o, name=name: asyncio.run(_listed(aio.embed_iter(
+        ["a", "b"], model, pool=pool, output=name, **o)))) for fixture, name in (("ranker", "labels"),
+                                                                                  ("tagger", "spans"))},
     "vision": ("llava", lambda pool, model, o: pool.vision(IMAGE, ASK, model, **TEXT, **o)),
     "vision, stream": ("llava", lambda pool, model, o: list(pool.vision([IMAGE] * 2, ASK, model, stream=True, **TEXT,
                                                                         **o))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from string import ascii_lowercase, digits
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ def vocabulary() -> dict[str, int]:
     return {text: number for number, text in enumerate(["[PAD]", "[UNK]", *WORDS])}
 
 
-def tokenizer() -> Tokenizer:
-    made = Tokenizer(models.WordPiece(vocabulary(), unk_token="[UNK]"))
+def tokenizer(words: dict[str, int] | None = None) -> Tokenizer:
+    made = Tokenizer(models.WordPiece(words or vocabulary(), unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return made
@@ -53,10 +54,19 @@ VARIANTS: dict[str, tuple[dict[str, np.ndarray], dict[str, Any]]] = {
 }
 
 
-def write(folder: Path, tensors: dict[str, np.ndarray], settings: dict[str, Any]) -> Path:
+def write_letters(folder: Path) -> Path:
+    """Write a model2vec folder whose tokens are letters and digits, so that it distinguishes texts of any words."""
+    letters = [*ascii_lowercase, *digits]
+    words = ["[PAD]", "[UNK]", *letters, *(f"##{letter}" for letter in letters)]
+    return write(folder, {"embeddings": table(rows=len(words))}, {"normalize": True},
+                 {word: number for number, word in enumerate(words)})
+
+
+def write(folder: Path, tensors: dict[str, np.ndarray], settings: dict[str, Any],
+          words: dict[str, int] | None = None) -> Path:
     """Write a model2vec folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer().save(str(folder / "tokenizer.json"))
+    tokenizer(words).save(str(folder / "tokenizer.json"))
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": "model2vec", **settings}))
     return folder

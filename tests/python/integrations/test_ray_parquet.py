@@ -22,6 +22,8 @@ import mpool  # noqa: E402
 from mpool.integrations.ray import _share  # noqa: E402
 from mpool.integrations.ray.parquet import EmbedBatches, Embedded, embed_parquet  # noqa: E402
 
+from rerankers import make_classifier  # noqa: E402
+
 
 @pytest.fixture(autouse=True)
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +79,70 @@ def test_batches_of_other_vectors(m3: Path, vectors: str) -> None:
         made(pa.table({"body": ["w1", None]}))
 
 
+LABELS = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32())]))
+SPANS = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32()), ("start", pa.int32()), ("end", pa.int32()),
+                            ("word", pa.string())]))
+
+
+def rows_of_labels(found: Any) -> list[Any]:
+    """Return a column of labels or spans for results of the library; scores are rounded to float32."""
+    names = ("label", "score", "start", "end", "word")
+    return [[{name: float(np.float32(getattr(one, name))) if name == "score" else getattr(one, name)
+              for name in names if hasattr(one, name)} for one in text] for text in found]
+
+
+@pytest.mark.parametrize("zero_shot", [False, True])
+def test_batches_of_labels(tmp_path: Path, zero_shot: bool) -> None:
+    model = make_classifier(tmp_path / "nli", "bert", ("contradiction", "neutral", "entailment"))
+    options: dict[str, Any] = dict(labels=["food", "money"]) if zero_shot else dict(top_k=2, function_to_apply="none")
+    made = EmbedBatches("body", "found", str(model), memory_mb=200, vectors="labels", **options)
+    texts = ["w1 The fox.", "", "over w2 dogs"]
+    table = made(pa.table({"body": texts}))
+    assert table.schema.field("found").type == LABELS
+    assert table["found"].to_pylist() == rows_of_labels(mpool.classify(texts, model, **options))
+    assert [len(row) for row in table["found"].to_pylist()] == [2, 2, 2]
+    empty = made(table.slice(0, 0))
+    assert len(empty) == 0 and empty.schema == table.schema
+
+
+def test_batches_of_spans(tagger: Path) -> None:
+    """With a stride, a batch may have more windows than rows."""
+    options: dict[str, Any] = dict(aggregation="simple", stride=2, ignore_labels=["X"])
+    made = EmbedBatches("body", "found", str(tagger), memory_mb=200, vectors="spans", **options)
+    texts = ["w1 w2. " * 100, "", "The fox. \U0001f600 dogs"]
+    table = made(pa.table({"body": texts}))
+    assert table.schema.field("found").type == SPANS
+    found = table["found"].to_pylist()
+    assert found == rows_of_labels(mpool.classify_tokens(texts, tagger, **options))
+    assert len(found[0]) > 50 and found[1] == [] and found[2][-1]["end"] == len(texts[2])
+    empty = made(table.slice(0, 0))
+    assert len(empty) == 0 and empty.schema == table.schema
+
+
+def test_labels_need_a_model(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
+    for vectors, words in (("labels", "a sequence classifier"), ("spans", "a token classifier")):
+        with pytest.raises(mpool.InvalidArgument, match=f"`model` must be {words}, got None"):
+            EmbedBatches(vectors=vectors)
+        with pytest.raises(mpool.InvalidArgument, match=f"`model` must be {words}, got None"):
+            embed_parquet(tmp_path, tmp_path / "out", vectors=vectors)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_of_spans(tagger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record has the options of the labels, so that the same call continues, and another one is refused."""
+    fake_run(monkeypatch)
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"text": ["The fox", "w1 dogs"] * 90}), tmp_path / "in" / "a.parquet")
+    same: dict[str, Any] = dict(model=str(tagger), memory_mb=200, progress=False, vectors="spans")
+    assert embed_parquet(tmp_path / "in", tmp_path / "out", **same) == Embedded(1, 180, 0)
+    assert embed_parquet(tmp_path / "in", tmp_path / "out", **same) == Embedded(0, 0, 1)
+    for option, value, words in (("ignore_labels", ("O", "X"), r"its ignore_labels is \['O'\], not \['O', 'X'\]"),
+                                 ("aggregation", "first", "its aggregation is 'none', not 'first'")):
+        with pytest.raises(mpool.InvalidArgument, match=words):
+            embed_parquet(tmp_path / "in", tmp_path / "out", **same, **{option: value})
+
+
 def test_all_vectors_of_a_model_that_has_one_kind(bert: Path) -> None:
     """The struct has only fields that the model has."""
     made = EmbedBatches("body", model=str(bert), memory_mb=200, vectors="all")
@@ -99,7 +165,10 @@ def test_options_of_other_vectors() -> None:
     for vectors, options, words in (("sparse", {"normalize": True}, "`normalize` is not an option"),
                                     ("tokens", {"on_error": "null"}, "`on_error` is not an option"),
                                     ("all", {"max_active": 3}, "`max_active` is not an option"),
-                                    ("both", {}, "`vectors` must be one of dense, sparse, tokens, all, got 'both'")):
+                                    ("labels", {"task": "query"}, "`task` is not an option"),
+                                    ("spans", {"top_k": 3}, "`top_k` is not an option"),
+                                    ("both", {}, "`vectors` must be one of dense, sparse, tokens, all, labels, spans, "
+                                                 "got 'both'")):
         with pytest.raises(mpool.InvalidArgument, match=words):
             EmbedBatches(vectors=vectors, **options)
 

@@ -28,7 +28,9 @@ from mpool.integrations.ray import _share, routing  # noqa: E402
 from mpool.integrations.ray import pools as replicas  # noqa: E402
 from mpool.integrations.ray.pools import Pools, operations  # noqa: E402
 from mpool.integrations.ray.race import Limits  # noqa: E402
+from mpool.server.application import OPERATIONS  # noqa: E402
 
+from outputcalls import OUTPUTS, texts_of  # noqa: E402
 from raycalls import (  # noqa: E402
     CHAT, HEAD, Handle, SETTINGS, STREAM_HEAD, ask, contents, dies, forever, part, request,
 )
@@ -64,7 +66,28 @@ def test_responses_equal_those_of_the_library(pools: Pools, llama: Path, bert: P
     assert sorted(asyncio.run(pools.record_routing_stats())["models"]) == ["small", "vectors"]
     pools.pool.unload("small")
     assert pools.resident() == ["vectors"]  # also after the pool was used directly
-    assert {operation.path for operation in operations()} >= {"/v1/models", "/api/chat", "/openapi.json"}
+
+
+@pytest.mark.parametrize("name", [name for name, output in OUTPUTS.items() if output.path])
+def test_outputs_of_text_encoders(name: str, request: pytest.FixtureRequest) -> None:
+    """A front and a replica respond with the values of the library."""
+    output = OUTPUTS[name]
+    pools = Pools((f"served={request.getfixturevalue(output.model)}",), False, "auto", SETTINGS, False, 1, 200, True)
+    texts = ["w1 The fox jumps.", "w2 w3, over two dogs", "x"]
+    inputs: Any = [[text] for text in texts] if output.path == "/predict" else texts
+    response = ask(Handle(pools.respond), output.path, {"inputs": inputs, "model": "served", **output.body})
+    assert response.status_code == 200, response.text
+    wanted = output.call(pools.pool, texts, "served")
+    assert output.of_route(response.json()) == [output.of_text(one) for one in texts_of(wanted)]
+
+
+def test_operations_of_replicas() -> None:
+    """Replicas have every route of the server except those that show a single pool."""
+    missing = {operation.path for operation in OPERATIONS} - {operation.path for operation in operations()}
+    shown = ("/dashboard/", "/api/mpool/")
+    assert missing == {operation.path for operation in OPERATIONS
+                       if operation.path in ("/", "/metrics") or operation.path.startswith(shown)}
+    assert {"/", "/metrics", "/dashboard/page.js", "/api/mpool/state"} <= missing
 
 
 def test_autoscaling_counts_the_requests_of_the_pool(pools: Pools) -> None:
