@@ -17,6 +17,7 @@
     search             nDCG@10 on the topics of pydoc, compared with sentence-transformers
     contexts           prompts and decoding by the length of the context
     low-bits           decode, prefill and memory with weights of two and three bits
+    half-memory        a model of experts in half of the memory that its file needs, compared with llama.cpp
     replay             a pass of one thread, recorded and replayed with up to 192 threads
     parquet            texts from Parquet files to Parquet files, in one process and by Ray
     shares             CPU time of tokenizers and of image preparation beside the model
@@ -36,9 +37,9 @@ import sys
 COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image_generation", "outputs": "outputs",
             "maxsim": "maxsim", "static": "static", "mapped": "mapped", "vision": "vision", "serving": "serving",
             "pool": "pool", "isolation": "isolation", "masks": "masks", "drafts": "drafts", "kernels": "kernels",
-            "search": "search", "contexts": "contexts", "low-bits": "low_bits", "replay": "replay",
-            "parquet": "parquet", "shares": "shares", "success": "success", "tables": "tables",
-            "synthetic": "synthetic"}
+            "search": "search", "contexts": "contexts", "low-bits": "low_bits",
+            "half-memory": "half_memory", "replay": "replay", "parquet": "parquet", "shares": "shares",
+            "success": "success", "tables": "tables", "synthetic": "synthetic"}
 
 
 def main() -> int:

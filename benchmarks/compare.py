@@ -285,7 +285,9 @@ def hashed(path: str) -> str:
     """Return the SHA-256 of the weights."""
     digest = hashlib.sha256()
     for file in files_of(path):
-        digest.update(file.read_bytes())
+        with open(file, "rb", buffering=0) as stream:
+            while part := stream.read(1 << 24):
+                digest.update(part)
     return digest.hexdigest()
 
 

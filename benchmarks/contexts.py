@@ -3,19 +3,21 @@
 For each length, in one process: the rate of the whole prompt, without its last 512 tokens; the rate of these 512, after
 the others (whose keys and values are cached); and the rate of decoding after all of them. The share of memory is the
 bytes that a token reads, weights (``--bytes``) and cached keys and values, times its rate, over the rate at which two
-threads read memory in the probe of the same run.
+threads read memory in the probes around the prompt. With ``--json``, every prompt is a turn of the record.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
 import statistics
 from typing import Any
 
-from .probe import Probe, Watch
+from .probe import Watch
+from .record import Recorder
 
 LAST = 512
 #: Ids of prompts: ordinary tokens of any large vocabulary.
@@ -67,24 +69,34 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=16, help="tokens to decode (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=1, help="prompts for each length (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--json", metavar="FILE", help="write the record of all turns")
     args = parser.parse_args()
 
     os.environ["MPOOL_SPECULATION"] = "0"  # the model may repeat itself, and drafts would then be right
     import mpool
 
-    probe = Probe()
+    recorder = Recorder("contexts", args.threads, lengths=args.lengths, kv=args.kv, tokens=args.tokens,
+                        turns=args.turns, bytes=args.bytes)
     each = cache_bytes(args.model, args.kv)
     with Watch() as watch, mpool.Pool(mpool.PoolConfig(threads=args.threads, max_workers_per_model=1)) as pool:
         model = pool.load(args.model, kv_dtype=args.kv)
         measure(model, 64, 4, 0)
         for length in args.lengths:
-            rates = [measure(model, length, args.tokens, turn + 1) for turn in range(args.turns)]
-            speed = (probe.run() or {}).get("read_2", 0.0)
+            rates, speed = [], 0.0
+            for turn in range(args.turns):
+                rate, frame = recorder.measure(functools.partial(measure, model, length, args.tokens, turn + 1))
+                rates.append(rate)
+                speed = max(speed, *(found["read_2"] for found in (frame.before, frame.after) if found), 0.0)
+                recorder.add(f"context of {length}, {args.kv}", "mpool", turn,
+                             {f"{name} tokens/s": value for name, value in rate.items()}, frame)
             row = {name: round(statistics.median(rate[name] for rate in rates), 1) for name in rates[0]}
             read = args.bytes + each * (length + args.tokens / 2)
             row["share of memory"] = round(row["decode"] * read / 1e9 / speed, 2) if speed else 0.0
             print(json.dumps({"length": length, "kv": args.kv, **row, "read_2": speed}), flush=True)
     print(watch.describe())
+    if args.json:
+        recorder.add_weights("model", args.model)
+        recorder.write(args.json)
     return 0
 
 

@@ -5,17 +5,22 @@ prose; the first turn of each is not counted. Prints tokens/s (medians over prom
 and whether all completions were the same. Speculation by look-up is on in both, unless MPOOL_SPECULATION is 0.
 
 ``--cpu`` divides by the CPU time of the process instead of the time of decoding: for a machine in use by others, with
-one thread. It includes the prompt.
+one thread. It includes the prompt. With ``--json``, the prompts of a kind in a round are a turn of each model; the two
+share their probes and the memory of the process.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import os
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from .probe import Watch
+from .record import Recorder
 
 CODE = (
     "Write a Python class for a binary search tree with insert, delete, find and in-order iteration.",
@@ -44,10 +49,14 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=200, help="tokens of a completion (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="temperature (default: %(default)s)")
     parser.add_argument("--cpu", action="store_true", help="measure the CPU time of the process")
+    parser.add_argument("--json", metavar="FILE", help="write the record of all turns")
     args = parser.parse_args()
 
     import mpool
 
+    recorder = Recorder("drafts", args.threads, model=os.path.basename(args.model),
+                        draft=os.path.basename(args.draft), rounds=args.rounds,
+                        tokens=args.tokens, temperature=args.temperature, cpu=args.cpu)
     config = mpool.PoolConfig(threads=args.threads, max_workers_per_model=1)
     with Watch() as watch, mpool.Pool(config) as pool:
         plain = pool.register("plain", args.model)
@@ -66,14 +75,24 @@ def main() -> int:
         same = True
         for name, prompts in (("code", CODE), ("prose", PROSE)):
             before, speeds, ratios = pool.metrics(), ([], []), []  # type: ignore[var-annotated]
-            for turn in range(args.rounds):
+
+            def one_round(turn: int, prompts: Sequence[str] = prompts) -> list[tuple[tuple[float, str], ...]]:
+                """Complete each prompt with both models. Returns speed and text without and with the draft model."""
+                pairs = []
                 for number, prompt in enumerate(prompts):
                     order = (plain, drafted) if (turn + number) % 2 else (drafted, plain)
                     found = {id(model): run(model, prompt, turn) for model in order}
-                    same &= found[id(plain)][1] == found[id(drafted)][1]
-                    for at, model in enumerate((plain, drafted)):
-                        speeds[at].append(found[id(model)][0])
-                    ratios.append(found[id(drafted)][0] / found[id(plain)][0])
+                    pairs.append((found[id(plain)], found[id(drafted)]))
+                return pairs
+
+            for turn in range(args.rounds):
+                pairs, frame = recorder.measure(functools.partial(one_round, turn))
+                same &= all(one[1] == other[1] for one, other in pairs)
+                ratios += [other[0] / one[0] for one, other in pairs]
+                for at, engine in enumerate(("mpool", "mpool:draft")):
+                    speeds[at].extend(pair[at][0] for pair in pairs)
+                    recorder.add(name, engine, turn,
+                                 {"decode tokens/s": statistics.median(pair[at][0] for pair in pairs)}, frame)
             after = pool.metrics()
             checked, right = (after[key] - before[key] for key in ("draft_tokens", "accepted_draft_tokens"))
             print(f"{name:6} without {statistics.median(speeds[0]):6.1f}  with {statistics.median(speeds[1]):6.1f} "
@@ -81,4 +100,10 @@ def main() -> int:
                   f"n={len(ratios)})  {right} of {checked} draft tokens accepted (both)", flush=True)
         print("all completions were the same" if same else "COMPLETIONS DIFFER")
     print(watch.describe())
+    if args.json:
+        from mpool.models import resolve
+
+        for kind in ("model", "draft"):
+            recorder.add_weights(kind, resolve(getattr(args, kind)).path)
+        recorder.write(args.json, **{"completions are the same": {"mpool:draft": same}})
     return 0 if same else 1

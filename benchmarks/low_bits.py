@@ -7,7 +7,7 @@ them, and the rates of prompts and of decoding in tokens per second. ``share of`
 divided by the rate at which two threads read memory in the probe of the same turn. ``beyond the file MB`` is the
 highest resident memory of the process minus the size of the file and, for mpool, minus ``caches MB``: its keys and
 values, which it keeps for later prompts. ``--ik FOLDER`` adds ik_llama.cpp through its programs
-(:mod:`benchmarks.ik`), for the types that it reads.
+(:mod:`benchmarks.ik`), for the types that it reads. In the record of ``--json``, a type is a topic of one round.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 
 from . import report, synthetic
 from .probe import Frame, Probe, Watch, disturbance
+from .record import Recorder
 
 WORKER = Path(__file__).with_name("worker.py")
 #: Range of the token ids of prompts, which are random.
@@ -85,13 +86,16 @@ def main() -> int:
     parser.add_argument("--again", type=int, default=0, help="further turns for an engine whose turn was disturbed "
                         "(default: %(default)s)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--json", metavar="FILE", help="write the record of all turns")
     parser.add_argument("--quick", action="store_true", help="only check that the command works, with a small model")
     args = parser.parse_args()
     if args.vocabulary is None:
         from mpool.models import resolve
 
         args.vocabulary = str(resolve("SmolLM2-135M-Instruct").path)
-    chance, probe, failed = random.Random(synthetic.SEED), Probe(), False
+    chance, failed = random.Random(synthetic.SEED), False
+    recorder = Recorder("low-bits", args.threads, types=args.types, repeat=args.repeat, again=args.again,
+                        quick=args.quick)
     shape = {"topic": "generate", "prompts": [16] if args.quick else [128, 512], "streams": 0, "folder": args.ik,
              "depths": [8] if args.quick else [8, 512], "write": 8 if args.quick else 32, "threads": args.threads,
              "repeat": 1 if args.quick else args.repeat, "ids": [chance.randrange(*IDS) for _ in range(2000)]}
@@ -103,13 +107,20 @@ def main() -> int:
             for engine in ("mpool", *(["ik"] if args.ik else [])):
                 task = {**shape, "path": path}
                 try:
-                    found, frame = measure(engine, task, probe, args.again)
+                    found, frame = measure(engine, task, recorder.probe, args.again)
                 except RuntimeError as error:
                     failed = failed or engine == "mpool"  # a peer need not read every type
+                    recorder.failures.append(f"{kind}, {engine}: {error}")
                     print(json.dumps({"type": kind, "engine": engine, "failed": str(error)}), flush=True)
                 else:
                     print(json.dumps({"type": kind, "engine": engine, **row_of(found, frame, task, read)}), flush=True)
+                    recorder.versions.setdefault(engine, found.get("version", "?"))
+                    recorder.add(kind, engine, 0, found["measures"], frame, found["rss MB"])
+            if args.json:
+                recorder.add_weights(kind, path)
             os.remove(path)
+    if args.json:
+        recorder.write(args.json)
     return int(failed)
 
 

@@ -9,12 +9,14 @@ of an encoder with lists of 1, 2 and 16 texts of 128 tokens each, those of a dec
 and 8 tokens after each. The read probe is the time in which one thread reads the file from the page cache.
 
 The kind ``fast`` is ``compute="float32-fast"``: it differs from ``mapped`` where the sums of the BLAS library differ
-from mpool's, as they do with ``MPOOL_CPU=avx2``.
+from mpool's, as they do with ``MPOOL_CPU=avx2``. In the record of ``--json``, ``auto`` is the engine ``mpool``, and the
+other kinds are variants of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -23,6 +25,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+from .record import Recorder
 
 KINDS = ("packed", "mapped", "auto", "fast")
 LISTS = (1, 2, 16)
@@ -51,6 +56,9 @@ compute = "float32-fast" if kind == "fast" else "float32"
 def anonymous():
     lines = dict(line.split(":") for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])
     return int(lines["Anonymous"].split()[0]) / 1024
+
+def rss():
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 """
 TURN = {"encoder": START + """
 first = pool.embed("A short first text.", folder, compute=compute)
@@ -69,7 +77,7 @@ for count in json.loads(sys.argv[4]):
     found[f"{count} texts: texts/s"] = count / statistics.median(times[1:])
 found["anonymous MB at the end"] = anonymous()
 found["weights"] = pool.ps()[0].weights
-print(json.dumps([found, digest.hexdigest()]))
+print(json.dumps([found, digest.hexdigest(), rss()]))
 """, "decoder": START + """
 def run(ids, count):
     done = pool.generate(ids, folder, compute=compute, max_tokens=count, temperature=0, ignore_eos=True)
@@ -86,7 +94,7 @@ for length in json.loads(sys.argv[4]):
     found[f"decode after {length}: tokens/s"] = 8 / statistics.median(one.timings.generation for one in done)
 found["anonymous MB at the end"] = anonymous()
 found["weights"] = pool.ps()[0].weights
-print(json.dumps([found, digest.hexdigest()]))
+print(json.dumps([found, digest.hexdigest(), rss()]))
 """}
 
 
@@ -100,6 +108,14 @@ def read_seconds(path: Path) -> float:
     return time.perf_counter() - begin
 
 
+def one_turn(role: str, folder: Path, kind: str, sizes: tuple[int, ...]) -> list[Any]:
+    """Measure a kind in a process of its own. Returns the measures, the digest of the results, and the peak MB."""
+    done = subprocess.run([sys.executable, "-c", TURN[role], str(folder), kind, str(time.monotonic()),
+                           json.dumps(sizes)], capture_output=True, text=True, check=True, cwd="/")
+    found: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks mapped", description=__doc__,
@@ -107,6 +123,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="folder of the model")
     parser.add_argument("--decoder", action="store_true", help="measure a decoder (default: an encoder)")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write the record of all turns")
     parser.add_argument("--maker", default=sys.executable,
                         help="interpreter that writes the model (default: this one)")
     arguments = parser.parse_args()
@@ -125,14 +142,15 @@ def main() -> int:
     size, read = weights.stat().st_size, read_seconds(weights)
     print(f"{size / 1e6:.0f} MB, read in {read:.2f} s ({size / read / 1e9:.1f} GB/s), limit for the first result "
           f"{0.25 + 1.5 * read:.2f} s; load {os.getloadavg()}")
+    recorder = Recorder("mapped", len(os.sched_getaffinity(0)), role=role, sizes=sizes, rounds=arguments.rounds)
     turns: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     digests = set()
     for number in range(arguments.rounds):
         for kind in KINDS[number % 4:] + KINDS[:number % 4]:
-            done = subprocess.run([sys.executable, "-c", TURN[role], str(folder), kind, str(time.monotonic()),
-                                   json.dumps(sizes)], capture_output=True, text=True, check=True, cwd="/")
-            found, digest = json.loads(done.stdout.strip().splitlines()[-1])
+            (found, digest, memory), frame = recorder.measure(functools.partial(one_turn, role, folder, kind, sizes))
             turns[kind].append(found)
+            recorder.add(role, "mpool" if kind == "auto" else f"mpool:{kind}", number,
+                         {name: value for name, value in found.items() if name != "weights"}, frame, memory)
             if kind != "fast":
                 digests.add(digest)
     for kind, found in turns.items():
@@ -143,6 +161,9 @@ def main() -> int:
             ratio = statistics.median(a[name] / b[name] for a, b in zip(turns[kind], turns["packed"]))
             print(f"{name}: {kind} over packed {ratio:.2f}")
     print(f"digests of the results of packed, mapped and auto: {len(digests)}; load {os.getloadavg()}")
+    if arguments.json:
+        recorder.add_weights("model", weights)
+        recorder.write(arguments.json, **{"different results of packed, mapped and auto": {"mpool": len(digests)}})
     return 0
 
 

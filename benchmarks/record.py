@@ -12,14 +12,17 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from . import report
 from .engines import split
-from .probe import Frame, disturbance
+from .own_process import rss
+from .probe import Frame, Probe, Watch, disturbance
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 #: Version of the layout of a record.
@@ -69,6 +72,51 @@ def build(benchmark: str, threads: int, options: dict[str, Any], measured: list[
     """
     return {"schema": SCHEMA, "benchmark": benchmark, "machine": machine(threads), "commit": commit(),
             "options": options, **parts, "turns": [turn.as_json() for turn in measured]}
+
+
+class Recorder:
+    """Measures between probes, and writes the record of a benchmark that compares variants of mpool or few engines.
+
+    Args:
+        benchmark: the command that runs.
+        threads: compute threads.
+        options: what is run, as for :func:`build`.
+    """
+
+    def __init__(self, benchmark: str, threads: int, **options: Any) -> None:
+        import mpool
+
+        self.benchmark, self.threads, self.options = benchmark, threads, options
+        self.probe = Probe()
+        self.turns: list[Turn] = []
+        self.weights: dict[str, dict[str, Any]] = {}
+        self.versions, self.failures = {"mpool": mpool.__version__}, list[str]()
+
+    def measure(self, run: Callable[[], T]) -> tuple[T, Frame]:
+        """Return the result of ``run``, and the probes around it."""
+        before = self.probe.run()
+        with Watch() as watch:
+            found = run()
+        return found, Frame(before, self.probe.run(), watch.others)
+
+    def add(self, topic: str, engine: str, number: int, measures: dict[str, float], frame: Frame,
+            memory: float | None = None) -> None:
+        """Add the turn of an engine in round ``number``. ``memory``: peak MB of its process; None: of this process."""
+        found = {"measures": measures, "rss MB": rss() if memory is None else memory}
+        self.turns.append(Turn(topic, engine, number, found, frame))
+        self.versions.setdefault(engine, self.versions.get(split(engine)[0], "?"))
+
+    def add_weights(self, kind: str, path: str | os.PathLike[str]) -> None:
+        """Note the name and the hash of a file or folder of weights. The record has no folder of the machine."""
+        from .compare import hashed, name_of
+
+        self.weights[kind] = {"name": name_of(str(path)), "path": Path(path).name, "sha256": hashed(str(path))}
+
+    def write(self, path: str, **agreement: Any) -> None:
+        """Write the record to a file."""
+        write(build(self.benchmark, self.threads, self.options, self.turns, weights=self.weights,
+                    versions=self.versions, agreement=agreement, summary=report.summary(self.turns),
+                    failures=self.failures), path)
 
 
 def write(record: dict[str, Any], path: str) -> None:

@@ -1,5 +1,5 @@
-"""``python -m benchmarks synthetic OUT --vocabulary FILE [--shape NAME] [--type TYPE]``: write a GGUF file with the
-shapes of a published model and random values, and print how many bytes of weights a token reads.
+"""``python -m benchmarks synthetic OUT --vocabulary FILE [--shape NAME] [--type TYPE] [--routing NAME]``: write a GGUF
+file with the shapes of a published model and random values, and print how many bytes of weights a token reads.
 
 For rates, which depend on shapes and formats only. The vocabulary and the tokenizer settings are those of another GGUF
 file, filled up to the size of the published vocabulary. Needs the ``gguf`` package.
@@ -16,8 +16,12 @@ gpt-oss-20b     8 of the 24 layers: width 2,880; 64 heads of 64, 8 key-value hea
 deepseek-v3     2 layers with experts of the 61: width 7,168; 128 heads with latent attention; 256 experts of 2,048 in
                 Q4_K, 8 used, and a shared one. Other types as for qwen3; the output matrix is not tied. 14 GB.
 
-Routers have random values, so all experts are about equally frequent. With ``--type``, all linear matrices of the
-layers of a qwen3 shape have that type; the token embeddings stay in Q6_K.
+``--routing`` says which experts the rows of an MoE shape choose. ``uniform``: all about equally often (routers of
+random values). ``zipf``: expert k about in proportion to 1 / k. ``one``: the first expert in every row, and random ones
+beside it. For the latter two, the embeddings of tokens are larger than what the layers add to them, their first 256
+values are the same for all tokens, and the routers read the preferences of the experts from these.
+
+With ``--type``, all linear matrices of the layers of a qwen3 shape have that type; the token embeddings stay in Q6_K.
 """
 
 from __future__ import annotations
@@ -41,6 +45,13 @@ HALVES = {"Q8_0": {0: 2e-4}, "Q4_K": {0: 1e-4, 2: 7e-4}, "Q6_K": {208: 6e-5}, "Q
 #: Bytes of four ternary codes of two bits: TQ2_0 does not use the fourth value.
 TERNARY = np.array([byte for byte in range(256) if all(byte >> at & 3 != 3 for at in (0, 2, 4, 6))], np.uint8)
 SEED = 17
+#: Distributions of ``--routing``.
+ROUTINGS = ("uniform", "zipf", "one")
+#: Unless the routing is uniform, embeddings are LARGER times as large: far above the outputs of the layers, so that
+#: rows keep what distinguishes them, and their first COMMON values are the same.
+COMMON, LARGER = 256, 200
+#: Standard deviation of the random part of a router's output, samples of it, and a preference that it never reaches.
+NOISE, SAMPLES, CERTAIN = 1.0, 8000, 40.0
 
 
 def more_bits(layer: int, layers: int) -> bool:
@@ -48,8 +59,8 @@ def more_bits(layer: int, layers: int) -> bool:
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
-def blocks(chance: np.random.Generator, kind: str, count: int) -> np.ndarray:
-    """Return ``count`` valid blocks with random quants, and scales that give values of about 0.02."""
+def blocks(chance: np.random.Generator, kind: str, count: int, larger: float = 1) -> np.ndarray:
+    """Return ``count`` valid blocks with random quants, and scales that give values of about 0.02 times ``larger``."""
     raw = chance.integers(0, 256, (count, TYPES[kind][0]), dtype=np.uint8)
     if kind == "Q6_K":  # 128 low, 64 high, 16 scales, d
         raw[:, 192:208] = chance.integers(1, 32, (count, 16), dtype=np.uint8)
@@ -58,19 +69,50 @@ def blocks(chance: np.random.Generator, kind: str, count: int) -> np.ndarray:
     elif kind == "MXFP4":  # an exponent, where 127 is 1 for codes of up to 6, and 16 bytes of codes
         raw[:, 0] = 120
     for at, number in HALVES.get(kind, {}).items():
+        raw[:, at:at + 2] = np.full((count, 1), larger * number, np.float16).view(np.uint8)
+    return raw
+
+
+def same_blocks(kind: str, count: int, value: float) -> np.ndarray:
+    """Return ``count`` blocks whose values are all about ``value``, above 0."""
+    raw = np.full((count, TYPES[kind][0]), 0xFF, np.uint8)  # the largest codes
+    halves = {"Q8_0": {0: value / 127}, "Q4_K": {0: value / (63 * 15), 2: 0.0}, "Q6_K": {208: value / 31}}[kind]
+    if kind == "Q8_0":
+        raw[:, 2:] = 127
+    elif kind == "Q6_K":
+        raw[:, 192:208] = 1  # scales
+    for at, number in halves.items():
         raw[:, at:at + 2] = np.full((count, 1), number, np.float16).view(np.uint8)
     return raw
+
+
+def preferences(routing: str, experts: int) -> np.ndarray:
+    """Return what is added to the output of a router for each expert."""
+    if routing == "zipf":  # corrected until samples of the noise choose in proportion to 1 / k
+        wanted = 1 / np.arange(1, experts + 1) / sum(1 / number for number in range(1, experts + 1))
+        noise = np.random.default_rng(SEED).normal(0, NOISE, (SAMPLES, experts))
+        found = np.log(wanted)
+        for _ in range(60):
+            chosen = np.bincount(np.argmax(noise + found, axis=1), minlength=experts)
+            found += 0.3 * np.log(wanted * (SAMPLES + experts) / (chosen + 1))
+        return found
+    found = np.zeros(experts)
+    found[0] = CERTAIN if routing == "one" else 0.0
+    return found
 
 
 class Writer:
     """Writes one file, and counts the bytes of weights that a token reads."""
 
-    def __init__(self, path: str, vocabulary: str, architecture: str, words: int, share: float) -> None:
+    def __init__(self, path: str, vocabulary: str, architecture: str, words: int, share: float,
+                 routing: str = "uniform") -> None:
         import gguf
+
+        self.routing = routing
 
         self.gguf = gguf.GGUFWriter(path, architecture)
         self.architecture, self.share, self.read = architecture, share, 0.0
-        self.types = gguf.GGMLQuantizationType
+        self.types, self.dequantize = gguf.GGMLQuantizationType, gguf.dequantize
         self.chance = np.random.default_rng(SEED)
         self._vocabulary(gguf, gguf.GGUFReader(vocabulary), words)
         self.set(f"{architecture}.rope.freq_base", 1e6)
@@ -100,6 +142,18 @@ class Writer:
         for name, value in values.items():
             self.set(f"{self.architecture}.{name.replace('__', '.')}", value)
 
+    def embeddings(self, kind: str, words: int, width: int, share: float = 1.0) -> None:
+        """Add the embeddings of tokens."""
+        if self.routing == "uniform":
+            self.matrix("token_embd.weight", kind, words, width, share=share)
+            return
+        size, values = TYPES[kind]
+        data = blocks(self.chance, kind, words * width // values, LARGER).reshape(words, -1, size)
+        typical = float((self.dequantize(data[:64].reshape(-1, size), self.types[kind]) ** 2).mean() ** 0.5)
+        data[:, :COMMON // values] = same_blocks(kind, COMMON // values, typical)
+        self.read += data.nbytes * share
+        self.gguf.add_tensor("token_embd.weight", data.reshape(words, -1), raw_dtype=self.types[kind])
+
     def matrix(self, name: str, kind: str, *shape: int, share: float = 1.0) -> None:
         """Add random weights; ``share``: the share of them that a token reads."""
         size, values = TYPES[kind]
@@ -119,8 +173,14 @@ class Writer:
         self.gguf.add_tensor(name, np.full(shape, value, np.float32))
 
     def router(self, name: str, experts: int, width: int) -> None:
-        """Add a router with random float32 weights."""
-        self.gguf.add_tensor(name, self.chance.standard_normal((experts, width), np.float32))
+        """Add a router with random float32 weights, and the preferences of ``routing``."""
+        weights = self.chance.standard_normal((experts, width), np.float32)
+        if self.routing != "uniform":
+            # the norm before the router scales the values of a row, the common ones among them, to about 1
+            weights -= weights[:, COMMON:].mean(1, keepdims=True)  # the mean of a row's values prefers no expert
+            weights *= NOISE * (width - COMMON) ** -0.5
+            weights[:, :COMMON] = preferences(self.routing, experts)[:, None] / COMMON
+        self.gguf.add_tensor(name, weights)
         self.read += 4 * experts * width
 
     def close(self) -> None:
@@ -132,19 +192,21 @@ class Writer:
 
 
 def qwen3(path: str, vocabulary: str, layers: int, heads: int, kv_heads: int, feed: int, experts: int = 0,
-          used: int = 0, width: int = 2048, words: int = 151_936, linear: str | None = None) -> float:
+          used: int = 0, width: int = 2048, words: int = 151_936, linear: str | None = None,
+          routing: str = "uniform") -> float:
     """Write a dense or MoE model of Qwen3. ``feed`` is the width of one feed-forward network or expert, ``linear`` the
     type of all linear matrices of the layers; None: the mixture of Q4_K_M.
     """
     head = 128
-    out = Writer(path, vocabulary, "qwen3moe" if experts else "qwen2", words, used / experts if experts else 1)
+    out = Writer(path, vocabulary, "qwen3moe" if experts else "qwen2", words, used / experts if experts else 1,
+                 routing)
     out.sizes(block_count=layers, embedding_length=width, feed_forward_length=feed, attention__head_count=heads,
               attention__head_count_kv=kv_heads, attention__key_length=head, attention__value_length=head)
     if experts:
         out.sizes(expert_count=experts, expert_used_count=used, expert_feed_forward_length=feed)
     if linear is None:
         out.set("general.file_type", 15)  # Q4_K_M
-    out.matrix("token_embd.weight", "Q6_K", words, width)
+    out.embeddings("Q6_K", words, width)
     out.vector("output_norm.weight", width)
     most = linear or "Q4_K"
     for layer in range(layers):
@@ -172,16 +234,16 @@ def qwen3(path: str, vocabulary: str, layers: int, heads: int, kv_heads: int, fe
 
 
 def gpt_oss(path: str, vocabulary: str, layers: int, heads: int = 64, experts: int = 32, width: int = 2880,
-            words: int = 201_088) -> float:
+            words: int = 201_088, routing: str = "uniform") -> float:
     """Write a model of GPT-OSS."""
     kv_heads, head, used = heads // 8, 64, 4
-    out = Writer(path, vocabulary, "gpt-oss", words, used / experts)
+    out = Writer(path, vocabulary, "gpt-oss", words, used / experts, routing)
     out.sizes(block_count=layers, embedding_length=width, feed_forward_length=width, attention__head_count=heads,
               attention__head_count_kv=kv_heads, attention__key_length=head, attention__value_length=head,
               attention__sliding_window=128, expert_count=experts, expert_used_count=used,
               expert_feed_forward_length=width, rope__scaling__type="yarn", rope__scaling__factor=32.0,
               rope__scaling__original_context_length=4096)
-    out.matrix("token_embd.weight", "Q8_0", words, width, share=0)
+    out.embeddings("Q8_0", words, width, share=0)
     out.matrix("output.weight", "Q8_0", words, width)
     out.vector("output_norm.weight", width)
     for layer in range(layers):
@@ -203,10 +265,10 @@ def gpt_oss(path: str, vocabulary: str, layers: int, heads: int = 64, experts: i
 
 
 def deepseek(path: str, vocabulary: str, layers: int, heads: int = 128, feed: int = 2048, experts: int = 256,
-             width: int = 7168, words: int = 129_280) -> float:
+             width: int = 7168, words: int = 129_280, routing: str = "uniform") -> float:
     """Write a model of DeepSeek-V3 without its dense layers."""
     key, value, rotated, rank, q_rank, used = 128, 128, 64, 512, 1536, 8
-    out = Writer(path, vocabulary, "deepseek2", words, used / experts)
+    out = Writer(path, vocabulary, "deepseek2", words, used / experts, routing)
     out.sizes(block_count=layers, embedding_length=width, feed_forward_length=18_432, attention__head_count=heads,
               attention__head_count_kv=1, attention__key_length=rank + rotated, attention__value_length=rank,
               attention__key_length_mla=key + rotated, attention__value_length_mla=value, attention__kv_lora_rank=rank,
@@ -214,7 +276,7 @@ def deepseek(path: str, vocabulary: str, layers: int, heads: int = 128, feed: in
               expert_count=experts, expert_used_count=used, expert_feed_forward_length=feed, expert_shared_count=1,
               expert_weights_scale=2.5, expert_weights_norm=True, expert_gating_func=2, expert_group_count=8,
               expert_group_used_count=4, vocab_size=words)
-    out.matrix("token_embd.weight", "Q4_K", words, width, share=0)
+    out.embeddings("Q4_K", words, width, share=0)
     out.matrix("output.weight", "Q6_K", words, width)
     out.vector("output_norm.weight", width)
     for layer in range(layers):
@@ -257,12 +319,16 @@ def main() -> int:
     parser.add_argument("--vocabulary", required=True, metavar="FILE", help="a GGUF file with a tokenizer")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-1.7b")
     parser.add_argument("--type", choices=LINEAR, help="type of the linear matrices of a qwen3 shape")
+    parser.add_argument("--routing", choices=ROUTINGS, default="uniform", help="which experts the rows of an MoE shape "
+                        "choose (default: %(default)s)")
     given = parser.parse_args()
+    if given.routing != "uniform" and given.shape == "qwen3-1.7b":
+        parser.error(f"--routing needs a shape with experts, got {given.shape}")
     if given.type and not given.shape.startswith("qwen3"):
         parser.error(f"--type needs a qwen3 shape, got {given.shape}")
     more = {"linear": given.type} if given.type else {}
-    read = SHAPES[given.shape](given.out, given.vocabulary, **more)
-    print(f"{given.shape}: a token reads {read / 1e6:,.0f} MB of weights")
+    read = SHAPES[given.shape](given.out, given.vocabulary, routing=given.routing, **more)
+    print(f"{given.shape}, routing {given.routing}: a token reads {read / 1e6:,.0f} MB of weights")
     return 0
 
 

@@ -155,6 +155,9 @@ class Spec:
         """
     def set_draft(self, draft: Spec) -> None:
         """Set the spec of the draft model, which can then no longer be changed."""
+    def weights(self) -> str:
+        """Predict ``weights`` of a model's facts after its load in this process, with the compute type ``"auto"``:
+        ``"packed"``, ``"mapped"`` or ``"packing"``."""
 
 @final
 class Search:

@@ -248,12 +248,12 @@ mp_status mp_spec_set_architecture(mp_spec *spec, const char *name, mp_error *er
     static const char allowed[] = "1 to 64 printable ASCII characters without blanks";
     size_t length = strlen(name), good = 0;
     if (length < 1 || length > MP_SPEC_MAX_ARCHITECTURE)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, "general.architecture", allowed,
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "general.architecture", allowed,
                             length ? "%zu bytes" : "empty", length);
     while (name[good] > ' ' && name[good] < 0x7f)
         good++;
     if (good < length)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, "general.architecture", allowed,
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "general.architecture", allowed,
                             "byte %02x at index %zu", (uint8_t)name[good], good);
     return copy_text(spec, name, &spec->architecture, error);
 }
@@ -280,14 +280,14 @@ mp_status mp_spec_add_file(mp_spec *spec, const char *path, mp_error *error) {
 
 static mp_status check_key(const mp_spec *spec, const char *key, uint64_t length, mp_error *error) {
     if (length == 0 || length > MP_SPEC_MAX_KEY)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, "key length", "1 to 65535 bytes", "%llu",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "key length", "1 to 65535 bytes", "%llu",
                             (unsigned long long)length);
     for (uint64_t i = 0; i < length; i++)
         if (key[i] < 0x20 || key[i] > 0x7E)
-            return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, "key", "printable ASCII", "byte %02x",
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "key", "printable ASCII", "byte %02x",
                                 (uint8_t)key[i]);
     if (names_find(spec, &spec->keys, key, length) >= 0)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, key, "each key once", "a duplicate");
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "each key once", "a duplicate");
     return MP_OK;
 }
 
@@ -316,7 +316,7 @@ static mp_status copy_strings(mp_spec *spec, const char *key, const mp_value *fr
     for (uint64_t i = 0; good && i < from->count; i++)
         good = offsets[i] <= offsets[i + 1];
     if (!good)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, key,
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key,
                             "offsets that start at 0 and never decrease", "an array of strings with other offsets");
     MP_TRY(copy_bytes(spec, offsets, (from->count + 1) * sizeof *offsets, key, &copy, error));
     to->as.strings.offsets = copy;
@@ -389,7 +389,7 @@ mp_status mp_spec_check_tensor(const mp_spec *spec, const mp_tensor_entry *entry
     const char *file = entry->file >= 0 && entry->file < spec->file_count ? spec->files[entry->file] : NULL;
 #define REFUSE(part, allowed, ...)                                  \
     (snprintf(field, sizeof field, "%.70s: %s", entry->name, part), \
-     mp_fail_file(error, MP_FORMAT, file ? file : mp_spec_label(spec), -1, field, allowed, __VA_ARGS__))
+     mp_fail_file(error, MP_FORMAT, file ? file : mp_spec_origin(spec), -1, field, allowed, __VA_ARGS__))
 
     if (!file) {
         snprintf(text, sizeof text, "0 to %d", spec->file_count - 1);
@@ -428,11 +428,11 @@ mp_status mp_spec_add_tensor(mp_spec *spec, const mp_tensor_entry *entry, mp_err
     MP_TRY(check_not_frozen(spec, error));
     size_t length = strlen(entry->name);
     if (length == 0 || length > MP_SPEC_MAX_NAME)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, "tensor name", "1 to 255 bytes", "%zu", length);
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "tensor name", "1 to 255 bytes", "%zu", length);
     if (!mp_is_utf8(entry->name, length))
-        return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, "tensor name", "UTF-8", "not UTF-8");
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "tensor name", "UTF-8", "not UTF-8");
     if (names_find(spec, &spec->tensor_names, entry->name, length) >= 0)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, entry->name, "each tensor once", "a duplicate");
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, entry->name, "each tensor once", "a duplicate");
     MP_TRY(mp_spec_check_tensor(spec, entry, error));
     void *tensors = spec->tensors;
     mp_status status = names_reserve(&spec->tensor_names, &tensors, sizeof *spec->tensors, error);
@@ -448,7 +448,7 @@ mp_status mp_spec_add_tensor(mp_spec *spec, const mp_tensor_entry *entry, mp_err
 
 mp_status mp_spec_set_tokens(mp_spec *spec, const mp_token_table *tokens, mp_error *error) {
     MP_TRY(check_not_frozen(spec, error));
-    const char *file = mp_spec_label(spec);
+    const char *file = mp_spec_origin(spec);
     if (tokens->count < 1)
         return mp_fail_file(error, MP_FORMAT, file, -1, "tokens", "at least 1", "%d", (int)tokens->count);
     if (tokens->count > MP_SPEC_MAX_TOKENS)
@@ -519,7 +519,7 @@ mp_tensor_entry *mp_spec_tensor_edit(mp_spec *spec, int index) {
 const char *mp_spec_architecture(const mp_spec *spec) { return spec->architecture; }
 int mp_spec_file_count(const mp_spec *spec) { return spec->file_count; }
 
-const char *mp_spec_origin(const mp_spec *spec) { return spec->file_count ? spec->files[0] : ""; }
+const char *mp_spec_origin(const mp_spec *spec) { return spec->file_count ? spec->files[0] : "model spec"; }
 
 bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
     mp_spec *spec = (mp_spec *)frozen; /* const does not cover `seen`, a cache */

@@ -88,7 +88,8 @@ void mp_spec_freeze(mp_spec *spec);
 const char *mp_spec_architecture(const mp_spec *spec); /* "" when unset */
 int mp_spec_file_count(const mp_spec *spec);
 const char *mp_spec_file(const mp_spec *spec, int index);
-const char *mp_spec_origin(const mp_spec *spec); /* the first file, for messages; "" if there is none */
+/* The first file, or "model spec" if there is none: the origin of a value, for errors. */
+const char *mp_spec_origin(const mp_spec *spec);
 /* A spec describes one version of its files. The first call for a file stores `id` as its identity and returns true.
  * Later calls return whether `id` equals the stored identity. Thread-safe, also once frozen. */
 bool mp_spec_same_file(const mp_spec *spec, int index, const mp_file_id *id);

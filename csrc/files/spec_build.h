@@ -22,10 +22,6 @@ mp_status mp_spec_check_tensor(const mp_spec *spec, const mp_tensor_entry *entry
 bool mp_is_utf8(const char *bytes, uint64_t length);
 /* Multiply the sizes of a shape. Returns false if a size is below 1 or the product overflows int64. */
 bool mp_shape_items(int ndim, const int64_t *shape, int64_t *items);
-/* The first file, or "model spec" if there is none: the origin of a value, for errors. */
-static inline const char *mp_spec_label(const mp_spec *spec) {
-    return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "model spec";
-}
 /* Write "[2, 3]" into a buffer, truncated to fit. */
 void mp_shape_text(int ndim, const int64_t *shape, char *to, size_t size);
 

@@ -4,7 +4,7 @@
 #include <stdio.h> /* snprintf only */
 #include <string.h>
 
-#include "files/spec_build.h"
+#include "files/spec.h"
 
 typedef struct key_name {
     char text[MP_SPEC_MAX_ARCHITECTURE + 256];
@@ -19,7 +19,7 @@ static mp_status look_up(const mp_spec *spec, const char *key, key_name *name, c
         head = mp_spec_architecture(spec);
         tail = key + sizeof mark - 1;
         if (!head[0])
-            return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, "general.architecture",
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "general.architecture",
                                 "the name of an architecture", "missing");
     }
     size_t head_bytes = strlen(head), tail_bytes = strlen(tail);
@@ -39,12 +39,12 @@ static const char *type_name(const mp_value *value) {
 }
 
 static mp_status missing(const mp_spec *spec, const key_name *name, const char *allowed, mp_error *error) {
-    return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, name->text, allowed, "missing");
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name->text, allowed, "missing");
 }
 
 static mp_status wrong_type(const mp_spec *spec, const key_name *name, const mp_value *value, const char *allowed,
                             mp_error *error) {
-    return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, name->text, allowed, "%s", type_name(value));
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name->text, allowed, "%s", type_name(value));
 }
 
 static void int_range(char *to, size_t size, int64_t low, int64_t high) {
@@ -75,7 +75,7 @@ static mp_status read_int(const mp_spec *spec, const char *key, int64_t low, int
         return wrong_type(spec, &name, value, allowed, error);
     if (value->as.integer < low || value->as.integer > high) {
         mp_status code = value->as.integer > high ? above : MP_FORMAT;
-        return mp_fail_file(error, code, mp_spec_label(spec), -1, name.text, allowed, "%lld",
+        return mp_fail_file(error, code, mp_spec_origin(spec), -1, name.text, allowed, "%lld",
                             (long long)value->as.integer);
     }
     *out = value->as.integer;
@@ -105,12 +105,12 @@ mp_status mp_spec_ints(const mp_spec *spec, const char *key, int count, int64_t 
     if (value && value->type != MP_VALUE_INT && value->type != MP_VALUE_INTS)
         return wrong_type(spec, &name, value, allowed, error);
     if (value && value->type == MP_VALUE_INTS && value->count != (uint64_t)count)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, name.text, allowed, "an array of %llu",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name.text, allowed, "an array of %llu",
                             (unsigned long long)value->count);
     for (int i = 0; i < count; i++) {
         int64_t one = !value ? *def : value->type == MP_VALUE_INT ? value->as.integer : value->as.integers[i];
         if (value && (one < low || one > high))
-            return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, name.text, range,
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name.text, range,
                                 value->type == MP_VALUE_INT ? "%lld" : "%lld at index %d", (long long)one, i);
         out[i] = one;
     }
@@ -144,7 +144,7 @@ mp_status mp_spec_float(const mp_spec *spec, const char *key, double low, double
         return wrong_type(spec, &name, value, allowed, error);
     double real = whole ? (double)value->as.integer : value->as.real;
     if (!isfinite(real) || real < low || real > high)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, name.text, allowed, "%g", real);
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name.text, allowed, "%g", real);
     *out = real;
     return MP_OK;
 }
@@ -179,7 +179,7 @@ mp_status mp_spec_string(const mp_spec *spec, const char *key, const char *def, 
         return wrong_type(spec, &name, value, "a string", error);
     const char *zero = value->count ? memchr(value->as.string, 0, value->count) : NULL;
     if (zero)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_label(spec), -1, name.text, "a string without NUL",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name.text, "a string without NUL",
                             "NUL at byte %zu", (size_t)(zero - value->as.string));
     *out = value->as.string;
     return MP_OK;

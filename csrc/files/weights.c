@@ -97,7 +97,7 @@ bool mp_weights_has(const mp_weights *weights, const char *name) {
 
 /* Path of the file for an error about a tensor. `entry` may be NULL: the first file. */
 static const char *file_of(const mp_weights *weights, const mp_tensor_entry *entry) {
-    return entry ? mp_spec_file(weights->spec, entry->file) : mp_spec_label(weights->spec);
+    return entry ? mp_spec_file(weights->spec, entry->file) : mp_spec_origin(weights->spec);
 }
 
 /* Write "a tensor of shape [*, 64]"; -1 stands for any size. */

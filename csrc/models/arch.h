@@ -73,12 +73,13 @@ typedef struct mp_arch {
     mp_capability capability;
     mp_status (*load)(const mp_load_args *args, mp_model **model, mp_error *error);
     void (*footprint)(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
+    const char *(*weights)(const mp_spec *spec, mp_compute compute); /* see mp_model_predict_weights; NULL: "packed" */
     uint32_t flags;
 } mp_arch;
 
 const mp_arch *mp_arch_find(const char *name); /* the row of archs.def with this name, or NULL */
 
-/* Loaders and memory estimates of the families. */
+/* Loaders, memory estimates and predicted use of weights of the families. */
 mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *error);
 void mp_vision_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 mp_status mp_vit_load(const mp_load_args *args, mp_model **model, mp_error *error);
@@ -91,6 +92,10 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **model, mp_error
 void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
+const char *mp_decoder_weights(const mp_spec *spec, mp_compute compute);
+const char *mp_encoder_weights(const mp_spec *spec, mp_compute compute);
+const char *mp_lookup_weights(const mp_spec *spec, mp_compute compute);
+const char *mp_vision_weights(const mp_spec *spec, mp_compute compute);
 
 /* Base of every loaded model: a family's struct starts with it. */
 typedef struct mp_model_base {

@@ -6,9 +6,13 @@
 #include "base/alloc.h"
 #include "models/arch.h"
 
+/* These families always pack their weights at load. */
+#define mp_vit_weights       NULL
+#define mp_diffusion_weights NULL
+
 static const mp_arch archs[] = {
 #define MP_ARCH(name, CAPABILITY, family, flags) \
-    {#name, MP_##CAPABILITY, mp_##family##_load, mp_##family##_footprint, flags},
+    {#name, MP_##CAPABILITY, mp_##family##_load, mp_##family##_footprint, mp_##family##_weights, flags},
 #include "models/archs.def"
 #undef MP_ARCH
 };
@@ -120,6 +124,11 @@ mp_status mp_model_loader(mp_spec *spec, mp_compute compute, mp_loader *out, mp_
     loader->compute = compute;
     *out = (mp_loader){.ops = &spec_loader_ops, .self = loader, .capability = arch->capability};
     return MP_OK;
+}
+
+const char *mp_model_predict_weights(const mp_spec *spec, mp_compute compute) {
+    const mp_arch *arch = mp_arch_find(mp_spec_architecture(spec));
+    return arch && arch->weights ? arch->weights(spec, compute) : packed;
 }
 
 void mp_model_get_speed(const mp_model *model, uint64_t speed[MP_MODEL_SPEEDS]) {

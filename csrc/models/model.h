@@ -13,6 +13,8 @@
 /* Creates a loader for a spec and pins the spec. `compute`: the compute type (MP_COMPUTE_AUTO: chosen by the family).
  * Fails with FORMAT if the architecture is unknown; the error lists known architectures. */
 mp_status mp_model_loader(mp_spec *spec, mp_compute compute, mp_loader *loader, mp_error *error);
+/* Predicts `weights` of the facts of a model after its load in this process, from its spec alone. */
+const char *mp_model_predict_weights(const mp_spec *spec, mp_compute compute);
 
 /* Loads the model immediately, without a loader. Several processes can share the packed weights: see
  * `mp_load_args.shared`. */

@@ -569,10 +569,13 @@ static void append_entry(void *arg, const mp_entry_info *info) {
 
 static PyObject *registry_entries(PyObject *self, PyObject *none) {
     (void)none;
+    mp_error error;
     PyObject *list = PyList_New(0);
     /* Keep the GIL: the visitor creates objects. A thread that holds a registry lock never waits for the GIL. */
-    mp_registry_visit(registry_of(self), append_entry, &list);
-    return list;
+    if (mp_registry_visit(registry_of(self), append_entry, &list, &error) == MP_OK)
+        return list;
+    Py_XDECREF(list);
+    return mp_raise(mp_state_of(self), &error, NULL);
 }
 
 static bool put_number(PyObject *dict, const char *name, uint64_t number) {

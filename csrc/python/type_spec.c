@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "models/model.h"
 #include "python/binding.h"
 
 typedef struct spec_object {
@@ -384,6 +385,15 @@ static PyObject *spec_set_draft(PyObject *self, PyObject *draft) {
     return spec ? apply(self, (change){set_draft, &spec}) : NULL;
 }
 
+static PyObject *spec_weights(PyObject *self, PyObject *none) {
+    (void)none;
+    const char *weights;
+    MP_BEGIN_EXCLUSIVE(self);
+    weights = mp_model_predict_weights(((spec_object *)self)->spec, MP_COMPUTE_AUTO);
+    MP_END_EXCLUSIVE();
+    return PyUnicode_FromString(weights);
+}
+
 static PyMethodDef methods[] = {
     {"add_file", spec_add_file, METH_O, "Add a weight file; tensors refer to it by its index."},
     {"note_files", spec_note_files, METH_NOARGS,
@@ -396,6 +406,7 @@ static PyMethodDef methods[] = {
      "Set the bytes that each token adds to the text."},
     {"set_draft", spec_set_draft, METH_O,
      "Set the spec of the draft model, which can then no longer be changed."},
+    {"weights", spec_weights, METH_NOARGS, "Predict how a model in this process uses its weights after its load."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -672,13 +672,14 @@ mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_
     return MP_OK;
 }
 
-void mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, const mp_entry_info *info), void *arg) {
+mp_status mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, const mp_entry_info *info), void *arg,
+                            mp_error *error) {
     snapshot copy;
     mp_mutex_lock(&registry->lock);
     bool taken = take_snapshot(registry, false, &copy);
     mp_mutex_unlock(&registry->lock);
     if (!taken)
-        return;
+        return mp_fail(error, MP_MEMORY_EXHAUSTED, "the system refused memory for the list of models");
     for (int i = 0; i < copy.count; i++) {
         mp_entry_info info;
         mp_resident *pinned;
@@ -687,6 +688,7 @@ void mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, const mp_
         mp_resident_unpin(pinned);
     }
     drop_snapshot(&copy);
+    return MP_OK;
 }
 
 void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats) {

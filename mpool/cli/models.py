@@ -165,7 +165,14 @@ def show(arguments: argparse.Namespace) -> int:
 _FORMER = ("gives", "here")
 
 
+#: How a model in this process uses its weights with the default options, as ``mpool.ps()`` names it after the load.
+_WEIGHTS = {"packed": "packed at load", "mapped": "mapped, never packed",
+            "packing": "mapped, until requests have packed them"}
+
+
 def _text(name: str, value: Any) -> str:
+    if name == "weights":
+        return _WEIGHTS[value]
     if name in ("bytes", "download_bytes", "expert_bytes"):
         return megabytes(value)
     if isinstance(value, bool):
@@ -232,7 +239,7 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
         "architecture": model.spec.architecture, "license": model.license,
         "parameters": sum(math.prod(tensor.shape) for tensor in tensors if not tensor.name.startswith(ADAPTER_PREFIX)),
         "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),
-        "est_memory_allocation_mb": model.est_memory_allocation_mb,
+        "weights": model.spec.to_core().weights(), "est_memory_allocation_mb": model.est_memory_allocation_mb,
     }
     if model.capability in ("text_to_text", "text_embedding") and not model.networks:
         from ..models.formats.adapters import supported_modules

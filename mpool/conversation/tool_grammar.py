@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from . import reasoning
@@ -269,12 +269,18 @@ def _object_may_start_with_name(schema: dict[str, Any]) -> bool:
     properties, required = schema.get("properties"), schema.get("required")
     if schema.get("type") != "object" or not isinstance(properties, dict) or not isinstance(required, list):
         return True
+    names = _names(required)
     for name in properties:
         if name == "name":
             return True
-        if name in required:
+        if name in names:
             return False
     return True
+
+
+def _names(required: Iterable[Any]) -> set[str]:
+    """Return the names in ``required`` of a schema. Both lists of a request may be long, so a list is not searched."""
+    return {name for name in required if isinstance(name, str)}
 
 
 def _literal(text: str) -> str:
@@ -412,7 +418,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 def _tagged(at: int, function: Function, rules: list[str]) -> str:
     """Return the rule for a function's arguments in tags, in the order of the schema; append its rules to ``rules``."""
     schema = function.parameters
-    properties, required = schema.get("properties") or {}, schema.get("required") or ()
+    properties, required = schema.get("properties") or {}, _names(schema.get("required") or ())
     found = []
     for number, (name, value) in enumerate(properties.items()):
         rule = f"value_{at}_{number}"

@@ -10,6 +10,7 @@
 typedef struct counted_kernels {
     mp_kernels in_use;
     _Atomic uint64_t products, attention, norms; /* multiplications of matrices; of attention; rows of layer norms */
+    _Atomic uint64_t queries; /* rows and heads for which attention over a KV cache is computed */
 } counted_kernels;
 
 static counted_kernels counted;
@@ -31,14 +32,21 @@ static inline void counted_norm(const float *x, const float *weight, const float
     counted.in_use.layer_norm(x, weight, bias, eps, n, y);
 }
 
+static inline void counted_kv(const mp_attn_kv *a, int rows, int block0, int block1, mp_attn_partial *state,
+                              void *scratch) {
+    counted.queries += (uint64_t)rows * (uint64_t)a->group;
+    counted.in_use.attn_kv(a, rows, block0, block1, state, scratch);
+}
+
 /* Count from now on, until mp_kernels_init. No other thread may run kernels meanwhile. */
 static inline void count_kernels(void) {
     mp_kernels_init();
     mp_kernels *table = (mp_kernels *)mp_kernels_get(); /* the table itself is not constant */
     counted.in_use = *table;
-    counted.products = counted.attention = counted.norms = 0;
+    counted.products = counted.attention = counted.norms = counted.queries = 0;
     table->gemm_f32 = counted_gemm;
     table->attn_full = counted_attention;
+    table->attn_kv = counted_kv;
     table->layer_norm = counted_norm;
 }
 

@@ -498,7 +498,8 @@ typedef struct tiny_model {
     mp_engine *engine;
 } tiny_model;
 
-/* Every load charges the budget with the memory of its weights, all but small structs. */
+/* Every load charges the budget with the memory of its weights, all but small structs. The use of the weights is
+ * predicted without a load. */
 static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, int threads) {
     enum { STRUCTS = 32 << 10 };
     const uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS);
@@ -516,6 +517,9 @@ static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute
     const uint64_t made = mp_alloc_bytes(MP_TAG_WEIGHTS) - before;
     MP_CHECK_INT(tiny->budget.used, tiny->model->ops->bytes(tiny->model));
     MP_CHECK(made >= tiny->budget.used && made - tiny->budget.used < STRUCTS);
+    mp_model_facts facts;
+    mp_model_get_facts(tiny->model, &facts);
+    MP_CHECK_STR(mp_model_predict_weights(spec, compute), facts.weights);
     MP_CHECK_OK(tiny->model->ops->engine(tiny->model, &tiny->budget, &tiny->engine, &error), &error);
 }
 

@@ -187,15 +187,15 @@ static void run_child(void) {
     mp_registry_stats stats;
     mp_registry_get_stats(w.registry, &stats);
     SIM_CHECK(stats.threads_leased == 0);
-    mp_registry_visit(w.registry, check_nothing_runs, NULL);
-    mp_registry_visit(w.registry, find_key, known);
+    sim_visit(check_nothing_runs, NULL);
+    sim_visit(find_key, known);
     check_own_requests();
     for (int i = 0; i < KEYS; i++) {
         if (!known[i])
             continue;
         expect_ok(sim_call_once(sim_keys[i], &error), &error, "a request");
         mp_sys_sleep_ns(3 * SECOND); /* a sweep may come a second late (SWEEP_AGAIN_NS) */
-        mp_registry_visit(w.registry, check_idle, NULL);
+        sim_visit(check_idle, NULL);
     }
     check_replacements();
     for (int i = 0; i < KEYS; i++) {

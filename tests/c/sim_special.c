@@ -82,7 +82,7 @@ static void must_be_unloaded(void *arg, const mp_entry_info *info) {
 
 static void evictions_finish(void) {
     mp_sys_sleep_ns(SECOND);
-    mp_registry_visit(w.registry, must_be_unloaded, NULL);
+    sim_visit(must_be_unloaded, NULL);
     if (fakes.models[0].loads != 1 || fakes.models[0].models != 1)
         sim_fail("a pinned model was loaded %d times, and %d copies exist", fakes.models[0].loads,
                  fakes.models[0].models);
@@ -194,7 +194,7 @@ static void read_breaker(void *arg, const mp_entry_info *info) { *(const char **
 
 static bool is_half_open(void) {
     const char *state;
-    mp_registry_visit(w.registry, read_breaker, &state);
+    sim_visit(read_breaker, &state);
     return strcmp(state, "half-open") == 0;
 }
 
@@ -213,7 +213,7 @@ static void flapping_bursts(void) {
     int count = 0;
     for (int round = 0; round < ROUNDS; round++) {
         for (int i = 0; i < 20; i++) {
-            mp_registry_visit(w.registry, read_breaker, &state);
+            sim_visit(read_breaker, &state);
             if (strcmp(state, "open") == 0)
                 break;
             if ((ticket = submit_now(true)))
@@ -256,7 +256,7 @@ static void flapping_finish(void) {
         mp_status status = sim_call_once(sim_keys[0], &error);
         if (status != MP_OK && status != MP_CIRCUIT_OPEN)
             sim_fail("a request without fault ended in %s: %s", mp_status_find(status)->name, error.message);
-        mp_registry_visit(w.registry, must_be_closed, &closed);
+        sim_visit(must_be_closed, &closed);
         if (closed)
             return;
     }
@@ -418,7 +418,7 @@ static void ahead_begin(void) {
         mp_sys_sleep_ns(AHEAD_EVERY_NS);
         if (i < STREAM)
             continue;
-        mp_registry_visit(w.registry, read_forecast, &info);
+        sim_visit(read_forecast, &info);
         if (sim_get_setup()->late == 0 && (info.predicted < 2 || info.workers < info.predicted))
             sim_fail("%.1f requests per second need %d workers, and %d exist", info.arrivals, info.predicted,
                      info.workers);
@@ -434,7 +434,7 @@ static void ahead_begin(void) {
 static void ahead_finish(void) {
     mp_entry_info info;
     mp_sys_sleep_ns(40 * SECOND);
-    mp_registry_visit(w.registry, read_forecast, &info);
+    sim_visit(read_forecast, &info);
     if (info.workers)
         sim_fail("%d workers still wait 40 s after the last request", info.workers);
 }
@@ -491,7 +491,7 @@ static void balance_begin(void) {
         SIM_CHECK(mp_ticket_wait(tickets[i], UINT64_MAX, 0, NULL) && mp_ticket_status(tickets[i], &error) == MP_OK);
         mp_ticket_release(tickets[i]);
     }
-    mp_registry_visit(w.registry, must_be_even, NULL);
+    sim_visit(must_be_even, NULL);
 }
 
 static void balance_call(record *r, mp_submit_options *options) {

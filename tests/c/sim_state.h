@@ -81,6 +81,8 @@ void sim_add(const char *key, bool replace, record *r); /* adds a model with a r
 void sim_check_status(mp_status status, const mp_error *error, const record *r, const char *what);
 void sim_check_end(const record *r); /* `r` must have ended */
 void sim_recount(mp_registry *registry); /* sim_recount.c; call only while all threads wait */
+/* Visits the entries of the registry, again until the simulator grants the memory of the snapshot. */
+void sim_visit(void (*visit)(void *arg, const mp_entry_info *info), void *arg);
 /* sim_special.c: sends one request from the thread that runs the world, and waits for its end */
 void sim_pause(uint64_t ns); /* the process does not run for this time */
 mp_status sim_call_once(const char *key, mp_error *error);

@@ -43,6 +43,11 @@ static void check_entry_at_rest(void *arg, const mp_entry_info *info) {
     }
 }
 
+void sim_visit(void (*visit)(void *arg, const mp_entry_info *info), void *arg) {
+    while (mp_registry_visit(w.registry, visit, arg, NULL) != MP_OK)
+        ;
+}
+
 static void check_at_rest(void *arg) {
     (void)arg;
     for (int i = 0; i < w.caller_count; i++) {
@@ -60,7 +65,7 @@ static void check_at_rest(void *arg) {
             sim_fail("caller %d waits for progress of a request that has already progressed", i);
     }
     if (w.registry)
-        mp_registry_visit(w.registry, check_entry_at_rest, NULL);
+        sim_visit(check_entry_at_rest, NULL);
     if (w.registry && !w.kind->crowd)
         sim_recount(w.registry);
     if (w.kind->special && w.kind->special->rest)

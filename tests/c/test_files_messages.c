@@ -314,6 +314,7 @@ MP_TEST(files_messages_of_specs) {
     for (int has_file = 0; has_file < 2; has_file++) { /* the first file, or "model spec" */
         mp_spec *spec = spec_of(has_file ? "/a" : NULL);
         char text[200];
+        MP_CHECK_STR(mp_spec_origin(spec), has_file ? "/a" : "model spec");
 #define OF(rest) (snprintf(text, sizeof text, "%s: %s", has_file ? "/a" : "model spec", rest), text)
         SAYS(mp_spec_set_architecture(spec, "", &error), MP_FORMAT,
              OF("general.architecture is empty, allowed: 1 to 64 printable ASCII characters without blanks"));

@@ -289,7 +289,7 @@ MP_TEST_SECONDS(isolation_a_registry_survives_its_processes, 120) {
         usleep(20000);
         int countdown = (int)(mp_test_random_u64(&random) % 3);
         if (kills < 3) /* more kills within a minute would mark the model broken */
-            mp_registry_visit(c.registry, kill_one, &countdown);
+            MP_CHECK_OK(mp_registry_visit(c.registry, kill_one, &countdown, &error), &error);
         MP_CHECK(kills < 5000);
     }
     for (int i = 0; i < CALLERS; i++)
@@ -341,7 +341,7 @@ MP_TEST_SECONDS(isolation_a_forked_child_starts_without_processes, 60) {
     MP_CHECK_OK(mp_isolation_loader(spec, MP_COMPUTE_AUTO, &options, &loader, &error), &error);
     MP_CHECK_OK(mp_registry_add(registry, "m", &loader, MP_ADD_NEW, &error), &error);
     MP_CHECK_OK(ask(registry, 20, 4, &error), &error);
-    mp_registry_visit(registry, take_info, &info);
+    MP_CHECK_OK(mp_registry_visit(registry, take_info, &info, &error), &error);
     mp_registry_get_stats(registry, &before);
     MP_CHECK(info.worker_count == 1 && info.worker[0].process && info.worker[0].predicted_bytes > (16u << 20));
     MP_CHECK(before.memory_used > info.worker[0].predicted_bytes);
@@ -367,7 +367,7 @@ MP_TEST_SECONDS(isolation_a_forked_child_starts_without_processes, 60) {
     MP_CHECK_INT(process_handles(), handles);
     MP_CHECK_OK(ask(registry, 20, 4, &error), &error);
     mp_entry_info now;
-    mp_registry_visit(registry, take_info, &now);
+    MP_CHECK_OK(mp_registry_visit(registry, take_info, &now, &error), &error);
     MP_CHECK_INT(now.worker[0].process, info.worker[0].process);
     mp_registry_destroy(registry);
     mp_spec_unpin(spec);

@@ -465,8 +465,8 @@ MP_TEST(models_encoder_last_layer_beside_tokens) {
 }
 
 /* Compare the kernels' work for texts [0, count) with that of a last layer which computes one row per text, or all
- * rows. */
-static void check_work(mp_pooling_mode mode, int threads, int count, bool one_row) {
+ * rows. scores: a dense layer follows the pooling, as in a cross-encoder. */
+static void check_work(mp_pooling_mode mode, int threads, int count, bool one_row, bool scores) {
     static texts all;
     static float out[TEXTS * WIDTH];
     enum { KEYS = 2 * WIDTH * WIDTH, REST = 2 * WIDTH * WIDTH + 2 * WIDTH * TINY_ENCODER_FFN,
@@ -474,7 +474,7 @@ static void check_work(mp_pooling_mode mode, int threads, int count, bool one_ro
     uint64_t squares = 0, rows;
     tiny_model tiny;
     make_texts(&all);
-    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, threads);
+    tiny_load(&tiny, tiny_encoder_spec_of(false, scores), MP_COMPUTE_F32, threads);
     ((mp_encoder *)tiny.model)->head.mode[0] = mode;
     for (int t = 0; t < count; t++) {
         rows = (uint64_t)(all.offsets[t + 1] - all.offsets[t]);
@@ -482,10 +482,11 @@ static void check_work(mp_pooling_mode mode, int threads, int count, bool one_ro
     }
     rows = (uint64_t)all.offsets[count];
     const uint64_t last = one_row ? (uint64_t)count : rows, seen = one_row ? rows : squares;
+    const uint64_t dense = scores ? (uint64_t)count * WIDTH * WIDTH : 0;
     count_kernels();
     MP_CHECK_INT(run(&tiny, &all, 0, count, UINT64_MAX, out), MP_OUTCOME_DONE);
     mp_kernels_init();
-    MP_CHECK_INT(counted.products, rows * (BEFORE + 1) * KEYS + (rows * BEFORE + last) * REST);
+    MP_CHECK_INT(counted.products, rows * (BEFORE + 1) * KEYS + (rows * BEFORE + last) * REST + dense);
     MP_CHECK_INT(counted.attention, 2 * WIDTH * (squares * BEFORE + seen));
     MP_CHECK_INT(counted.norms, rows * (1 + 2 * BEFORE) + 2 * last); /* with that of the embeddings */
     tiny_unload(&tiny);
@@ -493,12 +494,19 @@ static void check_work(mp_pooling_mode mode, int threads, int count, bool one_ro
 
 /* The last layer computes one row of a text if only this row is pooled. */
 MP_TEST(models_encoder_last_layer_work) {
-    check_work(MP_POOL_CLS, 1, 9, true);
-    check_work(MP_POOL_LAST_TOKEN, 1, 9, true);
-    check_work(MP_POOL_CLS, 2, 9, true);
-    check_work(MP_POOL_LAST_TOKEN, 2, 1, true); /* the threads share the text */
-    check_work(MP_POOL_MEAN, 1, 9, false);
-    check_work(MP_POOL_MAX, 2, 9, false);
+    check_work(MP_POOL_CLS, 1, 9, true, false);
+    check_work(MP_POOL_LAST_TOKEN, 1, 9, true, false);
+    check_work(MP_POOL_CLS, 2, 9, true, false);
+    check_work(MP_POOL_LAST_TOKEN, 2, 1, true, false); /* the threads share the text */
+    check_work(MP_POOL_MEAN, 1, 9, false, false);
+    check_work(MP_POOL_MAX, 2, 9, false, false);
+}
+
+/* The last layer of a cross-encoder computes the row that its classifier reads. */
+MP_TEST(models_encoder_last_layer_work_of_scores) {
+    check_work(MP_POOL_CLS, 1, 9, true, true);
+    check_work(MP_POOL_CLS, 2, 9, true, true);
+    check_work(MP_POOL_MEAN, 1, 9, false, true);
 }
 
 /* With each allocation failing in turn, a request either fails or returns the same vectors, and nothing leaks. */

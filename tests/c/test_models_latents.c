@@ -5,6 +5,7 @@
 #include "models/decoder/mla.h"
 
 enum { LAYERS = 2, WIDTH = 64, FFN = 96, RANK = 64, PLAIN = 32, ROTATED = 16, VALUE = 96, PROMPT = 70, GREEDY = 5 };
+enum { THREADS = 2 };
 
 typedef struct latents {
     int heads;
@@ -223,6 +224,41 @@ MP_TEST(models_latents_in_groups_of_heads) {
     MP_CHECK(most <= 1e-4 * largest);
     run(&(latents){.heads = 75}, 3, 3, &shared);
     MP_CHECK(memcmp(&forward, &shared, sizeof shared) == 0);
+}
+
+/* Loads a model with this limit of the budget. Returns the status, and the bytes that remain charged in *used. */
+static mp_status load_within(uint64_t limit, uint64_t *used, mp_error *error) {
+    tiny_model tiny = {.spec = make_spec(&(latents){.heads = 3}), .budget.limit = limit};
+    MP_CHECK_OK(mp_cpu_init("", error), error);
+    mp_kernels_init();
+    MP_CHECK_OK(mp_team_create(THREADS - 1, &tiny.team, error), error);
+    mp_team_lease(tiny.team, THREADS, &tiny.lease);
+    MP_CHECK_OK(mp_model_loader(tiny.spec, MP_COMPUTE_F32, &tiny.loader, error), error);
+    mp_status status =
+        tiny.loader.ops->load(tiny.loader.self, &tiny.lease, &tiny.budget, NULL, &tiny.model, error);
+    *used = tiny.budget.used;
+    if (status == MP_OK)
+        tiny.model->ops->destroy(tiny.model);
+    tiny.loader.ops->destroy(tiny.loader.self);
+    mp_team_return(&tiny.lease);
+    mp_team_destroy(tiny.team);
+    mp_spec_unpin(tiny.spec);
+    MP_CHECK_INT(tiny.budget.used, 0);
+    return status;
+}
+
+/* While a model is loaded, each thread converts one head of kv_b at a time. These floats are charged to the budget: a
+ * load without space for them is refused. They depend on the size of a head, not on the numbers of heads and layers. */
+MP_TEST(models_latents_scratch_is_charged) {
+    const uint64_t head = (VALUE * RANK + VALUE) * sizeof(float), scratch = THREADS * ((head + 63) & ~(uint64_t)63);
+    uint64_t model, used;
+    mp_error error;
+    MP_CHECK_OK(load_within(UINT64_MAX, &model, &error), &error);
+    MP_CHECK(model > 0);
+    MP_CHECK_STATUS(load_within(model + scratch - 1, &used, &error), MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK_INT(used, 0);
+    MP_CHECK_OK(load_within(model + scratch, &used, &error), &error);
+    MP_CHECK_INT(used, model);
 }
 
 /* Impossible shapes count as 0 bytes: their load fails. Other tensors are not counted here. */

@@ -541,7 +541,7 @@ static void pick(void *arg, const mp_entry_info *info) {
 void fake_info(mp_registry *registry, const char *key, mp_entry_info *info) {
     *info = (mp_entry_info){.state = ""};
     wanted wanted = {key, info};
-    mp_registry_visit(registry, pick, &wanted);
+    MP_CHECK_INT(mp_registry_visit(registry, pick, &wanted, NULL), MP_OK);
 }
 
 mp_registry_stats fake_stats(mp_registry *registry) {

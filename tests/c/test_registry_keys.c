@@ -63,7 +63,7 @@ MP_TEST(registry_keys_are_ordered) {
             fake_add(registry, keys[at], &fake, false);
         present[at] = !present[at];
         visited visited = {0};
-        mp_registry_visit(registry, note_key, &visited);
+        MP_CHECK_OK(mp_registry_visit(registry, note_key, &visited, &error), &error);
         int count = 0;
         for (int j = 0; j < KEYS; j++) {
             if (present[j]) {

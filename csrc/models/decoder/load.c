@@ -312,6 +312,18 @@ cleanup:
     return status;
 }
 
+/* Returns true for a matrix of the layers or the head that load adds with MP_ON_USE_EXACT. */
+static bool is_decoder_matrix(const mp_spec *spec, const mp_tensor_entry *entry) {
+    const bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
+    return !table && !mp_decoder_images_own(entry->name) && !mp_expert_owns(entry->name) &&
+           !strstr(entry->name, ".ffn_gate_inp.") && !strstr(entry->name, ".attn_kv_b.") &&
+           mp_adapter_footprint(entry) == 0;
+}
+
+const char *mp_decoder_weights(const mp_spec *spec, mp_compute compute) {
+    return mp_weights_predict(spec, compute, MP_ON_USE_EXACT, is_decoder_matrix);
+}
+
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     uint64_t bytes = 0;
     mp_weights_use use;

@@ -46,35 +46,6 @@ mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *er
     return MP_OK;
 }
 
-/* Copies rows [first, first + rows) of a matrix to `to` as floats: [rows, K], or transposed, [K, rows]. */
-static void copy_rows(const mp_scaled *from, int64_t first, int64_t rows, int64_t K, bool transposed, float *row,
-                      float *to) {
-    for (int64_t r = 0; r < rows; r++) {
-        float *out = transposed ? row : to + r * K;
-        if (mp_dtype_is_scaled(from->codes.dtype))
-            mp_scaled_rows(from, (int32_t)(first + r), 1, MP_F32, (uint8_t *)out);
-        else
-            mp_dequantize_row(from->codes.dtype, mp_tensor_row(&from->codes, first + r), K, out);
-        for (int64_t k = 0; transposed && k < K; k++)
-            to[k * rows + r] = row[k];
-    }
-}
-
-/* Adds a matrix [heads * N, K], made from a part of each head's rows in tensor `name`. A head has `stride` rows in
- * `from`. The part begins at row `first` of the head. It is N rows, or if `transposed` K rows, which are transposed. */
-static mp_status add_part_of(mp_builder *builder, mp_linear *linear, const char *name, const mp_scaled *from,
-                             int32_t heads, int64_t N, int64_t K, int64_t stride, int64_t first, bool transposed,
-                             mp_error *error) {
-    size_t bytes = (size_t)heads * (size_t)N * (size_t)K * sizeof(float);
-    float row[MOST_RANK], *matrix = mp_alloc(bytes, MP_TAG_MISC);
-    if (!matrix)
-        return mp_fail_memory(error, bytes, "a latent projection");
-    for (int32_t h = 0; h < heads; h++)
-        copy_rows(from, h * stride + first, transposed ? K : N, transposed ? N : K, transposed, row,
-                  matrix + h * N * K);
-    return mp_builder_linear_taken(builder, linear, name, matrix, (int32_t)(heads * N), (int32_t)K, error);
-}
-
 /* Adds k_b or v_b from a separate tensor [heads, N, K]: floats as stored, other types dequantised. */
 static mp_status add_whole(mp_builder *builder, mp_linear *linear, const char *name, int32_t heads, int64_t N,
                            int64_t K, mp_error *error) {
@@ -82,7 +53,9 @@ static mp_status add_whole(mp_builder *builder, mp_linear *linear, const char *n
     mp_tensor all;
     MP_TRY(mp_weights_get(builder->weights, name, 3, sizes, &all, error));
     if (all.dtype != MP_F32 && all.dtype != MP_F16 && all.dtype != MP_BF16)
-        return add_part_of(builder, linear, name, &(mp_scaled){.codes = all}, heads, N, K, N, 0, false, error);
+        return mp_builder_linear_by_head(
+            builder, linear, name,
+            &(mp_head_rows){{.codes = all}, heads, (int32_t)N, (int32_t)K, .stride = (int32_t)N}, error);
     all.ndim = 2;
     all.shape[0] = heads * N;
     all.shape[1] = K;
@@ -92,7 +65,7 @@ static mp_status add_whole(mp_builder *builder, mp_linear *linear, const char *n
 static mp_status read_halves(mp_decoder *model, mp_builder *builder, int index, mp_error *error) {
     const mp_mla *latent = &model->latent;
     mp_decoder_layer *layer = &model->layers[index];
-    const int64_t stride = latent->plain + latent->value;
+    const int32_t stride = latent->plain + latent->value;
     char name[64], k_name[64], v_name[64];
     snprintf(name, sizeof name, "blk.%d.attn_kv_b.weight", index);
     snprintf(k_name, sizeof k_name, "blk.%d.attn_k_b.weight", index);
@@ -107,10 +80,10 @@ static mp_status read_halves(mp_decoder *model, mp_builder *builder, int index, 
     if (!mp_wmat_kind_for(both.codes.dtype, MP_COMPUTE_AUTO, &any))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which is not a weight type", name,
                        mp_dtype_get(both.codes.dtype)->name);
-    MP_TRY(add_part_of(builder, &layer->k_b, name, &both, model->heads, latent->rank, latent->plain, stride, 0, true,
-                       error));
-    return add_part_of(builder, &layer->v_b, name, &both, model->heads, latent->value, latent->rank, stride,
-                       latent->plain, false, error);
+    const mp_head_rows keys = {both, model->heads, latent->rank, latent->plain, stride, .transposed = true};
+    const mp_head_rows values = {both, model->heads, latent->value, latent->rank, stride, .first = latent->plain};
+    MP_TRY(mp_builder_linear_by_head(builder, &layer->k_b, name, &keys, error));
+    return mp_builder_linear_by_head(builder, &layer->v_b, name, &values, error);
 }
 
 /* Reads a projection of the layer's input, a part of layer->qkv. */

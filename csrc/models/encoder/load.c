@@ -446,6 +446,16 @@ cleanup:
     return status;
 }
 
+static bool is_layer_matrix(const mp_spec *spec, const mp_tensor_entry *entry) {
+    (void)spec;
+    return strncmp(entry->name, "blk.", 4) == 0 && !strstr(entry->name, ".ffn_gate_inp.") &&
+           !strstr(entry->name, ".attn_pos_") && !mp_expert_owns(entry->name) && mp_adapter_footprint(entry) == 0;
+}
+
+const char *mp_encoder_weights(const mp_spec *spec, mp_compute compute) {
+    return mp_weights_predict(spec, compute_type_for(compute, spec), MP_ON_USE_ENCODER, is_layer_matrix);
+}
+
 /* Name of the matrix that the sparse head packs; "" if there is none. */
 static const char *sparse_output(const mp_spec *spec) {
     const char *kind;

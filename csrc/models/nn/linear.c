@@ -5,8 +5,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "base/options.h"
 #include "files/scaled_weights.h"
+#include "models/nn/scratch.h"
 
 typedef struct mp_build_job {
     mp_linear *linear; /* packed matrix: part `part` of this layer; otherwise NULL */
@@ -19,9 +19,10 @@ typedef struct mp_build_job {
     float add;   /* added to each value of a vector */
     float scale; /* factor on each value of a bias */
     int32_t taps; /* convolution: kernel height * width, otherwise 0 */
-    mp_tensor tensor; /* convolution: finish replaces it by the tensor of `turned` */
+    mp_tensor tensor;
     mp_scaled scaled; /* if the type of `tensor` has separate scales */
-    float *turned;
+    mp_head_rows by_head; /* `by_head.heads` > 0: the matrix is made of rows of another one while it is packed */
+    float *taken; /* the data of `tensor`, if the builder owns it */
     const char *converted; /* name of a matrix that is converted while it is packed, or NULL; owned by the spec */
     float factor;          /* `converted`: factor on each value */
     int64_t heads;         /* `converted`: order of the rows, see mp_builder_linear_converted */
@@ -34,57 +35,15 @@ void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute 
     *builder = (mp_builder){.weights = weights, .compute = compute, .pack_on_use = UINT64_MAX, .bias_scale = 1};
 }
 
-/* Returns true if the matrices of the layers are stored as F32. Files use one type for all of them, except routers. */
-static bool is_stored_as_f32(const mp_spec *spec) {
-    for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
-        const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
-        if (entry->ndim == 2 && strncmp(entry->name, "blk.", 4) == 0 && !strstr(entry->name, ".ffn_gate_inp"))
-            return entry->dtype == MP_F32;
-    }
-    return false;
-}
-
-static mp_status read_fast(const mp_spec *spec, bool *fast, mp_error *error) {
-    return mp_spec_bool(spec, "mpool.float32_fast", &(bool){false}, fast, error);
-}
-
-mp_status mp_weights_use_read(const mp_spec *spec, mp_weights_use *use, mp_error *error) {
-    static const char *const names[] = {
-        [MP_WEIGHTS_AUTO] = "auto", [MP_WEIGHTS_MAPPED] = "mapped", [MP_WEIGHTS_PACKED] = "packed"};
-    const char *name;
-    bool fast;
-    MP_TRY(mp_spec_string(spec, "mpool.weights", names[MP_WEIGHTS_AUTO], &name, error));
-    MP_TRY(read_fast(spec, &fast, error));
-    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
-        if (strcmp(names[i], name) == 0) {
-            *use = (mp_weights_use)i;
-            if (fast && *use == MP_WEIGHTS_AUTO && is_stored_as_f32(spec) && mp_blas_differs())
-                *use = MP_WEIGHTS_MAPPED;
-            return MP_OK;
-        }
-    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.weights", "auto, mapped, packed", "%s",
-                        name);
-}
-
 mp_status mp_builder_read_use(mp_builder *builder, mp_error *error) {
     MP_TRY(mp_weights_use_read(mp_weights_spec(builder->weights), &builder->use, error));
-    builder->pack_on_use = builder->use == MP_WEIGHTS_AUTO     ? (uint64_t)mp_options_get()->pack_on_use_mb << 20
-                           : builder->use == MP_WEIGHTS_MAPPED ? 0
-                                                               : UINT64_MAX;
+    builder->pack_on_use = mp_weights_threshold(builder->use);
     return MP_OK;
-}
-
-bool mp_may_stay_unpacked(mp_on_use on_use, mp_weights_use use, mp_dtype dtype, mp_wkind kind) {
-    if (mp_dtype_is_scaled(dtype))
-        return false;
-    if (on_use == MP_ON_USE_ENCODER)
-        return use == MP_WEIGHTS_MAPPED || (kind == MP_W_F32 && dtype == MP_F32);
-    return on_use == MP_ON_USE_EXACT && (kind == MP_W_BF16 ? dtype == MP_BF16 : kind != MP_W_I8);
 }
 
 void mp_builder_deinit(mp_builder *builder) {
     for (int i = 0; i < builder->count; i++)
-        mp_free(builder->jobs[i].turned);
+        mp_free(builder->jobs[i].taken);
     mp_free(builder->jobs);
     if (!builder->shared)
         mp_free(builder->slab);
@@ -145,13 +104,21 @@ mp_status mp_builder_vector_plus(mp_builder *builder, float **out, const char *n
     return MP_OK;
 }
 
+static mp_tensor tensor_of(const float *data, int32_t N, int32_t K) {
+    return (mp_tensor){.dtype = MP_F32,
+                       .ndim = 2,
+                       .shape = {N, K},
+                       .data = (const uint8_t *)data,
+                       .nbytes = (uint64_t)N * (uint64_t)K * sizeof(float)};
+}
+
 static mp_status add_part(mp_builder *builder, mp_linear *linear, mp_build_job job, const char *name,
                           const char *bias_name, int32_t N, int32_t K, mp_error *error) {
     assert(linear->parts < MP_LINEAR_PARTS);
     int part = job.part = linear->parts;
     job.linear = linear;
     mp_wkind kind;
-    if (!mp_wmat_kind_for(job.taps ? MP_F32 : job.tensor.dtype, builder->compute, &kind))
+    if (!mp_wmat_kind_for(job.taps || job.by_head.heads ? MP_F32 : job.tensor.dtype, builder->compute, &kind))
         return mp_fail(error, MP_UNSUPPORTED,
                        "tensor %s is stored as %s, which the requested compute type does not support", name,
                        mp_dtype_get(job.tensor.dtype)->name);
@@ -197,43 +164,22 @@ mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *na
     return add_part(builder, linear, job, name, bias_name, N, size * size * channels, error);
 }
 
-/* Reorders the inputs of a convolution from [channels][taps], as stored, to [taps][channels]. */
-static mp_status reorder_taps(mp_build_job *job, mp_error *error) {
-    const mp_wmat *w = &job->linear->w[job->part];
-    int64_t items = mp_tensor_items(&job->tensor), taps = job->taps, channels = w->K / taps;
-    job->turned = mp_alloc((size_t)(items + w->K) * sizeof(float), MP_TAG_MISC);
-    if (!job->turned)
-        return mp_fail_memory(error, (uint64_t)(items + w->K) * sizeof(float), "the weights of a convolution");
-    float *row = job->turned + items;
-    int64_t row_bytes = (int64_t)job->tensor.nbytes / w->N;
-    for (int32_t n = 0; n < w->N; n++) {
-        mp_dequantize_row(job->tensor.dtype, job->tensor.data + n * row_bytes, w->K, row);
-        for (int64_t c = 0; c < channels; c++)
-            for (int64_t t = 0; t < taps; t++)
-                job->turned[n * (int64_t)w->K + t * channels + c] = row[c * taps + t];
-    }
-    job->tensor = (mp_tensor){.dtype = MP_F32,
-                              .ndim = 2,
-                              .shape = {w->N, w->K},
-                              .data = (const uint8_t *)job->turned,
-                              .nbytes = (uint64_t)items * sizeof(float)};
-    return MP_OK;
-}
-
 mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const char *name, const mp_tensor *tensor,
                                mp_error *error) {
     mp_build_job job = {.tensor = *tensor};
     return add_part(builder, linear, job, name, NULL, (int32_t)tensor->shape[0], (int32_t)tensor->shape[1], error);
 }
 
+mp_status mp_builder_linear_by_head(mp_builder *builder, mp_linear *linear, const char *name, const mp_head_rows *rows,
+                                    mp_error *error) {
+    assert(rows->heads > 0 && rows->N % MP_PANEL_N == 0);
+    mp_build_job job = {.tensor = rows->from.codes, .by_head = *rows};
+    return add_part(builder, linear, job, name, NULL, rows->heads * rows->N, rows->K, error);
+}
+
 mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, const char *name, float *matrix, int32_t N,
                                   int32_t K, mp_error *error) {
-    mp_build_job job = {.turned = matrix};
-    job.tensor = (mp_tensor){.dtype = MP_F32,
-                             .ndim = 2,
-                             .shape = {N, K},
-                             .data = (const uint8_t *)matrix,
-                             .nbytes = (uint64_t)N * (uint64_t)K * sizeof(float)};
+    mp_build_job job = {.taken = matrix, .tensor = tensor_of(matrix, N, K)};
     int before = builder->count;
     mp_status status = add_part(builder, linear, job, name, NULL, N, K, error);
     if (builder->count == before)
@@ -267,12 +213,26 @@ static int64_t source_row(const mp_build_job *job, int64_t row) {
     return row - at + (job->heads > 0 ? at % 2 * half + at / 2 : at % half * 2 + at / half);
 }
 
-/* Converts the rows of a panel to scratch [MP_PANEL_N, K]. Returns the number of rows. */
+/* Converts a row of a convolution from [channels][taps], as stored, to [taps][channels]. row: K floats of scratch. */
+static void reorder_taps(const mp_build_job *job, int32_t n, float *row, float *to) {
+    const mp_wmat *w = &job->linear->w[job->part];
+    const int64_t taps = job->taps, channels = w->K / taps, row_bytes = (int64_t)job->tensor.nbytes / w->N;
+    mp_dequantize_row(job->tensor.dtype, job->tensor.data + n * row_bytes, w->K, row);
+    for (int64_t c = 0; c < channels; c++)
+        for (int64_t t = 0; t < taps; t++)
+            to[t * channels + c] = row[c * taps + t];
+}
+
+/* Converts the rows of a panel to scratch [MP_PANEL_N + 1, K]. Returns the number of rows. */
 static int32_t convert_rows(const mp_build_job *job, int panel, float *scratch) {
     const mp_wmat *w = &job->linear->w[job->part];
     const int32_t first = panel * MP_PANEL_N, rows = w->N - first < MP_PANEL_N ? w->N - first : MP_PANEL_N;
     for (int32_t r = 0; r < rows; r++) {
         float *const to = scratch + (int64_t)r * w->K;
+        if (job->taps) {
+            reorder_taps(job, first + r, scratch + (int64_t)MP_PANEL_N * w->K, to);
+            continue;
+        }
         mp_dequantize_row(job->tensor.dtype, mp_tensor_row(&job->tensor, source_row(job, first + r)), w->K, to);
         for (int32_t i = 0; i < w->K; i++)
             to[i] *= job->factor;
@@ -286,11 +246,7 @@ static bool pack_converted(const mp_build_job *job, int panel0, int panel1, floa
     bool finite = true;
     for (int panel = panel0; panel < panel1; panel++) {
         const int32_t rows = convert_rows(job, panel, scratch);
-        const mp_tensor tensor = {.dtype = MP_F32,
-                                  .ndim = 2,
-                                  .shape = {rows, w->K},
-                                  .data = (const uint8_t *)scratch,
-                                  .nbytes = (uint64_t)rows * (uint64_t)w->K * sizeof(float)};
+        const mp_tensor tensor = tensor_of(scratch, rows, w->K);
         mp_wmat one;
         mp_wmat_init(&one, w->kind, rows, w->K);
         one.data = w->data + (size_t)panel * w->panel_bytes;
@@ -298,6 +254,39 @@ static bool pack_converted(const mp_build_job *job, int panel0, int panel1, floa
         finite = finite && mp_kernels_get()->all_finite(scratch, (int64_t)rows * w->K);
     }
     return finite;
+}
+
+/* Converts the rows of a head to scratch [N, K], which has space for another row of either matrix behind it. */
+static void convert_head(const mp_head_rows *rows, int32_t head, float *scratch) {
+    const int32_t count = rows->transposed ? rows->K : rows->N, width = rows->transposed ? rows->N : rows->K;
+    float *const spare = scratch + (int64_t)rows->N * rows->K;
+    for (int32_t r = 0; r < count; r++) {
+        const int32_t at = head * rows->stride + rows->first + r;
+        float *const row = rows->transposed ? spare : scratch + (int64_t)r * width;
+        if (mp_dtype_is_scaled(rows->from.codes.dtype))
+            mp_scaled_rows(&rows->from, at, 1, MP_F32, (uint8_t *)row);
+        else
+            mp_dequantize_row(rows->from.codes.dtype, mp_tensor_row(&rows->from.codes, at), width, row);
+        for (int32_t i = 0; rows->transposed && i < width; i++)
+            scratch[(int64_t)i * rows->K + r] = row[i];
+    }
+}
+
+/* Packs panels of a matrix that is made head by head. A head is converted once for all of its panels in the range. */
+static void pack_by_head(const mp_build_job *job, int panel0, int panel1, float *scratch) {
+    const mp_wmat *w = &job->linear->w[job->part];
+    const mp_head_rows *rows = &job->by_head;
+    const int each = rows->N / MP_PANEL_N;
+    const mp_tensor tensor = tensor_of(scratch, rows->N, rows->K);
+    mp_wmat one;
+    mp_wmat_init(&one, w->kind, rows->N, rows->K);
+    for (int panel = panel0; panel < panel1;) {
+        const int head = panel / each, start = head * each, end = panel1 - start < each ? panel1 - start : each;
+        convert_head(rows, head, scratch);
+        one.data = w->data + (size_t)start * w->panel_bytes;
+        mp_wmat_pack(&one, &tensor, panel - start, end);
+        panel = start + end;
+    }
 }
 
 /* Names the first value that is not finite. Threads notice such values in any order. */
@@ -325,15 +314,17 @@ typedef struct pack_run {
     _Atomic int job;
     _Atomic bool infinite; /* a converted value is not finite */
     uint8_t *scratch; /* `stride` bytes per thread; or NULL */
-    size_t stride;
+    size_t stride, charged; /* `charged`: bytes charged to the budget for `scratch` */
 } pack_run;
 
 /* Packs panels of a job. Returns false if a converted value is not finite. */
 static bool pack_panels(const mp_build_job *job, int panel0, int panel1, uint8_t *scratch) {
     mp_wmat *w = &job->linear->w[job->part];
-    if (job->converted)
-        return pack_converted(job, panel0, panel1, (float *)(void *)scratch);
-    if (mp_dtype_is_scaled(job->tensor.dtype))
+    if (job->converted || job->taps)
+        return pack_converted(job, panel0, panel1, (float *)(void *)scratch) || job->taps;
+    if (job->by_head.heads)
+        pack_by_head(job, panel0, panel1, (float *)(void *)scratch);
+    else if (mp_dtype_is_scaled(job->tensor.dtype))
         mp_scaled_pack(w, &job->scaled, panel0, panel1, scratch);
     else
         mp_wmat_pack(w, &job->tensor, panel0, panel1);
@@ -387,7 +378,7 @@ static mp_status keep_stored(mp_builder *builder, mp_error *error) {
     if ((builder->shared && !mapped) || count == 0 || bytes < builder->pack_on_use)
         return MP_OK;
     MP_TRY(mp_stored_create(builder->weights, count, mapped, &builder->stored, error));
-    MP_TRY(read_fast(mp_weights_spec(builder->weights), &builder->stored->fast, error));
+    MP_TRY(mp_weights_read_fast(mp_weights_spec(builder->weights), &builder->stored->fast, error));
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];
         if (!job->may_stay)
@@ -459,22 +450,36 @@ static mp_status place_slab(mp_builder *builder, size_t bytes, mp_lease *lease, 
     return MP_OK;
 }
 
-/* Allocates the rows that each thread converts before it packs them, if there are matrices with separate scales or
- * converted ones. */
-static mp_status make_scratch(const mp_builder *builder, const mp_lease *lease, pack_run *run, mp_error *error) {
+/* Allocates the rows that each thread converts before it packs them, if there are matrices with separate scales,
+ * converted ones, convolutions, or ones that are made head by head. Charges them to the budget. */
+static mp_status make_scratch(const mp_builder *builder, const mp_lease *lease, mp_budget *budget, pack_run *run,
+                              mp_error *error) {
     for (int i = 0; i < builder->count; i++) {
         const mp_build_job *job = &builder->jobs[i];
-        const mp_wmat *w = job->linear ? &job->linear->w[job->part] : NULL;
-        const size_t bytes = !w               ? 0
-                             : job->converted ? mp_arena_cost(MP_PANEL_N * (size_t)w->K * sizeof(float))
-                                              : mp_arena_cost(mp_scaled_scratch(job->tensor.dtype, w->kind, w->K));
-        run->stride = bytes > run->stride ? bytes : run->stride;
+        if (!job->linear)
+            continue;
+        const mp_wmat *w = &job->linear->w[job->part];
+        const mp_head_rows *rows = &job->by_head;
+        const size_t K = (size_t)w->K, N = (size_t)rows->N;
+        run->stride = mp_larger(run->stride, mp_scaled_scratch(job->tensor.dtype, w->kind, w->K));
+        if (job->converted || job->taps || rows->heads)
+            run->stride = mp_larger(run->stride, (rows->heads ? N * K + mp_larger(N, K) : (MP_PANEL_N + 1) * K) *
+                                                     sizeof(float));
     }
-    if (run->stride == mp_arena_cost(0))
+    if (run->stride == 0)
         return MP_OK;
+    run->stride = mp_arena_cost(run->stride);
     const size_t bytes = run->stride * (size_t)lease->threads;
-    run->scratch = mp_alloc(bytes, MP_TAG_MISC);
+    if (mp_budget_take(budget, bytes)) {
+        run->charged = bytes;
+        run->scratch = mp_alloc(bytes, MP_TAG_MISC);
+    }
     return run->scratch ? MP_OK : mp_fail_memory(error, bytes, "the rows of weights while they are packed");
+}
+
+static void drop_scratch(pack_run *run, mp_budget *budget) {
+    mp_free(run->scratch);
+    mp_budget_give(budget, run->charged);
 }
 
 /* Frees the slab after a failure. */
@@ -491,9 +496,6 @@ static void drop_slab(mp_builder *builder, mp_budget *budget) {
 mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,
                             mp_error *error) {
     bool filled = builder->shared && builder->shared->data;
-    for (int i = 0; i < builder->count && !filled; i++)
-        if (builder->jobs[i].taps)
-            MP_TRY(reorder_taps(&builder->jobs[i], error));
     for (int i = 0; i < builder->count; i++) { /* the biases of a layer's parts share one vector */
         mp_build_job *job = &builder->jobs[i];
         if (job->vector && job->append && job->at == 0) {
@@ -533,8 +535,9 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
     }
     pack_run run = {.builder = builder, .progress = progress};
     if (status == MP_OK)
-        status = make_scratch(builder, lease, &run, error);
+        status = make_scratch(builder, lease, budget, &run, error);
     if (status != MP_OK) {
+        drop_scratch(&run, budget);
         drop_slab(builder, budget);
         return status;
     }
@@ -551,7 +554,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
     mp_lease_run(lease, pack_body, &run);
     if (atomic_load_explicit(&run.infinite, memory_order_relaxed) && !mp_weights_poisoned(builder->weights))
         status = report_infinite(builder, (float *)(void *)run.scratch, error);
-    mp_free(run.scratch);
+    drop_scratch(&run, budget);
     if (status != MP_OK) {
         drop_slab(builder, budget);
         return status;

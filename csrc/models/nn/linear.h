@@ -10,8 +10,10 @@
 #include "base/team.h"
 #include "files/weights.h"
 #include "kernels/kernels.h"
+#include "kernels/scaled.h"
 #include "models/engine.h"
 #include "models/nn/stored.h"
+#include "models/nn/weights_use.h"
 
 enum { MP_LINEAR_PARTS = 3, MP_BUILDER_NAME = 72 };
 
@@ -29,24 +31,13 @@ typedef struct mp_linear {
 
 /* ---- building ---------------------------------------------------------------------------------------------------- */
 
-/* How a model uses its weights; the bits are the same. AUTO: matrices of large models are used as they are mapped, and
- * packed on use. MAPPED: matrices are never packed, and their packed data is neither allocated nor charged. PACKED:
- * all matrices are packed before the first step. */
-typedef enum mp_weights_use { MP_WEIGHTS_AUTO, MP_WEIGHTS_MAPPED, MP_WEIGHTS_PACKED } mp_weights_use;
-/* Reads `mpool.weights` of the spec: auto (default), mapped, packed. auto becomes MAPPED if the spec sets
- * `mpool.float32_fast`, the matrices of its layers are F32, and the sums of the BLAS library differ from ours
- * (mp_blas_differs). */
-mp_status mp_weights_use_read(const mp_spec *spec, mp_weights_use *use, mp_error *error);
-
-/* Matrices that may stay unpacked. Rows of a matrix that is also a table of rows (mp_stored_row) must not depend on
- * packing, which rounds floats to bf16 and int8. */
-typedef enum mp_on_use {
-    MP_ON_USE_NEVER,
-    MP_ON_USE_EXACT,   /* those whose values packing does not round */
-    MP_ON_USE_ENCODER, /* AUTO: matrices of F32 that compute in fp32; MAPPED: all */
-} mp_on_use;
-/* Returns true if a matrix of type `dtype`, packed as `kind`, may stay unpacked. */
-bool mp_may_stay_unpacked(mp_on_use on_use, mp_weights_use use, mp_dtype dtype, mp_wkind kind);
+/* Rows of a matrix [heads * N, K] that is made of another matrix, `from`, which has `stride` rows per head. Those of a
+ * head are N rows of `from`, or its K rows of N values transposed, from row `first` of the head on. */
+typedef struct mp_head_rows {
+    mp_scaled from;
+    int32_t heads, N, K, stride, first;
+    bool transposed;
+} mp_head_rows;
 
 /* Collects the tensors of a model, then allocates one slab for all of them and packs on every thread of the lease. */
 typedef struct mp_builder {
@@ -94,6 +85,10 @@ mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const cha
 /* As mp_builder_linear_of, from floats [N, K] allocated with mp_alloc. Takes ownership of `matrix`, also on failure. */
 mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, const char *name, float *matrix, int32_t N,
                                   int32_t K, mp_error *error);
+/* Adds a part without a bias: the matrix that `rows` describes, as floats. `rows->N` must be a multiple of MP_PANEL_N.
+ * Finish converts one head at a time per thread. `name` names the tensor in errors. */
+mp_status mp_builder_linear_by_head(mp_builder *builder, mp_linear *linear, const char *name, const mp_head_rows *rows,
+                                    mp_error *error);
 /* Adds a part without a bias: tensor `name` [N, K] of F32, F16 or BF16, times `factor`, as fp32. heads > 0: the rows
  * belong to this many heads; the two halves of a head follow one another in the tensor and are interleaved in the
  * layer. heads < 0: the reverse. 0: the rows stay in their order. Finish converts 32 rows at a time per thread,
@@ -108,9 +103,9 @@ mp_status mp_builder_vector_plus(mp_builder *builder, float **out, const char *n
 /* Adds a matrix [rows, n], converted to fp32 but not packed: for mp_gemm_f32_plain. */
 mp_status mp_builder_plain(mp_builder *builder, float **out, const char *name, int64_t rows, int64_t n,
                            mp_error *error);
-/* Allocates the slab (charged to the budget), packs, and releases source pages. On success the caller owns
- * builder->slab and builder->stored. If the shared slab is already filled, charges and packs nothing; its size must
- * equal the packed size of these weights. */
+/* Allocates the slab (charged to the budget), packs, and releases source pages. Charges scratch while it packs. On
+ * success the caller owns builder->slab and builder->stored. If the shared slab is already filled, charges and packs
+ * nothing; its size must equal the packed size of these weights. */
 mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,
                             mp_error *error);
 

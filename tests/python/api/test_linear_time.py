@@ -30,6 +30,16 @@ CASES = {
         from mpool.conversation import tool_grammar
         tool_grammar._search("[" * N)
         tool_grammar._search("[" * N + chr(92))""",
+    "required properties of a function in tags": """
+        from mpool.conversation import tool_grammar
+        names = [f"p{number}" for number in range(N // 10)]
+        schema = {"type": "object", "properties": dict.fromkeys(names, {}), "required": names[::-1] + [[], {}]}
+        tool_grammar._tagged(0, tool_grammar.Function("f", schema), [])""",
+    "required properties of an object without name": """
+        from mpool.conversation import tool_grammar
+        names = [str(number) for number in range(N // 5)]
+        schema = {"type": "object", "properties": dict.fromkeys(names, {}), "required": [f"{name}x" for name in names]}
+        tool_grammar._may_start_with_name(schema)""",
 }
 
 

@@ -657,6 +657,24 @@ def test_show_a_model(bert: str, llama: str) -> None:
     assert re.search(r"^chat template +yes$", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize("threshold", [0, 256])
+def test_show_says_how_a_load_uses_the_weights(bert: str, llama: str, threshold: int) -> None:
+    """``mpool show`` says before a load what ``mpool.ps()`` says after it."""
+    code = ("import sys, mpool\n"
+            "for path in sys.argv[1:]:\n"
+            "    with mpool.Pool() as pool:\n"
+            "        pool.load(path)\n"
+            "        print(pool.ps()[0].weights)\n")
+    env = {"MPOOL_PACK_ON_USE_MB": str(threshold)}
+    done = subprocess.run([sys.executable, "-c", code, bert, llama], env={**os.environ, **env}, capture_output=True,
+                          text=True, check=True)
+    shown = [json.loads(run("show", path, "--json", env=env).stdout)["weights"] for path in (bert, llama)]
+    assert done.stdout.split() == shown
+    assert shown[1] == ("packed" if threshold else "packing")
+    text = run("show", llama, env=env).stdout
+    assert re.search(r"^weights +" + ("packed at load$" if threshold else "mapped, until"), text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", ["digits-llava", "digits-clip"])
 def test_show_a_model_for_images(name: str) -> None:
     """The output has the steps of preprocessing."""

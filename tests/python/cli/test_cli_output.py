@@ -351,7 +351,8 @@ def test_counts_of_parameters(number: int | None, text: str) -> None:
 @pytest.mark.parametrize("name, value, text", [
     ("bytes", 2_500_000, "2 MB"), ("expert_bytes", 0, "-"), ("download_bytes", 10**9, "1,000 MB"), ("x", True, "yes"),
     ("x", False, "no"), ("x", 12_345, "12,345"), ("x", [1, "a"], "1, a"), ("x", ("a",), "a"), ("x", 1.5, "1.5"),
-    ("x", {"a": "b", "c": 1}, "a: 'b', c: 1"), ("x", "text", "text")])
+    ("x", {"a": "b", "c": 1}, "a: 'b', c: 1"), ("x", "text", "text"), ("weights", "packed", "packed at load"),
+    ("weights", "mapped", "mapped, never packed"), ("weights", "packing", "mapped, until requests have packed them")])
 def test_values_of_a_description(name: str, value: Any, text: str) -> None:
     """Values of ``mpool show`` are written for readers."""
     assert models._text(name, value) == text

@@ -23,6 +23,7 @@ import imagemodels
 import mpool
 import quantisedfiles
 import tinymodels
+from benchmarkrecords import check_record
 from realmodels import real_path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -436,19 +437,6 @@ def test_shares(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Non
 
 
 @pytest.mark.builds
-def test_mapped_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tinymodels.cached(tmp_path_factory, "bert")
-    done = subprocess.run([sys.executable, "-m", "benchmarks", "mapped", str(folder), "--rounds", "1"], cwd=ROOT,
-                          capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "digests of the results of packed, mapped and auto: 1;" in done.stdout
-    kinds = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith(("packed", "mapped"))}
-    assert "'weights': ['packed']" in kinds["packed"] and "'weights': ['mapped']" in kinds["mapped"]
-    for count in (1, 2, 16):
-        assert f"{count} texts: texts/s: fast over packed " in done.stdout
-
-
-@pytest.mark.builds
 def test_texts_between_parquet_files(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One process embeds all texts in batches, and says how its rate and memory develop."""
     done = subprocess.run(
@@ -483,9 +471,12 @@ def test_low_bits(tmp_path: Path) -> None:
     (tmp_path / "llama-bench").chmod(0o755)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "low-bits", "--quick", "--vocabulary",
-         str(quantisedfiles.write("llama", "F32", tmp_path)), "--folder", str(tmp_path), "--ik", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=300)
+         str(quantisedfiles.write("llama", "F32", tmp_path)), "--folder", str(tmp_path), "--ik", str(tmp_path),
+         "--json", str(tmp_path / "record.json")], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr + done.stdout
+    record = check_record(tmp_path / "record.json", "low-bits", {kind: {"mpool", "ik"} for kind in synthetic.LINEAR},
+                          {"pp16 tokens/s", "tg@8 tokens/s"}, quick=True)
+    assert set(record["weights"]) == set(synthetic.LINEAR) and record["versions"]["ik"] == "8337e4cd3"
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(row["type"], row["engine"]) for row in rows] == [
         (kind, engine) for kind in synthetic.LINEAR for engine in ("mpool", "ik")]

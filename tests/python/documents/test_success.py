@@ -93,7 +93,7 @@ def test_a_small_run_measures_every_criterion(tmp_path: Path) -> None:
     assert len(exact) == 6 and all(exact.values()), exact
     for name in ("0.03 GB, cold cache: worker ready", "0.03 GB, warm cache: first output", "decode",
                  "decode, 8 completions over 1", "memory of the second worker", "worker: first token",
-                 "worker: /health during a job, 99th percentile", "worker: cancellation, median"):
+                 "worker: /health during a job, 99th percentile of 2,000 calls", "worker: cancellation, median"):
         assert name in criteria, criteria.keys()
         assert name.startswith("memory") or criteria[name]["measured"] > 0
     assert criteria["memory of the second worker"]["passed"]

@@ -1,0 +1,141 @@
+"""``python -m benchmarks half-memory FILE``: a model of experts in a part of the memory that its file needs.
+
+Every turn is a process in a control group whose limit is ``--share`` of the size of the file, so that its experts are
+read from the disk as they are chosen. The file leaves the page cache before each turn: pages that are there already
+count in no new group. ``--group`` names a folder of the memory controller (v1 or v2) below which groups can be made.
+Where there is none, ``--faked`` sets only the memory limit of mpool, and no engine reads from the disk: such a run
+shows that mpool serves the file within its budget, and compares nothing. Files are those of
+:mod:`benchmarks.synthetic`, with ``--routing`` of each kind.
+
+Prints the rates of a prompt and of decoding after it, and the pages that had to be read from the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import report
+from .low_bits import IDS, WORKER
+from .record import Recorder, Turn
+from .success import drop
+
+ENGINES = ("mpool", "llama-cpp")
+
+
+class Group:
+    """A control group with a limit of memory, below the folder of another one.
+
+    Raises:
+        OSError: the group cannot be made.
+    """
+
+    def __init__(self, parent: Path, limit: int) -> None:
+        self.folder = parent / f"mpool-benchmark-{os.getpid()}"
+        self.folder.mkdir()
+        old = (parent / "memory.limit_in_bytes").exists()  # v1
+        (self.folder / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
+
+    def enter(self) -> None:
+        """Move this process into the group."""
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def remove(self) -> None:
+        """Remove the group, whose processes have ended."""
+        self.folder.rmdir()
+
+
+def one_turn(python: str, task: dict[str, Any], enter: Callable[[], None] | None,
+             environment: dict[str, str]) -> dict[str, Any]:
+    """Measure an engine in a process of its own, which calls ``enter`` first.
+
+    Raises:
+        RuntimeError: the process failed.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_majflt
+    done = subprocess.run([python, str(WORKER)], input=json.dumps(task), capture_output=True, text=True,
+                          cwd=WORKER.parent, preexec_fn=enter, env={**os.environ, **environment})
+    lines = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not lines:
+        raise RuntimeError(report.last_line(done.stderr) or f"exit code {done.returncode}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    found["counts"] = {"major faults": resource.getrusage(resource.RUSAGE_CHILDREN).ru_majflt - before}
+    return found
+
+
+def version(python: str, module: str) -> str:
+    """Return the version of a library in an interpreter; ``"?"``: unknown."""
+    code = f"import {module}; print({module}.__version__)"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    return done.stdout.strip() or "?"
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks half-memory", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="GGUF file of a model of experts")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--group", type=Path, help="folder of the memory controller below which a group can be made")
+    where.add_argument("--faked", action="store_true", help="limit mpool's budget only; compares nothing")
+    parser.add_argument("--share", type=float, default=0.5, help="limit / size of the file (default: %(default)s)")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--peer-python", metavar="PATH", default=sys.executable,
+                        help="interpreter that has llama-cpp-python (default: this one)")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens to decode (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--json", metavar="FILE", help="write the record of all turns")
+    args = parser.parse_args()
+    if args.faked:
+        args.engines = ["mpool"]
+    limit = int(args.share * os.path.getsize(args.model))
+    chance = random.Random(1)
+    task = {"topic": "generate", "path": os.path.abspath(args.model), "prompts": [args.prompt], "depths": [8],
+            "write": args.tokens, "streams": 0, "threads": args.threads, "repeat": 1, "folder": None,
+            "ids": [chance.randrange(*IDS) for _ in range(args.prompt + 64)]}
+    recorder = Recorder("half-memory", args.threads, share=args.share, prompt=args.prompt, tokens=args.tokens,
+                        rounds=args.rounds, faked=args.faked)
+    environment = {"MPOOL_MEMORY_MB": str(limit >> 20)} if args.faked else {}
+    topic = f"{args.share:g} of the file" + (", faked" if args.faked else "")
+    if "llama-cpp" in args.engines:
+        recorder.versions["llama-cpp"] = version(args.peer_python, "llama_cpp")
+    for number in range(args.rounds):
+        for engine in args.engines[number % len(args.engines):] + args.engines[:number % len(args.engines)]:
+            python = args.peer_python if engine == "llama-cpp" else sys.executable
+            if drop(args.model) > 0.01:
+                recorder.failures.append("the system keeps the file in its cache")
+            group = Group(args.group, limit) if args.group else None
+            try:
+                found, frame = recorder.measure(functools.partial(
+                    one_turn, python, {**task, "engine": engine}, group.enter if group else None, environment))
+            except RuntimeError as error:
+                recorder.failures.append(f"{engine}: {error}")
+                print(json.dumps({"engine": engine, "failed": str(error)}), flush=True)
+                continue
+            finally:
+                if group:
+                    group.remove()
+            recorder.turns.append(Turn(topic, engine, number, found, frame))
+            print(json.dumps({"engine": engine, "round": number, **found["measures"], **found["counts"]}), flush=True)
+    for name, row in report.summary(recorder.turns).get(topic, {}).items():
+        if "ratio" in row.get("llama-cpp", {}):
+            print(f"{name}: mpool over llama.cpp {row['llama-cpp']['ratio']:.2f}")
+    if args.json:
+        recorder.add_weights("model", args.model)
+        recorder.write(args.json)
+    return int(bool(recorder.failures))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

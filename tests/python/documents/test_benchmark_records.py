@@ -1,0 +1,152 @@
+"""Records of the benchmarks that compare variants of mpool, and models of experts with a routing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+import quantisedfiles
+import tinymodels
+from benchmarkrecords import check_record
+
+ROOT = Path(__file__).resolve().parents[3]
+if not (ROOT / "benchmarks" / "__main__.py").exists():
+    pytest.skip("needs the benchmarks", allow_module_level=True)
+sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
+
+from benchmarks import half_memory, low_bits, synthetic  # noqa: E402
+
+
+@pytest.mark.builds
+def test_contexts(tmp_path: Path) -> None:
+    """Each length has its rates, and every prompt is a turn of the record."""
+    pytest.importorskip("gguf")
+    model, path = tmp_path / "model.gguf", tmp_path / "record.json"
+    synthetic.qwen3(str(model), str(quantisedfiles.write("llama", "F32", tmp_path)), **low_bits.SMALL)
+    done = subprocess.run([sys.executable, "-m", "benchmarks", "contexts", str(model), "--bytes", "1e6", "--lengths",
+                           "20", "40", "--tokens", "4", "--turns", "2", "--json", str(path)], cwd=ROOT,
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [row["length"] for row in rows] == [20, 40] and all(row["decode"] > 0 for row in rows)
+    record = check_record(path, "contexts", {f"context of {length}, auto": {"mpool"} for length in (20, 40)},
+                          {"last 512 tokens/s", "decode tokens/s"})
+    assert [turn["round"] for turn in record["turns"]] == [0, 1] * 2
+    assert record["weights"]["model"]["path"] == model.name
+
+
+@pytest.mark.builds
+def test_drafts(tmp_path: Path) -> None:
+    """Code and prose have a turn with and one without the draft model in each round."""
+    pytest.importorskip("gguf")
+    model, path = str(quantisedfiles.write("llama", "F32", tmp_path)), tmp_path / "record.json"
+    done = subprocess.run([sys.executable, "-m", "benchmarks", "drafts", "--model", model, "--draft", model, "--rounds",
+                           "2", "--tokens", "8", "--json", str(path)], cwd=ROOT, capture_output=True, text=True,
+                          timeout=300)
+    assert done.returncode == 0, done.stderr
+    record = check_record(path, "drafts", {kind: {"mpool", "mpool:draft"} for kind in ("code", "prose")},
+                          {"decode tokens/s"})
+    assert record["agreement"] == {"completions are the same": {"mpool:draft": True}}
+    assert [turn["round"] for turn in record["turns"]] == [0, 0, 1, 1] * 2
+    assert all(cell["against"] == "mpool" for cell in [record["summary"]["code"]["decode tokens/s"]["mpool:draft"]])
+
+
+@pytest.mark.builds
+def test_half_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every turn is a process in a new group with a limit of half the file, and the record counts the faults."""
+    pytest.importorskip("gguf")
+    model, path, parent = tmp_path / "model.gguf", tmp_path / "record.json", tmp_path / "group"
+    synthetic.qwen3(str(model), str(quantisedfiles.write("llama", "F32", tmp_path)), layers=1, heads=2, kv_heads=1,
+                    feed=256, experts=8, used=2, width=256, words=2000, routing="uniform")
+    parent.mkdir()
+    kept: list[dict[str, str]] = []
+
+    def remove(group: half_memory.Group) -> None:  # files of a control group need not be removed before it
+        kept.append({file.name: file.read_text() for file in group.folder.iterdir()})
+        shutil.rmtree(group.folder)
+
+    monkeypatch.setattr(half_memory.Group, "remove", remove)
+    command = ["half-memory", str(model), "--engines", "mpool", "--prompt", "16", "--tokens", "4", "--rounds", "1",
+               "--json", str(path)]
+    for version, name in (("v2", "memory.max"), ("v1", "memory.limit_in_bytes")):
+        if version == "v1":
+            (parent / name).write_text("1")
+        kept.clear()
+        monkeypatch.setattr(sys, "argv", [*command, "--group", str(parent)])
+        half_memory.main()  # the disk of a test may keep files in the cache, which is a failure of the run
+        group, = kept
+        assert group[name] == str(model.stat().st_size // 2) and int(group["cgroup.procs"]) != os.getpid()
+    found = json.loads(path.read_text())
+    found["failures"] = [failure for failure in found["failures"] if "cache" not in failure]
+    path.write_text(json.dumps(found))
+    record = check_record(path, "half-memory", {"0.5 of the file": {"mpool"}}, {"pp16 tokens/s", "tg@8 tokens/s"})
+    assert all(turn["counts"]["major faults"] >= 0 for turn in record["turns"])
+    monkeypatch.setattr(sys, "argv", [*command, "--faked", "--share", "100"])  # the file is small
+    half_memory.main()
+    assert list(json.loads(path.read_text())["summary"]) == ["100 of the file, faked"]
+
+
+@pytest.mark.builds
+def test_mapped_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, path = tinymodels.cached(tmp_path_factory, "bert"), tmp_path_factory.mktemp("record") / "record.json"
+    done = subprocess.run([sys.executable, "-m", "benchmarks", "mapped", str(folder), "--rounds", "1", "--json",
+                           str(path)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    record = check_record(path, "mapped", {"encoder": {"mpool", "mpool:packed", "mpool:mapped", "mpool:fast"}},
+                          {"first result s", "anonymous MB after it", "anonymous MB at the end",
+                           *(f"{count} texts: texts/s" for count in (1, 2, 16))})
+    assert record["agreement"] == {"different results of packed, mapped and auto": {"mpool": 1}}
+    assert "digests of the results of packed, mapped and auto: 1;" in done.stdout
+    kinds = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith(("packed", "mapped"))}
+    assert "'weights': ['packed']" in kinds["packed"] and "'weights': ['mapped']" in kinds["mapped"]
+    for count in (1, 2, 16):
+        assert f"{count} texts: texts/s: fast over packed " in done.stdout
+
+
+@pytest.mark.parametrize(("write", "sizes", "kind"), [
+    (synthetic.qwen3, {"heads": 4, "kv_heads": 2, "feed": 256, "used": 1}, "Q6_K"),
+    (synthetic.gpt_oss, {"heads": 8}, "Q8_0"), (synthetic.deepseek, {"heads": 4, "feed": 256}, "Q4_K")])
+def test_routing_of_synthetic_models(write: Any, sizes: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    """The routers prefer experts as ``--routing`` says, for the rows that the embeddings give."""
+    gguf = pytest.importorskip("gguf")
+    vocabulary, words, experts = str(quantisedfiles.write("llama", "F32", tmp_path)), 2000, 32
+    used: dict[str, Any] = {}
+    for routing in synthetic.ROUTINGS:
+        path = str(tmp_path / f"{routing}.gguf")
+        write(path, vocabulary, layers=1, width=768, words=words, experts=experts, routing=routing, **sizes)
+        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+        rows = gguf.dequantize(tensors["token_embd.weight"].data, gguf.GGMLQuantizationType[kind])
+        rows /= np.sqrt((rows ** 2).mean(1, keepdims=True))
+        best = np.argmax(rows @ np.asarray(tensors["blk.0.ffn_gate_inp.weight"].data).T, axis=1)
+        used[routing] = np.bincount(best, minlength=experts) / words
+    assert used["one"][0] == 1
+    assert used["uniform"].max() < 3 / experts and used["uniform"].min() > 0.3 / experts
+    expected = 1 / np.arange(1, experts + 1) / sum(1 / number for number in range(1, experts + 1))
+    assert np.abs(used["zipf"][:6] - expected[:6]).max() < 0.3 * expected[0]
+    assert np.all(np.diff(used["zipf"][[0, 1, 3, 7, 15]]) < 0) and used["zipf"][16:].sum() < 0.25
+
+
+def test_layers_choose_the_experts_of_the_routing(tmp_path: Path) -> None:
+    """If every row chooses the same expert, a model packs this expert of each layer and no other."""
+    pytest.importorskip("gguf")
+    vocabulary, packed = str(quantisedfiles.write("llama", "F32", tmp_path)), {}
+    for routing in synthetic.ROUTINGS:
+        path = str(tmp_path / f"{routing}.gguf")
+        synthetic.qwen3(path, vocabulary, layers=4, heads=4, kv_heads=2, feed=256, experts=16, used=1, width=512,
+                        words=2000, routing=routing)
+        with mpool.Pool() as pool:
+            for turn in range(4):  # a pass packs experts for a limited time
+                pool.generate([number * 7 % 1900 + turn for number in range(200)], model=path, max_tokens=1,
+                              temperature=0)
+            facts = pool.ps()[0].facts
+        packed[routing] = facts["expert_packed_bytes"] / facts["expert_bytes"] * 16
+    assert 0.9 < packed["one"] < 1.3 and packed["one"] < packed["zipf"] and packed["one"] < packed["uniform"]
