@@ -58,7 +58,6 @@ class Section(NamedTuple):
     address: int
     offset: int
     size: int
-    link: int
 
 
 class Symbol(NamedTuple):
@@ -86,7 +85,7 @@ class Library:
         fields = [struct.unpack_from(SECTION, self.bytes, row) for row in rows]
         names = fields[self.number("<H", 62)][4]
         self.sections = {
-            name: Section(name, row, field[3], field[4], field[5], field[6])
+            name: Section(name, row, field[3], field[4], field[5])
             for row, field in zip(rows, fields) if (name := self.text(names + field[0]))}
 
     def number(self, layout: str, offset: int) -> int:
