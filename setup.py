@@ -6,6 +6,7 @@ Environment variables, for special builds:
     MPOOL_SEAM=1                      calls to the system can be replaced (failure injection)
     MPOOL_SANITIZE=address,undefined  or `thread`: built for that sanitizer; run with its library preloaded
     MPOOL_OPENBLAS=0                  leave OpenBLAS out even when its wheel is installed
+    MPOOL_OPENBLAS=whole              OpenBLAS as published, with what tools/trim_openblas.py removes otherwise
     MPOOL_WERROR=1                    warnings are errors
     MPOOL_BUILD_JOBS=n                compilers at once; default: the CPUs this process may use
 """
@@ -22,6 +23,7 @@ import shutil
 import sys
 import sysconfig
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -166,7 +168,7 @@ def is_current(target: Path, depfile: Path, stampfile: Path, stamp: str) -> bool
 
 
 def vendor_openblas(target: Path) -> None:
-    """Copy OpenBLAS and the libraries it needs out of its wheel, with its licence.
+    """Copy OpenBLAS out of its wheel, with its licence, trimmed on Linux; elsewhere with the libraries it needs.
 
     The wheel is a build requirement. Without it (another platform, a build without isolation) the package works all
     the same on its own kernels, and ``mpool.show_config()`` says so.
@@ -180,15 +182,25 @@ def vendor_openblas(target: Path) -> None:
     source = Path(spec.origin).parent
     # On macOS the library looks for those that it needs beside its own folder.
     patterns = ("lib/*.so*", "lib/*.dylib", ".dylibs/*.dylib")
-    libraries = sorted(path for pattern in patterns for path in source.glob(pattern))
-    if not any(library.stem == "libscipy_openblas" for library in libraries):
+    libraries = {path: path.read_bytes() for pattern in patterns for path in sorted(source.glob(pattern))}
+    own = next((library for library in libraries if library.stem == "libscipy_openblas"), None)
+    if own is None:
         print(f"mpool: no library in {OPENBLAS_PACKAGE}; building without OpenBLAS")
         return
+    note = ", whole"
+    if sys.platform == "linux" and os.environ.get("MPOOL_OPENBLAS", "").strip().lower() != "whole":
+        note = ""
+        trimming = load_script("trim_openblas")
+        try:
+            libraries = {own: trimming.trim(libraries[own], {library.name for library in libraries} - {own.name})}
+            note = ", without the code that mpool never calls (tools/trim_openblas.py)"
+        except trimming.TrimError as error:
+            print(f"mpool: OpenBLAS is packed whole, because {own.name} cannot be trimmed: {error}")
     target.mkdir(parents=True)
-    for library in libraries:
+    for library, content in libraries.items():
         copy = target / (library.relative_to(source) if sys.platform == "darwin" else library.name)
         copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(library, copy)
+        copy.write_bytes(content)
         copy.chmod(0o755)
     distribution = importlib.metadata.distribution(OPENBLAS_PACKAGE)
     licences = [file for file in distribution.files or [] if Path(file).name.upper().startswith("LICENSE")]
@@ -196,8 +208,18 @@ def vendor_openblas(target: Path) -> None:
         raise RuntimeError(f"{OPENBLAS_PACKAGE} {distribution.version} has no licence text to pass on")
     text = "\n\n".join(Path(distribution.locate_file(file)).read_text(encoding="utf-8") for file in licences)
     (target / "LICENSE.openblas.txt").write_text(text, encoding="utf-8")
-    (target / "openblas.txt").write_text(f"{OPENBLAS_PACKAGE} {distribution.version}\n", encoding="utf-8")
-    print(f"mpool: with OpenBLAS of {OPENBLAS_PACKAGE} {distribution.version}")
+    origin = f"{OPENBLAS_PACKAGE} {distribution.version}{note}"
+    (target / "openblas.txt").write_text(f"{origin}\n", encoding="utf-8")
+    print(f"mpool: with OpenBLAS of {origin}")
+
+
+def load_script(name: str) -> ModuleType:
+    """Import a script of the folder tools, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"mpool_tools_{name}", ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def enabled_by_default(variable: str) -> bool:

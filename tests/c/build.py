@@ -46,9 +46,9 @@ class Variant:
     link: bool = True
     """False: compile only."""
     library: bool = False
-    """Link the core as a library, without tests."""
+    """Link the core as a library, without tests; with ``binding``, link the extension."""
     binding: bool = False
-    """Compile ``csrc/python`` too (never linked: it needs an interpreter)."""
+    """Compile ``csrc/python`` too. A runner is linked without it, because it needs an interpreter."""
     wrapper: list[str] = field(default_factory=list)
     """Command that starts the runner."""
     emulated: bool = False
@@ -114,10 +114,13 @@ VARIANTS: dict[str, Variant] = {
                         tests=["base", "events", "forks", "isolation_child", "isolation_models", "isolation_process",
                                "pool", "registry_notice",
                                "registry_fake", "registry_forks"], quick_flags=QUICK, idle_flags=UNUSED),
-    # Compiled and linked for Apple silicon. Nothing here can run it.
-    "macos": Variant("python-zig cc -target aarch64-macos", ["-O1", "-DNDEBUG", "-Wno-pass-failed",
-                      "-isystem", str(TESTS / "macos")], binding=True,
-                     library=True, link_flags=["-dynamiclib"]),
+    # The extension for Apple silicon. Nothing here can run it. The passes of -O0 would inline the kernels, which takes
+    # longer than all the rest. Without them, inline assembly stays in functions without its instruction set: the
+    # processor has all sets. UBSan is off, which zig turns on at -O0. The linker leaves missing names to Python.
+    "macos": Variant("python-zig cc -target aarch64-macos -mcpu=apple_m2",
+                     ["-O0", "-Xclang", "-disable-llvm-passes", "-g0", "-fno-sanitize=undefined", "-DNDEBUG",
+                      "-isystem", str(TESTS / "macos")],
+                     binding=True, library=True, link_flags=["-dynamiclib", "-Wl,-undefined,dynamic_lookup"]),
     # The registry and the tiers below it, with threads as fibres (tests/c/sim.h).
     "sim": Variant("gcc", ["-O1", "-g", "-DMP_SEAM=1", "-DMP_SIM=1", "-fno-omit-frame-pointer"],
                    core=["base/", "registry/", "models/requests/", "models/capability.c"], tests=["sim"],
@@ -397,7 +400,10 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
             for source in sorted((CSRC / "python").rglob("*.c")):
                 # A table of methods casts between function types, as CPython requires.
                 command = [*compiler, *flags, *includes, "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
-                work.append((command, source, folder / source.relative_to(ROOT).with_suffix(".o"), False))
+                target = folder / source.relative_to(ROOT).with_suffix(".o")
+                work.append((command, source, target, False))
+                if variant.library:
+                    linked.append(target)
 
     jobs = jobs or len(os.sched_getaffinity(0))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
