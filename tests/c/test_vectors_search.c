@@ -4,10 +4,10 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
-#include "base/options.h"
 #include "kernels/kernels.h"
 #include "mp_test.h"
 #include "vectors/search.h"
+#include "vectors_fixture.h"
 
 typedef struct scene {
     mp_search_plan plan;
@@ -120,23 +120,6 @@ static void check_scene(int queries, int count, int dim, int most, bool cosine, 
     mp_scan_destroy(whole);
     mp_scan_destroy(parts);
     free_scene(&s);
-}
-
-static mp_team *lease_threads(int threads, mp_lease *lease) {
-    mp_error error;
-    mp_team *team;
-    mp_kernels_init();
-    setenv("MPOOL_SPIN_US", "0", 1);
-    MP_CHECK_OK(mp_options_init(&error), &error);
-    MP_CHECK_OK(mp_team_create(threads - 1, &team, &error), &error);
-    mp_team_lease(team, threads, lease);
-    MP_CHECK_INT(lease->threads, threads);
-    return team;
-}
-
-static void return_threads(mp_team *team, mp_lease *lease) {
-    mp_team_return(lease);
-    mp_team_destroy(team);
 }
 
 MP_TEST(vectors_search_finds_what_a_plain_selection_finds) {
