@@ -23,8 +23,8 @@ from .rotation import Rotation, add_options, finish, rotated, say
 OPTIONS = ("engines", "shapes", "rounds", "quick")
 
 
-class Bench(Rotation):
-    """One run. The benchmarks of vision and image generation derive from this class.
+class ShapeBench(Rotation):
+    """One run over shapes with seeded weights. Each benchmark of shapes derives a class from this one.
 
     Attributes:
         topic: the module's name.
@@ -32,12 +32,10 @@ class Bench(Rotation):
         maker: packages that the interpreter of ``--maker`` needs.
     """
 
-    topic = "images"
-    file = Path(__file__).with_name("image_engines.py")
-    shapes: tuple[str, ...] = ("clip-b32", "clip-l336", "dinov2-s")
-    engines = "mpool,mpool:float32,mpool:int8,torch,torch:bfloat16,onnxruntime,openvino,openvino:bfloat16"
-    modules = {"mpool": "mpool", "torch": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
-    maker = "transformers and torch"
+    topic: str
+    shapes: tuple[str, ...]
+    engines: str
+    maker: str
 
     def folder(self, shape: str) -> Path:
         """Return the folder of a shape's weights."""
@@ -49,11 +47,11 @@ class Bench(Rotation):
 
     def task(self, what: str, engine: str, shape: str) -> dict[str, Any]:
         """Return the task for a worker."""
-        quick = self.arguments.quick
-        # one image of this shape costs as much as forty of the others
-        count, repeat = (8, 1) if shape == "clip-l336" else (32, 3)
-        return {"what": what, "engine": engine, "shape": shape, "folder": str(self.folder(shape)),
-                "threads": self.arguments.threads, "images": 4 if quick else count, "repeat": 1 if quick else repeat}
+        return {"what": what, "engine": engine, "shape": shape, "folder": str(self.folder(shape)), **self.work(shape)}
+
+    def work(self, shape: str) -> dict[str, Any]:
+        """Return the further keys of a task: how much a worker computes."""
+        return {"repeat": 1 if self.arguments.quick else 3}
 
     def prepare(self, shape: str) -> list[str]:
         """Let every engine convert the weights; return those that can take part."""
@@ -83,6 +81,34 @@ class Bench(Rotation):
             agreement=self.agreement(), summary=report.summary(self.turns), failures=self.failures)
 
     def agreement(self) -> dict[str, Any]:
+        """Compare the engines' results. Empty here: the tests compare mpool with the peers, step by step."""
+        return {}
+
+    def version(self, engine: str) -> str:
+        """Return the version of an engine's distribution."""
+        code = f"import {self.modules[engine.partition(':')[0]]} as module; print(module.__version__)"
+        done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=self.file.parent)
+        return done.stdout.strip() or "?"
+
+
+class Bench(ShapeBench):
+    """One run over image transformers."""
+
+    topic = "images"
+    file = Path(__file__).with_name("image_engines.py")
+    shapes = ("clip-b32", "clip-l336", "dinov2-s")
+    engines = "mpool,mpool:float32,mpool:int8,torch,torch:bfloat16,onnxruntime,openvino,openvino:bfloat16"
+    modules = {"mpool": "mpool", "torch": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
+    maker = "transformers and torch"
+
+    def work(self, shape: str) -> dict[str, Any]:
+        """Return the numbers of images and repetitions."""
+        quick = self.arguments.quick
+        # one image of this shape costs as much as forty of the others
+        count, repeat = (8, 1) if shape == "clip-l336" else (32, 3)
+        return {"images": 4 if quick else count, "repeat": 1 if quick else repeat}
+
+    def agreement(self) -> dict[str, Any]:
         """Compare the engines' vectors: the least cosine to torch's float32."""
         import numpy as np
 
@@ -95,14 +121,8 @@ class Bench(Rotation):
                     for engine, rows in vectors.items()}
         return found
 
-    def version(self, engine: str) -> str:
-        """Return the version of an engine's distribution."""
-        code = f"import {self.modules[engine.partition(':')[0]]} as module; print(module.__version__)"
-        done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=self.file.parent)
-        return done.stdout.strip() or "?"
 
-
-def main(argv: list[str] | None = None, bench: type[Bench] = Bench, about: str | None = __doc__) -> int:
+def main(argv: list[str] | None = None, bench: type[ShapeBench] = Bench, about: str | None = __doc__) -> int:
     """Run the benchmark, print the tables, write the record."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks {bench.topic}", description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
