@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import FormatError, LimitError, Unsupported
+from ...names import SIMILARITIES
 from ..architectures import check_shape
 from ..families.reading import MAX_WIDTH
 from ..fields import Fields, describe
@@ -83,8 +84,6 @@ DENSE_ACTIVATIONS = {f"torch.nn.modules.{'linear' if cls == 'Identity' else 'act
                      for cls, name in _TORCH_ACTIVATIONS.items()}
 DENSE_ACTIVATIONS |= {f"torch.nn.{cls}": name for cls, name in _TORCH_ACTIVATIONS.items()}
 
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-
 #: Keys of the file with the settings of a Transformer module.
 TRANSFORMER_KEYS = frozenset({
     "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name",
@@ -126,7 +125,7 @@ class ModuleSettings:
         do_lower_case: True if texts are converted to lower case.
         prompts: prompts by name.
         default_prompt_name: name of the prompt used by default; None: no prompt.
-        similarity: similarity function, one of SIMILARITIES.
+        similarity: similarity function, one of :data:`mpool.names.SIMILARITIES`.
         truncate_dim: size to which embeddings are truncated by default; None: no truncation.
         sizes: output sizes of the alternative dense layers.
     """
