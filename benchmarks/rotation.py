@@ -1,4 +1,4 @@
-"""What comparisons of engines share: an engine's process, turns between two probes, options, and the written record."""
+"""Base of the comparisons of engines: processes, turns between two probes, options, and the written record."""
 
 from __future__ import annotations
 

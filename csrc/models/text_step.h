@@ -10,7 +10,7 @@ typedef struct mp_text_step_limits {
     int64_t least_share; /* tokens that an item is offered even if its equal share is smaller */
 } mp_text_step_limits;
 
-typedef struct mp_text_step_totals { /* of all items of a plan */
+typedef struct mp_text_step_totals { /* sums over the items of a plan */
     uint32_t texts;
     int64_t tokens;
 } mp_text_step_totals;
