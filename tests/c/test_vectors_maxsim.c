@@ -215,6 +215,37 @@ MP_TEST(vectors_maxsim_refuses_work_without_a_bound) {
     return_threads(team, &lease);
 }
 
+/* A block has at most 4,096 tokens and at most 64 documents, but at least one, so that a scan stops soon after its time
+ * is up. The longest document of the array counts, wherever it stands. */
+MP_TEST(vectors_maxsim_bounds_the_tokens_of_a_block) {
+    enum { COUNT = 200 };
+    static const struct {
+        int usual, longest, block;
+    } rows[] = {{0, 0, 64}, {1, 1, 64}, {1, 64, 64}, {1, 65, 63}, {1, 241, 16},
+                {100, 1000, 4}, {1, 2048, 2}, {0, 4096, 1}, {1, 4097, 1}};
+    mp_lease lease;
+    mp_team *team = lease_threads(1, &lease);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int at = 0; at < COUNT; at += COUNT - 1) {
+            static float values[COUNT * 100 + 4097];
+            int64_t ends[] = {0, 1}, offsets[COUNT + 1] = {0}, done = 0;
+            float token = 1.0f;
+            for (int d = 0; d < COUNT; d++)
+                offsets[d + 1] = offsets[d] + (d == at ? rows[i].longest : rows[i].usual);
+            scene s = {.queries = 1, .count = COUNT, .dim = 1, .query_offsets = ends, .offsets = offsets,
+                       .tokens = &token, .values = values};
+            mp_error error;
+            mp_scan *scan;
+            MP_CHECK_OK(create(&s, &scan, &error), &error);
+            const mp_maxsim_documents documents = documents_of(&s, NULL);
+            mp_maxsim_begin(scan, &documents, COUNT);
+            MP_CHECK_OK(mp_scan_add(scan, &lease, &documents, COUNT, &done, 0, &error), &error);
+            MP_CHECK_INT(done, rows[i].block);
+            mp_scan_destroy(scan);
+        }
+    return_threads(team, &lease);
+}
+
 MP_TEST(vectors_maxsim_refuses_queries) {
     mp_kernels_init();
     mp_error error;

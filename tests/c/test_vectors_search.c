@@ -167,6 +167,51 @@ MP_TEST(vectors_search_computes_extreme_lengths_in_double) {
     return_threads(team, &lease);
 }
 
+/* Scores of other vectors keep their bits, also in later blocks, and also if every vector before them is extreme. */
+MP_TEST(vectors_search_extreme_vectors_change_no_other_score) {
+    enum { DIM = 24, COUNT = 700, CHANGED = 300 };
+    mp_lease lease;
+    mp_team *team = lease_threads(1, &lease);
+    scene s = make_scene(1, COUNT, DIM, COUNT, true);
+    static float scores[2][COUNT], by_number[2][COUNT];
+    static int64_t numbers[COUNT];
+    for (int i = 0; i < COUNT * DIM; i++)
+        s.vectors[i] += 0.1f * (float)(i % 7); /* sums that are rounded: float32 and double differ */
+    for (int changed = 0; changed < 2; changed++) {
+        for (int i = 0; changed && i < CHANGED * DIM; i++)
+            s.vectors[i] *= 1e-18f;
+        mp_scan *search = create(&s);
+        add_all(search, &lease, &s, 0, COUNT, UINT64_MAX);
+        mp_scan_nearest(search, numbers, scores[changed]);
+        for (int at = 0; at < COUNT; at++)
+            by_number[changed][numbers[at]] = scores[changed][at];
+        mp_scan_destroy(search);
+    }
+    MP_CHECK(memcmp(by_number[0] + CHANGED, by_number[1] + CHANGED, (COUNT - CHANGED) * sizeof(float)) == 0);
+    MP_CHECK(memcmp(by_number[0], by_number[1], CHANGED * sizeof(float)) != 0); /* else the test compares nothing */
+    free_scene(&s);
+    return_threads(team, &lease);
+}
+
+/* A block has whole panels, at most 256 vectors, and 512 KiB if that is more than one panel: a search stops soon after
+ * its time is up. */
+MP_TEST(vectors_search_bounds_the_vectors_of_a_block) {
+    static const int rows[][2] = {{1, 256}, {512, 256}, {513, 224}, {2048, 64}, {2049, 32}, {4096, 32}, {5000, 32}};
+    mp_lease lease;
+    mp_team *team = lease_threads(1, &lease);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        scene s = make_scene(1, 300, rows[i][0], 1, false);
+        mp_scan *search = create(&s);
+        mp_error error;
+        int64_t done = 0;
+        MP_CHECK_OK(mp_scan_add(search, &lease, s.vectors, s.count, &done, 0, &error), &error);
+        MP_CHECK_INT(done, rows[i][1]);
+        mp_scan_destroy(search);
+        free_scene(&s);
+    }
+    return_threads(team, &lease);
+}
+
 MP_TEST(vectors_search_does_not_overflow) {
     mp_lease lease;
     mp_team *team = lease_threads(1, &lease);
