@@ -14,20 +14,16 @@ import argparse
 import functools
 import hashlib
 import importlib.util
-import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from . import limits, plot, report
 from . import record as records
 from .engines import EMBEDDERS, GENERATORS, MODULES, expand, split
-from .probe import Frame, Probe, Watch
+from .rotation import Rotation, add_options, finish, rotated, say
 
-WORKER = Path(__file__).with_name("worker.py")
 #: Folder for the peers' converted weights, one subfolder per hash of the weights.
 MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "peers"
 #: Options that a record names.
@@ -43,12 +39,14 @@ CALLS = 2000
 COMPANIONS = {"sentence-transformers": "torch", "openvino": "nncf"}
 
 
-class Bench:
+class Bench(Rotation):
     """One run: engines, topics, weights, rounds."""
 
+    file = Path(__file__).with_name("worker.py")
+    modules = MODULES
+
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.arguments, self.probe = arguments, Probe()
-        self.pythons = dict(pair.split("=", 1) for pair in arguments.peer_python)
+        super().__init__(arguments)
         self.programs = dict(pair.split("=", 1) for pair in arguments.program)
         self.paths: dict[str, str] = {}  # by topic: embed, generate, and generate:FILE for further language models
         if any(kind_of(topic) == "embed" for topic in arguments.topics):
@@ -61,21 +59,11 @@ class Bench:
         self.depths: list[int]
         self.prompts, self.depths = ([16], [8]) if arguments.quick else (arguments.prompts, arguments.depths)
         self.ids: dict[str, list[int]] = {}
-        self.turns: list[records.Turn] = []
-        self.failures: list[str] = []
         self.failed: set[tuple[str, str]] = set()  # topics and their engines that do not take part any more
-
-    def python(self, engine: str) -> str:
-        """Return the interpreter of an engine."""
-        return self.pythons.get(split(engine)[0], sys.executable)
 
     def installed(self, engine: str) -> bool:
         """Return True if the engine's interpreter has its library, or a folder with its programs is given."""
-        module = MODULES[split(engine)[0]]
-        if not module:
-            return engine in self.programs
-        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-        return subprocess.run([self.python(engine), "-c", probe], cwd=WORKER.parent).returncode == 0
+        return super().installed(engine) if MODULES[split(engine)[0]] else engine in self.programs
 
     def engines(self, topic: str) -> list[str]:
         """Return the engines that take part in a topic."""
@@ -89,18 +77,7 @@ class Bench:
 
     def run_worker(self, engine: str, task: dict[str, Any]) -> dict[str, Any]:
         """Run one task in a new process and return its result."""
-        threads = str(self.arguments.threads)
-        env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
-               "RAYON_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error",
-               "PYTHONDONTWRITEBYTECODE": ""}
-        task = {**task, "engine": engine, "threads": self.arguments.threads, "started": time.monotonic()}
-        done = subprocess.run([self.python(engine), str(WORKER)], input=json.dumps(task), capture_output=True,
-                              text=True, timeout=self.arguments.timeout, env=env, cwd=WORKER.parent)
-        lines = done.stdout.strip().splitlines()
-        if done.returncode != 0 or not lines:
-            raise RuntimeError(f"{engine}, {task['topic']}: {report.last_line(done.stderr) or done.returncode}")
-        result: dict[str, Any] = json.loads(lines[-1])
-        return result
+        return self.run_process(self.python(engine), {**task, "engine": engine}, f"{engine}, {task['topic']}")
 
     def task(self, topic: str, engine: str) -> dict[str, Any]:
         """Return the task for a worker, as it reads it from standard input."""
@@ -116,34 +93,23 @@ class Bench:
         return {**common, "ids": self.ids[model], "write": 16 if quick else 64, "prompts": self.prompts,
                 "depths": self.depths, "streams": 8, "folder": self.programs.get(engine, "")}
 
-    def one_turn(self, topic: str, engine: str, number: int) -> records.Turn | None:
-        """Measure one engine on one topic, between two probes."""
-        before = self.probe.run()
-        watch = Watch()
-        try:
-            with watch:
-                result = self.run_worker(engine, self.task(topic, engine))
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            self.failures.append(str(error))
+    def one_turn(self, topic: str, engine: str, number: int) -> bool:
+        """Measure one engine on one topic. Returns False if it failed: it does not take part any more."""
+        done = self.measure(topic, engine, number, lambda: self.run_worker(engine, self.task(topic, engine)))
+        if not done:
             self.failed.add((topic, engine))
-            return None
-        return records.Turn(topic, engine, number, result, Frame(before, self.probe.run(), watch.others))
+        return done
 
     def one_round(self, topic: str, number: int) -> None:
         """Give every engine one turn. Repeat engines without a comparable turn, and mpool with them, ``--again`` times
         at most.
         """
         engines = [engine for engine in self.engines(topic) if (topic, engine) not in self.failed]
-        shift = number % max(1, len(engines))
-        waiting = engines[shift:] + engines[:shift]
+        waiting = rotated(engines, number)
         for _ in range(1 + self.arguments.again):
             for engine in waiting:
-                turn = self.one_turn(topic, engine, number)
-                if turn is None:
+                if not self.one_turn(topic, engine, number):
                     engines = [other for other in engines if other != engine]
-                    continue
-                self.turns.append(turn)
-                say(f"round {number + 1}, {topic}, {engine}: {turn.disturbed or 'good'}")
             mine = [turn for turn in self.turns if (turn.topic, turn.round) == (topic, number)]
             rivals = {engine: rival for engine in engines if (rival := report.against(engine, engines))}
             without = [engine for engine, rival in rivals.items() if not any(
@@ -152,10 +118,7 @@ class Bench:
 
     def run(self) -> dict[str, Any]:
         """Run all rounds of all topics and return the record."""
-        missing = [engine for engine in self.arguments.engines if not self.installed(engine)]
-        for engine in missing:
-            say(f"not installed: {engine} ({self.python(engine)})")
-        self.arguments.engines = [engine for engine in self.arguments.engines if engine not in missing]
+        self.leave_out_missing()
         models = [topic for topic in self.paths if kind_of(topic) == "generate"]
         topics = [topic + model.removeprefix("generate") for topic in self.arguments.topics
                   for model in (models if kind_of(topic) == "generate" else [""])]
@@ -198,13 +161,8 @@ class Bench:
         if name in COMPANIONS and (name, compute) not in (("openvino", "float32"), ("openvino", "bfloat16")):
             other = COMPANIONS[name]
             code += f"; import importlib.metadata; print(' ({other} ' + importlib.metadata.version({other!r}) + ')')"
-        done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=WORKER.parent)
+        done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=self.file.parent)
         return done.stdout.strip() or "?"
-
-
-def say(text: str) -> None:
-    """Print progress to standard error: standard output holds the tables."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def weights(given: str | None, capability: str) -> str:
@@ -310,15 +268,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                              "(default: %(default)s)")
     parser.add_argument("--topics", default=",".join(TOPICS), type=lambda text: text.split(","),
                         help="comma-separated (default: all)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="number of rounds (default: %(default)s)")
+    add_options(parser)
     parser.add_argument("--again", type=int, default=2, metavar="N",
                         help="further turns for an engine without a comparable turn (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N",
-                        help="compute threads (default: %(default)s)")
-    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS",
-                        help="limit for one process (default: %(default)s)")
-    parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",
-                        help="interpreter of an engine, as llama-cpp=/path/to/python; may be repeated")
     parser.add_argument("--program", action="append", default=[], metavar="ENGINE=FOLDER",
                         help="folder of the programs of a peer without a Python package: ik")
     parser.add_argument("--embedding-model", metavar="REF", help="a sentence-transformers folder")
@@ -329,11 +281,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                         help="prompt lengths of the prefill measures, in tokens (default: %(default)s)")
     parser.add_argument("--depths", default="8,512,2048", type=_lengths, metavar="N,...",
                         help="prompt lengths of the decode measures, in tokens (default: %(default)s)")
-    parser.add_argument("--json", metavar="PATH", help="write the whole record here")
-    parser.add_argument("--markdown", metavar="PATH", help="write Markdown tables of mpool and its best rivals here")
     parser.add_argument("--plot", metavar="PATH", help="write a plot here, as SVG")
-    parser.add_argument("--quick", action="store_true",
-                        help="little work: shows that the command runs, measures nothing")
     arguments = parser.parse_args(argv)
     wrong = [engine for engine in arguments.engines if split(engine)[0] not in MODULES]
     wrong += [topic for topic in arguments.topics if topic not in TOPICS]
@@ -347,16 +295,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Run the comparison, print the tables, write the record."""
     arguments = parse(argv)
-    bench = Bench(arguments)
-    record = bench.run()
-    if arguments.json:
-        records.write(record, arguments.json)
-    if arguments.markdown:
-        Path(arguments.markdown).write_text(report.markdown(record) + "\n")
+    record = Bench(arguments).run()
     if arguments.plot:
         Path(arguments.plot).write_text(plot.svg(record))
-    print(report.text(record))
-    return 1 if record["failures"] else 0
+    return finish(record, arguments)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from . import images
 
 
-class Bench(images.Bench):
+class Bench(images.ShapeBench):
     """One run."""
 
     topic = "image-generation"
@@ -24,20 +23,11 @@ class Bench(images.Bench):
     modules = {"mpool": "mpool", "torch": "torch"}
     maker = "diffusers and torch"
 
-    def task(self, what: str, engine: str, shape: str) -> dict[str, Any]:
-        """Return the task for a worker."""
-        return {"what": what, "engine": engine, "shape": shape, "folder": str(self.folder(shape)),
-                "threads": self.arguments.threads, "repeat": 1 if self.arguments.quick else 3}
-
     def prepare(self, shape: str) -> list[str]:
         """Write the model folder of a shape. Returns the names of the engines: all of them can read it."""
         self.folder(shape).mkdir(parents=True, exist_ok=True)
         self.worker(self.arguments.maker or sys.executable, self.task("prepare", "folder", shape))
         return list(self.arguments.engines)
-
-    def agreement(self) -> dict[str, Any]:
-        """Return an empty dict: the tests already compare mpool with diffusers, step by step."""
-        return {}
 
 
 def main() -> int:

@@ -8,8 +8,7 @@ transformers makes the weights; ``--maker`` names an interpreter that has it and
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import functools
 import subprocess
 import sys
 import time
@@ -18,46 +17,25 @@ from typing import Any
 
 from . import record as records
 from . import report
-from .compare import say
-from .probe import Frame, Probe, Watch
+from .rotation import Rotation, add_options, finish, rotated, say
 
 #: Options that a record names.
 OPTIONS = ("engines", "shapes", "rounds", "quick")
 
 
-class Bench:
-    """One run. The benchmarks of vision and image generation derive from this class.
+class ShapeBench(Rotation):
+    """One run over shapes with seeded weights. Each benchmark of shapes derives a class from this one.
 
     Attributes:
         topic: the module's name.
-        file: program of an engine's process.
         shapes, engines: defaults of the options of these names.
-        modules: engine -> the Python module that it needs.
         maker: packages that the interpreter of ``--maker`` needs.
     """
 
-    topic = "images"
-    file = Path(__file__).with_name("image_engines.py")
-    shapes: tuple[str, ...] = ("clip-b32", "clip-l336", "dinov2-s")
-    engines = "mpool,mpool:float32,mpool:int8,torch,torch:bfloat16,onnxruntime,openvino,openvino:bfloat16"
-    modules = {"mpool": "mpool", "torch": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
-    maker = "transformers and torch"
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.arguments, self.probe = arguments, Probe()
-        self.pythons = dict(pair.split("=", 1) for pair in arguments.peer_python)
-        self.turns: list[records.Turn] = []
-        self.failures: list[str] = []
-
-    def python(self, engine: str) -> str:
-        """Return the interpreter of an engine."""
-        return self.pythons.get(engine.partition(":")[0], sys.executable)
-
-    def installed(self, engine: str) -> bool:
-        """Return True if the engine's interpreter has its library."""
-        module = self.modules[engine.partition(":")[0]]
-        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-        return subprocess.run([self.python(engine), "-c", probe], cwd=self.file.parent).returncode == 0
+    topic: str
+    shapes: tuple[str, ...]
+    engines: str
+    maker: str
 
     def folder(self, shape: str) -> Path:
         """Return the folder of a shape's weights."""
@@ -65,24 +43,15 @@ class Bench:
 
     def worker(self, python: str, task: dict[str, Any]) -> dict[str, Any]:
         """Run one task in a new process and return its result."""
-        threads = str(self.arguments.threads)
-        env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
-               "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        done = subprocess.run([python, str(self.file)], input=json.dumps(task), capture_output=True, text=True, env=env,
-                              timeout=self.arguments.timeout, cwd=self.file.parent)
-        lines = done.stdout.strip().splitlines()
-        if done.returncode != 0 or not lines:
-            raise RuntimeError(f"{task['engine']}, {task['shape']}: {report.last_line(done.stderr) or done.returncode}")
-        result: dict[str, Any] = json.loads(lines[-1])
-        return result
+        return self.run_process(python, task, f"{task['engine']}, {task['shape']}")
 
     def task(self, what: str, engine: str, shape: str) -> dict[str, Any]:
         """Return the task for a worker."""
-        quick = self.arguments.quick
-        # one image of this shape costs as much as forty of the others
-        count, repeat = (8, 1) if shape == "clip-l336" else (32, 3)
-        return {"what": what, "engine": engine, "shape": shape, "folder": str(self.folder(shape)),
-                "threads": self.arguments.threads, "images": 4 if quick else count, "repeat": 1 if quick else repeat}
+        return {"what": what, "engine": engine, "shape": shape, "folder": str(self.folder(shape)), **self.work(shape)}
+
+    def work(self, shape: str) -> dict[str, Any]:
+        """Return the further keys of a task: how much a worker computes."""
+        return {"repeat": 1 if self.arguments.quick else 3}
 
     def prepare(self, shape: str) -> list[str]:
         """Let every engine convert the weights; return those that can take part."""
@@ -97,34 +66,47 @@ class Bench:
                 self.failures.append(str(error))
         return ready
 
-    def turn(self, shape: str, engine: str, number: int) -> None:
-        """Measure one engine on one shape, between two probes."""
-        before, watch = self.probe.run(), Watch()
-        try:
-            with watch:
-                result = self.worker(self.python(engine), self.task("measure", engine, shape))
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            self.failures.append(str(error))
-            return
-        self.turns.append(records.Turn(shape, engine, number, result, Frame(before, self.probe.run(), watch.others)))
-        say(f"round {number + 1}, {shape}, {engine}: {self.turns[-1].disturbed or 'good'}")
-
     def run(self) -> dict[str, Any]:
         """Run all rounds of all shapes and return the record."""
-        missing = [engine for engine in self.arguments.engines if not self.installed(engine)]
-        for engine in missing:
-            say(f"not installed: {engine} ({self.python(engine)})")
-        self.arguments.engines = [engine for engine in self.arguments.engines if engine not in missing]
+        self.leave_out_missing()
         engines = {shape: self.prepare(shape) for shape in self.arguments.shapes}
         for number in range(self.arguments.rounds):
             for shape, ready in engines.items():
-                shift = number % max(1, len(ready))
-                for engine in ready[shift:] + ready[:shift]:
-                    self.turn(shape, engine, number)
+                for engine in rotated(ready, number):
+                    task = self.task("measure", engine, shape)
+                    self.measure(shape, engine, number, functools.partial(self.worker, self.python(engine), task))
         return records.build(
             self.topic, self.arguments.threads, {name: getattr(self.arguments, name) for name in OPTIONS}, self.turns,
             weights={}, versions={engine: self.version(engine) for engine in self.arguments.engines},
             agreement=self.agreement(), summary=report.summary(self.turns), failures=self.failures)
+
+    def agreement(self) -> dict[str, Any]:
+        """Compare the engines' results. Empty here: the tests compare mpool with the peers, step by step."""
+        return {}
+
+    def version(self, engine: str) -> str:
+        """Return the version of an engine's distribution."""
+        code = f"import {self.modules[engine.partition(':')[0]]} as module; print(module.__version__)"
+        done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=self.file.parent)
+        return done.stdout.strip() or "?"
+
+
+class Bench(ShapeBench):
+    """One run over image transformers."""
+
+    topic = "images"
+    file = Path(__file__).with_name("image_engines.py")
+    shapes = ("clip-b32", "clip-l336", "dinov2-s")
+    engines = "mpool,mpool:float32,mpool:int8,torch,torch:bfloat16,onnxruntime,openvino,openvino:bfloat16"
+    modules = {"mpool": "mpool", "torch": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
+    maker = "transformers and torch"
+
+    def work(self, shape: str) -> dict[str, Any]:
+        """Return the numbers of images and repetitions."""
+        quick = self.arguments.quick
+        # one image of this shape costs as much as forty of the others
+        count, repeat = (8, 1) if shape == "clip-l336" else (32, 3)
+        return {"images": 4 if quick else count, "repeat": 1 if quick else repeat}
 
     def agreement(self) -> dict[str, Any]:
         """Compare the engines' vectors: the least cosine to torch's float32."""
@@ -139,14 +121,8 @@ class Bench:
                     for engine, rows in vectors.items()}
         return found
 
-    def version(self, engine: str) -> str:
-        """Return the version of an engine's distribution."""
-        code = f"import {self.modules[engine.partition(':')[0]]} as module; print(module.__version__)"
-        done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=self.file.parent)
-        return done.stdout.strip() or "?"
 
-
-def main(argv: list[str] | None = None, bench: type[Bench] = Bench, about: str | None = __doc__) -> int:
+def main(argv: list[str] | None = None, bench: type[ShapeBench] = Bench, about: str | None = __doc__) -> int:
     """Run the benchmark, print the tables, write the record."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks {bench.topic}", description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -154,18 +130,8 @@ def main(argv: list[str] | None = None, bench: type[Bench] = Bench, about: str |
                         help="(default: %(default)s)")
     parser.add_argument("--shapes", default=",".join(bench.shapes), type=lambda text: text.split(","),
                         help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="number of rounds (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N",
-                        help="compute threads (default: %(default)s)")
-    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS",
-                        help="limit for one process (default: %(default)s)")
-    parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",
-                        help="interpreter of an engine; may be repeated")
+    add_options(parser)
     parser.add_argument("--maker", metavar="PATH", help=f"interpreter that has {bench.maker}")
-    parser.add_argument("--json", metavar="PATH", help="write the whole record here")
-    parser.add_argument("--markdown", metavar="PATH", help="write Markdown tables of mpool and its best rivals here")
-    parser.add_argument("--quick", action="store_true",
-                        help="little work: shows that the command runs, measures nothing")
     arguments = parser.parse_args(argv)
     wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in bench.modules]
     wrong += [shape for shape in arguments.shapes if shape not in bench.shapes]
@@ -174,13 +140,8 @@ def main(argv: list[str] | None = None, bench: type[Bench] = Bench, about: str |
         parser.error(f"{wrong[0]!r}: engines are {', '.join(bench.modules)}; shapes are {', '.join(bench.shapes)}")
     began = time.monotonic()
     record = bench(arguments).run()
-    if arguments.json:
-        records.write(record, arguments.json)
-    if arguments.markdown:
-        Path(arguments.markdown).write_text(report.markdown(record) + "\n")
-    print(report.text(record))
     say(f"{time.monotonic() - began:.0f} s")
-    return 1 if record["failures"] else 0
+    return finish(record, arguments)
 
 
 if __name__ == "__main__":

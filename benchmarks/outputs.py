@@ -17,7 +17,7 @@ from .compare import weights
 from .engines import expand
 
 
-class Bench(images.Bench):
+class Bench(images.ShapeBench):
     """One run."""
 
     topic = "outputs"
@@ -34,12 +34,10 @@ class Bench(images.Bench):
         arguments.engines = expand(arguments.engines)
         self.tokenizer = weights(None, "text_embedding")
 
-    def task(self, what: str, engine: str, shape: str) -> dict[str, Any]:
-        """Return the task for a worker."""
+    def work(self, shape: str) -> dict[str, Any]:
+        """Return the tokenizer, and the numbers of texts and repetitions."""
         quick = self.arguments.quick
-        return {"what": what, "engine": engine, "shape": shape, "folder": str(self.folder(shape)),
-                "tokenizer": self.tokenizer, "threads": self.arguments.threads, "texts": 24 if quick else 192,
-                "repeat": 1 if quick else 3}
+        return {"tokenizer": self.tokenizer, "texts": 24 if quick else 192, "repeat": 1 if quick else 3}
 
     def agreement(self) -> dict[str, Any]:
         """Compare the engines' results: the least cosine of a row to sentence-transformers' float32."""

@@ -34,6 +34,8 @@ from typing import Any
 
 import numpy as np
 
+from mpool.models.quantizing.recipes import uses_more_bits
+
 #: Bytes per block and values per block of a type.
 TYPES = {"F32": (4, 1), "Q8_0": (34, 32), "MXFP4": (17, 32), "Q4_K": (144, 256), "Q6_K": (210, 256),
          "Q2_K": (84, 256), "Q3_K": (110, 256), "IQ2_XS": (74, 256), "IQ3_S": (110, 256), "TQ2_0": (66, 256)}
@@ -52,11 +54,6 @@ ROUTINGS = ("uniform", "zipf", "one")
 COMMON, LARGER = 256, 200
 #: Standard deviation of the random part of a router's output, samples of it, and a preference that it never reaches.
 NOISE, SAMPLES, CERTAIN = 1.0, 8000, 40.0
-
-
-def more_bits(layer: int, layers: int) -> bool:
-    """Return True if Q4_K_M stores a layer's value and down matrices in six bits."""
-    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
 def blocks(chance: np.random.Generator, kind: str, count: int, larger: float = 1) -> np.ndarray:
@@ -210,7 +207,7 @@ def qwen3(path: str, vocabulary: str, layers: int, heads: int, kv_heads: int, fe
     out.vector("output_norm.weight", width)
     most = linear or "Q4_K"
     for layer in range(layers):
-        at, six = f"blk.{layer}.", linear or ("Q6_K" if more_bits(layer, layers) else "Q4_K")
+        at, six = f"blk.{layer}.", linear or ("Q6_K" if uses_more_bits(layer, layers) else "Q4_K")
         for name in ("attn_norm", "ffn_norm"):
             out.vector(f"{at}{name}.weight", width)
         for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
@@ -280,7 +277,7 @@ def deepseek(path: str, vocabulary: str, layers: int, heads: int = 128, feed: in
     out.matrix("output.weight", "Q6_K", words, width)
     out.vector("output_norm.weight", width)
     for layer in range(layers):
-        at, six = f"blk.{layer}.", "Q6_K" if more_bits(layer, layers) else "Q4_K"
+        at, six = f"blk.{layer}.", "Q6_K" if uses_more_bits(layer, layers) else "Q4_K"
         for name, size in (("attn_norm", width), ("ffn_norm", width), ("attn_q_a_norm", q_rank),
                            ("attn_kv_a_norm", rank)):
             out.vector(f"{at}{name}.weight", size)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from . import images
 
 
-class Bench(images.Bench):
+class Bench(images.ShapeBench):
     """One run."""
 
     topic = "vision"
@@ -24,15 +23,6 @@ class Bench(images.Bench):
     engines = "mpool,mpool:float32,torch,torch:bfloat16"
     modules = {"mpool": "mpool", "torch": "transformers"}
     maker = "transformers and torch"
-
-    def task(self, what: str, engine: str, shape: str) -> dict[str, Any]:
-        """Return the task for a worker."""
-        return {"what": what, "engine": engine, "shape": shape, "folder": str(self.folder(shape)),
-                "threads": self.arguments.threads, "repeat": 1 if self.arguments.quick else 3}
-
-    def agreement(self) -> dict[str, Any]:
-        """Return an empty dict: the tests already compare mpool with transformers, layer by layer."""
-        return {}
 
 
 def main() -> int:

@@ -13,6 +13,8 @@ from .errors import InvalidArgument
 from .names import CAPABILITIES, ISOLATION, KV_DTYPES, POLICIES, WEIGHTS
 from .resources import typed
 
+#: Maximum of every queue capacity, in requests.
+MAX_QUEUE_CAPACITY = 1_000_000
 #: Field -> (types, minimum, maximum). Where 0 is allowed as a default, the field's description says what it selects.
 _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "threads": ((int,), 0, 256),
@@ -26,12 +28,12 @@ _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "maintenance_interval": ((int, float), 0.01, 86400.0),
     "max_workers_per_model": ((int,), 1, 16),
     "batch_wait": ((int, float), 0.0, 0.002),
-    "embed_queue_capacity": ((int,), 1, 1_000_000),
-    "batch_queue_capacity": ((int,), 1, 1_000_000),
-    "prompt_queue_capacity": ((int,), 1, 1_000_000),
-    "image_gen_queue_capacity": ((int,), 1, 1_000_000),
-    "vision_queue_capacity": ((int,), 1, 1_000_000),
-    "image_embed_queue_capacity": ((int,), 1, 1_000_000),
+    "embed_queue_capacity": ((int,), 1, MAX_QUEUE_CAPACITY),
+    "batch_queue_capacity": ((int,), 1, MAX_QUEUE_CAPACITY),
+    "prompt_queue_capacity": ((int,), 1, MAX_QUEUE_CAPACITY),
+    "image_gen_queue_capacity": ((int,), 1, MAX_QUEUE_CAPACITY),
+    "vision_queue_capacity": ((int,), 1, MAX_QUEUE_CAPACITY),
+    "image_embed_queue_capacity": ((int,), 1, MAX_QUEUE_CAPACITY),
     "breaker_threshold": ((int,), 0, 64),
     "breaker_window": ((int, float), 0.001, 86400.0),
     "breaker_rest": ((int, float), 0.001, 86400.0),
@@ -271,8 +273,8 @@ class PoolConfig:
                 else (given,) * len(names)
             for field, count in zip(names, counts):
                 number = integer(count)
-                if number is None or not 1 <= number <= 1_000_000:
-                    refuse(f"queue_capacity[{name!r}]", given, "1 to 1,000,000"
+                if number is None or not 1 <= number <= MAX_QUEUE_CAPACITY:
+                    refuse(f"queue_capacity[{name!r}]", given, f"1 to {MAX_QUEUE_CAPACITY:,}"
                            + (", or a pair of such" if len(names) > 1 else ""))
                 if getattr(self, field) != getattr(type(self), field):
                     raise InvalidArgument(f"`queue_capacity[{name!r}]` and `{field}` are both given",
@@ -282,6 +284,15 @@ class PoolConfig:
 
     def _keep_alive(self) -> float:
         return seconds_of(self.keep_alive, "keep_alive")
+
+
+def same_queue_capacities(capacity: int | None) -> dict[str, int] | None:
+    """Return a :attr:`PoolConfig.queue_capacity` with one maximum for every capability; None: the defaults."""
+    if capacity is None:
+        return None
+    if not 1 <= capacity <= MAX_QUEUE_CAPACITY:
+        refuse("queue_capacity", capacity, f"1 to {MAX_QUEUE_CAPACITY:,}")
+    return dict.fromkeys(CAPABILITIES, capacity)
 
 
 assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "queue_capacity", *_SWITCHES, "chaos",

@@ -16,5 +16,8 @@ COMPUTE = ("auto", "float32", "float32-fast", "bfloat16", "int8")
 #: Values of the option ``kv_dtype``.
 KV_DTYPES = ("auto", "int8")
 
+#: Functions that compare two vectors.
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+
 #: Types of the files that ``mpool quantize`` writes.
 QUANTIZED = ("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0", "Q5_0", "F16", "BF16", "F32")

@@ -7,8 +7,6 @@ import os
 from typing import TYPE_CHECKING
 
 from .. import native_calls
-from ..checks import refuse
-from ..names import CAPABILITIES
 from .common import note, packages, say
 from .parser import SERVER_LIMITS
 
@@ -63,7 +61,7 @@ def notes_of(settings: Settings, port: int, path: str | None, is_new: bool) -> l
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool serve`` until SIGTERM or Ctrl-C. Active requests then get ``--grace`` seconds to complete."""
-    from ..config import PoolConfig
+    from ..config import PoolConfig, same_queue_capacities
     from ..errors import InvalidArgument
     from ..pool import Pool
 
@@ -71,12 +69,9 @@ def serve(arguments: argparse.Namespace) -> int:
         from ..server.serving import Serving
     models = [*arguments.model, *arguments.names]
     settings, path, is_new = settings_of(arguments)
-    capacity = arguments.queue_capacity
-    if capacity is not None and not 1 <= capacity <= 1_000_000:
-        refuse("queue_capacity", capacity, "1 to 1,000,000")
     pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None, weights=arguments.weights,
                            shutdown_grace=settings.grace, keep_alive=arguments.keep_alive, kv_dtype=arguments.kv_dtype,
-                           queue_capacity=None if capacity is None else dict.fromkeys(CAPABILITIES, capacity)))
+                           queue_capacity=same_queue_capacities(arguments.queue_capacity)))
     with pool:
         if arguments.draft is not None and len(models) != 1:
             raise InvalidArgument("`draft` needs exactly one model", param="draft", got=f"{len(models)} models",

@@ -20,6 +20,7 @@ from .._functions import pool_of
 from ..checks import refuse
 from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model
+from ..names import SIMILARITIES
 from ..resources import install_hint
 from ..runtime.swapping import for_current
 from ..tasks import options as _options
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
-_METRICS = ("cosine", "dot", "euclidean", "manhattan")
 #: The output of an encoder that :meth:`SentenceTransformer.encode` asks for as ``token_embeddings``; see the core.
 _HIDDEN_STATES = 2
 _log = logging.getLogger("mpool")
@@ -334,8 +334,9 @@ class SentenceTransformer(_Base):
     @similarity_fn_name.setter
     def similarity_fn_name(self, value: Any) -> None:
         name = getattr(value, "value", value) or "cosine"
-        if name not in _METRICS:
-            raise InvalidArgument(param="similarity_fn_name", got=repr(value), allowed="one of " + ", ".join(_METRICS))
+        if name not in SIMILARITIES:
+            raise InvalidArgument(param="similarity_fn_name", got=repr(value),
+                                  allowed="one of " + ", ".join(SIMILARITIES))
         self._metric: Any = name
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:

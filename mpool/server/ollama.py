@@ -52,6 +52,7 @@ from .ollama_structs import (
     TopLogprob,
     Version,
 )
+from .openai.text import LOWEST
 from .operations import Context, Operation, image_of, json_response, large_response
 from .sampling import narrow
 from .streaming import LINES, MergedStreams, StreamedResponse, line
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from .models import ServedModel
 
 _encode = msgspec.json.Encoder().encode
-_LOWEST = -9999.0
 #: Sampler options that the library does not support -> value that turns the sampler off.
 _OFF = {"mirostat": 0, "tfs_z": 1.0, "typical_p": 1.0}
 #: Minimum of ``num_ctx`` in Ollama.
@@ -351,8 +351,8 @@ def _logprobs(served: ServedModel, found: tuple[TokenLogprob, ...] | None) -> li
     if not found:
         return None
     bytes_of = served.model._entry.token_bytes
-    return [Logprob(token.token, max(token.logprob, _LOWEST), list(bytes_of(token.token_id)),
-                    [TopLogprob(other.token, max(other.logprob, _LOWEST), list(bytes_of(other.token_id)))
+    return [Logprob(token.token, max(token.logprob, LOWEST), list(bytes_of(token.token_id)),
+                    [TopLogprob(other.token, max(other.logprob, LOWEST), list(bytes_of(other.token_id)))
                      for other in token.top] or None) for token in found]
 
 

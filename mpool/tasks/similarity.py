@@ -8,6 +8,7 @@ import numpy as np
 
 from ..checks import one_of
 from ..errors import InvalidArgument
+from ..names import SIMILARITIES
 from ..resources import typed
 from .embedding_results import refuse_results
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 Metric = Literal["cosine", "dot", "euclidean", "manhattan"]
-_METRICS = ("cosine", "dot", "euclidean", "manhattan")
 _SHAPES = "an array of numbers of shape (n, d) or (d,)"
 #: Maximum number of components in one block of differences of a euclidean or manhattan comparison.
 _BLOCK = 1 << 22
@@ -44,7 +44,7 @@ def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
         >>> mpool.similarity([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0]).tolist()
         [1.0, 0.0]
     """
-    one_of("metric", metric, _METRICS)
+    one_of("metric", metric, SIMILARITIES)
     left, right = _floats(vectors_of("a", a)), _floats(vectors_of("b", b))
     if left.shape[-1] != right.shape[-1]:
         raise InvalidArgument(param="b", got=f"vectors of {right.shape[-1]:,} components",

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, LimitError
+from ..models.splitting import check_splitting
 from . import limits
 from .charsmap import CharsMap
 from .gguf_vocab import GGUFVocab, TokenType, unmatchable
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 
 #: BERT's tokenizer maps longer words to the unknown token.
 _MAX_WORD_CHARS = 100
-#: Sum of the squares of the lengths of a SentencePiece vocabulary's tokens, in characters: the work of trying all
-#: splits of each token, and the size of the merges. 262,144 tokens of 16 characters have a quarter of it.
-_MAX_SPLITTING = 1 << 28
-
 
 _builds_without_gc = 0  # number of running builds that disabled the garbage collector
 
@@ -201,11 +198,7 @@ def score_merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
     usable = {TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED}
     types, scores = vocab.types, vocab.scores
     texts = {text: token for token, text in enumerate(vocab.texts) if types[token] in usable}
-    work = sum(len(text) ** 2 for text in texts)
-    if work > _MAX_SPLITTING:
-        raise LimitError(f"{vocab.file or 'the GGUF file'}: tokenizer.ggml.tokens has long tokens: the squares of "
-                         f"their lengths add up to {work:,}, the limit is {_MAX_SPLITTING:,}",
-                         hint="The file is damaged: download it again")
+    check_splitting(texts, vocab.file or "the GGUF file", "tokenizer.ggml.tokens")
     order = sorted((token for text, token in texts.items() if len(text) > 1),
                    key=lambda token: (-scores[token], token))
     merges: list[tuple[str, str]] = []

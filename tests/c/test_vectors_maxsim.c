@@ -5,10 +5,10 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
-#include "base/options.h"
 #include "kernels/kernels.h"
 #include "mp_test.h"
 #include "vectors/maxsim.h"
+#include "vectors_fixture.h"
 
 typedef struct scene {
     int queries, count, dim, most;
@@ -135,23 +135,6 @@ static void check_scene(int queries, int count, int dim, int most, bool int8, mp
     free_scene(&s);
 }
 
-static mp_team *lease_threads(int threads, mp_lease *lease) {
-    mp_error error;
-    mp_team *team;
-    mp_kernels_init();
-    setenv("MPOOL_SPIN_US", "0", 1);
-    MP_CHECK_OK(mp_options_init(&error), &error);
-    MP_CHECK_OK(mp_team_create(threads - 1, &team, &error), &error);
-    mp_team_lease(team, threads, lease);
-    MP_CHECK_INT(lease->threads, threads);
-    return team;
-}
-
-static void return_threads(mp_team *team, mp_lease *lease) {
-    mp_team_return(lease);
-    mp_team_destroy(team);
-}
-
 MP_TEST(vectors_maxsim_has_the_scores_of_plain_loops) {
     static const int queries[] = {1, 3, 9}, counts[] = {0, 1, 70, 200}, dims[] = {1, 48, 400};
     for (int threads = 1; threads <= 3; threads += 2) {
@@ -173,8 +156,10 @@ MP_TEST(vectors_maxsim_names_the_first_document_that_is_invalid) {
     mp_scan *scan;
     for (int which = 0; which < 4; which++) {
         scene s = make_scene(2, COUNT, DIM, 4, which == 2);
-        for (int d = 600; d >= 599; d--) { /* the last row of a document that has one */
-            const int64_t row = s.offsets[d + 1] - 1;
+        static const int invalid[] = {640, 600, 599}; /* in two blocks: some thread finds the later ones, too */
+        for (int i = 0; i < 3; i++) {
+            const int d = invalid[i];
+            const int64_t row = s.offsets[d + 1] - 1; /* the last row of a document that has one */
             MP_CHECK(row >= s.offsets[d]);
             if (which == 2)
                 s.scales[row] = INFINITY;
@@ -229,6 +214,37 @@ MP_TEST(vectors_maxsim_refuses_work_without_a_bound) {
     mp_scan_destroy(scan);
     free(s.tokens);
     free(s.small);
+    return_threads(team, &lease);
+}
+
+/* A block has at most 4,096 tokens and at most 64 documents, but at least one, so that a scan stops soon after its time
+ * is up. The longest document of the array counts, wherever it stands. */
+MP_TEST(vectors_maxsim_bounds_the_tokens_of_a_block) {
+    enum { COUNT = 200 };
+    static const struct {
+        int usual, longest, block;
+    } rows[] = {{0, 0, 64}, {1, 1, 64}, {1, 64, 64}, {1, 65, 63}, {1, 241, 16},
+                {100, 1000, 4}, {1, 2048, 2}, {0, 4096, 1}, {1, 4097, 1}};
+    mp_lease lease;
+    mp_team *team = lease_threads(1, &lease);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int at = 0; at < COUNT; at += COUNT - 1) {
+            static float values[COUNT * 100 + 4097];
+            int64_t ends[] = {0, 1}, offsets[COUNT + 1] = {0}, done = 0;
+            float token = 1.0f;
+            for (int d = 0; d < COUNT; d++)
+                offsets[d + 1] = offsets[d] + (d == at ? rows[i].longest : rows[i].usual);
+            scene s = {.queries = 1, .count = COUNT, .dim = 1, .query_offsets = ends, .offsets = offsets,
+                       .tokens = &token, .values = values};
+            mp_error error;
+            mp_scan *scan;
+            MP_CHECK_OK(create(&s, &scan, &error), &error);
+            const mp_maxsim_documents documents = documents_of(&s, NULL);
+            mp_maxsim_begin(scan, &documents, COUNT);
+            MP_CHECK_OK(mp_scan_add(scan, &lease, &documents, COUNT, &done, 0, &error), &error);
+            MP_CHECK_INT(done, rows[i].block);
+            mp_scan_destroy(scan);
+        }
     return_threads(team, &lease);
 }
 

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
-#include "base/options.h"
 #include "kernels/kernels.h"
 #include "mp_test.h"
 #include "vectors/search.h"
+#include "vectors_fixture.h"
 
 typedef struct scene {
     mp_search_plan plan;
@@ -122,23 +122,6 @@ static void check_scene(int queries, int count, int dim, int most, bool cosine, 
     free_scene(&s);
 }
 
-static mp_team *lease_threads(int threads, mp_lease *lease) {
-    mp_error error;
-    mp_team *team;
-    mp_kernels_init();
-    setenv("MPOOL_SPIN_US", "0", 1);
-    MP_CHECK_OK(mp_options_init(&error), &error);
-    MP_CHECK_OK(mp_team_create(threads - 1, &team, &error), &error);
-    mp_team_lease(team, threads, lease);
-    MP_CHECK_INT(lease->threads, threads);
-    return team;
-}
-
-static void return_threads(mp_team *team, mp_lease *lease) {
-    mp_team_return(lease);
-    mp_team_destroy(team);
-}
-
 MP_TEST(vectors_search_finds_what_a_plain_selection_finds) {
     static const int queries[] = {1, 2, 3, 65}, counts[] = {0, 1, 33, 256, 700}, dims[] = {1, 37, 400};
     for (int threads = 1; threads <= 3; threads += 2) {
@@ -181,6 +164,51 @@ MP_TEST(vectors_search_computes_extreme_lengths_in_double) {
             free_scene(&s);
             free_scene(&usual);
         }
+    return_threads(team, &lease);
+}
+
+/* Scores of other vectors keep their bits, also in later blocks, and also if every vector before them is extreme. */
+MP_TEST(vectors_search_extreme_vectors_change_no_other_score) {
+    enum { DIM = 24, COUNT = 700, CHANGED = 300 };
+    mp_lease lease;
+    mp_team *team = lease_threads(1, &lease);
+    scene s = make_scene(1, COUNT, DIM, COUNT, true);
+    static float scores[2][COUNT], by_number[2][COUNT];
+    static int64_t numbers[COUNT];
+    for (int i = 0; i < COUNT * DIM; i++)
+        s.vectors[i] += 0.1f * (float)(i % 7); /* sums that are rounded: float32 and double differ */
+    for (int changed = 0; changed < 2; changed++) {
+        for (int i = 0; changed && i < CHANGED * DIM; i++)
+            s.vectors[i] *= 1e-18f;
+        mp_scan *search = create(&s);
+        add_all(search, &lease, &s, 0, COUNT, UINT64_MAX);
+        mp_scan_nearest(search, numbers, scores[changed]);
+        for (int at = 0; at < COUNT; at++)
+            by_number[changed][numbers[at]] = scores[changed][at];
+        mp_scan_destroy(search);
+    }
+    MP_CHECK(memcmp(by_number[0] + CHANGED, by_number[1] + CHANGED, (COUNT - CHANGED) * sizeof(float)) == 0);
+    MP_CHECK(memcmp(by_number[0], by_number[1], CHANGED * sizeof(float)) != 0); /* else the test compares nothing */
+    free_scene(&s);
+    return_threads(team, &lease);
+}
+
+/* A block has whole panels, at most 256 vectors, and 512 KiB if that is more than one panel: a search stops soon after
+ * its time is up. */
+MP_TEST(vectors_search_bounds_the_vectors_of_a_block) {
+    static const int rows[][2] = {{1, 256}, {512, 256}, {513, 224}, {2048, 64}, {2049, 32}, {4096, 32}, {5000, 32}};
+    mp_lease lease;
+    mp_team *team = lease_threads(1, &lease);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        scene s = make_scene(1, 300, rows[i][0], 1, false);
+        mp_scan *search = create(&s);
+        mp_error error;
+        int64_t done = 0;
+        MP_CHECK_OK(mp_scan_add(search, &lease, s.vectors, s.count, &done, 0, &error), &error);
+        MP_CHECK_INT(done, rows[i][1]);
+        mp_scan_destroy(search);
+        free_scene(&s);
+    }
     return_threads(team, &lease);
 }
 

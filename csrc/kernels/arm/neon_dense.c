@@ -7,6 +7,7 @@
 #include "base/cpu.h"
 #include "kernels/arm/dot.h"
 #include "kernels/epilogue.h"
+#include "kernels/simd/i8_scale.h"
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"
 
@@ -237,14 +238,7 @@ static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
     for (int k = 0; k < K; k += 4)
         top = vmaxq_u32(top, vreinterpretq_u32_f32(vabsq_f32(load_part(x, k, K))));
     const uint32_t bits = vmaxvq_u32(top);
-    const bool finite = bits <= 0x7f7fffffu;
-    float max = 0.0f;
-    if (finite)
-        memcpy(&max, &bits, sizeof max);
-    float inverse = max > 0 ? 127.0f / max : 0.0f;
-    if (inverse > 3.402823466e38f)
-        inverse = 0.0f;
-    *scale = !finite ? __builtin_nanf("") : inverse > 0 ? max / 127.0f : 0.0f;
+    const float inverse = mp_i8_factor(bits, scale);
     if (inverse == 0.0f) { /* x * 0 would be NaN where x is not finite */
         memset(q, 0, (size_t)K);
         *sum = 0;

@@ -5,10 +5,10 @@
  * products of at most 128 x 127 = 16,256 fit. */
 #if defined(__aarch64__)
 #include <assert.h>
-#include <math.h>
 
 #include "kernels/simd/quant_neon.h"
 #include "kernels/epilogue.h"
+#include "kernels/simd/i8_scale.h"
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"
 
@@ -76,19 +76,12 @@ static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
                 m[i] = vmaxq_u32(m[i], m[i + h]);
         }
         const uint32_t max_bits = vmaxvq_u32(m[0]);
-        float max;
-        memcpy(&max, &max_bits, sizeof max);
-        const float inverse = 127.0f / max;
+        const float inverse = mp_i8_factor(max_bits, &scale[b]);
         int32x4_t i32[8];
         MP_UNROLL
         for (int i = 0; i < 8; i++)
             i32[i] = vdupq_n_s32(0);
-        if (max_bits >= 0x7f800000u) {
-            scale[b] = NAN;
-        } else if (!(inverse <= 0x1.fffffep127f)) {
-            scale[b] = 0.0f;
-        } else {
-            scale[b] = max / 127.0f;
+        if (inverse != 0.0f) {
             MP_UNROLL
             for (int i = 0; i < 8; i++)
                 i32[i] = vcvtnq_s32_f32(vmulq_n_f32(v[i], inverse));

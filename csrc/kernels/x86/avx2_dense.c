@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/epilogue.h"
+#include "kernels/simd/i8_scale.h"
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"
 
@@ -211,14 +212,7 @@ static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
     int32_t bits = 0;
     for (int i = 0; i < 8; i++)
         bits = lanes[i] > bits ? lanes[i] : bits;
-    const bool finite = bits <= 0x7f7fffff;
-    float max = 0.0f;
-    if (finite)
-        memcpy(&max, &bits, sizeof max);
-    float inverse = max > 0 ? 127.0f / max : 0.0f;
-    if (inverse > 3.402823466e38f)
-        inverse = 0.0f;
-    *scale = !finite ? __builtin_nanf("") : inverse > 0 ? max / 127.0f : 0.0f;
+    const float inverse = mp_i8_factor((uint32_t)bits, scale);
     if (inverse == 0.0f) { /* x * 0 would be NaN where x is not finite */
         memset(q, 0, (size_t)K);
         *sum = 0;

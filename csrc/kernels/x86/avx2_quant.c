@@ -7,11 +7,11 @@
 #if defined(__x86_64__)
 #include <assert.h>
 #include <immintrin.h>
-#include <math.h>
 #include <string.h>
 
 #include "kernels/dequantize.h"
 #include "kernels/epilogue.h"
+#include "kernels/simd/i8_scale.h"
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"
 
@@ -86,19 +86,12 @@ static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
         m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
         m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
         const int32_t max_bits = _mm_cvtsi128_si32(m);
-        float max;
-        memcpy(&max, &max_bits, sizeof max);
-        const float inverse = 127.0f / max;
+        const float inverse = mp_i8_factor((uint32_t)max_bits, &scale[b]);
         __m256i i[4];
         MP_UNROLL
         for (int k = 0; k < 4; k++)
             i[k] = _mm256_setzero_si256();
-        if (max_bits >= 0x7f800000) {
-            scale[b] = NAN;
-        } else if (!(inverse <= 0x1.fffffep127f)) {
-            scale[b] = 0.0f;
-        } else {
-            scale[b] = max / 127.0f;
+        if (inverse != 0.0f) {
             MP_UNROLL
             for (int k = 0; k < 4; k++)
                 i[k] = _mm256_cvtps_epi32(_mm256_mul_ps(v[k], _mm256_set1_ps(inverse)));

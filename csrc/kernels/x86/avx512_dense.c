@@ -5,6 +5,7 @@
 
 #include "base/cpu.h"
 #include "kernels/epilogue.h"
+#include "kernels/simd/i8_scale.h"
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"
 
@@ -152,14 +153,7 @@ static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
     if (k < whole)
         top = _mm512_max_epi32(top, magnitude(_mm512_loadu_ps(x + k)));
     const int32_t most = _mm512_reduce_max_epi32(_mm512_max_epi32(top, top1));
-    const bool finite = most <= 0x7f7fffff;
-    float max = 0.0f;
-    if (finite)
-        memcpy(&max, &most, sizeof max);
-    float inverse = max > 0 ? 127.0f / max : 0.0f;
-    if (inverse > 3.402823466e38f)
-        inverse = 0.0f;
-    *scale = !finite ? __builtin_nanf("") : inverse > 0 ? max / 127.0f : 0.0f;
+    const float inverse = mp_i8_factor((uint32_t)most, scale);
     if (inverse == 0.0f) { /* x * 0 would be NaN where x is not finite */
         memset(q, 0, (size_t)K);
         *sum = 0;

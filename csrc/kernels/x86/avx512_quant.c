@@ -4,12 +4,12 @@
 #if defined(__x86_64__)
 #include <assert.h>
 #include <immintrin.h>
-#include <math.h>
 #include <string.h>
 
 #include "base/cpu.h"
 #include "kernels/dequantize.h"
 #include "kernels/epilogue.h"
+#include "kernels/simd/i8_scale.h"
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"
 
@@ -97,17 +97,10 @@ static MP_INLINE __m512i magnitudes(const float *x) {
 static void q8_block(const float *x, int8_t *q, float *scale, int32_t *sum16) {
     const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
     const int32_t max_bits = _mm512_reduce_max_epi32(_mm512_max_epi32(magnitudes(x), magnitudes(x + 16)));
-    float max;
-    memcpy(&max, &max_bits, sizeof max);
-    const float inverse = 127.0f / max;
+    const float inverse = mp_i8_factor((uint32_t)max_bits, scale);
     __m512i q0 = _mm512_setzero_si512(), q1 = q0;
-    if (max_bits >= 0x7f800000) {
-        *scale = NAN;
-    } else if (!(inverse <= 0x1.fffffep127f)) {
-        *scale = 0.0f;
-    } else {
+    if (inverse != 0.0f) {
         const __m512 by = _mm512_set1_ps(inverse);
-        *scale = max / 127.0f;
         q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, by));
         q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, by));
     }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "models/encoder/engine.h"
+#include "models/text_step.h"
 #include "models/threads.h"
 
 enum {
@@ -85,47 +86,15 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
     return MP_OK;
 }
 
-static int64_t text_tokens(const mp_item *item, uint32_t text) {
-    const mp_embedding_request *request = (const mp_embedding_request *)item->request;
-    return request->offsets[text + 1] - request->offsets[text];
-}
-
-/* Each item in turn is offered an equal share of the remaining time, so that a large request cannot crowd out small
- * ones. Unused time passes to the next item. The first item always gets at least one text. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
-    mp_encoder_engine_state *engine = (mp_encoder_engine_state *)base;
-    uint64_t token_ns = atomic_load_explicit(&engine->model->token_ns, memory_order_relaxed);
-    uint64_t fits = budget_ns / (token_ns ? token_ns : 1);
-    int64_t left = fits < STEP_TOKENS ? (int64_t)fits : STEP_TOKENS;
-    int64_t planned = 0;
-    plan->count = 0;
-    for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
-        mp_item *item = items[i];
-        int64_t share = left / (n - i) > GROUP_TOKENS ? left / (n - i) : left < GROUP_TOKENS ? left : GROUP_TOKENS;
-        int64_t used = 0;
-        uint32_t texts = 0;
-        while (item->cursor + texts < item->total) {
-            int64_t tokens = text_tokens(item, item->cursor + texts);
-            if (used + tokens > share && !(plan->count == 0 && texts == 0))
-                break;
-            used += tokens;
-            texts++;
-        }
-        if (texts == 0)
-            continue;
-        left = left > used ? left - used : 0;
-        planned += used;
-        plan->items[plan->count] = item;
-        plan->amount[plan->count++] = texts;
-    }
-    uint32_t texts = 0;
-    for (int i = 0; i < plan->count; i++)
-        texts += plan->amount[i];
-    plan->together = texts == 1; /* else each thread computes whole texts */
-    plan->threads = texts < 256 ? (int)texts : 256;
+    const mp_encoder *model = ((const mp_encoder_engine_state *)base)->model;
+    const mp_text_step_limits limits = {.step_tokens = STEP_TOKENS, .least_share = GROUP_TOKENS};
+    const uint64_t token_ns = atomic_load_explicit(&model->token_ns, memory_order_relaxed);
+    const mp_text_step_totals totals = mp_text_step_plan(items, n, budget_ns, token_ns, limits, plan);
+    plan->together = totals.texts == 1; /* else each thread computes whole texts */
+    plan->threads = totals.texts < 256 ? (int)totals.texts : 256;
     if (plan->together)
-        plan->threads = mp_threads_worth(&engine->model->base.facts, planned, mp_encoder_barriers(engine->model));
-    plan->cost_ns = (uint64_t)planned * token_ns;
+        plan->threads = mp_threads_worth(&model->base.facts, totals.tokens, mp_encoder_barriers(model));
 }
 
 /* ---- step -------------------------------------------------------------------------------------------------------- */
@@ -226,7 +195,7 @@ static mp_status collect(mp_encoder_engine_state *engine, const mp_plan *plan, u
         *outputs |= request->outputs;
         for (uint32_t k = 0; k < plan->amount[i]; k++) {
             uint32_t t = item->cursor + k;
-            int32_t n = (int32_t)text_tokens(item, t);
+            int32_t n = (int32_t)mp_text_step_tokens(item, t);
             engine->groups.owner[*count] = i;
             engine->groups.rows[*count] = n;
             engine->texts[*count] = text_of(engine->model, request, t);
@@ -327,11 +296,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_engine_fail_all(plan, &error, outcomes);
     else if (!stopped)
         conclude(engine, plan, texts, outcomes);
-    if (rows > 0 && !stopped && !warming) { /* a step that packs or reads weights takes longer than later steps */
-        uint64_t spent = (end - start) / (uint64_t)rows;
-        uint64_t old = atomic_load_explicit(&engine->model->token_ns, memory_order_relaxed);
-        atomic_store_explicit(&engine->model->token_ns, (7 * old + spent) / 8 + 1, memory_order_relaxed);
-    }
+    if (rows > 0 && !stopped && !warming) /* a step that packs or reads weights takes longer than later steps */
+        mp_text_step_learn(&engine->model->token_ns, end - start, rows);
 }
 
 static void engine_preempt(mp_engine *engine, mp_item *item) {

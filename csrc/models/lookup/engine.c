@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "kernels/kernels.h"
 #include "models/lookup/lookup.h"
+#include "models/text_step.h"
 
 enum {
     STEP_TOKENS = 1 << 18, /* maximum tokens in a step of several texts, whatever the budget */
@@ -109,40 +110,14 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
     return MP_OK;
 }
 
-/* Each item in turn is offered an equal share of the remaining tokens, and the first one always gets a text. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
-    const lookup_engine *engine = (const lookup_engine *)base;
-    const uint64_t token_ns = atomic_load_explicit(&engine->model->token_ns, memory_order_relaxed);
-    const uint64_t fits = budget_ns / (token_ns ? token_ns : 1);
-    int64_t left = fits < STEP_TOKENS ? (int64_t)fits : STEP_TOKENS, planned = 0;
-    uint32_t texts = 0;
-    plan->count = 0;
-    for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
-        mp_item *item = items[i];
-        const mp_embedding_request *request = (const mp_embedding_request *)item->request;
-        const int64_t share = left / (n - i);
-        int64_t used = 0;
-        uint32_t taken = 0;
-        while (item->cursor + taken < item->total) {
-            const uint32_t t = item->cursor + taken;
-            const int64_t tokens = request->offsets[t + 1] - request->offsets[t];
-            if (used + tokens > share && !(plan->count == 0 && taken == 0))
-                break;
-            used += tokens;
-            taken++;
-        }
-        if (taken == 0)
-            continue;
-        left = left > used ? left - used : 0;
-        planned += used;
-        texts += taken;
-        plan->items[plan->count] = item;
-        plan->amount[plan->count++] = taken;
-    }
-    const uint32_t shares = (texts + SHARE - 1) / SHARE;
+    const mp_lookup *model = ((const lookup_engine *)base)->model;
+    const mp_text_step_limits limits = {.step_tokens = STEP_TOKENS};
+    const uint64_t token_ns = atomic_load_explicit(&model->token_ns, memory_order_relaxed);
+    const mp_text_step_totals totals = mp_text_step_plan(items, n, budget_ns, token_ns, limits, plan);
+    const uint32_t shares = (totals.texts + SHARE - 1) / SHARE;
     plan->together = false;
     plan->threads = shares < 256 ? (int)shares : 256;
-    plan->cost_ns = (uint64_t)planned * token_ns;
 }
 
 typedef struct step_run {
@@ -213,11 +188,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         else if (!atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             mp_engine_advance(item, plan->amount[i], &((mp_embedding_request *)item->request)->done, &outcomes[i]);
     }
-    if (tokens > 0 && !stopped) {
-        const uint64_t spent = (mp_sys_now_ns() - start) / (uint64_t)tokens;
-        const uint64_t old = atomic_load_explicit(&model->token_ns, memory_order_relaxed);
-        atomic_store_explicit(&model->token_ns, (7 * old + spent) / 8 + 1, memory_order_relaxed);
-    }
+    if (tokens > 0 && !stopped)
+        mp_text_step_learn(&model->token_ns, mp_sys_now_ns() - start, tokens);
 }
 
 static void engine_preempt(mp_engine *engine, mp_item *item) {

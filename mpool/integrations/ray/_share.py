@@ -8,8 +8,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
 
 import ray  # noqa: E402
 
-from ...config import PoolConfig  # noqa: E402
-from ...names import CAPABILITIES  # noqa: E402
+from ...config import PoolConfig, same_queue_capacities  # noqa: E402
 from ...pool import Pool  # noqa: E402
 
 #: Bytes of Ray's object store when mpool starts Ray. The store has only request bodies and file names.
@@ -42,7 +41,7 @@ def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0,
     limit = memory_mb << 20 if memory_mb else _limit() * cpus // max(_cpus_here(), cpus)
     return PoolConfig(threads=cpus, memory_bytes=limit, offline=offline, shutdown_grace=grace, weights=weights,
                       keep_alive=keep_alive, kv_dtype=kv_dtype,
-                      queue_capacity=None if queue_capacity is None else dict.fromkeys(CAPABILITIES, queue_capacity))
+                      queue_capacity=same_queue_capacities(queue_capacity))
 
 
 def _limit() -> int:

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from ...checks import integer, one_of, real, refuse, shown, unknown_option
-from ...config import PoolConfig
+from ...config import MAX_QUEUE_CAPACITY, PoolConfig
 from ...durations import seconds_of
 from ...errors import InvalidArgument, SpawnFailed
 from ...names import KV_DTYPES, WEIGHTS
@@ -89,7 +89,7 @@ class Plan:
         seconds_of(self.keep_alive, "keep_alive")
         for name, low, high in (("replicas", 1, 10_000), ("max_replicas", 0, 10_000), ("cpus", 1, 256),
                                 ("memory_mb", 0, 1 << 40), ("calls", 0.1, 1e6), ("fronts", 0, 10_000),
-                                ("queue_capacity", 1, 1_000_000)):
+                                ("queue_capacity", 1, MAX_QUEUE_CAPACITY)):
             value = getattr(self, name)
             if name == "queue_capacity" and value is None:
                 continue

@@ -302,35 +302,15 @@ def _read_token_dense(found: Found, hidden: int, kv: dict[str, Value], tensors: 
     for module in found.modules:
         if module.kind != "Dense":
             continue
-        config = module.folder.fields("config.json")
-        config.only({"in_features", "out_features", "bias", "activation_function", "module_input_name",
-                     "module_output_name", "use_residual"})
-        for key in ("module_input_name", "module_output_name"):
-            if config.str(key, "token_embeddings") != "token_embeddings":
-                raise Unsupported(f"{config.file}: {key} is {shorten(config.get(key))}; mpool supports "
-                                  "token_embeddings")
-        if config.bool("use_residual", False):
-            raise Unsupported(f"{config.file}: use_residual is true; mpool supports Dense without a residual "
-                              "connection")
-        if config.int("in_features", low=1) != size:
-            config.fail("in_features", config.get("in_features"), f"{size}, the output size of the previous module")
-        out = config.int("out_features", low=1, high=1 << 16)
-        activation = config.str("activation_function", "torch.nn.modules.linear.Identity")
-        if activation not in sentence_folder.DENSE_ACTIVATIONS:
-            config.fail("activation_function", shorten(activation),
-                        ", ".join(sorted(sentence_folder.DENSE_ACTIVATIONS)),
-                        "mpool never imports a class on behalf of a model file")
-        stored = safetensors_header.read_folder(module.folder)
-        if stored is None:
-            refuse_missing_weights(module.folder, "model.safetensors")
-        paths, entries = stored
-        shapes = {"linear.weight": (out, size)} | ({"linear.bias": (out,)} if config.bool("bias", True) else {})
-        for name, shape in shapes.items():
-            if name not in entries:
-                raise missing([name], file=paths[0])
-            tensors.add(f"rows.{count}.{name.rpartition('.')[2]}", entries[name], paths[entries[name].file], shape)
-        kv[f"mpool.rows.{count}.activation"] = sentence_folder.DENSE_ACTIVATIONS[activation]
-        size, count = out, count + 1
+        dense = sentence_folder.read_dense(module.folder, size, "token_embeddings",
+                                           "torch.nn.modules.linear.Identity", widest=1 << 16)
+        for name, shape in dense.shapes.items():
+            entry = dense.entries.get(name)
+            if entry is None:
+                raise missing([name], file=dense.paths[0])
+            tensors.add(f"rows.{count}.{name.rpartition('.')[2]}", entry, dense.paths[entry.file], shape)
+        kv[f"mpool.rows.{count}.activation"] = dense.activation
+        size, count = dense.size, count + 1
     if count == 0 or count > 8:
         raise FormatError(file=found.folder.path, field=MODULES_NAME, got=f"{count} Dense modules", allowed="1 to 8")
     kv |= {"mpool.rows_count": count,

@@ -96,6 +96,24 @@ def _config(folder: Folder) -> Fields:
     return folder.fields(NAME)
 
 
+def _config_of(folder: Folder, *classes: str) -> Fields:
+    """Return the image processor's configuration if it is of one of ``classes``; without a class, it is of the first.
+
+    Raises:
+        FormatError: it is of another class.
+    """
+    config = _config(folder)
+    name = config.str("image_processor_type", classes[0])
+    if _plain(name) not in classes:
+        config.fail("image_processor_type", describe(name), ", ".join(classes))
+    return config
+
+
+def _plain(name: str) -> str:
+    """Return the name of an image processor's class without the suffix of its backend."""
+    return name.removesuffix("Fast").removesuffix("Pil")
+
+
 def _read_size(config: Fields, key: str, default: dict[str, int] | None) -> dict[str, int]:
     """Return ``size`` or ``crop_size`` as a mapping with ``shortest_edge``, or with ``height`` and ``width``.
 
@@ -186,10 +204,7 @@ def read_tiling(folder: Folder) -> TilingProcessor:
     Raises:
         FormatError, Unsupported: on the conditions of :func:`read`.
     """
-    config = _config(folder)
-    name = config.str("image_processor_type", "Idefics3ImageProcessor").removesuffix("Fast").removesuffix("Pil")
-    if name not in ("Idefics3ImageProcessor", "SmolVLMImageProcessor"):
-        config.fail("image_processor_type", describe(name), "Idefics3ImageProcessor, SmolVLMImageProcessor")
+    config = _config_of(folder, "Idefics3ImageProcessor", "SmolVLMImageProcessor")
     check_keys(config, (_READ - {"crop_size", "do_center_crop", "image_grid_pinpoints"})
                | {"max_image_size", "do_image_splitting"},
                {**_NEUTRAL, "return_row_col_info": None, "video_sampling": None, "crop_size": (None,),
@@ -236,10 +251,7 @@ def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
     Raises:
         FormatError, Unsupported: on the conditions of :func:`read`.
     """
-    config = _config(folder)
-    name = config.str("image_processor_type", "Qwen2VLImageProcessor").removesuffix("Fast").removesuffix("Pil")
-    if name not in ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor"):
-        config.fail("image_processor_type", describe(name), "Qwen2VLImageProcessor")
+    config = _config_of(folder, "Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor")
     check_keys(config, (_READ - {"crop_size", "do_center_crop", "do_pad", "image_grid_pinpoints"})
                | {"min_pixels", "max_pixels", "patch_size", "merge_size", "temporal_patch_size"},
                {**_NEUTRAL, "crop_size": (None,), "do_center_crop": (False,), "do_pad": (False,)})
@@ -267,7 +279,7 @@ def read(folder: Folder) -> Processor:
     """
     config = _config(folder)
     name = config.str("image_processor_type", None) or config.str("feature_extractor_type", "CLIPImageProcessor")
-    plain = name.removesuffix("Fast").removesuffix("Pil")
+    plain = _plain(name)
     if plain not in _CLASSES:
         config.fail("image_processor_type", describe(name), ", ".join(sorted(_CLASSES)))
     check_keys(config, _READ, _NEUTRAL)

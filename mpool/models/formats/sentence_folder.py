@@ -10,11 +10,12 @@ ignored except Dropout, which does nothing in inference.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import FormatError, LimitError, Unsupported
+from ...names import SIMILARITIES
 from ..architectures import check_shape
 from ..families.reading import MAX_WIDTH
 from ..fields import Fields, describe
@@ -83,8 +84,6 @@ DENSE_ACTIVATIONS = {f"torch.nn.modules.{'linear' if cls == 'Identity' else 'act
                      for cls, name in _TORCH_ACTIVATIONS.items()}
 DENSE_ACTIVATIONS |= {f"torch.nn.{cls}": name for cls, name in _TORCH_ACTIVATIONS.items()}
 
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-
 #: Keys of the file with the settings of a Transformer module.
 TRANSFORMER_KEYS = frozenset({
     "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name",
@@ -126,7 +125,7 @@ class ModuleSettings:
         do_lower_case: True if texts are converted to lower case.
         prompts: prompts by name.
         default_prompt_name: name of the prompt used by default; None: no prompt.
-        similarity: similarity function, one of SIMILARITIES.
+        similarity: similarity function, one of :data:`mpool.names.SIMILARITIES`.
         truncate_dim: size to which embeddings are truncated by default; None: no truncation.
         sizes: output sizes of the alternative dense layers.
     """
@@ -279,8 +278,58 @@ def _read_pooling(config: Fields, hidden: int) -> tuple[tuple[str, ...], bool]:
     return tuple(POOLING[mode] for mode in modes), config.bool("include_prompt", True)
 
 
-def _read_dense(folder: Folder, name: str, size: int, settings: ModuleSettings) -> tuple[int, str]:
-    """Read a Dense module and add its tensors to ``settings.dense``.
+@dataclass(frozen=True)
+class DenseModule:
+    """A Dense module.
+
+    Attributes:
+        size: size of its output.
+        activation: name of its activation in mpool.
+        shapes: its tensors -> their shapes.
+        paths: files of the module's folder with tensors.
+        entries: the tensors of these files.
+    """
+
+    size: int
+    activation: str
+    shapes: Mapping[str, tuple[int, ...]]
+    paths: Sequence[str]
+    entries: Mapping[str, TensorEntry]
+
+
+def read_dense(folder: Folder, size: int, io_name: str, default: str, widest: int = MAX_WIDTH) -> DenseModule:
+    """Read a Dense module, of sentence vectors or of token vectors. The caller checks the tensors.
+
+    Args:
+        folder: the module's folder.
+        size: size of the module's input.
+        io_name: allowed name of the module's input and output.
+        default: activation of a module that states none, a key of DENSE_ACTIVATIONS.
+        widest: maximum size of its output.
+    """
+    config = folder.fields("config.json")
+    config.only({"in_features", "out_features", "bias", "activation_function", "module_input_name",
+                 "module_output_name", "use_residual"})
+    _check_io_names(config, io_name)
+    if config.bool("use_residual", False):
+        raise Unsupported(f"{config.file}: use_residual is true; mpool supports Dense without a residual connection")
+    if config.int("in_features", low=1) != size:
+        config.fail("in_features", config.get("in_features"), f"{size}, the output size of the previous module")
+    out = config.int("out_features", low=1, high=widest)
+    bias = config.bool("bias", True)
+    activation = config.str("activation_function", default)
+    if activation not in DENSE_ACTIVATIONS:
+        config.fail("activation_function", shorten(activation), ", ".join(sorted(DENSE_ACTIVATIONS)),
+                    "mpool never imports a class on behalf of a model file")
+    tensors = safetensors_header.read_folder(folder)
+    if tensors is None:
+        refuse_missing_weights(folder, "model.safetensors")
+    shapes = {"linear.weight": (out, size)} | ({"linear.bias": (out,)} if bias else {})
+    return DenseModule(out, DENSE_ACTIVATIONS[activation], shapes, *tensors)
+
+
+def _add_dense(folder: Folder, name: str, size: int, settings: ModuleSettings) -> tuple[int, str]:
+    """Read a Dense module of sentence vectors and add its tensors to ``settings.dense``.
 
     Args:
         folder: the module's folder.
@@ -291,36 +340,19 @@ def _read_dense(folder: Folder, name: str, size: int, settings: ModuleSettings) 
     Returns:
         The size of the module's output, and its activation.
     """
-    config = folder.fields("config.json")
-    config.only({"in_features", "out_features", "bias", "activation_function", "module_input_name",
-                 "module_output_name", "use_residual"})
-    _check_io_names(config)
-    if config.bool("use_residual", False):
-        raise Unsupported(f"{config.file}: use_residual is true; mpool supports Dense without a residual connection")
-    if config.int("in_features", low=1) != size:
-        config.fail("in_features", config.get("in_features"), f"{size}, the output size of the previous module")
-    out = config.int("out_features", low=1, high=MAX_WIDTH)
-    bias = config.bool("bias", True)
-    activation = config.str("activation_function", "torch.nn.modules.activation.Tanh")
-    if activation not in DENSE_ACTIVATIONS:
-        config.fail("activation_function", shorten(activation), ", ".join(sorted(DENSE_ACTIVATIONS)),
-                    "mpool never imports a class on behalf of a model file")
-    tensors = safetensors_header.read_folder(folder)
-    if tensors is None:
-        refuse_missing_weights(folder, "model.safetensors")
-    paths, entries = tensors
-    shapes = {"linear.weight": (out, size)} | ({"linear.bias": (out,)} if bias else {})
-    if set(entries) != set(shapes):
+    module = read_dense(folder, size, "sentence_embedding", "torch.nn.modules.activation.Tanh")
+    paths, entries = module.paths, module.entries
+    if set(entries) != set(module.shapes):
         raise FormatError(file=paths[0], field="tensors", got=", ".join(map(shorten, sorted(entries)[:6])) or "none",
-                          allowed=", ".join(shapes))
-    for tensor, shape in shapes.items():
+                          allowed=", ".join(module.shapes))
+    for tensor, shape in module.shapes.items():
         entry = entries[tensor]
         check_shape(entry, shape, paths[entry.file])
         safetensors_header.require_weight_dtype(entry, paths[entry.file])
         renamed = f"{name}.{tensor.rpartition('.')[2]}"
         settings.dense.append((TensorEntry(renamed, entry.dtype, entry.shape, 0, entry.offset, entry.nbytes),
                             paths[entry.file]))
-    return out, DENSE_ACTIVATIONS[activation]
+    return module.size, module.activation
 
 
 def _read_other_sizes(folder: Folder, module: _Module, size: int, activation: str, settings: ModuleSettings) -> None:
@@ -343,7 +375,7 @@ def _read_other_sizes(folder: Folder, module: _Module, size: int, activation: st
                          f"{MAX_OTHER_SIZES}")
     for number, name in sorted(others.items()):
         other = folder.sub(name, declared_in=folder.path, field=name)
-        out, same = _read_dense(other, f"dense.size.{number}", size, settings)
+        out, same = _add_dense(other, f"dense.size.{number}", size, settings)
         if out != number or same != activation:
             raise FormatError(file=other.path, field="config.json", got=f"{out} outputs and {same}",
                               allowed=f"{number} outputs, as in the folder's name, and {activation}, as in "
@@ -353,12 +385,12 @@ def _read_other_sizes(folder: Folder, module: _Module, size: int, activation: st
         settings.kv["mpool.dense_sizes"] = list(settings.sizes)
 
 
-def _check_io_names(config: Fields) -> None:
-    """Raise Unsupported unless a module's input and output are ``sentence_embedding``."""
+def _check_io_names(config: Fields, allowed: str = "sentence_embedding") -> None:
+    """Raise Unsupported unless a module's input and output have the name ``allowed``."""
     for key in ("module_input_name", "module_output_name"):
-        name = config.str(key, "sentence_embedding")
-        if name != "sentence_embedding":
-            raise Unsupported(f"{config.file}: {key} is {shorten(name)}; mpool supports sentence_embedding")
+        name = config.str(key, allowed)
+        if name != allowed:
+            raise Unsupported(f"{config.file}: {key} is {shorten(name)}; mpool supports {allowed}")
 
 
 def refuse_options(config: Fields, keys: tuple[str, ...] = ()) -> None:
@@ -486,7 +518,7 @@ def read_modules(folder: Folder, hidden: int, own: str | None = None) -> ModuleS
             size = hidden * len(settings.pooling)
         elif module.kind == "Dense":
             before, first = size, dense == 0
-            size, activation = _read_dense(module.folder, f"dense.{dense}", size, settings)
+            size, activation = _add_dense(module.folder, f"dense.{dense}", size, settings)
             settings.kv[f"mpool.dense.{dense}.activation"] = activation
             dense += 1
             if first and [other.kind for other in modules].count("Dense") == 1:

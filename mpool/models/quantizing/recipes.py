@@ -92,7 +92,7 @@ def _refined(recipe: str, base: str, model: Model, name: str) -> str:
     layer, part = int(match[1]), match[2]
     if part == "attn_v":
         chosen = base
-        if recipe in ("Q4_K_M", "Q5_K_M") and _use_more_bits(layer, model.layers):
+        if recipe in ("Q4_K_M", "Q5_K_M") and uses_more_bits(layer, model.layers):
             chosen = "Q6_K"
         elif recipe == "Q4_K_S" and layer < 4:
             chosen = "Q5_K"
@@ -102,7 +102,7 @@ def _refined(recipe: str, base: str, model: Model, name: str) -> str:
     if part == "attn_k" and model.experts == _MIXTRAL_EXPERTS:
         return "Q8_0"
     if part in ("ffn_down", "ffn_down_exps", "ffn_down_shexp"):
-        if recipe in ("Q4_K_M", "Q5_K_M") and _use_more_bits(layer, model.layers):
+        if recipe in ("Q4_K_M", "Q5_K_M") and uses_more_bits(layer, model.layers):
             return "Q6_K"
         if recipe == "Q4_K_S" and layer < model.layers // 8:
             return "Q5_K"
@@ -113,6 +113,6 @@ def _refined(recipe: str, base: str, model: Model, name: str) -> str:
     return base
 
 
-def _use_more_bits(layer: int, layers: int) -> bool:
+def uses_more_bits(layer: int, layers: int) -> bool:
     """Return True for the first and the last eighth of the layers, and every third layer between them."""
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2

@@ -6,11 +6,12 @@ import logging
 import re
 from typing import Any
 
-from ...errors import FormatError, LimitError, Unsupported
+from ...errors import FormatError, Unsupported
 from .. import json_strict
 from ..fields import Fields
 from ..files import Folder, read_small
 from ..spec import ModelDescription
+from ..splitting import check_splitting
 from .exports import CONVERT_ELSEWHERE
 from .gguf_layout import value
 
@@ -25,9 +26,6 @@ _NAMES: dict[tuple[bool, str | None], str] = {
     (False, None): "gpt-2", (True, None): "smollm", (False, _WORDS + r"\p{N}{1,3}" + _REST): "llama-bpe",
     (False, _WORDS + r"\p{N}" + _REST): "qwen2"}
 _MAX_FILE = 256 << 20
-#: Sum of the squares of the lengths of all tokens, in characters: the work of trying all splits of each token. 262,144
-#: tokens of 16 characters have a quarter of it.
-_MAX_SPLITTING = 1 << 28
 
 
 def tokenizer_keys(folder: Folder, model: ModelDescription, rows: int) -> dict[str, bytes]:
@@ -123,10 +121,7 @@ def _sentencepiece(table: Fields, texts: list[str], types: list[int],
         rank.setdefault(joint, place)
         last = joint
     normal = {text for token, text in enumerate(texts) if types[token] == _NORMAL}
-    work = sum(len(text) ** 2 for text in normal)
-    if work > _MAX_SPLITTING:
-        raise LimitError(f"{table.file}: model.vocab has long tokens: the squares of their lengths add up to {work:,}, "
-                         f"the limit is {_MAX_SPLITTING:,}", hint="The file is damaged: download it again")
+    check_splitting(normal, table.file, "model.vocab")
     splits = sum(text[:cut] in normal and text[cut:] in normal for text in normal for cut in range(1, len(text)))
     known = sum(left in normal and right in normal and left + right in normal for left, right in set(merges))
     if splits != known or known != len(merges):

@@ -126,10 +126,9 @@ def test_model_references_and_messages_are_checked(pool: mpool.Pool, llama: Path
 
 def test_timeouts_of_job_results(pool: mpool.Pool, llama: Path) -> None:
     job = pool.submit("text_to_text", prompt="The", model=llama, temperature=0, max_tokens=16000, ignore_eos=True)
-    start = time.monotonic()
     with pytest.raises(mpool.Timeout, match="after 0 s"):
         job.result(timeout=0)
-    assert time.monotonic() - start < 1
+    assert not job.done()
     for wrong in (-1, float("nan"), "x", HUGE, np.array([1.0]), True):
         refused(lambda: job.result(wrong), "`timeout` must be a number of seconds from 0, or None")
     job.cancel()

@@ -155,6 +155,40 @@ print(json.dumps(os.waitpid(child, 0)[1]))
     assert script_result(script, bert, llama, TOKENIZERS_PARALLELISM="false") == 0
 
 
+def test_a_signal_interrupts_the_child_of_a_thread(bert: Path, llama: Path) -> None:
+    """The thread that forks is the main thread of the child: its waits run signal handlers and cancel the request."""
+    script = """
+pool = mpool.Pool()
+pool.generate("The", llama, max_tokens=2)
+class Alarm(Exception):
+    pass
+def raise_alarm(number, frame):
+    raise Alarm
+def work():
+    child = os.fork()
+    if child == 0:
+        job = pool.submit("text_to_text", prompt="The", model=llama, max_tokens=16000, ignore_eos=True)
+        signal.signal(signal.SIGALRM, raise_alarm)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            job.result()
+        except Alarm:
+            try:
+                job.result(60)
+            except mpool.Cancelled:
+                os._exit(7)
+            os._exit(3)
+        os._exit(4)
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+statuses = []
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(json.dumps(statuses))
+"""
+    assert script_result(script, bert, llama, TOKENIZERS_PARALLELISM="false") == [7]
+
+
 def test_a_fork_while_another_thread_uses_a_model_for_the_first_time(bert: Path, llama: Path) -> None:
     """The core has the model's key, but the thread has not noted it in the model's entry yet."""
     script = """

@@ -6,7 +6,6 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import mpool
 import tinymodels
 from realmodels import find_real, real_path
+from waiting import together
 
 THREADS, TASKS = 8, 100
 
@@ -65,26 +65,6 @@ async def result_of_async(pool: mpool.Pool, models: tuple[Path, Path], call: Cal
     return "".join([str(chunk) async for chunk in stream]).encode()
 
 
-def together(work: list[Callable[[], None]]) -> None:
-    """Run functions in threads and raise their first error."""
-    errors: list[BaseException] = []
-
-    def guarded(function: Callable[[], None]) -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(function,), daemon=True) for function in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(240)
-    assert not any(thread.is_alive() for thread in threads), "a request hangs"
-    if errors:
-        raise errors[0]
-
-
 def test_results_of_threads_and_tasks_are_never_mixed_up(models: tuple[Path, Path]) -> None:
     real = find_real("minilm") is not None and models[0] == find_real("minilm")
     per_thread, distinct = (3, 40) if real else (12, 120)
@@ -107,7 +87,8 @@ def test_results_of_threads_and_tasks_are_never_mixed_up(models: tuple[Path, Pat
             rng = random.Random(99)
             await asyncio.gather(*(task(rng.randrange(distinct)) for _ in range(TASKS)))
 
-        together([*(lambda number=number: thread(number) for number in range(THREADS)), lambda: asyncio.run(tasks())])
+        together([*(lambda number=number: thread(number) for number in range(THREADS)), lambda: asyncio.run(tasks())],
+                 240)
         assert wrong == []
         assert not any(row.running or row.queued or row.errors for row in pool.ps())
 
@@ -128,7 +109,8 @@ def test_concurrent_first_requests_load_once(models: tuple[Path, Path]) -> None:
             found: list[bytes] = []
             vector: Call = ("embed", "a cat", {})
             text: Call = ("generate", "a cat", {"max_tokens": 3, "seed": 1})
-            together([lambda call=call: found.append(result_of(pool, models, call)) for call in [vector, text] * 12])
+            together([lambda call=call: found.append(result_of(pool, models, call)) for call in [vector, text] * 12],
+                     240)
         finally:
             catalog.describe = original
         assert len(found) == 24 and len(set(found)) == 2
@@ -156,7 +138,7 @@ def test_cancellations_do_not_affect_other_requests(models: tuple[Path, Path]) -
             finally:
                 over.set()
 
-        together([leaver, leaver, worker])
+        together([leaver, leaver, worker], 240)
 
 
 def test_unloading_under_load(models: tuple[Path, Path]) -> None:
@@ -174,4 +156,4 @@ def test_unloading_under_load(models: tuple[Path, Path]) -> None:
             while not over.is_set():
                 assert result_of(pool, models, ("batch", ["a cat", "a dog"], {})) == want
 
-        together([unloader, worker, worker])
+        together([unloader, worker, worker], 240)

@@ -158,12 +158,11 @@ def test_fail_fast_or_wait(llama: Path) -> None:
                                      policy="sequential", fail_fast=True)) as pool:
         model = pool.load(llama)
         jobs = _fill(pool, model)
-        began = time.monotonic()
         with pytest.raises(mpool.Overloaded) as refused:  # by PoolConfig.fail_fast
             model.generate("a", **TEXT)
         with pytest.raises(mpool.Overloaded):
             asyncio.run(awaited(aio.generate("a", model, pool=pool, **TEXT)))
-        assert time.monotonic() - began < 5 and refused.value.key == model.key
+        assert refused.value.key == model.key
         with pytest.raises(mpool.Timeout):  # the request overrides it, waits, and times out
             model.generate("a", fail_fast=False, timeout=0.3, **TEXT)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -21,15 +22,6 @@ from mpool import _core
 from poolstates import LONG, TEXT, broken as broken
 from pooloptions import Models, held, load_once, pool_of, raised, texts, wide as wide
 from waiting import until
-
-
-def raised_or(call: Callable[..., Any], *given: Any) -> type[mpool.MpoolError] | None:
-    """Return the class of the error that a function raises, or None."""
-    try:
-        call(*given)
-    except mpool.MpoolError as error:
-        return type(error)
-    return None
 
 
 def threads(m: Models) -> None:
@@ -75,10 +67,9 @@ def stall_timeout(m: Models) -> None:
 
 def shutdown_grace(m: Models) -> None:
     pool = pool_of(shutdown_grace=0.0)
-    job = held(pool, m.llama)
-    began = time.monotonic()
+    job = pool.submit("text_to_text", model=pool.load(m.llama), **{**LONG, "n": 4})  # ends within the default grace
+    until(lambda: job.position() == -1)
     pool.close()
-    assert time.monotonic() - began < 2
     with pytest.raises(mpool.ShuttingDown):
         job.result()
     pool = pool_of(shutdown_grace=60.0)
@@ -91,9 +82,9 @@ def request_timeout(m: Models) -> None:
     with pool_of(request_timeout=0.2, policy="sequential") as pool:
         job = held(pool, m.llama)
         began = time.monotonic()
-        with pytest.raises(mpool.Timeout):
+        with pytest.raises(mpool.Timeout, match="no progress for 0.200 s"):
             pool.generate("a", m.llama, **TEXT)
-        assert 0.1 < time.monotonic() - began < 5
+        assert time.monotonic() - began > 0.1
         assert not job.done()  # it makes progress, so it does not time out
         job.cancel()
     assert "request_timeout" not in pool_of(request_timeout=None).config._registry_options()
@@ -126,16 +117,20 @@ def keep_alive(m: Models) -> None:
 
 
 def maintenance_interval(m: Models) -> None:
-    reports = []
+    def reports() -> int:
+        return sum(record.message.startswith("Memory:") for record in m.caplog.records)
+
     with m.caplog.at_level(logging.INFO, logger="mpool.pool"):
         for seconds in (0.02, 60.0):
             m.caplog.clear()
             with pool_of(maintenance_interval=seconds) as pool:
                 pool.embed("a", m.bert)
                 pool.init_maintenance()  # sweeps now, and then once per interval
-                time.sleep(0.6)
-            reports.append(sum(record.message.startswith("Memory:") for record in m.caplog.records))
-    assert reports[0] >= 3 * max(1, reports[1]) and reports[1] <= 1
+                if seconds < 1:
+                    until(lambda: reports() >= 4)
+                else:
+                    time.sleep(0.6)
+                    assert reports() <= 1
 
 
 def max_workers_per_model(m: Models) -> None:
@@ -189,40 +184,34 @@ def predictive_scaling(m: Models) -> None:
 
 
 def scale_timeout(m: Models) -> None:
-    dice = random.Random(7)
-
-    def texts() -> list[str]:
-        return [" ".join(dice.choices(["one", "two"], k=40)) for _ in range(16)]
-
-    with pool_of(policy="sequential") as pool:
-        took = []
-        for one in texts():
-            start = time.monotonic()
-            pool.embed(one, m.wide)
-            took.append(time.monotonic() - start)
-    for scale in (False, True):  # a queue of 13 requests, the last of which wait for longer than the timeout
-        with pool_of(scale_timeout=scale, policy="sequential", request_timeout=max(0.02, 6 * min(took))) as pool:
-            embed = texts()
-            for one in embed[:3]:
-                raised_or(pool.embed, one, m.wide)
-            jobs = [pool.submit("text_embedding", inputs=one, model=m.wide) for one in embed[3:]]
-            ends = [raised_or(job.result) for job in jobs]
-            assert (mpool.Timeout in ends) is not scale
-            if scale:
-                with pytest.raises(mpool.Timeout):  # an explicit timeout is not scaled
-                    jobs = [pool.submit("text_embedding", inputs=one, model=m.wide) for one in texts()]
-                    pool.embed("a b c", m.wide, timeout=2 * min(took))
+    """Behind a request that runs for minutes, another one waits for ``request_timeout``, or for ten times as long."""
+    for scale, patience in ((False, "0.200"), (True, "2.000")):
+        with pool_of(scale_timeout=scale, policy="sequential", request_timeout=0.2) as pool:
+            pool.load(m.llama)
+            pool.generate("a", m.llama, **TEXT)  # waits are predicted from requests that have ended
+            ahead = held(pool, m.llama)
+            waiting = pool.submit("text_to_text", model=m.llama, **LONG)
+            own = pool.submit("text_to_text", model=m.llama, timeout=0.15, **LONG)  # never scaled
+            with pytest.raises(mpool.Timeout, match=f"no progress for {patience} s .*still queued"):
+                waiting.result()
+            with pytest.raises(mpool.Timeout, match=r"no result within 0\.150 s .*still queued"):
+                own.result()
+            assert not ahead.done()
+            ahead.cancel()
 
 
 def batch_wait(m: Models) -> None:
-    least = []
-    for seconds in (0.002, 0.0):
-        with pool_of(batch_wait=seconds) as pool:
-            for number in range(30):
-                pool.embed(f"{number}", m.bert)
-            (model,) = pool.metrics()["models"].values()
-            least.append(model["latency"]["min"])
-    assert least[0] >= 0.002 > least[1]
+    def least(pool: mpool.Pool) -> float:
+        """The least latency so far, after another request."""
+        pool.embed(f"{next(numbers)}", m.bert)
+        (model,) = pool.metrics()["models"].values()
+        return float(model["latency"]["min"])
+
+    numbers = itertools.count()
+    with pool_of(batch_wait=0.002) as pool:
+        assert min(least(pool) for _ in range(30)) >= 0.002
+    with pool_of(batch_wait=0.0) as pool:
+        until(lambda: least(pool) < 0.002)  # a loaded machine delays most requests, but not every one
 
 
 def _capacity(field: str, service_class: int, capability: str) -> Callable[[Models], None]:

@@ -307,10 +307,9 @@ def test_ping_does_not_wait_and_does_not_extend_keep_alive(llama: Path) -> None:
         assert abs(pong.timestamp - time.monotonic()) < 5
         job = pool.submit("text_to_text", model=model, **LONG)
         until(lambda: pool.ping(model)[0].busy)
-        began = time.monotonic()
         for _ in range(100):
             pool.ping(model)
-        assert time.monotonic() - began < 10
+        assert not job.done()  # no ping waited for the request
         job.cancel()
         pool.load(model, keep_alive=0.4)
         until(lambda: not pool.ping(model), 20)  # continuous pings do not keep the model loaded

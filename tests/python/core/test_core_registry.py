@@ -244,14 +244,12 @@ def test_cancel_and_abandon(llama: tuple[_core.Registry, str]) -> None:
 
 
 def test_timeouts(llama: tuple[_core.Registry, str]) -> None:
-    begin = time.monotonic()
     ticket = long_request(llama, timeout=0.1)
     assert not ticket.wait(0.01)
     assert ticket.wait(10)
     with pytest.raises(mpool.Timeout) as late:
         ticket.check()
     assert isinstance(late.value, TimeoutError) and late.value.key == llama[1]
-    assert time.monotonic() - begin < 5
     with pytest.raises(mpool.Timeout):
         long_request(llama, timeout=0.0)
     long_request(llama, timeout=float("inf")).cancel()

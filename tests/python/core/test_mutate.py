@@ -179,6 +179,13 @@ def test_table_counts() -> None:
     assert "| 70.0 % | 39.7 to 89.2 % |" in line
 
 
+def test_table_has_every_folder_of_the_core() -> None:
+    """A folder without a group would end a run without its table."""
+    files = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "csrc").rglob("*.c"))]
+    found = report.table({"file": file, "status": "killed"} for file in files)
+    assert all(f"`{folder}`" in found for folder in {"/".join(file.split("/")[:2]) for file in files})
+
+
 def test_coverage_map(tmp_path: Path) -> None:
     """Cheap tests come first, a continued line has the tests of its first line, and a saved map is read back."""
     made = coverage_map.CoverageMap()

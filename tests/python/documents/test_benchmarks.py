@@ -34,7 +34,7 @@ sys.path.append(str(ROOT))  # at the end: the sources must not hide the installe
 from benchmarks import __main__ as commands  # noqa: E402
 from benchmarks import compare, engines, kernels, http_client, ik, limits, peers, plot, policies, report  # noqa: E402
 from benchmarks import record as records, synthetic, tables, texts, timing  # noqa: E402
-from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
+from benchmarks.probe import Frame, Probe, Watch, disturbance  # noqa: E402
 from benchmarks.record import Turn  # noqa: E402
 
 NEAR = {"round_trip_ns": 105.0, "read_1": 40.0, "read_2": 53.0}
@@ -310,7 +310,7 @@ def test_an_engine_that_fails_leaves_its_topic(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(compare, "weights", lambda ref, capability: str(tmp_path / "x.Q4_K_M.gguf"))
     monkeypatch.setattr(limits, "work", lambda *arguments: {})
     monkeypatch.setattr(Probe, "run", lambda self: {**NEAR, "fp32": 1.0, "bf16": 1.0, "int8": 1.0})
-    monkeypatch.setattr(compare.Watch, "__exit__", lambda self, *error: setattr(self, "others", 0.0))
+    monkeypatch.setattr(Watch, "__exit__", lambda self, *error: setattr(self, "others", 0.0))
     found = compare.Bench(compare.parse(["--engines", "mpool,mpool:int8", "--topics", "embed,generate",
                                          "--text-model", "x"])).run()
     assert run.count(("mpool:int8", "generate")) == 1 and run.count(("mpool:int8", "embed")) == 3

@@ -23,7 +23,7 @@ import pytest
 
 import mpool
 from processes import script_result
-from waiting import idle, until
+from waiting import idle, together, until
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG: dict[str, Any] = dict(max_tokens=16000, ignore_eos=True, temperature=0)
@@ -33,27 +33,6 @@ LONG: dict[str, Any] = dict(max_tokens=16000, ignore_eos=True, temperature=0)
 def own_bert(bert: Path, tmp_path: Path) -> Path:
     """A copy of the small BERT that a test may corrupt."""
     return Path(shutil.copytree(bert, tmp_path / "own"))
-
-
-def together(work: list[Callable[[], None]], seconds: float = 120) -> None:
-    """Run functions in threads and raise their first error. A function that does not end in time is an error."""
-    errors: list[BaseException] = []
-
-    def guarded(function: Callable[[], None]) -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(function,), daemon=True) for function in work]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    if errors:
-        raise errors[0]
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -471,9 +450,7 @@ def test_abandoned_streams_free_their_slots(llama: Path, leave: str) -> None:
             stream = pool.generate("The", llama, stream=True, **LONG)
             LEAVE[leave](stream)
             del stream
-            start = time.monotonic()
-            idle(pool, 2)
-            assert time.monotonic() - start < 1.0
+            idle(pool, 30)  # a request that is not cancelled completes, and is counted below
         stats = pool.registry.stats()
         assert stats["cancelled"] == 20 and stats["completed"] == 1
 

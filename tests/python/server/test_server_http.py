@@ -264,11 +264,15 @@ def test_disconnected_client_is_not_taken_for_a_half_closed_one(server: Any, cap
 
 
 def test_disconnect_cancels_pipelined_requests(server: Any) -> None:
+    """The first request of each connection is cancelled, and the others never start."""
+    before = server.state.pool.registry.stats()
     for _ in range(5):
         with Raw(server) as raw:
-            raw.send(post(server, "/v1/chat/completions", chat(max_tokens=3000, stream=True)) * 5)
+            raw.send(post(server, "/v1/chat/completions", chat(max_tokens=15_000, ignore_eos=True, stream=True)) * 5)
             raw._read()
-    server_idle(server)
+    server_idle(server, 30)
+    after = server.state.pool.registry.stats()
+    assert (after["cancelled"] - before["cancelled"], after["completed"] - before["completed"]) == (5, 0)
 
 
 # ---- other versions, other protocols ---------------------------------------------------------------------------------

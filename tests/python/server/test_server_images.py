@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from servers import Raw, ask, server_idle, serving
+from waiting import until
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("diffusers")
@@ -76,13 +77,15 @@ def test_invalid_requests_are_refused(server: Any, field: dict[str, Any]) -> Non
 
 
 def test_disconnect_cancels_the_request(server: Any) -> None:
+    before = server.state.pool.registry.stats()
     for streams in (False, True):
         body = {"model": "flux", "prompt": "a cat", "num_inference_steps": 1000, "size": "256x256", "stream": streams}
         with Raw(server) as raw:
             raw.request("/v1/images/generations", json.dumps(body).encode())
-            while not any(row.running for row in server.state.pool.ps()):
-                pass
-        server_idle(server)
+            until(lambda: any(row.running for row in server.state.pool.ps()))
+        server_idle(server, 30)
+    after = server.state.pool.registry.stats()
+    assert (after["cancelled"] - before["cancelled"], after["completed"] - before["completed"]) == (2, 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
