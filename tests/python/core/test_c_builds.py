@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import blasmodel
 import instructionsets
 import pytest
 
@@ -51,35 +52,12 @@ def test_gcc_release(out: Path, record_property: Callable[[str, object], None]) 
     _record_models(runner, record_property)
 
 
-#: The functions of OpenBLAS that mpool uses, with the arithmetic of the numeric contract.
-MODEL_OF_OPENBLAS = """
-#include <math.h>
-void openblas_set_num_threads(int count) { (void)count; }
-char *openblas_get_corename(void) { return "Model"; }
-void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
-                 const float *b, int ldb, float beta, float *c, int ldc) {
-    (void)order, (void)trans_a, (void)trans_b, (void)alpha;
-    for (long i = 0; i < m; i++)
-        for (long j = 0; j < n; j++) {
-            float chain = 0;
-            for (long p = 0; p < k; p++)
-                chain = fmaf(a[i * lda + p], b[j * ldb + p], chain);
-            c[i * ldc + j] = beta == 0 ? chain : c[i * ldc + j] + chain;
-        }
-}
-"""
-
-
 def test_products_by_a_model_of_openblas(builds_wanted: bool, out: Path, tmp_path: Path,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
     """The calls of OpenBLAS, also on machines where its sums differ from mpool's and it is not used."""
     name = "release" if builds_wanted else "seam"
     runner = coretests.make(name, out)
-    source, library = tmp_path / "model.c", tmp_path / "libmodel.so"
-    source.write_text(MODEL_OF_OPENBLAS)
-    subprocess.run(["gcc", "-O2", "-ffp-contract=off", "-shared", "-fPIC", str(source), "-o", str(library), "-lm"],
-                   check=True)
-    monkeypatch.setenv("MPOOL_BLAS", str(library))
+    monkeypatch.setenv("MPOOL_BLAS", str(blasmodel.build(tmp_path)))
     coretests.run(name, runner, *_only(["kernels_blas_gives", "models_mapped_products_by_blas"]))
 
 
