@@ -6,7 +6,7 @@ Environment variables, for special builds:
     MPOOL_SEAM=1                      calls to the system can be replaced (failure injection)
     MPOOL_SANITIZE=address,undefined  or `thread`: built for that sanitizer; run with its library preloaded
     MPOOL_OPENBLAS=0                  leave OpenBLAS out even when its wheel is installed
-    MPOOL_OPENBLAS=whole              OpenBLAS as published, with what tools/trim_openblas.py removes otherwise
+    MPOOL_OPENBLAS=whole              OpenBLAS as published, not trimmed by tools/trim_openblas.py
     MPOOL_WERROR=1                    warnings are errors
     MPOOL_BUILD_JOBS=n                compilers at once; default: the CPUs this process may use
 """
@@ -189,12 +189,14 @@ def vendor_openblas(target: Path) -> None:
         return
     note = ", whole"
     if sys.platform == "linux" and os.environ.get("MPOOL_OPENBLAS", "").strip().lower() != "whole":
-        note = ""
         trimming = load_script("trim_openblas")
         try:
+            if (version := importlib.metadata.version(OPENBLAS_PACKAGE)) != trimming.CHECKED:
+                raise trimming.TrimError(f"version {version} was not checked, only {trimming.CHECKED}")
             libraries = {own: trimming.trim(libraries[own], {library.name for library in libraries} - {own.name})}
             note = ", without the code that mpool never calls (tools/trim_openblas.py)"
         except trimming.TrimError as error:
+            note = ", whole because it cannot be trimmed"
             print(f"mpool: OpenBLAS is packed whole, because {own.name} cannot be trimmed: {error}")
     target.mkdir(parents=True)
     for library, content in libraries.items():

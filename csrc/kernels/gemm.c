@@ -122,6 +122,7 @@ static void put_tile(const mp_epilogue *ep, int m0, int m1, int n0, int n1, floa
 static void stored_by_blas(const mp_tensor *w, const mp_acts *x, int n0, int n1, bool fast, const mp_epilogue *ep,
                            float *tile, float *y, int64_t ldy) {
     enum { TILE_ROWS = 256, TILE_COLUMNS = MP_STORED_TILE / TILE_ROWS };
+    assert(x->M > 0 && n0 < n1);
     const int down = blocks_of(x->M, TILE_ROWS), rows = blocks_of(x->M, down);
     const int across = blocks_of(n1 - n0, TILE_COLUMNS), columns = blocks_of(n1 - n0, across);
     for (int n = n0, end; n < n1; n = end) {

@@ -201,7 +201,7 @@ mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows
 enum { MP_STORED_TILE = 256 * 512 };
 bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, bool fast, const mp_epilogue *ep,
                     float *tile, float *y, int64_t ldy);
-/* Returns true if mp_gemm_stored would multiply all rows of x by `outputs` outputs of w by OpenBLAS. */
+/* Returns true if mp_gemm_stored would multiply all rows of x by `outputs` (>= 1) outputs of w by OpenBLAS. */
 bool mp_gemm_stored_by_blas(const mp_tensor *w, const mp_acts *x, int outputs, bool fast);
 
 /* Compute act(x w^T + bias) of one part, or gated(act) of two parts with the same N: parts[0] is the gate, parts[1] the

@@ -73,7 +73,8 @@ typedef struct mp_arch {
     mp_capability capability;
     mp_status (*load)(const mp_load_args *args, mp_model **model, mp_error *error);
     void (*footprint)(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
-    const char *(*weights)(const mp_spec *spec, mp_compute compute); /* see mp_model_predict_weights; NULL: "packed" */
+    /* See mp_model_predict_weights. NULL: "packed". */
+    const char *(*predict_weights)(const mp_spec *spec, mp_compute compute);
     uint32_t flags;
 } mp_arch;
 
@@ -92,10 +93,10 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **model, mp_error
 void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
-const char *mp_decoder_weights(const mp_spec *spec, mp_compute compute);
-const char *mp_encoder_weights(const mp_spec *spec, mp_compute compute);
-const char *mp_lookup_weights(const mp_spec *spec, mp_compute compute);
-const char *mp_vision_weights(const mp_spec *spec, mp_compute compute);
+const char *mp_decoder_predict_weights(const mp_spec *spec, mp_compute compute);
+const char *mp_encoder_predict_weights(const mp_spec *spec, mp_compute compute);
+const char *mp_lookup_predict_weights(const mp_spec *spec, mp_compute compute);
+const char *mp_vision_predict_weights(const mp_spec *spec, mp_compute compute);
 
 /* Base of every loaded model: a family's struct starts with it. */
 typedef struct mp_model_base {

@@ -7,12 +7,12 @@
 #include "models/arch.h"
 
 /* These families always pack their weights at load. */
-#define mp_vit_weights       NULL
-#define mp_diffusion_weights NULL
+#define mp_vit_predict_weights       NULL
+#define mp_diffusion_predict_weights NULL
 
 static const mp_arch archs[] = {
 #define MP_ARCH(name, CAPABILITY, family, flags) \
-    {#name, MP_##CAPABILITY, mp_##family##_load, mp_##family##_footprint, mp_##family##_weights, flags},
+    {#name, MP_##CAPABILITY, mp_##family##_load, mp_##family##_footprint, mp_##family##_predict_weights, flags},
 #include "models/archs.def"
 #undef MP_ARCH
 };
@@ -128,7 +128,7 @@ mp_status mp_model_loader(mp_spec *spec, mp_compute compute, mp_loader *out, mp_
 
 const char *mp_model_predict_weights(const mp_spec *spec, mp_compute compute) {
     const mp_arch *arch = mp_arch_find(mp_spec_architecture(spec));
-    return arch && arch->weights ? arch->weights(spec, compute) : packed;
+    return arch && arch->predict_weights ? arch->predict_weights(spec, compute) : packed;
 }
 
 void mp_model_get_speed(const mp_model *model, uint64_t speed[MP_MODEL_SPEEDS]) {

@@ -182,8 +182,8 @@ typedef struct mp_entry_info {
     mp_status last_error; /* how the last request without a result ended, also TIMEOUT and CANCELLED; MP_OK = none */
     const mp_model *model; /* pinned while the visitor runs, or NULL */
 } mp_entry_info;
-/* Visits a snapshot of the entries, ordered by key. MEMORY_EXHAUSTED if memory for the snapshot is refused: no entry is
- * visited then. */
+/* Visits a snapshot of the entries, ordered by key. Returns MEMORY_EXHAUSTED, and visits no entry, if memory for the
+ * snapshot is refused. */
 mp_status mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, const mp_entry_info *info), void *arg,
                             mp_error *error);
 

@@ -236,13 +236,13 @@ def _static(pool: Pool, model: Path, arguments: argparse.Namespace, show: Any) -
     first, second = max(combinations(range(len(SENTENCES)), 2), key=lambda pair: scores[pair])
     start = time.monotonic()
     pool.embed(_texts(), model, compute=arguments.compute)
-    speed = round(TEXTS / (time.monotonic() - start), 1)
+    rate = round(TEXTS / (time.monotonic() - start), 1)
     show("\n  Static embeddings: the two most similar sentences")
     for sentence in (SENTENCES[first], SENTENCES[second]):
         show(f"  {scores[first, second]:6.3f}  \"{sentence}\"")
-    show(f"  speed   {speed:,.0f} texts/s for {TEXTS} texts of {WORDS} words in one call")
+    show(f"  speed   {rate:,.0f} texts/s for {TEXTS} texts of {WORDS} words in one call")
     return {"similarity": round(float(scores[first, second]), 6), "texts": [SENTENCES[first], SENTENCES[second]],
-            "texts_per_second": speed}
+            "texts_per_second": rate}
 
 
 def _labels(model: Model, adapter: str | None, show: Any) -> list[dict[str, Any]]:

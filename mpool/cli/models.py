@@ -164,8 +164,7 @@ def show(arguments: argparse.Namespace) -> int:
 #: Former keys of the JSON output, kept for one release.
 _FORMER = ("gives", "here")
 
-
-#: How a model in this process uses its weights with the default options, as ``mpool.ps()`` names it after the load.
+#: Value of ``weights`` in :func:`mpool.ps` -> its description.
 _WEIGHTS = {"packed": "packed at load", "mapped": "mapped, never packed",
             "packing": "mapped, until requests have packed them"}
 

@@ -393,9 +393,14 @@ def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, optio
             return embedding.TEXTS.pack(plan, texts, start, single, call)
         return _pack_pairs(plan, [_pair(pair, at) for at, pair in enumerate(texts, start)], start, single, call)
 
-    kind = replace(embedding.TEXTS, pack=packed)
-    return LabelsIterRequest(kind, plan, items, _PairCutter(embedding.SLICE_CHARS, embedding.SLICE_TEXTS), batch_size,
-                             bar, call, function=options.function_to_apply or classifier.activation,
+    cutter = _PairCutter(embedding.SLICE_CHARS, embedding.SLICE_TEXTS)
+
+    def heavy(plan: Plan, inputs: list[Any]) -> bool:
+        return plan.template is not None or sum(map(cutter.size_of, inputs)) >= native_calls.LONG_ON_LOOP
+
+    kind = replace(embedding.TEXTS, pack=packed, heavy=heavy)
+    return LabelsIterRequest(kind, plan, items, cutter, batch_size, bar, call,
+                             function=options.function_to_apply or classifier.activation,
                              labels=classifier.labels, top_k=options.top_k)
 
 

@@ -11,14 +11,15 @@ from .steps import IterRequest, drive_each
 
 
 class EmbedIterator(Iterator[Any]):
-    """Iterator over the vectors of texts, in order, returned by :func:`mpool.embed_iter`. Also a context manager.
+    """Iterator over the results of texts, in order, returned by :func:`mpool.embed_iter`. Also a context manager.
 
     Closing the iterator cancels the requests in flight: with ``close()``, at the end of a ``with`` block, or when the
     last reference to it is dropped. Only one thread at a time may iterate; any thread may close the iterator.
 
     Attributes:
         done: number of texts processed so far.
-        failed: number of texts among them without a vector (rows of NaN; only with ``on_error="null"``).
+        failed: number of texts among them without a result (rows of NaN; only with ``output="dense"`` and
+            ``on_error="null"``).
     """
 
     def __init__(self, request: IterRequest) -> None:
@@ -54,9 +55,9 @@ class EmbedIterator(Iterator[Any]):
 
     @typed
     def close(self) -> None:
-        """Cancel the requests in flight. The iterator then yields no more vectors.
+        """Cancel the requests in flight. The iterator then yields no more results.
 
-        The loop of another thread that waits for a vector ends once the slice of texts in progress is computed, or the
+        The loop of another thread that waits for a result ends once the slice of texts in progress is computed, or the
         iterable has returned its next text.
         """
         self._request.closed = True

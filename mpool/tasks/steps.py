@@ -438,11 +438,11 @@ def copied_rows(rows: Any) -> Iterator[Any]:
 
 @dataclass(slots=True)
 class IterRequest:
-    """A request for the vectors of an iterable.
+    """A request for the results of an iterable of texts.
 
     Attributes:
         done: number of texts processed so far.
-        failed: number of processed texts that have no vector.
+        failed: number of processed texts that have no result.
         closed: True once the iterator was closed; another thread may set it.
     """
 

@@ -314,15 +314,20 @@ def fault_of(text: Any, name: str, least: int = 1) -> MpoolError | None:
         name: description of the text in the message.
         least: minimum number of characters, 0 or 1.
     """
+    if is_sized(text, least):
+        return None
     allowed = f"a str of {least} to {MAX_CHARS:,} characters"
     if not isinstance(text, str):
         return InvalidArgument(param=name, got=type(text).__name__, allowed=allowed, hint=_hint_for(text))
     if len(text) < least:
         return InvalidArgument(param=name, got="an empty str", allowed=allowed)
-    if len(text) > MAX_CHARS:
-        return InvalidArgument(param=name, got=f"{len(text):,} characters", allowed=allowed,
-                               hint="Split it, or call embed with on_error='null', which returns a row of NaN for it")
-    return None
+    return InvalidArgument(param=name, got=f"{len(text):,} characters", allowed=allowed,
+                           hint="Split it, or call embed with on_error='null', which returns a row of NaN for it")
+
+
+def is_sized(text: Any, least: int) -> bool:
+    """Return True if a text is a str of ``least`` to ``MAX_CHARS`` characters."""
+    return isinstance(text, str) and least <= len(text) <= MAX_CHARS
 
 
 def _hint_for(value: Any) -> str | None:
@@ -402,8 +407,9 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False, dea
     """
     if plan.query is not None:
         return _pack_pairs(plan, texts, start, deadline)
-    faults = [(at, fault) for at, text in enumerate(texts)
-              if (fault := fault_of(text, _name(start + at, single), 1 if plan.null else 0)) is not None]
+    least = 1 if plan.null else 0
+    faults = [(at, fault) for at, text in enumerate(texts) if not is_sized(text, least)
+              and (fault := fault_of(text, _name(start + at, single), least)) is not None]
     if faults and not plan.null:
         raise _keyed(faults[0][1], plan)
     bad = {at for at, _ in faults}

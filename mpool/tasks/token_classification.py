@@ -51,10 +51,12 @@ class Budget:
     Attributes:
         most: number at the start.
         left: number that is left.
+        setting: what raises the number.
     """
 
     most: int
     left: int
+    setting: str = "max_inputs= or PoolConfig.max_embed_inputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,7 @@ def _joined(plan: OutputPlan, parts: list[Part]) -> TokenClassifications:
 def iter_request(plan: SpanPlan, items: Any, batch_size: int | None, bar: Bar, call: Call) -> OutputsIterRequest:
     """Return the request for the spans of an iterable. The budget of windows of the plan is that of each slice."""
     def packed(plan: SpanPlan, texts: list[Any], start: int, single: bool, call: Call) -> SpanPack:
-        fresh = replace(plan, budget=Budget(plan.budget.most, plan.budget.most))
+        fresh = replace(plan, budget=Budget(plan.budget.most, plan.budget.most, "PoolConfig.max_embed_inputs"))
         return _packed(fresh, texts, start, single, call)
 
     return OutputsIterRequest(replace(TEXTS, pack=packed), plan, items, outputs.cutter(plan), batch_size, bar, call,
@@ -344,8 +346,8 @@ def _spend(plan: SpanPlan, lengths: list[int], room: int) -> None:
     if plan.budget.left < 0:
         raise LimitError(f"`texts` must have at most {plan.budget.most:,} windows of {plan.max_tokens} tokens, got "
                          "more", param="texts", key=plan.entry.key,
-                         hint="Use a smaller stride or fewer texts; max_inputs= or PoolConfig.max_embed_inputs raises "
-                              "the limit")
+                         hint=f"Use a smaller stride, or fewer or shorter texts; {plan.budget.setting} raises the "
+                              "limit")
     Sizes(plan).expect_rows(total)
 
 

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, LimitError
-from ..models.splitting import check_splitting
+from ..models.formats.gguf_tables import check_splitting
 from . import limits
 from .charsmap import CharsMap
 from .gguf_vocab import GGUFVocab, TokenType, unmatchable

@@ -237,18 +237,20 @@ class Tokenizer:
             bodies: list[Sequence[int]] = [self._encode_one(text, True, at) for at, text in enumerate(texts)]
         else:
             bodies = self._encode_many(texts, room if truncate else None)
+        lengths = np.fromiter(map(len, bodies), dtype=np.int64, count=len(bodies))
         if room is not None:
-            for at, body in enumerate(bodies):
-                if len(body) > room:
-                    if not truncate:
-                        raise ContextOverflow(f"text {at} has {len(body) + around} tokens, the limit is {max_tokens}",
-                                              tokens=len(body) + around, limit=max_tokens,
-                                              hint="Shorten it, or set truncate=True")
-                    bodies[at] = body[len(body) - room:] if self._truncate_left else body[:room]
+            for at in np.flatnonzero(lengths > room).tolist():
+                body = bodies[at]
+                if not truncate:
+                    raise ContextOverflow(f"text {at} has {len(body) + around} tokens, the limit is {max_tokens}",
+                                          tokens=len(body) + around, limit=max_tokens,
+                                          hint="Shorten it, or set truncate=True")
+                bodies[at] = body[len(body) - room:] if self._truncate_left else body[:room]
+                lengths[at] = room
         offsets = np.zeros(len(bodies) + 1, dtype=np.int64)
-        np.cumsum(np.fromiter(map(len, bodies), dtype=np.int64, count=len(bodies)) + around, out=offsets[1:])
-        rows = chain.from_iterable((prefix, body, suffix) for body in bodies)
-        ids = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1]))
+        np.cumsum(lengths + around, out=offsets[1:])
+        parts = chain.from_iterable((prefix, body, suffix) for body in bodies) if around else bodies
+        ids = np.fromiter(chain.from_iterable(parts), dtype=np.int32, count=int(offsets[-1]))
         return Packed(ids, offsets)
 
     def encode_spans(self, texts: Sequence[str], parse_special: bool = False, room: int | None = None) -> list[Spans]:
@@ -465,6 +467,8 @@ class Tokenizer:
             count: function that returns the number of ids in a result of ``encode``.
         """
         reach = _HEAD_CHARS_PER_TOKEN * (room + 8)
+        if not any(isinstance(text, str) and len(text) > 2 * reach for text in texts):
+            return encode(texts)
         cuts = [text.rfind(" ", 0, reach) if isinstance(text, str) and len(text) > 2 * reach else -1
                 for text in texts]
         bodies = encode([text if cut < 0 else text[:cut] for text, cut in zip(texts, cuts)])

@@ -114,9 +114,10 @@ VARIANTS: dict[str, Variant] = {
                         tests=["base", "events", "forks", "isolation_child", "isolation_models", "isolation_process",
                                "pool", "registry_notice",
                                "registry_fake", "registry_forks"], quick_flags=QUICK, idle_flags=UNUSED),
-    # The extension for Apple silicon. Nothing here can run it. The passes of -O0 would inline the kernels, which takes
-    # longer than all the rest. Without them, inline assembly stays in functions without its instruction set: the
-    # processor has all sets. UBSan is off, which zig turns on at -O0. The linker leaves missing names to Python.
+    # The extension for Apple silicon. Nothing here can run it. The passes of LLVM are off: at -O0 they inline the
+    # kernels, which takes longer than everything else. Inline assembly then stays in functions without its instruction
+    # set, so the target CPU must have all sets. UBSan is off, which zig turns on at -O0. The linker
+    # leaves missing names to Python.
     "macos": Variant("python-zig cc -target aarch64-macos -mcpu=apple_m2",
                      ["-O0", "-Xclang", "-disable-llvm-passes", "-g0", "-fno-sanitize=undefined", "-DNDEBUG",
                       "-isystem", str(TESTS / "macos")],

@@ -1,5 +1,5 @@
 /* i8_scale.h: the scale of activations in int8, for the vector kernels (slots acts_i8 and acts_q8). The reference
- * computes it on its own. */
+ * kernels compute it on their own, as a check. */
 #ifndef MP_KERNELS_SIMD_I8_SCALE_H
 #define MP_KERNELS_SIMD_I8_SCALE_H
 
@@ -7,10 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Returns the factor that components are multiplied by before they are rounded, 127 / maximum, and sets *scale to
- * maximum / 127. `bits`: those of the greatest magnitude, where infinity and NaN are greater than any number. Returns 0
- * if all results must be 0: if a component is not finite (*scale NaN), or if the maximum is so small (below 4e-37) that
- * the factor overflows (*scale 0). The caller must not multiply by 0, because a component may be NaN. */
+/* Sets *scale to maximum / 127, and returns the factor 127 / maximum. `bits` are those of the largest magnitude, as an
+ * unsigned integer: infinity and NaN are the largest. Returns 0 if every code must be 0: *scale is then NaN if a
+ * component is not finite, or 0 if the factor would overflow (maximum below 4e-37). Do not multiply by 0: a component
+ * may be NaN. */
 static inline float mp_i8_factor(uint32_t bits, float *scale) {
     float max;
     memcpy(&max, &bits, sizeof max);

@@ -320,7 +320,7 @@ static bool is_decoder_matrix(const mp_spec *spec, const mp_tensor_entry *entry)
            mp_adapter_footprint(entry) == 0;
 }
 
-const char *mp_decoder_weights(const mp_spec *spec, mp_compute compute) {
+const char *mp_decoder_predict_weights(const mp_spec *spec, mp_compute compute) {
     return mp_weights_predict(spec, compute, MP_ON_USE_EXACT, is_decoder_matrix);
 }
 

@@ -452,7 +452,7 @@ static bool is_layer_matrix(const mp_spec *spec, const mp_tensor_entry *entry) {
            !strstr(entry->name, ".attn_pos_") && !mp_expert_owns(entry->name) && mp_adapter_footprint(entry) == 0;
 }
 
-const char *mp_encoder_weights(const mp_spec *spec, mp_compute compute) {
+const char *mp_encoder_predict_weights(const mp_spec *spec, mp_compute compute) {
     return mp_weights_predict(spec, compute_type_for(compute, spec), MP_ON_USE_ENCODER, is_layer_matrix);
 }
 

@@ -175,7 +175,7 @@ cleanup:
     return status;
 }
 
-const char *mp_lookup_weights(const mp_spec *spec, mp_compute compute) {
+const char *mp_lookup_predict_weights(const mp_spec *spec, mp_compute compute) {
     (void)spec, (void)compute;
     return mapped;
 }

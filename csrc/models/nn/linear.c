@@ -256,7 +256,7 @@ static bool pack_converted(const mp_build_job *job, int panel0, int panel1, floa
     return finite;
 }
 
-/* Converts the rows of a head to scratch [N, K], which has space for another row of either matrix behind it. */
+/* Converts one head to scratch [N, K]. Scratch has max(N, K) more floats, for a row before it is transposed. */
 static void convert_head(const mp_head_rows *rows, int32_t head, float *scratch) {
     const int32_t count = rows->transposed ? rows->K : rows->N, width = rows->transposed ? rows->N : rows->K;
     float *const spare = scratch + (int64_t)rows->N * rows->K;
@@ -450,8 +450,8 @@ static mp_status place_slab(mp_builder *builder, size_t bytes, mp_lease *lease, 
     return MP_OK;
 }
 
-/* Allocates the rows that each thread converts before it packs them, if there are matrices with separate scales,
- * converted ones, convolutions, or ones that are made head by head. Charges them to the budget. */
+/* Allocates, for each thread, scratch for rows that are converted before they are packed, and charges it to the budget.
+ * Does nothing if no matrix needs conversion. */
 static mp_status make_scratch(const mp_builder *builder, const mp_lease *lease, mp_budget *budget, pack_run *run,
                               mp_error *error) {
     for (int i = 0; i < builder->count; i++) {

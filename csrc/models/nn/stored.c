@@ -185,13 +185,13 @@ static void gemm_through_scratch(const mp_stored_part *part, const mp_wmat *w, c
     mp_gemm(&one, x, 0, x->M, 0, 1, &end, y + n0, ldy);
 }
 
-/* The output after the last one of the panels before panel1. */
-static int end_output(const mp_wmat *w, int panel1) { return panel1 < w->panels ? panel1 * MP_PANEL_N : w->N; }
+/* Returns the end of the outputs of the panels before panel1. */
+static int outputs_end(const mp_wmat *w, int panel1) { return panel1 < w->panels ? panel1 * MP_PANEL_N : w->N; }
 
 /* Computes with panels [panel0, panel1), none of which was packed a moment ago, without keeping any. */
 static void gemm_unpacked(const mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
                           const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
-    if (mp_gemm_stored(&part->tensor, x, panel0 * MP_PANEL_N, end_output(w, panel1), part->all->fast, ep,
+    if (mp_gemm_stored(&part->tensor, x, panel0 * MP_PANEL_N, outputs_end(w, panel1), part->all->fast, ep,
                        (float *)(void *)scratch, y, ldy))
         return;
     for (int p = panel0; p < panel1; p++)
@@ -212,12 +212,6 @@ static bool keep(mp_stored_part *part, const mp_wmat *w, int panel) {
     return true;
 }
 
-static int unpacked_end(const mp_stored_part *part, int panel, int panel1) {
-    while (panel < panel1 && !is_packed(part, panel))
-        panel++;
-    return panel;
-}
-
 void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
                     const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *panel_scratch) {
     for (int p = panel0, end; p < panel1; p = end) {
@@ -228,10 +222,12 @@ void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, in
             mp_gemm(w, x, 0, x->M, p, end, ep, y, ldy);
             continue;
         }
-        /* OpenBLAS needs no packed panel, and as many panels per call as possible: these are packed afterwards, for
-         * later passes. */
-        end = unpacked_end(part, p, panel1);
-        const int outputs = end_output(w, end) - p * MP_PANEL_N;
+        do /* panel p counts as unpacked, even if another thread has packed it since */
+            end++;
+        while (end < panel1 && !is_packed(part, end));
+        /* OpenBLAS multiplies stored rows, and needs large products: it gets all panels up to the next packed one.
+         * These are packed afterwards, for later passes. */
+        const int outputs = outputs_end(w, end) - p * MP_PANEL_N;
         const bool by_blas = mp_gemm_stored_by_blas(&part->tensor, x, outputs, part->all->fast);
         if (!by_blas && keep(part, w, p)) {
             end = p + 1;

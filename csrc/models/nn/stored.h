@@ -2,10 +2,10 @@
  *
  * Packing copies all weights into memory not touched before, which takes longer than a step. A thread that needs an
  * unpacked panel multiplies its rows as they are stored (mp_gemm_stored), or, where packing is faster, packs the panel
- * into its own scratch and computes with that: the bits are those of the packed matrix. In addition each pass has a
- * time budget for keeping the panels it packs; where OpenBLAS multiplies panels as they are stored, they are packed
- * after that product. When the last panel of a matrix is kept, its source pages are released,
- * so memory holds the weights once. A set that is `mapped` keeps no panels, and its matrices have no packed data.
+ * into its own scratch and computes with that: the bits are those of the packed matrix. In addition, each pass has a
+ * time budget for keeping panels that it packs. Panels that OpenBLAS multiplies as stored are packed after the product.
+ * When the last panel of a matrix is kept, its source pages are released, so memory holds the weights once. A set that
+ * is `mapped` keeps no panels, and its matrices have no packed data.
  *
  * A load does not read the matrices: a file of 20 GB takes many seconds from a disk. mp_stored_fetch reads them on a
  * thread of its own, in the order in which they were added, while the first passes compute.

@@ -53,7 +53,7 @@ bool mp_may_stay_unpacked(mp_on_use on_use, mp_weights_use use, mp_dtype dtype, 
 }
 
 const char *mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_on_use on_use,
-                               bool (*is_linear)(const mp_spec *spec, const mp_tensor_entry *entry)) {
+                               bool (*adds_on_use)(const mp_spec *spec, const mp_tensor_entry *entry)) {
     uint64_t bytes = 0;
     int count = 0;
     mp_weights_use use;
@@ -63,7 +63,7 @@ const char *mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_on_us
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         mp_wkind kind;
-        if (entry->ndim != 2 || mp_is_companion(entry->name) || !is_linear(spec, entry) ||
+        if (entry->ndim != 2 || mp_is_companion(entry->name) || !adds_on_use(spec, entry) ||
             !mp_wmat_kind_for(entry->dtype, compute, &kind) || !mp_may_stay_unpacked(on_use, use, entry->dtype, kind))
             continue;
         bytes += entry->nbytes;

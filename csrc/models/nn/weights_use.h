@@ -25,11 +25,11 @@ typedef enum mp_on_use {
 bool mp_may_stay_unpacked(mp_on_use on_use, mp_weights_use use, mp_dtype dtype, mp_wkind kind);
 /* Reads `mpool.float32_fast` of the spec; false by default. */
 mp_status mp_weights_read_fast(const mp_spec *spec, bool *fast, mp_error *error);
-/* Total bytes of the matrices that may stay unpacked, from which on they do. */
+/* Matrices that may stay unpacked do so if together they have at least this many bytes. */
 uint64_t mp_weights_threshold(mp_weights_use use);
 /* Predicts `facts.weights` of a model after its load in this process, without loading it: "packed", "mapped" or
- * "packing". is_linear: returns true for the matrices that the family adds with `on_use`. */
+ * "packing". adds_on_use: returns true for the matrices that the family adds with `on_use`. */
 const char *mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_on_use on_use,
-                               bool (*is_linear)(const mp_spec *spec, const mp_tensor_entry *entry));
+                               bool (*adds_on_use)(const mp_spec *spec, const mp_tensor_entry *entry));
 
 #endif

@@ -119,7 +119,9 @@ static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
     return state + part_bytes + (patches / (uint64_t)(merge * merge) + 1) * row;
 }
 
-const char *mp_vision_weights(const mp_spec *spec, mp_compute compute) { return mp_decoder_weights(spec, compute); }
+const char *mp_vision_predict_weights(const mp_spec *spec, mp_compute compute) {
+    return mp_decoder_predict_weights(spec, compute);
+}
 
 void mp_vision_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     mp_decoder_footprint(spec, compute, model_bytes, engine_bytes);

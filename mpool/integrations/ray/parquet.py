@@ -46,7 +46,8 @@ class EmbedBatches:
     Args:
         column: name of the column of texts.
         output: name of the column of vectors; an existing column is replaced. See ``vectors`` for its type.
-        model: a key, a path or a reference, as for :func:`mpool.embed`; None: all-MiniLM-L6-v2.
+        model: a key, a path or a reference, as for :func:`mpool.embed`; None: all-MiniLM-L6-v2,
+            but required with ``vectors="labels"`` and ``"spans"``.
         cpus: number of CPUs of the actor, the same as ``num_cpus`` of ``map_batches``.
         memory_mb: memory for the model in MiB; 0: the machine's memory for pools, divided in proportion to
             ``cpus`` and Ray's CPUs.
@@ -56,7 +57,7 @@ class EmbedBatches:
             ``"all"``: structs with those of the fields ``dense``, ``sparse`` and ``tokens`` that the model has, of
             these types, computed in one pass; ``"labels"``: lists of structs ``label`` (string) and ``score``
             (float32), best first; ``"spans"``: lists of structs ``label``, ``score``, ``start`` and ``end`` (int32, in
-            characters), and ``word``. Labels and spans need a model.
+            characters), and ``word``.
         **options: options of :func:`mpool.embed`, :func:`mpool.embed_sparse`, :func:`mpool.embed_tokens`,
             :func:`mpool.embed_all`, :func:`mpool.classify` or :func:`mpool.classify_tokens`. With
             ``on_error="null"``, which dense vectors have, texts that are missing or cannot be embedded get a null
@@ -85,7 +86,7 @@ class EmbedBatches:
         compute = getattr(self.pool, provenance.FUNCTIONS[self.vectors][0])
         # pairs of texts and labels, and windows of long texts, count as inputs
         most = max(len(texts) * max(1, len(self.options.get("labels") or ())), self.pool.config.max_embed_inputs)
-        vectors = array_of(compute(texts, self.model, max_inputs=most, **self.options))
+        vectors = array_of(compute(texts, self.model, **{"max_inputs": most, **self.options}))
         at = batch.schema.get_field_index(self.output)
         found = batch.append_column(self.output, vectors) if at < 0 else batch.set_column(at, self.output, vectors)
         return found.replace_schema_metadata(provenance.with_record(batch.schema.metadata, self.output, self._record()))
@@ -99,7 +100,7 @@ class EmbedBatches:
 
 
 def array_of(found: Any) -> pa.Array:
-    """Return vectors as an Arrow array with an element per text; see :class:`EmbedBatches` for its type.
+    """Return vectors, labels or spans as an Arrow array with an element per text. :class:`EmbedBatches` has its type.
 
     Args:
         found: result of :func:`mpool.embed`, :func:`mpool.embed_sparse`, :func:`mpool.embed_tokens`,

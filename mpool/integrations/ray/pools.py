@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import ShuttingDown
 from ...pool import Pool
+from ...server import dashboard, swapping
 from ...server.application import OPERATIONS, Routes
 from ...server.disconnects import DisconnectReports
 from ...server.settings import Settings
@@ -15,15 +16,12 @@ from ...server.state import State
 from .race import HEARTBEAT
 from .routing import DEPTH
 
-#: Paths, and prefixes of paths, that show a single pool: the metrics, and the dashboard with its routes.
-_PAGES, _OWN = ("/", "/metrics"), ("/dashboard/", "/api/mpool/")
-
 
 def operations() -> tuple[Any, ...]:
-    """Return the operations of a replica: those of ``mpool serve`` except the dashboard and ``/metrics``, which show a
-    single pool."""
-    return tuple(operation for operation in OPERATIONS
-                 if operation.path not in _PAGES and not operation.path.startswith(_OWN))
+    """Return the operations of a replica: those of ``mpool serve`` except ``/metrics``, the dashboard and swaps, which
+    concern a single pool."""
+    own = {operation.path for operation in (*dashboard.OPERATIONS, *swapping.OPERATIONS)} | {"/metrics"}
+    return tuple(operation for operation in OPERATIONS if operation.path not in own)
 
 
 class Pools:

@@ -31,7 +31,7 @@ from ...tasks.options import (
 if TYPE_CHECKING:
     from ...models import ModelDescription
 
-#: Kind of vectors -> the function that computes them, and its options.
+#: Value of ``vectors``, what is computed -> the function that computes it, and its options.
 FUNCTIONS: dict[str, tuple[str, Any]] = {"dense": ("embed", EmbedOptions), "sparse": ("embed_sparse", SparseOptions),
                                          "tokens": ("embed_tokens", TokenOptions), "all": ("embed_all", AllOptions),
                                          "labels": ("classify", ClassifyOptions),

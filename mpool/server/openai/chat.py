@@ -97,13 +97,12 @@ def _finish(reason: str | None) -> Literal["stop", "length", "tool_calls"] | Non
 
 def _deltas(parts: Sequence[ToolCallDelta]) -> list[CallDelta]:
     """Return one delta per tool call: instructor, for example, reads only the first delta of a stream chunk."""
-    first: dict[int, ToolCallDelta] = {}
-    arguments: dict[int, str] = {}
+    by_call: dict[int, list[ToolCallDelta]] = {}
     for one in parts:
-        first.setdefault(one.index, one)
-        arguments[one.index] = arguments.get(one.index, "") + one.arguments
-    return [CallDelta(at, one.id, None if one.id is None else "function", FunctionDelta(one.name, arguments[at]))
-            for at, one in first.items()]
+        by_call.setdefault(one.index, []).append(one)
+    return [CallDelta(at, found[0].id, None if found[0].id is None else "function",
+                      FunctionDelta(found[0].name, "".join(one.arguments for one in found)))
+            for at, found in by_call.items()]
 
 
 def _response_message(one: Choice) -> ResponseMessage:

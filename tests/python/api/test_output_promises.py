@@ -17,6 +17,7 @@ import pytest
 
 import mpool
 from mpool import cli
+from mpool.tasks import classification
 from cancelling import cancelled_job, distinct_texts
 from outputcalls import OUTPUTS, Output, bytes_of, bytes_of_one, texts_of
 from servers import ask, serving
@@ -272,6 +273,23 @@ def test_pairs_of_iterators(pool: mpool.Pool, ranker: Path) -> None:
         list(pool.embed_iter([*pairs[:1100], "w1"], ranker, output="labels"))
     with pytest.raises(mpool.InvalidArgument, match="text 1100 must be a str of 0 to 1,000,000 characters, got tuple"):
         list(pool.embed_iter([*(TEXTS * 20)[:1100], ("w1", "w2")], ranker, output="labels"))
+
+
+def test_long_pairs_are_tokenised_outside_of_the_loop(pool: mpool.Pool, ranker: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    packed = classification._pack_pairs
+
+    def recorded(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return packed(*arguments)
+
+    async def run(pairs: list[tuple[str, str]]) -> int:
+        return len([one async for one in mpool.aio.embed_iter(pairs, ranker, output="labels", pool=pool)])
+
+    monkeypatch.setattr(classification, "_pack_pairs", recorded)
+    assert asyncio.run(run([("w1", "w2 " * 20_000)])) == 1
+    assert threads and threading.get_ident() not in threads
 
 
 def test_largest_weights_of_iterators(pool: mpool.Pool, m3: Path) -> None:

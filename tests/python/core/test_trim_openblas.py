@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,12 @@ EXPECTED = [sum((x * 3, x ^ 5, x ^ 5 if x & 1 else x + 40, x - 7, 1001)) for x i
 COMPILERS = [("gcc", []), ("aarch64-linux-gnu-gcc", ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"])]
 
 
-def compile_library(compiler: str, folder: Path, live: str = "", version: str = "BESIDE_1") -> Path:
+#: Flags of the compiler for libraries of forms that tool.trim does not know.
+FLAGS = {"second table of linkage": ("-fcf-protection=full",), "packed pointers": ("-Wl,-z,pack-relative-relocs",)}
+
+
+def compile_library(compiler: str, folder: Path, live: str = "", version: str = "BESIDE_1",
+                    flags: Sequence[str] = ()) -> Path:
     """Compile LIBRARY and the library beside it, as the wheel's are compiled. Return the path of the former."""
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
@@ -81,8 +87,8 @@ def compile_library(compiler: str, folder: Path, live: str = "", version: str = 
     beside, made = folder / "libbeside.so", folder / tool.SONAME
     script = [f"-Wl,--version-script={folder / 'versions'}"] if version else []
     subprocess.run([*base, folder / "beside.c", "-o", beside, *script], check=True)
-    subprocess.run([*base, folder / "library.c", "-o", made, f"-Wl,-soname,{tool.SONAME}", "-L", folder, "-lbeside",
-                    "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", "-lm", "-lc"], check=True)
+    subprocess.run([*base, *flags, folder / "library.c", "-o", made, f"-Wl,-soname,{tool.SONAME}", "-L", folder,
+                    "-lbeside", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", "-lm", "-lc"], check=True)
     return made
 
 
@@ -134,10 +140,12 @@ def test_a_small_library(tmp_path: Path, compiler: str, wrapper: list[str]) -> N
 @pytest.mark.parametrize("change, wrong", [
     ("live", "code that mpool can reach calls from_beside"), ("unversioned", "from which library is unknown"),
     ("name", "its name is not"), ("lacks", "lacks a function that mpool calls"), ("short", "tables are damaged"),
-    ("32 bits", "no 64-bit"), ("machine", "machine 8 is unknown"), ("stripped", "no section .s")])
+    ("32 bits", "no 64-bit"), ("machine", "machine 8 is unknown"), ("stripped", "no section .s"),
+    ("value", "tables are damaged"), ("second table of linkage", r"code in \.plt\.sec"),
+    ("packed pointers", r"relocations in \.relr\.dyn")])
 def test_unexpected_libraries_are_refused(tmp_path: Path, change: str, wrong: str) -> None:
     made = compile_library("gcc", tmp_path, "scipy_removed_first(1);" if change == "live" else "",
-                           "" if change == "unversioned" else "BESIDE_1")
+                           "" if change == "unversioned" else "BESIDE_1", FLAGS.get(change, ()))
     if change == "stripped":
         subprocess.run(["strip", made], check=True)
     data = bytearray(made.read_bytes())
@@ -151,8 +159,21 @@ def test_unexpected_libraries_are_refused(tmp_path: Path, change: str, wrong: st
         data[4] = 1
     elif change == "machine":
         struct.pack_into("<H", data, 18, 8)
+    elif change == "value":
+        table = tool.Library(bytes(data)).section(".symtab")
+        last = table.offset + table.size - 24
+        struct.pack_into("<BBHQQ", data, last + 4, tool.STT_FUNC, 0, 1, 1 << 63, 1)
     with pytest.raises(tool.TrimError, match=wrong):
         tool.trim(bytes(data), {"libbeside.so"})
+
+
+def test_kept_functions_are_those_of_the_core() -> None:
+    text = (ROOT / "csrc/kernels/blas.c").read_text()
+    assert set(re.findall(r'\bfind\(library, "(\w+)"\)', text)) == set(tool.KEPT)
+
+
+def test_the_checked_version_is_the_one_of_the_build() -> None:
+    assert f'"scipy-openblas32=={tool.CHECKED}' in (ROOT / "pyproject.toml").read_text()
 
 
 def installed_library() -> Path:
