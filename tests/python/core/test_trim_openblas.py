@@ -68,7 +68,7 @@ COMPILERS = [("gcc", []), ("aarch64-linux-gnu-gcc", ["qemu-aarch64", "-L", "/usr
 
 
 #: Flags of the compiler for libraries of forms that tool.trim does not know.
-FLAGS = {"second table of linkage": ("-fcf-protection=full",), "packed pointers": ("-Wl,-z,pack-relative-relocs",)}
+FLAGS = {"second table of linkage": ("-Wl,-z,ibtplt",), "packed pointers": ("-Wl,-z,pack-relative-relocs",)}
 
 
 def compile_library(compiler: str, folder: Path, live: str = "", version: str = "BESIDE_1",
