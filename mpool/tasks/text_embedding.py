@@ -314,8 +314,11 @@ def fault_of(text: Any, name: str, least: int = 1) -> MpoolError | None:
         name: description of the text in the message.
         least: minimum number of characters, 0 or 1.
     """
-    if is_sized(text, least):
-        return None
+    return None if is_sized(text, least) else _misfit(text, name, least)
+
+
+def _misfit(text: Any, name: str, least: int) -> MpoolError:
+    """Return the error for a text that :func:`is_sized` refuses."""
     allowed = f"a str of {least} to {MAX_CHARS:,} characters"
     if not isinstance(text, str):
         return InvalidArgument(param=name, got=type(text).__name__, allowed=allowed, hint=_hint_for(text))
@@ -408,8 +411,8 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False, dea
     if plan.query is not None:
         return _pack_pairs(plan, texts, start, deadline)
     least = 1 if plan.null else 0
-    faults = [(at, fault) for at, text in enumerate(texts) if not is_sized(text, least)
-              and (fault := fault_of(text, _name(start + at, single), least)) is not None]
+    faults = [(at, _misfit(text, _name(start + at, single), least)) for at, text in enumerate(texts)
+              if not is_sized(text, least)]
     if faults and not plan.null:
         raise _keyed(faults[0][1], plan)
     bad = {at for at, _ in faults}

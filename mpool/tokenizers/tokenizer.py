@@ -467,12 +467,12 @@ class Tokenizer:
             count: function that returns the number of ids in a result of ``encode``.
         """
         reach = _HEAD_CHARS_PER_TOKEN * (room + 8)
-        if not any(isinstance(text, str) and len(text) > 2 * reach for text in texts):
+        cuts = {at: cut for at, text in enumerate(texts) if isinstance(text, str) and len(text) > 2 * reach
+                and (cut := text.rfind(" ", 0, reach)) >= 0}
+        if not cuts:
             return encode(texts)
-        cuts = [text.rfind(" ", 0, reach) if isinstance(text, str) and len(text) > 2 * reach else -1
-                for text in texts]
-        bodies = encode([text if cut < 0 else text[:cut] for text, cut in zip(texts, cuts)])
-        short = [at for at, cut in enumerate(cuts) if cut >= 0 and count(bodies[at]) < room]
+        bodies = encode([text[:cuts[at]] if at in cuts else text for at, text in enumerate(texts)])
+        short = [at for at in cuts if count(bodies[at]) < room]
         for at, body in zip(short, encode([texts[at] for at in short])):
             bodies[at] = body
         return bodies
