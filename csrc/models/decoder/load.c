@@ -312,12 +312,16 @@ cleanup:
     return status;
 }
 
+/* Returns true for a matrix that is neither a table of rows nor part of an image network or of experts. */
+static bool is_own_matrix(const mp_spec *spec, const mp_tensor_entry *entry) {
+    const bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
+    return entry->ndim == 2 && !table && !mp_decoder_images_own(entry->name) && !mp_expert_owns(entry->name);
+}
+
 /* Returns true for a matrix of the layers or the head that load adds with MP_ON_USE_EXACT. */
 static bool is_decoder_matrix(const mp_spec *spec, const mp_tensor_entry *entry) {
-    const bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
-    return !table && !mp_decoder_images_own(entry->name) && !mp_expert_owns(entry->name) &&
-           !strstr(entry->name, ".ffn_gate_inp.") && !strstr(entry->name, ".attn_kv_b.") &&
-           mp_adapter_footprint(entry) == 0;
+    return is_own_matrix(spec, entry) && !strstr(entry->name, ".ffn_gate_inp.") &&
+           !strstr(entry->name, ".attn_kv_b.") && mp_adapter_footprint(entry) == 0;
 }
 
 const char *mp_decoder_predict_weights(const mp_spec *spec, mp_compute compute) {
@@ -326,13 +330,9 @@ const char *mp_decoder_predict_weights(const mp_spec *spec, mp_compute compute) 
 
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     uint64_t bytes = 0;
-    mp_weights_use use;
-    mp_error error;
-    if (mp_weights_use_read(spec, &use, &error) != MP_OK)
-        use = MP_WEIGHTS_AUTO; /* the load will fail */
+    const mp_weights_use use = mp_weights_use_or_auto(spec);
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
-        bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
         mp_wkind kind;
         if (mp_is_companion(entry->name))
             continue;
@@ -342,8 +342,7 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
             continue;
         uint64_t latents = mp_mla_footprint(entry, compute);
         bytes += latents;
-        if (latents > 0 || entry->ndim != 2 || table || mp_decoder_images_own(entry->name) ||
-            mp_expert_owns(entry->name))
+        if (latents > 0 || !is_own_matrix(spec, entry))
             continue;
         if (!mp_wmat_kind_for(entry->dtype, compute, &kind))
             continue;

@@ -469,10 +469,8 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
     compute = compute_type_for(compute, spec);
     int64_t per_weight_x4 = compute == MP_COMPUTE_BF16 ? 8 : compute == MP_COMPUTE_I8 ? 4 : 16;
     uint64_t bytes = mp_encoder_relative_bytes(spec);
-    mp_weights_use use;
+    const mp_weights_use use = mp_weights_use_or_auto(spec);
     mp_error error;
-    if (mp_weights_use_read(spec, &use, &error) != MP_OK)
-        use = MP_WEIGHTS_AUTO; /* the load will fail */
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         bytes += mp_adapter_footprint(entry);
@@ -486,8 +484,7 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
             continue; /* experts stay in the file */
         if (strstr(entry->name, ".attn_pos_"))
             continue; /* only their products with the table of distances are kept */
-        if (use == MP_WEIGHTS_MAPPED && entry->ndim == 2 && strncmp(entry->name, "blk.", 4) == 0 &&
-            !strstr(entry->name, ".ffn_gate_inp."))
+        if (use == MP_WEIGHTS_MAPPED && entry->ndim == 2 && is_layer_matrix(spec, entry))
             continue; /* linear layers are never packed; routers are */
         if (strncmp(entry->name, "blk.", 4) == 0 || strncmp(entry->name, "latent.ffn_", 11) == 0 ||
             strcmp(entry->name, "token_embd_proj.weight") == 0)

@@ -38,6 +38,12 @@ mp_status mp_weights_use_read(const mp_spec *spec, mp_weights_use *use, mp_error
                         name);
 }
 
+mp_weights_use mp_weights_use_or_auto(const mp_spec *spec) {
+    mp_weights_use use = MP_WEIGHTS_AUTO;
+    mp_error error;
+    return mp_weights_use_read(spec, &use, &error) == MP_OK ? use : MP_WEIGHTS_AUTO;
+}
+
 uint64_t mp_weights_threshold(mp_weights_use use) {
     return use == MP_WEIGHTS_AUTO     ? (uint64_t)mp_options_get()->pack_on_use_mb << 20
            : use == MP_WEIGHTS_MAPPED ? 0
@@ -56,10 +62,7 @@ const char *mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_on_us
                                bool (*adds_on_use)(const mp_spec *spec, const mp_tensor_entry *entry)) {
     uint64_t bytes = 0;
     int count = 0;
-    mp_weights_use use;
-    mp_error error;
-    if (mp_weights_use_read(spec, &use, &error) != MP_OK)
-        use = MP_WEIGHTS_AUTO; /* the load will fail */
+    const mp_weights_use use = mp_weights_use_or_auto(spec);
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         mp_wkind kind;

@@ -13,6 +13,8 @@ typedef enum mp_weights_use { MP_WEIGHTS_AUTO, MP_WEIGHTS_MAPPED, MP_WEIGHTS_PAC
  * `mpool.float32_fast`, the matrices of its layers are F32, and the sums of the BLAS library differ from ours
  * (mp_blas_differs). */
 mp_status mp_weights_use_read(const mp_spec *spec, mp_weights_use *use, mp_error *error);
+/* For estimates: as mp_weights_use_read, but AUTO for a value with which the load will fail. */
+mp_weights_use mp_weights_use_or_auto(const mp_spec *spec);
 
 /* Matrices that may stay unpacked. Rows of a matrix that is also a table of rows (mp_stored_row) must not depend on
  * packing, which rounds floats to bf16 and int8. */
