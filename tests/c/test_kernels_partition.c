@@ -151,16 +151,25 @@ MP_TEST(kernels_partition_of_quantised_products_on_amx) {
 
 /* ---- dense weights ---- */
 
-/* Properties of the variants of dense_gemm.h: the tallest tile, the tallest that spans two panels, and the columns of
- * a panel that a tile has. */
-static const struct { int slot; mp_wkind kind; const char *variant; int tall, wide, columns; } shapes[] = {
-    {MP_SLOT_gemm_f32, MP_W_F32, "avx2", 6, 0, 16},        {MP_SLOT_gemm_f32, MP_W_F32, "avx512", 12, 3, 32},
-    {MP_SLOT_gemm_bf16, MP_W_BF16, "avx2", 4, 0, 16},      {MP_SLOT_gemm_bf16, MP_W_BF16, "avx512", 12, 4, 32},
-    {MP_SLOT_gemm_bf16, MP_W_BF16, "avx512bf16", 12, 6, 32}, {MP_SLOT_gemm_i8, MP_W_I8, "avx2", 6, 0, 16},
-    {MP_SLOT_gemm_i8, MP_W_I8, "avxvnni", 6, 0, 16},       {MP_SLOT_gemm_i8, MP_W_I8, "avx512vnni", 12, 0, 32},
+/* Properties of the variants of dense_gemm.h: the tallest tile, the tallest that spans two panels, the columns of a
+ * panel that a tile has, and the tiles of a group of rows (0: the rows are not divided into groups). */
+static const struct { int slot; mp_wkind kind; const char *variant; int tall, wide, columns, group; } shapes[] = {
+    {MP_SLOT_gemm_f32, MP_W_F32, "avx2", 6, 0, 16, 0},        {MP_SLOT_gemm_f32, MP_W_F32, "avx512", 12, 3, 32, 0},
+    {MP_SLOT_gemm_bf16, MP_W_BF16, "avx2", 4, 0, 16, 0},      {MP_SLOT_gemm_bf16, MP_W_BF16, "avx512", 12, 4, 32, 0},
+    {MP_SLOT_gemm_bf16, MP_W_BF16, "avx512bf16", 12, 6, 32, 0}, {MP_SLOT_gemm_i8, MP_W_I8, "avx2", 6, 0, 16, 4},
+    {MP_SLOT_gemm_i8, MP_W_I8, "avxvnni", 6, 0, 16, 0},       {MP_SLOT_gemm_i8, MP_W_I8, "avx512vnni", 12, 0, 32, 0},
 };
 
-/* Blocks of at most 516 rows, and their tiles, have nearly equal height. */
+/* Sets first[i] to the first row of block i, and first[count] to M. Returns the count. */
+static int blocks_of(int M, int tall, int group, int *first) {
+    const int tiles = (M + tall - 1) / tall, count = group ? (tiles + group - 1) / group : (M + 515) / 516;
+    for (int b = 0; b < count; b++)
+        first[b] = group ? M * group * b / tiles : M * b / count;
+    first[count] = M;
+    return count;
+}
+
+/* Blocks of at most 516 rows, or of a group of tiles, and their tiles have nearly equal height. */
 MP_TEST(kernels_partition_of_dense_products) {
     enum { PANELS = 3 };
     static const int rows[] = {1, 2, 3, 4, 5, 6, 7, 12, 13, 25, 516, 517, 1033};
@@ -170,13 +179,14 @@ MP_TEST(kernels_partition_of_dense_products) {
             if (strcmp(v.variant, shapes[s].variant) != 0)
                 continue;
             for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-                const int M = rows[i], blocks = (M + 515) / 516, halves = MP_PANEL_N / shapes[s].columns;
-                int count = 0;
+                const int M = rows[i], halves = MP_PANEL_N / shapes[s].columns;
+                int count = 0, firsts[MOST_CALLS];
+                const int blocks = blocks_of(M, shapes[s].tall, shapes[s].group, firsts);
                 product p = product_of(shapes[s].kind, M, MP_PANEL_N * PANELS, 4);
                 multiply(&p);
                 kt_use(v.mask);
                 for (int b = 0; b < blocks; b++) {
-                    const int first = M * b / blocks, height = M * (b + 1) / blocks - first;
+                    const int height = firsts[b + 1] - firsts[b];
                     const int tiles = (height + shapes[s].tall - 1) / shapes[s].tall;
                     const int wide = height <= shapes[s].wide ? 2 : 1;
                     for (int panel = 0, P; panel < PANELS; panel += P) {

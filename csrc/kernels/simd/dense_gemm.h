@@ -19,6 +19,8 @@
  *   D_PANELS(R)         panels that a tile of R rows spans: 2 if one panel has too few sums to hide latency, else 1
  *   D_BY_VECTOR         optional: multiply one vector of weights by all rows before loading the next. Fewer registers
  *                       hold weights, and each word of a row is loaded once per vector
+ *   D_PARTS             optional: D(dot) products in a step, one after the other; a step then has as many words of a row.
+ *                       D(load) gets the number of the part as a second argument
  *   D_BODY(R, P, t)     optional: computes a tile instead of D(tile) of this file (pair_tile.h)
  * and these functions, static MP_INLINE:
  *   D_ACC D(start)(int32_t sum)          start of a chain; sum = the row's sum of q (int8 only, else 0)
@@ -67,6 +69,14 @@ enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 
 #define D_V (MP_PANEL_N / D_HALVES / D_LANES)
 
+#ifdef D_PARTS
+#define D_LOAD(w, part) D(load)(w, part)
+#else
+#define D_PARTS         1
+#define D_LOAD(w, part) D(load)(w)
+#endif
+#define D_WORD (4 * D_PARTS) /* bytes of a row in a step */
+
 /* D_HELD: vectors of weights that are in registers at a time, those of a step or one. D_BARRIER: without it the
  * compiler keeps the words of the rows in registers over all vectors of the step, and spills. */
 #ifdef D_BY_VECTOR
@@ -85,17 +95,18 @@ static MP_INLINE void D(steps)(const int R, const int P, const int count, const 
     MP_UNROLL
     for (int u = 0; u < count; u++) {
         MP_UNROLL
-        for (int first = 0; first < D_V; first += D_HELD) {
+        for (int held = 0; held < D_PARTS * D_V; held += D_HELD) { /* vectors of the first part, then of the next */
+            const int part = held / D_V, first = held % D_V;
             D_W wv[8];
             MP_UNROLL
             for (int p = 0; p < P; p++) {
                 const uint8_t *from = w + (size_t)p * t->panel_bytes + u * DENSE_STEP;
                 MP_UNROLL
-                for (int line = 0; first == 0 && line < 2 / D_HALVES; line++)
+                for (int line = 0; held == 0 && line < 2 / D_HALVES; line++)
                     __builtin_prefetch(from + line * 64 + t->prefetch, 0, 3);
                 MP_UNROLL
                 for (int v = 0; v < D_HELD; v++)
-                    wv[p * D_HELD + v] = D(load)(from + (first + v) * D_LANES * 4);
+                    wv[p * D_HELD + v] = D_LOAD(from + (first + v) * D_LANES * 4, part);
             }
             const uint8_t *row[4];
             MP_UNROLL
@@ -105,7 +116,7 @@ static MP_INLINE void D(steps)(const int R, const int P, const int count, const 
             }
             MP_UNROLL
             for (int r = 0; r < R; r++) {
-                const D_A av = D(splat)(row[r / 3] + r % 3 * stride + u * 4);
+                const D_A av = D(splat)(row[r / 3] + r % 3 * stride + u * D_WORD + part * 4);
                 MP_UNROLL
                 for (int i = 0; i < P * D_HELD; i++) {
                     const int at = r * P * D_V + i / D_HELD * D_V + first + i % D_HELD;
@@ -135,14 +146,14 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
             w += 4 * DENSE_STEP;
             MP_UNROLL
             for (int i = 0; i < (R + 2) / 3; i++)
-                a[i] += 16;
+                a[i] += 4 * D_WORD;
         }
         for (; n > 0; n--) {
             D(steps)(R, P, 1, t, w, a, acc);
             w += DENSE_STEP;
             MP_UNROLL
             for (int i = 0; i < (R + 2) / 3; i++)
-                a[i] += 4;
+                a[i] += D_WORD;
         }
 #if D_SCALED
         (void)run, (void)first;
@@ -303,3 +314,6 @@ static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pane
 #undef D_HELD
 #undef D_BARRIER
 #undef D_PANELS
+#undef D_PARTS
+#undef D_LOAD
+#undef D_WORD

@@ -69,40 +69,67 @@ static MP_INLINE __m256 bf16_dot(__m256 acc, bf16_pair w, bf16_pair a) {
 #include "kernels/simd/dense_gemm.h"
 
 /* ---- I8 ---------------------------------------------------------------------------------------------------------- */
-/* vpmaddubsw saturates for u8 = q + 128. The weights are therefore converted back to q, and their sign is moved onto
- * the activation: |q| * sign(a, q), two products of at most 127 * 127 in an int16. |q| serves all rows of the tile. The
- * accumulators start at 0. */
-typedef struct i8_weights {
-    __m256i q, size;
-} i8_weights;
-#define D(name)         i8_##name
-#define D_W             i8_weights
+/* By vpmaddwd, on values widened to 16 bits: two multiplications and two additions for 32 products, all exact. With
+ * vpmaddubsw, which saturates for u8 = q + 128, signs must move from the weights onto the activations, and vpsignb uses
+ * the same two ports as the two multiplications.
+ *
+ * The two parts of a step are inputs 0 and 2, and inputs 1 and 3: a shift or a mask widens 8 weights of a part. Rows are
+ * widened by i8_gemm, so a row's step is two words, one for each part. */
+#define D(name)         i8_wide_##name
+#define D_W             __m256i
 #define D_A             __m256i
 #define D_ACC           __m256i
 #define D_CLASS         D_I8
 #define D_MAX_ROWS      6
 #define D_PANELS(R)     1
-#define D_BY_VECTOR
-static MP_INLINE __m256i i8_start(int32_t sum) {
-    (void)sum;
-    return _mm256_setzero_si256();
+#define D_PARTS         2
+static MP_INLINE __m256i i8_wide_start(int32_t sum) { return _mm256_set1_epi32(-128 * sum); }
+static MP_INLINE __m256i i8_wide_load(const uint8_t *w, int part) {
+    const __m256i u = _mm256_load_si256((const __m256i *)(const void *)w);
+    return _mm256_srli_epi16(part == 0 ? _mm256_slli_epi16(u, 8) : u, 8);
 }
-static MP_INLINE i8_weights i8_load(const uint8_t *w) {
-    const __m256i q =
-        _mm256_xor_si256(_mm256_load_si256((const __m256i *)(const void *)w), _mm256_set1_epi8((char)-128));
-    return (i8_weights){q, _mm256_abs_epi8(q)};
-}
-static MP_INLINE __m256i i8_splat(const uint8_t *a) { return _mm256_set1_epi32(*(const any_word *)a); }
-static MP_INLINE __m256i i8_dot(__m256i acc, i8_weights w, __m256i a) {
-    const __m256i pairs = _mm256_maddubs_epi16(w.size, _mm256_sign_epi8(a, w.q));
-    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+static MP_INLINE __m256i i8_wide_splat(const uint8_t *a) { return _mm256_set1_epi32(*(const any_word *)a); }
+static MP_INLINE __m256i i8_wide_dot(__m256i acc, __m256i w, __m256i a) {
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(w, a));
     __asm__("" : "+x"(acc)); /* else gcc adds the products of several steps first, and spills them */
     return acc;
 }
-static MP_INLINE __m256 i8_result(__m256i acc, const float *sw, float sa) {
+static MP_INLINE __m256 i8_wide_result(__m256i acc, const float *sw, float sa) {
     return _mm256_mul_ps(_mm256_cvtepi32_ps(acc), _mm256_mul_ps(_mm256_loadu_ps(sw), _mm256_set1_ps(sa)));
 }
 #include "kernels/simd/dense_gemm.h"
+
+/* Widen n bytes, a multiple of 32: of each four, the first and the third, then the second and the fourth. */
+static void i8_widen(const int8_t *q, int n, uint8_t *out) {
+    for (int i = 0; i < n; i += 32, out += 64) {
+        const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(q + i));
+        const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8), odd = _mm256_srai_epi16(x, 8);
+        const __m256i low = _mm256_unpacklo_epi32(even, odd), high = _mm256_unpackhi_epi32(even, odd);
+        _mm256_store_si256((__m256i *)(void *)out, _mm256_permute2x128_si256(low, high, 0x20));
+        _mm256_store_si256((__m256i *)(void *)(out + 32), _mm256_permute2x128_si256(low, high, 0x31));
+    }
+}
+
+/* Multiply rows in groups of whole tiles: widen the rows of a group, then multiply them by all panels. */
+static void i8_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
+                    float *y, int64_t ldy) {
+    enum { TALL = 6, TILES = 4, BYTES = 96 * 1024 }; /* of a group; the memory is enough for 2 rows of any length */
+    _Alignas(64) uint8_t memory[BYTES];
+    const int K = (w->K + 31) / 32 * 32, rows = m1 - m0;
+    const int stride = 2 * K + 64; /* 64: rows at multiples of 2 KiB would share few sets of the L1 */
+    const int most = BYTES / stride < TALL * TILES ? BYTES / stride : TALL * TILES;
+    const int tall = most < TALL ? most : TALL, tiles = (rows + tall - 1) / tall;
+    for (int t = 0, next; t < tiles; t = next) {
+        next = tiles - t < most / tall ? tiles : t + most / tall;
+        const int r0 = m0 + (int)((int64_t)rows * t / tiles), r1 = m0 + (int)((int64_t)rows * next / tiles);
+        for (int r = r0; r < r1; r++)
+            i8_widen(x->q + r * x->ldq, K, memory + (r - r0) * stride);
+        mp_acts wide = *x;
+        wide.q = (int8_t *)memory - (int64_t)r0 * stride; /* so that row r0 is the first in memory */
+        wide.ldq = stride;
+        i8_wide_gemm(w, &wide, r0, r1, panel0, panel1, ep, y, ldy);
+    }
+}
 
 MP_TARGET_END
 
