@@ -19,8 +19,8 @@
  *   D_PANELS(R)         panels that a tile of R rows spans: 2 if one panel has too few sums to hide latency, else 1
  *   D_BY_VECTOR         optional: multiply one vector of weights by all rows before loading the next. Fewer registers
  *                       hold weights, and each word of a row is loaded once per vector
- *   D_PARTS             optional: D(dot) products in a step, one after the other; a step then has as many words of a row.
- *                       D(load) gets the number of the part as a second argument
+ *   D_PARTS             optional: products D(dot) of a step, one after the other. A step then has as many words of a
+ *                       row, and D(load) takes the number of the part as its second argument
  *   D_BODY(R, P, t)     optional: computes a tile instead of D(tile) of this file (pair_tile.h)
  * and these functions, static MP_INLINE:
  *   D_ACC D(start)(int32_t sum)          start of a chain; sum = the row's sum of q (int8 only, else 0)

@@ -69,12 +69,12 @@ static MP_INLINE __m256 bf16_dot(__m256 acc, bf16_pair w, bf16_pair a) {
 #include "kernels/simd/dense_gemm.h"
 
 /* ---- I8 ---------------------------------------------------------------------------------------------------------- */
-/* By vpmaddwd, on values widened to 16 bits: two multiplications and two additions for 32 products, all exact. With
- * vpmaddubsw, which saturates for u8 = q + 128, signs must move from the weights onto the activations, and vpsignb uses
- * the same two ports as the two multiplications.
+/* vpmaddwd multiplies values widened to 16 bits: two multiplications and two additions for 32 products, all exact.
+ * vpmaddubsw saturates for u8 = q + 128. It would need signed weights whose signs vpsignb moves onto the activations,
+ * and vpsignb uses the same two ports as the multiplications.
  *
- * The two parts of a step are inputs 0 and 2, and inputs 1 and 3: a shift or a mask widens 8 weights of a part. Rows are
- * widened by i8_gemm, so a row's step is two words, one for each part. */
+ * The first part of a step is inputs 0 and 2, the second is inputs 1 and 3: shifts widen the weights of a part. i8_gemm
+ * widens the rows, so a row has two words in a step, one for each part. */
 #define D(name)         i8_wide_##name
 #define D_W             __m256i
 #define D_A             __m256i
@@ -113,7 +113,7 @@ static void i8_widen(const int8_t *q, int n, uint8_t *out) {
 /* Multiply rows in groups of whole tiles: widen the rows of a group, then multiply them by all panels. */
 static void i8_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
                     float *y, int64_t ldy) {
-    enum { TALL = 6, TILES = 4, BYTES = 96 * 1024 }; /* of a group; the memory is enough for 2 rows of any length */
+    enum { TALL = 6, TILES = 4, BYTES = 96 * 1024 }; /* up to 4 tiles in a group; memory for 2 of the longest rows */
     _Alignas(64) uint8_t memory[BYTES];
     const int K = (w->K + 31) / 32 * 32, rows = m1 - m0;
     const int stride = 2 * K + 64; /* 64: rows at multiples of 2 KiB would share few sets of the L1 */
@@ -125,7 +125,7 @@ static void i8_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pane
         for (int r = r0; r < r1; r++)
             i8_widen(x->q + r * x->ldq, K, memory + (r - r0) * stride);
         mp_acts wide = *x;
-        wide.q = (int8_t *)memory - (int64_t)r0 * stride; /* so that row r0 is the first in memory */
+        wide.q = (int8_t *)memory - (int64_t)r0 * stride; /* row r0 is the first in memory */
         wide.ldq = stride;
         i8_wide_gemm(w, &wide, r0, r1, panel0, panel1, ep, y, ldy);
     }

@@ -39,10 +39,10 @@ static void add_row(const mp_lookup *model, int32_t token, int32_t at, int32_t c
     k->add(values, count, sum);
 }
 
-/* Prefetch the first rows of a text while the text before it is summed. Hardware prefetchers do not follow rows that are
- * so short and so far apart. */
+/* Prefetch the first rows of a text while the text before it is summed. Hardware prefetchers do not follow such short
+ * rows. */
 static void prefetch_rows(const mp_lookup *model, const int32_t *ids, int64_t n, int32_t width) {
-    enum { LINE = 64, LINES = 256 /* of all rows together; half of an L1 */ };
+    enum { LINE = 64, LINES = 256 /* all rows together fill half of an L1 */ };
     const int32_t lines = width * mp_dtype_get(model->table.dtype)->bytes / LINE + 1;
     for (int64_t i = 0; i < n && i < LINES / lines; i++) {
         const uint8_t *row = mp_tensor_row(&model->table, model->mapping ? model->mapping[ids[i]] : ids[i]);

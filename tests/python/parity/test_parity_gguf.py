@@ -91,8 +91,8 @@ def test_divergence_of_several_texts_is_not_larger_than_llama_cpps(case) -> None
         strict=True, reason="its biases make few components of the first layer's keys 15 times the median")])],
     indirect=True)
 def test_divergence_with_an_8_bit_cache(case) -> None:
-    """With AVX2, keys and values of 8 bits raise the divergence of SmolLM2 from 0.00256 to 0.00300, of Qwen2.5-Coder 0.5B
-    from 0.00048 to 0.00456, and of 1.5B from 0.00072 to 0.00179. Without the rotation of keys: 0.00346, 0.01291.
+    """With AVX2, keys and values of 8 bits raise the divergence of SmolLM2 from 0.00256 to 0.00300, of Qwen2.5-Coder
+    0.5B from 0.00048 to 0.00456, and of 1.5B from 0.00072 to 0.00179. Without the rotation of keys: 0.00346, 0.01291.
     """
     pool, path, golden = case
     pool.register("bytes", path, kv_dtype="int8")
