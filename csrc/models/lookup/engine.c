@@ -39,7 +39,7 @@ static void add_row(const mp_lookup *model, int32_t token, int32_t at, int32_t c
     k->add(values, count, sum);
 }
 
-/* Report progress, and return true once the step shall end. A table on a slow disk takes long for a few texts. */
+/* Reports progress. Returns true once the step must end. Within a text, too: a table on a slow disk is read slowly. */
 static bool must_stop(mp_lease *lease, _Atomic bool *stop) {
     if (mp_lease_poll(lease))
         atomic_store_explicit(stop, true, memory_order_relaxed);
