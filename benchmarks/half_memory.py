@@ -43,7 +43,11 @@ class Group:
         self.folder = parent / f"mpool-benchmark-{os.getpid()}"
         self.folder.mkdir()
         old = (parent / "memory.limit_in_bytes").exists()  # v1
-        (self.folder / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
+        try:
+            (self.folder / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
+        except OSError:
+            self.remove()
+            raise
 
     def enter(self) -> None:
         """Move this process into the group."""

@@ -13,6 +13,7 @@ values, which it keeps for later prompts. ``--ik FOLDER`` adds ik_llama.cpp thro
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report, synthetic
-from .probe import Frame, Probe, Watch, disturbance
+from .probe import Frame, Probe, disturbance
 from .record import Recorder
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -40,14 +41,12 @@ def measure(engine: str, task: dict[str, Any], probe: Probe, again: int) -> tupl
         RuntimeError: the process failed.
     """
     for left in range(again, -1, -1):
-        before = probe.run()
-        with Watch() as watch:
-            done = subprocess.run([sys.executable, str(WORKER)], input=json.dumps({**task, "engine": engine}),
-                                  capture_output=True, text=True, cwd=WORKER.parent)
+        done, frame = probe.around(functools.partial(
+            subprocess.run, [sys.executable, str(WORKER)], input=json.dumps({**task, "engine": engine}),
+            capture_output=True, text=True, cwd=WORKER.parent))
         lines = done.stdout.strip().splitlines()
         if done.returncode != 0 or not lines:
             raise RuntimeError(report.last_line(done.stderr) or f"exit code {done.returncode}")
-        frame = Frame(before, probe.run(), watch.others)
         if left == 0 or disturbance([frame]) is None:
             break
     return json.loads(lines[-1]), frame

@@ -9,9 +9,12 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 SOURCE = Path(__file__).with_name("probe.c")
 #: Thresholds: ratios of two probes above which the machine states differ, and the CPU share that other processes may
@@ -40,6 +43,13 @@ class Probe:
         pair = (self.cpus[0], self.cpus[min(1, len(self.cpus) - 1)])
         done = subprocess.run([self.program, *map(str, pair)], capture_output=True, text=True, timeout=60)
         return json.loads(done.stdout) if done.returncode == 0 else None
+
+    def around(self, run: Callable[[], T]) -> tuple[T, Frame]:
+        """Return the result of ``run``, and the probes before and after it."""
+        before = self.run()
+        with Watch() as watch:
+            found = run()
+        return found, Frame(before, self.run(), watch.others)
 
 
 @dataclass

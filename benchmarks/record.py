@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from . import report
 from .engines import split
 from .own_process import rss
-from .probe import Frame, Probe, Watch, disturbance
+from .probe import Frame, Probe, disturbance
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,10 +94,7 @@ class Recorder:
 
     def measure(self, run: Callable[[], T]) -> tuple[T, Frame]:
         """Return the result of ``run``, and the probes around it."""
-        before = self.probe.run()
-        with Watch() as watch:
-            found = run()
-        return found, Frame(before, self.probe.run(), watch.others)
+        return self.probe.around(run)
 
     def add(self, topic: str, engine: str, number: int, measures: dict[str, float], frame: Frame,
             memory: float | None = None) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from . import record as records
 from . import report
 from .engines import split
-from .probe import Frame, Probe, Watch
+from .probe import Probe
 
 
 class Rotation:
@@ -73,14 +73,12 @@ class Rotation:
 
     def measure(self, topic: str, engine: str, number: int, run: Callable[[], dict[str, Any]]) -> bool:
         """Add the turn of one engine on one topic, between two probes. Returns False if the engine failed."""
-        before, watch = self.probe.run(), Watch()
         try:
-            with watch:
-                result = run()
+            result, frame = self.probe.around(run)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             self.failures.append(str(error))
             return False
-        turn = records.Turn(topic, engine, number, result, Frame(before, self.probe.run(), watch.others))
+        turn = records.Turn(topic, engine, number, result, frame)
         self.turns.append(turn)
         say(f"round {number + 1}, {topic}, {engine}: {turn.disturbed or 'good'}")
         return True

@@ -32,7 +32,7 @@ import numpy as np
 from . import compare, report
 from . import record as records
 from .own_process import rss
-from .probe import Frame, Probe, Watch
+from .probe import Probe
 
 #: Ranks that count, and documents that are reranked.
 BEST, CANDIDATES = 10, 20
@@ -277,15 +277,19 @@ def rankings(engine: str, threads: int, model: str, seeded: tuple[str, str], eve
 def measure(engine: str, arguments: argparse.Namespace, probe: Probe, model: str, seeded: tuple[str, str],
             grades: list[dict[int, int]]) -> tuple[records.Turn, dict[str, Any]]:
     """Run an engine in its own process. Returns its turn and its rankings."""
-    before, watch = probe.run(), Watch()
-    with watch, multiprocessing.get_context("spawn").Pool(1) as child:
-        found = child.apply(rankings, (engine, arguments.threads, model, seeded, 20 if arguments.quick else 1))
-        child.close()
-        child.join()  # its CPU time counts as ours only after it was waited for
+    def run() -> dict[str, Any]:
+        with multiprocessing.get_context("spawn").Pool(1) as child:
+            found: dict[str, Any] = child.apply(rankings, (engine, arguments.threads, model, seeded,
+                                                           20 if arguments.quick else 1))
+            child.close()
+            child.join()  # its CPU time counts as ours only after it was waited for
+        return found
+
+    found, frame = probe.around(run)
     ranked = found.pop("rankings")
     result = {**found, "compute": "float32", "counts": {"queries": len(grades)},
               "measures": {f"{name}, {UNIT}": mean_ndcg(rows, grades) for name, rows in ranked.items()}}
-    return records.Turn("search", engine, 0, result, Frame(before, probe.run(), watch.others)), ranked
+    return records.Turn("search", engine, 0, result, frame), ranked
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -68,13 +68,18 @@ typedef struct mp_load_args {
     mp_shm *shared;
 } mp_load_args;
 
+/* The functions of a family. model.c has one per family. */
+typedef struct mp_family {
+    mp_status (*load)(const mp_load_args *args, mp_model **model, mp_error *error);
+    void (*footprint)(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
+    /* See mp_model_predict_weights. NULL: the family packs all matrices at load. */
+    mp_matrices (*predict_weights)(const mp_spec *spec, mp_compute compute);
+} mp_family;
+
 typedef struct mp_arch {
     const char *name;
     mp_capability capability;
-    mp_status (*load)(const mp_load_args *args, mp_model **model, mp_error *error);
-    void (*footprint)(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
-    /* See mp_model_predict_weights. NULL: "packed". */
-    const char *(*predict_weights)(const mp_spec *spec, mp_compute compute);
+    const mp_family *family;
     uint32_t flags;
 } mp_arch;
 
@@ -93,17 +98,17 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **model, mp_error
 void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
-const char *mp_decoder_predict_weights(const mp_spec *spec, mp_compute compute);
-const char *mp_encoder_predict_weights(const mp_spec *spec, mp_compute compute);
-const char *mp_lookup_predict_weights(const mp_spec *spec, mp_compute compute);
-const char *mp_vision_predict_weights(const mp_spec *spec, mp_compute compute);
+mp_matrices mp_decoder_predict_weights(const mp_spec *spec, mp_compute compute);
+mp_matrices mp_encoder_predict_weights(const mp_spec *spec, mp_compute compute);
+mp_matrices mp_lookup_predict_weights(const mp_spec *spec, mp_compute compute);
+mp_matrices mp_vision_predict_weights(const mp_spec *spec, mp_compute compute);
 
 /* Base of every loaded model: a family's struct starts with it. */
 typedef struct mp_model_base {
     mp_model base;
     mp_model_facts facts;
-    const _Atomic int32_t *packing; /* NULL: facts.weights never changes. Else facts.weights is valid while this
-                                     * counter is above 0; at 0 the weights are packed */
+    const _Atomic int32_t *unpacked; /* number of matrices with unpacked panels: facts.weights is valid while it is
+                                      * above 0; at 0 all are packed. NULL: facts.weights never changes */
     const _Atomic uint64_t *expert_copies; /* bytes of packed copies of experts now; NULL: none are kept */
     uint64_t expert_copies_most;           /* the same if all experts are packed */
     const _Atomic int32_t *thrashing;      /* `thrashing` of the facts; NULL: false */

@@ -6,13 +6,15 @@
 #include "base/alloc.h"
 #include "models/arch.h"
 
-/* These families always pack their weights at load. */
-#define mp_vit_predict_weights       NULL
-#define mp_diffusion_predict_weights NULL
+static const mp_family encoder = {mp_encoder_load, mp_encoder_footprint, mp_encoder_predict_weights},
+                       lookup = {mp_lookup_load, mp_lookup_footprint, mp_lookup_predict_weights},
+                       decoder = {mp_decoder_load, mp_decoder_footprint, mp_decoder_predict_weights},
+                       vit = {mp_vit_load, mp_vit_footprint, NULL},
+                       vision = {mp_vision_load, mp_vision_footprint, mp_vision_predict_weights},
+                       diffusion = {mp_diffusion_load, mp_diffusion_footprint, NULL};
 
 static const mp_arch archs[] = {
-#define MP_ARCH(name, CAPABILITY, family, flags) \
-    {#name, MP_##CAPABILITY, mp_##family##_load, mp_##family##_footprint, mp_##family##_predict_weights, flags},
+#define MP_ARCH(name, CAPABILITY, family, flags) {#name, MP_##CAPABILITY, &family, flags},
 #include "models/archs.def"
 #undef MP_ARCH
 };
@@ -67,17 +69,15 @@ typedef struct spec_loader {
     mp_compute compute;
 } spec_loader;
 
-static const char packed[] = "packed";
-
 static mp_status load(const mp_arch *arch, mp_load_args *args, mp_model **model, mp_error *error) {
     if (mp_spec_draft(args->spec) && arch->capability != MP_TEXT_TO_TEXT)
         return mp_fail(error, MP_UNSUPPORTED, "`draft` needs a language model for text, got a model of type %.40s",
                        arch->name);
-    MP_TRY(arch->load(args, model, error));
+    MP_TRY(arch->family->load(args, model, error));
     mp_model_base *base = (mp_model_base *)*model;
     base->facts.architecture = arch->name;
-    if (!base->facts.weights)
-        base->facts.weights = packed;
+    if (base->facts.weights == MP_MATRICES_NONE)
+        base->facts.weights = MP_MATRICES_PACKED;
     return MP_OK;
 }
 
@@ -99,7 +99,7 @@ static mp_status spec_load(void *self, mp_lease *lease, mp_budget *budget, mp_pr
 
 static void spec_footprint(void *self, uint64_t *model_bytes, uint64_t *engine_bytes) {
     spec_loader *loader = self;
-    loader->arch->footprint(loader->spec, loader->compute, model_bytes, engine_bytes);
+    loader->arch->family->footprint(loader->spec, loader->compute, model_bytes, engine_bytes);
 }
 
 static void spec_destroy(void *self) {
@@ -126,9 +126,15 @@ mp_status mp_model_loader(mp_spec *spec, mp_compute compute, mp_loader *out, mp_
     return MP_OK;
 }
 
-const char *mp_model_predict_weights(const mp_spec *spec, mp_compute compute) {
+const char *mp_matrices_name(mp_matrices matrices) {
+    static const char *const names[] = {
+        [MP_MATRICES_PACKED] = "packed", [MP_MATRICES_PACKING] = "packing", [MP_MATRICES_MAPPED] = "mapped"};
+    return names[matrices];
+}
+
+mp_matrices mp_model_predict_weights(const mp_spec *spec, mp_compute compute) {
     const mp_arch *arch = mp_arch_find(mp_spec_architecture(spec));
-    return arch && arch->predict_weights ? arch->predict_weights(spec, compute) : packed;
+    return arch && arch->family->predict_weights ? arch->family->predict_weights(spec, compute) : MP_MATRICES_PACKED;
 }
 
 void mp_model_get_speed(const mp_model *model, uint64_t speed[MP_MODEL_SPEEDS]) {
@@ -147,12 +153,14 @@ void mp_model_set_speed(mp_model *model, const uint64_t speed[MP_MODEL_SPEEDS]) 
 void mp_model_get_facts(const mp_model *model, mp_model_facts *facts) {
     const mp_model_base *base = (const mp_model_base *)model;
     *facts = base->facts;
-    if (base->packing && atomic_load_explicit(base->packing, memory_order_acquire) == 0)
-        facts->weights = packed;
+    if (base->unpacked && atomic_load_explicit(base->unpacked, memory_order_acquire) == 0)
+        facts->weights = MP_MATRICES_PACKED;
     if (facts->expert_bytes == 0)
         return;
     const uint64_t copies = base->expert_copies ? atomic_load_explicit(base->expert_copies, memory_order_relaxed) : 0;
-    facts->experts = copies == 0 ? "mapped" : copies < base->expert_copies_most ? "packing" : packed;
+    facts->experts = copies == 0                         ? MP_MATRICES_MAPPED
+                     : copies < base->expert_copies_most ? MP_MATRICES_PACKING
+                                                         : MP_MATRICES_PACKED;
     facts->expert_packed_bytes = (int64_t)copies;
     facts->thrashing = base->thrashing && atomic_load_explicit(base->thrashing, memory_order_relaxed);
 }

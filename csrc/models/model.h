@@ -13,8 +13,17 @@
 /* Creates a loader for a spec and pins the spec. `compute`: the compute type (MP_COMPUTE_AUTO: chosen by the family).
  * Fails with FORMAT if the architecture is unknown; the error lists known architectures. */
 mp_status mp_model_loader(mp_spec *spec, mp_compute compute, mp_loader *loader, mp_error *error);
+/* Where the matrices of a model are. */
+typedef enum mp_matrices {
+    MP_MATRICES_NONE,    /* the model has none */
+    MP_MATRICES_PACKED,  /* all in packed copies */
+    MP_MATRICES_PACKING, /* in the mapped file; packed copies are made as matrices are used */
+    MP_MATRICES_MAPPED,  /* in the mapped file only */
+} mp_matrices;
+/* The word that Python shows: "packed", "packing" or "mapped"; NULL for MP_MATRICES_NONE. */
+const char *mp_matrices_name(mp_matrices matrices);
 /* Predicts `weights` of the facts of a model after its load in this process, from its spec alone. */
-const char *mp_model_predict_weights(const mp_spec *spec, mp_compute compute);
+mp_matrices mp_model_predict_weights(const mp_spec *spec, mp_compute compute);
 
 /* Loads the model immediately, without a loader. Several processes can share the packed weights: see
  * `mp_load_args.shared`. */
@@ -37,10 +46,8 @@ const mp_arch_info *mp_arch_at(int index); /* NULL if there is no such row */
 /* Facts of a loaded model, as shown in Python; 0 or NULL if a fact does not apply to the model. */
 typedef struct mp_model_facts {
     const char *architecture, *compute;
-    const char *weights; /* "packed"; "mapped": used as they are mapped; "packing": mapped, and packed on use. Excludes
-                          * tables of rows and experts */
-    const char *experts; /* where the experts are now. "mapped": in the file; "packing": in packed copies of a part of
-                          * them, and in the file; "packed": in copies of all of them; NULL: there are no experts */
+    mp_matrices weights; /* excludes tables of rows, and experts */
+    mp_matrices experts;
     int64_t expert_bytes;        /* bytes of the experts in the files */
     int64_t expert_packed_bytes; /* bytes of their packed copies now */
     bool thrashing;              /* experts are read from the disk again and again: see nn/expert_reads.h */

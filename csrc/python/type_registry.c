@@ -488,13 +488,13 @@ static PyObject *facts_of(const mp_model *model) {
     mp_model_facts facts;
     mp_model_get_facts(model, &facts);
     return Py_BuildValue("{s:s,s:s,s:s,s:z,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:z,s:L,s:L,s:N}", "architecture",
-                         facts.architecture, "compute", facts.compute, "weights", facts.weights, "kv_dtype",
-                         facts.kv_dtype, "kv_token_bytes", (long long)facts.kv_token_bytes, "context_length",
-                         (long long)facts.context_length, "vocab", (long long)facts.vocab, "hidden_size",
-                         (long long)facts.hidden_size, "layers",
+                         facts.architecture, "compute", facts.compute, "weights", mp_matrices_name(facts.weights),
+                         "kv_dtype", facts.kv_dtype, "kv_token_bytes", (long long)facts.kv_token_bytes,
+                         "context_length", (long long)facts.context_length, "vocab", (long long)facts.vocab,
+                         "hidden_size", (long long)facts.hidden_size, "layers",
                          (long long)facts.layers, "output_size", (long long)facts.output_size, "parameters",
                          (long long)facts.parameters, "weight_bytes", (long long)facts.weight_bytes, "draft_bytes",
-                         (long long)facts.draft_bytes, "experts", facts.experts, "expert_bytes",
+                         (long long)facts.draft_bytes, "experts", mp_matrices_name(facts.experts), "expert_bytes",
                          (long long)facts.expert_bytes, "expert_packed_bytes", (long long)facts.expert_packed_bytes,
                          "thrashing", PyBool_FromLong(facts.thrashing));
 }

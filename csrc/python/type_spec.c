@@ -387,11 +387,11 @@ static PyObject *spec_set_draft(PyObject *self, PyObject *draft) {
 
 static PyObject *spec_weights(PyObject *self, PyObject *none) {
     (void)none;
-    const char *weights;
+    mp_matrices weights;
     MP_BEGIN_EXCLUSIVE(self);
     weights = mp_model_predict_weights(((spec_object *)self)->spec, MP_COMPUTE_AUTO);
     MP_END_EXCLUSIVE();
-    return PyUnicode_FromString(weights);
+    return PyUnicode_FromString(mp_matrices_name(weights));
 }
 
 static PyMethodDef methods[] = {

@@ -134,7 +134,7 @@ uint64_t mp_worker_bytes(const mp_worker *worker) {
 
 /* --- compute threads --- */
 
-/* True if an active request, which may be planned, or the load was cancelled: the worker must plan again. */
+/* Returns true if an active request or the load was cancelled: the worker must plan again. */
 static bool plan_is_stale(void *arg) {
     mp_worker *worker = arg;
     for (int i = 0; i < worker->active_count; i++)

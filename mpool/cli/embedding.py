@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from ..tasks.output_table import OUTPUTS
 from .common import Texts, default_model, make_pool, no_inputs, note, texts_of
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments
         own = {name: value for name, value in options.items() if name not in ("output", "max_active")}
         yield pool.embed(texts, model, max_inputs=len(texts), progress=_bar(arguments), **own)
         return
-    batch, found = _BATCH if output in ("dense", "sparse") else _BATCH_TOKENS, False
+    batch, found = _BATCH_TOKENS if OUTPUTS[output].token_vectors else _BATCH, False
     for rows in pool.embed_iter(keep(source), model, batch_size=batch, progress=_bar(arguments), **options):
         found = True
         yield rows

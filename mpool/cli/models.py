@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..tasks.output_table import OUTPUTS
 from .common import note, print_json, say, size_of, table
 
 #: Maximum number of names of labels that ``mpool show`` prints.
@@ -217,10 +218,8 @@ def _purpose(model: ModelDescription) -> str:
     if model.image is not None:
         return "embeds images (embed_image)" + (" and texts (embed)" if model.networks else "")
     if model.embedding is not None:
-        does = {"labels": "classifies texts (classify)", "spans": "labels tokens (classify_tokens)",
-                "scores": "ranks documents for a query (rerank)",
-                "dense": "embeds texts (embed)", "sparse": "computes sparse vectors of texts (embed_sparse)",
-                "tokens": "computes a vector per token (embed_tokens)"}
+        does = {name: f"{row.purpose} ({row.function})" for name, row in OUTPUTS.items()}
+        does["scores"] = "ranks documents for a query (rerank)"
         computed = model.embedding.outputs - {"vectors"} or set(model.embedding.embeddings)
         return ", ".join(text for output, text in does.items() if output in computed)
     if model.generation is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..tasks.output_table import OUTPUTS
 from .common import note, packages, say
 from .serving import settings_of
 
@@ -28,10 +29,9 @@ def serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-#: Value of ``--vectors`` -> the options of the command that apply to it.
-_OPTIONS = {"dense": ("task", "compute", "dimensions", "on_error"), "sparse": ("task", "compute", "max_active"),
-            "tokens": ("task", "compute"), "all": ("task", "compute"), "labels": ("compute", "top_k"),
-            "spans": ("compute", "aggregation")}
+#: Option of the command for texts -> its default. Each value of ``--vectors`` has those of its function.
+_OPTIONS = {"task": None, "compute": "auto", "dimensions": None, "on_error": "raise", "max_active": None, "top_k": None,
+            "aggregation": "none"}
 
 
 def embed(arguments: argparse.Namespace) -> int:
@@ -40,9 +40,9 @@ def embed(arguments: argparse.Namespace) -> int:
 
     with packages("`mpool ray`", "ray"):
         from ..integrations.ray.parquet import embed_parquet
-    options = {name: getattr(arguments, name) for name in _OPTIONS[arguments.vectors]}
-    for name, default in (("task", None), ("dimensions", None), ("on_error", "raise"), ("max_active", None),
-                          ("top_k", None), ("aggregation", "none")):
+    having = OUTPUTS[arguments.vectors].option_names
+    options = {name: getattr(arguments, name) for name in _OPTIONS if name in having}
+    for name, default in _OPTIONS.items():
         if name not in options and getattr(arguments, name) != default:
             raise InvalidArgument(f"--{name.replace('_', '-')} and --vectors {arguments.vectors} exclude each other",
                                   param=name)

@@ -125,7 +125,7 @@ class Watcher:
         Args:
             key: key of the queue.
             submit: submits the request; raises Timeout once the deadline has passed.
-            wait: whether to wait while the queue is full.
+            wait: True: wait while the queue is full; False: raise Overloaded.
             deadline: deadline of the request on the clock of :func:`time.monotonic`; None: none.
 
         Raises:

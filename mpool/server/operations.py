@@ -327,7 +327,7 @@ class Endpoint:
                     listener.on_disconnect = on_disconnect
                     listener.start()
                 context.started = time.monotonic()
-                if hasattr(body, "model"):  # a handler that chooses the model adds its name
+                if hasattr(body, "model"):  # if it is None, the handler chooses the model and sets its name
                     running = RunningRequest(context.id, scope["path"], body.model or "", task)
                     self.state.running[context.id] = running
                     tally.current.set(used)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..models.spec import ClassifierSettings
+    from ..runtime.entry import Entry
     from ..tokenizers import Tokenizer
     from .options import Call, ClassifyOptions
     from .text_embedding import Pack, Plan
@@ -377,6 +378,16 @@ class LabelsIterRequest(IterRequest):
 
     def _finished(self, rows: Any) -> Any:
         return activate(rows, self.function)
+
+
+def iter_check(options: ClassifyOptions, most: int) -> None:
+    """Validate the options for an iterable. Raises as :func:`check_scores`."""
+    check_scores(options)
+
+
+def iter_plan(entry: Entry, options: ClassifyOptions, checked: None) -> Plan:
+    """Return the plan for an iterable. Raises as :func:`mpool.tasks.text_embedding.plan`."""
+    return embedding.plan(entry, options)
 
 
 def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, options: ClassifyOptions,

@@ -272,8 +272,10 @@ ON_ERROR = ("raise", "null")
 TASKS = ("query", "document")
 #: Outputs of a text encoder.
 OUTPUTS = ("dense", "sparse", "tokens", "all")
-#: Outputs of :func:`mpool.embed_iter`.
-ITERATED = (*OUTPUTS, "labels", "spans")
+#: Outputs of a classifier.
+CLASSIFIED = ("labels", "spans")
+#: Outputs of :func:`mpool.embed_iter`; :mod:`mpool.tasks.output_table` describes them.
+ITERATED = (*OUTPUTS, *CLASSIFIED)
 ACTIVATIONS = ("softmax", "sigmoid", "none")
 #: How labels of tokens become labels of spans.
 AGGREGATIONS = ("none", "simple", "first", "average", "max")

@@ -462,6 +462,11 @@ def all_outputs(plan: OutputPlan, parts: list[Part]) -> TextEmbeddings:
                           token_vectors(plan, parts) if plan.mask & ROWS else None)
 
 
+#: Output -> function that joins its slices.
+FINISH: dict[str, Callable[[OutputPlan, list[Part]], Any]] = {"sparse": sparse_vectors, "tokens": token_vectors,
+                                                              "all": all_outputs}
+
+
 # ---- requests ------------------------------------------------------------------------------------------------------
 
 @dataclass(slots=True)
@@ -640,10 +645,26 @@ def cutter(plan: OutputPlan) -> Cutter:
                   max(min(embedding.SLICE_TEXTS, tokens // 2 // max(around, filled)), 1))
 
 
+def iter_check(options: Any, most: int) -> None:
+    """Do nothing: all options of these outputs are checked against the model, by :func:`plan`."""
+
+
+def iter_plan(entry: Entry, options: Any, checked: None) -> OutputPlan:
+    """Return the plan for an iterable of texts. Raises as :func:`plan`."""
+    return plan(entry, options)
+
+
+def iter_request(plan: OutputPlan, items: Any, batch_size: int | None, bar: Bar, options: Any,
+                 call: Call) -> OutputsIterRequest:
+    """Return the request for the outputs of an iterable of texts."""
+    return OutputsIterRequest(TEXTS, plan, items, cutter(plan), batch_size, bar, call,
+                              finish=FINISH[options.embedding])
+
+
 def inputs_of(inputs: Any, most: int) -> list[Any]:
     """Return the texts of a request as a list; a single str is a list of one text."""
     return [inputs] if isinstance(inputs, str) else embedding.texts_of(inputs, most)
 
 
-__all__ = ["OutputPlan", "OutputsIterRequest", "OutputsRequest", "all_outputs", "cutter", "inputs_of", "plan",
-           "sparse_vectors", "token_vectors"]
+__all__ = ["FINISH", "OutputPlan", "OutputsIterRequest", "OutputsRequest", "cutter", "inputs_of", "iter_check",
+           "iter_plan", "iter_request", "plan", "token_vectors"]

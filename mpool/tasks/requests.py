@@ -22,7 +22,6 @@ from . import options as _options
 from . import text_embedding as embedding
 from . import vectors
 from .options import (
-    AllOptions,
     ClassifyOptions,
     ClassifyTokensOptions,
     EmbedIterOptions,
@@ -30,10 +29,9 @@ from .options import (
     GenerateImageOptions,
     ImageOptions,
     RerankOptions,
-    SparseOptions,
-    TokenOptions,
     TokenScoresOptions,
 )
+from .output_table import OUTPUTS, TextOutput
 from .steps import IterRequest, VectorRequest
 
 if TYPE_CHECKING:
@@ -117,113 +115,77 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     options = _options.parse_options(EmbedIterOptions, "embed_iter", given)
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
-    own = _output_options(options)
-
-    if options.output == "labels":
-        from . import classification
-
-        _require(model, "a sequence classifier")
-        classification.check_scores(own)
-    elif options.output == "spans":
-        from . import token_classification
-
-        _require(model, "a token classifier")
-        spans = token_classification.check([], own, _limit(pool, None))
+    output, own = _output_of(options)
+    _require(model, output)
+    module = output.module()
+    checked = module.iter_check(own, _limit(pool, None))
 
     def prepare() -> IterRequest:
-        if own is None or options.output == "labels":
-            plan = text_plan(pool, model, options if own is None else own)
-        elif options.output == "spans":
-            plan = token_classification.plan_of(*_opened(pool, model, own), spans)
-        else:
-            plan = _output_plan(pool, model, own)
+        plan = module.iter_plan(*_opened(pool, model, own), checked)
         try:
             total = len(items)
         except TypeError:
             total = None
         bar = vectors.Bar(options.progress, total, plan.entry.key)
-        if own is None:
-            return IterRequest(embedding.TEXTS, plan, items, embedding.cutter(), batch_size, bar, call)
-        if options.output == "labels":
-            return classification.iter_request(plan, items, batch_size, bar, own, call)
-        if options.output == "spans":
-            return token_classification.iter_request(plan, items, batch_size, bar, call)
-        from . import outputs
-
-        return outputs.OutputsIterRequest(outputs.TEXTS, plan, items, outputs.cutter(plan), batch_size, bar, call,
-                                          finish=getattr(outputs, _FINISH[options.output]))
+        request: IterRequest = module.iter_request(plan, items, batch_size, bar, own, call)
+        return request
 
     return Validated(prepare, model, "text_embedding", options.compute)
 
 
-#: Output -> options of its function, and name of the function that joins its slices.
-_OPTIONS_OF = {"sparse": SparseOptions, "tokens": TokenOptions, "all": AllOptions, "labels": ClassifyOptions,
-               "spans": ClassifyTokensOptions}
-_FINISH = {"sparse": "sparse_vectors", "tokens": "token_vectors", "all": "all_outputs"}
-#: Option of embed_iter that not all outputs have -> the outputs that have it, and a hint.
-_ONLY = {**dict.fromkeys(("dimensions", "normalize", "precision", "on_error"), (
-             ("dense",), "It applies to dense vectors only")),
-         **dict.fromkeys(("task", "prompt", "prompt_name"), (_options.OUTPUTS, "Classifiers have no prompts")),
-         "max_active": (("sparse",), "Only sparse vectors have a maximum number of weights"),
-         **dict.fromkeys(("function_to_apply", "top_k"), (("labels",), 'It needs output="labels"')),
-         **dict.fromkeys(("aggregation", "ignore_labels", "stride"), (("spans",), 'It needs output="spans"'))}
+#: Option of embed_iter -> hint for an output that does not have it; without a row, the hint names the outputs that do.
+_HINTS = {**dict.fromkeys(("dimensions", "normalize", "precision", "on_error"), "It applies to dense vectors only"),
+         **dict.fromkeys(("task", "prompt", "prompt_name"), "Classifiers have no prompts"),
+         "max_active": "Only sparse vectors have a maximum number of weights"}
 
 
-def _output_options(options: EmbedIterOptions) -> Any:
-    """Return the options of the function that computes another output than dense vectors; None: dense vectors.
+def _output_of(options: EmbedIterOptions) -> tuple[TextOutput, Any]:
+    """Return the output that the options of embed_iter choose, and the options of its function.
 
     Raises:
-        InvalidArgument: the output does not exist, or does not have an option.
+        InvalidArgument: the output does not exist, or does not have an option that is set.
     """
     vectors.check_choice("output", options.output, _options.ITERATED)
-    defaults = EmbedIterOptions()
-    for name, (outputs, hint) in _ONLY.items():
-        value, default = getattr(options, name), getattr(defaults, name)
-        if options.output not in outputs and not is_same(value, default):
-            refuse(name, value, f"{default!r} with output={options.output!r}", hint=hint)
-    if options.output == "dense":
-        return None
-    kind: Any = _OPTIONS_OF[options.output]
-    names = (one.name for one in fields(kind) if hasattr(options, one.name))
-    return kind(**{name: getattr(options, name) for name in names})
+    output, given = OUTPUTS[options.output], {one.name: getattr(options, one.name) for one in fields(options)}
+    for one in fields(options):
+        having = [name for name, row in OUTPUTS.items() if one.name in row.option_names]
+        if having and options.output not in having and not is_same(given[one.name], one.default):
+            needed = " or ".join(f'"{name}"' for name in having)
+            refuse(one.name, given[one.name], f"{one.default!r} with output={options.output!r}",
+                   hint=_HINTS.get(one.name, f"It needs output={needed}"))
+    return output, output.options(**{name: value for name, value in given.items() if name in output.option_names})
 
 
-def _output_plan(pool: Host, model: Any, options: Any) -> Any:
-    """Return the plan for sparse vectors, vectors of tokens or all outputs."""
-    from . import outputs
-
-    return outputs.plan(*_opened(pool, model, options))
-
-
-def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str, output: str) -> Validated:
+def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str) -> Validated:
     """Validate a request for sparse vectors, vectors of tokens or all outputs."""
     from . import outputs
 
+    output = OUTPUTS[name]
     inputs, model = given.pop("inputs"), given.pop("model", None)
-    options: Any = _options.parse_options(_OPTIONS_OF[output], name, given)
+    options: Any = _options.parse_options(output.options, output.function, given)
     vectors.check_progress(options.progress)
     texts = outputs.inputs_of(inputs, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
-        plan = _output_plan(pool, model, options)
-        return outputs.OutputsRequest(plan, texts, options.progress, call, getattr(outputs, _FINISH[output]))
+        plan = outputs.plan(*_opened(pool, model, options))
+        return outputs.OutputsRequest(plan, texts, options.progress, call, outputs.FINISH[name])
 
     return Validated(prepare, model, "text_embedding", options.compute)
 
 
 def embed_sparse(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_sparse`."""
-    return _outputs(pool, given, call, "embed_sparse", "sparse")
+    return _outputs(pool, given, call, "sparse")
 
 
 def embed_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_tokens`."""
-    return _outputs(pool, given, call, "embed_tokens", "tokens")
+    return _outputs(pool, given, call, "tokens")
 
 
 def embed_all(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_all`."""
-    return _outputs(pool, given, call, "embed_all", "all")
+    return _outputs(pool, given, call, "all")
 
 
 def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
@@ -245,10 +207,10 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     return Validated(prepare, model, "text_embedding", options.compute)
 
 
-def _require(model: Any, allowed: str) -> None:
-    """Raise InvalidArgument if the model of a function without a default model is missing."""
-    if model is None:
-        refuse("model", None, allowed, hint="This function has no default model: pass a folder or reference")
+def _require(model: Any, output: TextOutput) -> None:
+    """Raise InvalidArgument if the caller names no model for an output without a default model."""
+    if model is None and output.needs is not None:
+        refuse("model", None, output.needs, hint="This function has no default model: pass a folder or reference")
 
 
 def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
@@ -256,7 +218,7 @@ def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import classification
 
     texts, model = given.pop("texts"), given.pop("model", None)
-    _require(model, "a sequence classifier")
+    _require(model, OUTPUTS["labels"])
     options = _options.parse_options(ClassifyOptions, "classify", given)
     vectors.check_progress(options.progress)
     checked = classification.check(texts, options, _limit(pool, options.max_inputs))
@@ -274,7 +236,7 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import token_classification
 
     texts, model = given.pop("texts"), given.pop("model", None)
-    _require(model, "a token classifier")
+    _require(model, OUTPUTS["spans"])
     options = _options.parse_options(ClassifyTokensOptions, "classify_tokens", given)
     vectors.check_progress(options.progress)
     checked = token_classification.check(texts, options, _limit(pool, options.max_inputs))
@@ -291,7 +253,7 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import outputs, token_classification
 
     inputs, model = given.pop("inputs"), given.pop("model", None)
-    _require(model, "a token classifier")
+    _require(model, OUTPUTS["spans"])
     options = _options.parse_options(TokenScoresOptions, "token_scores", given)
     texts = outputs.inputs_of(inputs, pool.config.max_embed_inputs)
 

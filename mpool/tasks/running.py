@@ -19,17 +19,14 @@ from ..runtime.swapping import afor_current, for_current
 from . import options as _options
 from . import requests
 from .options import Call
+from .output_table import OUTPUTS
 from .requests import Validated
 from .steps import adrive, adrive_each, drive
 from .verbs import (
     CHAT,
     CLASSIFY,
-    CLASSIFY_TOKENS,
     EMBED,
-    EMBED_ALL,
     EMBED_IMAGE,
-    EMBED_SPARSE,
-    EMBED_TOKENS,
     GENERATE,
     GENERATE_IMAGE,
     RERANK,
@@ -216,8 +213,8 @@ _JOBS: dict[str, tuple[tuple[Verb, tuple[str, ...]], ...]] = {
 
 
 #: Verb -> values of ``output`` in the arguments of ``submit``, each with its verb.
-_OUTPUTS = {"embed": {"dense": EMBED, "sparse": EMBED_SPARSE, "tokens": EMBED_TOKENS, "all": EMBED_ALL},
-            "classify": {"labels": CLASSIFY, "spans": CLASSIFY_TOKENS}}
+_OUTPUTS = {verb: {name: VERBS[OUTPUTS[name].function] for name in names}
+            for verb, names in (("embed", _options.OUTPUTS), ("classify", _options.CLASSIFIED))}
 
 
 def submit(pool: Host, capability: Any, request: Mapping[str, Any]) -> Job:

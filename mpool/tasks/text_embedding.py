@@ -17,9 +17,10 @@ from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, 
 from ..resources import list_of_caller, of_caller
 from ..tokenizers.limits import MAX_CHARS as MAX_CHARS
 from .options import PRECISIONS
+from .output_table import OUTPUTS
 from .sampling import check_id
-from .steps import Cutter
-from .vectors import CHOICES, Kind, VectorPlan, check, check_choice, plan_of
+from .steps import Cutter, IterRequest
+from .vectors import CHOICES, Bar, Kind, VectorPlan, check, check_choice, plan_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -169,10 +170,9 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
 
 def _wrong_output(settings: EmbeddingSettings, wanted: str, key: str) -> WrongCapability:
     """Return the error for a model that does not compute the output of a function."""
-    found, hint = settings.kind, {"labels": "Use mpool.classify(texts, model)",
-                                  "spans": "Use mpool.classify_tokens(texts, model)",
-                                  "scores": "Use mpool.rerank(query, documents, model)",
-                                  "vectors": "Use mpool.embed(texts, model)"}[min(settings.outputs)]
+    found, has = settings.kind, min(settings.outputs)
+    hint = "Use " + ("mpool.rerank(query, documents, model)" if has == "scores"
+                     else _function("dense" if has == "vectors" else has))
     if wanted == "spans":
         return WrongCapability(f"is {found}, not a token classifier", key=key,
                                hint=f"{hint}, or another model: a folder whose config.json names a class "
@@ -196,8 +196,9 @@ def _wrong_output(settings: EmbeddingSettings, wanted: str, key: str) -> WrongCa
                            hint="Rank with mpool.embed and mpool.similarity, or use a cross-encoder with mpool.rerank")
 
 
-#: Output of a model -> the function that returns it.
-OUTPUTS = {"dense": "mpool.embed", "sparse": "mpool.embed_sparse", "tokens": "mpool.embed_tokens"}
+def _function(output: str) -> str:
+    """Return the call of the function for an output of the model, for hints."""
+    return f"mpool.{OUTPUTS[output].function}(texts, model)"
 
 
 def check_output(entry: Entry, settings: EmbeddingSettings, output: str) -> None:
@@ -208,7 +209,7 @@ def check_output(entry: Entry, settings: EmbeddingSettings, output: str) -> None
     if output in ("all", "tokens") or output in settings.embeddings:
         return
     error = WrongCapability(f"has no {output} vectors; it has: " + ", ".join(settings.embeddings), key=entry.key,
-                            hint="Use " + " or ".join(f"{OUTPUTS[one]}(texts, model)" for one in settings.embeddings))
+                            hint="Use " + " or ".join(_function(one) for one in settings.embeddings))
     error.wanted = output
     raise error
 
@@ -653,6 +654,20 @@ TEXTS = Kind("text", packed, _valid, _embed, _start, halves, _heavy, _tokens, na
 
 
 # ---- many texts ----------------------------------------------------------------------------------------------------
+
+def iter_check(options: Any, most: int) -> None:
+    """Do nothing: :func:`check_streamable` has checked the options."""
+
+
+def iter_plan(entry: Entry, options: Any, checked: None) -> Plan:
+    """Return the plan for an iterable of texts. Raises as :func:`plan`."""
+    return plan(entry, options)
+
+
+def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, options: Any, call: Call) -> IterRequest:
+    """Return the request for the vectors of an iterable of texts."""
+    return IterRequest(TEXTS, plan, items, cutter(), batch_size, bar, call)
+
 
 def check_streamable(options: Any, batch_size: Any) -> int | None:
     """Check the options that are specific to :func:`mpool.embed_iter`; returns ``batch_size`` as an int or None.

@@ -195,7 +195,7 @@ def request(entry: Entry, checked: Checked, options: ClassifyTokensOptions, call
         InvalidArgument: an option is invalid for this model.
         WrongCapability: the model is no token classifier.
     """
-    made = plan_of(entry, options, checked)
+    made = iter_plan(entry, options, checked)
 
     def finish(plan: OutputPlan, parts: list[Part]) -> TokenClassification | TokenClassifications:
         found = _joined(made, parts)
@@ -204,7 +204,12 @@ def request(entry: Entry, checked: Checked, options: ClassifyTokensOptions, call
     return OutputsRequest(made, checked.texts, options.progress, call, finish, kind=TEXTS)
 
 
-def plan_of(entry: Entry, options: ClassifyTokensOptions, checked: Checked) -> SpanPlan:
+def iter_check(options: ClassifyTokensOptions, most: int) -> Checked:
+    """Validate the options for an iterable. Raises as :func:`check`."""
+    return check([], options, most)
+
+
+def iter_plan(entry: Entry, options: ClassifyTokensOptions, checked: Checked) -> SpanPlan:
     """Return the plan for the options of a request, with its rules. Raises as :func:`request`."""
     made = _plan(entry, options)
     if checked.stride is not None and checked.stride >= _room(made):
@@ -222,7 +227,8 @@ def _joined(plan: OutputPlan, parts: list[Part]) -> TokenClassifications:
                                       for spans in part.spans or ()), *facts)
 
 
-def iter_request(plan: SpanPlan, items: Any, batch_size: int | None, bar: Bar, call: Call) -> OutputsIterRequest:
+def iter_request(plan: SpanPlan, items: Any, batch_size: int | None, bar: Bar, options: ClassifyTokensOptions,
+                 call: Call) -> OutputsIterRequest:
     """Return the request for the spans of an iterable. The budget of windows of the plan is that of each slice."""
     def packed(plan: SpanPlan, texts: list[Any], start: int, single: bool, call: Call) -> SpanPack:
         fresh = replace(plan, budget=Budget(plan.budget.most, plan.budget.most, "PoolConfig.max_embed_inputs"))
@@ -380,4 +386,4 @@ def _heavy(plan: Plan, inputs: list[Any]) -> bool:
 
 TEXTS = replace(outputs.TEXTS, pack=_packed, heavy=_heavy)
 
-__all__ = ["check", "iter_request", "plan_of", "request", "scores_plan"]
+__all__ = ["check", "iter_check", "iter_plan", "iter_request", "request", "scores_plan"]

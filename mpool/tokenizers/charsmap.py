@@ -76,9 +76,13 @@ class CharsMap:
         return known
 
     def _longest(self, data: bytes, at: int) -> tuple[int, bytes]:
-        """Return the length of the longest row that matches at ``data[at]`` (0: none), and its replacement."""
+        """Return the length of the longest row that matches at ``data[at]`` (0: none), and its replacement.
+
+        The search ends at the first byte that continues no row: after a few steps in published maps. A malformed trie
+        may contain itself, so there are at most ``4 * _MAX_ROW`` steps; a text then takes time linear in its length.
+        """
         units, node, length, value = self._units, self._root, 0, -1
-        for position in range(at, min(at + 4 * _MAX_ROW, len(data))):  # a malformed trie may contain itself
+        for position in range(at, min(at + 4 * _MAX_ROW, len(data))):
             byte = data[position]
             if byte == 0:
                 break

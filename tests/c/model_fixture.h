@@ -519,7 +519,7 @@ static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute
     MP_CHECK(made >= tiny->budget.used && made - tiny->budget.used < STRUCTS);
     mp_model_facts facts;
     mp_model_get_facts(tiny->model, &facts);
-    MP_CHECK_STR(mp_model_predict_weights(spec, compute), facts.weights);
+    MP_CHECK_INT(mp_model_predict_weights(spec, compute), facts.weights);
     MP_CHECK_OK(tiny->model->ops->engine(tiny->model, &tiny->budget, &tiny->engine, &error), &error);
 }
 

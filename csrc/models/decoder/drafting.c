@@ -41,7 +41,7 @@ mp_status mp_draft_model_check(const mp_spec *spec, mp_error *error) {
     const mp_spec *draft = mp_spec_draft(spec);
     const mp_arch *arch = mp_arch_find(mp_spec_architecture(draft));
     const mp_token_table *tokens = mp_spec_tokens(draft);
-    if (!arch || arch->load != mp_decoder_load || !tokens)
+    if (!arch || arch->family->load != mp_decoder_load || !tokens)
         return mp_fail(error, MP_UNSUPPORTED, "`draft` must be a language model for text, got a model of type %.40s",
                        mp_spec_architecture(draft));
     return check_tokens(mp_spec_tokens(spec), tokens, error);

@@ -298,7 +298,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
         .parameters = builder.parameters,
         .weight_bytes = (int64_t)(builder.slab_bytes + mapped),
     };
-    mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.packing);
+    mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.unpacked);
     mp_experts_facts(model->packed_experts, &model->expert_reads, &model->base);
     if (mp_spec_draft(args->spec)) {
         MP_TRY_GOTO(mp_draft_model_load(args, &model->draft, error));
@@ -312,20 +312,45 @@ cleanup:
     return status;
 }
 
-/* Returns true for a matrix that is neither a table of rows nor part of an image network or of experts. */
-static bool is_own_matrix(const mp_spec *spec, const mp_tensor_entry *entry) {
+/* How load uses a tensor, for the predictions below. */
+typedef enum tensor_use {
+    NOT_PACKED, /* stays in the file, belongs to the image network, or is no matrix */
+    OF_ADAPTER, /* packed by mp_adapters_add */
+    OF_LATENTS, /* packed by mp_mla_read_layer as floats */
+    ROUTER,     /* packed as fp32 by mp_experts_init */
+    OF_LAYERS,  /* a matrix of the layers or the head, which load adds with MP_ON_USE_EXACT */
+} tensor_use;
+
+static tensor_use use_of(const mp_spec *spec, const mp_tensor_entry *entry) {
     const bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
-    return entry->ndim == 2 && !table && !mp_decoder_images_own(entry->name) && !mp_expert_owns(entry->name);
+    if (mp_is_companion(entry->name))
+        return NOT_PACKED;
+    if (mp_adapter_footprint(entry) > 0)
+        return OF_ADAPTER;
+    if (mp_mla_is_latent(entry->name))
+        return OF_LATENTS;
+    if (entry->ndim != 2 || table || mp_decoder_images_own(entry->name) || mp_expert_owns(entry->name))
+        return NOT_PACKED;
+    return strstr(entry->name, ".ffn_gate_inp.") ? ROUTER : OF_LAYERS;
 }
 
-/* Returns true for a matrix of the layers or the head that load adds with MP_ON_USE_EXACT. */
-static bool is_decoder_matrix(const mp_spec *spec, const mp_tensor_entry *entry) {
-    return is_own_matrix(spec, entry) && !strstr(entry->name, ".ffn_gate_inp.") &&
-           !strstr(entry->name, ".attn_kv_b.") && mp_adapter_footprint(entry) == 0;
+static bool is_of_layers(const mp_spec *spec, const mp_tensor_entry *entry) { return use_of(spec, entry) == OF_LAYERS; }
+
+mp_matrices mp_decoder_predict_weights(const mp_spec *spec, mp_compute compute) {
+    return mp_weights_predict(spec, compute, MP_ON_USE_EXACT, is_of_layers);
 }
 
-const char *mp_decoder_predict_weights(const mp_spec *spec, mp_compute compute) {
-    return mp_weights_predict(spec, compute, MP_ON_USE_EXACT, is_decoder_matrix);
+/* Predicts the bytes of a matrix of the layers or the head, or of a router, in packed order; 0 if the matrix is never
+ * packed, or if the load will fail. */
+static uint64_t packed_bytes(const mp_tensor_entry *entry, mp_compute compute, mp_on_use on_use, mp_weights_use use) {
+    mp_wkind kind;
+    mp_wmat w;
+    if (entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX ||
+        !mp_wmat_kind_for(entry->dtype, compute, &kind) ||
+        (use == MP_WEIGHTS_MAPPED && mp_may_stay_unpacked(on_use, use, entry->dtype, kind)))
+        return 0;
+    mp_wmat_init(&w, kind, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);
+    return mp_wmat_bytes(&w);
 }
 
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
@@ -333,26 +358,22 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
     const mp_weights_use use = mp_weights_use_or_auto(spec);
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
-        mp_wkind kind;
-        if (mp_is_companion(entry->name))
-            continue;
-        const uint64_t adapter = mp_adapter_footprint(entry);
-        bytes += adapter;
-        if (adapter > 0)
-            continue;
-        uint64_t latents = mp_mla_footprint(entry, compute);
-        bytes += latents;
-        if (latents > 0 || !is_own_matrix(spec, entry))
-            continue;
-        if (!mp_wmat_kind_for(entry->dtype, compute, &kind))
-            continue;
-        if (entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX)
-            continue; /* the load will fail */
-        if (use == MP_WEIGHTS_MAPPED && mp_may_stay_unpacked(MP_ON_USE_EXACT, use, entry->dtype, kind))
-            continue;
-        mp_wmat w;
-        mp_wmat_init(&w, kind, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);
-        bytes += mp_wmat_bytes(&w);
+        switch (use_of(spec, entry)) {
+        case NOT_PACKED:
+            break;
+        case OF_ADAPTER:
+            bytes += mp_adapter_footprint(entry);
+            break;
+        case OF_LATENTS:
+            bytes += mp_mla_footprint(entry, compute);
+            break;
+        case ROUTER:
+            bytes += packed_bytes(entry, MP_COMPUTE_F32, MP_ON_USE_NEVER, use);
+            break;
+        case OF_LAYERS:
+            bytes += packed_bytes(entry, compute, MP_ON_USE_EXACT, use);
+            break;
+        }
     }
     *model_bytes = bytes + MP_WMAT_SLACK;
     *engine_bytes = 64 << 20;

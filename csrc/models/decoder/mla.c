@@ -120,10 +120,11 @@ mp_status mp_mla_read_layer(mp_decoder *model, mp_builder *builder, int index, m
     return read_halves(model, builder, index, error);
 }
 
+bool mp_mla_is_latent(const char *name) {
+    return strstr(name, ".attn_kv_b.") || strstr(name, ".attn_k_b.") || strstr(name, ".attn_v_b.");
+}
+
 uint64_t mp_mla_footprint(const mp_tensor_entry *entry, mp_compute compute) {
-    if (!strstr(entry->name, ".attn_kv_b.") && !strstr(entry->name, ".attn_k_b.") &&
-        !strstr(entry->name, ".attn_v_b."))
-        return 0;
     mp_wkind kind;
     mp_wmat w;
     int64_t rows = 1, width = entry->shape[entry->ndim - 1];

@@ -19,7 +19,9 @@
 mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *error);
 /* Reads the projections of a layer, except attn_output. UNSUPPORTED if one of them has a bias. */
 mp_status mp_mla_read_layer(mp_decoder *model, mp_builder *builder, int index, mp_error *error);
-/* Returns the packed bytes of a tensor that is stored as floats (k_b, v_b, kv_b); 0 for other tensors. */
+/* Returns true for the names of k_b, v_b and kv_b, which mp_mla_read_layer packs as floats. */
+bool mp_mla_is_latent(const char *name);
+/* Predicts the packed bytes of k_b, v_b or kv_b; 0 if the load will fail. */
 uint64_t mp_mla_footprint(const mp_tensor_entry *entry, mp_compute compute);
 
 /* Floats per row of pass->latent and of pass->per_head. */

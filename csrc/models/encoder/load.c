@@ -435,7 +435,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         .parameters = builder.parameters,
         .weight_bytes = (int64_t)(builder.slab_bytes + builder.mapped_bytes),
     };
-    mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.packing);
+    mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.unpacked);
     mp_experts_facts(model->packed_experts, &model->expert_reads, &model->base);
     *out = &model->base.base;
     model = NULL;
@@ -452,7 +452,7 @@ static bool is_layer_matrix(const mp_spec *spec, const mp_tensor_entry *entry) {
            !strstr(entry->name, ".attn_pos_") && !mp_expert_owns(entry->name) && mp_adapter_footprint(entry) == 0;
 }
 
-const char *mp_encoder_predict_weights(const mp_spec *spec, mp_compute compute) {
+mp_matrices mp_encoder_predict_weights(const mp_spec *spec, mp_compute compute) {
     return mp_weights_predict(spec, compute_type_for(compute, spec), MP_ON_USE_ENCODER, is_layer_matrix);
 }
 

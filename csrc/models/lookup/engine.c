@@ -51,7 +51,7 @@ static void prefetch_rows(const mp_lookup *model, const int32_t *ids, int64_t n,
     }
 }
 
-/* Report progress, and return true once the step shall end. A table on a slow disk takes long for a few texts. */
+/* Reports progress. Returns true once the step must end. Within a text, too: a table on a slow disk is read slowly. */
 static bool must_stop(mp_lease *lease, _Atomic bool *stop) {
     if (mp_lease_poll(lease))
         atomic_store_explicit(stop, true, memory_order_relaxed);

@@ -26,8 +26,6 @@ static bool lookup_healthy(const mp_model *base) { return mp_weights_sound(((con
 
 static uint64_t lookup_bytes(const mp_model *base) { return ((const mp_lookup *)base)->charged; }
 
-static const char mapped[] = "mapped";
-
 static const mp_model_ops lookup_ops = {mp_lookup_engine, mp_lookup_check, lookup_healthy, lookup_bytes,
                                         lookup_destroy};
 
@@ -159,7 +157,7 @@ mp_status mp_lookup_load(const mp_load_args *args, mp_model **out, mp_error *err
     model->base.speed[0] = &model->token_ns;
     model->base.facts = (mp_model_facts){
         .compute = mp_compute_name(MP_COMPUTE_F32),
-        .weights = mapped,
+        .weights = MP_MATRICES_MAPPED,
         .context_length = model->context,
         .vocab = model->vocab,
         .hidden_size = model->dim,
@@ -175,9 +173,9 @@ cleanup:
     return status;
 }
 
-const char *mp_lookup_predict_weights(const mp_spec *spec, mp_compute compute) {
+mp_matrices mp_lookup_predict_weights(const mp_spec *spec, mp_compute compute) {
     (void)spec, (void)compute;
-    return mapped;
+    return MP_MATRICES_MAPPED;
 }
 
 void mp_lookup_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {

@@ -33,8 +33,8 @@ mp_status mp_lookup_check(const mp_model *model, mp_request *request, uint64_t *
                           mp_error *error);
 mp_status mp_lookup_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 /* Computes the first `width` components of the vector of tokens ids [n] into out [width]. Thread-safe. Returns false if
- * a component is not finite. Polls the lease every 4,096 tokens; stops early, with any result, once the lease asks for
- * it or *stop is true, and sets *stop then. */
+ * a component is not finite. Polls the lease every 4,096 tokens. If the lease asks to stop or *stop is true, sets
+ * *stop and returns early with undefined results. */
 bool mp_lookup_vector(const mp_lookup *model, const int32_t *ids, int64_t n, int32_t width, bool normalize,
                       mp_lease *lease, _Atomic bool *stop, float *out);
 

@@ -88,13 +88,13 @@ static void mark_added(mp_adapters *adapters, const mp_spec *spec, const char *n
     adapters->added[mp_spec_find_tensor(spec, name) - mp_spec_tensor_at(spec, 0)] = true;
 }
 
-/* Adds the matrix `name` [rows, width], times `by`, as the next part of `to`, in fp32. heads: order of the rows, as in
- * mp_builder_linear_converted. */
+/* Adds the matrix `name` [rows, width], times `by`, as the next part of `to`, in fp32. `interleaved_heads`
+ * orders the rows: see mp_builder_linear_converted. */
 static mp_status add_matrix(mp_builder *builder, mp_linear *to, const char *name, int64_t rows, int64_t width, float by,
-                            int64_t heads, mp_error *error) {
+                            int64_t interleaved_heads, mp_error *error) {
     const int64_t parameters = builder->parameters;
-    mp_status status =
-        mp_builder_linear_converted(builder, to, name, (int32_t)rows, (int32_t)width, by, heads, error);
+    mp_status status = mp_builder_linear_converted(builder, to, name, (int32_t)rows, (int32_t)width, by,
+                                                   interleaved_heads, error);
     builder->parameters = parameters; /* those of the model without adapters */
     return status;
 }

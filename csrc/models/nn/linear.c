@@ -8,6 +8,16 @@
 #include "files/scaled_weights.h"
 #include "models/nn/scratch.h"
 
+static const char packing[] = "packing"; /* stage of a load, for mp_progress */
+
+/* How the rows of a matrix get from its tensor into panels. */
+typedef enum mp_row_source {
+    ROWS_AS_STORED,  /* as they are in `tensor` or `scaled` */
+    ROWS_CONVERTED,  /* in fp32, times `factor`, reordered by `interleaved_heads`; must be finite */
+    ROWS_OF_KERNELS, /* in fp32, each row from [channels][taps] to [taps][channels] */
+    ROWS_BY_HEAD,    /* in fp32, as `by_head` describes */
+} mp_row_source;
+
 typedef struct mp_build_job {
     mp_linear *linear; /* packed matrix: part `part` of this layer; otherwise NULL */
     int part;
@@ -18,14 +28,15 @@ typedef struct mp_build_job {
     bool append;
     float add;   /* added to each value of a vector */
     float scale; /* factor on each value of a bias */
-    int32_t taps; /* convolution: kernel height * width, otherwise 0 */
     mp_tensor tensor;
     mp_scaled scaled; /* if the type of `tensor` has separate scales */
-    mp_head_rows by_head; /* `by_head.heads` > 0: the matrix is made of rows of another one while it is packed */
-    float *taken; /* the data of `tensor`, if the builder owns it */
-    const char *converted; /* name of a matrix that is converted while it is packed, or NULL; owned by the spec */
-    float factor;          /* `converted`: factor on each value */
-    int64_t heads;         /* `converted`: order of the rows, see mp_builder_linear_converted */
+    float *taken;     /* the data of `tensor`, if the builder owns it */
+    mp_row_source source;
+    const char *name;     /* ROWS_CONVERTED: name of the tensor, owned by the spec */
+    float factor;         /* ROWS_CONVERTED: factor on each value */
+    int64_t interleaved_heads; /* ROWS_CONVERTED: order of the rows, see mp_builder_linear_converted */
+    int32_t taps;         /* ROWS_OF_KERNELS: kernel height * width */
+    mp_head_rows by_head; /* ROWS_BY_HEAD */
     bool may_stay; /* may stay unpacked; false for matrices that are not in a file */
     bool packed;   /* finish has packed the matrix */
     size_t offset; /* offset in the slab */
@@ -118,7 +129,8 @@ static mp_status add_part(mp_builder *builder, mp_linear *linear, mp_build_job j
     int part = job.part = linear->parts;
     job.linear = linear;
     mp_wkind kind;
-    if (!mp_wmat_kind_for(job.taps || job.by_head.heads ? MP_F32 : job.tensor.dtype, builder->compute, &kind))
+    const bool floats = job.source == ROWS_OF_KERNELS || job.source == ROWS_BY_HEAD;
+    if (!mp_wmat_kind_for(floats ? MP_F32 : job.tensor.dtype, builder->compute, &kind))
         return mp_fail(error, MP_UNSUPPORTED,
                        "tensor %s is stored as %s, which the requested compute type does not support", name,
                        mp_dtype_get(job.tensor.dtype)->name);
@@ -155,7 +167,7 @@ mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *
 
 mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
                           int32_t channels, int32_t size, mp_error *error) {
-    mp_build_job job = {.taps = size * size};
+    mp_build_job job = {.source = ROWS_OF_KERNELS, .taps = size * size};
     int64_t shape[4] = {N, channels, size, size};
     MP_TRY(mp_weights_get(builder->weights, name, 4, shape, &job.tensor, error));
     if (mp_dtype_get(job.tensor.dtype)->items > 1)
@@ -173,7 +185,7 @@ mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const cha
 mp_status mp_builder_linear_by_head(mp_builder *builder, mp_linear *linear, const char *name, const mp_head_rows *rows,
                                     mp_error *error) {
     assert(rows->heads > 0 && rows->N % MP_PANEL_N == 0);
-    mp_build_job job = {.tensor = rows->from.codes, .by_head = *rows};
+    mp_build_job job = {.tensor = rows->from.codes, .source = ROWS_BY_HEAD, .by_head = *rows};
     return add_part(builder, linear, job, name, NULL, rows->heads * rows->N, rows->K, error);
 }
 
@@ -188,15 +200,15 @@ mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, const 
 }
 
 mp_status mp_builder_linear_converted(mp_builder *builder, mp_linear *linear, const char *name, int32_t N, int32_t K,
-                                      float factor, int64_t heads, mp_error *error) {
+                                      float factor, int64_t interleaved_heads, mp_error *error) {
     const int64_t shape[2] = {N, K};
-    mp_build_job job = {.factor = factor, .heads = heads};
+    mp_build_job job = {.source = ROWS_CONVERTED, .factor = factor, .interleaved_heads = interleaved_heads};
     MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
     if (mp_dtype_get(job.tensor.dtype)->items > 1 || mp_dtype_is_scaled(job.tensor.dtype))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s of an adapter must be stored as F32, F16 or BF16, got %s",
                        name, mp_dtype_get(job.tensor.dtype)->name);
-    assert(heads == 0 || N % (2 * heads) == 0);
-    job.converted = mp_spec_find_tensor(mp_weights_spec(builder->weights), name)->name;
+    assert(interleaved_heads == 0 || N % (2 * interleaved_heads) == 0);
+    job.name = mp_spec_find_tensor(mp_weights_spec(builder->weights), name)->name;
     const mp_compute compute = builder->compute;
     builder->compute = MP_COMPUTE_F32;
     mp_status status = add_part(builder, linear, job, name, NULL, N, K, error);
@@ -206,11 +218,11 @@ mp_status mp_builder_linear_converted(mp_builder *builder, mp_linear *linear, co
 
 /* Returns the row of the file that becomes row `row` of the layer. */
 static int64_t source_row(const mp_build_job *job, int64_t row) {
-    if (job->heads == 0)
+    const int64_t heads = job->interleaved_heads < 0 ? -job->interleaved_heads : job->interleaved_heads;
+    if (heads == 0)
         return row;
-    const int64_t size = job->linear->w[job->part].N / (job->heads < 0 ? -job->heads : job->heads), half = size / 2;
-    const int64_t at = row % size;
-    return row - at + (job->heads > 0 ? at % 2 * half + at / 2 : at % half * 2 + at / half);
+    const int64_t size = job->linear->w[job->part].N / heads, half = size / 2, at = row % size;
+    return row - at + (job->interleaved_heads > 0 ? at % 2 * half + at / 2 : at % half * 2 + at / half);
 }
 
 /* Converts a row of a convolution from [channels][taps], as stored, to [taps][channels]. row: K floats of scratch. */
@@ -229,7 +241,7 @@ static int32_t convert_rows(const mp_build_job *job, int panel, float *scratch) 
     const int32_t first = panel * MP_PANEL_N, rows = w->N - first < MP_PANEL_N ? w->N - first : MP_PANEL_N;
     for (int32_t r = 0; r < rows; r++) {
         float *const to = scratch + (int64_t)r * w->K;
-        if (job->taps) {
+        if (job->source == ROWS_OF_KERNELS) {
             reorder_taps(job, first + r, scratch + (int64_t)MP_PANEL_N * w->K, to);
             continue;
         }
@@ -240,7 +252,7 @@ static int32_t convert_rows(const mp_build_job *job, int panel, float *scratch) 
     return rows;
 }
 
-/* Packs panels of a matrix that is converted. Returns true if all values are finite. */
+/* Packs panels of a matrix whose rows are converted one by one. Returns true if all values are finite. */
 static bool pack_converted(const mp_build_job *job, int panel0, int panel1, float *scratch) {
     const mp_wmat *w = &job->linear->w[job->part];
     bool finite = true;
@@ -293,12 +305,12 @@ static void pack_by_head(const mp_build_job *job, int panel0, int panel1, float 
 static mp_status report_infinite(const mp_builder *builder, float *scratch, mp_error *error) {
     for (int i = 0; i < builder->count; i++) {
         const mp_build_job *job = &builder->jobs[i];
-        for (int panel = 0; job->converted && panel < job->linear->w[job->part].panels; panel++) {
+        for (int panel = 0; job->source == ROWS_CONVERTED && panel < job->linear->w[job->part].panels; panel++) {
             const int64_t K = job->linear->w[job->part].K, items = convert_rows(job, panel, scratch) * K;
             for (int64_t at = 0; at < items; at++)
                 if (!isfinite(scratch[at]))
                     return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(builder->weights)), -1,
-                                        job->converted, "finite values, also times alpha / rank",
+                                        job->name, "finite values, also times alpha / rank",
                                         "infinity or NaN at index %lld",
                                         (long long)(source_row(job, (int64_t)panel * MP_PANEL_N + at / K) * K +
                                                     at % K));
@@ -317,17 +329,26 @@ typedef struct pack_run {
     size_t stride, charged; /* `charged`: bytes charged to the budget for `scratch` */
 } pack_run;
 
-/* Packs panels of a job. Returns false if a converted value is not finite. */
+/* Packs panels of a job. Returns false if a value of ROWS_CONVERTED is not finite. */
 static bool pack_panels(const mp_build_job *job, int panel0, int panel1, uint8_t *scratch) {
     mp_wmat *w = &job->linear->w[job->part];
-    if (job->converted || job->taps)
-        return pack_converted(job, panel0, panel1, (float *)(void *)scratch) || job->taps;
-    if (job->by_head.heads)
-        pack_by_head(job, panel0, panel1, (float *)(void *)scratch);
-    else if (mp_dtype_is_scaled(job->tensor.dtype))
-        mp_scaled_pack(w, &job->scaled, panel0, panel1, scratch);
-    else
-        mp_wmat_pack(w, &job->tensor, panel0, panel1);
+    float *const floats = (float *)(void *)scratch;
+    switch (job->source) {
+    case ROWS_CONVERTED:
+        return pack_converted(job, panel0, panel1, floats);
+    case ROWS_OF_KERNELS: /* need not be finite */
+        (void)pack_converted(job, panel0, panel1, floats);
+        break;
+    case ROWS_BY_HEAD:
+        pack_by_head(job, panel0, panel1, floats);
+        break;
+    case ROWS_AS_STORED:
+        if (mp_dtype_is_scaled(job->tensor.dtype))
+            mp_scaled_pack(w, &job->scaled, panel0, panel1, scratch);
+        else
+            mp_wmat_pack(w, &job->tensor, panel0, panel1);
+        break;
+    }
     return true;
 }
 
@@ -344,7 +365,7 @@ static void pack_body(const mp_team_thread *thread, void *arg) {
         if (!pack_panels(job, 0, job->linear->w[job->part].panels, scratch))
             atomic_store_explicit(&run->infinite, true, memory_order_relaxed);
         mp_weights_release(run->builder->weights, &job->tensor);
-        mp_progress_part(run->progress, "packing", (uint64_t)i, (uint64_t)run->builder->count);
+        mp_progress_part(run->progress, packing, (uint64_t)i, (uint64_t)run->builder->count);
     }
 }
 
@@ -459,12 +480,13 @@ static mp_status make_scratch(const mp_builder *builder, const mp_lease *lease, 
         if (!job->linear)
             continue;
         const mp_wmat *w = &job->linear->w[job->part];
-        const mp_head_rows *rows = &job->by_head;
-        const size_t K = (size_t)w->K, N = (size_t)rows->N;
-        run->stride = mp_larger(run->stride, mp_scaled_scratch(job->tensor.dtype, w->kind, w->K));
-        if (job->converted || job->taps || rows->heads)
-            run->stride = mp_larger(run->stride, (rows->heads ? N * K + mp_larger(N, K) : (MP_PANEL_N + 1) * K) *
-                                                     sizeof(float));
+        const size_t K = (size_t)w->K, head = (size_t)job->by_head.N;
+        size_t bytes = (MP_PANEL_N + 1) * K * sizeof(float); /* convert_rows */
+        if (job->source == ROWS_BY_HEAD)
+            bytes = (head * K + mp_larger(head, K)) * sizeof(float); /* convert_head */
+        else if (job->source == ROWS_AS_STORED)
+            bytes = mp_scaled_scratch(job->tensor.dtype, w->kind, w->K);
+        run->stride = mp_larger(run->stride, bytes);
     }
     if (run->stride == 0)
         return MP_OK;
@@ -508,7 +530,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
     }
     size_t bytes = builder->slab_bytes + MP_WMAT_SLACK;
     MP_TRY(place_slab(builder, bytes, lease, budget, progress, error));
-    mp_progress_set(progress, "packing", 0);
+    mp_progress_set(progress, packing, 0);
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];
         if (job->linear) {
@@ -548,7 +570,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         split_run split = {job, &run};
         mp_lease_run(lease, split_body, &split);
         mp_weights_release(builder->weights, &job->tensor);
-        mp_progress_set(progress, "packing", 0);
+        mp_progress_set(progress, packing, 0);
         job->packed = true;
     }
     mp_lease_run(lease, pack_body, &run);

@@ -89,12 +89,12 @@ mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, const 
  * Finish converts one head at a time per thread. `name` names the tensor in errors. */
 mp_status mp_builder_linear_by_head(mp_builder *builder, mp_linear *linear, const char *name, const mp_head_rows *rows,
                                     mp_error *error);
-/* Adds a part without a bias: tensor `name` [N, K] of F32, F16 or BF16, times `factor`, as fp32. heads > 0: the rows
- * belong to this many heads; the two halves of a head follow one another in the tensor and are interleaved in the
- * layer. heads < 0: the reverse. 0: the rows stay in their order. Finish converts 32 rows at a time per thread,
- * and fails with FORMAT if a value times `factor` is not finite. */
+/* Adds a part without a bias: tensor `name` [N, K] of F32, F16 or BF16, times `factor`, as fp32. With
+ * interleaved_heads > 0, the rows belong to this many heads; the two halves of a head follow one another in the tensor
+ * and are interleaved in the layer. With interleaved_heads < 0, the reverse. With 0, the rows stay in their order.
+ * Finish converts 32 rows at a time per thread, and fails with FORMAT if a value times `factor` is not finite. */
 mp_status mp_builder_linear_converted(mp_builder *builder, mp_linear *linear, const char *name, int32_t N, int32_t K,
-                                      float factor, int64_t heads, mp_error *error);
+                                      float factor, int64_t interleaved_heads, mp_error *error);
 /* Adds a vector of n values, converted to fp32. */
 mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
 /* Adds a vector like mp_builder_vector, with `add` added to each value. */

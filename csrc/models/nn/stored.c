@@ -124,9 +124,9 @@ void mp_stored_fetch(mp_stored *stored) {
         atomic_store_explicit(&stored->fetching, false, memory_order_relaxed);
 }
 
-void mp_stored_facts(const mp_stored *stored, const char **weights, const _Atomic int32_t **packing) {
-    *weights = !stored ? "packed" : stored->mapped ? "mapped" : "packing";
-    *packing = stored ? &stored->left : NULL;
+void mp_stored_facts(const mp_stored *stored, mp_matrices *weights, const _Atomic int32_t **unpacked) {
+    *weights = !stored ? MP_MATRICES_PACKED : stored->mapped ? MP_MATRICES_MAPPED : MP_MATRICES_PACKING;
+    *unpacked = stored ? &stored->left : NULL;
 }
 
 void mp_stored_begin(mp_stored *stored, int M) {

@@ -21,7 +21,7 @@
 #include "base/sys.h"
 #include "files/weights.h"
 #include "kernels/kernels.h"
-#include "models/engine.h"
+#include "models/model.h"
 #include "models/nn/pack_budget.h"
 
 typedef struct mp_stored_part {
@@ -69,8 +69,8 @@ static inline bool mp_stored_warming(const mp_stored *stored) {
     return mp_stored_left(stored) &&
            (!stored->mapped || atomic_load_explicit(&stored->fetching, memory_order_relaxed));
 }
-/* Facts of a model whose matrices are in `stored` (NULL: none): `facts.weights` and `packing` of mp_model_base. */
-void mp_stored_facts(const mp_stored *stored, const char **weights, const _Atomic int32_t **packing);
+/* Facts of a model whose matrices are in `stored` (NULL: none): `facts.weights` and `unpacked` of mp_model_base. */
+void mp_stored_facts(const mp_stored *stored, mp_matrices *weights, const _Atomic int32_t **unpacked);
 /* Call before a pass of M rows: sets its time budget. The first pass gets only keep_row_ns per row, so that it ends
  * soon. */
 void mp_stored_begin(mp_stored *stored, int M);

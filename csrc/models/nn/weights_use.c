@@ -58,7 +58,7 @@ bool mp_may_stay_unpacked(mp_on_use on_use, mp_weights_use use, mp_dtype dtype, 
     return on_use == MP_ON_USE_EXACT && (kind == MP_W_BF16 ? dtype == MP_BF16 : kind != MP_W_I8);
 }
 
-const char *mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_on_use on_use,
+mp_matrices mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_on_use on_use,
                                bool (*adds_on_use)(const mp_spec *spec, const mp_tensor_entry *entry)) {
     uint64_t bytes = 0;
     int count = 0;
@@ -73,6 +73,6 @@ const char *mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_on_us
         count++;
     }
     if (count == 0 || bytes < mp_weights_threshold(use))
-        return "packed";
-    return use == MP_WEIGHTS_MAPPED ? "mapped" : "packing";
+        return MP_MATRICES_PACKED;
+    return use == MP_WEIGHTS_MAPPED ? MP_MATRICES_MAPPED : MP_MATRICES_PACKING;
 }

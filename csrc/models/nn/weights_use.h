@@ -4,6 +4,7 @@
 
 #include "files/spec.h"
 #include "kernels/kernels.h"
+#include "models/model.h"
 
 /* How a model uses its weights; the bits are the same. AUTO: matrices of large models are used as they are mapped, and
  * packed on use. MAPPED: matrices are never packed, and their packed data is neither allocated nor charged. PACKED:
@@ -29,9 +30,9 @@ bool mp_may_stay_unpacked(mp_on_use on_use, mp_weights_use use, mp_dtype dtype, 
 mp_status mp_weights_read_fast(const mp_spec *spec, bool *fast, mp_error *error);
 /* Matrices that may stay unpacked do so if together they have at least this many bytes. */
 uint64_t mp_weights_threshold(mp_weights_use use);
-/* Predicts `facts.weights` of a model after its load in this process, without loading it: "packed", "mapped" or
- * "packing". adds_on_use: returns true for the matrices that the family adds with `on_use`. */
-const char *mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_on_use on_use,
+/* Predicts `facts.weights` of a model after its load in this process, without loading it. adds_on_use: returns true for
+ * the matrices that the family adds with `on_use`. */
+mp_matrices mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_on_use on_use,
                                bool (*adds_on_use)(const mp_spec *spec, const mp_tensor_entry *entry));
 
 #endif

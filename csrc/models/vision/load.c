@@ -56,7 +56,7 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
     MP_TRY(mp_spec_string(args->spec, "mpool.vision.image_encoder", mp_spec_architecture(args->spec), &name, error));
     MP_TRY(mp_spec_bool(args->spec, "mpool.vision.norm", &no, &norm, error));
     const mp_arch *arch = mp_arch_find(name);
-    if (!arch || (arch->load != mp_vit_load && arch->load != mp_vision_load))
+    if (!arch || (arch->family->load != mp_vit_load && arch->family->load != mp_vision_load))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.image_encoder",
                             "an image network", "%s", name);
     builder->compute = mp_resolve_compute(args->compute);
@@ -119,7 +119,7 @@ static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
     return state + part_bytes + (patches / (uint64_t)(merge * merge) + 1) * row;
 }
 
-const char *mp_vision_predict_weights(const mp_spec *spec, mp_compute compute) {
+mp_matrices mp_vision_predict_weights(const mp_spec *spec, mp_compute compute) {
     return mp_decoder_predict_weights(spec, compute);
 }
 

@@ -24,6 +24,7 @@ from ...names import WEIGHTS
 from ...pool import Pool
 from ...tasks.classification import Classifications
 from ...tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
+from ...tasks.output_table import OUTPUTS
 from ...tasks.token_labels import TokenClassifications
 from . import provenance
 
@@ -83,7 +84,7 @@ class EmbedBatches:
             refuse("batch", batch, "a pyarrow table", hint='Pass batch_format="pyarrow" to map_batches')
         check_column(batch.schema, self.column, "the batch")
         texts = batch.column(self.column).to_pylist()
-        compute = getattr(self.pool, provenance.FUNCTIONS[self.vectors][0])
+        compute = getattr(self.pool, OUTPUTS[self.vectors].function)
         # pairs of texts and labels, and windows of long texts, count as inputs
         most = max(len(texts) * max(1, len(self.options.get("labels") or ())), self.pool.config.max_embed_inputs)
         vectors = array_of(compute(texts, self.model, **{"max_inputs": most, **self.options}))
@@ -238,15 +239,16 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
     source_folder, target_folder = Path(source).absolute(), Path(target).absolute()
     if source_folder == target_folder:
         refuse("target", str(target_folder), "another folder than `source`")
-    if rows is None:
-        rows = TOKEN_ROWS if vectors in ("tokens", "all") else ROWS
-    cpus, rows = _positive("cpus", cpus), _positive("rows", rows)
+    cpus = _positive("cpus", cpus)
+    rows = None if rows is None else _positive("rows", rows)
     actors = None if actors is None else _positive("actors", actors)
     files = sorted(source_folder.glob("*.parquet"))
     if not files:
         raise FileError(f"{source_folder} has no .parquet files")
     one_of("weights", weights, WEIGHTS)
     provenance.options_of(options, vectors)  # raises for an invalid option
+    if rows is None:
+        rows = TOKEN_ROWS if OUTPUTS[vectors].token_vectors else ROWS
     name = provenance.default_model(model, vectors)
     if not isinstance(overwrite, bool):
         refuse("overwrite", overwrite, "True or False")

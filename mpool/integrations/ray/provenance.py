@@ -17,27 +17,12 @@ from typing import TYPE_CHECKING, Any
 from ..._version import __version__
 from ...checks import one_of, refuse
 from ...models import load_catalogue
-from ...tasks.options import (
-    CALL,
-    AllOptions,
-    ClassifyOptions,
-    ClassifyTokensOptions,
-    EmbedOptions,
-    SparseOptions,
-    TokenOptions,
-    parse_options,
-)
+from ...tasks.options import CALL, parse_options
+from ...tasks.output_table import OUTPUTS
 
 if TYPE_CHECKING:
     from ...models import ModelDescription
 
-#: Value of ``vectors``, what is computed -> the function that computes it, and its options.
-FUNCTIONS: dict[str, tuple[str, Any]] = {"dense": ("embed", EmbedOptions), "sparse": ("embed_sparse", SparseOptions),
-                                         "tokens": ("embed_tokens", TokenOptions), "all": ("embed_all", AllOptions),
-                                         "labels": ("classify", ClassifyOptions),
-                                         "spans": ("classify_tokens", ClassifyTokensOptions)}
-#: Kind of vectors without a default model -> what the model must be.
-_CLASSIFIERS = {"labels": "a sequence classifier", "spans": "a token classifier"}
 #: Options that do not change vectors.
 _NO_EFFECT = ("progress", "max_inputs")
 
@@ -47,25 +32,25 @@ def options_of(options: Mapping[str, Any], vectors: str = "dense") -> dict[str, 
 
     Args:
         options: options of the function that computes the vectors.
-        vectors: kind of vectors, one of :data:`FUNCTIONS`.
+        vectors: kind of vectors, one of :data:`mpool.tasks.output_table.OUTPUTS`.
 
     Raises:
         InvalidArgument: the kind or an option does not exist, or has an invalid value.
     """
-    one_of("vectors", vectors, tuple(FUNCTIONS))
-    function, kind = FUNCTIONS[vectors]
+    one_of("vectors", vectors, tuple(OUTPUTS))
+    output = OUTPUTS[vectors]
     given = {name: value for name, value in options.items() if name not in CALL}
-    found = parse_options(kind, function, given)
-    values = {one.name: getattr(found, one.name) for one in fields(kind) if one.name not in _NO_EFFECT}
+    found = parse_options(output.options, output.function, given)
+    values = {one.name: getattr(found, one.name) for one in fields(found) if one.name not in _NO_EFFECT}
     # lists of labels, as the JSON of a record has them
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def default_model(model: str | None, vectors: str = "dense") -> str:
     """Return the model that an argument selects. Raises InvalidArgument if the kind of vectors has no default model."""
-    if model is None and vectors in _CLASSIFIERS:
-        refuse("model", None, _CLASSIFIERS[vectors], hint=f"vectors={vectors!r} has no default model: pass a folder or "
-                                                          "reference")
+    needed = OUTPUTS[vectors].needs
+    if model is None and needed is not None:
+        refuse("model", None, needed, hint=f"vectors={vectors!r} has no default model: pass a folder or reference")
     return load_catalogue().default("text_embedding").key if model is None else model
 
 
@@ -77,7 +62,7 @@ def record_of(description: ModelDescription, column: str, options: Mapping[str, 
         description: the model.
         column: the column of texts.
         options: options of the function that computes the vectors.
-        vectors: kind of vectors, one of :data:`FUNCTIONS`.
+        vectors: kind of vectors, one of :data:`mpool.tasks.output_table.OUTPUTS`.
     """
     return {"vectors": vectors, "model": description.ref, "revision": description.revision or _digest(description),
             "column": column, "options": options_of(options, vectors), "mpool": __version__}
@@ -134,4 +119,4 @@ def difference(metadata: Mapping[bytes, bytes] | None, output: str, record: Mapp
     return f"its {about} is {found.get(name)!r}, not {record[name]!r}"
 
 
-__all__ = ["FUNCTIONS", "default_model", "difference", "key_of", "options_of", "record_of", "with_record"]
+__all__ = ["default_model", "difference", "key_of", "options_of", "record_of", "with_record"]

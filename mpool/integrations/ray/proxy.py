@@ -19,14 +19,17 @@ from .responses import HeldResponse
 
 log = logging.getLogger("mpool.server")
 
-#: Environment variables of Ray's processes: the middleware; seconds between two checks whether a proxy is alive; a
-#: third of the seconds that a proxy has to start; gRPC between proxies, fronts and replicas. By default Ray kills a
-#: proxy that is not ready after 15 s, and on a busy machine its imports take longer. Without gRPC, a replica that
-#: responds to a front on a lost node hangs until Ray knows that the node is lost, which takes more than 10 s.
-ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "mpool.integrations.ray.proxy.middlewares",
-               "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-               "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
-               "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"}
+#: Environment variables of Ray's processes.
+ENVIRONMENT = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "mpool.integrations.ray.proxy.middlewares",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    # Ray kills a proxy that is not ready after three times this value. Its default of 5 is too short for the imports of
+    # a proxy on a busy machine.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
+    # Without gRPC, a replica that responds to a front on a lost node hangs until Ray knows that the node is lost, which
+    # takes more than 10 s.
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+}
 #: Maximum number of fronts that get a request, one after the other.
 MAX_ATTEMPTS = 3
 #: Maximum size in bytes of a body that can be sent again.
@@ -34,7 +37,7 @@ MAX_BODY = 32 << 20
 
 
 class _Replay:
-    """``receive`` of ASGI, from the start of the body on for each attempt."""
+    """An ASGI ``receive`` that can start again at the first message of the body."""
 
     def __init__(self, receive: Any, max_body: int) -> None:
         self._receive, self._room = receive, max_body
@@ -65,11 +68,11 @@ class _Replay:
 
 
 class Repeat:
-    """An ASGI application that repeats a request if the application inside ends without a response.
+    """An ASGI application that repeats a request if the wrapped application ends without a response.
 
     Args:
-        app: the application inside.
-        max_attempts: maximum number of calls of it.
+        app: the wrapped application.
+        max_attempts: maximum number of times that ``app`` is called.
         max_body: maximum size in bytes of a body that can be sent again.
     """
 

@@ -146,7 +146,7 @@ def _response(body: ResponsesRequest, options: dict[str, Any]) -> ResponseObject
     text = {} if body.text is None else msgspec.to_builtins(body.text)
     reasoning = {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None}
     return ResponseObject(
-        id=f"resp_{secrets.token_hex(16)}",  # random: the id is the right to continue the conversation
+        id=f"resp_{secrets.token_hex(16)}",  # random: a client that knows the id may continue the conversation
         created_at=int(time.time()), model=body.model, output=[], status="in_progress", instructions=body.instructions,
         previous_response_id=body.previous_response_id, max_output_tokens=body.max_output_tokens,
         temperature=options.get("temperature"), top_p=options.get("top_p"),

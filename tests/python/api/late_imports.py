@@ -184,13 +184,13 @@ mpool.tasks.outputs  mpool.tasks.jobs  1  start-up
 mpool.tasks.requests  mpool.conversation  1  start-up
 mpool.tasks.requests  mpool.images  1  start-up
 mpool.tasks.requests  mpool.tasks.chat_prompt  2  start-up
-mpool.tasks.requests  mpool.tasks.classification  2  start-up
+mpool.tasks.requests  mpool.tasks.classification  1  start-up
 mpool.tasks.requests  mpool.tasks.image_embedding  1  start-up
-mpool.tasks.requests  mpool.tasks.outputs  4  start-up
+mpool.tasks.requests  mpool.tasks.outputs  2  start-up
 mpool.tasks.requests  mpool.tasks.rerank  1  start-up
 mpool.tasks.requests  mpool.tasks.text_to_image  1  start-up
 mpool.tasks.requests  mpool.tasks.text_to_text  2  start-up
-mpool.tasks.requests  mpool.tasks.token_classification  3  start-up
+mpool.tasks.requests  mpool.tasks.token_classification  2  start-up
 mpool.tasks.requests  mpool.tasks.verbs  1  start-up
 mpool.tasks.requests  mpool.tasks.vision  2  start-up
 mpool.tasks.running  mpool.tasks.async_streams  1  start-up

@@ -152,8 +152,8 @@ def test_a_result_that_is_too_large_is_not_computed(plain: str, monkeypatch: pyt
     monkeypatch.setattr(outputs, "RESULT_SHARE", 64)
     with mpool.Pool(mpool.PoolConfig(threads=2, memory_bytes=64 << 20)) as small:
         assert len(small.embed_tokens(texts[:50], plain)) == 50
-        for name in ("part_of", "token_vectors"):
-            monkeypatch.setattr(outputs, name, computed)
+        monkeypatch.setattr(outputs, "part_of", computed)
+        monkeypatch.setitem(outputs.FINISH, "tokens", computed)
         calls: list[Callable[[], Any]] = [
             lambda: small.embed_tokens(texts, plain),
             lambda: asyncio.run(mpool.aio.embed_tokens(texts, plain, pool=small)),
@@ -165,10 +165,12 @@ def test_a_result_that_is_too_large_is_not_computed(plain: str, monkeypatch: pyt
 
 def test_event_loops_join_no_slices(pool: mpool.Pool, plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    for name in ("token_vectors", "part_of"):
-        inner = getattr(outputs, name)
-        monkeypatch.setattr(outputs, name, lambda *args, inner=inner: (
-            threads.append(threading.current_thread().name), inner(*args))[1])
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (threads.append(threading.current_thread().name), function(*args))[1]
+
+    monkeypatch.setattr(outputs, "part_of", noted(outputs.part_of))
+    monkeypatch.setitem(outputs.FINISH, "tokens", noted(outputs.FINISH["tokens"]))
     texts = ["w1 w2"] * 1500  # two slices
 
     async def both() -> None:

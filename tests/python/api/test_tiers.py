@@ -17,7 +17,8 @@ PACKAGE = ROOT / "mpool"
 #: The module that forwards names of earlier releases. It imports only modules listed in its tables.
 FORWARDS = "mpool._renamed"
 #: Modules that import by a computed name -> the only prefix allowed for it, their own package.
-DYNAMIC = {"mpool": ".", "mpool.models": ".", "mpool.cli.parser": ".", "mpool.integrations.ray": "."}
+DYNAMIC = {"mpool": ".", "mpool.models": ".", "mpool.cli.parser": ".", "mpool.integrations.ray": ".",
+           "mpool.tasks.output_table": "."}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -95,6 +95,16 @@ def test_half_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(json.loads(path.read_text())["summary"]) == ["100 of the file, faked"]
 
 
+def test_a_group_without_a_limit_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, text: str) -> int:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(PermissionError):
+        half_memory.Group(tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.builds
 def test_mapped_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder, path = tinymodels.cached(tmp_path_factory, "bert"), tmp_path_factory.mktemp("record") / "record.json"

@@ -21,8 +21,6 @@ if not (ROOT / "README.md").exists() or not (ROOT / "csrc").is_dir():
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 SETUP = ("pip install . && mpool demo", 'pip install ".[test]" && pytest')
-#: Pages without tested code. Pages that need more than the ``test`` extra or take long have separate tests.
-WITHOUT_CODE = ("docs/index.md",)
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,6 @@ HERMES = _HERMES_TOOLS + _TURNS + _HERMES_TURNS + _CHATML_END
 THINKING = HERMES.replace("{% if m.content %}", "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content "
                                                 "}}\n</think>"
                           "\n\n{% endif %}{% if m.content %}") + "{# <think> </think> #}"
-#: Like DeepSeek's distilled models: the prompt ends inside the reasoning.
-OPENED = THINKING.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 QWEN3_CODER = (
     "{% if tools %}<|im_start|>system\n<tools>{% for t in tools %}\n<function>\n<name>{{ t.function.name }}</name>\n"
     "<parameters>{{ t.function.parameters | tojson }}</parameters>\n</function>{% endfor %}\n</tools>\nAnswer with "
