@@ -1,5 +1,6 @@
 """The sdist has every file that a build needs. The nightly job ``wheels`` builds wheels with tools/wheels.py, installs
-them without a compiler, and runs the C tests, compiled by the same compiler."""
+them without a compiler, runs the demo and the light tests there, and runs the C tests, compiled by the same compiler.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import coretests
 import pytest
@@ -50,6 +52,13 @@ def test_the_sdist_has_every_file(tmp_path: Path) -> None:
     assert not [name for name in packed if name.endswith((".so", ".o", ".pyc")) or name.startswith("mpool/_libs")]
 
 
+def load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tools_wheels", ROOT / "tools" / "wheels.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool
+
+
 PARTS = ["mpool/_core.abi3.so", "mpool/_libs/libscipy_openblas.so", "mpool/_libs/LICENSE.openblas.txt",
          "mpool/py.typed", "mpool-0.1.0.dist-info/licenses/LICENSE",
          "mpool-0.1.0.dist-info/licenses/NOTICE"]
@@ -64,9 +73,7 @@ TAG = "manylinux_2_27_aarch64"
     (TAG, [PARTS[0], *PARTS[2:]], "libscipy_openblas.so is missing"), (TAG, PARTS[:-1], "NOTICE is missing"),
     (TAG, [*PARTS, "mpool.libs/libm.so"], "auditwheel added libraries")])
 def test_wheels_are_inspected(tmp_path: Path, tag: str, parts: list[str], wrong: str) -> None:
-    spec = importlib.util.spec_from_file_location("tools_wheels", ROOT / "tools" / "wheels.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    tool = load_tool()
     wheel = tmp_path / f"mpool-0.1.0-cp311-abi3-{tag}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name in parts:
@@ -76,6 +83,33 @@ def test_wheels_are_inspected(tmp_path: Path, tag: str, parts: list[str], wrong:
         return
     with pytest.raises(SystemExit, match=wrong):
         tool.inspect(wheel, "aarch64")
+
+
+def test_light_tests_exist() -> None:
+    tool = load_tool()
+    assert [name for name in tool.LIGHT_TESTS if not (ROOT / "tests" / "python" / name).is_file()] == []
+    assert [text.partition(">")[0] for text in tool.light_requirements(ROOT)] == list(tool.TEST_PACKAGES)
+
+
+@pytest.mark.parametrize("place, code, wrong", [
+    ("venv/lib/mpool/_core.so", 0, ""), ("sources/mpool/_core.so", 0, "would not test the wheel"),
+    ("venv/lib/mpool/_core.so", 1, "failed with code 1")])
+def test_light_tests_run_on_the_installed_package(tmp_path: Path, place: str, code: int, wrong: str) -> None:
+    """The light tests are refused if the environment's Python imports another mpool, and a failed test is an error."""
+    programs = {"python": f"echo {tmp_path / place}", "pytest": f'echo "$PWD"; echo "$@"; exit {code}'}
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "sources").mkdir()
+    for name, script in programs.items():
+        (tmp_path / "venv" / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "venv" / "bin" / name).chmod(0o755)
+    tool, arguments = load_tool(), (tmp_path / "venv" / "bin" / "python", tmp_path / "sources", ["-k", "some"], {})
+    if wrong:
+        with pytest.raises(SystemExit, match=wrong):
+            tool.run_light_tests(*arguments)
+        return
+    said = tool.run_light_tests(*arguments).split()
+    assert ["-k", "some"] == said[said.index("-k"):][:2]
+    assert said[-len(tool.LIGHT_TESTS):] == [f"tests/python/{name}" for name in tool.LIGHT_TESTS]
 
 
 def needs_tools() -> None:
