@@ -37,10 +37,12 @@ ARCHITECTURES = ("x86_64", "aarch64")
 LIMIT = 8_000_000
 REQUIREMENTS = ("setuptools>=77", "numpy>=2.0")
 #: Tests of an installed wheel, below tests/python of the sdist: the hashes of results, the extension, the API, the
-#: command line. They need no torch; those of their tests that do are skipped.
+#: command line, file formats. They need no torch; those of their tests that do are skipped.
 LIGHT_TESTS = (
-    "core/test_recorded_hashes.py", "core/test_core_types.py", "core/test_dequantize.py", "api/test_public_api.py",
-    "api/test_import.py", "cli/test_cli.py", "cli/test_cli_parser.py")
+    "core/test_recorded_hashes.py", "core/test_core_types.py", "core/test_dequantize.py", "api/test_errors.py",
+    "api/test_ground.py", "api/test_import.py", "api/test_maxsim.py", "api/test_public_api.py", "cli/test_cli.py",
+    "cli/test_cli_parser.py", "models/test_catalog_safetensors.py", "models/test_files_gguf.py",
+    "models/test_static_embeddings.py", "tokenizers/test_text_part.py")
 #: Packages of the extra `test` that the light tests use.
 TEST_PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "safetensors", "gguf")
 
@@ -175,7 +177,8 @@ def run_light_tests(python: Path, sources: Path, options: list[str], env: dict[s
         sys.exit(f"wheels: the tests would not test the wheel, but {extension.strip()}")
     tests = [f"tests/python/{name}" for name in LIGHT_TESTS]
     # with the installed program, and not with `python -m`: the latter finds the sources before the package
-    said = run(python.with_name("pytest"), "-q", "-p", "no:cacheprovider", *options, *tests, env=env, cwd=sources)
+    said = run(python.with_name("pytest"), "-q", "-p", "no:cacheprovider", *options, *tests, cwd=sources,
+               env={**env, "MPOOL_REQUIRE_REAL": "1"})  # the demo has downloaded the models
     return said.splitlines()[-1]
 
 
