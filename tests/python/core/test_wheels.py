@@ -4,9 +4,11 @@ them without a compiler, runs the demo and the light tests there, and runs the C
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -89,6 +91,15 @@ def test_wheels_are_inspected(tmp_path: Path, tag: str, parts: list[str], wrong:
         return
     with pytest.raises(SystemExit, match=wrong):
         tool.inspect(wheel, "aarch64")
+
+
+def test_the_documented_pattern_is_that_of_one_wheel() -> None:
+    """The command of the documents installs the wheel of 3.11 and later for x86-64, whatever else is in ``dist/``."""
+    text = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+    patterns = re.findall(r"dist/(mpool-\S+?\.whl)", text)
+    pythons = ("cp311-abi3", "cp310-cp310", "cp314-cp314t")
+    names = [f"mpool-0.1.0-{python}-manylinux_2_27_{arch}.whl" for python in pythons for arch in ("x86_64", "aarch64")]
+    assert patterns and all(fnmatch.filter(names, pattern) == names[:1] for pattern in patterns)
 
 
 def test_light_tests_exist() -> None:
