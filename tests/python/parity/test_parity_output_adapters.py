@@ -172,7 +172,7 @@ def test_requests_in_flight_keep_their_adapter(adapted: Adapted) -> None:
         before = [output.job(pool, texts, adapted.folder, adapter="it") for texts in parts]
         pool.load(adapted.folder, adapters={"it": adapted.adapters["two"]})
         after = [output.job(pool, texts, adapted.folder, adapter="it") for texts in parts]
-        with pytest.raises(mpool.Timeout, match="active"):  # it waits for the requests
+        with pytest.raises(mpool.Timeout):  # it waits for the requests
             pool.unload(adapted.folder, timeout=0.001)
         unloads = threading.Thread(target=pool.unload, args=(adapted.folder,))
         unloads.start()
