@@ -52,6 +52,7 @@ _CACHE = "set the environment variable HF_HOME or MPOOL_CACHE"
 _BATCHES = "mpool chooses its batches itself: leave it out"
 _ALL_CPUS = "one request uses all CPUs: leave it out"
 _UNNEEDED = "leave it out"
+_ZERO_SHOT = "for zero-shot classification, use mpool.classify(texts, model, labels=labels)"
 _SYSTEM = 'begin the messages of mpool.chat with {"role": "system", "content": ...}'
 
 #: Argument of another library that mpool does not need -> what to do instead.
@@ -60,6 +61,7 @@ ADVICE: dict[str, str] = {
     "batch_size": _BATCHES,
     "cache_dir": _CACHE,
     "cache_folder": _CACHE,
+    "candidate_labels": _ZERO_SHOT,
     "chunk_size": _BATCHES,
     "context": "mpool.chat takes the whole conversation: leave it out",
     "convert_to_numpy": _NUMPY,
@@ -71,12 +73,15 @@ ADVICE: dict[str, str] = {
     "echo": "the result has the completion only: prepend the prompt to it",
     "encoding_format": _NUMPY,
     "extra_body": "pass each option as an argument of its own",
+    "hypothesis_template": _ZERO_SHOT,
     "images": "use mpool.vision(images, prompt)",
+    "labels": _ZERO_SHOT,
     "local_files_only": "set PoolConfig(offline=True) or the environment variable MPOOL_OFFLINE=1",
     "lora_path": "load adapters with mpool.load(ref, adapters={name: path}), and choose one with `adapter`",
     "messages": "use mpool.chat(messages)",
     "mini_batch_size": _BATCHES,
     "model_kwargs": "pass the options of mpool themselves",
+    "multi_label": _ZERO_SHOT,
     "n_batch": _BATCHES,
     "n_ctx": "the context is the model's own, and only the part in use takes memory: leave it out",
     "n_gpu_layers": "mpool computes on the CPU: leave it out",
@@ -103,6 +108,7 @@ ADVICE: dict[str, str] = {
     "system": _SYSTEM,
     "system_prompt": _SYSTEM,
     "target_devices": _ALL_CPUS,
+    "template": _ZERO_SHOT,
     "threads": _THREADS,
     "torch_dtype": _COMPUTE,
     "trust_remote_code": "mpool runs no code of model files: leave it out",

@@ -7,7 +7,7 @@ import itertools
 import sys
 from typing import Any
 
-from .common import for_output, make_pool, no_inputs, print_json, say, texts_of
+from .common import adapter_of, for_output, make_pool, no_inputs, print_json, say, texts_of
 
 #: Number of texts that are classified at once, without and with labels of the command line.
 _BATCH, _BATCH_PAIRS = 256, 1024
@@ -26,7 +26,8 @@ def classify(arguments: argparse.Namespace) -> int:
             raise InvalidArgument(f"--{name} needs --tokens", param=name)
     if arguments.top_k is not None and arguments.top_k < 1:  # before the model is loaded
         raise InvalidArgument(param="top_k", got=str(arguments.top_k), allowed="1 or more")
-    options: dict[str, Any] = {"compute": arguments.compute, "truncate": not arguments.no_truncate}
+    adapters, adapter = adapter_of(arguments)
+    options: dict[str, Any] = {"compute": arguments.compute, "truncate": not arguments.no_truncate, "adapter": adapter}
     if arguments.labels is not None:
         options["labels"] = [label.strip() for label in arguments.labels.split(",") if label.strip()]
     for name in ("template", "multi_label", "function_to_apply"):
@@ -39,7 +40,8 @@ def classify(arguments: argparse.Namespace) -> int:
     lines = enumerate(source, 1)
     rows: list[dict[str, Any]] = []
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model, compute=arguments.compute, progress=False if arguments.quiet else None)
+        model = pool.load(arguments.model, compute=arguments.compute, adapters=adapters,
+                          progress=False if arguments.quiet else None)
         while part := list(itertools.islice(lines, batch)):
             given = [(line, text) for line, text in part if text.strip()]
             if not given:
@@ -70,13 +72,16 @@ def _classify_tokens(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name, None) is not None:
             raise InvalidArgument(f"{option} and --tokens exclude each other", param=name)
     options = {name: getattr(arguments, name) for name in _OF_TOKENS if hasattr(arguments, name)}
-    options = {"aggregation": "simple", **options, "compute": arguments.compute, "truncate": not arguments.no_truncate}
+    adapters, adapter = adapter_of(arguments)
+    options = {"aggregation": "simple", **options, "compute": arguments.compute, "truncate": not arguments.no_truncate,
+               "adapter": adapter}
     source = texts_of(arguments)
     lines = ((line, text) for line, text in enumerate(source, 1) if text.strip())
     rows: list[dict[str, Any]] = []
     seen = False
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model, compute=arguments.compute, progress=False if arguments.quiet else None)
+        model = pool.load(arguments.model, compute=arguments.compute, adapters=adapters,
+                          progress=False if arguments.quiet else None)
         while part := list(itertools.islice(lines, _BATCH)):
             seen = True
             with source.named([line - 1 for line, _ in part]):

@@ -45,6 +45,19 @@ def make_pool(arguments: argparse.Namespace) -> Pool:
                            weights=arguments.weights))
 
 
+def adapter_of(arguments: argparse.Namespace) -> tuple[dict[str, str] | None, str | None]:
+    """Return the adapters that ``--adapter`` loads with the model (None: none), and the name of the one that it selects
+    (None: none)."""
+    from ..errors import InvalidArgument
+
+    if arguments.adapter is None:
+        return None, None
+    name, equals, path = arguments.adapter.partition("=")
+    if not name or (equals and not path):
+        raise InvalidArgument(param="adapter", got=arguments.adapter, allowed="NAME or NAME=PATH")
+    return {name: path} if equals else None, name
+
+
 def default_model(capability: str) -> str:
     """Return the key of the default model of a capability."""
     from ..models import load_catalogue

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from ..tasks.output_table import OUTPUTS
-from .common import Texts, default_model, make_pool, no_inputs, note, texts_of
+from .common import Texts, adapter_of, default_model, make_pool, no_inputs, note, texts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,12 +35,14 @@ def embed(arguments: argparse.Namespace) -> int:
                                ("task", "prompt", "prompt_name", "dimensions", "normalize", "precision", "compute",
                                 "on_error")}
     options["truncate"] = not arguments.no_truncate
-    options |= {"output": arguments.vectors, "max_active": arguments.max_active}
+    adapters, adapter = adapter_of(arguments)
+    options |= {"output": arguments.vectors, "max_active": arguments.max_active, "adapter": adapter}
     _check_output(arguments, form)
     texts: list[str] = []  # texts in flight, until their vectors are written
     with make_pool(arguments) as pool:
         progress = False if arguments.quiet else None
-        pool.load(arguments.model or default_model("text_embedding"), compute=arguments.compute, progress=progress)
+        pool.load(arguments.model or default_model("text_embedding"), compute=arguments.compute, adapters=adapters,
+                  progress=progress)
         with _opened(arguments.output) as file, source.named():
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, texts)
             for rows in _vectors(pool, source, texts if form == "jsonl" else None, arguments, options):

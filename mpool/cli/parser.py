@@ -233,6 +233,12 @@ def _compute(command: argparse.ArgumentParser) -> None:
                               "embeddings, less exact (default: auto)")
 
 
+def _one_adapter(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--adapter", metavar="NAME[=PATH]",
+                         help="compute with this adapter (LoRA): a PEFT folder or a GGUF file, or without PATH the "
+                              "adapter of this name in the model's files")
+
+
 def _json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
@@ -258,6 +264,7 @@ def _embed(command: argparse.ArgumentParser) -> None:
     command.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for this task")
     command.add_argument("--prompt", help="prefix for every text")
     command.add_argument("--prompt-name", metavar="NAME", help="use this prompt of the model")
+    _one_adapter(command)
     command.add_argument("--no-truncate", action="store_true", help="fail on texts that exceed the model's context")
 
 
@@ -306,6 +313,7 @@ def _ranked(command: argparse.ArgumentParser) -> None:
 def _search(command: argparse.ArgumentParser) -> None:
     _ranked(command)
     _model(command, "see `mpool models`")
+    _one_adapter(command)
     command.add_argument("-k", "--top-k", type=int, default=10, metavar="N", help="number of results (default: 10)")
 
 
@@ -313,6 +321,7 @@ def _rerank(command: argparse.ArgumentParser) -> None:
     _ranked(command)
     command.add_argument("-m", "--model", metavar="REF", help="reranker (default: see `mpool models`)")
     _pool(command)
+    _one_adapter(command)
     command.add_argument("-k", "--top-k", type=int, metavar="N", help="number of results (default: all)")
 
 
@@ -324,6 +333,7 @@ def _classify(command: argparse.ArgumentParser) -> None:
                               "distilbert-base-uncased-finetuned-sst-2-english or, with --tokens, bert-base-NER; or a "
                               "folder or reference whose config.json names a class ForSequenceClassification")
     _pool(command)
+    _one_adapter(command)
     command.add_argument("--pair", metavar="TEXT", help="classify each text as a pair with this second text")
     command.add_argument("--tokens", action="store_true",
                          help="label parts of the texts (names, parts of speech) with a token classifier, whose "

@@ -8,7 +8,7 @@ import itertools
 import sys
 from typing import Any
 
-from .common import default_model, for_output, make_pool, no_inputs, print_json, say, texts_of
+from .common import adapter_of, default_model, for_output, make_pool, no_inputs, print_json, say, texts_of
 
 #: Number of texts that are embedded at once. Memory use does not depend on the length of the input.
 _BATCH = 256
@@ -23,20 +23,22 @@ def search(arguments: argparse.Namespace) -> int:
 
     if arguments.top_k < 1:
         raise InvalidArgument(param="top_k", got=str(arguments.top_k), allowed="1 or more")
-    source = texts_of(arguments)
+    source, (adapters, adapter) = texts_of(arguments), adapter_of(arguments)
     name = arguments.model or default_model("text_embedding")
     best: list[tuple[float, int, str]] = []  # (score, -line, text), a heap with the worst first
     count = 0
     with make_pool(arguments) as pool:
-        model = pool.load(name, compute=arguments.compute, progress=False if arguments.quiet else None)
-        query = model.embed(arguments.query, task="query", compute=arguments.compute)
+        model = pool.load(name, compute=arguments.compute, adapters=adapters,
+                          progress=False if arguments.quiet else None)
+        options = {"compute": arguments.compute, "adapter": adapter}
+        query = model.embed(arguments.query, task="query", **options)
         while part := list(itertools.islice(source, _BATCH)):
             given = [(count + at, text) for at, text in enumerate(part) if text.strip()]
             count += len(part)
             if not given:
                 continue
             with source.named([line for line, _ in given]):
-                vectors = model.embed([text for _, text in given], task="document", compute=arguments.compute)
+                vectors = model.embed([text for _, text in given], task="document", **options)
             # a product of matrices would give equal texts different scores, by their places in the batch
             scores = similarity(np.broadcast_to(query, vectors.shape), vectors, pairwise=True).tolist()
             for score, (line, text) in zip(scores, given):
@@ -54,16 +56,16 @@ def search(arguments: argparse.Namespace) -> int:
 
 def rerank(arguments: argparse.Namespace) -> int:
     """Run ``mpool rerank``. Blank lines are skipped."""
-    source = texts_of(arguments)
+    source, (adapters, adapter) = texts_of(arguments), adapter_of(arguments)
     given = [(line, text) for line, text in enumerate(source) if text.strip()]
     if not given:
         raise no_inputs("text")
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model or default_model("rerank"), compute=arguments.compute,
-                          progress=False if arguments.quiet else None)
+                          adapters=adapters, progress=False if arguments.quiet else None)
         with source.named([line for line, _ in given]):
             ranking = model.rerank(arguments.query, [text for _, text in given], top_k=arguments.top_k,
-                                   compute=arguments.compute)
+                                   compute=arguments.compute, adapter=adapter)
     _print([{"score": one.score, "line": given[one.index][0] + 1, "text": one.text} for one in ranking], arguments)
     return 0
 

@@ -199,6 +199,60 @@ def m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def splade(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small DistilBERT with a sparse head."""
+    import retrievalmodels
+
+    return retrievalmodels.write_splade(tmp_path_factory.mktemp("splade") / "model", "distilbert")
+
+
+@pytest.fixture(scope="session")
+def query_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small sparse encoder whose queries are looked up in a table."""
+    import retrievalmodels
+
+    return retrievalmodels.write_query_table(tmp_path_factory.mktemp("query_table") / "model")
+
+
+@pytest.fixture(scope="session")
+def colbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small ModernBERT with vectors of tokens: markers, expanded queries, and words without vectors."""
+    import retrievalmodels
+
+    return retrievalmodels.write_colbert(
+        tmp_path_factory.mktemp("colbert") / "model", [(48, 40), (40, 24)], "modernbert", query_prefix="[Q] ",
+        document_prefix="[D] ", query_length=24, document_length=48, attend_to_expansion_tokens=False,
+        skiplist_words=[".", ","])
+
+
+@pytest.fixture(scope="session")
+def sentiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small RoBERTa that chooses one of three labels."""
+    import rerankers
+
+    return rerankers.make_classifier(tmp_path_factory.mktemp("sentiment") / "model", "xlm_roberta",
+                                     ("negative", "neutral", "positive"))
+
+
+@pytest.fixture(scope="session")
+def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small ModernBERT that scores each of four labels on its own."""
+    import rerankers
+
+    return rerankers.make_classifier(tmp_path_factory.mktemp("topics") / "model", "modern_bert",
+                                     ("sports", "politics", "music", "science"),
+                                     problem_type="multi_label_classification")
+
+
+@pytest.fixture(scope="session")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small DeBERTa v3 that labels tokens."""
+    import tokenclassifiers
+
+    return tokenclassifiers.make_token_classifier(tmp_path_factory.mktemp("names") / "model", "deberta_v3")
+
+
+@pytest.fixture(scope="session")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of small static embeddings."""
     import staticmodels

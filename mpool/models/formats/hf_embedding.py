@@ -280,6 +280,10 @@ def _read_query_weights(folder: Folder, vocab: int) -> StoredVector:
     """Return the table with the weight of each token in a query."""
     config = folder.fields("config.json", missing_ok=True)
     config.only({"frozen", "path", "tokenizer_name_or_path"})
+    path = config.str("path", None)
+    if path is not None and path.endswith(".json"):  # sentence-transformers then ignores model.safetensors
+        raise Unsupported(f"{config.file}: path is {shorten(path)}; mpool supports weights in model.safetensors",
+                          hint="Load the model with a current version of sentence-transformers, and save it again")
     found = safetensors_header.read_folder(folder)
     if found is None:
         refuse_missing_weights(folder, "model.safetensors",

@@ -65,17 +65,20 @@ def test_scores_match_transformers(pool: mpool.Pool, folders: dict[str, Path], n
     assert np.ptp(expected, axis=0).max() > 0.01  # the scores of the texts differ
     assert found.scores.shape == (len(inputs), 3) and np.abs(found.scores - expected).max() <= 1e-5
     assert found.labels == NLI and [one.label for one in found] == [NLI[at] for at in expected.argmax(axis=1)]
+    # bfloat16 has 8 bits of precision: the scores of these models are up to 0.017 from those in float32
     near = pool.classify(inputs, folders[name], compute="bfloat16")
-    assert np.abs(near.scores - expected).max() <= 0.05
+    assert np.abs(near.scores - expected).max() <= 0.03
 
 
-@pytest.mark.parametrize("labels, problem, function", [
-    (("a", "b", "c"), None, "softmax"), (("a", "b"), "single_label_classification", "softmax"),
-    (("a", "b", "c"), "multi_label_classification", "sigmoid"), (("a", "b", "c"), "regression", "none"),
-    (("a",), "regression", "none"), (("a",), None, "sigmoid"), (("a",), "multi_label_classification", "sigmoid")])
-def test_the_problem_type_chooses_the_function(pool: mpool.Pool, tmp_path: Path, labels: tuple[str, ...],
+@pytest.mark.parametrize("family, labels, problem, function", [
+    ("bert", ("a", "b", "c"), None, "softmax"), ("bert", ("a", "b"), "single_label_classification", "softmax"),
+    ("bert", ("a", "b", "c"), "regression", "none"), ("bert", ("a",), "regression", "none"),
+    ("bert", ("a",), None, "sigmoid"), ("bert", ("a",), "multi_label_classification", "sigmoid"),
+    *((family, ("a", "b", "c"), "multi_label_classification", "sigmoid")
+      for family in ("bert", "distilbert", "modern_bert", "deberta_v3", "xlm_roberta"))])
+def test_the_problem_type_chooses_the_function(pool: mpool.Pool, tmp_path: Path, family: str, labels: tuple[str, ...],
                                                problem: str | None, function: str) -> None:
-    folder = make_classifier(tmp_path / "model", "bert", labels, problem_type=problem)
+    folder = make_classifier(tmp_path / "model", family, labels, problem_type=problem)
     texts = TEXTS[:3]
     expected = _expected(folder, texts, labels)
     found = pool.classify(texts, folder, compute="float32")
@@ -89,11 +92,13 @@ def test_the_problem_type_chooses_the_function(pool: mpool.Pool, tmp_path: Path,
     pool.unload(folder)
 
 
-@pytest.mark.parametrize("names", [NLI, ("ENTAIL", "not"), ("x", "entailment", "y", "z")], ids=len)
-def test_zero_shot_matches_transformers(pool: mpool.Pool, tmp_path: Path, names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("family, names", [
+    ("bert", NLI), ("bert", ("ENTAIL", "not")), ("bert", ("x", "entailment", "y", "z")), ("modern_bert", NLI),
+    ("deberta_v3", ("entailment", "neutral", "contradiction")), ("xlm_roberta", NLI)], ids=str)
+def test_zero_shot_matches_transformers(pool: mpool.Pool, tmp_path: Path, family: str, names: tuple[str, ...]) -> None:
     """The entailment is the first, a middle or the last label. A text that is too long loses its end, also if the
     hypothesis is longer."""
-    folder = make_classifier(tmp_path / "model", "bert", names)
+    folder = make_classifier(tmp_path / "model", family, names)
     made = _pipeline("zero-shot-classification", folder)
     for options in ({}, {"multi_label": True}, {"labels": ["cats"]}, {"template": "It is about {}!"},
                     {"labels": ["dog " * 30 + "fox", "cats"]}):

@@ -56,6 +56,7 @@ def test_scores_match_cross_encoder(pool: mpool.Pool, folders: dict[str, Path], 
     assert [result.index for result in found] == np.argsort(-np.array(found.scores), kind="stable").tolist()
     assert [result.score for result in found] == sorted(found.scores, reverse=True)
     assert [result.text for result in found] == [DOCUMENTS[result.index] for result in found]
+    # bfloat16 has 8 bits of precision: the scores of these models are up to 0.016 from those in float32
     near = pool.rerank(QUERY, DOCUMENTS, str(folders[name]), compute="bfloat16")
     assert np.abs(np.array(near.scores) - expected).max() <= 0.03
 

@@ -123,17 +123,18 @@ def test_options_of_embed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert model == "x" and options == {
         "task": None, "prompt": None, "prompt_name": None, "dimensions": None, "normalize": None,
         "precision": "float32", "compute": "auto", "on_error": "raise", "truncate": True, "batch_size": 256,
-        "progress": False, "output": "dense", "max_active": None}
+        "progress": False, "output": "dense", "max_active": None, "adapter": None}
     _, _, options = last_call(
         monkeypatch, "embed", "-m", "x", "a", "--prompt-name", "n", "--dimensions", "3", "--no-normalize",
         "--precision", "ubinary", "--compute", "int8", "--on-error", "null", "--no-truncate", *out)
     assert options == {
         "task": None, "prompt": None, "prompt_name": "n", "dimensions": 3, "normalize": False, "precision": "ubinary",
         "compute": "int8", "on_error": "null", "truncate": False, "batch_size": 256, "progress": False,
-        "output": "dense", "max_active": None}
+        "output": "dense", "max_active": None, "adapter": None}
     _, _, options = last_call(monkeypatch, "embed", "-m", "x", "a", "--task", "query", "--normalize", *out)
     assert options["task"] == "query" and options["normalize"] is True
     assert last_call(monkeypatch, "embed", "-m", "x", "a", "--prompt", "p", *out)[2]["prompt"] == "p"
+    assert last_call(monkeypatch, "embed", "-m", "x", "a", "--adapter", "n", *out)[2]["adapter"] == "n"
 
 
 def test_options_of_embed_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import mpool
 
 
 def distinct_texts(count: int, seed: int = 0) -> list[str]:
-    """Return texts of 62 letters, which every tokenizer of these tests distinguishes: a model computes equal rows once,
-    and words that it does not know are equal."""
-    random = Random(seed)
-    return [" ".join(random.choices(ascii_lowercase, k=62)) for _ in range(count)]
+    """Return texts of 62 letters and words such as "w17", which every tokenizer of these tests distinguishes: a model
+    computes equal rows once, and words that it does not know are equal."""
+    random, words = Random(seed), [f"w{number}" for number in range(100)]
+    return [" ".join(random.choice(words if at % 2 else ascii_lowercase) for at in range(62)) for _ in range(count)]
 
 
 def cancelled_job(submit: Callable[[list[str]], mpool.Job], count: int) -> mpool.Job:

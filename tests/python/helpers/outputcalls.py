@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ class Output:
         command: arguments of the command that prints it.
         of_line: function from a line of the command, parsed as JSON, to the result of a text.
         of_text: function from the result of a text to what ``of_route`` and ``of_line`` return.
+        named: how an error of an iterator names a text.
+        queued: False if a job is complete when it is submitted, because no network computes the result.
     """
 
     model: str
@@ -40,10 +42,16 @@ class Output:
     command: tuple[str, ...] = ()
     of_line: Callable[[dict[str, Any]], Any] = dict
     of_text: Callable[[Any], Any] = list
+    named: str = "text {}"
+    queued: bool = True
 
     def call(self, pool: mpool.Pool, texts: list[str], model: Any, **more: Any) -> Any:
         """Return the result of the function of a pool."""
         return getattr(pool, self.function)(texts, model, **self.options, **more)
+
+    def of_model(self, model: mpool.Model, texts: list[str]) -> Any:
+        """Return the result of the function of a model."""
+        return getattr(model, self.function)(texts, **self.options)
 
     def acall(self, pool: mpool.Pool, texts: list[str], model: Any, **more: Any) -> Any:
         """Return the awaitable of :mod:`mpool.aio`."""
@@ -57,6 +65,62 @@ class Output:
     def iterate(self, pool: mpool.Pool, texts: Any, model: Any, batch_size: int | None = None, **more: Any) -> Any:
         """Return the iterator of :func:`mpool.embed_iter`."""
         return pool.embed_iter(texts, model, output=self.submit, batch_size=batch_size, **self.options, **more)
+
+    def aiterate(self, pool: mpool.Pool, texts: Any, model: Any) -> Any:
+        """Return the asynchronous iterator of :func:`mpool.aio.embed_iter`."""
+        return aio.embed_iter(texts, model, pool=pool, output=self.submit, **self.options)
+
+    def payload(self, texts: list[str], model: str) -> dict[str, Any]:
+        """Return the body of a request to ``path``."""
+        inputs: Any = [[text] for text in texts] if self.path == "/predict" else texts
+        return {"inputs": inputs, "model": model, **self.body}
+
+    def lines(self, printed: str) -> list[Any]:
+        """Return what the command printed, one object per text."""
+        found: list[Any] = (json.loads(printed) if "--json" in self.command
+                            else [json.loads(line) for line in printed.splitlines()])
+        return found
+
+
+#: Query of the tests of reranking.
+QUERY = "w7 w31 Which dog jumps over w3?"
+
+
+class Scores(Output):
+    """Scores of texts for QUERY. Iterators have labels of pairs in place of an output of their own."""
+
+    def call(self, pool: mpool.Pool, texts: list[str], model: Any, **more: Any) -> Any:
+        return pool.rerank(QUERY, texts, model, **more)
+
+    def of_model(self, model: mpool.Model, texts: list[str]) -> Any:
+        return model.rerank(QUERY, texts)
+
+    def acall(self, pool: mpool.Pool, texts: list[str], model: Any, **more: Any) -> Any:
+        return aio.rerank(QUERY, texts, model, pool=pool, **more)
+
+    def job(self, pool: mpool.Pool, texts: list[str], model: Any, **more: Any) -> mpool.Job:
+        return pool.submit("text_embedding", query=QUERY, documents=texts, model=model, **more)
+
+    def iterate(self, pool: mpool.Pool, texts: Any, model: Any, batch_size: int | None = None, **more: Any) -> Any:
+        return super().iterate(pool, _pairs(texts), model, batch_size, **more)
+
+    def aiterate(self, pool: mpool.Pool, texts: Any, model: Any) -> Any:
+        return super().aiterate(pool, _pairs(texts), model)
+
+    def payload(self, texts: list[str], model: str) -> dict[str, Any]:
+        return {"query": QUERY, "texts": texts, "model": model, **self.body}
+
+    def lines(self, printed: str) -> list[Any]:
+        return sorted(super().lines(printed), key=lambda row: row["line"])
+
+
+def _pairs(texts: Any) -> Any:
+    """Return pairs of QUERY and each text: a list, an iterator or an asynchronous iterator, as the texts are."""
+    if isinstance(texts, (list, tuple)):
+        return [(QUERY, text) for text in texts]
+    if isinstance(texts, AsyncIterable):
+        return ((QUERY, text) async for text in texts)
+    return ((QUERY, text) for text in texts)
 
 
 def bytes_of(found: Any) -> list[bytes]:
@@ -72,6 +136,8 @@ def bytes_of(found: Any) -> list[bytes]:
         return [matrix.tobytes() for matrix in found]
     if isinstance(found, mpool.Classifications):
         return [one.scores.tobytes() for one in found]
+    if isinstance(found, mpool.Ranking):
+        return [np.float32(score).tobytes() for score in found.scores]
     return [_bytes_of_spans(spans) for spans in found]
 
 
@@ -102,6 +168,48 @@ def _f32(values: Any) -> Any:
     return np.float32(values).tolist()
 
 
+def _sparse(model: str, *command: str, **more: Any) -> Output:
+    return Output(
+        model, "embed_sparse", submit="sparse", path="/embed_sparse",
+        of_route=lambda rows: [([one["index"] for one in row], [one["value"] for one in row]) for row in rows],
+        command=("embed", "--vectors", "sparse", *command),
+        of_line=lambda line: (line["sparse"]["indices"], _f32(line["sparse"]["values"])), of_text=_pair, **more)
+
+
+def _tokens(model: str, *command: str, **more: Any) -> Output:
+    return Output(model, "embed_tokens", submit="tokens", path="/embed_all",
+                  command=("embed", "--vectors", "tokens", *command), of_line=lambda line: _f32(line["tokens"]),
+                  of_text=lambda matrix: matrix.tolist(), **more)
+
+
+def _task(name: str) -> dict[str, Any]:
+    """Return the options and the members of the body for a task."""
+    return {"options": {"task": name}, "body": {"task": name}}
+
+
+def _labels(model: str) -> Output:
+    """Scores in the order of the model's labels; the route and the command sort them."""
+    return Output(
+        model, "classify", "texts", submit="labels", path="/predict",
+        of_route=lambda rows: [_by_label(row) for row in rows], command=("classify", "--json"),
+        of_line=lambda line: _by_label(line["results"]), of_text=lambda one: _by_label(
+            [{"label": each.label, "score": each.score} for each in one]))
+
+
+def _by_label(results: list[dict[str, Any]]) -> list[Any]:
+    return sorted([one["label"], one["score"]] for one in results)
+
+
+def _spans_of(model: str, aggregation: str, *command: str, **more: Any) -> Output:
+    return Output(
+        model, "classify_tokens", "texts", {"aggregation": aggregation}, "spans", path="/classify_tokens",
+        of_route=lambda rows: [[[one["entity_group"], one["score"], one["start"], one["end"]] for one in row]
+                               for row in rows],
+        command=("classify", "--tokens", "--json", *command),
+        of_line=lambda line: [[one["label"], one["score"], one["start"], one["end"]] for one in line["spans"]],
+        of_text=_spans, named="`texts\\[{}\\]`", **more)
+
+
 OUTPUTS = {
     "dense": Output(
         "m3", "embed", submit="dense", path="/embed", command=("embed",), of_line=lambda line: _f32(line["embedding"]),
@@ -109,29 +217,26 @@ OUTPUTS = {
     "static": Output(
         "letters", "embed", submit="dense", path="/embed", command=("embed",),
         of_line=lambda line: _f32(line["embedding"]), of_text=lambda row: row.tolist()),
-    "sparse": Output(
-        "m3", "embed_sparse", submit="sparse", path="/embed_sparse",
-        of_route=lambda rows: [([one["index"] for one in row], [one["value"] for one in row]) for row in rows],
-        command=("embed", "--vectors", "sparse"),
-        of_line=lambda line: (line["sparse"]["indices"], _f32(line["sparse"]["values"])), of_text=_pair),
-    "tokens": Output(
-        "m3", "embed_tokens", submit="tokens", path="/embed_all", command=("embed", "--vectors", "tokens"),
-        of_line=lambda line: _f32(line["tokens"]), of_text=lambda matrix: matrix.tolist()),
+    "sparse": _sparse("m3"),
+    "splade": _sparse("splade"),
+    "query table": _sparse("query_table", "--task", "query", queued=False, **_task("query")),
+    "documents of a query table": _sparse("query_table", "--task", "document", **_task("document")),
+    "tokens": _tokens("m3"),
+    "queries of ColBERT": _tokens("colbert", "--task", "query", **_task("query")),
+    "documents of ColBERT": _tokens("colbert", "--task", "document", **_task("document")),
     "all": Output("m3", "embed_all", submit="all", command=("embed", "--vectors", "all"),
                   of_line=lambda line: (_f32(line["embedding"]), line["sparse"]["indices"],
                                         _f32(line["sparse"]["values"]), _f32(line["tokens"]))),
-    "labels": Output(
-        "ranker", "classify", "texts", submit="labels", path="/predict",
-        of_route=lambda rows: [[one["score"] for one in row] for row in rows], command=("classify", "--json"),
-        of_line=lambda line: [one["score"] for one in line["results"]], of_text=lambda one: one.scores.tolist()),
-    "spans": Output(
-        "tagger", "classify_tokens", "texts", {"aggregation": "simple"}, "spans",
-        path="/classify_tokens",
-        of_route=lambda rows: [[[one["entity_group"], one["score"], one["start"], one["end"]] for one in row]
-                               for row in rows],
-        command=("classify", "--tokens", "--json"),
-        of_line=lambda line: [[one["label"], one["score"], one["start"], one["end"]] for one in line["spans"]],
-        of_text=_spans)}
+    "labels": _labels("sentiment"),
+    "several labels": _labels("topics"),
+    "spans": _spans_of("tagger", "simple"),
+    "spans of words": _spans_of("names", "first", "--aggregation", "first",
+                                body={"parameters": {"aggregation_strategy": "first"}}),
+    "scores": Scores(
+        "ranker", "rerank", "documents", submit="labels", path="/rerank",
+        of_route=lambda rows: [one["score"] for one in sorted(rows, key=lambda one: one["index"])],
+        command=("rerank", "--json", QUERY), of_line=lambda line: line["score"], of_text=float,
+        named="`texts\\[{}\\]\\[1\\]`")}
 
 
 def texts_of(result: Any) -> list[Any]:
@@ -139,4 +244,4 @@ def texts_of(result: Any) -> list[Any]:
     if isinstance(result, mpool.TextEmbeddings):
         return [(dense.tolist(), *_pair(sparse), tokens.tolist())
                 for dense, sparse, tokens in zip(result.dense, result.sparse, result.tokens)]
-    return list(result)
+    return list(result.scores if isinstance(result, mpool.Ranking) else result)

@@ -87,6 +87,103 @@ def write_masked(folder: Path, kind: str) -> Path:
     return folder
 
 
+#: Package of the modules of sparse encoders, as sentence-transformers 5.0 wrote it.
+SPARSE_MODULES = "sentence_transformers.sparse_encoder.models"
+
+
+def _write_modules(folder: Path, modules: list[tuple[str, str]]) -> None:
+    """Write modules.json. ``modules``: path and class of each."""
+    (folder / "modules.json").write_text(json.dumps([
+        {"idx": at, "name": str(at), "path": path, "type": kind} for at, (path, kind) in enumerate(modules)]))
+
+
+def _write_sparse_encoder(folder: Path, pooling: str) -> None:
+    """Write the type of a sparse encoder, and its pooling."""
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "SparseEncoder"}))
+    (folder / pooling).mkdir()
+    (folder / pooling / "config.json").write_text(json.dumps({
+        "pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": VOCAB}))
+
+
+def write_splade(folder: Path, kind: str) -> Path:
+    """Write a SPLADE model: a masked language model of a kind of :func:`masked_model` with max pooling."""
+    write_masked(folder, kind)
+    _write_sparse_encoder(folder, "1_SpladePooling")
+    _write_modules(folder, [("", f"{SPARSE_MODULES}.MLMTransformer"),
+                            ("1_SpladePooling", f"{SPARSE_MODULES}.SpladePooling")])
+    return folder
+
+
+def query_weights() -> Any:
+    """Return a weight for each token of the vocabulary, like inverse document frequencies; those of ten tokens are 0,
+    those of ten others 1."""
+    weights = torch.rand(VOCAB, generator=torch.Generator().manual_seed(3))
+    weights[20:30] = 0
+    weights[30:40] = 1
+    return weights
+
+
+def write_query_table(folder: Path, kind: str = "bert", table: str = f"{SPARSE_MODULES}.SparseStaticEmbedding") -> Path:
+    """Write a sparse encoder in the layout of opensearch-neural-sparse-encoding-doc-v3: queries are looked up in a
+    table of weights, documents pass through a masked language model.
+
+    Args:
+        folder: the folder.
+        kind: kind of the masked language model, as for :func:`masked_model`.
+        table: class of the query's module.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    write_masked(folder / "document_0_MLMTransformer", kind)
+    _write_sparse_encoder(folder, "document_1_SpladePooling")
+    queries = folder / "query_0_SparseStaticEmbedding"
+    queries.mkdir()
+    write_tokenizer(queries)
+    save_file({"weight": query_weights()}, str(queries / "model.safetensors"))
+    (queries / "config.json").write_text(json.dumps({"frozen": True}))
+    _write_modules(folder, [("", "sentence_transformers.models.Router")])
+    (folder / "router_config.json").write_text(json.dumps({
+        "types": {"query_0_SparseStaticEmbedding": table,
+                  "document_0_MLMTransformer": f"{SPARSE_MODULES}.MLMTransformer",
+                  "document_1_SpladePooling": f"{SPARSE_MODULES}.SpladePooling"},
+        "structure": {"query": ["query_0_SparseStaticEmbedding"],
+                      "document": ["document_0_MLMTransformer", "document_1_SpladePooling"]},
+        "parameters": {"default_route": None, "allow_empty_key": True}}))
+    return folder
+
+
+def write_colbert(folder: Path, dense: list[tuple[int, int]], kind: str = "bert", **settings: Any) -> Path:
+    """Write an encoder with Dense modules for tokens in the layout of PyLate.
+
+    Args:
+        folder: the folder.
+        dense: inputs and outputs of each Dense module.
+        kind: kind of the encoder, as for :func:`masked_model`.
+        settings: keys of config_sentence_transformers.json; none: the file is not written.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    getattr(masked_model(kind), {"modernbert": "model"}.get(kind, kind)).save_pretrained(folder)
+    write_tokenizer(folder)
+    modules = [("", "sentence_transformers.models.Transformer")]
+    for at, (size, out) in enumerate(dense, 1):
+        path = folder / f"{at}_Dense"
+        path.mkdir()
+        values = torch.randn(out, size, generator=torch.Generator().manual_seed(at))
+        save_file({"linear.weight": values}, str(path / "model.safetensors"))
+        (path / "config.json").write_text(json.dumps({
+            "in_features": size, "out_features": out, "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity"}))
+        modules.append((path.name, "pylate.models.Dense.Dense"))
+    _write_modules(folder, modules)
+    if settings:
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(
+            settings | {"model_type": "ColBERT", "prompts": {}, "similarity_fn_name": "MaxSim"}))
+    return folder
+
+
 def save(model: Any, folder: Path) -> Path:
     """Save a model of sentence-transformers. Returns the folder."""
     model.save_pretrained(str(folder))
@@ -141,3 +238,27 @@ def write_bge_m3(folder: Path) -> Path:
         save_file({"weight": torch.randn(rows, 48, generator=random), "bias": torch.randn(rows, generator=random)},
                   str(folder / f"{stem}.safetensors"))
     return folder
+
+
+def bge_m3_outputs(folder: Path, texts: list[str]) -> tuple[Any, Any, list[Any]]:
+    """Return the dense vectors, the sparse vectors as a matrix, and the vectors of tokens, by the formulae of BGE-M3
+    (https://arxiv.org/abs/2402.03216) in float64."""
+    import numpy as np
+    from safetensors.torch import load_file
+
+    model = transformers.RobertaModel.from_pretrained(folder).double().eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+    colbert, sparse = (load_file(folder / f"{stem}_linear.safetensors") for stem in ("colbert", "sparse"))
+    rows, weights, dense = [], np.zeros((len(texts), VOCAB)), []
+    for at, text in enumerate(texts):
+        encoded = tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            states = model(input_ids=encoded["input_ids"]).last_hidden_state[0]
+        dense.append(torch.nn.functional.normalize(states[0], dim=0).numpy())
+        projected = states[1:] @ colbert["weight"].double().T + colbert["bias"].double()
+        rows.append(torch.nn.functional.normalize(projected, dim=-1).numpy())
+        each = torch.relu(states @ sparse["weight"].double().T + sparse["bias"].double())[:, 0].numpy()
+        for token, weight in zip(encoded["input_ids"][0].tolist(), each):
+            if token not in range(5):  # special tokens
+                weights[at, token] = max(weights[at, token], weight)
+    return np.array(dense), weights, rows

@@ -74,8 +74,7 @@ def test_outputs_of_text_encoders(name: str, request: pytest.FixtureRequest) -> 
     output = OUTPUTS[name]
     pools = Pools((f"served={request.getfixturevalue(output.model)}",), False, "auto", SETTINGS, False, 1, 200, True)
     texts = ["w1 The fox jumps.", "w2 w3, over two dogs", "x"]
-    inputs: Any = [[text] for text in texts] if output.path == "/predict" else texts
-    response = ask(Handle(pools.respond), output.path, {"inputs": inputs, "model": "served", **output.body})
+    response = ask(Handle(pools.respond), output.path, output.payload(texts, "served"))
     assert response.status_code == 200, response.text
     wanted = output.call(pools.pool, texts, "served")
     assert output.of_route(response.json()) == [output.of_text(one) for one in texts_of(wanted)]

@@ -18,7 +18,13 @@ pytest.importorskip("sentence_transformers")
 pytest.importorskip("safetensors")
 
 from paritymodels import torch, transformers
-from retrievalmodels import MARKS, TEXTS, VOCAB, masked_model, save, write_jina_colbert, write_masked, write_tokenizer
+from retrievalmodels import (
+    MARKS, SPARSE_MODULES, TEXTS, VOCAB, bge_m3_outputs, masked_model, query_weights, save, write_colbert,
+    write_jina_colbert, write_masked, write_query_table, write_tokenizer,
+)
+
+#: Folder of the query table of :func:`write_query_table`.
+QUERIES = "query_0_SparseStaticEmbedding"
 
 
 @pytest.fixture(scope="module")
@@ -82,20 +88,61 @@ def test_query_tables(pool: mpool.Pool, tmp_path: Path) -> None:
     from sentence_transformers.sparse_encoder.modules import MLMTransformer, SparseStaticEmbedding, SpladePooling
 
     base = str(write_masked(tmp_path / "base", "bert"))
-    weights = torch.rand(VOCAB, generator=torch.Generator().manual_seed(3))
-    weights[20:30] = 0
-    weights[30:40] = 1  # only weights of 0 are left out
-    table = SparseStaticEmbedding(tokenizer=transformers.AutoTokenizer.from_pretrained(base), weight=weights)
+    table = SparseStaticEmbedding(tokenizer=transformers.AutoTokenizer.from_pretrained(base), weight=query_weights())
     router = Router.for_query_document(query_modules=[table],
                                        document_modules=[MLMTransformer(base), SpladePooling("max")])
     reference = SparseEncoder(modules=[router], device="cpu")
-    folder = str(save(reference, tmp_path / "router"))
+    check_query_table(pool, save(reference, tmp_path / "router"), reference)
+
+
+def check_query_table(pool: mpool.Pool, folder: Path, reference: Any) -> None:
+    """Compare both sides of a model with a query table with sentence-transformers."""
     queries = pool.embed_sparse(TEXTS, folder, task="query")
     documents = pool.embed_sparse(TEXTS, folder, task="document", compute="float32")
     same_sparse(queries, reference.encode_query(TEXTS).to_dense().numpy())
     same_sparse(documents, reference.encode_document(TEXTS).to_dense().numpy())
     scores = reference.similarity(reference.encode_query(TEXTS), reference.encode_document(TEXTS)).numpy()
-    assert np.allclose(queries.dot(documents), scores, rtol=1e-4)
+    assert np.allclose(queries.dot(documents), scores, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("name", ["IDF", "IDF.IDF"])
+def test_the_first_name_of_query_tables(pool: mpool.Pool, tmp_path: Path, query_table: Path, name: str) -> None:
+    """SparseStaticEmbedding was called IDF before sentence-transformers 5.0 was released. A query has the weight of the
+    table once for each of its distinct tokens (https://arxiv.org/abs/2411.04403), and its score for a document is the
+    sum of these weights times those of the document."""
+    folder = write_query_table(tmp_path / "idf", table=f"{SPARSE_MODULES}.{name}")
+    tokenizer, weights = transformers.AutoTokenizer.from_pretrained(query_table / QUERIES), query_weights().numpy()
+    expected = np.zeros((len(TEXTS), VOCAB), np.float32)
+    for row, text in zip(expected, TEXTS):
+        for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
+            row[token] = weights[token]
+    found = pool.embed_sparse(TEXTS, folder, task="query")
+    same_sparse(found, expected)
+    documents = pool.embed_sparse(TEXTS, folder, task="document", compute="float32")
+    rows = documents.to_scipy().toarray()
+    assert np.allclose(found.dot(documents), [[sum(weights[token] * row[token] for token in np.flatnonzero(one))
+                                               for row in rows] for one in expected], rtol=1e-4, atol=0)
+    for task in ("query", "document"):
+        assert pool.embed_sparse(TEXTS, folder, task=task) == pool.embed_sparse(TEXTS, query_table, task=task)
+
+
+def test_tables_in_files_of_another_format_are_refused(tmp_path: Path) -> None:
+    """``path``: sentence-transformers reads the weights from this JSON file, and not from model.safetensors."""
+    folder = write_query_table(tmp_path / "table")
+    (folder / QUERIES / "config.json").write_text(json.dumps({"frozen": True, "path": "idf.json"}))
+    words = r"config\.json: path is idf\.json; .*safetensors"
+    with mpool.Pool() as other, pytest.raises(mpool.Unsupported, match=words):
+        other.embed_sparse(TEXTS, folder, task="query")
+
+
+def test_models_of_the_promises(pool: mpool.Pool, splade: Path, query_table: Path, colbert: Path) -> None:
+    """The models for which test_output_promises.py tests each promise have the outputs of sentence-transformers."""
+    from sentence_transformers import SparseEncoder
+
+    reference = SparseEncoder(str(splade), device="cpu")
+    same_sparse(pool.embed_sparse(TEXTS, splade, compute="float32"), reference.encode(TEXTS).to_dense().numpy())
+    check_query_table(pool, query_table, SparseEncoder(str(query_table), device="cpu"))
+    check_both_tasks(pool, colbert)
 
 
 def test_default_prompt(pool: mpool.Pool, tmp_path: Path) -> None:
@@ -112,26 +159,6 @@ def test_default_prompt(pool: mpool.Pool, tmp_path: Path) -> None:
 
 
 # ---- vectors of tokens ---------------------------------------------------------------------------------------------
-
-def write_colbert(folder: Path, dense: list[tuple[int, int]]) -> None:
-    """Write a BERT with Dense modules for tokens, without settings."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True)
-    masked_model("bert").bert.save_pretrained(folder)
-    write_tokenizer(folder)
-    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
-    for at, (size, out) in enumerate(dense, 1):
-        path = folder / f"{at}_Dense"
-        path.mkdir()
-        values = torch.randn(out, size, generator=torch.Generator().manual_seed(at))
-        save_file({"linear.weight": values}, str(path / "model.safetensors"))
-        (path / "config.json").write_text(json.dumps({
-            "in_features": size, "out_features": out, "bias": False,
-            "activation_function": "torch.nn.modules.linear.Identity"}))
-        modules.append({"idx": at, "name": str(at), "path": path.name, "type": "pylate.models.Dense.Dense"})
-    (folder / "modules.json").write_text(json.dumps(modules))
-
 
 def check_both_tasks(pool: mpool.Pool, folder: Path, other: Path | None = None) -> Any:
     """Compare with sentence-transformers. ``other``: the same model in a layout that it reads without remote code."""
@@ -151,11 +178,9 @@ def check_both_tasks(pool: mpool.Pool, folder: Path, other: Path | None = None) 
     ({"query_prefix": "[unused0]", "document_prefix": "[unused1]", "attend_to_expansion_tokens": True}, 32),
     ({"query_prefix": "[Q] ", "document_prefix": "[D] ", "do_query_expansion": False, "skiplist_words": ["w1", "."]},
      None)])
-def test_pylate(pool: mpool.Pool, tmp_path: Path, settings: dict[str, Any], length: int | None) -> None:
-    folder = tmp_path / "colbert"
-    write_colbert(folder, [(48, 40), (40, 24)] if length == 12 else [(48, 24)])
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings | {
-        "model_type": "ColBERT", "prompts": {}, "similarity_fn_name": "MaxSim"}))
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_pylate(pool: mpool.Pool, tmp_path: Path, kind: str, settings: dict[str, Any], length: int | None) -> None:
+    folder = write_colbert(tmp_path / "colbert", [(48, 40), (40, 24)] if length == 12 else [(48, 24)], kind, **settings)
     queries = check_both_tasks(pool, folder)
     assert length is None or all(len(one) == length for one in queries)
 
@@ -219,25 +244,9 @@ def test_hidden_states_of_any_encoder(pool: mpool.Pool, tmp_path: Path) -> None:
 # ---- one pass ------------------------------------------------------------------------------------------------------
 
 def test_bge_m3(pool: mpool.Pool, m3: Path) -> None:
-    from safetensors.torch import load_file
-
     found = pool.embed_all(TEXTS, str(m3), compute="float32")
-    model = transformers.RobertaModel.from_pretrained(m3).double().eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(m3))
-    colbert, sparse = (load_file(m3 / f"{stem}_linear.safetensors") for stem in ("colbert", "sparse"))
-    rows, weights, dense = [], np.zeros((len(TEXTS), VOCAB)), []
-    for at, text in enumerate(TEXTS):
-        encoded = tokenizer(text, return_tensors="pt")
-        with torch.no_grad():
-            states = model(input_ids=encoded["input_ids"]).last_hidden_state[0]
-        dense.append(torch.nn.functional.normalize(states[0], dim=0).numpy())
-        projected = states[1:] @ colbert["weight"].double().T + colbert["bias"].double()
-        rows.append(torch.nn.functional.normalize(projected, dim=-1).numpy())
-        each = torch.relu(states @ sparse["weight"].double().T + sparse["bias"].double())[:, 0].numpy()
-        for token, weight in zip(encoded["input_ids"][0].tolist(), each):
-            if token not in range(5):  # special tokens
-                weights[at, token] = max(weights[at, token], weight)
-    assert np.abs(found.dense - np.array(dense)).max() < 1e-5
+    dense, weights, rows = bge_m3_outputs(m3, TEXTS)
+    assert np.abs(found.dense - dense).max() < 1e-5
     same_sparse(found.sparse, weights)
     same_tokens(found.tokens, rows)
     assert pool.embed(TEXTS, str(m3), compute="float32").tobytes() == found.dense.tobytes()
