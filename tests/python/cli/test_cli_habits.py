@@ -141,7 +141,8 @@ def test_serve_takes_models_as_arguments() -> None:
     (["serve", "a", "--keepalive", "5m"], "Did you mean --keep-alive?"),
     (["ray", "serve", "a", "--keepalive=5m"], "Did you mean --keep-alive?"),
     (["serve", "--lora", "x"], "Use --adapter NAME=PATH"),
-    (["rerank", "q", "a", "--lora", "x"], "`mpool rerank --help`")])
+    (["rerank", "q", "a", "--lora", "x"], "Use --adapter NAME=PATH"),
+    (["embed-image", "a.png", "--lora", "x"], "`mpool embed-image --help`")])
 def test_other_commands_name_what_to_use(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
