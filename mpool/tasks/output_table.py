@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, fields
-from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -40,7 +39,7 @@ class TextOutput:
     needs: str | None = None
     token_vectors: bool = False
 
-    @cached_property
+    @property
     def option_names(self) -> frozenset[str]:
         """Names of the options of the function."""
         return frozenset(one.name for one in fields(self.options))
