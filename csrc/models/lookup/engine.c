@@ -39,18 +39,6 @@ static void add_row(const mp_lookup *model, int32_t token, int32_t at, int32_t c
     k->add(values, count, sum);
 }
 
-/* Prefetch the first rows of a text while the text before it is summed. Hardware prefetchers do not follow such short
- * rows. */
-static void prefetch_rows(const mp_lookup *model, const int32_t *ids, int64_t n, int32_t width) {
-    enum { LINE = 64, LINES = 256 /* all rows together fill half of an L1 */ };
-    const int32_t lines = width * mp_dtype_get(model->table.dtype)->bytes / LINE + 1;
-    for (int64_t i = 0; i < n && i < LINES / lines; i++) {
-        const uint8_t *row = mp_tensor_row(&model->table, model->mapping ? model->mapping[ids[i]] : ids[i]);
-        for (int32_t line = 0; line < lines; line++)
-            __builtin_prefetch(row + line * LINE, 0, 2);
-    }
-}
-
 /* Reports progress. Returns true once the step must end. Within a text, too: a table on a slow disk is read slowly. */
 static bool must_stop(mp_lease *lease, _Atomic bool *stop) {
     if (mp_lease_poll(lease))
@@ -161,10 +149,6 @@ static void step_body(const mp_team_thread *thread, void *arg) {
             mp_embedding_request *request = (mp_embedding_request *)item->request;
             const uint32_t t = item->cursor + (at - run->start[i]);
             const int64_t skip = request->skip ? request->skip[t] : 0, first = request->offsets[t] + skip;
-            if (at + 1 < from + SHARE && t + 1 < item->cursor + run->plan->amount[i]) {
-                const int64_t next = request->offsets[t + 1];
-                prefetch_rows(run->model, request->ids + next, request->offsets[t + 2] - next, request->sizes.width);
-            }
             const bool normalize = request->normalize < 0 ? run->model->normalize : request->normalize != 0;
             if (!mp_lookup_vector(run->model, request->ids + first, request->offsets[t + 1] - first,
                                   request->sizes.width, normalize, run->lease, &run->stop,
