@@ -16,11 +16,19 @@ from mpool.runtime import logs
 
 @pytest.fixture()
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The steps of the thread: levels passed to the core, reads of the ring, deliveries of events."""
+    """The steps of the thread: levels passed to the core, reads of the ring, deliveries of events. The thread that
+    earlier pools of this process started calls the same functions; its steps are not recorded."""
     found: list[Any] = []
-    monkeypatch.setattr(_core, "set_log_level", lambda level: found.append(("level", level)))
-    monkeypatch.setattr(_core, "drain_log", lambda: found.append("flush") or [])
-    monkeypatch.setattr(logs, "deliver", lambda: found.append("deliver"))
+    earlier = logs._drain.thread
+
+    def record(step: Any) -> list[Any]:
+        if threading.current_thread() is not earlier:
+            found.append(step)
+        return []
+
+    monkeypatch.setattr(_core, "set_log_level", lambda level: record(("level", level)))
+    monkeypatch.setattr(_core, "drain_log", lambda: record("flush"))
+    monkeypatch.setattr(logs, "deliver", lambda: record("deliver"))
     return found
 
 
