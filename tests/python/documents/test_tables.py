@@ -179,7 +179,7 @@ def test_enough_turns_need_no_count() -> None:
     """With five undisturbed turns, the text says n and the cell its median and spread."""
     found = " ".join(tables.embeddings(record(five()), PATH).split())
     assert "| 202 (200 to 204) | 1.98x OpenVINO float32 (LATENCY) (1.96 to 2.00) |" in found
-    assert "n is 5 unless a cell says otherwise" in found and "lie within 2 % of it." in found
+    assert "n is 5 unless a cell says otherwise" in found and "differ from its figure by at most 2 %." in found
     assert "commit 01234567" in found and PATH in found and "OpenVINO 1.0" in found
 
 
@@ -189,7 +189,7 @@ def test_few_turns_say_their_number() -> None:
     turns.append(turn("mpool", 4, {"mixed texts/s": 900.0}, others=0.5, compute="float32"))
     found = " ".join(tables.embeddings(record(turns), PATH).split())
     assert "| 202 (200 to 203, n = 4) | 1.99x OpenVINO float32 (LATENCY) (1.97 to 2.00, n = 4) |" in found
-    assert "Every cell says the number n" in found
+    assert "Each cell states n" in found
 
 
 def test_no_ratio_without_comparable_turns() -> None:
