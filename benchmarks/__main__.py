@@ -3,7 +3,7 @@
     compare            embeddings and text compared with each installed peer, as ratios (the default)
     images             image embeddings compared with torch, ONNX Runtime and OpenVINO
     image-generation   steps of FLUX.1 and Stable Diffusion 3.5 compared with diffusers
-    outputs            sparse vectors, vectors of tokens and labels compared with sentence-transformers and others
+    outputs            sparse vectors, token vectors and labels compared with sentence-transformers and others
     maxsim             scores of late interaction compared with torch
     static             static embeddings compared with their tokenizer alone and with model2vec
     mapped             float32 weights used as they are mapped, compared with packed ones

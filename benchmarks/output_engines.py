@@ -1,4 +1,4 @@
-"""Engines that compute sparse vectors, vectors of tokens and labels: mpool and its peers, on the same weights. Runs by
+"""Engines that compute sparse vectors, token vectors and labels: mpool and its peers, on the same weights. Runs by
 path in a process of its own, like worker.py.
 
 A shape is a folder of sentence-transformers or transformers with seeded weights: rates depend on sizes only. The bias

@@ -1,4 +1,4 @@
-"""``python -m benchmarks outputs``: sparse vectors, vectors of tokens and labels of texts compared with
+"""``python -m benchmarks outputs``: sparse vectors, token vectors and labels of texts compared with
 sentence-transformers, ONNX Runtime, OpenVINO and fastembed, with equal weights.
 
 The method is that of ``python -m benchmarks images``. Shapes are a SPLADE model of BERT's size, a ColBERT model of 12

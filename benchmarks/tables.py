@@ -83,7 +83,7 @@ def about(record: dict[str, Any], path: str, shown: list[dict[str, Any]], more: 
     parts += [record["note"]] if "note" in record else []
     counts = [cell["n"] for cell in shown if cell["n"] >= ENOUGH]
     if not counts:
-        parts.append("Every cell says the number n of its undisturbed turns.")
+        parts.append("Each cell states n, the number of its undisturbed turns.")
     else:
         span = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         parts.append(f"A figure is the median of n undisturbed turns; n is {span} unless a cell says otherwise.")
@@ -92,7 +92,7 @@ def about(record: dict[str, Any], path: str, shown: list[dict[str, Any]], more: 
     spreads = [max(cell["max"] / cell["median"] - 1, 1 - cell["min"] / cell["median"])
                for cell in shown if cell["turns"] > 1]
     if spreads:
-        parts.append(f"The turns behind a figure lie within {max(spreads):.0%} of it.".replace("%", " %"))
+        parts.append(f"The turns of a cell differ from its figure by at most {max(spreads):.0%}.".replace("%", " %"))
     parts += [more] if more else []
     return wrapped(" ".join(parts))
 

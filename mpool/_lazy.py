@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from functools import cached_property as cached_property
 else:
     class cached_property(functools.cached_property):
-        """As :class:`functools.cached_property`, without its lock.
+        """Like :class:`functools.cached_property`, without its lock.
 
         Before Python 3.12, one lock for all instances is held while a value is computed. A child that was forked
         meanwhile would wait for it for ever. Here two threads may compute a value at once; both get the first one.

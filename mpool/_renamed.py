@@ -67,7 +67,7 @@ def set_state(owner: object, state: dict[str, Any]) -> None:
 
 
 class _Loader:
-    """Loader of a module that forwards to others. No subclass of ``importlib.abc.Loader``, which is slow to import."""
+    """Loader of a module that forwards to others. Not a subclass of ``importlib.abc.Loader``: its import is slow."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         old = spec.name.removeprefix(f"{_PACKAGE}.")

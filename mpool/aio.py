@@ -39,26 +39,26 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
         given = verb.bind(args, keywords)
         return run_async(verb, pool_of(given.get("model")) if pool is None else pool, given)
 
-    return _named(function, verb, "aio", f"As :func:`mpool.{verb.name}`, for asyncio. ``pool``: the pool to use; None: "
-                  "that of ``model`` if it is a :class:`mpool.Model`, else the process-wide pool."
+    return _named(function, verb, "aio", f"Asynchronous form of :func:`mpool.{verb.name}`. ``pool``: the pool to use; "
+                  "None: that of ``model`` if it is a :class:`mpool.Model`, else the process-wide pool."
                   + (f" ``stream=True`` returns a :class:`{verb.stream[1]}`." if verb.stream else ""))
 
 
 @typed_async
 async def load(ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
-    """As :func:`mpool.load`, run in a thread."""
+    """Run :func:`mpool.load` in a thread."""
     return await native_calls.REQUESTS.arun(partial((pool or pool_of(ref)).load, ref, **options))
 
 
 @typed_async
 async def unload(alias: Any, *, timeout: float | None = None, pool: Pool | None = None) -> None:
-    """As :func:`mpool.unload`, run in a thread."""
+    """Run :func:`mpool.unload` in a thread."""
     await native_calls.REQUESTS.arun(partial((pool or pool_of(alias)).unload, alias, timeout=timeout))
 
 
 @typed_async
 async def swap(key: Any, ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
-    """As :func:`mpool.swap`, run in a thread. A cancelled task leaves the swap running."""
+    """Run :func:`mpool.swap` in a thread. A cancelled task leaves the swap running."""
     return await native_calls.SWAPS.arun(partial((pool or pool_of(key)).swap, key, ref, **options))
 
 

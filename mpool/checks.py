@@ -71,7 +71,7 @@ def is_same(value: Any, constant: Any) -> bool:
 
 
 class InvalidCall(InvalidArgument, TypeError):
-    """A call has an unknown argument, lacks one, or has one twice. As every such error in Python, it is a TypeError."""
+    """A call has an unknown argument, lacks one, or has one twice. Like such errors in Python, it is a TypeError."""
 
 
 def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgument:

@@ -201,7 +201,7 @@ class Timeout(PoolError, TimeoutError):
 
 
 class SendError(PoolError, RuntimeError):
-    """A request could not be queued, or a swap not be completed: the model was removed or replaced meanwhile."""
+    """A request could not be queued, or a swap could not complete, because the model was removed or replaced."""
 
     code, name = 52, "SEND"
 

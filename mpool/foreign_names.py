@@ -91,7 +91,7 @@ ADVICE: dict[str, str] = {
     "num_threads": _THREADS,
     "num_workers": _ALL_CPUS,
     "options": "pass each option as an argument of its own",
-    "output_value": "use mpool.embed_tokens(texts, model) for vectors of tokens",
+    "output_value": "use mpool.embed_tokens(texts, model) for token vectors",
     "parallel": _ALL_CPUS,
     "pool": "pass it to mpool.aio, or call the method of the pool",
     "prompt": "use mpool.generate(prompt)",

@@ -194,7 +194,7 @@ def items_of_caller(items: Iterable[Any]) -> Iterator[Any]:
 
 
 async def aitems_of_caller(items: AsyncIterable[Any]) -> AsyncIterator[Any]:
-    """As :func:`items_of_caller`, for an asynchronous iterable."""
+    """Like :func:`items_of_caller`, for an asynchronous iterable."""
     with of_caller():
         async for item in items:
             yield item

@@ -50,7 +50,7 @@ typedef struct mp_model_facts {
     mp_matrices experts;
     int64_t expert_bytes;        /* bytes of the experts in the files */
     int64_t expert_packed_bytes; /* bytes of their packed copies now */
-    bool thrashing;              /* experts are read from the disk again and again: see nn/expert_reads.h */
+    bool thrashing;              /* the same experts are read from the disk repeatedly: see nn/expert_reads.h */
     const char *kv_dtype;   /* type of keys and values: "float32", "int16" or "int8" */
     int64_t kv_token_bytes; /* bytes of a token in the KV cache, in all layers */
     int64_t draft_bytes;    /* bytes of the draft model's weights; 0: there is no draft model */

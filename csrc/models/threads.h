@@ -1,4 +1,4 @@
-/* models/threads.h: the number of compute threads that a pass is worth.
+/* models/threads.h: the number of compute threads with which a pass is fastest.
  *
  * Each additional thread divides the work of a pass further and lengthens each of its barriers. Sizes of the model and
  * assumed rates give a first number. It ignores that memory saturates, and that one thread computes some parts of a
@@ -42,7 +42,7 @@ typedef struct mp_thread_tuner { /* belongs to one engine. Zeroed: ready for use
     int worth;         /* mp_threads_worth of the last plan */
 } mp_thread_tuner;
 
-/* Returns the number of threads for the next pass of `rows` rows, of which mp_threads_worth threads are `worth`. Never
+/* Returns the number of threads for the next pass of `rows` rows. `worth`: the result of mp_threads_worth for it. Never
  * fewer than the smaller one of `worth` and MP_THREADS_LEAST. */
 int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows);
 /* Learns from the pass that was planned last: it had `rows` rows and took `ns` with `threads` threads. */

@@ -357,7 +357,7 @@ void mp_entry_note_fault(mp_entry *entry, bool external_kill);
  * changes its retry state. *noted must be false before the first failed request of a step: a step that fails for
  * several requests counts as one fault. */
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill, bool *noted);
-/* Must not hold the lock. A step found no memory for this request, which is no fault of the worker. `coming`: memory is
+/* Must not hold the lock. A step found no memory for this request, which is not a worker fault. `coming`: memory is
  * being freed. Returns true if the request is to be tried again. Uses up a retry only if no memory is coming. */
 bool mp_entry_shortage(mp_entry *entry, mp_ticket *ticket, bool coming);
 /* Must not hold the lock. Call when a worker was lost in a step with this request, except by an external kill

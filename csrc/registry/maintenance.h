@@ -1,6 +1,6 @@
-/* maintenance.h: one thread per registry that checks what no other thread is awake for: deadlines of queued and active
- * requests, and loads without progress. The thread starts with the first mp_maintenance_at, sleeps until the earliest
- * announced time, and then runs a sweep.
+/* maintenance.h: one thread per registry that checks the deadlines of queued and active requests, and loads without
+ * progress, because no other thread may be awake to check them. The thread starts with the first mp_maintenance_at,
+ * sleeps until the earliest announced time, and then runs a sweep.
  *
  * The thread also keeps the clock of requests, by which deadlines and patience are measured. This clock leaves out the
  * time in which the process did not run: after SIGSTOP, or while the machine was suspended. While a request with a

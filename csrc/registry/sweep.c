@@ -47,7 +47,7 @@ static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
 }
 
 /* Must hold the lock. A load that makes progress counts as progress of the requests that wait for it, but only the
- * first load that a request waits for: models that evict each other may be loaded again and again. The time in which a
+ * first load that a request waits for: models that evict each other may be loaded repeatedly. The time in which a
  * load waits for memory or CPUs does not count as progress. */
 static void credit_load(mp_entry *entry, uint64_t age_ns) {
     uint64_t clock_ns = mp_maintenance_clock(&entry->services->maintenance, NULL);

@@ -86,7 +86,7 @@ typedef struct mp_worker {
     mp_ticket *active[MP_ACTIVE_MAX]; /* admitted or to be admitted; only the worker changes the list */
     int active_count;
     uint64_t assigned_cost; /* sum of cost + 1 of the queued requests that are assigned to it (mp_dispatch_assign) */
-    bool exclusive;   /* the active request must stay alone */
+    bool exclusive;   /* the active request has MP_POLICY_SEQUENTIAL: no other request may join it */
     bool memory_tight; /* the engine refused a request for lack of memory: admit none until memory is freed */
     int step_live;     /* items of the running step that are not cancelled */
     bool in_step;

@@ -180,12 +180,12 @@ def _maxsim(model: Model, question: str, show: Any) -> list[dict[str, Any]] | No
     try:
         query, documents = (model.embed_tokens(texts) for texts in ([question], SENTENCES))
     except Unsupported:
-        show("\n  This model has no vectors of tokens")
+        show("\n  This model has no token vectors")
         return None
     for found in (query, documents):
         found.values[:] = found.values / np.maximum(np.linalg.norm(found.values, axis=1, keepdims=True), 1e-12)
     scores = np.asarray(maxsim(query, documents))[0]
-    show("\n  Vectors of tokens: the two sentences with the highest MaxSim")
+    show("\n  Token vectors: the two sentences with the highest MaxSim")
     rows = [{"score": round(float(scores[at]), 4), "text": SENTENCES[at]} for at in np.argsort(-scores)[:2]]
     for row in rows:
         show(f"  {row['score']:6.2f}  {row['text']}")

@@ -2,8 +2,9 @@
 
 A template is part of a model, and models are not trusted. No template is compiled or rendered in this process. At most
 ``MOST`` renderers exist. A template that has not been rendered yet, or whose last render exceeded a limit, uses one
-renderer at a time; no template uses all of them. After ``STRIKES`` such renders in a row, a template is refused for a
-while. If no renderer can be started, rendering fails. A renderer has about 20 MB of resident memory.
+renderer at a time; no template uses all of them. After ``STRIKES`` such renders in a row, a template is refused for
+1 s, and after each further one for twice as long, up to 60 s. If no renderer can be started, rendering fails. A
+renderer has about 20 MB of resident memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..tokenizers import limits
 
 #: Maximum number of renderers of this process.
 MOST = 4
-#: Renders in a row that exceed a limit, after which a template is refused for a while.
+#: Renders in a row that exceed a limit, after which a template is refused for 1 s and longer.
 STRIKES = 3
 #: The program of a renderer; it keeps compiled templates.
 PROGRAM = Program(file=os.path.join(os.path.dirname(os.path.abspath(__file__)), "renderer.py"),

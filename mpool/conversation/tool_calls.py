@@ -8,7 +8,7 @@ function, stays text.
 If a grammar constrains the completion to the tool-call format (``constrained``), the arguments of a call are emitted
 while they are generated. Otherwise a call is emitted once it is complete.
 
-Small models may write the same call without end. A call that repeats an earlier one of the completion (same function,
+Small models may repeat the same call endlessly. A call that repeats an earlier one of the completion (same function,
 same arguments), and a call beyond :data:`~mpool.conversation.tool_grammar.MAX_CALLS`, end the completion: they and all
 further text are dropped. Arguments are held back while they equal the start of an earlier call's. A repeated call that
 differs in white space is kept, because its parts were emitted before its end.

@@ -28,7 +28,7 @@ def embed(model: Any, texts: Sequence[str], task: Task, options: dict[str, Any])
 
 
 async def aembed(model: Any, texts: Sequence[str], task: Task, options: dict[str, Any]) -> NDArray[Any]:
-    """As :func:`embed`, for asyncio."""
+    """Asynchronous form of :func:`embed`."""
     return await aio.embed(pool=pool_of(model), **_embed_arguments(model, texts, task, options))
 
 
@@ -45,7 +45,7 @@ def scores(model: Any, query: str, documents: Sequence[str], options: dict[str, 
 
 
 async def ascores(model: Any, query: str, documents: Sequence[str], options: dict[str, Any]) -> NDArray[np.float32]:
-    """As :func:`scores`, for asyncio."""
+    """Asynchronous form of :func:`scores`."""
     pool = pool_of(model)
     return _joined([(await aio.rerank(query, documents[start:start + SLICE], model, pool=pool, **options)).scores
                     for start in range(0, len(documents), SLICE)])

@@ -105,7 +105,7 @@ class MpoolTextEmbedder(_Component):
 
     @component.output_types(embedding=list[float], meta=dict[str, Any])
     async def run_async(self, text: str) -> dict[str, Any]:
-        """As :meth:`run`, for asyncio."""
+        """Asynchronous form of :meth:`run`."""
         return self._output(await requests.aembed(self.model, [_text(text)], "query", self.options))
 
     def _output(self, rows: NDArray[Any]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class MpoolDocumentEmbedder(_DocumentComponent):
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     async def run_async(self, documents: list[Document]) -> dict[str, Any]:
-        """As :meth:`run`, for asyncio."""
+        """Asynchronous form of :meth:`run`."""
         texts = self._texts(documents)
         return self._output(documents, await requests.aembed(self.model, texts, "document", self.options))
 
@@ -220,7 +220,7 @@ class MpoolRanker(_DocumentComponent):
     @component.output_types(documents=list[Document])
     async def run_async(self, query: str, documents: list[Document], top_k: int | None = None,
                         score_threshold: float | None = None) -> dict[str, Any]:
-        """As :meth:`run`, for asyncio."""
+        """Asynchronous form of :meth:`run`."""
         scores = await requests.ascores(self.model, query, self._texts(documents), self.options)
         return self._output(documents, scores, top_k, score_threshold)
 

@@ -309,12 +309,12 @@ class MpoolEmbeddings(BaseModel, Embeddings):
         return found[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Like :meth:`embed_documents`, for asyncio."""
+        """Asynchronous form of :meth:`embed_documents`."""
         found: list[list[float]] = (await requests.aembed(self.model, texts, "document", self.options)).tolist()
         return found
 
     async def aembed_query(self, text: str) -> list[float]:
-        """Like :meth:`embed_query`, for asyncio."""
+        """Asynchronous form of :meth:`embed_query`."""
         found: list[list[float]] = (await requests.aembed(self.model, [text], "query", self.options)).tolist()
         return found[0]
 

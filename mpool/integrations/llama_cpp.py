@@ -318,7 +318,7 @@ class Llama:
             return_count: return a tuple of the vectors and the number of tokens.
 
         Raises:
-            WrongCapability: the model is no embedding model.
+            WrongCapability: the model is not an embedding model.
         """
         vectors = self._model.embed(input, normalize=normalize, truncate=truncate).tolist()
         if not return_count:

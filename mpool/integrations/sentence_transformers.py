@@ -319,7 +319,7 @@ class SentenceTransformer(_Base):
                              prompt: str | None = None, batch_size: int = 32, chunk_size: int | None = None,
                              show_progress_bar: bool | None = None, precision: Precision = "float32",
                              normalize_embeddings: bool = False, truncate_dim: int | None = None) -> Any:
-        """As :meth:`encode`, which already uses all CPUs."""
+        """Same as :meth:`encode`, which already uses all CPUs."""
         return self.encode(list(sentences), prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
                            show_progress_bar=show_progress_bar, precision=precision,
                            normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim)
@@ -452,7 +452,7 @@ class CrossEncoder(_Base):
             device: ignored; must name CPUs.
 
         Returns:
-            Scores, float32 ``(n,)``, or one number for a single pair. Of a model with several labels ``(n, labels)``,
+            Scores, float32 ``(n,)``, or one number for a single pair. For a model with several labels, ``(n, labels)``,
             or ``(labels,)`` for a single pair.
 
         Raises:
@@ -472,7 +472,7 @@ class CrossEncoder(_Base):
         scores: Any
         for at, pair in enumerate(pairs):
             if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-                raise InvalidArgument(param="inputs", got=f"an item that is no pair of texts at index {at}",
+                raise InvalidArgument(param="inputs", got=f"an item that is not a pair of texts at index {at}",
                                       allowed="a pair of texts, or a sequence of pairs")
             by_query.setdefault(pair[0], []).append(at)
         if one:

@@ -259,7 +259,7 @@ class EmbeddingSettings:
             vocabulary's tokens, in characters, as model2vec does.
         embeddings: what an embedding model computes for a text: ``"dense"`` (one vector), ``"sparse"`` (weights of
             tokens of the vocabulary), ``"tokens"`` (one vector per token).
-        tokens: settings of the vectors of tokens; None: the model has no head for them.
+        tokens: settings of the token vectors; None: the model has no head for them.
         query_weights: weight of each token of the vocabulary in queries, which then need no pass through the model;
             None: queries are computed like documents.
         adapters: names of the adapters in the model's files, one per task of the model. The prompt of the same name, if

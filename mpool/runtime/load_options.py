@@ -75,7 +75,7 @@ def _place(name: str, path: object) -> str:
     """Return the absolute path of an adapter, or its reference to the hub.
 
     Raises:
-        InvalidArgument: ``path`` is no path, or an invalid reference.
+        InvalidArgument: ``path`` is not a path, or is an invalid reference.
     """
     try:
         found = os.fspath(path)  # type: ignore[call-overload]

@@ -43,7 +43,7 @@ class _Drain:
         self.rounds, self.ended = 0, threading.Condition()  # rounds so far; notified at the end of each
 
     def start(self) -> None:
-        """Start the thread unless it runs or the interpreter exits. A thread that cannot start is no error."""
+        """Start the thread unless it runs or the interpreter exits. A thread that cannot start is not an error."""
         with self.lock:
             if self.thread is not None or self.stopping.is_set():
                 return

@@ -52,7 +52,7 @@ def for_current(prepare: Callable[[], R], use: Callable[[R], T]) -> T:
 
 
 async def afor_current(prepare: Callable[[], Awaitable[R]], use: Callable[[R], Awaitable[T]]) -> T:
-    """As :func:`for_current`, for asyncio."""
+    """Asynchronous form of :func:`for_current`."""
     while True:
         request: R | None = None
         try:

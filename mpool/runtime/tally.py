@@ -39,14 +39,14 @@ current: ContextVar[Tally | None] = ContextVar("mpool.tally", default=None)
 
 
 def begin(capability: str) -> None:
-    """Note the capability of a request that was validated."""
+    """Record the capability of a request that was validated."""
     tally = current.get()
     if tally is not None and tally.capability is None:
         tally.capability = capability
 
 
 def add_ticket(ticket: _core.Ticket) -> None:
-    """Note a request for text that was submitted."""
+    """Record a request for text that was submitted."""
     tally = current.get()
     if tally is not None and tally.capability in ("text_to_text", "vision"):
         tally.tickets.append(ticket)

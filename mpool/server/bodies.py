@@ -358,7 +358,7 @@ def parse_bounded(data: bytes, kind: type[T], ignored: list[str] | None) -> T:
 
 
 async def parse_body(data: bytes, kind: type[T], ignored: list[str] | None) -> T:
-    """As :func:`parse_bounded`, on another thread if the body is long."""
+    """Parse a body as :func:`parse_bounded` does, on another thread if the body is long."""
     if len(data) < _LONG:
         return parse_bounded(data, kind, ignored)
     return await native_calls.BODIES.arun(parse_bounded, data, kind, ignored)

@@ -49,11 +49,12 @@ class EmbedAllRequest(Fields, kw_only=True):
 
 
 class EmbedSparseRequest(EmbedAllRequest, kw_only=True):
-    """As :class:`EmbedAllRequest`."""
+    """Same fields as :class:`EmbedAllRequest`."""
 
 
 class EmbedRequest(EmbedAllRequest, kw_only=True):
-    """As :class:`EmbedAllRequest`. ``normalize``: scale vectors to length 1. ``dimensions``: number of components."""
+    """Same fields as :class:`EmbedAllRequest`. ``normalize``: scale vectors to length 1. ``dimensions``: number of
+    components."""
 
     normalize: bool = True
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None

@@ -256,7 +256,7 @@ def _labels(labels: Any, most: int) -> tuple[str, ...]:
 
 
 def _hypotheses(template: Any, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the hypothesis of each label. Only ``{}`` is replaced: the template is no format string."""
+    """Return the hypothesis of each label. Only ``{}`` is replaced: the template is not a format string."""
     fault = embedding.fault_of(template, "template")
     fault = fault or embedding.surrogate_of(template, "template")
     if fault is not None:

@@ -193,7 +193,7 @@ class TextEmbeddings:
     Attributes:
         dense: vectors, float32 ``(n, d)``; None: the model has none.
         sparse: sparse vectors, or None.
-        tokens: vectors of tokens, or None.
+        tokens: token vectors, or None.
     """
 
     dense: NDArray[np.float32] | None
@@ -217,7 +217,7 @@ def refuse_results(name: str, value: Any, allowed: str) -> None:
         allowed: allowed values, for the message.
     """
     hint = "a.dot(b) compares sparse vectors" if isinstance(value, SparseVectors) else \
-        "mpool.maxsim(query, documents) compares vectors of tokens" if isinstance(value, TokenVectors) else \
+        "mpool.maxsim(query, documents) compares token vectors" if isinstance(value, TokenVectors) else \
         "Pass one of its outputs, such as its attribute dense" if isinstance(value, TextEmbeddings) else None
     if hint is not None:
         raise InvalidArgument(param=name, got=type(value).__name__, allowed=allowed, hint=hint)

@@ -51,8 +51,8 @@ class Job:
         """Wait for the result.
 
         Args:
-            timeout: seconds to wait; 0: return or raise at once; None: wait until the job is done. When the time is
-                over, the job continues.
+            timeout: seconds to wait; 0: return or raise at once; None: wait until the job is done. After the
+                timeout, the job continues.
 
         Returns:
             The result of the corresponding function, such as :func:`mpool.embed` or :func:`mpool.generate`.
@@ -86,8 +86,8 @@ class Job:
         """Cancel the request. A running request stops after its current layer or token.
 
         Returns:
-            True: :meth:`result` will raise, usually :class:`mpool.Cancelled`, also if the model finishes its work in
-            this moment. False: the request had already ended, and its result or error stays.
+            True: :meth:`result` will raise, usually :class:`mpool.Cancelled`, even if the model finishes its work at
+            that moment. False: the request had already ended, and its result or error stays.
         """
         return self._ticket is not None and self._ticket.cancel()
 
@@ -172,7 +172,7 @@ class VectorJob(Job):
 
 
 class OutputsJob(Job):
-    """A job whose result is sparse vectors, vectors of tokens, all outputs of a model, or labels of tokens."""
+    """A job whose result is sparse vectors, token vectors, all outputs of a model, or labels of tokens."""
 
     def __init__(self, capability: str, request: OutputsRequest) -> None:
         from . import outputs, vectors

@@ -543,7 +543,8 @@ class ClassifyTokensOptions(_LogitOptions):
         ("O",), "labels that give no spans; with an aggregation, without ``B-`` and ``I-``.", plan=False)
     stride: int | None = option(
         None, "only with an aggregation: cut a text that exceeds the model's maximum length into windows that overlap "
-        "by this number of tokens. Of spans that overlap, the longest one stays. None: see ``truncate``.", plan=False)
+        "by this number of tokens. Among spans that overlap, the longest one stays. None: see ``truncate``.",
+        plan=False)
     compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
     truncate: bool = option(
         True, "True: truncate a text to the model's maximum length, unless there is a ``stride``; False: raise "

@@ -1,4 +1,4 @@
-"""Requests for sparse vectors, vectors of tokens, or all outputs of a model: plans, markers and results.
+"""Requests for sparse vectors, token vectors, or all outputs of a model: plans, markers and results.
 
 They run like requests for vectors (vectors.py, steps.py) with other outputs of the core.
 """
@@ -38,7 +38,7 @@ DENSE, STATES, ROWS, SPARSE = 1, 2, 4, 8
 #: A result may take 1 / RESULT_SHARE of the pool's memory limit. The caller holds the result in addition to models and
 #: caches, and joining slices needs a second copy of it.
 RESULT_SHARE = 4
-#: Maximum size in bytes of the vectors of tokens of a slice of :func:`mpool.embed_iter`, of which a few are in memory.
+#: Maximum size in bytes of the token vectors of a slice of :func:`mpool.embed_iter`, of which a few are in memory.
 _SLICE_BYTES = 16 << 20
 
 
@@ -448,7 +448,7 @@ def sparse_vectors(plan: OutputPlan, parts: list[Part]) -> SparseVectors:
 
 
 def token_vectors(plan: OutputPlan, parts: list[Part]) -> TokenVectors:
-    """Join the vectors of tokens of slices."""
+    """Join the token vectors of slices."""
     found = [part.tokens for part in parts if part.tokens is not None]
     return TokenVectors(_join([one[0] for one in found], np.zeros((0, plan.row_size), np.float32)),
                         _offsets([one[1] for one in found]))
@@ -631,7 +631,7 @@ class OutputsIterRequest(IterRequest):
 
 
 def cutter(plan: OutputPlan) -> Cutter:
-    """Return a :class:`Cutter` whose slices have about 16 MiB of vectors of tokens at most, unless one text has more.
+    """Return a :class:`Cutter` whose slices have about 16 MiB of token vectors at most, unless one text has more.
 
     A token has one character or more in almost all texts. A text also has its special tokens, or the number of tokens
     up to which it is filled.

@@ -157,7 +157,7 @@ def _output_of(options: EmbedIterOptions) -> tuple[TextOutput, Any]:
 
 
 def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str) -> Validated:
-    """Validate a request for sparse vectors, vectors of tokens or all outputs."""
+    """Validate a request for sparse vectors, token vectors or all outputs."""
     from . import outputs
 
     output = OUTPUTS[name]

@@ -132,7 +132,7 @@ async def _vectors(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
 async def counted(verb: Verb, pool: Host, given: dict[str, Any], most_bytes: int | None = None) -> tuple[Any, int]:
     """Run a request for vectors or scores. Returns its result and the number of prompt tokens.
 
-    ``most_bytes``: maximum size of the arrays of a result of sparse vectors, vectors of tokens or all outputs; a larger
+    ``most_bytes``: maximum size of the arrays of a result of sparse vectors, token vectors or all outputs; a larger
     result raises LimitError. None: the limit of the library.
     """
     validated, call, _ = _begin(verb, pool, given)

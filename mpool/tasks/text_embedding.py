@@ -204,7 +204,7 @@ def _function(output: str) -> str:
 def check_output(entry: Entry, settings: EmbeddingSettings, output: str) -> None:
     """Raise WrongCapability unless the model has the output.
 
-    A model without a head for vectors of tokens returns its hidden states, so every encoder has the output ``tokens``.
+    A model without a head for token vectors returns its hidden states, so every encoder has the output ``tokens``.
     """
     if output in ("all", "tokens") or output in settings.embeddings:
         return

@@ -1,6 +1,6 @@
 """Requests for labels of tokens: validation, windows of long texts, and the spans of a slice.
 
-Requests run like those for vectors of tokens (outputs.py): the logits of a token are its row.
+Requests run like those for token vectors (outputs.py): the logits of a token are its row.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _plan(entry: Entry, options: ClassifyTokensOptions) -> SpanPlan:
 
     Raises:
         InvalidArgument: an option is invalid for this model.
-        WrongCapability: the model is no token classifier.
+        WrongCapability: the model is not a token classifier.
     """
     found = embedding.plan(entry, options)
     key = "spans", found
@@ -193,7 +193,7 @@ def request(entry: Entry, checked: Checked, options: ClassifyTokensOptions, call
 
     Raises:
         InvalidArgument: an option is invalid for this model.
-        WrongCapability: the model is no token classifier.
+        WrongCapability: the model is not a token classifier.
     """
     made = iter_plan(entry, options, checked)
 
@@ -265,7 +265,7 @@ def scores_plan(entry: Entry, options: TokenScoresOptions) -> ScoresPlan:
 
     Raises:
         InvalidArgument: an option is invalid for this model.
-        WrongCapability: the model is no token classifier.
+        WrongCapability: the model is not a token classifier.
     """
     check_choice("function_to_apply", options.function_to_apply, ("softmax", "none"))
     found = embedding.plan(entry, options)

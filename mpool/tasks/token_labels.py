@@ -237,8 +237,8 @@ def _grouped(tokens: Tokens, units: Sequence[tuple[int, int]], best: Sequence[in
 
 
 def merged(spans: Iterable[LabelledSpan]) -> list[LabelledSpan]:
-    """Return the spans of all windows of a text. Of spans that overlap, the longest one stays, of equally long ones the
-    one with the highest score."""
+    """Return the spans of all windows of a text. Among spans that overlap, the longest one stays; among equally long
+    ones, the one with the highest score."""
     found: list[LabelledSpan] = []
     for span in sorted(spans, key=lambda one: one.start):
         last = found[-1] if found else None

@@ -380,7 +380,7 @@ queries are padded with mask tokens, and whether punctuation gets vectors.
 {args}
 
 Returns:
-    :class:`mpool.TokenVectors`: the matrices of all texts, one below the other.
+    :class:`mpool.TokenVectors`: the matrices of all texts, one after another.
 
 Raises:
     LimitError: there are more texts than ``max_inputs``, or the result needs more than a quarter of the pool's memory
@@ -397,7 +397,7 @@ EMBED_ALL = Verb(
         _TEXTS,
         _model('a model with several outputs, such as BGE-M3, or any text encoder; None: all-MiniLM-L6-v2.'),
     ), _options.AllOptions, 'TextEmbeddings',
-    text=r"""Computes all outputs that a model has in one pass: dense vectors, sparse vectors, vectors of tokens.
+    text=r"""Computes all outputs that a model has in one pass: dense vectors, sparse vectors, token vectors.
 
 {args}
 
@@ -470,7 +470,7 @@ Raises:
     InvalidArgument: an argument or a text is invalid; ``param``, ``got`` and ``allowed`` say which one and why.
     LimitError: there are more texts than ``max_inputs``, or more texts times labels; or the hypotheses together have
         more than 1,000,000 characters.
-    WrongCapability: the model is no sequence classifier, or for ``labels``, none of its labels begins with "entail".
+    WrongCapability: the model is not a sequence classifier, or for ``labels``, none of its labels begins with "entail".
     ContextOverflow: with ``truncate=False``, a text or pair exceeds the model's maximum length; or a hypothesis leaves
         no room for a text.
     UnknownModel, OfflineError, NumericError, Timeout, Overloaded: as for :func:`embed`.
@@ -506,7 +506,7 @@ Raises:
     InvalidArgument: an argument or a text is invalid; ``param``, ``got`` and ``allowed`` say which one and why.
     LimitError: there are more texts or windows than ``max_inputs``, or the result needs more than a quarter of the
         pool's memory limit.
-    WrongCapability: the model is no token classifier; the error names the function to call instead.
+    WrongCapability: the model is not a token classifier; the error names the function to call instead.
     ContextOverflow: with ``truncate=False``, a text exceeds the model's maximum length.
     UnknownModel, OfflineError, NumericError, Timeout, Overloaded: as for :func:`embed`.
 

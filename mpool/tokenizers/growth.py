@@ -272,7 +272,7 @@ class _Walk:
         return longest_string(blob)
 
     def _note(self, pattern: Any) -> None:
-        """Note the cost of a pattern. A string is compared at every place of a text, so a long one has a cost, too."""
+        """Record the cost of a pattern. A string is compared at every place of a text, so a long one has a cost."""
         if not isinstance(pattern, Mapping):
             return
         regex, string = pattern.get("Regex"), pattern.get("String")

@@ -216,7 +216,7 @@ def query_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def colbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a small ModernBERT with vectors of tokens: markers, expanded queries, and words without vectors."""
+    """Folder of a small ModernBERT with token vectors: markers, expanded queries, and words without vectors."""
     import retrievalmodels
 
     return retrievalmodels.write_colbert(

@@ -133,9 +133,10 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     mp_attention_unit *units;
     int *thread_units; /* [block_count, threads + 1] first unit of each thread in each block */
     int unit_count, most_blocks;
-    /* x [M, hidden]: the residual sums; cos_sin [M, ropes, dim]. Of the current row block: normed [rows, hidden], qkv
-     * [rows, qkv_width] (at the end the gathered output rows), mixed [rows, heads * value_dim]: output of attention,
-     * inner [rows, 2 ffn]. partials: mp_decoder_partial_floats for each KV block of a unit; split mode only. */
+    /* x [M, hidden]: the residual sums; cos_sin [M, ropes, dim]. Arrays of the current row block: normed [rows,
+     * hidden]; qkv [rows, qkv_width], at the end the gathered output rows; mixed [rows, heads * value_dim], the output
+     * of attention; inner [rows, 2 ffn]. partials: mp_decoder_partial_floats for each KV block of a unit; split mode
+     * only. */
     float *x, *normed, *qkv, *mixed, *inner, *cos_sin, *partials;
     float *latent, *per_head; /* for latent attention: see decoder/mla.h */
     void *acts, *experts;

@@ -16,7 +16,7 @@
  *
  * The draft model computes a long prompt in slices, each about as long as a decode step, and only if its drafts are
  * expected to save twice that time. If memory is short, the blocks of the draft model are the first to be dropped,
- * and it pauses for a while. */
+ * and it pauses for 256 steps. */
 #ifndef MP_MODELS_DECODER_DRAFTING_H
 #define MP_MODELS_DECODER_DRAFTING_H
 

@@ -1,4 +1,4 @@
-/* nn/expert_reads.h: detects that a model's experts are read from the disk again and again (thrashing).
+/* nn/expert_reads.h: detects that the same experts are read from the disk repeatedly (thrashing).
  *
  * Experts are computed from the mapped file (nn/experts.h), so they may be larger than memory: the system reads the
  * experts that rows choose and drops others. If it drops experts that rows choose again soon, passes wait for the disk.

@@ -11,7 +11,7 @@
  * Experts take part neither in the predicted size of a model nor in what a load charges, so a model may have more bytes
  * of experts than the memory budget: a load is refused only if the other weights do not fit. The system then reads the
  * experts that rows choose from the disk; after the router, the threads ask it for all of them at once.
- * nn/expert_reads.h logs a warning if the same experts are read again and again. */
+ * nn/expert_reads.h logs a warning if the same experts are read repeatedly. */
 #ifndef MP_MODELS_NN_EXPERTS_H
 #define MP_MODELS_NN_EXPERTS_H
 

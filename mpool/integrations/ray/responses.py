@@ -12,7 +12,7 @@ from ...server.streaming import EVENTS, LINES, event, line
 class HeldResponse:
     """Passes the messages of a response on to the client, as soon as the response has begun.
 
-    A response has begun when the first byte of its body is there: a stream that waits for its first token has not
+    A response has begun when the first byte of its body exists: a stream that waits for its first token has not
     begun. Until then, nothing is sent, and another process can still give the response.
 
     Args:
@@ -31,7 +31,7 @@ class HeldResponse:
         self.started = self.ended = False
 
     def begins_with(self, message: dict[str, Any]) -> bool:
-        """Return True if this message, the next one, is the first that is not held back."""
+        """Return True if the response begins with ``message``, its next message: from then on, nothing is held back."""
         return not self.started and message["type"] == "http.response.body" and (
             not message.get("more_body", False) or bool(message.get("body")) and (self._streamed or not self._whole))
 

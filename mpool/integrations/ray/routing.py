@@ -74,11 +74,11 @@ class RequestTracker:
         self._failed: dict[Any, float] = {}  # replica: time
 
     def sent(self, request: str, replica: Any) -> None:
-        """Note that a request is sent to a replica."""
+        """Record that a request is sent to a replica."""
         self._sent[request] = replica, self._clock()
 
     def accepted(self, request: str, replica: Any, attempt: str) -> None:
-        """Note that a replica accepted a request."""
+        """Record that a replica accepted a request."""
         if len(self._accepted) > _MAX_REPLICAS:
             self._accepted.clear()  # most of them ended long ago
         self._accepted[replica] = self._clock()
@@ -87,16 +87,16 @@ class RequestTracker:
             self._working[request] = replica, attempt
 
     def completed(self, request: str) -> None:
-        """Note that a request has ended, for any reason."""
+        """Record that a request has ended, for any reason."""
         self._sent.pop(request, None)
         self._working.pop(request, None)
 
     def failed(self, replica: Any) -> None:
-        """Note that a replica cannot be reached."""
+        """Record that a replica cannot be reached."""
         self._failed[replica] = self._clock()
 
     def silent(self, attempts: Container[str]) -> None:
-        """Note that the replicas that accepted these attempts are silent."""
+        """Record that the replicas that accepted these attempts are silent."""
         for replica, attempt in list(self._working.values()):
             if attempt in attempts:
                 self.failed(replica)
@@ -148,16 +148,16 @@ class WarmRouter(RequestRouter):
         return [[replica] for replica in chosen]
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
-        """Note that a replica accepted a request. Called by Ray Serve."""
+        """Record that a replica accepted a request. Called by Ray Serve."""
         self.tracker.accepted(pending_request.metadata.internal_request_id, replica_id,
                               _scope(pending_request).get(ATTEMPT, ""))
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
-        """Note that a request has ended. Called by Ray Serve."""
+        """Record that a request has ended. Called by Ray Serve."""
         self.tracker.completed(internal_request_id)
 
     def on_replica_actor_unavailable(self, replica_id: Any) -> None:
-        """Note that a replica cannot be reached. Called by Ray Serve."""
+        """Record that a replica cannot be reached. Called by Ray Serve."""
         super().on_replica_actor_unavailable(replica_id)
         self.tracker.failed(replica_id)
 

@@ -20,8 +20,8 @@ def template(value: Any, *, file: str, field: str) -> str | None:
     """Return a chat template from a model file.
 
     Args:
-        value: the stored value: the template's text, or a list of objects with the keys ``name`` and ``template``. Of a
-            list, the template called ``default`` is used, else the only one.
+        value: the stored value: the template's text, or a list of objects with the keys ``name`` and ``template``. In
+            a list, the template called ``default`` is used, else the only one.
         file, field: path of the file and name of the field, for messages.
 
     Returns:

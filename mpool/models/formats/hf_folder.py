@@ -67,7 +67,7 @@ def describe_folder(path: str, *, key: str, ref: str, repository: str = "") -> M
 
 
 def _describe(folder: Folder, key: str, ref: str) -> ModelDescription:
-    """Describe the model in a folder that is no pipeline and has no Router with two encoders."""
+    """Describe the model in a folder that is not a pipeline and has no Router with two encoders."""
     images = image_folder.describe_modules(folder, key=key, ref=ref)
     if images is not None:
         return images

@@ -1,4 +1,4 @@
-"""One TCP connection that decides if the hub can be reached, because ``huggingface_hub`` waits for longer than a user.
+"""Decide by one TCP connection if the hub can be reached: ``huggingface_hub`` would wait longer for it.
 
 The result of a probe is remembered: an unreachable hub costs a process less than a second in five minutes.
 """

@@ -1,4 +1,4 @@
-"""Requests for sparse vectors and vectors of tokens: input, limits and forms, on a seeded model with a query table."""
+"""Requests for sparse vectors and token vectors: input, limits and forms, on a seeded model with a query table."""
 
 from __future__ import annotations
 

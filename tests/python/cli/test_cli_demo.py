@@ -107,7 +107,7 @@ def test_outputs(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> No
     out = capsys.readouterr().out
     number = r" +\d+\.\d{2,3}  "
     for title, pattern in {
-            "Vectors of tokens: the two sentences with the highest MaxSim": rf"{number}[A-Z].*\.",
+            "Token vectors: the two sentences with the highest MaxSim": rf"{number}[A-Z].*\.",
             "Sparse vectors: the four largest weights of two sentences":
                 r"  (\w+ \d\.\d\d, ){3}\w+ \d\.\d\d +[A-Z].*\.",
             "Static embeddings: the two most similar sentences": rf'{number}"[A-Z].*"',
@@ -118,13 +118,13 @@ def test_outputs(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_models_without_vectors_of_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Static embeddings have no vectors of tokens: the demo says so, and continues."""
+    """Static embeddings have no token vectors: the demo says so, and continues."""
     model = word_models.write_static(tmp_path / "static", word_models.words_of(demo.SENTENCES))
     parsed = make_parser().parse_args(["demo", "--offline", "--question", demo.SENTENCES[4]])
     lines = list[str]()
     with mpool.Pool() as pool:
         facts = demo._embedding(pool, str(model), parsed, lines.append)
-    assert facts["maxsim"] is None and "\n  This model has no vectors of tokens" in lines
+    assert facts["maxsim"] is None and "\n  This model has no token vectors" in lines
     assert facts["ranking"][0]["text"] == demo.SENTENCES[4]
 
 

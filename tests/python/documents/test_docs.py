@@ -32,8 +32,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("page, keys", [
-    ("docs/guides/classify.md", ["distilbert-base-uncased-finetuned-sst-2-english", "bert-base-NER"]),
-    ("docs/guides/rerank.md", ["ms-marco-MiniLM-L6-v2", "bge-reranker-v2-m3", "Qwen3-Reranker-0.6B"]),
+    ("docs/guides/classify.md", ["distilbert-base-uncased-finetuned-sst-2-english", "nli-deberta-v3-small",
+                                "bert-base-NER"]),
+    ("docs/guides/rerank.md", ["ms-marco-MiniLM-L6-v2", "mxbai-rerank-base-v1", "bge-reranker-v2-m3",
+                              "Qwen3-Reranker-0.6B"]),
     ("docs/server/encoders.md", [
         "splade-v3", "colbertv2.0", "answerai-colbert-small-v1", "ms-marco-MiniLM-L6-v2", "bge-reranker-v2-m3",
         "granite-embedding-30m-sparse", "opensearch-neural-sparse-encoding-doc-v2-distill", "GTE-ModernColBERT-v1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import shutil
 import sys
@@ -179,7 +180,7 @@ def test_enough_turns_need_no_count() -> None:
     """With five undisturbed turns, the text says n and the cell its median and spread."""
     found = " ".join(tables.embeddings(record(five()), PATH).split())
     assert "| 202 (200 to 204) | 1.98x OpenVINO float32 (LATENCY) (1.96 to 2.00) |" in found
-    assert "n is 5 unless a cell says otherwise" in found and "lie within 2 % of it." in found
+    assert "n is 5 unless a cell says otherwise" in found and "differ from its figure by at most 2 %." in found
     assert "commit 01234567" in found and PATH in found and "OpenVINO 1.0" in found
 
 
@@ -189,7 +190,7 @@ def test_few_turns_say_their_number() -> None:
     turns.append(turn("mpool", 4, {"mixed texts/s": 900.0}, others=0.5, compute="float32"))
     found = " ".join(tables.embeddings(record(turns), PATH).split())
     assert "| 202 (200 to 203, n = 4) | 1.99x OpenVINO float32 (LATENCY) (1.97 to 2.00, n = 4) |" in found
-    assert "Every cell says the number n" in found
+    assert "Each cell states n" in found
 
 
 def test_no_ratio_without_comparable_turns() -> None:
@@ -277,3 +278,29 @@ def test_the_plot_is_made_of_the_record_alone() -> None:
     assert found == plot.svg(copy.deepcopy(made)) and found.startswith("<svg ") and found.endswith("</svg>\n")
     assert found.count(">mpool<") == 2 and "embed: a ms, less is better" in found  # two panels: a ms, memory MB
     assert found.count('fill-opacity="0.4"') == 2 and "(n=0)" in found
+
+
+#: Rows of the table that is typed by hand -> measures of its records.
+EXPERTS = {"prompt of 128 tokens": "pp128 tokens/s", "prompt of 512 tokens": "pp512 tokens/s",
+           "decode after 8 tokens": "tg@8 tokens/s", "decode after 512 tokens": "tg@512 tokens/s",
+           "peak memory of the process, MB": "memory MB"}
+
+
+def test_the_table_of_experts_has_the_medians_of_its_records() -> None:
+    """The hand-typed table has the rounded medians and ratios, and says that every turn of mpool was disturbed."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    section = page.partition("## Mixtures of experts\n")[2].partition("\n## ")[0]
+    names = ["2026-11-24-xeon-amx-moe-qwen3.json", "2026-11-24-xeon-amx-moe-gpt-oss.json"]
+    made = [json.loads((ROOT / "benchmarks" / "results" / name).read_text(encoding="utf-8")) for name in names]
+    rows = dict(re.findall(r"^\| ([^|]+) \| (\d[^\n]*) \|$", section, re.MULTILINE))
+    assert rows.keys() == EXPERTS.keys() and all(name in section for name in names)
+    for row, measure in EXPERTS.items():
+        for cell, found in zip(rows[row].split(" | "), made, strict=True):
+            engines = found["summary"]["generate"][measure]
+            rate = engines["mpool"]["median"]
+            assert cell == f"{rate:,.{0 if rate >= 100 else 1}f} ({engines['ik']['ratio']:.2f}x)", row
+    said = re.search(r"both turns of mpool were disturbed, because other programs used (\d+) to (\d+) % of\s+the CPUs",
+                     section)
+    used = [int(found["disturbed"].partition("%")[0].split()[-1]) for one in made for found in one["turns"]
+            if found["engine"] == "mpool"]
+    assert said and [int(said[1]), int(said[2])] == [min(used), max(used)]

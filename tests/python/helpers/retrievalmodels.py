@@ -241,7 +241,7 @@ def write_bge_m3(folder: Path) -> Path:
 
 
 def bge_m3_outputs(folder: Path, texts: list[str]) -> tuple[Any, Any, list[Any]]:
-    """Return the dense vectors, the sparse vectors as a matrix, and the vectors of tokens, by the formulae of BGE-M3
+    """Return the dense vectors, the sparse vectors as a matrix, and the token vectors, by the formulae of BGE-M3
     (https://arxiv.org/abs/2402.03216) in float64."""
     import numpy as np
     from safetensors.torch import load_file

@@ -56,7 +56,7 @@ VECTORS["all"] = pa.struct([("dense", pa.list_(pa.float32(), 48)), *((name, VECT
 
 @pytest.mark.parametrize("vectors", VECTORS)
 def test_batches_of_other_vectors(m3: Path, vectors: str) -> None:
-    """Sparse vectors are structs of two lists, vectors of tokens are lists of fixed-size lists: the library's."""
+    """Sparse vectors are structs of two lists, token vectors are lists of fixed-size lists: the library's."""
     made = EmbedBatches("body", "found", str(m3), memory_mb=200, compute="float32", vectors=vectors)
     texts = ["w1 w2, w3.", "w7", "w5 w5 w6!"]
     table = made(pa.table({"body": texts, "found": [0, 0, 0]}))

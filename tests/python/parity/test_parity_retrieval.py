@@ -1,4 +1,4 @@
-"""Sparse vectors, vectors of tokens and all outputs of one pass against sentence-transformers and the formulae, on
+"""Sparse vectors, token vectors and all outputs of one pass against sentence-transformers and the formulae, on
 seeded checkpoints: largest difference 1e-4 of the largest value, and equal supports above 1e-5."""
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def test_default_prompt(pool: mpool.Pool, tmp_path: Path) -> None:
     assert found != pool.embed_sparse(TEXTS, str(folder), compute="float32", prompt="")
 
 
-# ---- vectors of tokens ---------------------------------------------------------------------------------------------
+# ---- token vectors ---------------------------------------------------------------------------------------------------
 
 def check_both_tasks(pool: mpool.Pool, folder: Path, other: Path | None = None) -> Any:
     """Compare with sentence-transformers. ``other``: the same model in a layout that it reads without remote code."""
