@@ -39,8 +39,13 @@ class Server:
     def __init__(self, url: str, token: str | None) -> None:
         from ..errors import InvalidArgument
 
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        try:
+            parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 \
+                and not parts.query and not parts.fragment
+        except ValueError:  # a bracket without its pair, or a port that is no number up to 65535
+            is_address = False
+        if not is_address:
             raise InvalidArgument(param="url", got=repr(url), allowed=f"an address such as {DEFAULT_URL}")
         self.url, self.token = urllib.parse.urlunsplit(parts).rstrip("/"), token
         # a proxy of the environment cannot reach this machine's own addresses
