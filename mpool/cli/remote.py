@@ -41,15 +41,14 @@ class Server:
 
         try:
             parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 \
-                and not parts.query and not parts.fragment
+            host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
         except ValueError:  # a bracket without its pair, or a port that is no number up to 65535
-            is_address = False
-        if not is_address:
+            host = None
+        if not host or parts.query or parts.fragment:
             raise InvalidArgument(param="url", got=repr(url), allowed=f"an address such as {DEFAULT_URL}")
         self.url, self.token = urllib.parse.urlunsplit(parts).rstrip("/"), token
         # a proxy of the environment cannot reach this machine's own addresses
-        direct = [urllib.request.ProxyHandler({})] if _is_local(parts.hostname) else []
+        direct = [urllib.request.ProxyHandler({})] if _is_local(host) else []
         self.opener = urllib.request.build_opener(_NoRedirect, *direct)
 
     def request(self, path: str, wanted: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
