@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .common import default_model, for_output, make_pool, note, print_json, say, table
+from .common import default_model, for_output, make_pool, note, print_json, say, standard_input, table
 from .talking import sampling_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def capture(arguments: argparse.Namespace) -> int:
     for name in ("prompt", "out"):
         if getattr(arguments, name) is None:
             raise InvalidArgument(f"--{name} is required", param=name)
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt = standard_input() if arguments.prompt == "-" else arguments.prompt
     options = {"temperature": 0, **sampling_of(arguments), "parse_special": arguments.parse_special}
     found = Capture(arguments.out, values=arguments.values, records=arguments.records)
     with make_pool(arguments) as pool:

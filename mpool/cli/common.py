@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 #: Control characters that could move the cursor of a terminal or change its settings. A model can generate them.
 _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
+#: Characters of a line, or of a prompt on standard input, that are read. Texts have at most a million; without a limit,
+#: a file without line ends, such as /dev/zero, fills the memory.
+MAX_READ = 1 << 24
+
 #: Start of an error or a hint about a text or image of a list, with its index.
 _TEXT = re.compile(r"`?(?:text |texts\[|documents\[|images\[)(\d+)\]?(?:\[\d\])?`?(?= )")
 
@@ -138,6 +142,37 @@ def stats_line(done: Completion) -> str:
     return ", ".join([*parts, f"{timings.total:.2f} s in total", f"finish reason: {done.finish_reason}"])
 
 
+def standard_input() -> str:
+    """Return the whole text on standard input.
+
+    Raises:
+        FileError: the text has more than ``MAX_READ`` characters.
+    """
+    from ..errors import FileError
+
+    text = sys.stdin.read(MAX_READ + 1)
+    if len(text) > MAX_READ:
+        raise FileError(f"standard input has more than {MAX_READ:,} characters", hint="Pass a shorter text")
+    return text
+
+
+def _lines_in(file: TextIO, name: str) -> Iterator[str]:
+    """Return the lines of a file without their ends.
+
+    Raises:
+        FileError: a line has more than ``MAX_READ`` characters.
+    """
+    from ..errors import FileError
+
+    number = 0
+    while line := file.readline(MAX_READ + 1):
+        number += 1
+        if len(line) > MAX_READ:
+            raise FileError(f"line {number:,} of {name} has more than {MAX_READ:,} characters",
+                            hint="A file has one text per line: split it first")
+        yield line.rstrip("\r\n")
+
+
 class Texts(Iterator[str]):
     """Texts of the command line, or the lines of files, without line terminators and byte order marks.
 
@@ -162,11 +197,11 @@ class Texts(Iterator[str]):
         for path in paths:
             self._files.append((self._count, "standard input" if path == "-" else path))
             if path == "-":
-                yield from (line.rstrip("\r\n") for line in sys.stdin)
+                yield from _lines_in(sys.stdin, "standard input")
                 continue
             try:
                 with open(path, encoding="utf-8-sig") as file:
-                    yield from (line.rstrip("\r\n") for line in file)
+                    yield from _lines_in(file, path)
             except UnicodeDecodeError as error:
                 raise FileError(f"{path} is not UTF-8 text: {error.reason}",
                                 hint="Convert it first, for example with iconv") from None

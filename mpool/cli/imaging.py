@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import Any
 
-from .common import default_model, make_pool, print_json, say
+from .common import default_model, make_pool, print_json, say, standard_input
 
 #: Options of the library that the command passes on if they are given.
 OPTIONS = ("negative_prompt", "width", "height", "num_inference_steps", "guidance_scale", "seed", "n")
@@ -18,7 +17,7 @@ def generate_image(arguments: argparse.Namespace) -> int:
     """Run ``mpool generate-image``. PNG files contain the parameters, so that the image can be generated again."""
     from ..errors import InvalidArgument
 
-    prompt = sys.stdin.read() if arguments.prompt in (None, "-") else arguments.prompt
+    prompt = standard_input() if arguments.prompt in (None, "-") else arguments.prompt
     options: dict[str, Any] = {name: getattr(arguments, name) for name in OPTIONS if hasattr(arguments, name)}
     stem, suffix = os.path.splitext(arguments.output)
     if suffix.lower() not in _SUFFIXES:

@@ -565,14 +565,20 @@ def _worker(command: argparse.ArgumentParser) -> None:
 
 
 def _number_or_none(text: str) -> int | None:
-    return None if text.lower() == "none" else int(text)
+    try:
+        return None if text.lower() == "none" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be an integer, or none, got {text!r}") from None
 
 
 def _bias(text: str) -> tuple[str, float]:
     token, separator, value = text.partition("=")
     if not separator or not token.isascii() or not token.isdigit():
         raise argparse.ArgumentTypeError(f"must be ID=VALUE, got {text!r}")
-    return token, float(value)
+    try:
+        return token, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be ID=VALUE with a number as VALUE, got {text!r}") from None
 
 
 def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = (),

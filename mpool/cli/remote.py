@@ -39,12 +39,16 @@ class Server:
     def __init__(self, url: str, token: str | None) -> None:
         from ..errors import InvalidArgument
 
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        try:
+            parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+            host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
+        except ValueError:  # a bracket without its pair, or a port that is no number up to 65535
+            host = None
+        if not host or parts.query or parts.fragment:
             raise InvalidArgument(param="url", got=repr(url), allowed=f"an address such as {DEFAULT_URL}")
         self.url, self.token = urllib.parse.urlunsplit(parts).rstrip("/"), token
         # a proxy of the environment cannot reach this machine's own addresses
-        direct = [urllib.request.ProxyHandler({})] if _is_local(parts.hostname) else []
+        direct = [urllib.request.ProxyHandler({})] if _is_local(host) else []
         self.opener = urllib.request.build_opener(_NoRedirect, *direct)
 
     def request(self, path: str, wanted: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .common import default_model, for_output, make_pool, note, print_json, say, stats_line
+from .common import default_model, for_output, make_pool, note, print_json, say, standard_input, stats_line
 
 if TYPE_CHECKING:
     from ..pool import Pool
@@ -40,7 +40,7 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def generate(arguments: argparse.Namespace) -> int:
     """Run ``mpool generate``."""
-    prompt = sys.stdin.read() if arguments.prompt in (None, "-") else arguments.prompt
+    prompt = standard_input() if arguments.prompt in (None, "-") else arguments.prompt
     options = {**sampling_of(arguments), "compute": arguments.compute, "parse_special": arguments.parse_special}
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model or default_model("text_to_text"), compute=arguments.compute)
@@ -61,7 +61,7 @@ def generate(arguments: argparse.Namespace) -> int:
 
 def vision(arguments: argparse.Namespace) -> int:
     """Run ``mpool vision``."""
-    question = sys.stdin.read() if arguments.question == "-" else arguments.question
+    question = standard_input() if arguments.question == "-" else arguments.question
     options = {**sampling_of(arguments), "compute": arguments.compute, "allow_urls": arguments.allow_urls}
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model or default_model("vision"), compute=arguments.compute)
@@ -132,7 +132,7 @@ def _piped() -> str:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # no standard input
         return ""
-    return sys.stdin.read() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
+    return standard_input() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
 
 
 def chat(arguments: argparse.Namespace) -> int:

@@ -139,6 +139,24 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind, strict=True)
 
 
+#: Errors of msgspec that name the place.
+_MALFORMED = re.compile(r"JSON is malformed: (?P<reason>.+) \(byte (?P<at>\d+)\)")
+
+
+def _not_json(data: bytes, error: Exception, path: str) -> Refusal:
+    """Return the error of a body, or of a part of it, that is not JSON. Bytes of parts are not counted."""
+    found = _MALFORMED.fullmatch(str(error))
+    if path:
+        return Refusal("invalid_json")
+    if not data:
+        return Refusal("invalid_json", "It is empty.")
+    if isinstance(error, UnicodeDecodeError):
+        return Refusal("invalid_json", "It is not UTF-8.")
+    if found is None:  # msgspec also calls a text truncated if it has half of a surrogate pair
+        return Refusal("invalid_json", "It ends too early, or has half of a surrogate pair.")
+    return Refusal("invalid_json", f"At byte {found['at']}, counted from 0: {found['reason']}.")
+
+
 def parse(data: bytes, kind: type[T], ignored: list[str] | None = None) -> T:
     """Parse a body into a struct.
 
@@ -178,13 +196,18 @@ def parse_part(data: bytes, kind: Any, path: str, ignored: list[str] | None = No
         return decoder.decode(data)
     except msgspec.ValidationError:
         pass
-    except (msgspec.DecodeError, ValueError):
-        raise Refusal("invalid_json") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise _not_json(data, error, path) from None
     except RecursionError:
         raise Refusal("invalid_json", _TOO_DEEP) from None
     try:
         # msgspec refuses a value of the wrong type before it has read the rest: check that all of it is JSON
         raw = msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise _not_json(data, error, path) from None
+    except RecursionError:
+        raise Refusal("invalid_json", _TOO_DEEP) from None
+    try:
         cleaned = msgspec.json.encode(_cleaned(raw, _shape(kind), re.sub(r"\[\d+\]", "[]", path), ignored))
         try:
             return decoder.decode(cleaned)

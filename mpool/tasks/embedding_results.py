@@ -31,6 +31,17 @@ def _same(a: Any, b: Any) -> bool:
     return a is None and b is None if a is None or b is None else np.array_equal(a, b)
 
 
+def _row(name: str, value: Any, kinds: str, allowed: str) -> NDArray[Any]:
+    """Return an argument as an array of one dimension whose numbers are of one of these kinds of NumPy."""
+    try:
+        found = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        refuse(name, value, allowed)
+    if found.ndim != 1 or found.size and found.dtype.kind not in kinds:
+        refuse(name, value, allowed)
+    return found
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseVectors:
     """Sparse vectors of n texts as a matrix in CSR form. Supports ``len()``, indexing and iteration.
@@ -44,6 +55,9 @@ class SparseVectors:
         indices: token ids, ascending within a text, int32.
         values: weights of these tokens, float32.
         shape: ``(n, vocabulary)``.
+
+    Raises:
+        InvalidArgument: the arrays are not such a matrix.
     """
 
     indptr: NDArray[np.int64]
@@ -51,6 +65,39 @@ class SparseVectors:
     values: NDArray[np.float32]
     shape: tuple[int, int]
     _token_text: Callable[[int], str] = field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check the arrays: callers make vectors from files. Arrays of the documented types are not copied."""
+        sizes = list(map(integer, self.shape)) if isinstance(self.shape, (tuple, list, np.ndarray)) else []
+        if len(sizes) != 2 or any(size is None or not 0 <= size < 2**31 for size in sizes):
+            refuse("shape", self.shape, "(n, vocabulary), two integers from 0")
+        texts, vocab = int(sizes[0] or 0), int(sizes[1] or 0)
+        indptr = _row("indptr", self.indptr, "iu", "an array of integers of shape (n + 1,)")
+        indices = _row("indices", self.indices, "iu", "an array of token ids, one for each value")
+        values = _row("values", self.values, "fiu", "an array of numbers of one dimension")
+        if len(indices) != len(values):
+            raise InvalidArgument(param="indices", got=f"{len(indices):,} token ids",
+                                  allowed=f"one token id for each of the {len(values):,} values")
+        if len(indptr) != texts + 1 or indptr[0] != 0 or indptr[-1] != len(values) or (indptr[1:] < indptr[:-1]).any():
+            got = f"{len(indptr):,} positions" if len(indptr) != texts + 1 \
+                else f"positions that go from {indptr[0]:,} to {indptr[-1]:,}"
+            raise InvalidArgument(param="indptr", got=got, allowed=f"{texts + 1:,} positions that ascend from 0 to "
+                                                                   f"{len(values):,}, the number of values")
+        if len(indices) and not (0 <= indices.min() and indices.max() < vocab):
+            raise InvalidArgument(param="indices", got=f"ids from {indices.min():,} to {indices.max():,}",
+                                  allowed=f"token ids below {vocab:,}, the size of the vocabulary in shape")
+        falls = np.flatnonzero(indices[1:] <= indices[:-1]) + 1
+        falls = falls[indptr[np.searchsorted(indptr, falls)] != falls]  # a text may begin with a smaller id
+        if len(falls):
+            text = int(np.searchsorted(indptr, falls[0], "right")) - 1
+            raise InvalidArgument(param="indices", got=f"{indices[falls[0]]:,} after {indices[falls[0] - 1]:,} in text "
+                                  f"{text:,}", allowed="token ids that ascend within a text, each once")
+        if not callable(self._token_text):
+            refuse("_token_text", self._token_text, "a function that returns the text of a token id, such as str")
+        for name, found in (("indptr", indptr.astype(np.int64, copy=False)), ("shape", (texts, vocab)),
+                            ("indices", indices.astype(np.int32, copy=False)),
+                            ("values", values.astype(np.float32, copy=False))):
+            object.__setattr__(self, name, found)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -127,9 +174,11 @@ class SparseVectors:
         Raises:
             InvalidArgument: the vocabularies differ.
         """
-        if not isinstance(other, SparseVectors) or other.shape[1] != self.shape[1]:
-            got = f"vectors over {other.shape[1]:,} tokens" if isinstance(other, SparseVectors) else other
-            refuse("other", got, f"SparseVectors over {self.shape[1]:,} tokens")
+        if not isinstance(other, SparseVectors):
+            refuse("other", other, f"SparseVectors over {self.shape[1]:,} tokens")
+        if other.shape[1] != self.shape[1]:
+            raise InvalidArgument(param="other", got=f"vectors over {other.shape[1]:,} tokens",
+                                  allowed=f"SparseVectors over {self.shape[1]:,} tokens, like this object")
         out = np.zeros((len(self), len(other)), dtype=np.float32)
         row = np.zeros(self.shape[1], dtype=np.float32)
         starts = np.minimum(other.indptr[:-1], max(len(other.values) - 1, 0))

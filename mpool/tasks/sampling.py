@@ -42,13 +42,13 @@ class Row(NamedTuple):
 
 TABLE: dict[str, Row] = {
     "temperature": Row(float, 0.0, 100.0, 0.7, 1.0, "0 (always the most probable token) to 100"),
-    "top_k": Row(int, -1, _MAX_TOKENS, 40, 0, "1 or more, or 0 or -1 for all tokens"),
+    "top_k": Row(int, -1, _MAX_TOKENS, 40, 0, "1 to 2**31 - 1, or 0 or -1 for all tokens"),
     "top_p": Row(float, 1e-6, 1.0, 0.95, 1.0, "above 0 and at most 1 (off)"),
     "min_p": Row(float, 0.0, 1.0, 0.0, 0.0, "0 (off) to 1"),
     "repetition_penalty": Row(float, 1e-3, 100.0, 1.0, 1.0, "above 0 and at most 100 (1 is off)"),
     "presence_penalty": Row(float, -2.0, 2.0, 0.0, 0.0, "-2 to 2 (0 is off)"),
     "frequency_penalty": Row(float, -2.0, 2.0, 0.0, 0.0, "-2 to 2 (0 is off)"),
-    "max_tokens": Row(int, 1, _MAX_TOKENS, 512, 512, "1 or more, or None to generate until the context is full"),
+    "max_tokens": Row(int, 1, _MAX_TOKENS, 512, 512, "1 to 2**31 - 1, or None to generate until the context is full"),
     "min_tokens": Row(int, 0, _MAX_TOKENS, 0, 0, "0 to max_tokens"),
     "n": Row(int, 1, MAX_CHOICES, 1, 1, f"1 to {MAX_CHOICES}"),
     "seed": Row(int, 0, 2**64 - 1, None, None, "0 to 2**64 - 1, or None for a random seed"),

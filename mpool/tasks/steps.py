@@ -360,16 +360,24 @@ def run_slices(kind: Kind, plan: Any, source: Iterator[Any] | AsyncIterator[Any]
 
 
 class Cutter:
-    """Cuts a sequence of texts into slices of bounded characters and count."""
+    """Cuts a sequence of texts into slices of bounded characters and count.
 
-    def __init__(self, chars: int, texts: int) -> None:
+    Args:
+        chars: maximum number of characters of a slice of several texts.
+        texts: maximum number of texts of a slice.
+        first: maximum number of texts of the first slice, which doubles with each slice; None: ``texts``. The slices in
+            flight share the passes of the model, so the first results of large slices come late.
+    """
+
+    def __init__(self, chars: int, texts: int, first: int | None = None) -> None:
         self.most_chars, self.most_texts = chars, texts
+        self.texts = min(first or texts, texts)
         self.start, self.chars, self.held = 0, 0, []  # type: int, int, list[Any]
 
     def add(self, item: Any) -> tuple[int, list[Any]] | None:
         """Append a text. Returns the previous slice if this text does not fit into it."""
         size, full = self.size_of(item), None
-        if self.held and (self.chars + size > self.most_chars or len(self.held) >= self.most_texts):
+        if self.held and (self.chars + size > self.most_chars or len(self.held) >= self.texts):
             full = self.rest()
         self.held.append(item)
         self.chars += size
@@ -383,7 +391,7 @@ class Cutter:
         """Return the last, incomplete slice, or None."""
         if not self.held:
             return None
-        found = self.start, self.held
+        found, self.texts = (self.start, self.held), min(2 * self.texts, self.most_texts)
         self.start, self.chars, self.held = self.start + len(self.held), 0, []
         return found
 

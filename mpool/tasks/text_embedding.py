@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Maximum size of a slice, in characters and in texts. Tokenising a slice takes about 20 ms.
 SLICE_CHARS, SLICE_TEXTS = 1 << 16, 1024
+#: Texts of the first slice of an iterator: the first result comes after a small part of the slices in flight.
+FIRST_TEXTS = 64
 #: Task -> names that models use for its prompt; the first one that a model has is used.
 TASKS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 _CHOICES = {"task": (None, *TASKS), **CHOICES, "truncate": (True, False), "parse_special": (True, False)}
@@ -355,9 +357,9 @@ def surrogate_of(text: str, name: str) -> MpoolError | None:
     return None
 
 
-def cutter() -> Cutter:
-    """Return a :class:`Cutter` with the slice limits of texts."""
-    return Cutter(SLICE_CHARS, SLICE_TEXTS)
+def cutter(first: int | None = None) -> Cutter:
+    """Return a :class:`Cutter` with the slice limits of texts. ``first`` is as in :class:`Cutter`."""
+    return Cutter(SLICE_CHARS, SLICE_TEXTS, first)
 
 
 def slices(items: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
@@ -666,7 +668,7 @@ def iter_plan(entry: Entry, options: Any, checked: None) -> Plan:
 
 def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, options: Any, call: Call) -> IterRequest:
     """Return the request for the vectors of an iterable of texts."""
-    return IterRequest(TEXTS, plan, items, cutter(), batch_size, bar, call)
+    return IterRequest(TEXTS, plan, items, cutter(FIRST_TEXTS), batch_size, bar, call)
 
 
 def check_streamable(options: Any, batch_size: Any) -> int | None:

@@ -36,7 +36,7 @@ mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
 mpool.cli.classifying  mpool.errors  2  start-up
 mpool.cli.common  mpool.config  1  start-up
-mpool.cli.common  mpool.errors  6  start-up
+mpool.cli.common  mpool.errors  8  start-up
 mpool.cli.common  mpool.models  1  start-up
 mpool.cli.common  mpool.pool  1  start-up
 mpool.cli.common  mpool.resources  1  start-up

@@ -50,6 +50,14 @@ def test_ollamas_minus_one_means_no_limit() -> None:
         resolve(max_tokens=-1)
 
 
+@pytest.mark.parametrize("name", ("top_k", "max_tokens"))
+def test_values_beyond_an_integer_of_32_bits(name: str) -> None:
+    """``sys.maxsize``, which callers pass for "no limit", is refused: the message names the largest value."""
+    assert getattr(resolve(**{name: 2**31 - 1}), name) == 2**31 - 1
+    with pytest.raises(InvalidArgument, match=rf"`{name}` must be 1 to 2\*\*31 - 1, or .*, got 2147483648"):
+        resolve(**{name: 2**31})
+
+
 def test_one_option_under_two_names_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="`max_tokens` is given twice, once as `max_new_tokens`"):
         resolve(max_tokens=3, max_new_tokens=4)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpool import LabelledSpan, LabelScore, RankedDocument, SparseVectors, TextEmbeddings, TokenVectors
+from mpool import InvalidArgument, LabelledSpan, LabelScore, RankedDocument, SparseVectors, TextEmbeddings, TokenVectors
 
 
 class Tokenizer:
@@ -25,6 +25,44 @@ class Tokenizer:
 def sparse() -> SparseVectors:
     return SparseVectors(np.array([0, 2, 2, 3, 6]), np.array([1, 4, 0, 2, 3, 4], np.int32),
                          np.arange(1, 7).astype(np.float32), (4, 5), Tokenizer().token_text)
+
+
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("indptr", [0, 2, 2, 3], "`indptr` must be 5 positions that ascend from 0 to 6, the number of values, got 4 pos"),
+    ("indptr", [0, 2, 2, 3, 7], "`indptr` must be 5 positions .* got positions that go from 0 to 7"),
+    ("indptr", [1, 2, 2, 3, 6], "`indptr` must be 5 positions .* got positions that go from 1 to 6"),
+    ("indptr", [0, 3, 2, 3, 6], "`indptr` must be 5 positions that ascend"),
+    ("indptr", [0, 2, 2, 3, 6.5], r"`indptr` must be an array of integers of shape \(n \+ 1,\), got list"),
+    ("indptr", None, "`indptr` must be an array of integers"), ("indptr", [[0], [1, 2]], "`indptr` must be an array"),
+    ("indices", [1, 4, 0], "`indices` must be one token id for each of the 6 values, got 3 token ids"),
+    ("indices", [1, 5, 0, 2, 3, 4], "`indices` must be token ids below 5, the size of the vocabulary in shape, got i"),
+    ("indices", [-1, 4, 0, 2, 3, 4], "`indices` must be token ids below 5.* got ids from -1 to 4"),
+    ("indices", [2**32 + 1, 4, 0, 2, 3, 4], "`indices` must be token ids below 5"),
+    ("indices", [1, 4, 0, 2, 4, 4], "`indices` must be token ids that ascend within a text, each once, got 4 after "),
+    ("indices", [4, 1, 0, 2, 3, 4], "`indices` must be token ids that ascend .* got 1 after 4 in text 0"),
+    ("values", ["a"] * 6, "`values` must be an array of numbers of one dimension"), ("values", [[1.0] * 6], "`values`"),
+    ("shape", (5, 5), "`indptr` must be 6 positions"), ("shape", None, r"`shape` must be \(n, vocabulary\)"),
+    ("shape", (4, 5, 1), "`shape` must be"), ("shape", (4, -1), "`shape` must be"), ("shape", (4, 2.5), "`shape` must"),
+    ("_token_text", "x", "`_token_text` must be a function")])
+def test_arrays_that_are_no_matrix(name: str, value: Any, message: str) -> None:
+    """Vectors are also made from the arrays of a file, which may be damaged, or belong to another file."""
+    given = {"indptr": [0, 2, 2, 3, 6], "indices": [1, 4, 0, 2, 3, 4], "values": [1, 2, 3, 4, 5, 6], "shape": [4, 5],
+             "_token_text": str}
+    made = SparseVectors(**given)  # type: ignore[arg-type]
+    assert made == sparse() and made.shape == (4, 5)
+    assert [getattr(made, one).dtype for one in ("indptr", "indices", "values")] == [np.int64, np.int32, np.float32]
+    assert made.decoded()[3] == [("4", 6.0), ("3", 5.0), ("2", 4.0)]
+    with pytest.raises(InvalidArgument, match=message):
+        SparseVectors(**{**given, name: value})
+
+
+def test_arrays_of_a_matrix_are_not_copied() -> None:
+    """Vectors without texts or values are valid, and arrays of the documented types are used as they are."""
+    whole = sparse()
+    part = SparseVectors(whole.indptr, whole.indices, whole.values, whole.shape, str)
+    assert part.indptr is whole.indptr and part.indices is whole.indices and part.values is whole.values
+    assert len(SparseVectors([0], [], [], (0, 5), str)) == 0  # type: ignore[arg-type]
+    assert SparseVectors([0, 0, 0], [], [], (2, 0), str).decoded() == [[], []]  # type: ignore[arg-type]
 
 
 def tokens() -> TokenVectors:

@@ -117,6 +117,17 @@ def test_chat_keeps_the_system_message(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(message["role"], message["content"]) for message in messages] == [("system", "s"), ("user", "c")]
 
 
+@pytest.mark.parametrize(("option", "value", "wanted"), [
+    ("--max-tokens", "1e3", "must be an integer, or none, got '1e3'"),
+    ("--logit-bias", "5=x", "must be ID=VALUE with a number as VALUE, got '5=x'"),
+    ("--logit-bias", "x=5", "must be ID=VALUE, got 'x=5'")])
+def test_values_that_are_no_numbers(capsys: pytest.CaptureFixture[str], option: str, value: str, wanted: str) -> None:
+    """The message says what an option takes, without a name of the parser's functions."""
+    with pytest.raises(SystemExit):
+        main(["generate", "x", option, value])
+    assert f"argument {option}: {wanted}" in capsys.readouterr().err
+
+
 def test_options_of_embed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = ["-o", str(tmp_path / "out.jsonl")]
     _, (texts, model), options = last_call(monkeypatch, "embed", "-m", "x", "a", "b", *out)

@@ -17,10 +17,11 @@ import pytest
 
 import mpool
 from mpool import cli
-from mpool.cli import capturing, embedding, imaging, main, models, serving, talking
+from mpool.cli import capturing, common, embedding, imaging, main, models, serving, talking
 from mpool.cli.common import Texts, size_of, speed, stats_line
 from mpool.cli.parser import make_parser
 from mpool.cli.talking import Conversation
+from mpool.errors import FileError
 from mpool.results import Choice, Completion, Timings, Usage
 from mpool.tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 
@@ -356,6 +357,38 @@ def test_counts_of_parameters(number: int | None, text: str) -> None:
 def test_values_of_a_description(name: str, value: Any, text: str) -> None:
     """Values of ``mpool show`` are written for readers."""
     assert models._text(name, value) == text
+
+
+class _Endless(io.StringIO):
+    """A file without line ends and without an end. It ends the test if everything is read."""
+
+    def readline(self, size: int = -1) -> str:  # type: ignore[override]
+        return self.read(size)
+
+    def read(self, size: int | None = -1) -> str:
+        assert size is not None and size >= 0, "an endless line is read to its end"
+        return "x" * size
+
+    def __next__(self) -> str:
+        return self.read()
+
+
+def test_input_without_line_ends_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    """A line, and a prompt on standard input, are read up to a limit."""
+    monkeypatch.setattr(common, "MAX_READ", 100, raising=False)
+    monkeypatch.setattr("sys.stdin", _Endless())
+    with pytest.raises(FileError, match="line 1 of standard input has more than 100 characters. A file has one text"):
+        list(Texts([], ["-"]))
+    for command in (["generate"], ["vision", "-", "-i", "x.png"], ["generate-image"],
+                    ["capture", "--prompt", "-", "--out", "x"]):
+        assert main(command) == 1
+        assert capsys.readouterr().err.startswith("mpool: standard input has more than 100 characters"), command
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\r\n" + "b" * 100 + "\n\nc"))
+    with pytest.raises(FileError, match="line 2 of "):  # the line end counts
+        list(Texts([], ["-"]))
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\r\n" + "b" * 99 + "\n\nc"))
+    assert list(Texts([], ["-"])) == ["a", "b" * 99, "", "c"]
 
 
 def test_places_of_texts(tmp_path: Path) -> None:

@@ -129,6 +129,6 @@ def test_no_server_and_wrong_address(capsys: pytest.CaptureFixture[str]) -> None
     """A refused connection says how to start a server; a wrong address names the option."""
     assert main(["ps", "--url", "http://127.0.0.1:9"]) == 1
     assert "`mpool serve`" in capsys.readouterr().err
-    for wrong in ("ftp://x", "http://", "http://x?y"):
+    for wrong in ("ftp://x", "http://", "http://x?y", "http://[::1", "http://x:99999", "http://x:y", "http://x:0"):
         assert main(["ps", "--url", wrong]) == 1
         assert "--url must be an address" in capsys.readouterr().err
