@@ -355,14 +355,17 @@ def surrogate_of(text: str, name: str) -> MpoolError | None:
     return None
 
 
-def cutter() -> Cutter:
-    """Return a :class:`Cutter` with the slice limits of texts."""
-    return Cutter(SLICE_CHARS, SLICE_TEXTS)
+def cutter(kind: type[Cutter] = Cutter) -> Cutter:
+    """Return a :class:`Cutter`, or an instance of a subclass, with the slice limits of texts."""
+    return kind(SLICE_CHARS, SLICE_TEXTS)
 
 
-def slices(items: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
-    """Cut an iterable of texts into slices; yields the index of a slice's first text, and its texts."""
-    cut = cutter()
+def slices(items: Iterable[Any], kind: type[Cutter] = Cutter) -> Iterator[tuple[int, list[Any]]]:
+    """Cut an iterable of texts into slices; yields the index of a slice's first text, and its texts.
+
+    ``kind``: class of the :class:`Cutter`, for items that are not texts.
+    """
+    cut = cutter(kind)
     for item in items:
         if (full := cut.add(item)) is not None:
             yield full
@@ -664,7 +667,8 @@ def iter_plan(entry: Entry, options: Any, checked: None) -> Plan:
     return plan(entry, options)
 
 
-def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, options: Any, call: Call) -> IterRequest:
+def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, options: Any, checked: None,
+                 call: Call) -> IterRequest:
     """Return the request for the vectors of an iterable of texts."""
     return IterRequest(TEXTS, plan, items, cutter(), batch_size, bar, call)
 
