@@ -93,8 +93,8 @@ def _check_type(folder: Folder, router: str) -> None:
         raise FormatError(file=folder.shown(MODEL_CONFIG), field="model_type",
                           got="missing" if kind is None else describe(kind),
                           allowed=f"'SparseEncoder', because {router} has a query table",
-                          hint=f'Save the model again with SparseEncoder of sentence-transformers, or set "model_type": '
-                               f'"SparseEncoder" in {MODEL_CONFIG}')
+                          hint="Save the model again with SparseEncoder of sentence-transformers, or set "
+                               f'"model_type": "SparseEncoder" in {MODEL_CONFIG}')
 
 
 def _kind(name: Any) -> str:

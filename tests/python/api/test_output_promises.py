@@ -229,9 +229,11 @@ def test_iterators_of_labels_need_a_classifier(pool: mpool.Pool, m3: Path, outpu
 
 @pytest.mark.parametrize(("options", "error", "words"), [
     ({"output": "dense", "labels": ["a"]}, mpool.InvalidArgument, "`labels` must be None with output='dense', got"),
-    ({"output": "spans", "multi_label": True}, mpool.InvalidArgument, "`multi_label` must be False with output='spans'"),
+    ({"output": "spans", "multi_label": True}, mpool.InvalidArgument,
+     "`multi_label` must be False with output='spans'"),
     ({"output": "sparse", "template": "{}!"}, mpool.InvalidArgument, "'This example is {}.' with output='sparse'"),
-    ({"candidate_labels": ["a"]}, mpool.InvalidArgument, "`candidate_labels` is not an option of embed_iter; use `labels`"),
+    ({"candidate_labels": ["a"]}, mpool.InvalidArgument,
+     "`candidate_labels` is not an option of embed_iter; use `labels`"),
     ({"labels": ["a"], "hypothesis_template": "{}"}, mpool.InvalidArgument, "; use `template`"),
     ({"multi_label": True}, mpool.InvalidArgument, "`multi_label` must be False without labels"),
     ({"template": "{}"}, mpool.InvalidArgument, "`template` must be 'This example is {}.' without labels"),

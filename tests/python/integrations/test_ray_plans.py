@@ -266,7 +266,8 @@ def test_options_of_ray_embed(monkeypatch: pytest.MonkeyPatch) -> None:
                         or parquet.Embedded(1, 1, 0))
     for options in ([], ["--column", "c", "--output", "o", "-m", "x", "--cpus", "2", "--actors", "3",
                          "--memory-mb", "4", "--weights", "mapped", "--address", "auto", "-q", "--overwrite",
-                         "--task", "query", "--compute", "float32", "--dimensions", "8", "--on-error", "null", "--adapter", "a=b"],
+                         "--task", "query", "--compute", "float32", "--dimensions", "8", "--on-error", "null",
+                         "--adapter", "a=b"],
                     ["--vectors", "sparse", "--max-active", "5", "--adapter", "own"]):
         found = make_parser().parse_args(["ray", "embed", "from", "to", *options])
         assert found.run(found) == 0
