@@ -90,6 +90,7 @@ def embed_iter(iterable: Iterable[str], model: str | os.PathLike[str] | Model | 
                parse_special: bool = False, adapter: str | None = None,
                output: Literal['dense', 'sparse', 'tokens', 'all', 'labels', 'spans'] = 'dense',
                batch_size: int | None = None, max_active: int | None = None, max_active_dims: int | None = None,
+               labels: Sequence[str] | None = None, template: str = 'This example is {}.', multi_label: bool = False,
                function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
                aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',

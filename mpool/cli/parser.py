@@ -520,6 +520,7 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("--output", default="embedding", metavar="NAME",
                        help="column for the embeddings (default: embedding)")
     embed.add_argument("-m", "--model", metavar="REF", help="model (default: see `mpool models`)")
+    _one_adapter(embed)
     _outputs(embed, _options.ITERATED, "; labels: labels of a sequence classifier with scores; spans: parts of the "
              "text that a token classifier labels")
     embed.add_argument("-k", "--top-k", type=int, metavar="N",

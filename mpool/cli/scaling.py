@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..tasks.output_table import OUTPUTS
-from .common import note, packages, say
+from .common import adapter_of, note, packages, say
 from .serving import settings_of
 
 
@@ -40,6 +40,7 @@ def embed(arguments: argparse.Namespace) -> int:
 
     with packages("`mpool ray`", "ray"):
         from ..integrations.ray.parquet import embed_parquet
+    adapters, adapter = adapter_of(arguments)
     having = OUTPUTS[arguments.vectors].option_names
     options = {name: getattr(arguments, name) for name in _OPTIONS if name in having}
     for name, default in _OPTIONS.items():
@@ -50,7 +51,7 @@ def embed(arguments: argparse.Namespace) -> int:
                          model=arguments.model, cpus=arguments.cpus, actors=arguments.actors,
                          memory_mb=arguments.memory_mb, weights=arguments.weights, address=arguments.address,
                          progress=not arguments.quiet, overwrite=arguments.overwrite, vectors=arguments.vectors,
-                         **options)
+                         adapters=adapters, adapter=adapter, **options)
     say(f"embedded {done.rows:,} rows of {done.files} files"
         + (f"; skipped {done.skipped} files that exist in the target folder" if done.skipped else ""))
     return 0

@@ -5,7 +5,7 @@ Requests are computed like those for text embedding; the logits of a text are it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -15,10 +15,11 @@ import numpy as np
 from .. import native_calls
 from ..checks import integer, is_same, refuse
 from ..errors import ContextOverflow, InvalidArgument, LimitError, WrongCapability
+from ..resources import aitems_of_caller, items_of_caller
 from . import text_embedding as embedding
 from .options import ACTIVATIONS, TEMPLATE
 from .steps import Cutter, IterRequest, Rebatch, VectorRequest
-from .vectors import Bar, activate, check_choice
+from .vectors import Bar, Kind, activate, check_choice
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,6 +168,11 @@ class Checked:
     labels: tuple[str, ...] = ()
     hypotheses: tuple[str, ...] = ()
 
+    @property
+    def is_long(self) -> bool:
+        """True if tokenising the hypotheses would block an event loop for too long."""
+        return sum(map(len, self.hypotheses)) >= native_calls.LONG_ON_LOOP
+
 
 def check(texts: Any, options: ClassifyOptions, most: int) -> Checked:
     """Validate the arguments of :func:`mpool.classify` that do not depend on the model.
@@ -185,41 +191,50 @@ def check(texts: Any, options: ClassifyOptions, most: int) -> Checked:
     pairs = bool(given) and isinstance(given[0], (tuple, list))
     if pairs:
         given = [_pair(pair, at) for at, pair in enumerate(given)]
+    labels, hypotheses = _check_options(options, most)
+    if not labels:
+        return Checked(given, single, pairs)
+    if pairs:
+        refuse("texts", "pairs", "single texts with labels: each label makes the second text of a pair")
+    for at, text in enumerate(given):
+        _check_text(text, f"texts[{at}]")
+    if len(given) * len(labels) > most:
+        raise LimitError(f"`labels` and `texts` must make at most {most:,} pairs, got {len(given):,} texts times "
+                         f"{len(labels):,} labels", param="labels",
+                         hint="max_inputs= or PoolConfig.max_embed_inputs raises the limit")
+    return Checked(given, single, False, labels, hypotheses)
+
+
+def _check_options(options: ClassifyOptions, most: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Validate the options. Returns the labels of a zero-shot request and their hypotheses; both are empty for others.
+
+    Raises:
+        InvalidArgument: an option is invalid.
+        LimitError: there are more than ``most`` labels, or the hypotheses are too long together.
+    """
     check_choice("multi_label", options.multi_label, (True, False))
-    check_scores(options)
+    check_choice("function_to_apply", options.function_to_apply, (None, *ACTIVATIONS))
+    count = integer(options.top_k)
+    if options.top_k is not None and (count is None or count < 1):
+        refuse("top_k", options.top_k, "1 or more, or None for all labels")
     if options.labels is None:
         for name, default in (("template", TEMPLATE), ("multi_label", False)):
             if not is_same(getattr(options, name), default):
                 refuse(name, getattr(options, name), f"{default!r} without labels",
                        hint="Pass labels=[...] for zero-shot classification")
-        return Checked(given, single, pairs)
+        return (), ()
     labels = _labels(options.labels, most)
-    if pairs:
-        refuse("texts", "pairs", "single texts with labels: each label makes the second text of a pair")
-    for at, text in enumerate(given):
-        fault = embedding.fault_of(text, f"texts[{at}]", 0)
-        if fault is not None:
-            fault.hint = None
-            raise fault
     if options.function_to_apply is not None:
         refuse("function_to_apply", options.function_to_apply, "None with labels")
-    if len(given) * len(labels) > most:
-        raise LimitError(f"`labels` and `texts` must make at most {most:,} pairs, got {len(given):,} texts times "
-                         f"{len(labels):,} labels", param="labels",
-                         hint="max_inputs= or PoolConfig.max_embed_inputs raises the limit")
-    return Checked(given, single, False, labels, _hypotheses(options.template, labels))
+    return labels, _hypotheses(options.template, labels)
 
 
-def check_scores(options: ClassifyOptions) -> None:
-    """Check ``function_to_apply`` and ``top_k``.
-
-    Raises:
-        InvalidArgument: one of them is invalid.
-    """
-    check_choice("function_to_apply", options.function_to_apply, (None, *ACTIVATIONS))
-    count = integer(options.top_k)
-    if options.top_k is not None and (count is None or count < 1):
-        refuse("top_k", options.top_k, "1 or more, or None for all labels")
+def _check_text(text: Any, name: str) -> None:
+    """Raise the error for a text that is not a str or too long. ``name``: description of the text in the message."""
+    fault = embedding.fault_of(text, name, 0)
+    if fault is not None:
+        fault.hint = None
+        raise fault
 
 
 def _pair(pair: Any, at: int) -> tuple[str, str]:
@@ -227,10 +242,7 @@ def _pair(pair: Any, at: int) -> tuple[str, str]:
         got = f"{len(pair)} texts" if isinstance(pair, (tuple, list)) else type(pair).__name__
         raise InvalidArgument(param=f"texts[{at}]", got=got, allowed="a pair of texts, as the first one")
     for part, text in enumerate(pair):
-        fault = embedding.fault_of(text, f"texts[{at}][{part}]", 0)
-        if fault is not None:
-            fault.hint = None
-            raise fault
+        _check_text(text, f"texts[{at}][{part}]")
     return pair[0], pair[1]
 
 
@@ -282,9 +294,9 @@ def request(plan: Plan, checked: Checked, options: ClassifyOptions, call: Call) 
         WrongCapability: the request names labels, and the model has no label for entailment.
         ContextOverflow: a hypothesis leaves no room for a text.
     """
-    classifier = _classifier(plan)
     if checked.labels:
-        return _zero_shot(plan, classifier, checked, options, call)
+        return _zero_shot(plan, checked, options, call)
+    classifier = _classifier(plan)
     function, top_k = options.function_to_apply or classifier.activation, options.top_k
 
     def finish(rows: NDArray[np.float32]) -> Classification | Classifications:
@@ -310,30 +322,70 @@ def _result(scores: NDArray[np.float32], labels: tuple[str, ...], plan: Plan, to
     return Classification(scores[0], labels, key, top_k) if single else Classifications(scores, labels, key, top_k)
 
 
-def _zero_shot(plan: Plan, classifier: ClassifierSettings, checked: Checked, options: ClassifyOptions,
-               call: Call) -> VectorRequest:
-    """Return the request that scores the pair of each text and each hypothesis.
+# ---- zero-shot -----------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class _Entailment:
+    """How the logits of a text with each hypothesis become the scores of its labels.
 
     As in transformers, the scores are the softmax over the logits for entailment of all labels; with ``multi_label`` or
     one label, the softmax over the logits for contradiction and entailment of each label.
+
+    Attributes:
+        contradiction: index of the label for contradiction in the model.
+        entailment: index of the label for entailment in the model.
+        count: number of labels of the request.
+        multi_label: True if the score of each label is computed on its own.
     """
-    entailment, count = classifier.entailment, len(checked.labels)
-    if entailment is None or len(classifier.labels) < 2:
-        raise WrongCapability("has no label whose name begins with \"entail\", which zero-shot classification needs",
-                              key=plan.entry.key, hint="Use a model of natural language inference, or omit labels")
-    contradiction = len(classifier.labels) - 1 if entailment == 0 else 0
-    kind = replace(embedding.TEXTS, pack=partial(_pack_zero_shot, _encoded_hypotheses(plan, checked, call)),
-                   heavy=lambda plan, inputs: _chars_of(inputs) >= native_calls.LONG_ON_LOOP)
-    inputs = [(text, label) for text in checked.texts for label in range(count)]
+
+    contradiction: int
+    entailment: int
+    count: int
+    multi_label: bool
+
+    @staticmethod
+    def of(plan: Plan, checked: Checked, options: ClassifyOptions) -> _Entailment:
+        """Return the rule of a request.
+
+        Raises:
+            WrongCapability: the model has no label for entailment.
+        """
+        classifier = _classifier(plan)
+        at, last = classifier.entailment, len(classifier.labels) - 1
+        if at is None or not last:
+            raise WrongCapability("has no label whose name begins with \"entail\", which zero-shot classification "
+                                  "needs", key=plan.entry.key,
+                                  hint="Use a model of natural language inference, or omit labels")
+        return _Entailment(last if at == 0 else 0, at, len(checked.labels), options.multi_label)
+
+    def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the scores of texts, float32 ``(texts, labels)``, from the logits of their pairs."""
+        if self.multi_label or self.count == 1:
+            found = activate(logits[:, [self.contradiction, self.entailment]], "softmax")[:, 1]
+            return np.ascontiguousarray(found.reshape(-1, self.count))
+        return activate(logits[:, self.entailment].reshape(-1, self.count), "softmax")
+
+
+def _zero_shot(plan: Plan, checked: Checked, options: ClassifyOptions, call: Call) -> VectorRequest:
+    """Return the request that scores the pair of each text and each hypothesis."""
+    rule = _Entailment.of(plan, checked, options)
+    inputs = [(text, label) for text in checked.texts for label in range(rule.count)]
 
     def finish(rows: NDArray[np.float32]) -> Classification | Classifications:
-        if options.multi_label or count == 1:
-            scores = activate(rows[:, [contradiction, entailment]], "softmax")[:, 1].reshape(-1, count)
-        else:
-            scores = activate(rows[:, entailment].reshape(-1, count), "softmax")
-        return _result(np.ascontiguousarray(scores), checked.labels, plan, options.top_k, checked.single)
+        return _result(rule.scores(rows), checked.labels, plan, options.top_k, checked.single)
 
-    return VectorRequest(kind, plan, inputs, _slices_of_zero_shot, False, options.progress, call, finish)
+    return VectorRequest(_zero_shot_kind(plan, checked, call), plan, inputs, _slices_of_zero_shot, False,
+                         options.progress, call, finish)
+
+
+def _zero_shot_kind(plan: Plan, checked: Checked, call: Call) -> Kind:
+    """Return the :class:`Kind` whose inputs are pairs of a text and the index of a label.
+
+    Raises:
+        ContextOverflow: a hypothesis leaves no room for a text.
+    """
+    return replace(embedding.TEXTS, pack=partial(_pack_zero_shot, _encoded_hypotheses(plan, checked, call)),
+                   heavy=lambda plan, inputs: _chars_of(inputs) >= native_calls.LONG_ON_LOOP)
 
 
 def _encoded_hypotheses(plan: Plan, checked: Checked, call: Call) -> list[Sequence[int]]:
@@ -380,19 +432,55 @@ class LabelsIterRequest(IterRequest):
         return activate(rows, self.function)
 
 
-def iter_check(options: ClassifyOptions, most: int) -> None:
-    """Validate the options for an iterable. Raises as :func:`check_scores`."""
-    check_scores(options)
+@dataclass(slots=True)
+class ZeroShotIterRequest(LabelsIterRequest):
+    """A request for the scores that zero-shot classification gives to an iterable of texts.
+
+    The inputs of a slice are pairs of a text and the index of a label, so a slice may end within a text.
+
+    Attributes:
+        rule: how logits become scores; never None.
+        logits: logits of the pairs of a text that is not complete.
+    """
+
+    rule: _Entailment | None = None
+    logits: NDArray[np.float32] | None = None
+
+    def _finished(self, rows: Any) -> Any:
+        assert self.rule is not None
+        if self.logits is not None:
+            rows = np.concatenate([self.logits, rows])
+        whole = len(rows) - len(rows) % self.rule.count
+        self.logits = rows[whole:].copy()
+        return self.rule.scores(rows[:whole])
 
 
-def iter_plan(entry: Entry, options: ClassifyOptions, checked: None) -> Plan:
+def iter_check(options: ClassifyOptions, most: int) -> Checked:
+    """Validate the options for an iterable. ``most``: maximum number of labels.
+
+    Raises:
+        InvalidArgument: an option is invalid.
+        LimitError: there are too many labels, or the hypotheses are too long together.
+    """
+    labels, hypotheses = _check_options(options, most)
+    return Checked([], False, False, labels, hypotheses)
+
+
+def iter_plan(entry: Entry, options: ClassifyOptions, checked: Checked) -> Plan:
     """Return the plan for an iterable. Raises as :func:`mpool.tasks.text_embedding.plan`."""
     return embedding.plan(entry, options)
 
 
 def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, options: ClassifyOptions,
-                 call: Call) -> LabelsIterRequest:
-    """Return the request for the labels of an iterable. Its items are like the first one: all texts, or all pairs."""
+                 checked: Checked, call: Call) -> LabelsIterRequest:
+    """Return the request for the labels of an iterable. Its items are like the first one: all texts, or all pairs.
+
+    Raises:
+        WrongCapability: the request names labels, and the model has no label for entailment.
+        ContextOverflow: a hypothesis leaves no room for a text.
+    """
+    if checked.labels:
+        return _zero_shot_iter(plan, items, batch_size, bar, options, checked, call)
     classifier = _classifier(plan)
     pairs = False
 
@@ -404,7 +492,7 @@ def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, optio
             return embedding.TEXTS.pack(plan, texts, start, single, call)
         return _pack_pairs(plan, [_pair(pair, at) for at, pair in enumerate(texts, start)], start, single, call)
 
-    cutter = _PairCutter(embedding.SLICE_CHARS, embedding.SLICE_TEXTS)
+    cutter = embedding.cutter(kind=_PairCutter)
 
     def heavy(plan: Plan, inputs: list[Any]) -> bool:
         return plan.template is not None or sum(map(cutter.size_of, inputs)) >= native_calls.LONG_ON_LOOP
@@ -415,6 +503,44 @@ def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, optio
                              labels=classifier.labels, top_k=options.top_k)
 
 
+def _zero_shot_iter(plan: Plan, items: Any, batch_size: int | None, bar: Bar, options: ClassifyOptions,
+                    checked: Checked, call: Call) -> ZeroShotIterRequest:
+    """Return the request for zero-shot classification of an iterable of texts. Raises as :func:`iter_request`."""
+    rule = _Entailment.of(plan, checked, options)
+    kind = _zero_shot_kind(plan, checked, call)
+
+    def packed(plan: Plan, inputs: list[Any], start: int, single: bool, call: Call) -> Pack:
+        for at, (text, label) in enumerate(inputs, start):
+            if isinstance(text, (tuple, list)):
+                refuse(f"texts[{at // rule.count}]", text, "a single text with labels: each label makes the second "
+                       "text of a pair", key=plan.entry.key)
+            if label == 0 or at == start:
+                _check_text(text, f"texts[{at // rule.count}]")
+        made: Pack = kind.pack(plan, inputs, start, single, call)
+        return made
+
+    expand = _aeach_label if isinstance(items, AsyncIterable) else _each_label
+    return ZeroShotIterRequest(replace(kind, pack=packed), plan, expand(items, rule.count),
+                               embedding.cutter(kind=_LabelCutter), batch_size, bar, call, labels=checked.labels,
+                               top_k=options.top_k, rule=rule)
+
+
+def _each_label(texts: Iterable[Any], count: int) -> Iterator[tuple[Any, int]]:
+    """Yield each text with the index of each of ``count`` labels."""
+    for text in items_of_caller(texts):
+        for label in range(count):
+            yield text, label
+
+
+async def _aeach_label(texts: AsyncIterable[Any], count: int) -> AsyncIterator[tuple[Any, int]]:
+    """As :func:`_each_label`, for an asynchronous iterable."""
+    async for text in aitems_of_caller(texts):
+        for label in range(count):
+            yield text, label
+
+
+# ---- slices --------------------------------------------------------------------------------------------------------
+
 class _PairCutter(Cutter):
     """Cuts a sequence of texts or pairs of texts into slices of bounded characters and count."""
 
@@ -424,29 +550,32 @@ class _PairCutter(Cutter):
         return super().size_of(item)
 
 
+class _LabelCutter(Cutter):
+    """Cuts a sequence of texts with indices of labels into slices of bounded characters and count.
+
+    A text counts once in a slice, because it is tokenised once.
+    """
+
+    def add(self, item: Any) -> tuple[int, list[Any]] | None:
+        if self.held and len(self.held) < self.most_texts and self.held[-1][0] is item[0]:
+            self.held.append(item)
+            return None
+        return super().add(item)
+
+    def size_of(self, item: Any) -> int:
+        return super().size_of(item[0])
+
+
 # ---- pairs ---------------------------------------------------------------------------------------------------------
 
 def _slices_of_pairs(pairs: list[tuple[str, str]]) -> Iterator[tuple[int, list[Any]]]:
     """Cut a list of pairs into slices."""
-    return _cut(pairs, lambda pair, before: len(pair[0]) + len(pair[1]))
+    return embedding.slices(pairs, _PairCutter)
 
 
 def _slices_of_zero_shot(inputs: list[tuple[str, int]]) -> Iterator[tuple[int, list[Any]]]:
-    """Cut a list of texts and indices of labels into slices. A text counts once, because it is tokenised once."""
-    return _cut(inputs, lambda one, before: 0 if before is not None and one[0] is before[0] else len(one[0]))
-
-
-def _cut(items: list[Any], chars_of: Callable[[Any, Any], int]) -> Iterator[tuple[int, list[Any]]]:
-    start, chars = 0, 0
-    for at, item in enumerate(items):
-        size = chars_of(item, items[at - 1] if at > start else None)
-        full = size and chars + size > embedding.SLICE_CHARS  # size 0: the slice already has the text
-        if at > start and (full or at - start >= embedding.SLICE_TEXTS):
-            yield start, items[start:at]
-            start, chars, size = at, 0, chars_of(item, None)
-        chars += size
-    if start < len(items):
-        yield start, items[start:]
+    """Cut a list of texts and indices of labels into slices."""
+    return embedding.slices(inputs, _LabelCutter)
 
 
 def _chars_of(inputs: list[Any]) -> int:

@@ -277,6 +277,8 @@ CLASSIFIED = ("labels", "spans")
 #: Outputs of :func:`mpool.embed_iter`; :mod:`mpool.tasks.output_table` describes them.
 ITERATED = (*OUTPUTS, *CLASSIFIED)
 ACTIVATIONS = ("softmax", "sigmoid", "none")
+#: Default hypothesis of zero-shot classification.
+TEMPLATE = "This example is {}."
 #: How labels of tokens become labels of spans.
 AGGREGATIONS = ("none", "simple", "first", "average", "max")
 _COMPUTE = ('compute type: ``"float32"``, ``"float32-fast"``, ``"bfloat16"``, ``"int8"`` or ``"auto"``. ``"auto"`` '
@@ -365,9 +367,9 @@ class EmbedIterOptions(TextVectorOptions):
     output: Literal["dense", "sparse", "tokens", "all", "labels", "spans"] = option(
         "dense", 'what to compute: ``"dense"``, as :func:`embed`; ``"sparse"``, as :func:`embed_sparse`; ``"tokens"``, '
         'as :func:`embed_tokens`; ``"all"``, as :func:`embed_all`; ``"labels"``, as :func:`classify`, also of pairs of '
-        'texts, but not zero-shot; ``"spans"``, as :func:`classify_tokens`. ``dimensions``, ``normalize``, '
-        '``precision`` and ``on_error`` apply to ``"dense"`` only; ``task``, ``prompt`` and ``prompt_name`` not to '
-        '``"labels"`` and ``"spans"``.', choices=ITERATED, plan=False)
+        'texts; ``"spans"``, as :func:`classify_tokens`. ``dimensions``, ``normalize``, ``precision`` and ``on_error`` '
+        'apply to ``"dense"`` only; ``task``, ``prompt`` and ``prompt_name`` not to ``"labels"`` and ``"spans"``.',
+        choices=ITERATED, plan=False)
     batch_size: int | None = option(
         None, "None: yield the result of one text at a time: a vector of shape ``(d,)``, token ids and weights, a "
         "matrix ``(tokens, d)``, a :class:`mpool.TextEmbeddings` of one text, a :class:`mpool.Classification` or a "
@@ -375,6 +377,12 @@ class EmbedIterOptions(TextVectorOptions):
         "the last one may have fewer. Affects neither speed nor values.", plan=False)
     max_active: int | None = option(None, 'only with ``output="sparse"``: maximum number of weights of a text, as for '
                                     ":func:`embed_sparse`.", aliases=("max_active_dims",), plan=False)
+    labels: Sequence[str] | None = option(
+        None, 'only with ``output="labels"``: names of labels for zero-shot classification, as for :func:`classify`, '
+        "at most ``PoolConfig.max_embed_inputs``.", plan=False)
+    template: str = option(TEMPLATE, "only with ``labels``: as for :func:`classify`.", plan=False)
+    multi_label: bool = option(False, "only with ``labels``: as for :func:`classify`.", choices=(True, False),
+                               plan=False)
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = option(
         None, 'only with ``output="labels"``: as for :func:`classify`.', choices=(None, *ACTIVATIONS), plan=False)
     top_k: int | None = option(None, 'only with ``output="labels"``: as for :func:`classify`.', plan=False)
@@ -483,10 +491,6 @@ class RerankOptions(_LogitOptions):
 
     result: ClassVar[str] = "scores"
     progress: ClassVar[bool] = False
-
-
-#: Default hypothesis of zero-shot classification.
-TEMPLATE = "This example is {}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

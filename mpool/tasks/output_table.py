@@ -26,7 +26,8 @@ class TextOutput:
         options: options of the function.
         module_name: module of this folder that computes it for :func:`mpool.embed_iter`, with three functions:
             ``iter_check(options, most)`` validates options without the model, ``iter_plan(entry, options, checked)``
-            returns the plan, and ``iter_request(plan, items, batch_size, bar, options, call)`` the request.
+            returns the plan, and ``iter_request(plan, items, batch_size, bar, options, checked, call)`` the request;
+            ``checked`` is the result of ``iter_check``.
         purpose: what a model with this output does, for ``mpool show``.
         needs: what the model must be, for a function without a default model; None: the model is optional.
         token_vectors: True if the result may have a vector per token, so that callers take few texts at a time.

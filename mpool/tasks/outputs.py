@@ -654,7 +654,7 @@ def iter_plan(entry: Entry, options: Any, checked: None) -> OutputPlan:
     return plan(entry, options)
 
 
-def iter_request(plan: OutputPlan, items: Any, batch_size: int | None, bar: Bar, options: Any,
+def iter_request(plan: OutputPlan, items: Any, batch_size: int | None, bar: Bar, options: Any, checked: None,
                  call: Call) -> OutputsIterRequest:
     """Return the request for the outputs of an iterable of texts."""
     return OutputsIterRequest(TEXTS, plan, items, cutter(plan), batch_size, bar, call,

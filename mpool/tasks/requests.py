@@ -127,10 +127,14 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
         except TypeError:
             total = None
         bar = vectors.Bar(options.progress, total, plan.entry.key)
-        request: IterRequest = module.iter_request(plan, items, batch_size, bar, own, call)
+        try:
+            request: IterRequest = module.iter_request(plan, items, batch_size, bar, own, checked, call)
+        except BaseException:
+            bar.close()
+            raise
         return request
 
-    return Validated(prepare, model, "text_embedding", options.compute)
+    return Validated(prepare, model, "text_embedding", options.compute, long=getattr(checked, "is_long", False))
 
 
 #: Option of embed_iter -> hint for an output that does not have it; without a row, the hint names the outputs that do.
@@ -226,9 +230,7 @@ def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     def prepare() -> VectorRequest:
         return classification.request(text_plan(pool, model, options), checked, options, call)
 
-    # the hypotheses of all labels are tokenised in `prepare`
-    return Validated(prepare, model, "text_embedding", options.compute,
-                     long=sum(map(len, checked.hypotheses)) >= native_calls.LONG_ON_LOOP)
+    return Validated(prepare, model, "text_embedding", options.compute, long=checked.is_long)
 
 
 def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:

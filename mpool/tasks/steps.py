@@ -471,9 +471,10 @@ class IterRequest:
 
         def took(start: int, pack: Any, rows: Any) -> Iterable[Any]:
             faults.add(start, pack, rows)
-            self.done, self.failed = self.done + len(rows), faults.count
-            self.bar.add(len(rows))
-            return out.add(self._finished(rows))
+            found = self._finished(rows)
+            self.done, self.failed = self.done + len(found), faults.count
+            self.bar.add(len(found))
+            return out.add(found)
 
         source = self._aslices(self.items) if isinstance(self.items, AsyncIterable) else self._slices(self.items)
         try:
@@ -489,7 +490,7 @@ class IterRequest:
         return Rebatch(self.batch_size, np.concatenate, copied_rows)
 
     def _finished(self, rows: Any) -> Any:
-        """Return the result of a slice."""
+        """Return the results of the texts that are complete with this slice."""
         return vectors.quantize(rows, self.plan.precision)
 
     def _computed(self, source: Iterator[Any] | AsyncIterator[Any], took: Callable[[int, Any, Any], Iterable[Any]]

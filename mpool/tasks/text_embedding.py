@@ -357,14 +357,17 @@ def surrogate_of(text: str, name: str) -> MpoolError | None:
     return None
 
 
-def cutter(first: int | None = None) -> Cutter:
-    """Return a :class:`Cutter` with the slice limits of texts. ``first`` is as in :class:`Cutter`."""
-    return Cutter(SLICE_CHARS, SLICE_TEXTS, first)
+def cutter(first: int | None = None, kind: type[Cutter] = Cutter) -> Cutter:
+    """Return a :class:`Cutter`, or an instance of a subclass, with the slice limits of texts. ``first`` is as there."""
+    return kind(SLICE_CHARS, SLICE_TEXTS, first)
 
 
-def slices(items: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
-    """Cut an iterable of texts into slices; yields the index of a slice's first text, and its texts."""
-    cut = cutter()
+def slices(items: Iterable[Any], kind: type[Cutter] = Cutter) -> Iterator[tuple[int, list[Any]]]:
+    """Cut an iterable of texts into slices; yields the index of a slice's first text, and its texts.
+
+    ``kind``: class of the :class:`Cutter`, for items that are not texts.
+    """
+    cut = cutter(kind=kind)
     for item in items:
         if (full := cut.add(item)) is not None:
             yield full
@@ -666,7 +669,8 @@ def iter_plan(entry: Entry, options: Any, checked: None) -> Plan:
     return plan(entry, options)
 
 
-def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, options: Any, call: Call) -> IterRequest:
+def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, options: Any, checked: None,
+                 call: Call) -> IterRequest:
     """Return the request for the vectors of an iterable of texts."""
     return IterRequest(TEXTS, plan, items, cutter(FIRST_TEXTS), batch_size, bar, call)
 

@@ -228,7 +228,7 @@ def _joined(plan: OutputPlan, parts: list[Part]) -> TokenClassifications:
 
 
 def iter_request(plan: SpanPlan, items: Any, batch_size: int | None, bar: Bar, options: ClassifyTokensOptions,
-                 call: Call) -> OutputsIterRequest:
+                 checked: Checked, call: Call) -> OutputsIterRequest:
     """Return the request for the spans of an iterable. The budget of windows of the plan is that of each slice."""
     def packed(plan: SpanPlan, texts: list[Any], start: int, single: bool, call: Call) -> SpanPack:
         fresh = replace(plan, budget=Budget(plan.budget.most, plan.budget.most, "PoolConfig.max_embed_inputs"))

@@ -235,6 +235,15 @@ def sentiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def nli(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small BERT for natural language inference."""
+    import rerankers
+
+    return rerankers.make_classifier(tmp_path_factory.mktemp("nli") / "model", "bert",
+                                     ("contradiction", "neutral", "entailment"))
+
+
+@pytest.fixture(scope="session")
 def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a small ModernBERT that scores each of four labels on its own."""
     import rerankers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ...errors import FileError, InvalidArgument, MpoolError
 from ...models import describe
 from ...names import WEIGHTS
 from ...pool import Pool
+from ...runtime.load_options import LoadOptions
 from ...tasks.classification import Classifications
 from ...tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 from ...tasks.output_table import OUTPUTS
@@ -59,6 +60,8 @@ class EmbedBatches:
             these types, computed in one pass; ``"labels"``: lists of structs ``label`` (string) and ``score``
             (float32), best first; ``"spans"``: lists of structs ``label``, ``score``, ``start`` and ``end`` (int32, in
             characters), and ``word``.
+        adapters: adapters (LoRA) that are loaded with the model, as for :func:`mpool.load`; the option ``adapter``
+            selects one.
         **options: options of :func:`mpool.embed`, :func:`mpool.embed_sparse`, :func:`mpool.embed_tokens`,
             :func:`mpool.embed_all`, :func:`mpool.classify` or :func:`mpool.classify_tokens`. With
             ``on_error="null"``, which dense vectors have, texts that are missing or cannot be embedded get a null
@@ -70,12 +73,15 @@ class EmbedBatches:
     """
 
     def __init__(self, column: str = "text", output: str = "embedding", model: str | None = None, cpus: int = 1,
-                 memory_mb: int = 0, weights: str = "auto", vectors: str = "dense", **options: Any) -> None:
+                 memory_mb: int = 0, weights: str = "auto", vectors: str = "dense",
+                 adapters: Mapping[str, str | os.PathLike[str]] | None = None, **options: Any) -> None:
         provenance.options_of(options, vectors)  # raises for an invalid option
-        provenance.default_model(model, vectors)  # raises if a model is needed
+        name = provenance.default_model(model, vectors)  # raises if a model is needed
         self.column, self.output, self.model, self.options = column, output, model, options
-        self.vectors = vectors
+        self.vectors, self.adapters = vectors, places_of(adapters)
         self.pool = Pool(_share.config(cpus, memory_mb, None, weights=weights))
+        if self.adapters:
+            self.pool.load(name, compute=options.get("compute", "auto"), adapters=self.adapters, progress=False)
         self._made: dict[str, Any] | None = None
 
     def __call__(self, batch: pa.Table) -> pa.Table:
@@ -96,7 +102,8 @@ class EmbedBatches:
         """Return the record of the vectors; see :mod:`mpool.integrations.ray.provenance`."""
         if self._made is None:
             model = self.pool.get(provenance.default_model(self.model, self.vectors), "text_embedding")
-            self._made = provenance.record_of(model.description, self.column, self.options, self.vectors)
+            self._made = provenance.record_of(model.description, self.column, self.options, self.vectors,
+                                              self.adapters)
         return self._made
 
 
@@ -127,6 +134,15 @@ def array_of(found: Any) -> pa.Array:
     missing = np.isnan(found[:, 0]) if found.dtype == np.float32 else np.zeros(len(found), dtype=bool)
     return pa.FixedSizeListArray.from_arrays(pa.array(found.ravel()), found.shape[1],
                                              mask=pa.array(missing) if missing.any() else None)
+
+
+def places_of(adapters: object) -> dict[str, str]:
+    """Return the absolute path, or the reference to the hub, of each adapter.
+
+    Raises:
+        InvalidArgument: ``adapters`` is no dict from name to path.
+    """
+    return dict(LoadOptions.checked(None, None, None, None, adapters).adapters or ())
 
 
 def _positive(name: str, value: Any) -> int:
@@ -205,21 +221,22 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
                   output: str = "embedding", model: str | None = None, cpus: int = 1, actors: int | None = None,
                   memory_mb: int = 0, weights: str = "auto", rows: int | None = None, address: str | None = None,
                   progress: bool | Callable[[int, int], object] = True, overwrite: bool = False,
-                  vectors: str = "dense", **options: Any) -> Embedded:
+                  vectors: str = "dense", adapters: Mapping[str, str | os.PathLike[str]] | None = None,
+                  **options: Any) -> Embedded:
     """Copies the Parquet files of a folder and adds a column with the vectors of the texts of another column.
 
     If this process is not connected to Ray, the function starts Ray and stops it at the end. Each file is processed by
     one actor, which reads it in batches, so that memory use does not depend on the size of the file. The copy has the
     same name and all columns and rows in the same order. It gets its name only when it is complete, and existing
     copies are skipped: after an error, a kill or a reboot, the same call continues with the missing files. The
-    metadata of a copy records the model, its revision, the options and the version of mpool under the key
+    metadata of a copy records the model, its revision, the adapter, the options and the version of mpool under the key
     ``mpool.OUTPUT``; a folder with copies that differ in one of them is refused before any work. In a cluster, both
-    folders must have the same paths on every machine.
+    folders and the adapters must have the same paths on every machine.
 
     Args:
         source: a folder with ``.parquet`` files; subfolders are ignored.
         target: another folder; it is created if it does not exist.
-        column, output, model, memory_mb, weights, vectors, **options: see :class:`EmbedBatches`.
+        column, output, model, memory_mb, weights, vectors, adapters, **options: see :class:`EmbedBatches`.
         cpus: number of CPUs and compute threads of an actor.
         actors: number of processes; None: as many as Ray has CPUs for, but at most one per file.
         rows: number of rows per batch; None: 1,024, or 64 with ``vectors="tokens"`` and ``"all"``.
@@ -233,7 +250,7 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
 
     Raises:
         InvalidArgument: a file does not have the column, the target folder has a copy that another model, revision,
-            option or version of mpool computed (nothing is written), or another argument is invalid.
+            adapter, option or version of mpool computed (nothing is written), or another argument is invalid.
         FileError: the folder has no Parquet files, or a file cannot be read or written; complete copies are kept.
     """
     source_folder, target_folder = Path(source).absolute(), Path(target).absolute()
@@ -250,12 +267,13 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
     if rows is None:
         rows = TOKEN_ROWS if OUTPUTS[vectors].token_vectors else ROWS
     name = provenance.default_model(model, vectors)
+    places = places_of(adapters)
     if not isinstance(overwrite, bool):
         refuse("overwrite", overwrite, "True or False")
     rows_of = {path: _rows_of(path, column) for path in files}
     missing = [path for path in files if overwrite or not (target_folder / path.name).exists()]
-    if len(missing) < len(files):
-        record = provenance.record_of(describe(name), column, options, vectors)
+    if len(missing) < len(files) or options.get("adapter") is not None:  # an adapter is checked before any work
+        record = provenance.record_of(describe(name), column, options, vectors, places)
         for path in files:
             if path not in missing:
                 _check_copy(target_folder / path.name, rows_of[path], output, record)
@@ -272,7 +290,8 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
         results = _run([{"source": str(path), "target": str(target_folder / path.name)} for path in missing],
                        min(actors or possible, possible, len(missing)), cpus,
                        {"rows": rows, "column": column, "output": output, "model": model, "cpus": cpus,
-                        "memory_mb": memory_mb, "weights": weights, "vectors": vectors, **options})
+                        "memory_mb": memory_mb, "weights": weights, "vectors": vectors, "adapters": places,
+                        **options})
         with _Progress(progress, total) as report:
             for result in results:
                 failed += [result["error"]] if result["error"] else []
@@ -298,7 +317,8 @@ def _check_copy(path: Path, rows: int, output: str, record: dict[str, Any]) -> N
     """Check that an existing copy is what this call would write.
 
     Raises:
-        InvalidArgument: another model, revision, column, option or version of mpool computed it, or its source changed.
+        InvalidArgument: another model, revision, adapter, column, option or version of mpool computed it, or its source
+            changed.
     """
     try:
         with pq.ParquetFile(path) as file:

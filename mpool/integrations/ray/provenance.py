@@ -1,4 +1,4 @@
-"""The record of a column of vectors in a Parquet file: model, revision, options and version that computed it.
+"""The record of a column of vectors in a Parquet file: model, revision, adapter, options and version that computed it.
 
 The metadata of the file has it as JSON under the key ``mpool.COLUMN``. Vectors of two models cannot
 be compared, and nothing else tells them apart: :func:`mpool.integrations.ray.parquet.embed_parquet` compares the
@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ..._version import __version__
 from ...checks import one_of, refuse
-from ...models import load_catalogue
+from ...models import load_catalogue, resolve
+from ...models.formats.adapters import read_adapter
 from ...tasks.options import CALL, parse_options
 from ...tasks.output_table import OUTPUTS
 
@@ -55,7 +56,7 @@ def default_model(model: str | None, vectors: str = "dense") -> str:
 
 
 def record_of(description: ModelDescription, column: str, options: Mapping[str, Any],
-              vectors: str = "dense") -> dict[str, Any]:
+              vectors: str = "dense", adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the record of the vectors that a model computes of a column.
 
     Args:
@@ -63,15 +64,38 @@ def record_of(description: ModelDescription, column: str, options: Mapping[str, 
         column: the column of texts.
         options: options of the function that computes the vectors.
         vectors: kind of vectors, one of :data:`mpool.tasks.output_table.OUTPUTS`.
+        adapters: adapters that are loaded with the model, by name: absolute paths or references.
+
+    Raises:
+        InvalidArgument: the model has no adapter of the name in ``options``.
+        MpoolError: the adapter cannot be read, or does not fit the model.
     """
-    return {"vectors": vectors, "model": description.ref, "revision": description.revision or _digest(description),
-            "column": column, "options": options_of(options, vectors), "mpool": __version__}
+    revision = description.revision or _digest({*description.stamps, *description.spec.files})
+    chosen = options_of(options, vectors)
+    return {"vectors": vectors, "model": description.ref, "revision": revision, "column": column, "options": chosen,
+            "adapter": _adapter_digest(description, chosen["adapter"], adapters or {}), "mpool": __version__}
 
 
-def _digest(description: ModelDescription) -> str:
+def _adapter_digest(description: ModelDescription, name: Any, adapters: Mapping[str, str]) -> str | None:
+    """Return the hash of the files of an adapter; None: no adapter, or one in the model's files."""
+    if name is None:
+        return None
+    own = description.embedding.adapters if description.embedding is not None else ()
+    place = adapters.get(name) if isinstance(name, str) else None
+    if place is None:
+        if name not in own:
+            names = (*own, *adapters)
+            refuse("adapter", name, f"{', '.join(names)} or None" if names else "None: the model has no adapters",
+                   hint="Add it with adapters={name: path}, or --adapter NAME=PATH", key=description.key)
+        return None
+    path = place if os.path.isabs(place) else resolve(place, listed=False).path
+    return _digest(read_adapter(path, description).stamps)
+
+
+def _digest(files: Iterable[str]) -> str:
     """Return the hash of the contents of local files, which have no revision."""
     found = hashlib.sha256()
-    for path in sorted({*description.stamps, *description.spec.files}, key=lambda path: (os.path.basename(path), path)):
+    for path in sorted(files, key=lambda path: (os.path.basename(path), path)):
         if os.path.isfile(path):
             with open(path, "rb") as file:
                 found.update(f"{os.path.basename(path)}\0{os.path.getsize(path)}\0".encode())
@@ -115,7 +139,7 @@ def difference(metadata: Mapping[bytes, bytes] | None, output: str, record: Mapp
     name = differing[0]
     if name == "vectors":
         return f"its vectors are {found[name]}, not {record[name]}"
-    about = "version of mpool" if name == "mpool" else name
+    about = {"mpool": "version of mpool", "adapter": "hash of the adapter"}.get(name, name)
     return f"its {about} is {found.get(name)!r}, not {record[name]!r}"
 
 

@@ -83,6 +83,10 @@ class Module:
     at: str
 
 
+#: Values of ``model_type`` in ``config_sentence_transformers.json`` of models without one dense vector per text.
+MODEL_TYPES = ("SparseEncoder", "MultiVectorEncoder", "ColBERT")
+
+
 @dataclass
 class Found:
     """A folder whose output is not one dense vector per text.
@@ -115,7 +119,7 @@ def find(folder: Folder) -> Found | None:
         classes = folder.fields("config.json").list("architectures", [], of=str, limit=16)
         return Found(folder, folder, sparse=False) if "HF_ColBERT" in classes else None
     kind = folder.fields(MODEL_CONFIG, missing_ok=True).get("model_type")
-    if kind not in ("SparseEncoder", "MultiVectorEncoder", "ColBERT") and not _names_special(folder):
+    if kind not in MODEL_TYPES and not _names_special(folder):
         return None
     modules = _modules_of(folder)
     if kind == "SparseEncoder" or any(one.kind in ("SpladePooling", "SparseStaticEmbedding") for one in modules):

@@ -17,9 +17,9 @@ from ...errors import FormatError, Unsupported
 from ..fields import Fields, describe
 from ..files import Folder, Overlay, check_relative
 from ..json_strict import Json, shorten
-from ..layout import MODULES_NAME, ROUTER_CONFIGS
+from ..layout import MODEL_CONFIG, MODULES_NAME, ROUTER_CONFIGS
 from ..spec import ModelDescription
-from . import sentence_folder
+from . import hf_embedding, sentence_folder
 
 #: Routes that mpool supports: the tasks of a request.
 SIDES = ("query", "document")
@@ -60,6 +60,7 @@ def describe_router(folder: Folder, describe_side: Callable[[Folder], ModelDescr
     for name in names:
         sentence_folder.module_class(types, name)
     if any(_kind(types.get(name)) in ("SparseStaticEmbedding", "IDF") for name in names):
+        _check_type(folder, config.file)
         return None
     if set(routes) != set(SIDES) or not all(routes.values()):
         raise Unsupported(f"{config.file}: structure has the routes "
@@ -80,6 +81,20 @@ def describe_router(folder: Folder, describe_side: Callable[[Folder], ModelDescr
     _check_sizes(config, sides)
     other = next(side for side in SIDES if side != default)
     return replace(sides[default], networks=(replace(sides[other], task=other),))
+
+
+def _check_type(folder: Folder, router: str) -> None:
+    """Raise FormatError unless the folder states its type, as :mod:`.hf_embedding` needs it for a query table.
+
+    ``router``: file that lists the table, for the error.
+    """
+    kind = folder.fields(MODEL_CONFIG, missing_ok=True).get("model_type")
+    if kind not in hf_embedding.MODEL_TYPES:
+        raise FormatError(file=folder.shown(MODEL_CONFIG), field="model_type",
+                          got="missing" if kind is None else describe(kind),
+                          allowed=f"'SparseEncoder', because {router} has a query table",
+                          hint="Save the model again with SparseEncoder of sentence-transformers, or set "
+                               f'"model_type": "SparseEncoder" in {MODEL_CONFIG}')
 
 
 def _kind(name: Any) -> str:

@@ -19,8 +19,8 @@ PLANNED = {name: kind for name, kind in ALL.items() if any(not field.compare for
 #: Adapters come and go, so the plan does not contain them.
 OUTSIDE = {
     "embed": "progress adapter max_inputs",
-    "embed_iter": "progress adapter output batch_size max_active function_to_apply top_k aggregation ignore_labels "
-                  "stride",
+    "embed_iter": "progress adapter output batch_size max_active labels template multi_label function_to_apply top_k "
+                  "aggregation ignore_labels stride",
     "embed_sparse": "progress adapter max_inputs max_active",
     "embed_tokens": "progress adapter max_inputs",
     "embed_all": "progress adapter max_inputs",

@@ -17,9 +17,9 @@ import pytest
 
 import mpool
 from mpool import cli
-from mpool.tasks import classification
+from mpool.tasks import classification, vectors
 from cancelling import cancelled_job, distinct_texts
-from outputcalls import OUTPUTS, Output, bytes_of, bytes_of_one, texts_of
+from outputcalls import LABELS, OUTPUTS, Output, bytes_of, bytes_of_one, texts_of
 from servers import ask, serving
 from waiting import idle
 
@@ -227,16 +227,135 @@ def test_iterators_of_labels_need_a_classifier(pool: mpool.Pool, m3: Path, outpu
         pool.embed_iter(["a"], m3, output=output)
 
 
-@pytest.mark.parametrize("option", [{"labels": ["a"]}, {"candidate_labels": ["a"]}, {"multi_label": True},
-                                    {"template": "{}"}, {"hypothesis_template": "{}"}], ids=str)
-@pytest.mark.parametrize("output", ["labels", "dense"])
-def test_iterators_have_no_zero_shot_classification(pool: mpool.Pool, sentiment: Path, option: dict[str, Any],
-                                                    output: Any) -> None:
-    words = "is not an option of embed_iter; for zero-shot classification, use mpool.classify"
-    for call in (pool.embed_iter, mpool.embed_iter, mpool.aio.embed_iter):
-        with pytest.raises(mpool.InvalidArgument, match=words) as caught:
-            call(["a"], sentiment, output=output, **option)
-        assert caught.value.param == next(iter(option))
+@pytest.mark.parametrize(("options", "error", "words"), [
+    ({"output": "dense", "labels": ["a"]}, mpool.InvalidArgument, "`labels` must be None with output='dense', got"),
+    ({"output": "spans", "multi_label": True}, mpool.InvalidArgument,
+     "`multi_label` must be False with output='spans'"),
+    ({"output": "sparse", "template": "{}!"}, mpool.InvalidArgument, "'This example is {}.' with output='sparse'"),
+    ({"candidate_labels": ["a"]}, mpool.InvalidArgument,
+     "`candidate_labels` is not an option of embed_iter; use `labels`"),
+    ({"labels": ["a"], "hypothesis_template": "{}"}, mpool.InvalidArgument, "; use `template`"),
+    ({"multi_label": True}, mpool.InvalidArgument, "`multi_label` must be False without labels"),
+    ({"template": "{}"}, mpool.InvalidArgument, "`template` must be 'This example is {}.' without labels"),
+    ({"labels": []}, mpool.InvalidArgument, "`labels` must be a list of at least one str, got"),
+    ({"labels": "a,b"}, mpool.InvalidArgument, "`labels` must be a list of at least one str, got 'a,b'"),
+    ({"labels": {"a": 1}}, mpool.InvalidArgument, "`labels` must be a list"),
+    ({"labels": ["a", 3]}, mpool.InvalidArgument, r"`labels\[1\]` must be .*, got int"),
+    ({"labels": ["a\udc00"]}, mpool.InvalidArgument, r"`labels\[0\]` must be Unicode text"),
+    ({"labels": ["a", "a"]}, mpool.InvalidArgument, r"`labels\[1\]` must be a label that is not in the list yet"),
+    ({"labels": ["a"], "multi_label": 1}, mpool.InvalidArgument, "`multi_label` must be one of True, False"),
+    ({"labels": ["a"], "function_to_apply": "none"}, mpool.InvalidArgument, "must be None with labels"),
+    ({"labels": ["a"], "template": "It is."}, mpool.InvalidArgument, "`template` must be a text with {} once"),
+    ({"labels": ["a"], "template": "{0.__class__}"}, mpool.InvalidArgument, "without other braces"),
+    ({"labels": ["a"], "top_k": 0}, mpool.InvalidArgument, "`top_k` must be 1 or more"),
+    ({"labels": [str(at) for at in range(10_001)]}, mpool.LimitError, "at most 10,000 labels, got 10,001"),
+    ({"labels": [str(at) for at in range(1000)], "template": "x" * 999_998 + "{}"}, mpool.LimitError,
+     "`template` with all labels must have at most 1,000,000 characters"),
+    ({"labels": ["dog " * 70]}, mpool.ContextOverflow, r"the hypothesis of labels\[0\] has \d+ tokens"),
+], ids=lambda value: str(value)[:40])
+def test_options_of_iterators_of_zero_shot_classification(pool: mpool.Pool, nli: Path, options: dict[str, Any],
+                                                          error: type[Exception], words: str) -> None:
+    """A refused option raises when the iterator is made, or on an event loop with its first text. No text is read."""
+    read: list[str] = []
+    texts = (read.append(text) or text for text in TEXTS)  # type: ignore[func-returns-value]
+    with pytest.raises(error, match=words):
+        pool.embed_iter(texts, nli, **{"output": "labels", **options})
+    with pytest.raises(error, match=words):
+        asyncio.run(_await(anext(mpool.aio.embed_iter(texts, nli, pool=pool, **{"output": "labels", **options}))))
+    assert not read
+
+
+def test_iterators_of_zero_shot_classification_need_entailment(pool: mpool.Pool, sentiment: Path,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """The progress bar of a refused request is closed."""
+    closed: list[vectors.Bar] = []
+    monkeypatch.setattr(vectors.Bar, "close", lambda self: closed.append(self))
+    with pytest.raises(mpool.WrongCapability, match='has no label whose name begins with "entail"'):
+        pool.embed_iter(["a"], sentiment, output="labels", labels=["a"])
+    assert len(closed) == 1
+
+
+@pytest.mark.parametrize("options", [
+    {"labels": LABELS, "multi_label": True}, {"labels": LABELS, "template": "About {}!", "top_k": 2},
+    {"labels": LABELS[:1]}, {"labels": [f"w{at}" for at in range(700)]},
+    {"labels": [f"w{at}" for at in range(1500)]}], ids=("multi", "template", "one", "700", "1500"))
+def test_zero_shot_classification_of_iterators(pool: mpool.Pool, nli: Path, options: dict[str, Any]) -> None:
+    """700 labels: slices of 1,024 pairs end within texts; 1,500 labels: a text has more pairs than a slice."""
+    texts = TEXTS[:5]
+    expected = pool.classify(texts, nli, **options)
+    steps: list[tuple[int, Any]] = []
+    iterator = pool.embed_iter(iter(texts), nli, output="labels",
+                               progress=lambda done, total: steps.append((done, total)), **options)
+    found = []
+    for one in iterator:
+        found.append(one)
+        assert len(found) <= iterator.done <= len(texts)
+    assert found == list(expected) and [one.scores.tobytes() for one in found] == bytes_of(expected)
+    assert iterator.done == len(texts) and steps[-1] == (len(texts), None)
+    batches = list(pool.embed_iter(texts, nli, output="labels", batch_size=2, **options))
+    assert batches == [expected[:2], expected[2:4], expected[4:]]
+
+    async def source() -> Any:
+        for text in texts:
+            yield text
+
+    async def each(given: Any) -> list[Any]:
+        return [one async for one in mpool.aio.embed_iter(given, nli, output="labels", pool=pool, **options)]
+
+    assert asyncio.run(each(source())) == asyncio.run(each(texts)) == found
+
+
+def test_zero_shot_classification_reads_few_texts_ahead(pool: mpool.Pool, nli: Path) -> None:
+    """The pairs of a slice, and not only its texts, are bounded: 1,000 labels make a slice of each text."""
+    read = 0
+
+    def source() -> Iterator[str]:
+        nonlocal read
+        while True:
+            read += 1
+            yield TEXTS[read % len(TEXTS)]
+
+    with pool.embed_iter(source(), nli, output="labels", labels=[f"w{at}" for at in range(1000)]) as iterator:
+        next(iterator)
+        assert read <= 6
+    idle(pool, 20)
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    (("a", "b"), r"`texts\[400\]` must be a single text with labels"), (3, r"`texts\[400\]` must be a str of 0 to"),
+    ("a\udc00", r"`texts\[400\]` must be Unicode text"), ("x" * 1_000_001, r"`texts\[400\]` must be a str of 0 to")],
+    ids=("pair", "number", "surrogate", "long"))
+def test_texts_that_zero_shot_classification_refuses(pool: mpool.Pool, nli: Path, text: Any, words: str) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=words):
+        list(pool.embed_iter([*(TEXTS * 7)[:400], text, "w1"], nli, output="labels", labels=LABELS))
+    idle(pool, 20)
+
+
+def test_zero_shot_classification_of_long_texts(pool: mpool.Pool, nli: Path) -> None:
+    with pytest.raises(mpool.ContextOverflow, match=r"texts\[1\] with its hypothesis has"):
+        list(pool.embed_iter(["w1", "w1 " * 70], nli, output="labels", labels=LABELS, truncate=False))
+    long = ["w1 " * 30_000, "w2 " * 30_000, "w3"]  # two slices by their characters
+    assert list(pool.embed_iter(long, nli, output="labels", labels=LABELS)) == \
+        list(pool.classify(long, nli, labels=LABELS))
+
+
+def test_many_hypotheses_are_tokenised_outside_of_the_loop(pool: mpool.Pool, nli: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    encoded = classification._encoded_hypotheses
+
+    def recorded(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return encoded(*arguments)
+
+    async def run() -> int:
+        return len([one async for one in mpool.aio.embed_iter(
+            ["w1"], nli, output="labels", pool=pool, labels=[f"w{at} w{at} w{at}" for at in range(2000)])])
+
+    pool.classify("w1", nli)  # the model's files are read before
+    monkeypatch.setattr(classification, "_encoded_hypotheses", recorded)
+    assert asyncio.run(run()) == 1
+    assert threads and threading.get_ident() not in threads
 
 
 def test_options_of_iterators_of_labels(pool: mpool.Pool, ranker: Path, tagger: Path) -> None:

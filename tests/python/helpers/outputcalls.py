@@ -22,6 +22,7 @@ class Output:
         function: name of the function that computes it, in :mod:`mpool`, in :mod:`mpool.aio` and of a model.
         parameter: name of the function's texts.
         options: options of the function.
+        list_options: further options of the function that iterators do not have.
         submit: value of ``output`` for :func:`mpool.submit`.
         path, body, of_route: route, additional members of its body, and function from a response to results of texts.
         command: arguments of the command that prints it.
@@ -35,6 +36,7 @@ class Output:
     function: str
     parameter: str = "inputs"
     options: dict[str, Any] = field(default_factory=dict)
+    list_options: dict[str, Any] = field(default_factory=dict)
     submit: str = ""
     path: str = ""
     body: dict[str, Any] = field(default_factory=dict)
@@ -47,20 +49,21 @@ class Output:
 
     def call(self, pool: mpool.Pool, texts: list[str], model: Any, **more: Any) -> Any:
         """Return the result of the function of a pool."""
-        return getattr(pool, self.function)(texts, model, **self.options, **more)
+        return getattr(pool, self.function)(texts, model, **self.options, **self.list_options, **more)
 
     def of_model(self, model: mpool.Model, texts: list[str]) -> Any:
         """Return the result of the function of a model."""
-        return getattr(model, self.function)(texts, **self.options)
+        return getattr(model, self.function)(texts, **self.options, **self.list_options)
 
     def acall(self, pool: mpool.Pool, texts: list[str], model: Any, **more: Any) -> Any:
         """Return the awaitable of :mod:`mpool.aio`."""
-        return getattr(aio, self.function)(texts, model, pool=pool, **self.options, **more)
+        return getattr(aio, self.function)(texts, model, pool=pool, **self.options, **self.list_options,
+                                            **more)
 
     def job(self, pool: mpool.Pool, texts: list[str], model: Any, **more: Any) -> mpool.Job:
         """Return the job of :func:`mpool.submit`."""
         return pool.submit("text_embedding", **{self.parameter: texts}, model=model, output=self.submit,
-                           **self.options, **more)
+                           **self.options, **self.list_options, **more)
 
     def iterate(self, pool: mpool.Pool, texts: Any, model: Any, batch_size: int | None = None, **more: Any) -> Any:
         """Return the iterator of :func:`mpool.embed_iter`."""
@@ -202,13 +205,16 @@ def _by_label(results: list[dict[str, Any]]) -> list[Any]:
 
 def _spans_of(model: str, aggregation: str, *command: str, **more: Any) -> Output:
     return Output(
-        model, "classify_tokens", "texts", {"aggregation": aggregation}, "spans", path="/classify_tokens",
+        model, "classify_tokens", "texts", {"aggregation": aggregation}, submit="spans", path="/classify_tokens",
         of_route=lambda rows: [[[one["entity_group"], one["score"], one["start"], one["end"]] for one in row]
                                for row in rows],
         command=("classify", "--tokens", "--json", *command),
         of_line=lambda line: [[one["label"], one["score"], one["start"], one["end"]] for one in line["spans"]],
         of_text=_spans, named="`texts\\[{}\\]`", **more)
 
+
+#: Labels of the tests of zero-shot classification.
+LABELS = ("w3 dogs", "w5", "a fox2 that jumps")
 
 OUTPUTS = {
     "dense": Output(
@@ -229,6 +235,11 @@ OUTPUTS = {
                                         _f32(line["sparse"]["values"]), _f32(line["tokens"]))),
     "labels": _labels("sentiment"),
     "several labels": _labels("topics"),
+    "zero-shot": Output(
+        "nli", "classify", "texts", {"labels": LABELS}, {"max_inputs": 1 << 20}, "labels",
+        command=("classify", "--json", "--labels", ",".join(LABELS)), of_line=lambda line: _by_label(line["results"]),
+        of_text=lambda one: _by_label([{"label": each.label, "score": each.score} for each in one]),
+        named="`texts\\[{}\\]`"),
     "spans": _spans_of("tagger", "simple"),
     "spans of words": _spans_of("names", "first", "--aggregation", "first",
                                 body={"parameters": {"aggregation_strategy": "first"}}),

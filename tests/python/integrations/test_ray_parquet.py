@@ -22,6 +22,7 @@ import mpool  # noqa: E402
 from mpool.integrations.ray import _share  # noqa: E402
 from mpool.integrations.ray.parquet import EmbedBatches, Embedded, embed_parquet  # noqa: E402
 
+from adapterfiles import matrices, save_peft  # noqa: E402
 from rerankers import make_classifier  # noqa: E402
 
 
@@ -141,6 +142,61 @@ def test_files_of_spans(tagger: Path, tmp_path: Path, monkeypatch: pytest.Monkey
                                  ("aggregation", "first", "its aggregation is 'none', not 'first'")):
         with pytest.raises(mpool.InvalidArgument, match=words):
             embed_parquet(tmp_path / "in", tmp_path / "out", **same, **{option: value})
+
+
+def _adapters(bert: Path, folder: Path) -> dict[str, Path]:
+    targets = ("query", "key", "value")
+    return {name: save_peft(folder / name, matrices(bert, 4, seed, targets), 9.0, task_type="FEATURE_EXTRACTION")
+            for seed, name in enumerate(("one", "two"))}
+
+
+def test_batches_of_an_adapter(bert: Path, tmp_path: Path) -> None:
+    """The actor loads the adapters; the option selects one, and the record has the hash of its files."""
+    adapters, texts = _adapters(bert, tmp_path), ["A cat.", "A dog."]
+    with mpool.Pool() as pool:
+        pool.load(bert, adapters=adapters)
+        expected = {name: pool.embed(texts, bert, adapter=name).tolist() for name in (None, "one", "two")}
+    assert len({str(rows) for rows in expected.values()}) == 3
+    hashes = []
+    for name, rows in expected.items():
+        made = EmbedBatches("body", model=str(bert), memory_mb=200, adapters=adapters, adapter=name)
+        table = made(pa.table({"body": texts}))
+        assert table["embedding"].to_pylist() == rows
+        record = json.loads(table.schema.metadata[b"mpool.embedding"])
+        assert record["options"]["adapter"] == name
+        hashes.append(record["adapter"])
+    assert hashes[0] is None and hashes[1].startswith("sha256:") and len(set(hashes)) == 3
+
+
+def test_files_of_an_adapter(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target with vectors of another adapter, or of other files of the same name, is refused."""
+    written = fake_run(monkeypatch)
+    adapters, source, target = _adapters(bert, tmp_path), tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    for name in "ab":
+        pq.write_table(pa.table({"text": ["A cat.", "A dog."]}), source / f"{name}.parquet")
+    same: dict[str, Any] = dict(model=str(bert), memory_mb=200, progress=False, adapters=adapters, adapter="one")
+    for wrong, words in (({"adapter": "three"}, "`adapter` must be one, two or None, got 'three'"),
+                         ({"adapter": 3}, "`adapter` must be one, two or None"),
+                         ({"adapters": None}, "`adapter` must be None: the model has no adapters, got 'one'"),
+                         ({"adapters": {"one": str(tmp_path / "missing")}}, "no such file or folder"),
+                         ({"adapters": "one"}, "`adapters` must be a dict from name to path")):
+        with pytest.raises(mpool.MpoolError, match=words):
+            embed_parquet(source, target, **{**same, **wrong})
+    assert not target.exists() and not written
+    monkeypatch.chdir(tmp_path)  # a relative path, which an actor may read in another folder
+    assert embed_parquet(source, target, **{**same, "adapters": {"one": "one"}}) == Embedded(2, 4, 0)
+    with mpool.Pool() as pool:
+        pool.load(bert, adapters=adapters)
+        assert pq.read_table(target / "a.parquet")["embedding"].to_pylist() == \
+            pool.embed(["A cat.", "A dog."], bert, adapter="one").tolist()
+    os.unlink(target / "b.parquet")
+    assert embed_parquet(source, target, **same) == Embedded(1, 2, 1)
+    for change, words in (({"adapter": "two"}, "its adapter is 'one', not 'two'"),
+                          ({"adapter": None}, "its adapter is 'one', not None"),
+                          ({"adapters": {"one": adapters["two"]}}, "its hash of the adapter is 'sha256:")):
+        with pytest.raises(mpool.InvalidArgument, match=words):
+            embed_parquet(source, target, **{**same, **change})
 
 
 def test_all_vectors_of_a_model_that_has_one_kind(bert: Path) -> None:

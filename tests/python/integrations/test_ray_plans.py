@@ -266,18 +266,20 @@ def test_options_of_ray_embed(monkeypatch: pytest.MonkeyPatch) -> None:
                         or parquet.Embedded(1, 1, 0))
     for options in ([], ["--column", "c", "--output", "o", "-m", "x", "--cpus", "2", "--actors", "3",
                          "--memory-mb", "4", "--weights", "mapped", "--address", "auto", "-q", "--overwrite",
-                         "--task", "query", "--compute", "float32", "--dimensions", "8", "--on-error", "null"],
-                    ["--vectors", "sparse", "--max-active", "5"]):
+                         "--task", "query", "--compute", "float32", "--dimensions", "8", "--on-error", "null",
+                         "--adapter", "a=b"],
+                    ["--vectors", "sparse", "--max-active", "5", "--adapter", "own"]):
         found = make_parser().parse_args(["ray", "embed", "from", "to", *options])
         assert found.run(found) == 0
     plain = {"column": "text", "output": "embedding", "model": None, "cpus": 1, "actors": None, "memory_mb": 0,
-             "weights": "auto", "address": None, "progress": True, "overwrite": False, "task": None, "compute": "auto"}
+             "weights": "auto", "address": None, "progress": True, "overwrite": False, "task": None, "compute": "auto",
+             "adapters": None, "adapter": None}
     assert ran == [(("from", "to"), options) for options in (
         {**plain, "vectors": "dense", "dimensions": None, "on_error": "raise"},
         {"column": "c", "output": "o", "model": "x", "cpus": 2, "actors": 3, "memory_mb": 4, "weights": "mapped",
          "address": "auto", "progress": False, "overwrite": True, "task": "query", "compute": "float32",
-         "vectors": "dense", "dimensions": 8, "on_error": "null"},
-        {**plain, "vectors": "sparse", "max_active": 5})]
+         "vectors": "dense", "dimensions": 8, "on_error": "null", "adapters": {"a": "b"}, "adapter": "a"},
+        {**plain, "vectors": "sparse", "max_active": 5, "adapter": "own"})]
 
 
 @pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])

@@ -166,7 +166,10 @@ def test_catalogue_rows() -> None:
     "ibm-granite/granite-embedding-30m-sparse", "opensearch-project/opensearch-neural-sparse-encoding-doc-v2-distill",
     "lightonai/GTE-ModernColBERT-v1", "sentence-transformers/static-retrieval-mrl-en-v1",
     "cross-encoder/nli-deberta-v3-small", "mixedbread-ai/mxbai-rerank-base-v1", "naver/splade-v3",
-    "answerdotai/answerai-colbert-small-v1", "minishlab/potion-base-8M", "dslim/bert-base-NER"])
+    "answerdotai/answerai-colbert-small-v1", "minishlab/potion-base-8M", "dslim/bert-base-NER",
+    "ibm-granite/granite-embedding-english-r2", "ibm-granite/granite-embedding-small-english-r2",
+    "Snowflake/snowflake-arctic-embed-xs", "Snowflake/snowflake-arctic-embed-s", "Snowflake/snowflake-arctic-embed-m",
+    "Snowflake/snowflake-arctic-embed-l"])
 def test_rows_of_the_outputs_of_encoders(repo: str) -> None:
     """The key is the name of the repository, and either one finds the row. Nothing is stated that pins the files."""
     key = repo.partition("/")[2]

@@ -261,6 +261,20 @@ def test_hostile_folders(tmp_path: Path, kind: str, file: str, path: tuple[Any, 
     assert named in message and field in message, message
 
 
+@pytest.mark.parametrize(("value", "got"), [
+    (None, "missing"), ("SentenceTransformer", "'SentenceTransformer'"), ("CrossEncoder", "'CrossEncoder'"),
+    (7, "7"), (["SparseEncoder"], "a list")])
+def test_a_query_table_needs_the_type_of_the_model(tmp_path: Path, value: Any, got: str) -> None:
+    """The error names the file, the key, its value, what is allowed, and what to do."""
+    folder = tmp_path / "model"
+    with pytest.raises(FormatError) as caught:
+        settings_of(folder, broken("routed", _TOP, ("model_type",), value))
+    error = caught.value
+    assert (error.file, error.field, error.got) == (str(folder / _TOP), "model_type", got)
+    assert error.allowed == f"'SparseEncoder', because {folder / 'router_config.json'} has a query table"
+    assert f'set "model_type": "SparseEncoder" in {_TOP}' in str(error.hint)
+
+
 @pytest.mark.parametrize("kind, file, path, value, named", [
     ("splade", "config.json", ("hidden_act",), "quick_gelu", "hidden_act"),
     ("splade", "sentence_bert_config.json", ("tokenizer_args",), {"a": 1}, "tokenizer_args"),

@@ -4,9 +4,11 @@ the bytes of each row alone, and requests that were accepted before their adapte
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import mpool
 pytest.importorskip("sentence_transformers")
 pytest.importorskip("safetensors")
 
+import isolated
 from adapterfiles import Matrices, matrices, merged_folder, save_peft
 from cancelling import distinct_texts
 from outputcalls import OUTPUTS, QUERY, Output, bytes_of
@@ -159,22 +162,47 @@ def test_rows_of_several_adapters_in_one_pass(adapted: Adapted, isolation: Any) 
             assert bytes_of(job.result(60)) == [expected[name][TEXTS.index(text)] for text in part], (at, name)
 
 
+@contextmanager
+def stopping_workers() -> Iterator[Callable[[], None]]:
+    """Return a function that stops all worker processes of this process. They continue at the end of the block."""
+    stopped: set[int] = set()
+
+    def stop() -> None:
+        found = {pid for pid, state in isolated.children() if state != "Z"}
+        assert found - stopped, "no worker process runs"
+        for pid in found:
+            os.kill(pid, signal.SIGSTOP)
+        stopped.update(found)
+
+    try:
+        yield stop
+    finally:
+        for pid in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
 def test_requests_in_flight_keep_their_adapter(adapted: Adapted) -> None:
     """Other adapters replace those of the model, and the model is unloaded, while it has requests: each of them
-    completes with the adapter that it was accepted with."""
+    completes with the adapter that it was accepted with. The worker processes are stopped until the model is unloaded,
+    so that no request completes earlier."""
     output, parts = adapted.output, [distinct_texts(200, seed) for seed in range(4)]
-    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
+    with isolated.pool_of() as pool:
         expected = []
         for name in ("one", "two"):
             pool.load(adapted.folder, adapters={"it": adapted.adapters[name]})
             expected.append([bytes_of(output.call(pool, texts, adapted.folder, adapter="it")) for texts in parts])
         assert expected[0] != expected[1]
         pool.load(adapted.folder, adapters={"it": adapted.adapters["one"]})
-        before = [output.job(pool, texts, adapted.folder, adapter="it") for texts in parts]
-        pool.load(adapted.folder, adapters={"it": adapted.adapters["two"]})
-        after = [output.job(pool, texts, adapted.folder, adapter="it") for texts in parts]
-        with suppress(mpool.Timeout):  # small models may have completed their requests
-            pool.unload(adapted.folder, timeout=0.001)
+        with stopping_workers() as stop:
+            stop()
+            before = [output.job(pool, texts, adapted.folder, adapter="it") for texts in parts]
+            pool.load(adapted.folder, adapters={"it": adapted.adapters["two"]})
+            stop()
+            after = [output.job(pool, texts, adapted.folder, adapter="it") for texts in parts]
+            with pytest.raises(mpool.Timeout):
+                pool.unload(adapted.folder, timeout=0.001)
+            assert not any(job.done() for job in (*before, *after))
         unloads = threading.Thread(target=pool.unload, args=(adapted.folder,))
         unloads.start()
         assert [bytes_of(job.result(60)) for job in before] == expected[0]

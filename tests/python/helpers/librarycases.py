@@ -1,0 +1,39 @@
+"""Seeded models and adapters whose results of PEFT are recorded (tests/parity/libraries)."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from adapterfiles import matrices, save_peft
+from rerankers import make_classifier
+from retrievalmodels import TEXTS as TEXTS
+
+LABELS = ("one", "two", "three")
+_BERT, _MODERN = ("query", "key", "value", "dense"), ("Wqkv", "Wo", "Wi")
+#: Name -> kind of the classifier, rank and targets of the adapter, and further keys of its adapter_config.json.
+ADAPTERS: dict[str, tuple[str, int, tuple[str, ...], dict[str, Any]]] = {
+    "bert": ("bert", 6, _BERT, {}),
+    "bert_rslora": ("bert", 3, _BERT[:2], {"use_rslora": True}),
+    "bert_alpha_pattern": ("bert", 4, _BERT, {"alpha_pattern": {"attention.self.query": 2.5}}),
+    "modernbert": ("modern_bert_mean", 5, _MODERN, {})}
+
+
+def write_adapted(folder: Path, name: str) -> tuple[Path, Path]:
+    """Write the classifier and the adapter of a case. Returns their folders."""
+    kind, rank, targets, config = ADAPTERS[name]
+    model = make_classifier(folder / "model", kind, LABELS)
+    found = {key: pair for key, pair in matrices(model, rank, 11, targets).items() if ".layer" in key}
+    return model, save_peft(folder / "adapter", found, 9.0, task_type="FEATURE_EXTRACTION", **config)
+
+
+def digest_of(*folders: Path) -> str:
+    """Return the hash of the tensors and their names in folders: recorded results belong to these weights."""
+    from safetensors.numpy import load_file
+
+    found = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*.safetensors")):
+        for name, tensor in sorted(load_file(path).items()):
+            found.update(f"{path.name} {name} {tensor.dtype} {tensor.shape}".encode() + tensor.tobytes())
+    return found.hexdigest()
