@@ -87,7 +87,7 @@ QUICK = ["-O0"]
 # Beginnings of the names of tests, and of their helpers, that compute for long.
 BUSY = ("tests/c/test_kernels", "tests/c/test_dequantize", "tests/c/test_vectors", "tests/c/tile_model", "tests/c/sim")
 # Beginnings of the names of kernel tests that are quick nevertheless. Under ASan, gcc takes 46 s of CPU time for them
-# with -O1 and 5 s without.
+# with -O1 and 6 s without.
 BRIEF = tuple(f"tests/c/test_kernels_{name}" for name in ("attention_kv", "counted", "maxima", "unseen"))
 
 # clang's front end without the passes of LLVM: at -O0 they inline the kernels, which takes nine tenths of the time.
@@ -103,7 +103,7 @@ VARIANTS: dict[str, Variant] = {
     # idle kernels: -O1 suffices for warnings
     "release": Variant("gcc", ["-O3", "-DNDEBUG", "-falign-functions=64"], binding=True, test_flags=["-O1"],
                        copied_flags=O1, idle_flags=["-O1"], extension=True),
-    # Kernels that never run take a fifth of the build even without optimisation: only release and clang compile them.
+    # Kernels that never run take a fifth of the build even without optimisation: release, zig and clang compile them.
     "debug": Variant("gcc", [*O1, "-g"], idle=False),
     "seam": Variant("gcc", [*O1, "-g1", "-DMP_SEAM"], idle=False, quick_flags=QUICK),
     # -g1, the line numbers in reports: full variable tracking in the kernels takes gcc twice as long as the rest of the
