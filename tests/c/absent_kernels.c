@@ -22,6 +22,10 @@ ABSENT void mp_amx_rows(mp_kernel_table *table) { (void)table; }
 ABSENT void mp_amx_attention(mp_kernel_table *table) { (void)table; }
 #endif
 
+ABSENT void modelled_amx_dense(mp_kernel_table *table) { (void)table; }
+ABSENT void modelled_amx_quant(mp_kernel_table *table) { (void)table; }
+ABSENT void modelled_amx_rows(mp_kernel_table *table) { (void)table; }
+ABSENT void modelled_amx_attention(mp_kernel_table *table) { (void)table; }
 ABSENT void modelled_avxvnni_dense(mp_kernel_table *table) { (void)table; }
 ABSENT void modelled_avxvnni_quant(mp_kernel_table *table) { (void)table; }
 ABSENT void modelled_avxvnni_rows(mp_kernel_table *table) { (void)table; }

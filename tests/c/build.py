@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -61,12 +62,17 @@ class Variant:
     test_flags: list[str] = field(default_factory=list)
     """Further flags of files of ``tests/c``, except for those that include a C file of the core."""
     quick_flags: list[str] = field(default_factory=list)
-    """Further flags of files of ``tests/c``, except for kernel tests (``BUSY``) and those that include a C file."""
+    """Further flags of files of ``tests/c``, except for kernel tests (``BUSY`` without ``BRIEF``) and those that
+    include a C file."""
+    copied_flags: list[str] = field(default_factory=list)
+    """Further flags of files of ``tests/c`` that include a C file of the core."""
     idle_flags: list[str] = field(default_factory=list)
     """Further flags of kernels whose instructions this CPU lacks (``IDLE``)."""
+    idle: bool = True
+    """False: do not compile those kernels. absent_kernels.c stands in for them."""
     left_out: list[str] = field(default_factory=list)
-    """Beginnings of the names of kernel files that are not compiled, unless ``--tests`` selects tests.
-    absent_kernels.c stands in for them."""
+    """Beginnings of the names of files that are not compiled, unless ``--tests`` selects tests. absent_kernels.c stands
+    in for kernels."""
     extension: bool = False
     """Take objects of the core from the build of the extension if they have the flags of this variant
     (``extension_object``)."""
@@ -80,10 +86,14 @@ class Variant:
 QUICK = ["-O0"]
 # Beginnings of the names of tests, and of their helpers, that compute for long.
 BUSY = ("tests/c/test_kernels", "tests/c/test_dequantize", "tests/c/test_vectors", "tests/c/tile_model", "tests/c/sim")
+# Beginnings of the names of kernel tests that are quick nevertheless. Under ASan, gcc takes 46 s of CPU time for them
+# with -O1 and 6 s without.
+BRIEF = tuple(f"tests/c/test_kernels_{name}" for name in ("attention_kv", "counted", "maxima", "unseen"))
 
-# Kernels that never run, and take a third of a sanitizer build's time: neither optimised nor instrumented. Without
-# warnings, because gcc warns of loop annotations at -O0; the release variant has the other warnings.
-UNUSED = ["-O0", "-g0", "-fno-sanitize=all", "-w"]
+# clang's front end without the passes of LLVM: at -O0 they inline the kernels, which takes nine tenths of the time.
+NO_PASSES = ["-O0", "-DNDEBUG", "-Xclang", "-disable-llvm-passes"]
+# A CPU that has all instruction sets of the kernels.
+ALL_SETS = "-march=sapphirerapids" if platform.machine() in ("x86_64", "AMD64") else "-march=armv8.6-a"
 
 # With -O1, gcc ends functions with vzeroupper only if this option is given. Without vzeroupper, code for SSE that runs
 # after code for AVX, as in tests and the C library, takes up to 40 times as long on some CPUs.
@@ -92,15 +102,18 @@ O1 = ["-O1", "-fexpensive-optimizations"]
 VARIANTS: dict[str, Variant] = {
     # idle kernels: -O1 suffices for warnings
     "release": Variant("gcc", ["-O3", "-DNDEBUG", "-falign-functions=64"], binding=True, test_flags=["-O1"],
-                       idle_flags=["-O1"], extension=True),
-    "debug": Variant("gcc", [*O1, "-g"], idle_flags=UNUSED),
-    "seam": Variant("gcc", [*O1, "-g1", "-DMP_SEAM"], idle_flags=UNUSED, quick_flags=QUICK),
+                       copied_flags=O1, idle_flags=["-O1"], extension=True),
+    # Kernels that never run take a fifth of the build even without optimisation: release, zig and clang compile them.
+    "debug": Variant("gcc", [*O1, "-g"], idle=False),
+    "seam": Variant("gcc", [*O1, "-g1", "-DMP_SEAM"], idle=False, quick_flags=QUICK),
     # -g1, the line numbers in reports: full variable tracking in the kernels takes gcc twice as long as the rest of the
     # build.
     "asan": Variant("gcc", [*O1, "-g1", "-DMP_SEAM", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
                             "-fno-omit-frame-pointer"],
                     # UBSan checks the core. ASan stays on in tests: it sees what the core writes beside their buffers.
-                    test_flags=["-fno-sanitize=undefined"], quick_flags=QUICK, idle_flags=UNUSED),
+                    # ASan does not check prefetches. The variant release counts them, and seam does.
+                    test_flags=["-fno-sanitize=undefined"], quick_flags=QUICK, idle=False,
+                    left_out=["tests/c/test_kernels_prefetch"]),
     # Address randomisation off: with more than 28 bits of it ThreadSanitizer cannot place its shadow memory.
     # The tests are those of code with threads (test_c_races.py). They compute small models in worker processes, with
     # the kernels of AVX2: the threads are the same with any kernels, and to compile those of the other instruction sets
@@ -113,7 +126,7 @@ VARIANTS: dict[str, Variant] = {
     "portable": Variant("gcc", [*O1, "-g1", "-DMP_SEAM", "-DMP_PORTABLE"],
                         tests=["base", "events", "forks", "isolation_child", "isolation_models", "isolation_process",
                                "pool", "registry_notice",
-                               "registry_fake", "registry_forks"], quick_flags=QUICK, idle_flags=UNUSED),
+                               "registry_fake", "registry_forks"], quick_flags=QUICK, idle=False),
     # The extension for Apple silicon. Nothing here can run it. The passes of LLVM are off: at -O0 they inline the
     # kernels, which takes longer than everything else. Inline assembly then stays in functions without its instruction
     # set, so the target CPU must have all sets. UBSan is off, which zig turns on at -O0. The linker
@@ -135,8 +148,13 @@ VARIANTS: dict[str, Variant] = {
     # warnings.
     "zig": Variant("python-zig cc -target x86_64-linux-gnu.2.28",
                    ["-O3", "-DNDEBUG", "-falign-functions=64", "-Wno-error"], test_flags=["-O1"]),
-    # clang's warnings and its function effect analysis do not depend on optimisation.
-    "clang": Variant("clang", ["-O0", "-DNDEBUG"], link=False, binding=True),
+    # clang's warnings and its function effect analysis do not depend on optimisation. Without passes, clang still
+    # refuses functions that are inlined into others without their instruction set. The variant clang-debug has the
+    # tests.
+    "clang": Variant("clang", [*NO_PASSES, "-emit-llvm"], link=False, binding=True, tests=[]),
+    # clang's assembler, for the inline assembly of kernels. Without passes, it stays in functions without its
+    # instruction set, so the target CPU must have all sets.
+    "clang-assembly": Variant("clang", [*NO_PASSES, ALL_SETS], link=False, core=["kernels/"], tests=[]),
     # -fsyntax-only: the code that it would generate is that of the variant clang, but for assertions and injected
     # failures.
     "clang-debug": Variant("clang", ["-DMP_SEAM", "-fsyntax-only"], link=False),
@@ -157,7 +175,8 @@ REPLACED: dict[str, list[str]] = {
 # Beginnings of the names of kernels, and of tests that compile them, for x86 -> the flag of /proc/cpuinfo without which
 # they never run.
 IDLE: dict[str, str] = {"csrc/kernels/x86/avx512": "avx512f", "csrc/kernels/x86/avxvnni": "avx_vnni",
-                        "csrc/kernels/x86/amx": "amx_tile", "tests/c/test_kernels_amx": "avx512f"}
+                        "csrc/kernels/x86/amx": "amx_tile", "tests/c/test_kernels_amx": "avx512f",
+                        "tests/c/test_kernels_prefetch_quant512": "avx512f"}
 
 # Beginning of the names of tests that run kernels on a model of their instructions -> the flag of /proc/cpuinfo with
 # which the other tests run the same kernels on the CPU. The models of amx count tile operations, and show the loads of
@@ -357,7 +376,7 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
     idle = idle_kernels()
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
     described = "\0".join([version, *flags, "", *variant.test_flags, "", *variant.quick_flags, "",
-                            *variant.idle_flags, "", *idle])
+                            *variant.copied_flags, "", *variant.idle_flags, "", *idle])
     stamp = hashlib.sha256(described.encode()).hexdigest()
     stamp_file = folder / ".flags"
     if not stamp_file.exists() or stamp_file.read_text() != stamp:
@@ -372,7 +391,8 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
         chosen = []
     if variant.core is not None:
         core = [path for path in core if path.relative_to(CSRC).as_posix().startswith(tuple(variant.core))]
-    left_out = (*(variant.left_out if tests is None else ()), *(needless_models() if variant.link else ()))
+    left_out = (*(variant.left_out if tests is None else ()), *(() if variant.idle else idle),
+                *(needless_models() if variant.link else ()))
     core, chosen = ([path for path in paths if not path.relative_to(ROOT).as_posix().startswith(left_out)]
                     for paths in (core, chosen))
     work: list[tuple[list[str], Path, Path, bool]] = []
@@ -382,9 +402,12 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
         target, own = folder / source.relative_to(ROOT).with_suffix(".o"), []
         if source.relative_to(ROOT).as_posix().startswith(idle):
             own += variant.idle_flags
-        elif source.is_relative_to(TESTS) and not INCLUDES_C.search(source.read_text()):
+        elif source.is_relative_to(TESTS) and INCLUDES_C.search(source.read_text()):
+            own += variant.copied_flags
+        elif source.is_relative_to(TESTS):
             own += variant.test_flags
-            if not source.relative_to(ROOT).as_posix().startswith(BUSY):
+            name = source.relative_to(ROOT).as_posix()
+            if name.startswith(BRIEF) or not name.startswith(BUSY):
                 own += variant.quick_flags
         if variant.planted and source.is_relative_to(CSRC):
             if source.is_relative_to(CSRC / "registry") or source == CSRC / "base" / "event_count.c":

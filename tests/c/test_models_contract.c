@@ -152,6 +152,10 @@ static void check_contract_of(const tiny_kind *kind, const mp_dtype *types, int 
         tiny_load(&tiny, tiny_decoder_spec_as(kind, types, count, 42, -1), compute, threads);
         if (threads % 2)
             run_alone(&tiny, ITEMS, threads == 1 ? expected : again, &known);
+        if (MP_SANITIZED && threads < most) { /* the schedules of more threads use the same memory */
+            tiny_unload(&tiny);
+            continue;
+        }
         for (uint64_t seed = 1; seed <= (uint64_t)mp_test_rounds(2); seed++)
             run_mixed(&tiny, seed + 10 * (uint64_t)threads, expected, &known);
         MP_CHECK(tiny.engine->work.draft_tokens > tiny.engine->work.accepted_draft_tokens);

@@ -158,13 +158,13 @@ def test_runner_reports_failures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags, idle", [
-    ("fpu avx2 fma f16c", {"avx512", "avxvnni", "amx", "test_kernels_amx"}),
-    ("avx2 avx_vnni", {"avx512", "amx", "test_kernels_amx"}),
+    ("fpu avx2 fma f16c", {"avx512", "avxvnni", "amx", "test_kernels_amx", "test_kernels_prefetch_quant512"}),
+    ("avx2 avx_vnni", {"avx512", "amx", "test_kernels_amx", "test_kernels_prefetch_quant512"}),
     ("avx2 avx512f avx512_vnni", {"avxvnni", "amx"}),
     ("avx2 avx512f avx_vnni amx_tile", set()),
     (None, set())])
-def test_kernels_that_this_cpu_cannot_run_are_not_optimised(tmp_path: Path, flags: str | None, idle: set[str]) -> None:
-    """All kernels are optimised and instrumented if the CPU is unknown."""
+def test_kernels_that_this_cpu_cannot_run_are_idle(tmp_path: Path, flags: str | None, idle: set[str]) -> None:
+    """No kernel is idle if the CPU is unknown."""
     if flags is not None:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: avx512f\nflags\t\t: {flags}\nbugs\t\t: amx\n")
     build = coretests.build
@@ -182,7 +182,20 @@ def test_models_of_instructions_that_this_cpu_has_are_left_out(tmp_path: Path) -
         assert {Path(name).name for name in build.needless_models(tmp_path / "cpuinfo")} == needless
     assert build.needless_models(tmp_path / "missing") == ()
     for variant in build.VARIANTS.values():  # absent_kernels.c has no other functions
-        assert all(name.startswith(tuple(build.IDLE)) for name in variant.left_out)
+        assert all(name.startswith(tuple(build.IDLE)) for name in variant.left_out if name.startswith("csrc/"))
+
+
+def test_what_a_variant_leaves_out_others_have() -> None:
+    """Idle kernels are compiled by gcc in release, and by clang. Tests that asan leaves out run in release and seam."""
+    build = coretests.build
+    assert all(build.VARIANTS[name].idle for name in ("release", "clang", "clang-assembly"))
+    left_out = [name for name in build.VARIANTS["asan"].left_out if name.startswith("tests/")]
+    files = [path.relative_to(ROOT).as_posix() for path in TESTS_C.glob("*.c")]
+    assert all(any(file.startswith(name) for file in files) for name in (*left_out, *build.BRIEF))
+    for other in ("release", "seam"):
+        assert build.VARIANTS[other].tests is None
+        assert not any(name.startswith("tests/") for name in build.VARIANTS[other].left_out)
+    assert build.VARIANTS["clang"].tests == [] and build.VARIANTS["clang-debug"].tests is None
 
 
 def _flags_of_the_extension(**variables: str) -> list[str]:
