@@ -206,16 +206,14 @@ MP_TEST(forks_while_a_blas_load_hangs) {
     while (!getenv("OPENBLAS_NUM_THREADS"))
         mp_sys_sleep_ns(1000 * 1000);
     mp_sys_sleep_ns(20 * 1000 * 1000);
-    uint64_t before_ns = mp_sys_now_ns();
     pid_t child = fork();
     if (child == 0) {
         const char *why = "";
-        alarm(5);
+        alarm(15);
         int wrong = mp_blas_core(&why)[0] != 0 || !strstr(why, "was forked");
         _exit(wrong | (getenv("OPENBLAS_NUM_THREADS") != NULL) << 1);
     }
-    MP_CHECK(mp_sys_now_ns() - before_ns < 4000ull * 1000 * 1000);
-    int how = 0;
+    int how = 0; /* a fork that waited for the load would last until the test's timeout */
     MP_CHECK(waitpid(child, &how, 0) == child);
     MP_CHECK_INT(how, 0);
     int fd = open(path, O_WRONLY); /* the thread's dlopen sees an empty file and fails */

@@ -248,9 +248,7 @@ MP_TEST(registry_shutdown_ends_requests_that_it_cuts_off) {
     }
     tickets[3] = fake_submit(registry, "b", fake_call_create(1), NULL);
     fake_until(&loading.loads, 1);
-    uint64_t began = mp_sys_now_ns();
-    mp_registry_close(registry, FAKE_MS(20));
-    MP_CHECK(mp_sys_now_ns() - began < FAKE_MS(5000));
+    mp_registry_close(registry, FAKE_MS(20)); /* a wait for the load would last longer than the test's timeout */
     for (int i = 0; i < 4; i++) {
         MP_CHECK(mp_ticket_done(tickets[i]));
         MP_CHECK_STATUS(mp_ticket_status(tickets[i], &error), MP_SHUTTING_DOWN, &error);

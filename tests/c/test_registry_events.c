@@ -123,7 +123,7 @@ MP_TEST(registry_events_of_abandoned_workers) {
                                    {MP_EVENT_REQUEST_FAIL, false, true, MP_RECV}};
     fake fake;
     mp_error error;
-    mp_registry *registry = open_one(&fake, FAKE_MS(40));
+    mp_registry *registry = open_one(&fake, FAKE_MS(200));
     fake.load_stalls = true;
     MP_CHECK_INT(mp_registry_load(registry, "a", false, 0, &error), MP_SPAWN_TIMEOUT);
     EXPECT("a", not_loaded, 0);

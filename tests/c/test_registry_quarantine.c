@@ -17,7 +17,7 @@ static mp_registry *start(fake *fake, int workers) {
     mp_registry *registry = fake_registry_of((mp_registry_config){.threads = workers,
                                                                   .max_workers = workers,
                                                                   .breaker_threshold = -1,
-                                                                  .stall_timeout_ns = FAKE_MS(100),
+                                                                  .stall_timeout_ns = FAKE_MS(300),
                                                                   .maintenance_every_ns = FAKE_MS(10),
                                                                   .queue_capacity[MP_TEXT_EMBEDDING] = {32, 32}});
     fake_add(registry, "a", fake, false);

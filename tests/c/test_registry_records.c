@@ -98,7 +98,7 @@ MP_TEST(registry_records_of_faults) {
     mp_entry_info info;
     mp_log_set_level(MP_LOG_INFO);
     mp_registry *registry = fake_registry_of((mp_registry_config){
-        .threads = 1, .max_workers = 1, .breaker_threshold = 1, .stall_timeout_ns = FAKE_MS(40)});
+        .threads = 1, .max_workers = 1, .breaker_threshold = 1, .stall_timeout_ns = FAKE_MS(200)});
     fake_add(registry, "a", &fake, false);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
     worse.load_failures = 1;

@@ -3,6 +3,7 @@
 
 #include "base/sys.h"
 #include "mp_test.h"
+#include "registry/state.h"
 #include "test_registry_fake.h"
 
 MP_TEST(workers_fault_is_retried_once) {
@@ -188,11 +189,19 @@ MP_TEST(workers_that_crash_repeatedly_break_the_model) {
     fake_end(registry);
 }
 
+/* As if the breaker had been open for its whole backoff. */
+static void end_backoff(mp_registry *registry) {
+    mp_entry *entry = registry->slots[0].current;
+    mp_mutex_lock(&entry->lock);
+    entry->breaker.open_until_ns = mp_sys_now_ns();
+    mp_mutex_unlock(&entry->lock);
+}
+
 MP_TEST(workers_breaker_opens_and_closes) {
     fake fake;
     fake_init(&fake);
     mp_registry *registry = fake_registry_of((mp_registry_config){
-        .threads = 1, .max_workers = 1, .breaker_threshold = 4, .breaker_backoff_ns = FAKE_MS(80)});
+        .threads = 1, .max_workers = 1, .breaker_threshold = 4, .breaker_backoff_ns = FAKE_MS(60000)});
     fake_add(registry, "a", &fake, false);
     mp_status status;
     mp_error error;
@@ -215,7 +224,7 @@ MP_TEST(workers_breaker_opens_and_closes) {
     MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
     MP_CHECK_INT(status, MP_CIRCUIT_OPEN);
     MP_CHECK_INT(fake_stats(registry).circuit_rejections, 1);
-    mp_sys_sleep_ns(FAKE_MS(100));
+    end_backoff(registry);
     /* half-open: three probes, no more */
     atomic_store(&fake.hold, true);
     mp_ticket *probes[3];
@@ -237,7 +246,7 @@ MP_TEST(workers_breaker_opens_and_closes) {
     /* a probe that fails opens the breaker again */
     for (int i = 0; i < 2; i++)
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_faulty(MP_MODEL, 2), NULL)), MP_MODEL);
-    mp_sys_sleep_ns(FAKE_MS(100));
+    end_backoff(registry);
     mp_ticket *failing = fake_submit(registry, "a", fake_call_faulty(MP_MODEL, 9), NULL);
     MP_CHECK_STATUS(fake_wait(failing, &error), MP_MODEL, &error);
     mp_ticket_release(failing);

@@ -10,7 +10,6 @@ import os
 import pickle
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import mpool
 import tinymodels
 from mpool.debug.show import ModelTable, table
 from catalogues import row
+from waiting import idle
 
 CATALOGUED = "all-MiniLM-L6-v2"
 
@@ -285,14 +285,13 @@ def test_a_job_that_is_not_done(pool: mpool.Pool, llama: Path) -> None:
 
 
 def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
+    idle(pool, 30)
+    before = pool.registry.stats()["cancelled"]
     for _ in range(20):
         pool.submit("text_to_text", prompt="The", model=llama, max_tokens=16000, ignore_eos=True)
     gc.collect()
-    for _ in range(500):
-        if not any(row.running or row.queued for row in pool.ps()):
-            break
-        time.sleep(0.01)
-    assert not any(row.running or row.queued for row in pool.ps())
+    idle(pool, 30)  # a request that is not cancelled completes
+    assert pool.registry.stats()["cancelled"] == before + 20
 
 
 @pytest.mark.parametrize(("capability", "request_", "message"), [

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import process, script_result
+from processes import METER, process, script_result
 
 
 REQUESTS = {
@@ -25,7 +25,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("call", REQUESTS)
 def test_ctrl_c_interrupts_at_once_and_cancels_only_its_request(bert: Path, llama: Path, call: str) -> None:
-    script = f"""
+    script = METER + f"""
 import asyncio
 mpool.load(bert), mpool.load(llama)
 want = mpool.generate("A cat", llama, max_tokens=40, temperature=0, ignore_eos=True).token_ids
@@ -54,11 +54,11 @@ for attempt in range(5):
     except KeyboardInterrupt:
         pass
     mate.join()
-print(json.dumps([late, mates, idle()]))
+print(json.dumps([late, lateness(), mates, idle()]))
 """
-    late, mates, idle = script_result(script, bert, llama)
+    late, machine, mates, idle = script_result(script, bert, llama)
     assert len(late) >= 3, "the request had ended before the signal arrived"
-    assert sorted(late)[len(late) // 2] <= 0.1 and max(late) < 2.0, late
+    assert sorted(late)[len(late) // 2] <= 0.1 + 2 * machine, (late, machine)
     assert mates == [True] * 5 and idle
 
 
@@ -98,7 +98,7 @@ atexit.unregister(runtime._at_exit)
 atexit.register(report)
 atexit.register(runtime._at_exit)
 """
-    assert script_result(script, llama, llama) < 3.0
+    assert script_result(script, llama, llama) < 30  # the requests would take minutes
 
 
 def test_an_uncaught_error_ends_the_process(bert: Path) -> None:

@@ -259,7 +259,7 @@ class PoolMachine(RuleBasedStateMachine):
     def no_request_waits_while_a_worker_is_idle(self) -> None:
         if not hasattr(self, "pool") or self.closed or not self.calls:
             return
-        end = time.monotonic() + 5
+        end = time.monotonic() + 30
         while True:
             stuck = [row for row in self.pool.registry.entries()
                      if row["queued"] and row["workers"] > row["busy"] and row["state"] != "loading"]

@@ -374,10 +374,19 @@ class Talk:
         head, found, self.seen = self.seen.partition(wanted.encode())
         return (head + found).decode(errors="replace")
 
-    @staticmethod
-    def wait_for_input() -> None:
-        """Let the child reach its read: it handles a signal between prompt and read only after the next key."""
-        time.sleep(0.5)
+    def wait_for_input(self) -> None:
+        """Let the child reach its read: it handles a signal between prompt and read only after the next key. Its main
+        thread then sleeps, and nothing wakes it."""
+        path = Path(f"/proc/{self.child.pid}/status")
+        if not path.exists():  # no Linux
+            time.sleep(2.0)
+            return
+        quiet, before = 0, ""
+        while quiet < 20:
+            time.sleep(0.01)
+            now = "".join(line for line in path.read_text().splitlines() if line.startswith(("State", "voluntary")))
+            quiet = quiet + 1 if now == before and "sleeping" in now else 0
+            before = now
 
     def some(self, count: int = 20) -> None:
         """Wait for ``count`` bytes of output and discard them."""

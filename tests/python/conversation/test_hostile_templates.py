@@ -19,6 +19,8 @@ from mpool.conversation.template import ChatTemplate
 from mpool.errors import FormatError, LimitError, MpoolError, TemplateError
 from mpool.tokenizers import limits
 
+from waiting import until
+
 USER = [{"role": "user", "content": "hi"}]
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 #: `ns.v` and `ns.w` are pairs of pairs with 2^40 leaves. `t` has two million characters; `u` is half as long.
@@ -55,17 +57,15 @@ def others() -> Iterator[list[int]]:
 
 
 def outcome(source: str, others: list[int]) -> str | MpoolError:
-    """Render a template and return its text or its error. Fail if it takes long, or if the other thread must wait."""
+    """Render a template and return its text or its error. Fail if that hangs, or if the other thread must wait."""
     before, began = others[0], time.monotonic()
     try:
         found: str | MpoolError = ChatTemplate(HEAD + source).render(USER)
     except (TemplateError, FormatError, LimitError) as error:
         found = error
     elapsed = time.monotonic() - began
-    assert elapsed < 10, f"{elapsed:.1f} s"  # the limit is a sixth of it, on a busy machine with a cold start
-    while others[0] < before + 2:
-        assert time.monotonic() < began + 10, "no other template was rendered"
-        time.sleep(0.001)
+    assert elapsed < 60, f"{elapsed:.1f} s"  # the limit is below 0.1 s of CPU time
+    until(lambda: others[0] >= before + 2, 60)  # other templates are rendered
     return found
 
 
@@ -141,8 +141,7 @@ def test_variables_of_a_hostile_template(source: str, others: list[int]) -> None
         assert ChatTemplate(source).variables() == frozenset()
     except (TemplateError, FormatError, LimitError):
         pass
-    while others[0] < before + 2:
-        time.sleep(0.001)
+    until(lambda: others[0] >= before + 2, 60)
 
 
 def test_an_exceeded_limit_is_named() -> None:

@@ -175,7 +175,7 @@ def test_texts_that_are_hard_to_tokenise(pool: mpool.Pool, case: tuple[Output, P
     begun = time.monotonic()
     together = bytes_of(output.call(pool, [*CLEAN, *texts], folder))
     assert [bytes_of(output.call(pool, [text], folder))[0] for text in texts] == together[len(CLEAN):]
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 120  # 2 s on an idle machine
 
 
 @pytest.mark.parametrize(("ids", "where"), [

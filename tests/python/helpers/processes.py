@@ -10,6 +10,30 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+#: Prints how much later than asked a process without other work wakes, which is the machine's share of a delay.
+LATENESS = """
+import os, time
+worst, parent = 0.0, os.getppid()
+print("started", flush=True)
+while os.getppid() == parent:
+    at = time.monotonic()
+    time.sleep(0.05)
+    late = time.monotonic() - at - 0.05
+    if late > worst:
+        worst = late
+        print(worst, flush=True)
+"""
+
+#: Part of a script that measures delays: `lateness()` ends the measurement and returns the machine's share, in seconds.
+METER = f"""
+import subprocess
+meter = subprocess.Popen([sys.executable, "-c", {LATENESS!r}], stdout=subprocess.PIPE, text=True)
+meter.stdout.readline()
+def lateness():
+    meter.terminate()
+    return max(map(float, meter.communicate()[0].split()), default=0.0)
+"""
+
 HEAD = """
 import faulthandler, json, os, signal, sys, threading, time
 faulthandler.dump_traceback_later(100, exit=True)

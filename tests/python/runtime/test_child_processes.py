@@ -217,11 +217,12 @@ def test_limits(children: Any) -> None:
     assert ask(made, b"v", source, seconds=0.05) == ("text", b"v")
 
 
-def test_deadline_during_the_start_keeps_the_child(children: Any) -> None:
-    made = children(start="time.sleep(0.1)")
+def test_deadline_during_the_start_keeps_the_child(children: Any, tmp_path: Path) -> None:
+    made = children(start=f"until({str(tmp_path / 'gate')!r})")
     with pytest.raises(Timeout):
         ask(made, deadline=time.monotonic() + 0.001)
     (pid,) = pids(made)
+    (tmp_path / "gate").touch()
     assert ask(made) == ("text", b"v") and pids(made) == [pid]
 
 
@@ -381,11 +382,13 @@ def test_idle_and_dead_children_leave_no_zombie(children: Any, idle: float) -> N
 def test_thread_that_tidies_ends(children: Any) -> None:
     """The thread starts again with the next child."""
     until(lambda: child_processes._tidier is None)  # that of other tests
-    made = children(idle=0.05)
+    made = children(idle=600.0)
     for _ in range(2):
+        made.program = made.program._replace(idle=600.0)
         ask(made)
         thread = child_processes._tidier
         assert thread is not None
+        made.program = made.program._replace(idle=0.05)
         until(lambda: child_processes._tidier is None)
         thread.join(10)
         assert not made._all and not thread.is_alive()
@@ -452,16 +455,14 @@ def test_fork_during_a_start(children: Any, monkeypatch: pytest.MonkeyPatch) -> 
     def fork() -> int:
         child = os.fork()
         if not child:
-            time.sleep(30)
+            time.sleep(600)
             os._exit(0)
         return child
 
     monkeypatch.setattr(socket, "socketpair", slow)
     made = children(handle="if first(): kill()")
-    began = time.monotonic()
     try:
-        assert ask(made) == ("text", b"v")
-        assert time.monotonic() - began < 20
+        assert Thread(ask, made).ended().result == ("text", b"v")
     finally:
         for thread in forked:
             os.kill(thread.ended().result, signal.SIGKILL)
@@ -499,11 +500,10 @@ def test_exit_during_a_call(tmp_path: Path, end: str, seconds: float) -> None:
 ask()
 threading.Thread(target=made.run, args=((b"endless",), LIMITS._replace(seconds={seconds})), daemon=True).start()
 while made._idle: time.sleep(0.001)
-print(*pids(made), time.monotonic(), flush=True)
+print(*pids(made), flush=True)
 {end}
 """
-    pid, began = run(code, tmp_path, -9 if "kill" in end else 0).split()
-    assert time.monotonic() - float(began) < 2 * 5  # 2 s, on a machine that is five times as slow as it should be
+    pid = run(code, tmp_path, -9 if "kill" in end else 0)  # the call may take 600 s, the script 60 s
     until(lambda: not alive(int(pid)))
 
 

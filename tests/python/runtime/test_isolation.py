@@ -24,7 +24,7 @@ from mpool.runtime import isolation as _isolated
 from pooloptions import wide as wide
 from poolstates import LONG, TEXT, row_of
 from isolated import children, pool_of, processes, signal_all
-from waiting import until
+from waiting import together, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process isolation is for Linux")
 FATAL = [signal.SIGKILL, signal.SIGSEGV]
@@ -141,10 +141,12 @@ def test_many_callers_at_once(bert: Path, llama: Path) -> None:
 @pytest.mark.parametrize("number", FATAL)
 def test_request_is_retried_if_its_worker_is_killed_before_a_result(wide: Path, pool: mpool.Pool, number: int) -> None:
     expected = pool.embed("a text " * 20, wide)
+    signal_all(pool, signal.SIGSTOP)  # the request cannot end before the kill
     job = pool.submit("text_embedding", inputs="another text " * 30, model=pool.get(wide))
     until(lambda: row_of(pool).running)
-    time.sleep(0.01)
     before = signal_all(pool, number)
+    for pid in before:
+        os.kill(pid, signal.SIGCONT)  # takes the pending signal; a process that SIGKILL ended is a zombie
     assert np.array_equal(job.result(), pool.embed("another text " * 30, wide))
     assert set(processes(pool)).isdisjoint(before)
     assert np.array_equal(pool.embed("a text " * 20, wide), expected)
@@ -182,7 +184,7 @@ def test_streams_continue_after_a_fault(llama: Path, number: int) -> None:
     call: dict[str, Any] = dict(seed=3, max_tokens=400, ignore_eos=True, stop=["never there"])
     with mpool.Pool() as here:
         expected = here.generate("a b", llama, **call).text
-    with pool_of(stall_timeout=0.6) as pool:
+    with pool_of(stall_timeout=1.5) as pool:
         parts = []
         for chunk in pool.generate("a b", llama, stream=True, **call):
             parts.append(chunk.text)
@@ -210,7 +212,7 @@ def test_killed_idle_worker_is_reaped(bert: Path, pool: mpool.Pool) -> None:
 
 
 def test_worker_stopped_in_a_step(llama: Path) -> None:
-    with pool_of(stall_timeout=0.6) as pool:
+    with pool_of(stall_timeout=1.5) as pool:
         error = kill_in_steps(pool, llama, signal.SIGSTOP)
         assert "without a heartbeat or response" in str(error)
         assert pool.generate("b", llama, **TEXT).text
@@ -218,7 +220,7 @@ def test_worker_stopped_in_a_step(llama: Path) -> None:
 
 
 def test_stopped_idle_worker(bert: Path) -> None:
-    with pool_of(stall_timeout=0.6) as pool:
+    with pool_of(stall_timeout=1.5) as pool:
         expected = pool.embed("a", bert)
         before = signal_all(pool, signal.SIGSTOP)
         assert np.array_equal(pool.embed("a", bert), expected)
@@ -227,12 +229,10 @@ def test_stopped_idle_worker(bert: Path) -> None:
 
 
 def test_close_does_not_wait_for_a_stopped_worker(llama: Path) -> None:
-    pool = pool_of(shutdown_grace=0.1)
+    pool = pool_of(shutdown_grace=0.1, stall_timeout=600.0)
     job = running(pool, llama)
     signal_all(pool, signal.SIGSTOP)
-    began = time.monotonic()
-    pool.close()
-    assert time.monotonic() - began < 10
+    together([pool.close], 60)
     with pytest.raises(mpool.PoolError):
         job.result()
     assert children() == []
@@ -284,8 +284,9 @@ def test_cancellation(llama: Path, pool: mpool.Pool) -> None:
     before = processes(pool)
     job.cancel()
     with pytest.raises(mpool.Cancelled):
-        job.result(timeout=1)
-    until(lambda: not row_of(pool).running, 1)
+        job.result(timeout=30)
+    until(lambda: not row_of(pool).running)
+    assert pool.metrics()["steps"] < LONG["max_tokens"]  # the process did not compute all tokens
     assert pool.generate("b", llama, **TEXT).text and processes(pool) == before
 
 
@@ -294,7 +295,8 @@ def test_timeout(llama: Path, pool: mpool.Pool) -> None:
     before = processes(pool)
     with pytest.raises(mpool.Timeout):
         pool.generate(LONG["prompt"], llama, max_tokens=1900, n=64, ignore_eos=True, timeout=0.3)
-    until(lambda: not row_of(pool).running, 2)
+    until(lambda: not row_of(pool).running)
+    assert pool.metrics()["steps"] < 1900  # the process did not compute all tokens
     assert pool.generate("b", llama, **TEXT).text and processes(pool) == before
 
 
@@ -334,7 +336,7 @@ def test_tiny_timeouts(bert: Path, llama: Path, options: dict[str, Any],
                        errors: tuple[type[mpool.MpoolError], ...]) -> None:
     with pool_of() as pool:
         pool.embed("a", bert)  # the first request opens descriptors that the process keeps
-    files, began = len(os.listdir("/proc/self/fd")), time.monotonic()
+    files = len(os.listdir("/proc/self/fd"))
     with pool_of(**options) as pool:
         for number in range(8):
             for call in (lambda: pool.embed(f"a {number} " * 50, bert),
@@ -348,7 +350,6 @@ def test_tiny_timeouts(bert: Path, llama: Path, options: dict[str, Any],
         if "load_timeout" not in options and "stall_timeout" not in options:
             # The worker starts in the meantime and serves requests, of which some still wait for too long.
             until(lambda: served(pool, bert), 60)
-    assert time.monotonic() - began < 120  # nothing hangs
     until(lambda: not children() and len(os.listdir("/proc/self/fd")) <= files)  # abandoned workers end too
 
 
@@ -503,7 +504,7 @@ def test_no_descriptor_leaks(bert: Path, pool: mpool.Pool) -> None:
     for _ in range(50):
         pool.embed("a", bert)
         pool.unload(bert)
-    assert len(os.listdir("/proc/self/fd")) <= before + 1 and threading.active_count() <= threads
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1 and threading.active_count() <= threads)
     assert children() == []
 
 

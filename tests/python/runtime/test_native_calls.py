@@ -24,14 +24,22 @@ from waiting import until
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ThreadGroup]]:
-    """Makes groups with short limits, which are forgotten at the end."""
-    monkeypatch.setattr(native_calls, "SECONDS", 0.3)
+    """Makes groups that are forgotten at the end. A call whose caller left counts as stuck soon; the limit of a call
+    without progress is far above what the calls of these tests need on a loaded machine."""
+    monkeypatch.setattr(native_calls, "SECONDS", 60.0)
     monkeypatch.setattr(native_calls, "LEFT_SECONDS", 0.05)
     monkeypatch.setattr(native_calls, "SPARE", 2)
     monkeypatch.setattr(native_calls, "_TICK", 0.02)
     monkeypatch.setattr(native_calls, "_groups", {})
     monkeypatch.setattr(native_calls, "_reports", {})
     yield lambda threads=1, limited=True: ThreadGroup("test", "test calls", threads, limited)
+
+
+@pytest.fixture
+def impatient(group: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes groups whose calls are abandoned soon. A call that has to end itself needs another limit."""
+    monkeypatch.setattr(native_calls, "SECONDS", 0.3)
+    return group
 
 
 class Gate:
@@ -75,15 +83,15 @@ def test_a_call_of_the_same_group_runs_on_its_thread(group: Any) -> None:
     assert names[0] == names[1] and names[0].startswith("mpool-test-")
 
 
-def test_the_deadline_ends_the_wait(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deadline_ends_the_wait(group: Any) -> None:
+    """The gate would close after 30 s with another error."""
     threads, gate = group(1), Gate()
-    monkeypatch.setattr(native_calls, "SECONDS", 60)
     for limit in ("argument", "block"):
         began = time.monotonic()
         with pytest.raises(Timeout, match="within its timeout"), \
                 native_calls.limited(began + 0.1 if limit == "block" else None):
             threads.run(gate, deadline=began + 0.1 if limit == "argument" else None)
-        assert 0.1 <= time.monotonic() - began < 5
+        assert time.monotonic() - began >= 0.1
 
     async def work() -> None:
         with pytest.raises(Timeout):
@@ -103,10 +111,11 @@ def test_the_state_counts_a_call_whose_caller_left(group: Any) -> None:
     until(lambda: threads.status().stuck == 0)
 
 
-def test_a_call_without_progress_is_abandoned(group: Any) -> None:
-    threads, gate = group(1), Gate()
+def test_a_call_without_progress_is_abandoned(impatient: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, gate = impatient(1), Gate()
     with pytest.raises(Timeout, match="no progress for 0.3 s"):
         threads.run(gate)
+    monkeypatch.setattr(native_calls, "SECONDS", 60.0)
     found = threads.status()
     assert found.stuck == 1 and found.starved and "beyond" in native_calls.reasons({"test": found})[0]
     assert threads.run(divmod, 7, 2) == (3, 1), "another thread replaces the stuck one"
@@ -116,40 +125,43 @@ def test_a_call_without_progress_is_abandoned(group: Any) -> None:
     assert threads.status().stuck == 0 and threads.run(divmod, 7, 2) == (3, 1)
 
 
-def test_progress_renews_the_limit(group: Any) -> None:
+def test_progress_renews_the_limit(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call takes twice the limit, in parts of a hundredth of it."""
+    monkeypatch.setattr(native_calls, "SECONDS", 1.0)
     threads, ended = group(1), []
 
-    def parts(count: int) -> str:
-        for _ in range(count):
-            time.sleep(0.1)
+    def parts(seconds: float) -> str:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(0.01)
             native_calls.progress()
-        ended.append(count)
+        ended.append(seconds)
         return "done"
 
-    assert threads.run(parts, 6) == "done"
+    assert threads.run(parts, 2.0) == "done"
     with pytest.raises(Timeout):
-        threads.run(parts, 10**6, deadline=time.monotonic() + 0.15)
+        threads.run(parts, 600.0, deadline=time.monotonic() + 0.15)
     until(lambda: threads.status().running == 0, 20)  # the call ends at its next part, because its caller left
-    assert ended == [6]
+    assert ended == [2.0]
 
 
-def test_refused_when_all_threads_are_stuck(group: Any) -> None:
-    threads, gate = group(1), Gate()
+def test_refused_when_all_threads_are_stuck(impatient: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, gate = impatient(1), Gate()
     for _ in range(3):  # one thread and two replacements
         with pytest.raises(Timeout):
             threads.run(gate)
-    began = time.monotonic()
+    monkeypatch.setattr(native_calls, "SECONDS", 60.0)
     with pytest.raises(Overloaded, match="all 3 threads"):
         threads.run(divmod, 7, 2)
-    assert time.monotonic() - began < 5 and threads.status().threads == 3
+    assert threads.status().threads == 3
     gate.event.set()
     until(lambda: threads.status().stuck == 0, 20)
     assert threads.run(divmod, 7, 2) == (3, 1)
 
 
-def test_waiting_callers_are_refused_too(group: Any) -> None:
+def test_waiting_callers_are_refused_too(impatient: Any) -> None:
     """Calls that wait when the last thread gets stuck do not wait for ever."""
-    threads, gate, errors = group(1), Gate(), []
+    threads, gate, errors = impatient(1), Gate(), []
 
     def ask(at: int) -> None:
         try:
@@ -172,7 +184,7 @@ def test_cancelled_callers_leave_their_call(group: Any) -> None:
     async def work() -> None:
         first = asyncio.ensure_future(threads.arun(gate))
         second = asyncio.ensure_future(threads.arun(gate))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
         assert gate.entered.acquire(timeout=10) and threads.status().waiting == 1
         first.cancel()
         second.cancel()
@@ -212,8 +224,8 @@ def test_the_collector_ends_a_waiting_coroutine_within_a_section(group: Any, mon
         gc.enable()
 
 
-def test_coordinating_groups_have_no_limit(group: Any) -> None:
-    threads, gate = group(1, limited=False), Gate()
+def test_coordinating_groups_have_no_limit(impatient: Any) -> None:
+    threads, gate = impatient(1, limited=False), Gate()
     caller = threading.Thread(target=threads.run, args=(gate,))
     caller.start()
     assert gate.entered.acquire(timeout=10)
@@ -228,7 +240,7 @@ def test_a_server_refuses_callers_of_its_loop(group: Any) -> None:
 
     async def work() -> None:
         tasks = [asyncio.ensure_future(threads.arun(gate)) for _ in range(2)]
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0)
         threads.refuse_callers(asyncio.get_running_loop(), ShuttingDown("the server is shutting down"))
         for found in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(found, ShuttingDown)
@@ -290,7 +302,7 @@ except KeyboardInterrupt:
     print(json.dumps([time.monotonic() - began, time.time()]), flush=True)
 """, *["none"] * 2)
     waited, ended = found
-    assert 0.3 <= waited < 10 and time.time() - ended < 10
+    assert 0.3 <= waited < 60 and time.time() - ended < 60  # the call takes 100 s
 
 
 def test_nothing_uses_threads_that_the_exit_joins() -> None:

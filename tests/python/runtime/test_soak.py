@@ -19,7 +19,7 @@ import tinymodels
 from processes import HEAD
 
 SCRIPT = r"""
-import asyncio, collections, gc, inspect, random
+import asyncio, collections, gc, inspect, random, statistics
 faulthandler.cancel_dump_traceback_later()
 seconds = float(sys.argv[3])
 faulthandler.dump_traceback_later(seconds + 90, exit=True)
@@ -208,7 +208,7 @@ def evict():
 def watch():
     begun = time.monotonic()
     while time.monotonic() < end_at:
-        time.sleep(min(0.1, seconds / 1000))  # often: the peak depends on which models are loaded together
+        time.sleep(min(0.1, seconds / 1000))  # often: memory depends on which models are loaded together
         marks.append(((time.monotonic() - begun) / seconds, resident()))
 
 bodies = [*((lambda n=n: thread(n)) for n in range(THREADS)), loop, evict, watch]
@@ -235,7 +235,8 @@ after = pool.registry.stats()
 print(json.dumps({
     "started": sum(started.values()), "ended": sum(n for kind, n in ended.items() if kind[0] != "="),
     "how": {kind[2:]: n for kind, n in ended.items() if kind[0] == "="}, "wrong": wrong, "hung": hung, "still": still,
-    "middle": max(middle or [0]), "last": max(last or [0]), "total": stats["total_requests"], "sum": sum(sums),
+    "middle": statistics.median(middle or [0]), "last": statistics.median(last or [0]),
+    "total": stats["total_requests"], "sum": sum(sums),
     "rejected": stats["circuit_rejections"], "illegal": stats["illegal_transitions"], "dead": stats["workers_dead"],
     "chaos": stats["chaos_faults"],
     "loads": stats["loads"], "evictions": stats["evictions"], "priority": HAS_PRIORITY,

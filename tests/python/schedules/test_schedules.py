@@ -151,7 +151,7 @@ def drain_start(scheduler: Scheduler) -> None:
         alive = [thread for thread in threading.enumerate() if getattr(thread, "_target", None) == drain.run]
         assert len(alive) == 1 and drain.thread is alive[0] and not drain.missing
         scheduler.run(drain.stop, drain.start, drain.stop)
-        alive[0].join(5)
+        alive[0].join(30)
         assert not alive[0].is_alive() and drain.thread is None
 
 
@@ -170,7 +170,7 @@ def callbacks(bert: Path) -> Callable[[Scheduler], None]:
                                                      lambda: len(pool.embed("b", bert)))
                         if isinstance(one, BaseException)]
             end = threading.Event()
-            for _ in range(500):
+            for _ in range(3000):
                 if len(seen) == 2:
                     break
                 end.wait(0.01)

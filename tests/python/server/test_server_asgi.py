@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -31,7 +32,8 @@ from mpool.server.application import Application, make_app  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
 from mpool.server.state import State  # noqa: E402
 
-from waiting import idle  # noqa: E402
+from servers import Raw  # noqa: E402
+from waiting import busy, idle, until  # noqa: E402
 
 TOKEN = "0123456789abcdefABCDEF"
 LONG = {"model": "llama", "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -304,9 +306,9 @@ def test_disconnect_cancels_a_request_without_stream(under: Any, llama: Path) ->
     app = create_app([f"llama={llama}"], pool=pool, catalogue=False)
     with pool, under(app) as port:
         pool.load(llama)
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"http://127.0.0.1:{port}/v1/completions", timeout=0.3,
-                       json={**LONG, "stream": False, "n": 16})
+        with Raw(SimpleNamespace(port=port)) as raw:  # type: ignore[arg-type]
+            raw.request("/v1/completions", json.dumps({**LONG, "stream": False, "n": 16}).encode())
+            until(lambda: busy(pool))
         idle(pool, 20)
         assert pool.registry.stats()["cancelled"] == 1
 

@@ -43,13 +43,13 @@ def test_endless_templates_of_a_server(models: list[str]) -> None:
         threads = [threading.Thread(target=lambda name=name: answers.append(chat(server, name))) for name in names]
         for thread in threads:
             thread.start()
-        slowest = 0.0
+        quiet = 0  # responses during which no hostile request ended
         while any(thread.is_alive() for thread in threads):
-            began = time.monotonic()
+            before = len(answers)
             assert ask(server, "/health")[0] == 200
-            slowest = max(slowest, time.monotonic() - began)
-            time.sleep(0.02)
-        assert slowest < 5, f"{slowest:.1f} s without an answer"
+            quiet += len(answers) == before
+            time.sleep(0.01)
+        assert quiet > 3 * len(threads), f"{quiet} responses of an event loop that renders no template"
         assert len(answers) == len(threads)
         assert {(status, body["error"]["code"]) for status, body in answers} == {(400, "template_refused")}, answers
         assert chat(server, "good")[0] == 200
