@@ -11,8 +11,8 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
 /* Reads the rotary tables, and the table and window of each layer. model->weights and model->layers must be set. */
 mp_status mp_decoder_read_layers(mp_decoder *model, const mp_load_args *args, mp_error *error);
 
-/* Sets `balance` of the layers that have norms of queries and keys, or biases. To be called once all weights are loaded,
- * if the cache holds bytes. */
+/* Sets `balance` of the layers that have norms of queries and keys, or biases. Call it if the cache holds bytes, once
+ * all weights are loaded. */
 mp_status mp_decoder_balance(mp_decoder *model, mp_error *error);
 
 #endif
