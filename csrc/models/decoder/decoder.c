@@ -14,7 +14,8 @@
  *
  * A cache of bytes holds rotated keys and values: the Hadamard matrix spreads the outliers of a head, which would take
  * the precision of the other components of their group (QuaRot, arXiv:2404.00456). Queries are rotated like keys, so
- * their products do not change; the output of attention is rotated back. */
+ * their products do not change; the output of attention is rotated back. Before that, decoder/balance.c's factors make
+ * the components of keys smaller where those of queries can become larger. */
 #include <math.h>
 #include <string.h>
 
@@ -110,6 +111,9 @@ static void store_row(const mp_decoder_pass *pass, const thread_view *view, cons
         memset(padded, 0, (size_t)model->kv.v_dim * sizeof *padded);
         v = memcpy(padded, v, (size_t)model->value_dim * sizeof *padded);
     }
+    if (layer->balance)
+        for (int i = 0; i < model->head_dim; i++)
+            k[i] /= layer->balance[head * model->head_dim + i];
     spread(pass, k, model->head_dim);
     spread(pass, v, model->kv.v_dim);
     mp_kv_put(pass->cache, block, layer->kv, head, position % MP_KV_BLOCK, k, v);
@@ -122,8 +126,12 @@ static void rotate_queries(const mp_decoder_pass *pass, const thread_view *view,
     const mp_kernels *call = mp_kernels_get();
     int group = mp_decoder_group(model);
     float *q = query_key_value(pass, view, seq->row0 + row) + (size_t)(head * group * model->head_dim);
+    const float *balance = layer->balance ? layer->balance + mp_decoder_kv_head(model, head) * model->head_dim : NULL;
     for (int g = 0; g < group; g++, q += model->head_dim) {
         norm_and_rotate(pass, layer, &layer->q_norm, seq->row0 + row, q);
+        if (balance)
+            for (int i = 0; i < model->head_dim; i++)
+                q[i] *= balance[i];
         spread(pass, q, model->head_dim);
         if (in_integers(pass))
             call->attn_query_i16(q, model->head_dim);

@@ -22,6 +22,8 @@ typedef struct mp_mla { /* sizes of multi-head latent attention (decoder/mla.h);
 typedef struct mp_decoder_layer {
     mp_norm attention_norm, ffn_norm;   /* [hidden] */
     mp_norm q_norm, k_norm;             /* [head_dim]; skipped if it has no weight */
+    float *balance;                     /* [kv_heads, head_dim] factors on queries, divisors of keys, in a cache of
+                                         * bytes (decoder/balance.c); or NULL */
     float *sinks;                       /* [heads] attention sinks: scores without a value; or NULL */
     mp_norm attention_after, ffn_after; /* [hidden] norm of each sublayer's output; skipped if it has no weight */
     mp_linear qkv, out, gate_up, down;
@@ -41,6 +43,7 @@ typedef struct mp_decoder {
     mp_budget *budget;
     uint64_t charged; /* bytes taken from the budget */
     uint8_t *slab;
+    float *balance;    /* memory of the layers' `balance`, or NULL */
     mp_stored *stored; /* parts of the slab that are not packed yet, or NULL */
     mp_packed_experts *packed_experts; /* or NULL */
     mp_expert_reads expert_reads;

@@ -28,6 +28,7 @@ static void decoder_destroy(mp_model *base) {
     mp_adapters_deinit(&model->adapters);
     mp_free(model->slab);
     mp_free(model->layers);
+    mp_free(model->balance);
     if (model->budget)
         mp_budget_give(model->budget, model->charged);
     mp_weights_close(model->weights);
@@ -276,6 +277,8 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
         exact = exact && in_floats(&model->layers[i]);
     MP_TRY_GOTO(mp_decoder_kv_in_bytes(args->spec, &in_bytes, error));
     model->kv.dtype = mp_kv_dtype(exact, in_bytes);
+    if (model->kv.dtype == MP_I8)
+        MP_TRY_GOTO(mp_decoder_balance(model, error));
     int64_t idle = 0; /* parameters that a row does not use */
     uint64_t mapped = builder.mapped_bytes;
     for (int i = 0; i < model->layer_count; i++)

@@ -1,4 +1,4 @@
-/* decoder/load.h: functions shared by decoder/load.c and decoder/hyper.c. */
+/* decoder/load.h: the steps of loading a decoder that have files of their own. */
 #ifndef MP_MODELS_DECODER_LOAD_H
 #define MP_MODELS_DECODER_LOAD_H
 
@@ -10,5 +10,9 @@ enum { MP_DECODER_LAYERS = 1024 };
 mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t flags, mp_error *error);
 /* Reads the rotary tables, and the table and window of each layer. model->weights and model->layers must be set. */
 mp_status mp_decoder_read_layers(mp_decoder *model, const mp_load_args *args, mp_error *error);
+
+/* Sets `balance` of the layers that have norms of queries and keys, or biases. Call it if the cache holds bytes, once
+ * all weights are loaded. */
+mp_status mp_decoder_balance(mp_decoder *model, mp_error *error);
 
 #endif

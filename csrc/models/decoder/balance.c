@@ -1,0 +1,108 @@
+/* decoder/balance.c: factors that bring the components of a key to one scale before they are stored in bytes.
+ *
+ * The bytes of a group share one scale, so a component k_i is stored with an error in proportion to the largest of all
+ * components, and the product with a query has this error times q_i. Dividing k_i by s_i and multiplying q_i by s_i
+ * keeps the product. By the inequality of Cauchy and Schwarz, the error of the product is least for
+ * s_i = sqrt(|k_i| / |q_i|), with the usual sizes of the components in k_i and q_i. The rotary embedding mixes two
+ * components, which therefore share a factor.
+ *
+ * The sizes come from the norms of queries and keys where the model has them, otherwise from the biases and a few rows
+ * of both projections: the keys of Qwen2.5 have components with biases of 15 to 500 times the median. */
+#include <math.h>
+
+#include "models/decoder/load.h"
+#include "models/decoder/pass.h"
+
+enum {
+    SAMPLES = 4, /* rows of a head's projection that are read */
+    MOST = 1024  /* limit of the factors and of their inverses: hostile weights must not make finite keys infinite */
+};
+
+/* Returns the component that the rotary embedding turns together with component i of a head; i itself if it is not
+ * rotated. */
+static int partner(const mp_decoder *model, const mp_decoder_layer *layer, int i) {
+    const mp_rope *rope = &model->rope[0];
+    const int at = i - model->rotated_from;
+    if (layer->rope < 0 || at < 0 || at >= rope->dim)
+        return i;
+    return model->rotated_from + (rope->neox ? (at + rope->dim / 2) % rope->dim : at ^ 1);
+}
+
+/* Returns the mean square of the outputs of rows [first, first + rows) of a part of the projection, without the bias.
+ * The inputs are as the layer's norm leaves them: of mean square 1, times its weights. Reads a few of the rows. */
+static double output_square(const mp_decoder_layer *layer, int part, int first, int rows, float *row) {
+    const mp_linear *qkv = &layer->qkv;
+    const mp_wmat *w = &qkv->w[part];
+    const float *norm = layer->attention_norm.weight;
+    double sum = 0;
+    for (int i = 0; i < SAMPLES; i++) {
+        const int n = first + i * rows / SAMPLES;
+        if (qkv->stored[part])
+            mp_stored_row(qkv->stored[part], w, n, row);
+        else
+            mp_wmat_row(w, n, row);
+        for (int k = 0; k < w->K; k++) {
+            const float x = norm ? row[k] * norm[k] : row[k];
+            sum += (double)(x * x);
+        }
+    }
+    return sum / SAMPLES;
+}
+
+/* Writes the squared sizes of the components of a head, mean over `heads` heads and over the two components of a
+ * rotary pair. vectors: [heads, head_dim] biases or weights of norms, `stride` apart. */
+static void measure(const mp_decoder *model, const mp_decoder_layer *layer, const float *vectors, int heads, int stride,
+                    float *squares) {
+    for (int i = 0; i < model->head_dim; i++) {
+        float sum = 0;
+        for (int h = 0; h < heads; h++) {
+            const float x = vectors[h * stride + i], y = vectors[h * stride + partner(model, layer, i)];
+            sum += x * x + y * y;
+        }
+        squares[i] = sum / (float)(2 * heads);
+    }
+}
+
+/* Writes the factors of one KV head and of its query heads. row: [hidden] scratch. */
+static void balance_head(const mp_decoder *model, const mp_decoder_layer *layer, int head, float *row, float *factors) {
+    const int d = model->head_dim, group = model->heads / model->kv_heads;
+    double q_rest = 0, k_rest = 0; /* squared sizes without the biases */
+    float q[MP_HEAD_MOST], k[MP_HEAD_MOST];
+    if (layer->k_norm.weight) {
+        measure(model, layer, layer->q_norm.weight, 1, 0, q);
+        measure(model, layer, layer->k_norm.weight, 1, 0, k);
+    } else {
+        measure(model, layer, layer->qkv.bias + head * group * d, group, d, q);
+        measure(model, layer, layer->qkv.bias + (model->heads + head) * d, 1, 0, k);
+        q_rest = output_square(layer, 0, head * group * d, group * d, row);
+        k_rest = output_square(layer, 1, head * d, d, row);
+    }
+    for (int i = 0; i < d; i++) {
+        const float factor = sqrtf(sqrtf((k[i] + (float)k_rest) / (q[i] + (float)q_rest)));
+        /* NaN, from sizes of 0 or infinity, fails the comparison */
+        factors[i] = factor >= 1.0f / MOST && factor <= MOST ? factor : 1;
+    }
+}
+
+mp_status mp_decoder_balance(mp_decoder *model, mp_error *error) {
+    if (model->latent.rank > 0)
+        return MP_OK;
+    const size_t per_layer = (size_t)model->kv_heads * (size_t)model->head_dim;
+    model->balance = mp_alloc_array((size_t)model->layer_count * per_layer, sizeof *model->balance, MP_TAG_WEIGHTS);
+    if (!model->balance)
+        return mp_fail_memory(error, (uint64_t)model->layer_count * per_layer * sizeof *model->balance,
+                              "the factors of keys");
+    float *row = mp_alloc_array((size_t)model->hidden, sizeof *row, MP_TAG_SCRATCH);
+    if (!row)
+        return mp_fail_memory(error, (uint64_t)model->hidden * sizeof *row, "a row of weights");
+    for (int i = 0; i < model->layer_count; i++) {
+        mp_decoder_layer *layer = &model->layers[i];
+        if (!layer->qkv.bias && !layer->k_norm.weight)
+            continue;
+        layer->balance = model->balance + (size_t)i * per_layer;
+        for (int head = 0; head < model->kv_heads; head++)
+            balance_head(model, layer, head, row, layer->balance + (size_t)head * (size_t)model->head_dim);
+    }
+    mp_free(row);
+    return MP_OK;
+}
