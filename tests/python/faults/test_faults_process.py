@@ -247,7 +247,8 @@ print(json.dumps([late, lateness(), missed, ended, completed, mpool.embed("x", b
     assert len(late) + missed == 12 and len(late) >= 10
     # Only the median is that early, because a busy machine may delay single interrupts.
     assert sorted(late)[len(late) // 2] <= 0.1 + 2 * machine, (late, machine)
-    assert completed <= ended + 2 and width == 32, (completed, ended)  # a request may end just before its interrupt
+    # A request may end just before its interrupt. The texts are 10 requests, half of which may end before it.
+    assert completed <= (10 * ended + 60 if call == "embed" else ended + 2) and width == 32, (completed, ended)
 
 
 EXITS = ["sys.exit(7)", "raise SystemExit(7)", "os._exit(7)",
