@@ -46,7 +46,7 @@ def test_aliases(name: str) -> None:
 def test_ollamas_minus_one_means_no_limit() -> None:
     assert resolve(num_predict=-1).max_tokens is None
     assert resolve(max_tokens=None).max_tokens is None
-    with pytest.raises(InvalidArgument, match="`max_tokens` must be 1 or more, .*, got -1"):
+    with pytest.raises(InvalidArgument, match=r"`max_tokens` must be 1 to 2\*\*31 - 1, or .*, got -1"):
         resolve(max_tokens=-1)
 
 
