@@ -163,15 +163,14 @@ def test_rows_of_several_adapters_in_one_pass(adapted: Adapted, isolation: Any) 
 
 
 @contextmanager
-def stopping_workers() -> Iterator[Callable[[], None]]:
-    """Return a function that stops all worker processes of this process. They continue at the end of the block."""
+def stopping_workers(pool: mpool.Pool) -> Iterator[Callable[[], None]]:
+    """Return a function that stops the worker processes of the pool's current models. The function ignores those of a
+    replaced model without requests, which may end at any time. All of them continue at the end of the block."""
     stopped: set[int] = set()
 
     def stop() -> None:
-        found = {pid for pid, state in isolated.children() if state != "Z"}
-        assert found - stopped, "no worker process runs"
-        for pid in found:
-            os.kill(pid, signal.SIGSTOP)
+        found = isolated.signal_all(pool, signal.SIGSTOP)
+        assert set(found) - stopped, "no further worker process runs"
         stopped.update(found)
 
     try:
@@ -194,7 +193,7 @@ def test_requests_in_flight_keep_their_adapter(adapted: Adapted) -> None:
             expected.append([bytes_of(output.call(pool, texts, adapted.folder, adapter="it")) for texts in parts])
         assert expected[0] != expected[1]
         pool.load(adapted.folder, adapters={"it": adapted.adapters["one"]})
-        with stopping_workers() as stop:
+        with stopping_workers(pool) as stop:
             stop()
             before = [output.job(pool, texts, adapted.folder, adapter="it") for texts in parts]
             pool.load(adapted.folder, adapters={"it": adapted.adapters["two"]})
