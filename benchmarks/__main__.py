@@ -13,6 +13,7 @@
     isolation          worker processes compared with worker threads
     masks              overhead of structured output
     drafts             decoding with a draft model compared with decoding without one
+    adapters           requests with a low-rank adapter compared with requests without one
     kernels            each kernel as per cent of the machine's peak
     search             nDCG@10 on the topics of pydoc, compared with sentence-transformers
     contexts           prompts and decoding by the length of the context
@@ -36,8 +37,8 @@ import sys
 #: Command -> module of this package with a ``main()`` that reads ``sys.argv``.
 COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image_generation", "outputs": "outputs",
             "maxsim": "maxsim", "static": "static", "mapped": "mapped", "vision": "vision", "serving": "serving",
-            "pool": "pool", "isolation": "isolation", "masks": "masks", "drafts": "drafts", "kernels": "kernels",
-            "search": "search", "contexts": "contexts", "low-bits": "low_bits",
+            "pool": "pool", "isolation": "isolation", "masks": "masks", "drafts": "drafts", "adapters": "adapters",
+            "kernels": "kernels", "search": "search", "contexts": "contexts", "low-bits": "low_bits",
             "half-memory": "half_memory", "replay": "replay", "parquet": "parquet", "shares": "shares",
             "success": "success", "tables": "tables", "synthetic": "synthetic"}
 

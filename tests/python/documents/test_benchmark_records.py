@@ -23,7 +23,7 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
     pytest.skip("needs the benchmarks", allow_module_level=True)
 sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
-from benchmarks import half_memory, low_bits, synthetic  # noqa: E402
+from benchmarks import adapters, half_memory, low_bits, synthetic  # noqa: E402
 
 
 @pytest.mark.builds
@@ -58,6 +58,28 @@ def test_drafts(tmp_path: Path) -> None:
     assert record["agreement"] == {"completions are the same": {"mpool:draft": True}}
     assert [turn["round"] for turn in record["turns"]] == [0, 0, 1, 1] * 2
     assert all(cell["against"] == "mpool" for cell in [record["summary"]["code"]["decode tokens/s"]["mpool:draft"]])
+
+
+@pytest.mark.builds
+@pytest.mark.parametrize(("family", "topics", "unit"), [
+    ("bert", ("2 texts of 10 words", "2 texts of 33 words"), "texts/s"), ("llama", ("2 streams",), "tokens/s")])
+def test_adapters(tmp_path: Path, family: str, topics: tuple[str, ...], unit: str) -> None:
+    """Each turn has the rates without and with the adapter, which changes the vectors of an encoder."""
+    pytest.importorskip("gguf")
+    model = getattr(tinymodels, family)(tmp_path / family)
+    path, adapter = tmp_path / "record.json", tmp_path / "adapter.gguf"
+    done = subprocess.run([sys.executable, "-m", "benchmarks", "adapters", "--model", str(model), "--rank", "4",
+                           "--rows", "2", "--turns", "2", "--json", str(path)], cwd=ROOT, capture_output=True,
+                          text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    record = check_record(path, "adapters", {topic: {"mpool", "mpool:adapter"} for topic in topics}, {unit})
+    assert [turn["round"] for turn in record["turns"]] == [0, 0, 1, 1] * len(topics)
+    adapters.write_adapter(adapter, str(model), 4, adapters.LAYERS)
+    if family == "bert":
+        with mpool.Pool() as pool:
+            pool.load(model, adapters={"it": adapter})
+            plain, changed = (pool.embed("a text", model, adapter=name) for name in (None, "it"))
+        assert np.dot(plain, changed) < 0.99
 
 
 @pytest.mark.builds
