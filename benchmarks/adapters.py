@@ -9,7 +9,6 @@ with it. Each turn runs the same texts with and without the adapter, one after t
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from .options import add_json, add_threads, parser_of
 from .probe import Watch
 from .record import Recorder
 from .texts import same
@@ -83,17 +83,16 @@ def decoding(pool: Any, model: Any, rows: int) -> Callable[[int, str | None], fl
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks adapters", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("adapters", __doc__)
     parser.add_argument("--model", default="all-MiniLM-L6-v2", help="encoder or decoder (default: %(default)s)")
     parser.add_argument("--compute", default="auto", help="compute type of the model (default: %(default)s)")
     parser.add_argument("--rank", type=int, default=16, help="rank of each update (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=8, help="texts of a list, or streams (default: %(default)s)")
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=LAYERS, help="updated layers (default: all)")
-    parser.add_argument("--threads", type=int, default=1, help="compute threads (default: %(default)s)")
+    add_threads(parser, 1)
     parser.add_argument("--turns", type=int, default=11, help="number of turns (default: %(default)s)")
     parser.add_argument("--cpu", action="store_true", help="measure the CPU time of the process")
-    parser.add_argument("--json", metavar="FILE", help="write the record of all turns")
+    add_json(parser)
     args = parser.parse_args()
 
     os.environ["MPOOL_SPECULATION"] = "0"  # accepted drafts would change how many rows a pass has

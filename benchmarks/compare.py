@@ -22,6 +22,7 @@ from typing import Any
 from . import limits, plot, report
 from . import record as records
 from .engines import EMBEDDERS, GENERATORS, MODULES, expand, split
+from .options import parser_of
 from .rotation import Rotation, add_options, finish, rotated, say
 
 #: Folder for the peers' converted weights, one subfolder per hash of the weights.
@@ -258,8 +259,7 @@ def _lengths(text: str) -> list[int]:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the options."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks compare", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("compare", __doc__)
     parser.add_argument("--engines", default="mpool,mpool:float32,sentence-transformers,llama-cpp",
                         type=lambda text: text.split(","),
                         help="engines, comma-separated, each with an optional variant and setting, as in "

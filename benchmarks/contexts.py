@@ -8,7 +8,6 @@ threads read memory in the probes around the prompt. With ``--json``, every prom
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
@@ -16,6 +15,7 @@ import random
 import statistics
 from typing import Any
 
+from .options import add_json, add_threads, parser_of
 from .probe import Watch
 from .record import Recorder
 
@@ -59,8 +59,7 @@ def measure(model: Any, length: int, tokens: int, seed: int) -> dict[str, float]
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks contexts", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("contexts", __doc__)
     parser.add_argument("model", help="GGUF file whose layers all have full attention")
     parser.add_argument("--bytes", type=float, required=True, help="bytes of weights that a token reads")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 8192, 32_768],
@@ -68,8 +67,8 @@ def main() -> int:
     parser.add_argument("--kv", choices=("auto", "int8"), default="auto", help="type of keys and values")
     parser.add_argument("--tokens", type=int, default=16, help="tokens to decode (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=1, help="prompts for each length (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", metavar="FILE", help="write the record of all turns")
+    add_threads(parser)
+    add_json(parser)
     args = parser.parse_args()
 
     os.environ["MPOOL_SPECULATION"] = "0"  # the model may repeat itself, and drafts would then be right

@@ -11,7 +11,6 @@ share their probes and the memory of the process.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import statistics
@@ -19,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from .options import add_json, add_threads, parser_of
 from .probe import Watch
 from .record import Recorder
 
@@ -40,16 +40,15 @@ PROSE = (
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks drafts", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("drafts", __doc__)
     parser.add_argument("--model", default="Qwen2.5-Coder-1.5B-Instruct", help="model (default: %(default)s)")
     parser.add_argument("--draft", default="Qwen2.5-Coder-0.5B-Instruct", help="draft model (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="compute threads (default: %(default)s)")
+    add_threads(parser, 2)
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=200, help="tokens of a completion (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="temperature (default: %(default)s)")
     parser.add_argument("--cpu", action="store_true", help="measure the CPU time of the process")
-    parser.add_argument("--json", metavar="FILE", help="write the record of all turns")
+    add_json(parser)
     args = parser.parse_args()
 
     import mpool

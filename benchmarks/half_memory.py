@@ -12,7 +12,6 @@ Prints the rates of a prompt and of decoding after it, and the pages that had to
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
@@ -26,6 +25,7 @@ from typing import Any
 
 from . import report
 from .low_bits import IDS, WORKER
+from .options import add_json, add_threads, parser_of
 from .record import Recorder, Turn
 from .success import drop
 
@@ -85,8 +85,7 @@ def version(python: str, module: str) -> str:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks half-memory", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("half-memory", __doc__)
     parser.add_argument("model", help="GGUF file of a model of experts")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--group", type=Path, help="folder of the memory controller below which a group can be made")
@@ -98,8 +97,8 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=32, help="tokens to decode (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", metavar="FILE", help="write the record of all turns")
+    add_threads(parser)
+    add_json(parser)
     args = parser.parse_args()
     if args.faked:
         args.engines = ["mpool"]

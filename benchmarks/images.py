@@ -7,7 +7,6 @@ transformers makes the weights; ``--maker`` names an interpreter that has it and
 
 from __future__ import annotations
 
-import argparse
 import functools
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 from . import record as records
 from . import report
+from .options import parser_of
 from .rotation import Rotation, add_options, finish, rotated, say
 
 #: Options that a record names.
@@ -124,8 +124,7 @@ class Bench(ShapeBench):
 
 def main(argv: list[str] | None = None, bench: type[ShapeBench] = Bench, about: str | None = __doc__) -> int:
     """Run the benchmark, print the tables, write the record."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks {bench.topic}", description=about,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(bench.topic, about)
     parser.add_argument("--engines", default=bench.engines, type=lambda text: text.split(","),
                         help="(default: %(default)s)")
     parser.add_argument("--shapes", default=",".join(bench.shapes), type=lambda text: text.split(","),

@@ -7,12 +7,12 @@ step. Prints a table, with the load average: the figures mean nothing on a machi
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+from .options import add_threads, parser_of
 from .pool import texts
 from .timing import percentile
 
@@ -58,10 +58,10 @@ def measure(isolation: str, embedding: str, text: str, threads: int, count: int)
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("isolation", __doc__)
     parser.add_argument("--embedding", default="all-MiniLM-L6-v2", help="embedding model (default: %(default)s)")
     parser.add_argument("--text", default="SmolLM2-135M-Instruct", help="language model (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=0, help="compute threads; 0: all CPUs (default: %(default)s)")
+    add_threads(parser)
     parser.add_argument("--count", type=int, default=500, help="number of texts, and of tokens (default: %(default)s)")
     args = parser.parse_args()
     found = {isolation: measure(isolation, args.embedding, args.text, args.threads, args.count)

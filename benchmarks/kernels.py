@@ -9,12 +9,13 @@ Uses gcc, or the compiler in ``CC``. Recompiles only changed files.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+
+from .options import parser_of
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ["base", "tensor", "kernels"]
@@ -74,7 +75,7 @@ def main() -> int:
     if "--" in own:
         at = own.index("--")
         own, rest = own[:at], own[at + 1:]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("kernels", __doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench",
                         help="folder of the outputs (default: %(default)s)")
     parser.add_argument("--run", action="store_true", help="run the program; arguments after -- go to it")

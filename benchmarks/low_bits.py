@@ -12,7 +12,6 @@ values, which it keeps for later prompts. ``--ik FOLDER`` adds ik_llama.cpp thro
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report, synthetic
+from .options import add_json, add_threads, parser_of
 from .probe import Frame, Probe, disturbance
 from .record import Recorder
 
@@ -71,8 +71,7 @@ def row_of(found: dict[str, Any], frame: Frame, task: dict[str, Any], read: floa
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks low-bits", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("low-bits", __doc__)
     parser.add_argument("--types", nargs="+", choices=synthetic.LINEAR, default=list(synthetic.LINEAR),
                         help="types of the linear matrices (default: all)")
     parser.add_argument("--vocabulary", metavar="FILE", help="a GGUF file with a tokenizer (default: that of "
@@ -84,8 +83,8 @@ def main() -> int:
                         "(default: %(default)s)")
     parser.add_argument("--again", type=int, default=0, help="further turns for an engine whose turn was disturbed "
                         "(default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", metavar="FILE", help="write the record of all turns")
+    add_threads(parser)
+    add_json(parser)
     parser.add_argument("--quick", action="store_true", help="only check that the command works, with a small model")
     args = parser.parse_args()
     if args.vocabulary is None:

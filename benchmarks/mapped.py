@@ -15,7 +15,6 @@ other kinds are variants of it.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
@@ -27,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .options import add_json, parser_of
 from .record import Recorder
 
 KINDS = ("packed", "mapped", "auto", "fast")
@@ -118,12 +118,11 @@ def one_turn(role: str, folder: Path, kind: str, sizes: tuple[int, ...]) -> list
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks mapped", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("mapped", __doc__)
     parser.add_argument("folder", type=Path, help="folder of the model")
     parser.add_argument("--decoder", action="store_true", help="measure a decoder (default: an encoder)")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write the record of all turns")
+    add_json(parser)
     parser.add_argument("--maker", default=sys.executable,
                         help="interpreter that writes the model (default: this one)")
     arguments = parser.parse_args()

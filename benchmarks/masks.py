@@ -10,11 +10,11 @@ The CPU share of other processes is printed with the figures: on a machine in us
 
 from __future__ import annotations
 
-import argparse
 import threading
 import time
 from typing import Any
 
+from .options import add_threads, parser_of
 from .probe import Watch
 from .timing import spread
 
@@ -37,10 +37,9 @@ def _used() -> float:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks masks", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("masks", __doc__)
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="language model (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="compute threads (default: %(default)s)")
+    add_threads(parser, 2)
     parser.add_argument("--rounds", type=int, default=9, help="number of rounds (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=120, help="most tokens of a completion (default: %(default)s)")
     args = parser.parse_args()

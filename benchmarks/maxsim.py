@@ -8,7 +8,6 @@ ratio of torch's time to its own. The load average is printed before and after.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import torch
 
 import mpool
 
+from .options import parser_of
 from .timing import seconds_of
 
 DOCUMENTS, TOKENS, QUERY, DIM = 1000, 128, 32, 128
@@ -25,8 +25,7 @@ DOCUMENTS, TOKENS, QUERY, DIM = 1000, 128, 32, 128
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks maxsim", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("maxsim", __doc__)
     parser.add_argument("--turns", type=int, default=200, help="number of turns (default: %(default)s)")
     turns = parser.parse_args().turns
     random = np.random.default_rng(0)

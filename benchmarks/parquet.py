@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import texts
+from .options import add_threads, parser_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,13 +149,11 @@ def measure(way: str, source: Path, target: Path, count: int, args: argparse.Nam
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks parquet", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("parquet", __doc__)
     parser.add_argument("--texts", type=int, default=1_000_000, help="number of texts (default: %(default)s)")
     parser.add_argument("--files", type=int, default=20, help="number of files (default: %(default)s)")
     parser.add_argument("--model", default="all-MiniLM-L6-v2", help="embedding model (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
-                        help="compute threads, and processes of Ray (default: %(default)s)")
+    add_threads(parser, what="compute threads, and processes of Ray")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="default: all")
     parser.add_argument("--run", nargs=3, metavar=("WAY", "SOURCE", "TARGET"), help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import kernels, policies
+from .options import add_threads, parser_of
 from .timing import percentile, together
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -247,12 +248,10 @@ PARTS: dict[str, Callable[[str, str, int, bool], dict[str, Any]]] = {
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks pool", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("pool", __doc__)
     parser.add_argument("--embedding-model", help="key or path; default: the catalogue's")
     parser.add_argument("--text-model", help="key or path, of a GGUF file for the C part; default: the catalogue's")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
-                        help="compute threads (default: %(default)s)")
+    add_threads(parser)
     parser.add_argument("--tokens", type=int, default=64,
                         help="tokens of each completion in the C part (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the C part (default: %(default)s)")

@@ -10,7 +10,6 @@ Barriers of a real machine are measured by the probe: a round trip of a word bet
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from . import scaling_model as model
+from .options import parser_of
 from .probe import Probe, Watch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,8 +131,7 @@ def rate(found: dict[str, Any]) -> float:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks replay", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("replay", __doc__)
     parser.add_argument("folder", type=Path, help="folder for the recording copy of the package and the traces")
     parser.add_argument("--language", default="", help="language model (default: none)")
     parser.add_argument("--bytes", type=float, default=0,

@@ -15,6 +15,7 @@ from typing import Any
 from . import record as records
 from . import report
 from .engines import split
+from .options import add_json, add_threads
 from .probe import Probe
 
 
@@ -98,13 +99,12 @@ def say(text: str) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that all comparisons have."""
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="number of rounds (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N",
-                        help="compute threads (default: %(default)s)")
+    add_threads(parser, min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS",
                         help="limit for one process (default: %(default)s)")
     parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",
                         help="interpreter of an engine, as llama-cpp=/path/to/python; may be repeated")
-    parser.add_argument("--json", metavar="PATH", help="write the whole record here")
+    add_json(parser)
     parser.add_argument("--markdown", metavar="PATH", help="write Markdown tables of mpool and its best rivals here")
     parser.add_argument("--quick", action="store_true",
                         help="little work: shows that the command runs, measures nothing")

@@ -31,6 +31,7 @@ import numpy as np
 
 from . import compare, report
 from . import record as records
+from .options import add_json, add_threads, parser_of
 from .own_process import rss
 from .probe import Probe
 
@@ -294,13 +295,11 @@ def measure(engine: str, arguments: argparse.Namespace, probe: Probe, model: str
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the options."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks search", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("search", __doc__)
     parser.add_argument("--model", metavar="REF", help="dense encoder, a sentence-transformers folder (default: "
                                                        "mpool's default model)")
-    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N",
-                        help="compute threads (default: %(default)s)")
-    parser.add_argument("--json", metavar="PATH", help="write the whole record here")
+    add_threads(parser, min(2, len(os.sched_getaffinity(0))))
+    add_json(parser)
     parser.add_argument("--quick", action="store_true", help="few passages: shows that the command runs")
     return parser.parse_args(argv)
 

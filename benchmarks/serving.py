@@ -37,6 +37,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from . import http_client, texts
+from .options import add_threads, parser_of
 from .probe import Watch
 from .timing import percentile, spread
 
@@ -346,13 +347,12 @@ def throughput(args: argparse.Namespace) -> None:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks serving", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("serving", __doc__)
     parser.add_argument("what", choices=("overhead", "embeddings", "throughput", "host"),
                         help="host: internal to overhead")
     parser.add_argument("--embedding", default="all-MiniLM-L6-v2", help="embedding model (default: %(default)s)")
     parser.add_argument("--text", default="SmolLM2-135M-Instruct", help="language model (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="compute threads (default: %(default)s)")
+    add_threads(parser, 2)
     parser.add_argument("--rounds", type=int, default=0, help="default: 15 for overhead, else 2")
     parser.add_argument("--count", type=int, default=300, help="embeddings per round (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=0,

@@ -12,7 +12,6 @@ import argparse
 import functools
 import io
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import numpy as np
 import mpool
 
 from . import texts
+from .options import add_threads, parser_of
 from .probe import Watch
 
 #: Format and size of images: a photograph of a phone, an image of a web page, and one that needs no resizing.
@@ -95,15 +95,13 @@ def of_images(pool: mpool.Pool, args: argparse.Namespace) -> None:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks shares", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("shares", __doc__)
     parser.add_argument("--embedding", default="all-MiniLM-L6-v2", help="embedding model (default: %(default)s)")
     parser.add_argument("--images", metavar="MODEL", help="image model; without it, images are not measured")
     parser.add_argument("--count", type=int, default=512, help="texts of a turn (default: %(default)s)")
     parser.add_argument("--image-count", type=int, default=16, help="images of a turn (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=7, help="turns of each row (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
-                        help="compute threads (default: %(default)s)")
+    add_threads(parser)
     args = parser.parse_args()
     with Watch() as watch, mpool.Pool(mpool.PoolConfig(threads=args.threads)) as pool:
         of_texts(pool, args)

@@ -7,7 +7,6 @@ runs each engine once; a line gives the best and the median rate in texts per se
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,6 +20,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import mpool
 
+from .options import parser_of
 from .timing import seconds_of
 
 WORDS, DIM, TEXTS, LENGTH = 30_000, 256, 20_000, 10
@@ -44,8 +44,7 @@ def write(folder: Path) -> list[str]:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks static", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("static", __doc__)
     parser.add_argument("--turns", type=int, default=10, help="number of turns (default: %(default)s)")
     turns = parser.parse_args().turns
     with tempfile.TemporaryDirectory() as name:

@@ -30,6 +30,7 @@ from typing import Any
 
 from . import random_gguf, report
 from . import record as records
+from .options import add_json, add_threads, parser_of
 from .probe import Frame, Probe, Watch
 from .record import Turn
 from .timed_worker import time_worker
@@ -237,20 +238,19 @@ def _sizes(text: str) -> list[float]:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks success", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("success", __doc__)
     parser.add_argument("--sizes", type=_sizes, default="1,5,20",
                         help="sizes of the files in GB (default: %(default)s)")
     parser.add_argument("--folder", default=tempfile.gettempdir(),
                         help="folder for the files (default: %(default)s)")
     parser.add_argument("--vocabulary", metavar="FILE", help="a GGUF file with a tokenizer (default: that of "
                         "SmolLM2-135M-Instruct)")
-    parser.add_argument("--threads", type=int, default=0, help="compute threads; 0: all CPUs (default: %(default)s)")
+    add_threads(parser)
     parser.add_argument("--tokens", type=int, default=32, help="tokens of a completion (default: %(default)s)")
     parser.add_argument("--words", type=int, default=20, help="repetitions of a sentence that make a long prompt "
                         "(default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds per process (default: %(default)s)")
-    parser.add_argument("--json", metavar="PATH", help="write the record")
+    add_json(parser)
     arguments = parser.parse_args()
     wrong = shortage(arguments.sizes, arguments.folder)
     if wrong is not None:

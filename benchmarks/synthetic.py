@@ -26,7 +26,6 @@ With ``--type``, all linear matrices of the layers of a qwen3 shape have that ty
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 from collections.abc import Callable
@@ -35,6 +34,8 @@ from typing import Any
 import numpy as np
 
 from mpool.models.quantizing.recipes import uses_more_bits
+
+from .options import parser_of
 
 #: Bytes per block and values per block of a type.
 TYPES = {"F32": (4, 1), "Q8_0": (34, 32), "MXFP4": (17, 32), "Q4_K": (144, 256), "Q6_K": (210, 256),
@@ -310,8 +311,7 @@ SHAPES: dict[str, Callable[..., float]] = {
 
 def main() -> int:
     """Write the file that ``sys.argv`` names."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks synthetic", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("synthetic", __doc__)
     parser.add_argument("out")
     parser.add_argument("--vocabulary", required=True, metavar="FILE", help="a GGUF file with a tokenizer")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-1.7b")

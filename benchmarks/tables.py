@@ -10,7 +10,6 @@ Both also fail if a table outside of the markers has measured rates without exac
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import textwrap
@@ -22,6 +21,7 @@ from typing import Any
 from . import plot
 from . import record as records
 from .engines import EMBEDDERS, MODULES, split
+from .options import parser_of
 from .report import number
 
 #: A cell with fewer undisturbed turns says how many it has.
@@ -420,8 +420,7 @@ def check(root: Path, write: bool = False) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Write or check the documents."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks tables", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("tables", __doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a document differs")
     arguments = parser.parse_args(argv)
     found = check(records.ROOT, not arguments.check)

@@ -1,0 +1,23 @@
+"""Command lines of the benchmarks, and the options that several have."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+
+def parser_of(command: str, about: str | None) -> argparse.ArgumentParser:
+    """Return a parser without options for ``python -m benchmarks COMMAND``. ``about``: the module's docstring."""
+    return argparse.ArgumentParser(prog=f"python -m benchmarks {command}", description=about,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def add_threads(parser: argparse.ArgumentParser, default: int | None = None, what: str = "compute threads") -> None:
+    """Add ``--threads``. ``default`` None: one for each CPU that this process may use."""
+    parser.add_argument("--threads", type=int, default=default or len(os.sched_getaffinity(0)), metavar="N",
+                        help=f"{what} (default: %(default)s)")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", metavar="PATH", help="write the record of all turns to this file")
