@@ -492,7 +492,7 @@ def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, optio
             return embedding.TEXTS.pack(plan, texts, start, single, call)
         return _pack_pairs(plan, [_pair(pair, at) for at, pair in enumerate(texts, start)], start, single, call)
 
-    cutter = embedding.cutter(kind=_PairCutter)
+    cutter = embedding.cutter(_PairCutter)
 
     def heavy(plan: Plan, inputs: list[Any]) -> bool:
         return plan.template is not None or sum(map(cutter.size_of, inputs)) >= native_calls.LONG_ON_LOOP
@@ -521,7 +521,7 @@ def _zero_shot_iter(plan: Plan, items: Any, batch_size: int | None, bar: Bar, op
 
     expand = _aeach_label if isinstance(items, AsyncIterable) else _each_label
     return ZeroShotIterRequest(replace(kind, pack=packed), plan, expand(items, rule.count),
-                               embedding.cutter(kind=_LabelCutter), batch_size, bar, call, labels=checked.labels,
+                               embedding.cutter(_LabelCutter), batch_size, bar, call, labels=checked.labels,
                                top_k=options.top_k, rule=rule)
 
 

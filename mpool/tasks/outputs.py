@@ -637,12 +637,12 @@ def cutter(plan: OutputPlan) -> Cutter:
     up to which it is filled.
     """
     if not plan.mask & (ROWS | STATES):
-        return embedding.cutter(embedding.FIRST_TEXTS)
+        return embedding.cutter()
     tokens = max(_SLICE_BYTES // (4 * plan.row_size), 1)
     around = len(plan.tokenizer.prefix_ids) + len(plan.tokenizer.suffix_ids) + 1
     filled = 0 if plan.markers is None else plan.markers.length
     return Cutter(max(min(embedding.SLICE_CHARS, tokens // 2), 1),
-                  max(min(embedding.SLICE_TEXTS, tokens // 2 // max(around, filled)), 1), embedding.FIRST_TEXTS)
+                  max(min(embedding.SLICE_TEXTS, tokens // 2 // max(around, filled)), 1))
 
 
 def iter_check(options: Any, most: int) -> None:

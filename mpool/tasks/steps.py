@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Result of :class:`Take` after the last slice.
 END: Any = object()
+#: Inputs of the first slice of an iterator: the first result comes after a small part of the slices in flight.
+FIRST_TEXTS = 64
 Steps = Generator[Any, Any, Any]
 
 
@@ -365,14 +367,15 @@ class Cutter:
     Args:
         chars: maximum number of characters of a slice of several texts.
         texts: maximum number of texts of a slice.
-        first: maximum number of texts of the first slice, which doubles with each slice; None: ``texts``. The slices in
-            flight share the passes of the model, so the first results of large slices come late.
     """
 
-    def __init__(self, chars: int, texts: int, first: int | None = None) -> None:
-        self.most_chars, self.most_texts = chars, texts
-        self.texts = min(first or texts, texts)
+    def __init__(self, chars: int, texts: int) -> None:
+        self.most_chars, self.most_texts, self.texts = chars, texts, texts
         self.start, self.chars, self.held = 0, 0, []  # type: int, int, list[Any]
+
+    def begin_with(self, texts: int) -> None:
+        """Limit the first slice to a number of texts, which doubles with each slice."""
+        self.texts = min(texts, self.most_texts)
 
     def add(self, item: Any) -> tuple[int, list[Any]] | None:
         """Append a text. Returns the previous slice if this text does not fit into it."""
@@ -448,6 +451,8 @@ def copied_rows(rows: Any) -> Iterator[Any]:
 class IterRequest:
     """A request for the results of an iterable of texts.
 
+    The first slices are small: slices in flight share the passes of the model, so results of large ones come late.
+
     Attributes:
         done: number of texts processed so far.
         failed: number of processed texts that have no result.
@@ -464,6 +469,9 @@ class IterRequest:
     done: int = 0
     failed: int = 0
     closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.cutter.begin_with(FIRST_TEXTS)
 
     def steps(self) -> Steps:
         """Return the generator. Its outputs are the results of texts or batches."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 #: Maximum size of a slice, in characters and in texts. Tokenising a slice takes about 20 ms.
 SLICE_CHARS, SLICE_TEXTS = 1 << 16, 1024
-#: Texts of the first slice of an iterator: the first result comes after a small part of the slices in flight.
-FIRST_TEXTS = 64
 #: Task -> names that models use for its prompt; the first one that a model has is used.
 TASKS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 _CHOICES = {"task": (None, *TASKS), **CHOICES, "truncate": (True, False), "parse_special": (True, False)}
@@ -357,9 +355,9 @@ def surrogate_of(text: str, name: str) -> MpoolError | None:
     return None
 
 
-def cutter(first: int | None = None, kind: type[Cutter] = Cutter) -> Cutter:
-    """Return a :class:`Cutter`, or an instance of a subclass, with the slice limits of texts. ``first`` is as there."""
-    return kind(SLICE_CHARS, SLICE_TEXTS, first)
+def cutter(kind: type[Cutter] = Cutter) -> Cutter:
+    """Return a :class:`Cutter`, or an instance of a subclass, with the slice limits of texts."""
+    return kind(SLICE_CHARS, SLICE_TEXTS)
 
 
 def slices(items: Iterable[Any], kind: type[Cutter] = Cutter) -> Iterator[tuple[int, list[Any]]]:
@@ -367,7 +365,7 @@ def slices(items: Iterable[Any], kind: type[Cutter] = Cutter) -> Iterator[tuple[
 
     ``kind``: class of the :class:`Cutter`, for items that are not texts.
     """
-    cut = cutter(kind=kind)
+    cut = cutter(kind)
     for item in items:
         if (full := cut.add(item)) is not None:
             yield full
@@ -672,7 +670,7 @@ def iter_plan(entry: Entry, options: Any, checked: None) -> Plan:
 def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, options: Any, checked: None,
                  call: Call) -> IterRequest:
     """Return the request for the vectors of an iterable of texts."""
-    return IterRequest(TEXTS, plan, items, cutter(FIRST_TEXTS), batch_size, bar, call)
+    return IterRequest(TEXTS, plan, items, cutter(), batch_size, bar, call)
 
 
 def check_streamable(options: Any, batch_size: Any) -> int | None:

@@ -415,21 +415,9 @@ def test_iter_in_batches(pool: mpool.Pool, bert: Path, size: int) -> None:
     assert np.array_equal(np.concatenate(batches), pool.embed(texts, bert))
 
 
-@pytest.mark.parametrize("output", ["dense", "tokens"])
-def test_iter_begins_with_small_slices(pool: mpool.Pool, bert: Path, output: str) -> None:
-    """The first vector does not wait for large slices, which share the passes of the model."""
-    read = 0
-
-    def endless() -> Iterator[str]:
-        nonlocal read
-        while True:
-            read += 1
-            yield f"Text {read}."
-
-    with pool.embed_iter(endless(), bert, output=output) as vectors:
-        next(vectors)
-        assert read <= embedding.FIRST_TEXTS * (2**DEPTH - 1) + 1
-    cut = embedding.cutter(3)
+def test_slices_double() -> None:
+    cut = embedding.cutter()
+    cut.begin_with(3)
     found = [part for at in range(3000) if (part := cut.add(str(at))) is not None]
     assert [len(texts) for _, texts in found] == [3, 6, 12, 24, 48, 96, 192, 384, 768, 1024]
     assert [start for start, _ in found][:4] == [0, 3, 9, 21]

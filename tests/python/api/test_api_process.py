@@ -163,6 +163,11 @@ pool.generate("The", llama, max_tokens=2)
 class Alarm(Exception):
     pass
 def raise_alarm(number, frame):
+    while frame and frame.f_code.co_name != "result":
+        frame = frame.f_back
+    if frame is None:  # a busy machine: the wait has not begun
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        return
     raise Alarm
 def work():
     child = os.fork()

@@ -17,7 +17,7 @@ import pytest
 
 import mpool
 from mpool import cli
-from mpool.tasks import classification, vectors
+from mpool.tasks import classification, steps, vectors
 from cancelling import cancelled_job, distinct_texts
 from outputcalls import LABELS, OUTPUTS, Output, bytes_of, bytes_of_one, texts_of
 from servers import ask, serving
@@ -174,6 +174,24 @@ def test_iterators_read_a_bounded_number_of_texts_ahead(pool: mpool.Pool, case: 
     idle(pool, 20)
 
 
+def test_iterators_begin_with_small_slices(pool: mpool.Pool, case: tuple[Output, str]) -> None:
+    """The first result does not wait for large slices, which share the passes of the model."""
+    output, model = case
+    read = 0
+
+    def source() -> Iterator[str]:
+        nonlocal read
+        while True:
+            read += 1
+            yield TEXTS[read % len(TEXTS)]
+
+    with output.iterate(pool, source(), model) as iterator:
+        next(iterator)
+    labels = len(output.options.get("labels", "-"))  # zero-shot: each text with each label; slices have whole texts
+    assert read * labels <= steps.FIRST_TEXTS * (2**vectors.DEPTH - 1) + (vectors.DEPTH + 1) * labels
+    idle(pool, 20)
+
+
 @pytest.mark.parametrize("name", ("tokens", "all"))
 def test_iterators_have_no_limit_of_results(m3: Path, name: str) -> None:
     """1,500 texts of 64 tokens with 48 components have 18.4 MB: more than a quarter of the pool's memory limit."""
@@ -283,15 +301,15 @@ def test_zero_shot_classification_of_iterators(pool: mpool.Pool, nli: Path, opti
     """700 labels: slices of 1,024 pairs end within texts; 1,500 labels: a text has more pairs than a slice."""
     texts = TEXTS[:5]
     expected = pool.classify(texts, nli, **options)
-    steps: list[tuple[int, Any]] = []
+    progress: list[tuple[int, Any]] = []
     iterator = pool.embed_iter(iter(texts), nli, output="labels",
-                               progress=lambda done, total: steps.append((done, total)), **options)
+                               progress=lambda done, total: progress.append((done, total)), **options)
     found = []
     for one in iterator:
         found.append(one)
         assert len(found) <= iterator.done <= len(texts)
     assert found == list(expected) and [one.scores.tobytes() for one in found] == bytes_of(expected)
-    assert iterator.done == len(texts) and steps[-1] == (len(texts), None)
+    assert iterator.done == len(texts) and progress[-1] == (len(texts), None)
     batches = list(pool.embed_iter(texts, nli, output="labels", batch_size=2, **options))
     assert batches == [expected[:2], expected[2:4], expected[4:]]
 

@@ -20,6 +20,7 @@ import pytest
 
 import mpool
 from mpool import _core
+from mpool.runtime.logs import wait_for_events
 from poolstates import LONG, TEXT, broken as broken
 from pooloptions import Models, held, load_once, pool_of, raised, texts, wide as wide
 from waiting import until
@@ -54,7 +55,10 @@ def load_timeout(m: Models) -> None:
 
 
 def load_ceiling(m: Models) -> None:
-    error = raised(mpool.SpawnTimeout, 20, lambda: load_once(m.wide, load_timeout=0.02, load_ceiling=0.01))
+    for _ in range(20):
+        error = raised(mpool.SpawnTimeout, 20, lambda: load_once(m.wide, load_timeout=0.02, load_ceiling=0.01))
+        if "no progress" not in str(error):  # on a busy machine, both limits may pass before a check
+            break
     assert "the load did not end within 0.01 s" in str(error)
     assert error.hint == "Raise `load_ceiling` of PoolConfig"
 
@@ -80,20 +84,20 @@ def shutdown_grace(m: Models) -> None:
 
 
 def request_timeout(m: Models) -> None:
-    with pool_of(request_timeout=0.5, policy="sequential") as pool:
+    with pool_of(request_timeout=1.0, policy="sequential") as pool:
         job = held(pool, m.llama)
         began = time.monotonic()
-        with pytest.raises(mpool.Timeout, match="no progress for 0.500 s"):
+        with pytest.raises(mpool.Timeout, match="no progress for 1.000 s"):
             pool.generate("a", m.llama, **TEXT)
-        assert time.monotonic() - began > 0.4
+        assert time.monotonic() - began > 0.9
         assert not job.done()  # it makes progress, so it does not time out
         job.cancel()
     assert "request_timeout" not in pool_of(request_timeout=None).config._registry_options()
-    for limit in (None, 0.5):  # the same wait is within the one limit and beyond the other
+    for limit in (None, 1.0):  # the same wait is within the one limit and beyond the other
         with pool_of(request_timeout=limit, policy="sequential") as pool:
             job = held(pool, m.llama)
             waiting = pool.submit("text_to_text", model=m.llama, prompt="a", **TEXT)
-            time.sleep(0.8)
+            time.sleep(1.5)
             if limit is None:
                 assert not waiting.done()
             else:
@@ -123,6 +127,7 @@ def maintenance_interval(m: Models) -> None:
 
     with m.caplog.at_level(logging.INFO, logger="mpool.pool"):
         for seconds in (0.02, 60.0):
+            wait_for_events(60)  # the records of the first pool are delivered
             m.caplog.clear()
             with pool_of(maintenance_interval=seconds) as pool:
                 pool.embed("a", m.bert)
@@ -189,13 +194,13 @@ def scale_timeout(m: Models) -> None:
     for scale, patience in ((False, "0.200"), (True, "2.000")):
         with pool_of(scale_timeout=scale, policy="sequential", request_timeout=0.2) as pool:
             pool.load(m.llama)
-            pool.generate("a", m.llama, **TEXT)  # waits are predicted from requests that have ended
+            pool.generate("a", m.llama, timeout=60, **TEXT)  # waits are predicted from requests that have ended
             ahead = held(pool, m.llama)
             waiting = pool.submit("text_to_text", model=m.llama, **LONG)
             own = pool.submit("text_to_text", model=m.llama, timeout=0.15, **LONG)  # never scaled
             with pytest.raises(mpool.Timeout, match=f"no progress for {patience} s .*still queued"):
                 waiting.result()
-            with pytest.raises(mpool.Timeout, match=r"no result within 0\.1\d\d s .*still queued") as late:
+            with pytest.raises(mpool.Timeout, match=r"no result within \S+ s .*still queued") as late:
                 own.result()
             found = re.search(r"within (\S+) s", str(late.value))
             assert found and float(found[1]) <= 0.15  # less by what the request took to reach the queue

@@ -36,6 +36,21 @@ def serving(models: list[str], config: mpool.PoolConfig | None = None, catalogue
 
 
 @contextmanager
+def limits(server: Serving, **seconds: float) -> Iterator[None]:
+    """Change time limits of a server inside a ``with`` block: limits that begin there. A client that a busy machine
+    delays needs the usual limits before and after it."""
+    settings = server.state.settings
+    before = {name: getattr(settings, name) for name in seconds}
+    for name, value in seconds.items():
+        object.__setattr__(settings, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            object.__setattr__(settings, name, value)
+
+
+@contextmanager
 def running(run: Callable[[Callable[[], object]], None], stop: Callable[[], None]) -> Iterator[None]:
     """Call ``run(ready)`` in a thread and wait for ``ready()``. At the end of the block, call ``stop()`` and check that
     the thread ends."""
@@ -166,6 +181,22 @@ class Raw:
         return int(first.split()[1]), headers, body
 
     answer = response
+
+    def drip(self, wanted: bytes) -> bytes:
+        """Send single bytes until the server has sent ``wanted``. Returns what it has sent."""
+        def more() -> bool:
+            self.send(b"a")
+            try:
+                part = self.socket.recv(1 << 16)
+                assert part or wanted in self.rest, f"closed after {self.rest!r}"
+                self.rest += part
+            except TimeoutError:
+                pass
+            return wanted in self.rest
+
+        self.socket.settimeout(0.05)
+        until(more)
+        return self.rest
 
     def _read(self) -> bytes:
         try:

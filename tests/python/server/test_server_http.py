@@ -16,37 +16,33 @@ from typing import Any
 
 import pytest
 
-from servers import Process, Raw, ask, server_idle, serving
+from servers import Process, Raw, ask, limits, server_idle, serving
 from waiting import until
 
 from mpool.server import protocol
 
-LIMITS: dict[str, Any] = dict(header_timeout=0.4, body_timeout=1.0)
-
 
 @pytest.fixture(scope="module")
 def server(bert: Path, llama: Path) -> Iterator[Any]:
-    """A server for clients that a busy machine delays."""
     with serving([f"bert={bert}", f"llama={llama}"], max_header=4096) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
-def hasty(bert: Path, llama: Path) -> Iterator[Any]:
-    """A server whose limits of time are short."""
-    with serving([f"bert={bert}", f"llama={llama}"], **LIMITS) as made:
-        yield made
-
-
 @pytest.fixture(autouse=True)
-def server_stays_usable(request: pytest.FixtureRequest) -> Iterator[None]:
+def server_stays_usable(server: Any) -> Iterator[None]:
     """Check after each test that the server serves the next request and that no request or connection is left over."""
-    made = request.getfixturevalue("hasty" if "hasty" in request.fixturenames else "server")
     yield
-    with Raw(made) as raw:
+    with Raw(server) as raw:
         assert raw.request("/health").answer()[0] == 200
-    server_idle(made)
-    until(lambda: not made._uvicorn.server_state.connections)
+    server_idle(server)
+    until(lambda: not server._uvicorn.server_state.connections)
+
+
+def connection_of(server: Any) -> Any:
+    """Return the server's side of the only connection, once the time limit of its first head runs."""
+    connection, = until(lambda: server._uvicorn.server_state.connections)
+    until(lambda: connection.receive_deadline)
+    return connection
 
 
 def chat(**more: Any) -> bytes:
@@ -167,13 +163,15 @@ def test_malformed_request_is_refused_after_earlier_responses(server: Any, bad: 
     assert (b"data: [DONE]" in head) is stream and b'"embedding"' in head
 
 
-def test_incomplete_request_does_not_interrupt_an_earlier_response(hasty: Any) -> None:
+def test_incomplete_request_does_not_interrupt_an_earlier_response(server: Any) -> None:
     """A response may take longer than `header_timeout` while the head of the next request is incomplete."""
-    with Raw(hasty) as raw:
-        raw.send(post(hasty, "/v1/chat/completions", chat(max_tokens=16000, n=8, stream=True)) + b"GET /health HT")
-        until, found = time.monotonic() + 2.5 * LIMITS["header_timeout"], b""
-        while time.monotonic() < until:
-            found += raw._read()
+    with Raw(server) as raw:
+        connection_of(server)
+        with limits(server, header_timeout=0.4):
+            raw.send(post(server, "/v1/chat/completions", chat(max_tokens=16000, n=8, stream=True)) + b"GET /health HT")
+            end, found = time.monotonic() + 2.5 * 0.4, b""
+            while time.monotonic() < end:
+                found += raw._read()
         assert found.count(b"HTTP/1.1 ") == 1 and b"[DONE]" not in found
         more = b""
         while b"data: " not in more:  # a read may end within an event
@@ -187,28 +185,26 @@ def slow(server: Any) -> bytes:
     return post(server, "/v1/chat/completions", chat(max_tokens=1000, n=2, stream=True, logprobs=True, top_logprobs=20))
 
 
-def test_head_in_the_same_packet_as_the_previous_request_has_a_time_limit(hasty: Any) -> None:
-    with Raw(hasty) as raw:
-        raw.send(post(hasty, "/v1/embeddings", embed("x")) + b"GET /health HTTP/1.1\r\nX: ")
-        assert raw.answer()[0] == 200
-        raw.socket.settimeout(0.05)
-        for _ in range(200):  # 10 s; the limit is 0.4 s
-            raw.send(b"a")
-            try:
-                assert b" 408 " in raw.socket.recv(1 << 16)
-                return
-            except TimeoutError:
-                pass
-    raise AssertionError("a client that sends single bytes keeps its connection open")
+def test_head_in_the_same_packet_as_the_previous_request_has_a_time_limit(server: Any) -> None:
+    """A client that sends single bytes does not keep its connection open."""
+    with Raw(server) as raw:
+        connection_of(server)
+        with limits(server, header_timeout=0.4):
+            raw.send(post(server, "/v1/embeddings", embed("x")) + b"GET /health HTTP/1.1\r\nX: ")
+            found = raw.drip(b"HTTP/1.1 408 ")
+    assert found.count(b"HTTP/1.1 200 ") == 1 and b'"embedding"' in found
 
 
-def test_time_limit_of_a_pipelined_body_starts_when_its_turn_comes(hasty: Any) -> None:
+def test_time_limit_of_a_pipelined_body_starts_when_its_turn_comes(server: Any) -> None:
     """The earlier response takes longer than `body_timeout`."""
-    behind = post(hasty, "/v1/embeddings", embed("x"))
-    with Raw(hasty) as raw:
-        raw.send(slow(hasty) + behind[:-3])
-        time.sleep(2 * LIMITS["body_timeout"])  # the first response waits, because the client does not read
-        assert hasty.state.streams == 1
+    behind = post(server, "/v1/embeddings", embed("x"))
+    with Raw(server) as raw:
+        connection = connection_of(server)
+        with limits(server, body_timeout=0.6):
+            raw.send(slow(server) + behind[:-3])
+            until(lambda: server.state.streams and connection.pipeline)
+            time.sleep(2 * 0.6)  # the first response waits, because the client does not read
+            assert server.state.streams == 1
         found = b""
         while b"0\r\n\r\n" not in found[-20:]:
             part = raw._read()

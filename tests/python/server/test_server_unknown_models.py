@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from servers import Raw, ask, serving
+from waiting import until
 
 import mpool
 from mpool.server.errors import Refusal
@@ -184,28 +184,28 @@ def test_requests_for_one_model_share_a_download(bert: Path, monkeypatch: pytest
         gate.wait(60)
         raise mpool.DownloadError("planted")
 
+    async def fetched(name: str, *arguments: Any) -> None:
+        waiting.append(name)
+        await fetch(name, *arguments)
+
+    waiting: list[str] = []  # names of requests that wait for a download, or have waited
     monkeypatch.setattr("mpool.models.resolve", resolve)
+    monkeypatch.setattr("mpool.server.ollama_models.fetch", fetched)
     with serving([f"bert={bert}"], mpool.PoolConfig(shutdown_grace=1.0, offline=False), catalogue=True) as made:
         statuses: list[int] = []
 
         def pull(name: str) -> None:
             statuses.append(ask(made, "/api/pull", {"model": name, "stream": False})[0])
 
-        def wait_for(count: int) -> None:
-            end = time.monotonic() + 30
-            while len(made.state.running) != count:
-                assert time.monotonic() < end, made.state.running
-                time.sleep(0.005)
-
         with Raw(made) as raw:
             raw.request("/api/pull", json.dumps({"model": "bge-small-en-v1.5", "stream": False}).encode())
-            wait_for(1)
-        wait_for(0)
+            until(lambda: begun)
+        until(lambda: not made.state.running)
         threads = [threading.Thread(target=pull, args=(name,)) for name in
                    ("bge-small-en-v1.5", "BGE-small-en-v1.5", "bge-small-en-v1.5:latest")]
         for thread in threads:
             thread.start()
-        wait_for(3)
+        until(lambda: len(waiting) == 4)
         assert list(made.state.models.downloads) == begun == ["bge-small-en-v1.5"]
         gate.set()
         for thread in threads:
@@ -244,6 +244,7 @@ def test_a_download_belongs_to_its_event_loop(monkeypatch: pytest.MonkeyPatch) -
             await asyncio.wait_for(waiting, 30)
 
     asyncio.run(disconnect())
+    until(lambda: begun)
     assert list(models.downloads) == begun == ["bge-small-en-v1.5"]
     asyncio.run(pull())
     assert len(begun) == 2 and not models.downloads and not reported
