@@ -120,7 +120,7 @@ static bool check_child(void *arg) {
         }
     }
     if (p->cancelled_ns >= CANCEL_GRACE_NS) {
-        lose(p, "was killed because it did not stop a cancelled step");
+        lose(p, "was killed because it ignored a cancellation");
         return false;
     }
     if (p->silent_ns >= p->limit_ns) {
