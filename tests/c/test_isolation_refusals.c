@@ -67,6 +67,9 @@ MP_TEST(isolation_a_ring_can_be_full) {
     MP_CHECK(mp_channel_send(&p.parent, MP_FRAME_PLAN, true, data, sizeof data)); /* exactly the space that is free */
     MP_CHECK(!mp_channel_send(&p.parent, MP_FRAME_PLAN, true, data, 0)); /* `never` ends the wait */
     MP_CHECK(p.parent.broken && p.parent_error.code == MP_OK);
+    MP_CHECK(mp_channel_receive(&p.child, false, &frame, got));
+    MP_CHECK(!mp_channel_send(&p.parent, MP_FRAME_PLAN, true, data, 0)); /* a broken channel sends nothing */
+    MP_CHECK_INT(atomic_load(&p.page->requests.head), (COUNT + 1) * COST);
     free(p.page);
 }
 
@@ -119,7 +122,7 @@ MP_TEST(isolation_messages_span_frames) {
             if (more)
                 MP_CHECK_HAS(p.parent_error.message, more < 0 ? "a message is too long" : "a message is too short");
             if (more > 0)
-                MP_CHECK_INT(got[sizes[i]], 0); /* what is missing counts as 0 */
+                MP_CHECK_INT(got[sizes[i]], 0); /* missing bytes are 0 */
             free(p.page);
         }
 }
@@ -395,4 +398,33 @@ MP_TEST(isolation_a_trim_releases_at_most_the_budget) {
         MP_CHECK_INT(d.s.engine->ops->trim(d.s.engine), more ? 0 : BUDGET);
         end_duo(&d, more ? "it released more memory than its budget" : "");
     }
+}
+
+/* A plan is for at most MP_PLAN_MAX requests; the child gets no more. */
+MP_TEST(isolation_plans_are_for_at_most_256_requests) {
+    enum { OFFERED = MP_PLAN_MAX + 1 };
+    static duo d;
+    static mp_item *items[OFFERED];
+    begin_duo(&d);
+    for (int i = 0; i < OFFERED; i++)
+        items[i] = &d.s.item;
+    MP_CHECK(mp_wire_receive(&in, &d.s.p.child, false) && in.kind == MP_FRAME_ADMIT);
+    mp_wire_begin(&d.s.out, &d.s.p.child, MP_FRAME_PLAN);
+    mp_put_u32(&d.s.out, 1);
+    mp_put_u32(&d.s.out, MP_PLAN_MAX - 1);
+    mp_put_u32(&d.s.out, 1);
+    mp_put_u32(&d.s.out, 1);
+    mp_put_u64(&d.s.out, 0);
+    send_answer(&d.s, false);
+    d.s.engine->ops->plan(d.s.engine, items, OFFERED, 1000, &d.s.plan);
+    uint64_t speed[MP_MODEL_SPEEDS];
+    MP_CHECK(mp_wire_receive(&in, &d.s.p.child, false) && in.kind == MP_FRAME_PLAN);
+    MP_CHECK_INT(mp_get_u64(&in), 1); /* number of the plan */
+    mp_get(&in, speed, sizeof speed);
+    MP_CHECK_INT(mp_get_u64(&in), 1000);
+    MP_CHECK_INT(mp_get_u32(&in), MP_PLAN_MAX);
+    for (int i = 0; i < MP_PLAN_MAX; i++)
+        MP_CHECK_INT(mp_get_u32(&in), 1);
+    MP_CHECK(mp_wire_done(&in));
+    end_duo(&d, "");
 }
