@@ -187,7 +187,7 @@ static mp_status take_text(mp_cursor *c, const char *field, char *text, size_t s
 /* Read count + 1 offsets, and the bytes of the strings after them, whose number is the last offset. */
 static mp_status take_strings(mp_cursor *c, uint64_t count, const char *field, const uint64_t **offsets,
                               const void **bytes, mp_error *error) {
-    const void *data;
+    const void *data = NULL;
     if (count == UINT64_MAX)
         return refuse(field, "fewer strings", count, error);
     MP_TRY(take_array(c, count + 1, sizeof(uint64_t), field, &data, error));

@@ -10,10 +10,11 @@
 #include "models/lookup/lookup.h"
 #include "ranges_fixture.h"
 
-enum { VOCAB_SIZE = 90, ROWS = 40, NONE = MP_DTYPE_COUNT, IGNORED = 9, MAX_DIM = 600 };
+enum { VOCAB_SIZE = 90, ROWS = 40, IGNORED = 9, MAX_DIM = 600 };
+#define NONE MP_DTYPE_COUNT /* the type of an absent tensor */
 
 typedef struct table {
-    mp_dtype values, mapping, factors; /* NONE: the tensor is absent */
+    mp_dtype values, mapping, factors; /* the last two may be NONE */
     int32_t dim;
     bool normalize;
 } table;
