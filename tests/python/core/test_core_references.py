@@ -263,3 +263,41 @@ def test_parts_of_a_vocabulary(world: SimpleNamespace) -> None:
     least = next(most for most in range(10**6) if world.bpe.part(["abc"], most) is not None)
     assert world.bpe.part(["abc", "abc"], least) is None is world.bpe.part(["abc", "abc"], 2 * least - 1)
     assert world.bpe.part(["abc", "abc"], 2 * least) == world.bpe.part(["abc"], least)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda w: w.registry.commit(("x",) * 1000, 1), "keys must have at most 16 items, got 1000"),
+    (lambda w: _core.quantize("Q8_0", "F16", w.data, 33), "n must be a multiple of 1 and 32, >= 0, got 33"),
+    (lambda w: _core.quantize("Q8_0", "F32", w.data, 32), "32 items of F32 must have 128 bytes, got 256"),
+    (lambda w: _core.dequantize("F16", w.data, 3), "3 items of F16 must have 6 bytes, got 256"),
+    (lambda w: w.registry.embed("m", w.table, w.offsets), "ids must be a one-dimensional array of int32"),
+    (lambda w: w.registry.embed("m", w.ids, w.table), "offsets must be a one-dimensional array of int64"),
+    (lambda w: w.registry.embed("m", w.ids, w.offsets, w.table), "skip must be a one-dimensional array of int32"),
+    (lambda w: w.registry.embed_images("m", w.table, w.ids), "pixels must be a one-dimensional array of uint8"),
+    (lambda w: search(w).add(w.wide), "vectors must have 8 components, like the queries, got 9"),
+    (lambda w: maxsim(w).add(w.wide, w.ends, None, None), "documents must have 8 components, like the queries, got 9"),
+    (lambda w: maxsim(w).add(w.table, w.ends, w.scales, None),
+     "scales must have one number for each row, 40, got 4"),
+    (lambda w: maxsim(w).add(w.table, w.ends, None, w.table), "scores must be a writable float32 array [1, 1]"),
+    (lambda w: w.registry.add("y", w.spec, command=["x"] * 17), "command must have 1 to 16 parts, got 17"),
+    (lambda w: w.registry.load("m", timeout=-2.5), "timeout must be seconds >= 0, or None, got -2.5"),
+    (lambda w: _core.Registry(queue_capacity={"vision": (3, 1000001)}),
+     "queue_capacity of vision must be 1 to 1,000,000, got 1000001"),
+    (lambda w: w.ticket.rows(), "the request did not ask for this output: outputs is 1"),
+    (lambda w: w.ticket.text(0), "this ticket is for a request of text_embedding, not of text_to_text"),
+])
+def test_messages_have_their_numbers(world: SimpleNamespace, call: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(mpool.MpoolError) as caught:
+        call(world)
+    assert message in str(caught.value)
+
+
+def test_a_notifier_gives_all_ids_at_once(world: SimpleNamespace) -> None:
+    """More than the 256 that the core takes at a time."""
+    notifier = _core.Notifier()
+    tickets = [world.registry.submit_embed("m", world.ids, world.offsets) for _ in range(300)]
+    for number, ticket in enumerate(tickets):
+        assert ticket.wait(60)
+        ticket.bind(notifier, number)
+    assert sorted(notifier.take()) == list(range(300)) and notifier.take() == []
+    notifier.close()
