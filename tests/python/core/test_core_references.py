@@ -38,10 +38,13 @@ def _value(value: Any) -> bytes:
     return struct.pack("<I", 8) + _text(value)
 
 
+#: Ids below this one have other texts: Python keeps small integers, whose references cannot be counted.
+FIRST = 1000
 #: A byte-pair vocabulary of three letters and two merges, and a value of each type.
 KEYS = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": ["a", "b", "c", "ab", "abc"], "tokenizer.ggml.token_type": [1, 1, 1, 1, 1],
-        "tokenizer.ggml.merges": ["a b", "ab c"], "a.bool": True, "a.int": -1, "a.float": -1.0,
+        "tokenizer.ggml.tokens": [*(f"<{n}>" for n in range(FIRST)), "a", "b", "c", "ab", "abc"],
+        "tokenizer.ggml.token_type": [1] * (FIRST + 5), "tokenizer.ggml.merges": ["a b", "ab c"],
+        "a.bool": True, "a.int": -1, "a.float": -1.0,
         "a.bools": [True, False], "a.ints": [-1, 2], "a.floats": [-1.0, 0.5], "a.bytes": b"\xff"}
 
 
@@ -79,7 +82,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         ends=np.array([0, VOCAB], np.int64), wide=np.ones((3, WIDTH + 1), np.float32),
         int8=np.ones((4, WIDTH), np.int8),
         scales=np.ones(4, np.float32), out=np.empty((1, 1), np.float32), notifier=_core.Notifier(),
-        data=np.ones(64, np.float32).tobytes())
+        data=np.ones(64, np.float32).tobytes(), error=mpool.InvalidArgument)
 
 
 def search(w: SimpleNamespace) -> _core.Search:
@@ -256,8 +259,8 @@ def test_values_of_a_gguf_file(world: SimpleNamespace) -> None:
 
 
 def test_parts_of_a_vocabulary(world: SimpleNamespace) -> None:
-    assert [world.bpe.find(text) for text in ("a", "abc", "", "bc")] == [0, 4, None, None]
-    assert world.bpe.part(["ab"], 10**6) == ({"a": 0, "b": 1, "ab": 3}, [("a", "b")])
+    assert [world.bpe.find(text) for text in ("a", "abc", "", "bc")] == [FIRST, FIRST + 4, None, None]
+    assert world.bpe.part(["ab"], 10**6) == ({"a": FIRST, "b": FIRST + 1, "ab": FIRST + 3}, [("a", "b")])
     assert world.bpe.part(["abc", "b"], 10**6)[1] == [("a", "b"), ("ab", "c")]
     assert world.bpe.part([], 0) == ({}, [])
     least = next(most for most in range(10**6) if world.bpe.part(["abc"], most) is not None)
