@@ -68,10 +68,9 @@ static const mp_status start_failures[] = {MP_MEMORY_EXHAUSTED, MP_FORMAT, MP_LI
 
 /* --- the end of the child --- */
 
-/* Kill the child and store the reason. The first reason is kept. */
+/* Kill the child and store the reason. */
 static void lose(proxy *p, const char *how) {
-    if (p->lost.code == MP_OK)
-        mp_fail(&p->lost, MP_RECV, "worker process %d %s %s", p->process.pid, how, p->activity);
+    mp_fail(&p->lost, MP_RECV, "worker process %d %s %s", p->process.pid, how, p->activity);
     p->channel.broken = true;
     p->gone = true;
     if (p->has_process)
@@ -120,7 +119,7 @@ static bool check_child(void *arg) {
         }
     }
     if (p->cancelled_ns >= CANCEL_GRACE_NS) {
-        lose(p, "was killed because it did not stop a cancelled step");
+        lose(p, "was killed because it ignored a cancellation");
         return false;
     }
     if (p->silent_ns >= p->limit_ns) {
@@ -317,7 +316,6 @@ static void proxy_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_
 static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *outcome, mp_error *error) {
     proxy_item *state = item->state;
     uint8_t value = mp_get_u8(&p->in);
-    mp_error_clear(error);
     if (value > MP_OUTCOME_FAILED || (value == MP_OUTCOME_WAIT_MASK && !p->wire->waits)) {
         mp_wire_refuse(&p->in, "an outcome is unknown");
         return;

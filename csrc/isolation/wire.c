@@ -73,8 +73,6 @@ static bool next_frame(mp_wire_in *in, bool spin, bool first) {
 
 bool mp_wire_receive(mp_wire_in *in, mp_channel *channel, bool spin) {
     in->channel = channel;
-    in->used = in->at = 0;
-    in->last = true;
     in->failed = !next_frame(in, spin, true);
     return !in->failed;
 }

@@ -91,8 +91,11 @@ uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns) {
 int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress) {
     for (;;) {
         bool moved;
-        Py_BEGIN_ALLOW_THREADS moved = mp_ticket_wait(ticket, seen, mp_wait_slice(state, deadline_ns), progress);
-        Py_END_ALLOW_THREADS if (moved) return 1;
+        Py_BEGIN_ALLOW_THREADS
+            moved = mp_ticket_wait(ticket, seen, mp_wait_slice(state, deadline_ns), progress);
+        Py_END_ALLOW_THREADS
+        if (moved)
+            return 1;
         if (PyErr_CheckSignals() < 0)
             return -1;
         if (deadline_ns && mp_sys_now_ns() >= deadline_ns)
@@ -265,7 +268,8 @@ static PyObject *config(PyObject *module, PyObject *none) {
     const char *why = "", *core;
     Py_BEGIN_ALLOW_THREADS /* loads the BLAS library and runs its self-test on first use */
         core = mp_blas_core(&why);
-    Py_END_ALLOW_THREADS PyObject *features = cpu_features(), *kernels = kernel_variants(), *result = NULL;
+    Py_END_ALLOW_THREADS
+    PyObject *features = cpu_features(), *kernels = kernel_variants(), *result = NULL;
     PyObject *nodes = memory_nodes(mp_state_of_module(module));
     if (features && kernels && nodes)
         result = Py_BuildValue(
@@ -305,7 +309,9 @@ static PyObject *dequantize(PyObject *module, PyObject *args, PyObject *kwargs) 
                      (unsigned long long)bytes, data.len);
     } else if ((array = PyArray_SimpleNew(1, (npy_intp[]){n}, NPY_FLOAT32))) {
         float *out = PyArray_DATA((PyArrayObject *)array);
-        Py_BEGIN_ALLOW_THREADS if (n) mp_dequantize_row(dtype, data.buf, n, out);
+        Py_BEGIN_ALLOW_THREADS
+            if (n)
+                mp_dequantize_row(dtype, data.buf, n, out);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&data);
@@ -358,7 +364,8 @@ static PyObject *quantize(PyObject *module, PyObject *args, PyObject *kwargs) {
     } else if ((result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size))) {
         uint8_t *out = (uint8_t *)PyBytes_AsString(result);
         mp_status status;
-        Py_BEGIN_ALLOW_THREADS status = convert(to, from, data.buf, n, out);
+        Py_BEGIN_ALLOW_THREADS
+            status = convert(to, from, data.buf, n, out);
         Py_END_ALLOW_THREADS
         if (status != MP_OK) {
             Py_CLEAR(result);

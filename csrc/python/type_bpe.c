@@ -10,8 +10,11 @@ PyObject *mp_bpe_object(mp_state *state, mp_spec *spec) {
     mp_bpe *bpe;
     mp_error error;
     mp_status status;
-    Py_BEGIN_ALLOW_THREADS status = mp_bpe_create(spec, &bpe, &error);
-    Py_END_ALLOW_THREADS if (status != MP_OK) return mp_raise(state, &error, NULL);
+    Py_BEGIN_ALLOW_THREADS
+        status = mp_bpe_create(spec, &bpe, &error);
+    Py_END_ALLOW_THREADS
+    if (status != MP_OK)
+        return mp_raise(state, &error, NULL);
     if (!bpe)
         Py_RETURN_NONE;
     bpe_object *self = (bpe_object *)PyType_GenericAlloc(state->bpe_type, 0);

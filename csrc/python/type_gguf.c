@@ -18,8 +18,10 @@ PyObject *mp_read_gguf(PyObject *module, PyObject *path) {
     mp_error error;
     mp_status status;
     const char *name = PyBytes_AsString(bytes);
-    Py_BEGIN_ALLOW_THREADS status = mp_gguf_read(name, &spec, &error);
-    Py_END_ALLOW_THREADS Py_DECREF(bytes);
+    Py_BEGIN_ALLOW_THREADS
+        status = mp_gguf_read(name, &spec, &error);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(bytes);
     if (status != MP_OK)
         return mp_raise(state, &error, NULL);
     gguf_object *self = (gguf_object *)PyType_GenericAlloc(state->gguf_type, 0);
@@ -247,8 +249,10 @@ static PyObject *gguf_spec(PyObject *object, PyObject *none) {
         return PyErr_NoMemory();
     mp_error error;
     mp_status status;
-    Py_BEGIN_ALLOW_THREADS status = copy_spec(((gguf_object *)object)->spec, copy, &error);
-    Py_END_ALLOW_THREADS if (status != MP_OK) {
+    Py_BEGIN_ALLOW_THREADS
+        status = copy_spec(((gguf_object *)object)->spec, copy, &error);
+    Py_END_ALLOW_THREADS
+    if (status != MP_OK) {
         mp_spec_unpin(copy);
         return mp_raise(state, &error, NULL);
     }

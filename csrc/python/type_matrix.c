@@ -22,15 +22,18 @@ static PyObject *matrix_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;
     mp_error error;
     mp_status status;
-    Py_BEGIN_ALLOW_THREADS status = mp_weights_open(spec, &self->weights, &error);
-    if (status == MP_OK)
-        status = mp_weights_get_matrix(self->weights, name, -1, -1, &self->matrix, &error);
-    if (status == MP_OK)
-        status = mp_weights_check_poisoned(self->weights, &error);
-    Py_END_ALLOW_THREADS if (status != MP_OK) mp_raise(state, &error, NULL);
-    else if (!mp_dtype_is_scaled(self->matrix.codes.dtype)) mp_raise_new(
-        state, MP_INVALID_ARGUMENT, "%s must have a type whose scales are separate tensors, got %s", name,
-        mp_dtype_get(self->matrix.codes.dtype)->name);
+    Py_BEGIN_ALLOW_THREADS
+        status = mp_weights_open(spec, &self->weights, &error);
+        if (status == MP_OK)
+            status = mp_weights_get_matrix(self->weights, name, -1, -1, &self->matrix, &error);
+        if (status == MP_OK)
+            status = mp_weights_check_poisoned(self->weights, &error);
+    Py_END_ALLOW_THREADS
+    if (status != MP_OK)
+        mp_raise(state, &error, NULL);
+    else if (!mp_dtype_is_scaled(self->matrix.codes.dtype))
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must have a type whose scales are separate tensors, got %s", name,
+                     mp_dtype_get(self->matrix.codes.dtype)->name);
     if (PyErr_Occurred())
         Py_CLEAR(self);
     return (PyObject *)self;
@@ -59,9 +62,12 @@ static PyObject *matrix_rows(PyObject *object, PyObject *args, PyObject *kwargs)
     uint8_t *out = PyArray_DATA((PyArrayObject *)array);
     mp_error error;
     mp_status status;
-    Py_BEGIN_ALLOW_THREADS mp_scaled_rows(&self->matrix, (int32_t)first, (int32_t)count, MP_F32, out);
-    status = mp_weights_check_poisoned(self->weights, &error);
-    Py_END_ALLOW_THREADS if (status == MP_OK) return array;
+    Py_BEGIN_ALLOW_THREADS
+        mp_scaled_rows(&self->matrix, (int32_t)first, (int32_t)count, MP_F32, out);
+        status = mp_weights_check_poisoned(self->weights, &error);
+    Py_END_ALLOW_THREADS
+    if (status == MP_OK)
+        return array;
     Py_DECREF(array);
     return mp_raise(state, &error, NULL);
 }

@@ -224,8 +224,10 @@ static PyObject *registry_begin_shutdown(PyObject *self, PyObject *none) {
 
 static PyObject *registry_close(PyObject *self, PyObject *none) {
     (void)none;
-    Py_BEGIN_ALLOW_THREADS mp_registry_close(registry_of(self), ((registry_object *)self)->grace_ns);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+        mp_registry_close(registry_of(self), ((registry_object *)self)->grace_ns);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 static PyObject *registry_after_fork(PyObject *self, PyObject *none) {
@@ -350,7 +352,8 @@ static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) 
         return NULL;
     if (status == MP_OK) {
         loader.revision = revision;
-        Py_BEGIN_ALLOW_THREADS status = mp_registry_add(registry_of(self), key, &loader, add, &error);
+        Py_BEGIN_ALLOW_THREADS
+            status = mp_registry_add(registry_of(self), key, &loader, add, &error);
         Py_END_ALLOW_THREADS
     }
     if (status != MP_OK)
@@ -375,8 +378,11 @@ static PyObject *registry_commit(PyObject *self, PyObject *args, PyObject *kwarg
             return NULL;
     mp_error error;
     mp_status status;
-    Py_BEGIN_ALLOW_THREADS status = mp_registry_commit(registry_of(self), texts, (int)count, revision, &error);
-    Py_END_ALLOW_THREADS if (status != MP_OK) return mp_raise(state, &error, count ? texts[0] : NULL);
+    Py_BEGIN_ALLOW_THREADS
+        status = mp_registry_commit(registry_of(self), texts, (int)count, revision, &error);
+    Py_END_ALLOW_THREADS
+    if (status != MP_OK)
+        return mp_raise(state, &error, count ? texts[0] : NULL);
     Py_RETURN_NONE;
 }
 
@@ -387,8 +393,10 @@ static PyObject *registry_withdraw(PyObject *self, PyObject *args, PyObject *kwa
     bool dropped;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sK:withdraw", names, &key, &revision))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS dropped = mp_registry_withdraw(registry_of(self), key, revision);
-    Py_END_ALLOW_THREADS return PyBool_FromLong(dropped);
+    Py_BEGIN_ALLOW_THREADS
+        dropped = mp_registry_withdraw(registry_of(self), key, revision);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(dropped);
 }
 
 /* An operation that waits on an entry. wait_entry() calls it repeatedly with short deadlines and checks for signals
@@ -424,8 +432,11 @@ static PyObject *wait_entry(PyObject *self, entry_wait *wait, const char *key, b
         mp_error error;
         mp_status status;
         uint64_t slice = mp_wait_slice(state, deadline_ns);
-        Py_BEGIN_ALLOW_THREADS status = wait(registry_of(self), key, flag, slice, &error);
-        Py_END_ALLOW_THREADS if (status == MP_OK) Py_RETURN_NONE;
+        Py_BEGIN_ALLOW_THREADS
+            status = wait(registry_of(self), key, flag, slice, &error);
+        Py_END_ALLOW_THREADS
+        if (status == MP_OK)
+            Py_RETURN_NONE;
         if (wait == wait_remove) /* the first call released the key, and another model may have been added under it
                                   * since */
             wait = wait_removed;
@@ -479,8 +490,11 @@ static PyObject *registry_keep_alive(PyObject *self, PyObject *args, PyObject *k
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sd:keep_alive", names, &key, &seconds) ||
         !mp_seconds_in(state, "keep_alive", seconds, &ns))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS status = mp_registry_keep_alive(registry_of(self), key, ns, &error);
-    Py_END_ALLOW_THREADS if (status != MP_OK) return mp_raise(state, &error, key);
+    Py_BEGIN_ALLOW_THREADS
+        status = mp_registry_keep_alive(registry_of(self), key, ns, &error);
+    Py_END_ALLOW_THREADS
+    if (status != MP_OK)
+        return mp_raise(state, &error, key);
     Py_RETURN_NONE;
 }
 
@@ -617,8 +631,10 @@ static PyObject *registry_number(PyObject *self, PyObject *none) {
 
 static PyObject *registry_maintain(PyObject *self, PyObject *none) {
     (void)none;
-    Py_BEGIN_ALLOW_THREADS mp_registry_maintain(registry_of(self));
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+        mp_registry_maintain(registry_of(self));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 /* --- requests --- */

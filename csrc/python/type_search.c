@@ -292,8 +292,10 @@ static PyObject *search_nearest(PyObject *object, PyObject *none) {
     if (result) {
         int64_t *to = PyArray_DATA((PyArrayObject *)numbers);
         float *values = PyArray_DATA((PyArrayObject *)scores);
-        Py_BEGIN_ALLOW_THREADS mp_scan_nearest(scan, to, values);
-        Py_END_ALLOW_THREADS end(self);
+        Py_BEGIN_ALLOW_THREADS
+            mp_scan_nearest(scan, to, values);
+        Py_END_ALLOW_THREADS
+        end(self);
     }
     atomic_flag_clear(&self->busy);
     Py_XDECREF(numbers);

@@ -42,6 +42,7 @@ typedef struct scene { /* a proxy without a process, one admitted request, and t
     int mutate_at; /* byte of the result or plan to change, -1 = none */
     uint8_t mutate_by;
     size_t cut;                    /* truncate the message to this length; 0 = do not truncate */
+    uint64_t stall_ns;             /* limit of silence; 0 = 1 ms */
     uint64_t speed;                /* speed measured by the model that the child reports, in ns; 0 = 1000 */
     const mp_isolation_kind *kind; /* NULL = no_kind */
 } scene;
@@ -60,7 +61,7 @@ static inline void scene_admit(scene *s, mp_request *call, uint32_t total) {
     mp_error error;
     pair_init(&s->p);
     mp_proxy_args args = {.kind = s->kind ? s->kind : &no_kind, .capability = call->capability, .memory_bytes = 1 << 20,
-                          .start_ns = 1000000000, .stall_ns = 1000000};
+                          .start_ns = 1000000000, .stall_ns = s->stall_ns ? s->stall_ns : 1000000};
     MP_CHECK_OK(mp_proxy_attach(&args, s->p.page, &s->engine, &error), &error);
     s->item = (mp_item){.request = call, .total = total};
     s->lease = (mp_lease){.threads = 1};

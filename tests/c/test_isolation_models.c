@@ -197,6 +197,10 @@ static void check_outputs_in_processes(void (*more)(tiny_file *), mp_compute com
     isolated_load(&it, mp_spec_pin(here.spec), compute, 2, isolation_options("spec"));
     for (size_t i = 0; i < sizeof outputs; i++)
         check_embedding(here.model, here.engine, &it, &here.lease, outputs[i]);
+    for (int i = 0; i < 2; i++) { /* an encoder has no prefixes */
+        const mp_prefix_counters *prefix = it.engine[i]->prefix;
+        MP_CHECK(prefix->hits == 0 && prefix->tokens == 0 && prefix->blocks == 0 && prefix->evicted == 0);
+    }
     isolated_unload(&it);
     tiny_unload(&here);
 }

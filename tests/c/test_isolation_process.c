@@ -394,6 +394,23 @@ static mp_status sweep(void *arg, mp_error *error) {
     return status;
 }
 
+/* The draft model of a spec has no place in the description of a worker process. */
+MP_TEST(isolation_draft_models_are_refused) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    mp_error error;
+    mp_loader loader;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    mp_spec *spec = tiny_decoder_spec(types, 1, 9), *with = mp_spec_create();
+    mp_isolation_options options = isolation_options("spec");
+    MP_CHECK_OK(mp_spec_set_architecture(with, "llama", &error), &error);
+    MP_CHECK_OK(mp_spec_set_draft(with, spec, &error), &error);
+    MP_CHECK_STATUS(mp_isolation_loader(with, MP_COMPUTE_AUTO, &options, &loader, &error), MP_UNSUPPORTED, &error);
+    MP_CHECK_HAS(error.message, "`draft`");
+    mp_spec_unpin(with);
+    mp_spec_unpin(spec);
+}
+
 MP_TEST_SECONDS(isolation_starts_time_out, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     mp_error error;

@@ -417,6 +417,10 @@ MP_TEST(isolation_texts_end_where_their_tokens_and_characters_do) {
     check_claims((claim[]){open, cut}, 2, "");
     cut.end[0] = cut.final = cut.text_end = 2; /* an end within the character that was sent before */
     check_claims((claim[]){open, cut}, 2, "middle of a character");
+    cut = (claim){"", 1, {3}, {1}, 3, 3, 3, STOP, 0}; /* the text ends after its last token */
+    check_claims((claim[]){open, cut}, 2, "does not end where its tokens do");
+    cut = (claim){"", 0, {0}, {0}, 3, 4, 4, STOP, 0}; /* no token completes the stop string */
+    check_claims((claim[]){open, cut}, 2, "does not end where its tokens do");
     claim over = {umlaut, 2, {1, 2}, {3, 4}, 3, 4, 4, EOS, -1};
     check_claims(&over, 1, "");
     over.end[0] = 2;

@@ -16,8 +16,7 @@ static void lookup_destroy(mp_model *base) {
     mp_free(model->mapping);
     mp_free(model->factors);
     mp_free(model->slab);
-    if (model->budget)
-        mp_budget_give(model->budget, model->charged);
+    mp_budget_give(model->budget, model->charged);
     mp_weights_close(model->weights);
     mp_free(model);
 }
@@ -180,11 +179,9 @@ mp_matrices mp_lookup_predict_weights(const mp_spec *spec, mp_compute compute) {
 
 void mp_lookup_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     (void)compute;
-    const int64_t zero = 0;
-    int64_t vocab = 0;
+    int64_t vocab = 0; /* if the size is absent or wrong: the load will fail */
     mp_error error;
-    if (mp_spec_int(spec, "{arch}.vocab_size", 0, MAX_VOCAB, &zero, &vocab, &error) != MP_OK)
-        vocab = 0; /* the load will fail */
+    mp_spec_int(spec, "{arch}.vocab_size", 0, MAX_VOCAB, NULL, &vocab, &error);
     const int arrays = (mp_spec_find_tensor(spec, "token_embd.mapping") != NULL) +
                        (mp_spec_find_tensor(spec, "token_embd.factor") != NULL);
     *model_bytes = (uint64_t)vocab * sizeof(int32_t) * (uint64_t)arrays + MP_WMAT_SLACK;

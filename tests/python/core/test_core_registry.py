@@ -203,6 +203,8 @@ def test_progress_of_a_ticket(llama: tuple[_core.Registry, str]) -> None:
                 assert np.array_equal(some, whole[start:])
             for some, whole in zip(ticket.top_logprobs(choice, start), (top_ids, top_logprobs), strict=True):
                 assert some.shape[1] == 2 and np.array_equal(some, whole[start:])
+        for start in (0, 1, 29, 30, 31):
+            assert ticket.sampled_ids(choice, start) == (ids[start:].tolist(), True)
         with pytest.raises(mpool.InvalidArgument, match="start"):
             ticket.text(choice, len(text) + 1)
     prompt, generated, cached, queued, prompt_time, generation = ticket.usage()
