@@ -26,6 +26,8 @@ _SHAPE = ("matrices of finite numbers of shape (tokens, d) with equal d: one arr
           "shape (n, tokens, d), or an object with the attributes values and offsets")
 #: Maximum number of query tokens that are compared at once.
 _TOKENS = 1024
+#: Maximum number of components of a token vector, and of tokens of a query.
+_DIM, _QUERY = 1 << 20, 1 << 20
 #: Components that are converted to float32 at once.
 _BLOCK = 1 << 24
 
@@ -93,6 +95,10 @@ def maxsim(query: ArrayLike | Sequence[ArrayLike] | _Ragged, documents: ArrayLik
                               allowed=f"vectors of {queries.values.shape[1]:,} components, like query")
     tokens = dense(queries)
     refuse_faults("query", queries, tokens, empty=True)
+    longest = int(np.diff(queries.offsets).max(initial=0))
+    if longest > _QUERY:
+        raise InvalidArgument(param="query", got=f"a text of {longest:,} tokens",
+                              allowed=f"texts of at most {_QUERY:,} tokens")
     number = None if top_k is None else integer(top_k)
     if top_k is not None and (number is None or number < 1):
         refuse("top_k", top_k, "None, or an integer of at least 1")
@@ -198,6 +204,9 @@ def _checked(name: str, store: PackedTokens) -> PackedTokens:
     values, offsets, scales = store
     if values.ndim != 2 or values.shape[1] == 0:
         raise InvalidArgument(param=name, got=f"shape {values.shape}", allowed=_SHAPE)
+    if values.shape[1] > _DIM:
+        raise InvalidArgument(param=name, got=f"vectors of {values.shape[1]:,} components",
+                              allowed=f"vectors of at most {_DIM:,} components")
     falls = np.flatnonzero(np.diff(offsets) < 0)
     if offsets[0] != 0 or offsets[-1] != len(values) or len(falls):
         first, last = (offsets[falls[0]], offsets[falls[0] + 1]) if len(falls) else (offsets[0], offsets[-1])

@@ -105,25 +105,44 @@ static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items,
     return count;
 }
 
+/* The first value that is not finite, or `count`. */
+static int64_t first_bad(const float *values, int64_t count) {
+    int64_t at = 0;
+    while (at < count && isfinite(values[at]))
+        at++;
+    return at;
+}
+
+static const char *shown(float value) { return isnan(value) ? "NaN" : value > 0 ? "infinity" : "-infinity"; }
+
 static mp_status refuse(mp_scan *scan, const void *items, int64_t index, int64_t number, mp_error *error) {
     const maxsim *m = (const maxsim *)(void *)scan;
     const mp_maxsim_documents *documents = items;
-    const mp_kernels *k = mp_kernels_get();
     const int64_t begin = documents->offsets[index], tokens = documents->offsets[index + 1] - begin;
+    const long long document = number;
     if (!is_bounded(m, tokens))
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "document %lld must have at most %lld tokens for queries of %d tokens, %d components, got %lld",
-                       (long long)number, (long long)(MP_MAXSIM_WORK / m->panels.N / m->dim), m->panels.N, m->dim,
-                       (long long)tokens);
-    const bool finite = documents->dtype == MP_I8 ||
-                        k->all_finite((const float *)documents->values + begin * m->dim, tokens * m->dim);
-    if (!finite)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "document %lld has a component that is not finite",
-                       (long long)number);
-    if (documents->scales && !k->all_finite(documents->scales + begin, tokens))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "document %lld has a scale that is not finite", (long long)number);
-    return mp_fail(error, MP_INVALID_ARGUMENT, "the product of a query and document %lld exceeds float32",
-                   (long long)number);
+                       "`documents` must have at most %lld tokens in a document for queries of %d tokens and %d "
+                       "components, got %lld in document %lld",
+                       (long long)(MP_MAXSIM_WORK / m->panels.N / m->dim), m->panels.N, m->dim, (long long)tokens,
+                       document);
+    if (documents->dtype != MP_I8) {
+        const float *values = (const float *)documents->values + begin * m->dim;
+        const int64_t at = first_bad(values, tokens * m->dim);
+        if (at < tokens * m->dim)
+            return mp_fail(error, MP_INVALID_ARGUMENT,
+                           "`documents` must have finite components, got %s in document %lld (token %lld)",
+                           shown(values[at]), document, (long long)(at / m->dim));
+    }
+    const float *scales = documents->scales ? documents->scales + begin : NULL;
+    const int64_t at = scales ? first_bad(scales, tokens) : tokens;
+    if (at < tokens)
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "`documents` must have finite scales, got %s in document %lld (token %lld)", shown(scales[at]),
+                       document, (long long)at);
+    return mp_fail(error, MP_INVALID_ARGUMENT,
+                   "`documents` must have finite products with the queries, got one that exceeds float32 in document "
+                   "%lld", document);
 }
 
 static void destroy(mp_scan *scan) { mp_free(scan); }

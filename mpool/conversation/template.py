@@ -315,7 +315,7 @@ def _to_plain(value: Any, where: str, depth: int = 0) -> Any:
                          hint="Raise mpool.tokenizers.limits.max_data_depth")
     if isinstance(value, Mapping):
         return {_to_plain(key, where, depth + 1):
-                _to_plain(item, f"{where}[{key!r}]" if depth < 3 else where, depth + 1)
+                _to_plain(item, _member(where, key) if depth < 3 else where, depth + 1)
                 for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         items = [_to_plain(item, f"{where}[{at}]" if depth < 3 else where, depth + 1) for at, item in enumerate(value)]
@@ -328,6 +328,12 @@ def _to_plain(value: Any, where: str, depth: int = 0) -> Any:
     if callable(getattr(value, "model_dump", None)):  # pydantic
         return _to_plain(value.model_dump(), where, depth + 1)
     return f"<{type(value).__name__}>"
+
+
+def _member(where: str, key: Any) -> str:
+    """Return the name of a member of a mapping, as in ``messages[0].content``."""
+    plain = isinstance(key, str) and key.isidentifier() and len(key) <= 60
+    return f"{where}.{key}" if plain else f"{where}[{shown(key)}]"
 
 
 def _dicts(values: list[Any], name: str) -> list[Any]:

@@ -30,6 +30,8 @@ _MAX_LENGTH = 1 << 20
 #: Tokens of a document if a folder of PyLate or Stanford's ColBERT has no limit, as in PyLate.
 _DOCUMENT_LENGTH = 180
 _MAX_WORDS = 4096
+#: Maximum number of components of a token vector.
+_MAX_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -293,9 +295,8 @@ def _read_query_weights(folder: Folder, vocab: int) -> StoredVector:
         refuse_missing_weights(folder, "model.safetensors",
                                hint="Save the model again with a current version of sentence-transformers")
     paths, entries = found
-    entry = entries.get("weight")
-    if entry is None:
-        raise missing(["weight"], file=paths[0])
+    sentence_folder.check_names(paths, entries, ("weight",))
+    entry = entries["weight"]
     check_shape(entry, (vocab,), paths[entry.file])
     if entry.dtype != "F32":
         raise Unsupported(f"{paths[entry.file]}: weight is stored as {entry.dtype}; mpool supports F32")
@@ -311,11 +312,9 @@ def _read_token_dense(found: Found, hidden: int, kv: dict[str, Value], tensors: 
         if module.kind != "Dense":
             continue
         dense = sentence_folder.read_dense(module.folder, size, "token_embeddings",
-                                           "torch.nn.modules.linear.Identity", widest=1 << 16)
+                                           "torch.nn.modules.linear.Identity", widest=_MAX_ROWS)
         for name, shape in dense.shapes.items():
-            entry = dense.entries.get(name)
-            if entry is None:
-                raise missing([name], file=dense.paths[0])
+            entry = dense.entries[name]
             tensors.add(f"rows.{count}.{name.rpartition('.')[2]}", entry, dense.paths[entry.file], shape)
         kv[f"mpool.rows.{count}.activation"] = dense.activation
         size, count = dense.size, count + 1
@@ -324,6 +323,13 @@ def _read_token_dense(found: Found, hidden: int, kv: dict[str, Value], tensors: 
     kv |= {"mpool.rows_count": count,
            "mpool.rows_normalize": any(one.kind == "Normalize" for one in found.modules)}
     return size
+
+
+def _check_rows(weight: TensorEntry, path: str, hidden: int, most: int = _MAX_ROWS) -> None:
+    """Raise FormatError unless the matrix of a head has 1 to ``most`` rows of the encoder's hidden size."""
+    if len(weight.shape) != 2 or not 1 <= weight.shape[0] <= most or weight.shape[1] != hidden:
+        raise FormatError(file=path, offset=weight.offset, field=f"shape of {weight.name}", got=list(weight.shape),
+                          allowed=f"[{'1' if most == 1 else f'1 to {most:,}'}, {hidden}]")
 
 
 def _words(config: Fields, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
@@ -444,8 +450,9 @@ def read(found: Found, config: Fields, stored: Mapping[str, TensorEntry], paths:
     if not found.folder.has(MODULES_NAME):
         late = _read_stanford(found.folder)
         linear = stored.get("linear.weight")
-        if linear is None or len(linear.shape) != 2 or not 1 <= linear.shape[0] <= 1 << 16:
+        if linear is None:
             raise missing(["linear.weight"], file=paths[0])
+        _check_rows(linear, paths[linear.file], hidden)
         tensors.add("rows.0.weight", linear, paths[linear.file], (linear.shape[0], hidden))
         kv |= {"mpool.rows_count": 1, "mpool.rows_normalize": True, "mpool.rows.0.activation": "identity"}
         late = replace(late, size=linear.shape[0])
@@ -473,13 +480,10 @@ def add_token_heads(folder: Folder, encoder: Folder, embedding: EmbeddingSetting
         if found is None:
             continue
         paths, entries = found
-        weight = entries.get("weight")
-        if weight is None or len(weight.shape) != 2:
-            raise missing(["weight"], file=paths[0])
+        sentence_folder.check_names(paths, entries, ("weight",), ("bias",))
+        weight = entries["weight"]
+        _check_rows(weight, paths[weight.file], hidden, 1 if core == "sparse.0" else _MAX_ROWS)
         out = weight.shape[0]
-        if core == "sparse.0" and out != 1 or not 1 <= out <= 1 << 16:
-            raise FormatError(file=paths[0], field="shape of weight", got=list(weight.shape),
-                              allowed=f"[1, {hidden}]" if core == "sparse.0" else f"[n, {hidden}]")
         tensors.add(f"{core}.weight", weight, paths[weight.file], (out, hidden))
         if "bias" in entries:
             tensors.add(f"{core}.bias", entries["bias"], paths[entries["bias"].file], (out,))

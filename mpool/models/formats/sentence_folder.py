@@ -298,7 +298,7 @@ class DenseModule:
 
 
 def read_dense(folder: Folder, size: int, io_name: str, default: str, widest: int = MAX_WIDTH) -> DenseModule:
-    """Read a Dense module, of sentence vectors or of token vectors. The caller checks the tensors.
+    """Read a Dense module, of sentence vectors or of token vectors. The caller checks the shapes of its tensors.
 
     Args:
         folder: the module's folder.
@@ -325,7 +325,17 @@ def read_dense(folder: Folder, size: int, io_name: str, default: str, widest: in
     if tensors is None:
         refuse_missing_weights(folder, "model.safetensors")
     shapes = {"linear.weight": (out, size)} | ({"linear.bias": (out,)} if bias else {})
-    return DenseModule(out, DENSE_ACTIVATIONS[activation], shapes, *tensors)
+    paths, entries = tensors
+    check_names(paths, entries, tuple(shapes))
+    return DenseModule(out, DENSE_ACTIVATIONS[activation], shapes, paths, entries)
+
+
+def check_names(paths: Sequence[str], entries: Mapping[str, TensorEntry], needed: tuple[str, ...],
+                optional: tuple[str, ...] = ()) -> None:
+    """Raise FormatError unless the files of a module have the tensors that it computes with, and no others."""
+    if not set(needed) <= set(entries) <= {*needed, *optional}:
+        raise FormatError(file=paths[0], field="tensors", got=", ".join(map(shorten, sorted(entries)[:6])) or "none",
+                          allowed=", ".join((*needed, *(f"optionally {name}" for name in optional))))
 
 
 def _add_dense(folder: Folder, name: str, size: int, settings: ModuleSettings) -> tuple[int, str]:
@@ -341,17 +351,13 @@ def _add_dense(folder: Folder, name: str, size: int, settings: ModuleSettings) -
         The size of the module's output, and its activation.
     """
     module = read_dense(folder, size, "sentence_embedding", "torch.nn.modules.activation.Tanh")
-    paths, entries = module.paths, module.entries
-    if set(entries) != set(module.shapes):
-        raise FormatError(file=paths[0], field="tensors", got=", ".join(map(shorten, sorted(entries)[:6])) or "none",
-                          allowed=", ".join(module.shapes))
     for tensor, shape in module.shapes.items():
-        entry = entries[tensor]
-        check_shape(entry, shape, paths[entry.file])
-        safetensors_header.require_weight_dtype(entry, paths[entry.file])
+        entry = module.entries[tensor]
+        path = module.paths[entry.file]
+        check_shape(entry, shape, path)
+        safetensors_header.require_weight_dtype(entry, path)
         renamed = f"{name}.{tensor.rpartition('.')[2]}"
-        settings.dense.append((TensorEntry(renamed, entry.dtype, entry.shape, 0, entry.offset, entry.nbytes),
-                            paths[entry.file]))
+        settings.dense.append((TensorEntry(renamed, entry.dtype, entry.shape, 0, entry.offset, entry.nbytes), path))
     return module.size, module.activation
 
 

@@ -67,10 +67,11 @@ def test_data_becomes_plain(value: Any, plain: Any) -> None:
 
 
 @pytest.mark.parametrize("value, where", [
-    ("a\ud800", "x"), ({"a": "a\ud800"}, "x['a']"), ([0, {"b": ["a\ud800"]}], "x[1]['b'][0]"),
+    ("a\ud800", "x"), ({"a": "a\ud800"}, "x.a"), ([0, {"b": ["a\ud800"]}], "x[1].b[0]"), ({7: "a\ud800"}, "x[7]"),
+    ({"a b": {"c": "a\ud800"}}, "x['a b'].c"), ({"k" * 90: "a\ud800"}, f"x['{'k' * 56}...]"),
     ([[[["a\ud800"]]]], "x[0][0][0]"), (Document("a\ud800", ()), "x"), ({"a\ud800": 1}, "x")])
 def test_half_of_a_surrogate_pair(value: Any, where: str) -> None:
-    """The error names where the text stands, down to three levels, and the character."""
+    """The error names the text as a field of a request is named, down to three levels, and the character."""
     with pytest.raises(InvalidArgument) as caught:
         _to_plain(value, "x")
     assert caught.value.param == where
@@ -87,7 +88,7 @@ def test_depth_of_data(make: Any) -> None:
         try:
             _to_plain(deeper, "x")
         except LimitError as error:
-            assert "x is nested deeper than 64 levels" in str(error).replace("[0]", "").replace("['a']", "")
+            assert "x is nested deeper than 64 levels" in str(error).replace("[0]", "").replace(".a", "")
             assert error.hint == "Raise mpool.tokenizers.limits.max_data_depth"
             break
         value = deeper
