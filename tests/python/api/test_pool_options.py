@@ -179,7 +179,8 @@ def predictive_scaling(m: Models) -> None:
             dice, since, end = random.Random(7), time.monotonic(), time.monotonic() + 30
             while time.monotonic() < (min(since + 3, end) if predictive else end):
                 pool.embed([" ".join(dice.choices(["one", "two"], k=40)) for _ in range(25)], m.wide)
-                time.sleep(0.002)  # short compared to a request: the worker becomes idle and gets the next one
+                time.sleep(0.002)  # short compared to a request
+                until(lambda: pool.registry.entries()[0]["busy"] == 0)  # the idle worker gets the next one
                 row = pool.registry.entries()[0]
                 if not predictive and row["workers"] == 1:
                     break

@@ -319,7 +319,8 @@ def test_memory_of_a_process_is_bounded(llama: Path) -> None:
 def test_worker_that_does_not_start(bert: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...],
                                  error: type[mpool.MpoolError], why: str) -> None:
     monkeypatch.setattr(_isolated, "command", lambda: command)
-    timeout = 1.0 if error is mpool.SpawnTimeout else 30.0
+    # 3/4 of it is the limit of a silent process, which has to end before the limit of a load without progress
+    timeout = 6.0 if error is mpool.SpawnTimeout else 30.0
     with pool_of(load_timeout=timeout) as pool, pytest.raises(error, match=why):
         pool.embed("a", bert)
     assert children() == []
