@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import shutil
 import struct
@@ -68,6 +69,17 @@ def save_tensors(path: Path, tensors: dict[str, np.ndarray], dtype: str = "float
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
+
+
+def digest_of(*folders: Path) -> str:
+    """Return the hash of the tensors and their names in folders: recorded results belong to these weights."""
+    from safetensors.numpy import load_file
+
+    found = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*.safetensors")):
+        for name, tensor in sorted(load_file(path).items()):
+            found.update(f"{path.name} {name} {tensor.dtype} {tensor.shape}".encode() + tensor.tobytes())
+    return found.hexdigest()
 
 
 def save_peft(folder: Path, found: Matrices, alpha: float, dtype: str = "float32", **config: Any) -> Path:
