@@ -96,6 +96,13 @@ def save_peft(folder: Path, found: Matrices, alpha: float, dtype: str = "float32
     return folder
 
 
+def two_adapters(model: Path, folder: Path, first: int = 0) -> dict[str, Path]:
+    """Write the adapters ``one`` and ``two`` of an encoder as folders of PEFT. ``first``: seed of ``one``."""
+    targets = ("query", "key", "value")
+    return {name: save_peft(folder / name, matrices(model, 4, seed, targets), 9.0, task_type="FEATURE_EXTRACTION")
+            for seed, name in enumerate(("one", "two"), first)}
+
+
 def save_gguf(path: Path, found: Matrices, alpha: float, heads: dict[str, int] | None = None,
               architecture: str = "llama", **keys: str) -> Path:
     """Write a GGUF adapter as llama.cpp's convert_lora_to_gguf.py does.
