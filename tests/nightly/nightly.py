@@ -84,7 +84,8 @@ JOBS: dict[str, Job] = {
                              "parity/test_hard_inputs.py", "api/test_speculation.py", "conversation/test_tools.py"),
                      {"MPOOL_REQUIRE_REAL": "1"}, all=True),
     "cluster": Job("Ray on several nodes, with kills",
-                     _python("integrations/test_ray_cluster.py", "integrations/test_ray_failures.py")),
+                     _python("integrations/test_ray_cluster.py", "integrations/test_ray_outputs.py",
+                             "integrations/test_ray_failures.py")),
     "clients": Job("clients of other libraries, and adapters: pip install '.[clients]' first, in an environment of "
                    "its own",
                    _python("server/test_server_clients.py",

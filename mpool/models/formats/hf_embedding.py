@@ -26,6 +26,10 @@ from . import safetensors_header, sentence_folder
 
 #: Files of BGE-M3's heads beside the model, without their suffix.
 COLBERT_LINEAR, SPARSE_LINEAR = "colbert_linear", "sparse_linear"
+#: Files that name special tokens, and the names of those that get no sparse weight: they are not part of a text. The
+#: mask token and further special tokens in a text have weights, as in FlagEmbedding.
+_TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+_UNWEIGHTED = ("bos_token", "cls_token", "eos_token", "pad_token", "sep_token", "unk_token")
 _MAX_LENGTH = 1 << 20
 #: Tokens of a document if a folder of PyLate or Stanford's ColBERT has no limit, as in PyLate.
 _DOCUMENT_LENGTH = 180
@@ -471,7 +475,7 @@ def add_token_heads(folder: Folder, encoder: Folder, embedding: EmbeddingSetting
 
     Args:
         folder: folder of the model.
-        encoder: folder of the encoder and its tokenizer, whose special tokens get no weight.
+        encoder: folder of the encoder and its tokenizer.
         embedding, size, kv, tensors: the model and its spec under construction.
     """
     hidden, outputs, late = size["D"], list(embedding.embeddings), embedding.tokens
@@ -490,7 +494,7 @@ def add_token_heads(folder: Folder, encoder: Folder, embedding: EmbeddingSetting
         if core == "sparse.0":
             outputs.append("sparse")
             kv |= {"mpool.sparse": "tokens", "mpool.sparse_count": 1, "mpool.sparse.0.activation": "relu",
-                   "mpool.sparse_skipped": list(_special_ids(encoder, size["V"]))}
+                   "mpool.sparse_skipped": list(_unweighted_ids(encoder, size["V"]))}
         else:
             outputs.append("tokens")
             late = TokenVectorSettings(size=out, skip_first=1)
@@ -498,12 +502,23 @@ def add_token_heads(folder: Folder, encoder: Folder, embedding: EmbeddingSetting
     return replace(embedding, embeddings=tuple(outputs), tokens=late)
 
 
-def _special_ids(folder: Folder, vocab: int) -> tuple[int, ...]:
-    """Return the ids of a tokenizer's special tokens as ``tokenizer.json`` lists them, at most 64."""
+def _unweighted_ids(folder: Folder, vocab: int) -> tuple[int, ...]:
+    """Return the ids of the special tokens that get no sparse weight, at most 64.
+
+    These are the tokens that the tokenizer's settings name under one of :data:`_UNWEIGHTED`; if they name none, all
+    special tokens of ``tokenizer.json``.
+    """
     whole: Any = folder.json("tokenizer.json") if folder.has("tokenizer.json") else {}
     added = whole.get("added_tokens", []) if isinstance(whole, dict) else []
-    found = {row["id"] for row in added if isinstance(row, dict) and row.get("special") is True
-             and type(row.get("id")) is int and 0 <= row["id"] < vocab} if isinstance(added, list) else set()
+    special = {row["id"]: row.get("content") for row in added if isinstance(row, dict) and row.get("special") is True
+               and type(row.get("id")) is int and 0 <= row["id"] < vocab} if isinstance(added, list) else {}
+    names: set[str] = set()
+    for file in _TOKENIZER_SETTINGS:
+        settings = folder.fields(file, missing_ok=True, wide_ints=True)
+        values = [settings.get(key) for key in _UNWEIGHTED]
+        texts = [value.get("content") if isinstance(value, dict) else value for value in values]
+        names |= {text for text in texts if isinstance(text, str)}
+    found = [token for token, text in special.items() if isinstance(text, str) and text in names] or list(special)
     return tuple(sorted(found)[:64])
 
 

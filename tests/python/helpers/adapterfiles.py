@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import shutil
 import struct
@@ -70,6 +71,17 @@ def save_tensors(path: Path, tensors: dict[str, np.ndarray], dtype: str = "float
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
 
 
+def digest_of(*folders: Path) -> str:
+    """Return the hash of the tensors and their names in folders: recorded results belong to these weights."""
+    from safetensors.numpy import load_file
+
+    found = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*.safetensors")):
+        for name, tensor in sorted(load_file(path).items()):
+            found.update(f"{path.name} {name} {tensor.dtype} {tensor.shape}".encode() + tensor.tobytes())
+    return found.hexdigest()
+
+
 def save_peft(folder: Path, found: Matrices, alpha: float, dtype: str = "float32", **config: Any) -> Path:
     """Write a folder of PEFT. ``config``: keys of adapter_config.json besides the required ones; None: omit the key."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,6 +94,13 @@ def save_peft(folder: Path, found: Matrices, alpha: float, dtype: str = "float32
         f"base_model.model.{name}.lora_{side}.weight": matrix
         for name, pair in found.items() for side, matrix in zip("AB", pair)}, dtype)
     return folder
+
+
+def two_adapters(model: Path, folder: Path, first: int = 0) -> dict[str, Path]:
+    """Write the adapters ``one`` and ``two`` of an encoder as folders of PEFT. ``first``: seed of ``one``."""
+    targets = ("query", "key", "value")
+    return {name: save_peft(folder / name, matrices(model, 4, seed, targets), 9.0, task_type="FEATURE_EXTRACTION")
+            for seed, name in enumerate(("one", "two"), first)}
 
 
 def save_gguf(path: Path, found: Matrices, alpha: float, heads: dict[str, int] | None = None,

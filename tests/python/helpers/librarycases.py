@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
-from adapterfiles import matrices, save_peft
+from adapterfiles import digest_of as digest_of, matrices, save_peft
 from rerankers import make_classifier
 from retrievalmodels import TEXTS as TEXTS
 
@@ -26,14 +25,3 @@ def write_adapted(folder: Path, name: str) -> tuple[Path, Path]:
     model = make_classifier(folder / "model", kind, LABELS)
     found = {key: pair for key, pair in matrices(model, rank, 11, targets).items() if ".layer" in key}
     return model, save_peft(folder / "adapter", found, 9.0, task_type="FEATURE_EXTRACTION", **config)
-
-
-def digest_of(*folders: Path) -> str:
-    """Return the hash of the tensors and their names in folders: recorded results belong to these weights."""
-    from safetensors.numpy import load_file
-
-    found = hashlib.sha256()
-    for path in sorted(path for folder in folders for path in folder.rglob("*.safetensors")):
-        for name, tensor in sorted(load_file(path).items()):
-            found.update(f"{path.name} {name} {tensor.dtype} {tensor.shape}".encode() + tensor.tobytes())
-    return found.hexdigest()

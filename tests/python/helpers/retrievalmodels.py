@@ -259,6 +259,6 @@ def bge_m3_outputs(folder: Path, texts: list[str]) -> tuple[Any, Any, list[Any]]
         rows.append(torch.nn.functional.normalize(projected, dim=-1).numpy())
         each = torch.relu(states @ sparse["weight"].double().T + sparse["bias"].double())[:, 0].numpy()
         for token, weight in zip(encoded["input_ids"][0].tolist(), each):
-            if token not in range(5):  # special tokens
+            if token not in range(4):  # special tokens except the mask token
                 weights[at, token] = max(weights[at, token], weight)
     return np.array(dense), weights, rows

@@ -22,7 +22,7 @@ import mpool  # noqa: E402
 from mpool.integrations.ray import _share  # noqa: E402
 from mpool.integrations.ray.parquet import EmbedBatches, Embedded, embed_parquet  # noqa: E402
 
-from adapterfiles import matrices, save_peft  # noqa: E402
+from adapterfiles import two_adapters  # noqa: E402
 from rerankers import make_classifier  # noqa: E402
 
 
@@ -144,15 +144,9 @@ def test_files_of_spans(tagger: Path, tmp_path: Path, monkeypatch: pytest.Monkey
             embed_parquet(tmp_path / "in", tmp_path / "out", **same, **{option: value})
 
 
-def _adapters(bert: Path, folder: Path) -> dict[str, Path]:
-    targets = ("query", "key", "value")
-    return {name: save_peft(folder / name, matrices(bert, 4, seed, targets), 9.0, task_type="FEATURE_EXTRACTION")
-            for seed, name in enumerate(("one", "two"))}
-
-
 def test_batches_of_an_adapter(bert: Path, tmp_path: Path) -> None:
     """The actor loads the adapters; the option selects one, and the record has the hash of its files."""
-    adapters, texts = _adapters(bert, tmp_path), ["A cat.", "A dog."]
+    adapters, texts = two_adapters(bert, tmp_path), ["A cat.", "A dog."]
     with mpool.Pool() as pool:
         pool.load(bert, adapters=adapters)
         expected = {name: pool.embed(texts, bert, adapter=name).tolist() for name in (None, "one", "two")}
@@ -171,7 +165,7 @@ def test_batches_of_an_adapter(bert: Path, tmp_path: Path) -> None:
 def test_files_of_an_adapter(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target with vectors of another adapter, or of other files of the same name, is refused."""
     written = fake_run(monkeypatch)
-    adapters, source, target = _adapters(bert, tmp_path), tmp_path / "in", tmp_path / "out"
+    adapters, source, target = two_adapters(bert, tmp_path), tmp_path / "in", tmp_path / "out"
     source.mkdir()
     for name in "ab":
         pq.write_table(pa.table({"text": ["A cat.", "A dog."]}), source / f"{name}.parquet")
