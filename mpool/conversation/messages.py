@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from ..checks import refuse
@@ -28,8 +29,8 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
     Args:
         messages: the caller's messages.
         images: None for a language model: the text parts of each message are joined to one string. For a vision model,
-            a list to which the images of the messages are appended: each content becomes a list of
-            ``{"type": "image"}`` and ``{"type": "text", "text": ...}``.
+            a list to which the images of the messages are appended, as :class:`NamedImage`: each content becomes a list
+            of ``{"type": "image"}`` and ``{"type": "text", "text": ...}``.
 
     Raises:
         InvalidArgument: a message is malformed, or the messages have too many characters in total.
@@ -120,8 +121,9 @@ def _content(where: str, message: Mapping[str, Any], role: str,
         for at, part in enumerate(content):
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind in IMAGE_PARTS or kind in _OTHER_PARTS:
-                raise Unsupported(f"`{where}.content[{at}]` is of type {kind}; this model supports text only",
-                                  param=f"{where}.content[{at}]")
+                given = part.get("image")
+                name = given.name if isinstance(given, NamedImage) else f"{where}.content[{at}]"
+                raise Unsupported(f"`{name}` is of type {kind}; this model supports text only", param=name)
             text = part.get("text") if kind in ("text", "input_text") else part
             if not isinstance(text, str):
                 refuse(f"{where}.content[{at}]", part, 'a string or {"type": "text", "text": ...}')
@@ -141,7 +143,7 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
     if _is_set(own):
         if isinstance(own, (str, bytes, Mapping)) or not isinstance(own, Sequence):
             refuse(f"{where}.images", own, "a list of images")
-        images += own
+        images += [_named(image, f"{where}.images[{at}]") for at, image in enumerate(own)]
         parts += [{"type": "image"} for _ in own]
     if isinstance(content, str):
         content = [content] if content else []
@@ -152,7 +154,7 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in IMAGE_PARTS:
-            images.append(image_from_part(part, f"{where}.content[{at}]"))
+            images.append(_named(image_from_part(part, f"{where}.content[{at}]"), f"{where}.content[{at}]"))
             parts.append({"type": "image"})
             continue
         if kind in _OTHER_PARTS:
@@ -167,6 +169,22 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
 
 
 # ---- images of a message ---------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class NamedImage:
+    """An image, and the name of the argument or field that has it, for error messages.
+
+    The name cannot be derived from the position of the image: the server inserts, joins and drops messages.
+    """
+
+    image: Any
+    name: str
+
+
+def _named(image: Any, name: str) -> NamedImage:
+    return image if isinstance(image, NamedImage) else NamedImage(image, name)
+
+
 
 def image_from_part(part: Mapping[str, Any], where: str) -> Any:
     """Return the image of a message part: any value that :func:`mpool.embed_image` accepts.

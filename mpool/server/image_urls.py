@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
+from ..conversation.messages import NamedImage
 from ..errors import DownloadError, InvalidArgument
 from ..images.fetching import SECONDS, fetch
 from .errors import Refusal
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 #: Maximum number of URLs in a request.
 _MAX_URLS = 16
-_FIELD = "image_url"
 
 
 async def with_images(context: Context, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -31,20 +31,21 @@ async def with_images(context: Context, messages: list[dict[str, Any]]) -> list[
             and unreachable servers, so that it tells nothing about the network of this machine.
     """
     parts = [part for message in messages if isinstance(message.get("content"), list)
-             for part in message["content"] if part["type"] == "image" and isinstance(part["image"], str)]
+             for part in message["content"] if part["type"] == "image" and isinstance(part["image"].image, str)]
     if len(parts) > _MAX_URLS:
         raise Refusal("invalid_value", f"A request must have at most {_MAX_URLS} URLs of images, got {len(parts)}.",
-                      _FIELD)
+                      parts[_MAX_URLS]["image"].name)
     most, end = context.state.settings.max_body, time.monotonic() + SECONDS
     for part in parts:
+        url, name = part["image"].image, part["image"].name
         try:
-            data = await native_calls.IMAGE_REQUESTS.arun(fetch, part["image"], _FIELD, most,
-                                                          max(end - time.monotonic(), 0.0), True)
+            left = max(end - time.monotonic(), 0.0)
+            data = await native_calls.IMAGE_REQUESTS.arun(fetch, url, name, most, left, True)
         except (DownloadError, InvalidArgument):
-            raise Refusal("invalid_value", f"`{_FIELD}` must be the https URL of a public server that sends an image "
+            raise Refusal("invalid_value", f"`{name}` must be the https URL of a public server that sends an image "
                                            f"within {SECONDS:.0f} s, of at most {most:,} bytes in total.",
-                          _FIELD) from None
-        part["image"] = data
+                          name) from None
+        part["image"] = NamedImage(data, name)
         most -= len(data)
     return messages
 

@@ -53,7 +53,7 @@ from .ollama_structs import (
     Version,
 )
 from .openai.text import LOWEST
-from .operations import Context, Operation, image_of, json_response, large_response
+from .operations import Context, Operation, json_response, large_response
 from .sampling import narrow
 from .streaming import LINES, MergedStreams, StreamedResponse, line
 
@@ -246,7 +246,7 @@ def _message(context: Context, message: OllamaMessage, where: str = "") -> dict[
     content = context.check_text(message.content, where.removesuffix(".") or "prompt")
     found: dict[str, Any] = {"role": message.role, "content": content}
     if message.images:
-        found["images"] = [image_of(image, f"{where}images[{at}]") for at, image in enumerate(message.images)]
+        found["images"] = [context.image_file(image, f"{where}images[{at}]") for at, image in enumerate(message.images)]
     for name, value in (("thinking", message.thinking), ("name", message.tool_name),
                         ("tool_call_id", message.tool_call_id)):
         if value:

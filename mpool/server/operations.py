@@ -20,7 +20,8 @@ import msgspec
 from starlette.responses import Response
 
 from .. import native_calls
-from ..errors import WrongCapability
+from ..conversation.messages import NamedImage
+from ..errors import MpoolError, WrongCapability
 from ..runtime import tally
 from . import bodies
 from .disconnects import DisconnectListener, DisconnectReports
@@ -90,16 +91,18 @@ class Context:
         id: Request id.
         scope: Scope of ASGI.
         started: ``time.monotonic()`` when the body was complete.
+        images: Names of the fields of the body with an image.
         ignored: Names of fields of the body that are ignored because the operation does not have them: the log names
             each once, and the response header ``x-mpool-ignored`` names them all. None: such fields are errors.
     """
 
-    __slots__ = ("operation", "state", "id", "scope", "started", "ignored")
+    __slots__ = ("operation", "state", "id", "scope", "started", "ignored", "images")
 
     def __init__(self, operation: Operation, state: State, scope: Scope) -> None:
         self.operation, self.state, self.scope = operation, state, scope
         self.id, self.started = state.new_id(), time.monotonic()
         self.ignored: list[str] | None = None if state.settings.strict else []
+        self.images: set[str] = set()
 
     def ignore(self, name: str, message: str, param: str, code: str = "unsupported_parameter") -> None:
         """Report that a part of the body has no effect.
@@ -126,6 +129,8 @@ class Context:
         if refusal.param == "response_format":
             refusal.param = self.operation.schema_field
             refusal.detail = with_schema_field(refusal.detail, refusal.param)
+        if isinstance(error, MpoolError) and error.param in self.images:
+            refusal.param = error.param
         if isinstance(error, WrongCapability):
             running = self.state.running.get(self.id)
             refusal.detail = _with_name(refusal.detail, error.key, running) + self.state.models.suggest(error.wanted)
@@ -206,32 +211,38 @@ class Context:
             if isinstance(text, str):
                 self.check_text(text, f"{name}[{at}]")
 
-    def image(self, text: str, name: str) -> bytes | str:
+    def image(self, text: str, name: str) -> NamedImage:
         """Return the image file in a field, or its https URL if the server fetches images: then
         :func:`mpool.server.image_urls.with_images` replaces the URL by the file.
 
         Args:
             text: Base64, a ``data:`` URL or an https URL.
-            name: Field of the request, for the error message.
+            name: Field of the request, for error messages.
 
         Raises:
             Refusal: The text is none of these, or the server fetches no images.
         """
         if self.state.settings.allow_image_urls and text[:8].lower() == "https://" and len(text) <= _MAX_URL:
-            return text
-        return image_of(text, name)
+            self.images.add(name)
+            return NamedImage(text, name)
+        return self.image_file(text, name)
+
+    def image_file(self, text: str, name: str) -> NamedImage:
+        """Return the image file in a field.
+
+        Args:
+            text: Base64, or a ``data:`` URL with base64 data.
+            name: Field of the request, for error messages.
+
+        Raises:
+            Refusal: The text is neither base64 nor such a URL.
+        """
+        self.images.add(name)
+        return NamedImage(_file_of(text, name), name)
 
 
-def image_of(text: str, name: str) -> bytes:
-    """Decode an image file from base64 or a ``data:`` URL. The server never opens a path that a client names.
-
-    Args:
-        text: Base64, or a ``data:`` URL with base64 data.
-        name: Field of the request, for the error message.
-
-    Raises:
-        Refusal: The text is neither base64 nor such a URL.
-    """
+def _file_of(text: str, name: str) -> bytes:
+    """Decode an image file from base64 or a ``data:`` URL. The server never opens a path that a client names."""
     if text.startswith("data:"):
         head, _, text = text.partition(",")
         if not head.endswith(";base64"):
@@ -429,4 +440,4 @@ def _check_type(scope: Any) -> None:
 
 
 __all__ = ["MAX_NUMBERS", "MAX_RESPONSE", "NUMBER_BYTES", "Context", "Endpoint", "Operation", "check_response",
-           "image_of", "json_response", "large_response"]
+           "json_response", "large_response"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from ..conversation.messages import NamedImage
+
 #: Maximum number of conversations, and of bytes of their texts and images.
 _MAX_CONVERSATIONS, _MAX_BYTES = 1000, 64 << 20
 #: Bytes of a message beside its texts and images.
@@ -51,6 +53,8 @@ def _size(message: dict[str, Any]) -> int:
             parts += value.values()
         elif isinstance(value, list):
             parts += value
+        elif isinstance(value, NamedImage):
+            parts.append(value.image)
         elif isinstance(value, (str, bytes)):
             found += (4 if isinstance(value, str) else 1) * len(value)
     return found

@@ -107,7 +107,7 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
     sizes: list[int] = []
     faults: list[tuple[int, MpoolError]] = []
     for at, image in enumerate(images):
-        name = "image" if single else f"images[{start + at}]"
+        name = "images" if single else f"images[{start + at}]"
         try:
             limit = None if call is None else _deadlines.remaining(call.deadline, plan.entry.key)
             pixels = convert_image(image, name, partial(prepare, settings=plan.settings, name=name),

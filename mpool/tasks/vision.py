@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import native_calls
 from ..checks import refuse
+from ..conversation.messages import NamedImage
 from ..errors import ContextOverflow, InvalidArgument, MpoolError
 from ..images import convert_image
 from ..images.tiling import PlaceholderRun, tile_image
@@ -59,12 +60,11 @@ class Images:
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
-def _read(entry: Entry, images: Sequence[Any], allow_urls: bool, deadline: float | None) -> list[TiledImage]:
+def _read(entry: Entry, images: Sequence[NamedImage], allow_urls: bool, deadline: float | None) -> list[TiledImage]:
     settings, found = _settings(entry), []
-    for at, image in enumerate(images):
-        name = f"images[{at}]" if len(images) > 1 else "image"
+    for given in images:
         limit = _deadlines.remaining(deadline, entry.key)
-        found.append(convert_image(image, name, partial(tile_image, settings=settings, name=name),
+        found.append(convert_image(given.image, given.name, partial(tile_image, settings=settings, name=given.name),
                                    allow_urls=allow_urls, timeout=limit))
     return found
 
@@ -75,7 +75,8 @@ def _settings(entry: Entry) -> VisionSettings:
     return settings
 
 
-def read_images(entry: Entry, images: Sequence[Any], allow_urls: Any, deadline: float | None) -> list[TiledImage]:
+def read_images(entry: Entry, images: Sequence[NamedImage], allow_urls: Any,
+                deadline: float | None) -> list[TiledImage]:
     """Read images and prepare them for the model. Threads for native calls decode them.
 
     Args:
@@ -222,5 +223,6 @@ def messages_of(images: Any, prompt: Any) -> list[dict[str, Any]]:
     if not several:
         raise InvalidArgument(param="images", got="an empty list", allowed="an image or a list of images",
                               hint="For text without images use mpool.chat or mpool.generate")
-    return [{"role": "user", "content": [*({"type": "image", "image": image} for image in several),
-                                         {"type": "text", "text": prompt}]}]
+    parts = [{"type": "image", "image": NamedImage(image, "images" if found is None else f"images[{at}]")}
+             for at, image in enumerate(several)]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}]

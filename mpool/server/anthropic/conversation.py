@@ -8,7 +8,6 @@ from ...checks import shown
 from ...conversation.tool_schemas import ToolFields
 from .. import formats, thinking
 from ..errors import Refusal
-from ..operations import image_of
 from .structs import (
     AnthropicMessage,
     Base64Source,
@@ -241,7 +240,7 @@ def _text_of(block: DocumentBlock | SearchResultBlock) -> str:
 def _image(context: Context, block: ImageBlock, name: str) -> dict[str, Any]:
     source = block.source
     if isinstance(source, Base64Source):
-        return {"type": "image", "image": image_of(source.data, f"{name}.source.data")}
+        return {"type": "image", "image": context.image_file(source.data, f"{name}.source.data")}
     return {"type": "image", "image": context.image(source.url, f"{name}.source.url")}
 
 

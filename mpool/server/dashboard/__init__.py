@@ -27,7 +27,7 @@ from ...checks import shown
 from ..errors import Refusal
 from ..fields import Fields, Name
 from ..openai.structs import Embedding, EmbeddingsResponse, InputUsage
-from ..operations import Context, Operation, image_of, json_response, large_response
+from ..operations import Context, Operation, json_response, large_response
 from ..request_history import REQUESTS, PastRequest
 from ..series import RINGS, columns
 from .snapshot import Snapshot, snapshot
@@ -205,7 +205,7 @@ class ImagesToEmbed(Fields):
 async def embed_images(context: Context, body: ImagesToEmbed) -> Response:
     """Embed images. Neither OpenAI's nor Ollama's protocol has a route for this."""
     served = await context.model(body.model)
-    files = [image_of(text, f"images[{at}]") for at, text in enumerate(body.images)]
+    files = [context.image_file(text, f"images[{at}]").image for at, text in enumerate(body.images)]
     rows = await aio.embed_image(files, served.model, pool=context.state.pool)
 
     def made() -> EmbeddingsResponse:

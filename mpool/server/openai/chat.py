@@ -159,8 +159,9 @@ def template_variables(given: dict[str, Any]) -> dict[str, Any]:
 
 def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, ImagePart):
-        url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-        return {"type": "image", "image": context.image(url, where)}
+        given = part.image_url
+        url, name = (given, "image_url") if isinstance(given, str) else (given.url, "image_url.url")
+        return {"type": "image", "image": context.image(url, f"{where}.{name}")}
     return {"type": "text", "text": context.check_text(part.refusal if isinstance(part, RefusalPart) else part.text,
                                                        where)}
 

@@ -155,7 +155,7 @@ def test_aio(pool: mpool.Pool, clip: Path) -> None:
         rows = await mpool.aio.embed_image([given[0], b"x"], clip, pool=pool, on_error="null")
         assert np.array_equal(rows[0], expected[0]) and np.isnan(rows[1]).all()
         assert (await mpool.aio.embed_image([], clip, pool=pool)).shape == (0, 24)
-        with pytest.raises(InvalidArgument, match="`image` must be a PNG"):
+        with pytest.raises(InvalidArgument, match="`images` must be a PNG"):
             await mpool.aio.embed_image(b"x", clip, pool=pool)
         task = asyncio.ensure_future(mpool.aio.embed_image(given * 100, clip, pool=pool))
         await asyncio.sleep(0.01)

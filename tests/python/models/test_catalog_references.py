@@ -169,7 +169,9 @@ def test_catalogue_rows() -> None:
     "answerdotai/answerai-colbert-small-v1", "minishlab/potion-base-8M", "dslim/bert-base-NER",
     "ibm-granite/granite-embedding-english-r2", "ibm-granite/granite-embedding-small-english-r2",
     "Snowflake/snowflake-arctic-embed-xs", "Snowflake/snowflake-arctic-embed-s", "Snowflake/snowflake-arctic-embed-m",
-    "Snowflake/snowflake-arctic-embed-l"])
+    "Snowflake/snowflake-arctic-embed-l", "Snowflake/snowflake-arctic-embed-m-v2.0",
+    "Snowflake/snowflake-arctic-embed-l-v2.0", "Alibaba-NLP/gte-modernbert-base",
+    "Alibaba-NLP/gte-reranker-modernbert-base", "EuroBERT/EuroBERT-210m"])
 def test_rows_of_the_outputs_of_encoders(repo: str) -> None:
     """The key is the name of the repository, and either one finds the row. Nothing is stated that pins the files."""
     key = repo.partition("/")[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 
 from servers import ask, serving
 
+imagemodels = pytest.importorskip("imagemodels")
 visionmodels = pytest.importorskip("visionmodels")
 anthropic = pytest.importorskip("anthropic")
 openai = pytest.importorskip("openai")
@@ -22,7 +24,8 @@ ollama = pytest.importorskip("ollama")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, llama: Path) -> Iterator[Any]:
     folder = visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path_factory.mktemp("llava"))
-    with serving([f"llava={folder}", f"llama={llama}"]) as made:
+    clip = imagemodels.save(imagemodels.randomised("clip", 2), "clip", tmp_path_factory.mktemp("clip"))
+    with serving([f"llava={folder}", f"llama={llama}", f"clip={clip}"]) as made:
         yield made
 
 
@@ -91,6 +94,56 @@ def test_the_error_of_an_image_names_the_field_of_the_request(server: Any) -> No
         assert status == 400 and f"`{name}` must be base64" in found["error"]
 
 
+CORRUPTED = base64.b64encode(b"\x89PNG\r\n\x1a\nx").decode()
+DATA = "data:image/png;base64," + CORRUPTED
+EARLIER = [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+SOURCE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": CORRUPTED}}
+TOOL = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [
+    {"type": "tool_use", "id": "t", "name": "f", "input": {}}]}, {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x"}, SOURCE]}]}]
+
+
+@pytest.mark.parametrize("path, body, name", [
+    ("/v1/chat/completions", {"messages": [*EARLIER, {"role": "user", "content": [
+        {"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": DATA}}]}]},
+     "messages[3].content[1].image_url.url"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": DATA}]}],
+                              "stream": True}, "messages[0].content[0].image_url"),
+    ("/v1/responses", {"instructions": "s", "input": [*EARLIER[1:], {"role": "user", "content": [
+        {"type": "input_image", "image_url": DATA}]}]}, "input[2].content[0].image_url"),
+    ("/v1/messages", {"system": "s", "max_tokens": 3, "messages": [
+        *EARLIER[1:], {"role": "user", "content": [SOURCE]}]},
+     "messages[2].content[0].source.data"),
+    ("/v1/messages", {"max_tokens": 3, "messages": TOOL}, "messages[2].content[0].content[1].source.data"),
+    ("/v1/messages/count_tokens", {"messages": TOOL}, "messages[2].content[0].content[1].source.data"),
+    ("/api/chat", {"messages": [{"role": "user", "content": "x"}, {"role": "thinking", "content": "t"}, {
+        "role": "assistant", "content": "y"}, {"role": "user", "content": "x", "images": ["PHOTO", CORRUPTED]}]},
+     "messages[3].images[1]"),
+    ("/api/generate", {"prompt": "x", "system": "s", "images": ["PHOTO", CORRUPTED]}, "images[1]"),
+    ("/api/generate", {"prompt": "x", "images": [CORRUPTED]}, "images[0]"),
+    ("/api/mpool/embed_images", {"model": "clip", "images": [CORRUPTED]}, "images[0]"),
+    ("/api/mpool/embed_images", {"model": "clip", "images": ["PHOTO", DATA]}, "images[1]")])
+def test_the_error_of_an_unreadable_image_names_its_field(server: Any, photo: bytes, path: str, body: dict[str, Any],
+                                                          name: str) -> None:
+    """The bytes of a field are no image. The library finds that in messages that differ from those of the client."""
+    text = json.dumps({"model": "llava", **body}).replace("PHOTO", base64.b64encode(photo).decode())
+    status, found = ask(server, path, json.loads(text))
+    error = found["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert status == 400 and f"`{name}` must be a PNG, JPEG" in message, found
+    if path in ("/v1/chat/completions", "/v1/responses"):
+        assert error["param"] == name and error["code"] == "invalid_value"
+
+
+def test_the_error_of_an_image_for_a_language_model_names_its_field(server: Any) -> None:
+    parts = [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": DATA}]
+    status, found = ask(server, "/v1/responses", {"model": "llama", "instructions": "s", "input": [
+        {"role": "user", "content": parts}]})
+    name = "input[0].content[1].image_url"
+    assert (status, found["error"]["param"]) == (400, name)
+    assert f"`{name}` is of type image; this model supports text only" in found["error"]["message"]
+
+
 # ---- images at URLs --------------------------------------------------------------------------------------------------
 
 URL = "https://images.example/photo.png"
@@ -145,6 +198,7 @@ def test_images_at_urls(fetching: Any, photo: bytes, monkeypatch: pytest.MonkeyP
     body["messages"][0]["content"] = body["messages"][0]["content"][:1] * 17
     status, found = ask(fetching, "/v1/chat/completions", body)
     assert status == 400 and "at most 16 URLs" in found["error"]["message"] and not asked
+    assert found["error"]["param"] == "messages[0].content[16].image_url.url"
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1:1/x.png", "https://localhost:1/x.png", "https://[::1]:1/x.png",
@@ -152,9 +206,13 @@ def test_images_at_urls(fetching: Any, photo: bytes, monkeypatch: pytest.MonkeyP
                                  "https://[::ffff:10.0.0.1]/x.png", "https://2130706433:1/x.png", "https://[zz]/"])
 def test_private_addresses_are_refused(fetching: Any, url: str) -> None:
     """The error does not say whether anything listens there."""
-    for path, body in bodies(url).items():
+    names = ("messages[0].content[0].image_url.url", "input[0].content[0].image_url",
+             "messages[0].content[0].source.url")
+    for (path, body), name in zip(bodies(url).items(), names, strict=True):
         status, found = ask(fetching, path, body)
-        assert status == 400 and "must be the https URL of a public server" in found["error"]["message"], found
+        error = found["error"]
+        assert status == 400 and f"`{name}` must be the https URL of a public server" in error["message"], found
+        assert error.get("param", name) == name
 
 
 @pytest.mark.parametrize("url", ["http://images.example/x.png", "ftp://images.example/x", "file:///etc/passwd",
