@@ -261,11 +261,13 @@ MP_TEST(models_lookup_plans_have_threads_and_a_limit) {
         MP_CHECK_INT(cost, (uint64_t)cases[i].texts * TOKENS * 3);
         item.request = &call->base;
         MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+        MP_CHECK(item.state); /* from admit to retire */
         tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
         MP_CHECK(plan.count == 1 && !plan.together);
         MP_CHECK_INT(plan.threads, cases[i].threads);
         MP_CHECK_INT(plan.amount[0], cases[i].amount);
         tiny.engine->ops->retire(tiny.engine, &item);
+        MP_CHECK(!item.state);
         mp_request_destroy(&call->base);
     }
     tiny_unload(&tiny);

@@ -65,6 +65,8 @@ static float score_of(const scene *s, int query, int vector) {
 /* Compares a result with a selection that tries all vectors for each place. */
 static void check_result(const scene *s, mp_scan *search) {
     int64_t *counts = calloc((size_t)s->plan.scan.queries, sizeof *counts);
+    for (int32_t q = 0; q < s->plan.scan.queries; q++)
+        counts[q] = 77; /* the result does not depend on the array's content */
     mp_scan_counts(search, counts);
     const int found = mp_scan_found(search);
     MP_CHECK_INT(found, s->count < s->plan.scan.most ? s->count : s->plan.scan.most);

@@ -76,6 +76,8 @@ def test_texts_without_a_result_leave_out_no_other() -> None:
     assert rows_of(bare) == [[97, 98], [99, 100]] and [at for at, _ in bare.faults] == [1, 2, 3, 4, 6]
     with pytest.raises(mpool.InvalidArgument, match="text 2.*without tokens"):
         text_embedding.pack(plan_with(), ["ab", "cd", "~"])
+    with pytest.raises(mpool.InvalidArgument, match="text 9"):
+        text_embedding.pack(plan_with(), ["ab", "cd", 3], 7)
     with pytest.raises(mpool.InvalidArgument, match="surrogate"):
         text_embedding.pack(plan_with(), ["ab~", "\ud800~", "~"])
 
@@ -180,3 +182,12 @@ def test_dimensions() -> None:
         for value in wrong:
             with pytest.raises(mpool.InvalidArgument, match="dimensions"):
                 text_embedding._dimensions(value, 32, settings, "k")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [0, 1, text_embedding.SLICE_TEXTS, text_embedding.SLICE_TEXTS + 1])
+def test_slices_have_every_text_once(count: int) -> None:
+    texts = [f"text {number}" for number in range(count)]
+    found = list(text_embedding.slices(iter(texts)))
+    assert [text for _, part in found for text in part] == texts
+    assert all(1 <= len(part) <= text_embedding.SLICE_TEXTS and texts[first] == part[0] for first, part in found)
+    assert len(found) == -(-count // text_embedding.SLICE_TEXTS)

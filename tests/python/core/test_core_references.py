@@ -304,3 +304,12 @@ def test_a_notifier_gives_all_ids_at_once(world: SimpleNamespace) -> None:
         ticket.bind(notifier, number)
     assert sorted(notifier.take()) == list(range(300)) and notifier.take() == []
     notifier.close()
+
+
+@pytest.mark.parametrize(("name", "arguments"), [
+    ("text", (0,)), ("sampled_ids", (0, 0)), ("tokens", (0,)), ("top_logprobs", (0,)), ("mask", (0, 0, b"1234")),
+    ("usage", ()), ("prompt_logits", ()), ("capture", ()), ("image_rows", ()), ("image_progress", ()),
+    ("preview", (0,)), ("generated_images", ())])
+def test_a_ticket_has_results_of_its_capability_alone(world: SimpleNamespace, name: str, arguments: Any) -> None:
+    with pytest.raises(mpool.WrongCapability, match="this ticket is for a request of text_embedding, not of text_to_"):
+        getattr(world.ticket, name)(*arguments)
