@@ -84,24 +84,30 @@ static void balance_head(const mp_decoder *model, const mp_decoder_layer *layer,
     }
 }
 
+/* Returns true if a layer has factors. Without biases and norms, all components of a head would have the same factor,
+ * which changes no ratio to the largest of them. */
+static bool has_factors(const mp_decoder_layer *layer) { return layer->qkv.bias || layer->k_norm.weight; }
+
 mp_status mp_decoder_balance(mp_decoder *model, mp_error *error) {
-    if (model->latent.rank > 0)
-        return MP_OK;
     const size_t per_layer = (size_t)model->kv_heads * (size_t)model->head_dim;
-    model->balance = mp_alloc_array((size_t)model->layer_count * per_layer, sizeof *model->balance, MP_TAG_WEIGHTS);
+    size_t layers = 0; /* with factors */
+    for (int i = 0; i < model->layer_count && model->latent.rank == 0; i++)
+        layers += has_factors(&model->layers[i]);
+    if (layers == 0)
+        return MP_OK;
+    model->balance = mp_alloc_array(layers * per_layer, sizeof *model->balance, MP_TAG_WEIGHTS);
     if (!model->balance)
-        return mp_fail_memory(error, (uint64_t)model->layer_count * per_layer * sizeof *model->balance,
-                              "the factors of keys");
-    float *row = mp_alloc_array((size_t)model->hidden, sizeof *row, MP_TAG_SCRATCH);
+        return mp_fail_memory(error, (uint64_t)layers * per_layer * sizeof *model->balance, "the factors of keys");
+    float *row = mp_alloc_array((size_t)model->hidden, sizeof *row, MP_TAG_SCRATCH), *factors = model->balance;
     if (!row)
         return mp_fail_memory(error, (uint64_t)model->hidden * sizeof *row, "a row of weights");
     for (int i = 0; i < model->layer_count; i++) {
         mp_decoder_layer *layer = &model->layers[i];
-        if (!layer->qkv.bias && !layer->k_norm.weight)
+        if (!has_factors(layer))
             continue;
-        layer->balance = model->balance + (size_t)i * per_layer;
-        for (int head = 0; head < model->kv_heads; head++)
-            balance_head(model, layer, head, row, layer->balance + (size_t)head * (size_t)model->head_dim);
+        layer->balance = factors;
+        for (int head = 0; head < model->kv_heads; head++, factors += model->head_dim)
+            balance_head(model, layer, head, row, factors);
     }
     mp_free(row);
     return MP_OK;
