@@ -185,7 +185,6 @@ def _named(image: Any, name: str) -> NamedImage:
     return image if isinstance(image, NamedImage) else NamedImage(image, name)
 
 
-
 def image_from_part(part: Mapping[str, Any], where: str) -> Any:
     """Return the image of a message part: any value that :func:`mpool.embed_image` accepts.
 
