@@ -111,7 +111,7 @@ MP_TEST(models_balance_of_rows) {
         if (normed)
             b.layers[0].attention_norm = (mp_norm){.weight = b.norm, .n = HIDDEN, .root = true};
         compute(&b, NULL, factors);
-        const double rest = HIDDEN * 7.5 * (normed ? 4.5 : 1); /* of the queries of head 0 */
+        const double rest = HIDDEN * 7.5 * (normed ? 4.5 : 1); /* the queries of head 0: mean square of a row */
         for (int i = 0; i < DIM; i++) {
             MP_CHECK_NEAR(factors[0][i], pow(((i < DIM / 2 ? 900 : 0) + 4 * rest) / rest, 0.25), 1e-6);
             MP_CHECK_NEAR(factors[1][i], sqrt(2), 1e-6);
@@ -162,7 +162,7 @@ MP_TEST(models_balance_of_norms) {
     MP_CHECK(memcmp(factors, again, 3 * sizeof *factors) == 0);
 }
 
-/* ---- rotary pairs ------------------------------------------------------------------------------------------------- */
+/* ---- rotary pairs ------------------------------------------------------------------------------------------------ */
 
 /* Rotations of a head of 16 components: of all, of the first ones, of some in the middle, of none. */
 static const struct {
@@ -243,7 +243,7 @@ MP_TEST(models_balance_of_rotary_pairs) {
         }
 }
 
-/* ---- weights of any size ------------------------------------------------------------------------------------------ */
+/* ---- weights of any size ----------------------------------------------------------------------------------------- */
 
 /* A ratio of 0, without a limit or without a meaning has the factor 1, as has one beyond the limits. */
 MP_TEST(models_balance_limits) {
@@ -276,7 +276,7 @@ MP_TEST(models_balance_limits) {
         }
 }
 
-/* A row that is NaN, infinite or too large to be squared makes the factors of its head 1, and those of no other head. */
+/* A row that is NaN, infinite or too large to be squared makes the factors of its head 1, and of no other head. */
 MP_TEST(models_balance_of_hostile_rows) {
     static const float values[] = {NAN, INFINITY, -INFINITY, 1e30f};
     static balanced b;
@@ -287,7 +287,7 @@ MP_TEST(models_balance_of_hostile_rows) {
             set_biases(&b);
             fill(b.bias, 4 * DIM, 1);
             fill(k_bias(&b, 0), 2 * DIM, 16);
-            (side ? b.k_rows[DIM] : b.q_rows[2 * DIM])[3] = values[v]; /* of head 1 */
+            (side ? b.k_rows[DIM] : b.q_rows[2 * DIM])[3] = values[v]; /* a row that head 1 reads */
             compute(&b, NULL, factors);
             for (int i = 0; i < DIM; i++) {
                 MP_CHECK_NEAR(factors[0][i], 4, 1e-5);
@@ -296,7 +296,7 @@ MP_TEST(models_balance_of_hostile_rows) {
         }
 }
 
-/* ---- layers and memory -------------------------------------------------------------------------------------------- */
+/* ---- layers and memory ------------------------------------------------------------------------------------------- */
 
 /* A model without biases and norms has no factors, nor has one of latent attention: no memory, and no work. */
 MP_TEST(models_balance_of_models_without_sizes) {
@@ -340,7 +340,7 @@ MP_TEST(models_balance_of_some_layers) {
     mp_free(b.model.balance);
 }
 
-/* ---- loaded models ------------------------------------------------------------------------------------------------ */
+/* ---- loaded models ----------------------------------------------------------------------------------------------- */
 
 static void add_biases(tiny_file *file) {
     static const struct {

@@ -97,7 +97,7 @@ def sticks(planted: Planted, call: Callable[[], Any]) -> None:
     before = planted.entered
     for _ in range(50):
         ends(call, mpool.Timeout)
-        until(lambda: sum(group.status().running for group in GROUPS) == planted.entered)  # or it reaches the call later
+        until(lambda: sum(group.status().running for group in GROUPS) == planted.entered)  # or it enters later
         if planted.entered > before:
             return
     raise AssertionError("no request reached the planted call")
