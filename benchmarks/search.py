@@ -37,6 +37,8 @@ from .probe import Probe
 
 #: Ranks that count, and documents that are reranked.
 BEST, CANDIDATES = 10, 20
+#: Ranks of a ranking that are fused, and the constant of reciprocal rank fusion, as in docs/guides/search.md.
+DEPTH, CONSTANT = 100, 60
 #: Words of a passage, and those that it shares with the one before, as in docs/guides/search.md.
 WORDS, OVERLAP = 120, 30
 ENGINES = ("mpool:float32", "sentence-transformers")
@@ -126,6 +128,15 @@ def passages(texts: list[str]) -> tuple[list[str], list[list[int]]]:
 def by_document(rankings: Sequence[Sequence[int]], owners: list[list[int]]) -> list[list[int]]:
     """Return rankings of documents from rankings of their passages: a document has the rank of its best passage."""
     return [list(dict.fromkeys(number for passage in ranking for number in owners[passage])) for ranking in rankings]
+
+
+def fuse(count: int, *given: Sequence[int]) -> list[int]:
+    """Return the ranking of ``count`` documents by reciprocal rank fusion, as in docs/guides/search.md."""
+    points = np.zeros(count)
+    for ranking in given:
+        best = np.asarray(ranking[:DEPTH], np.int64)
+        points[best] += 1 / (CONSTANT + np.arange(1, len(best) + 1))
+    return [int(at) for at in np.argsort(-points, kind="stable")]
 
 
 # ---- the engines: each method returns rankings, one row of numbers per query -----------------------------------------
@@ -266,11 +277,15 @@ def rankings(engine: str, threads: int, model: str, seeded: tuple[str, str], eve
     run: Any = Mpool(threads) if engine.startswith("mpool") else Reference(threads)
     parts, owners = (found[::every] for found in passages(given.texts))
     sparse = run.sparse(seeded[0], given.queries, given.texts)
-    found = {"dense, whole topics": run.dense(model, given.queries, given.texts),
+    dense = run.dense(model, given.queries, given.texts)
+    fused = [fuse(len(given.texts), *rows) for rows in zip(dense, sparse, strict=True)]
+    found = {"dense, whole topics": dense,
              "dense, passages": by_document(run.dense(model, given.queries, parts), owners),
              "sparse, seeded": sparse,
              "reranked, seeded": run.rerank(seeded[1], given.queries, given.texts, [
-                 row[:CANDIDATES] for row in sparse])}
+                 row[:CANDIDATES] for row in sparse]),
+             "dense and sparse, fused": fused,
+             "fused, reranked": run.rerank(seeded[1], given.queries, given.texts, [row[:CANDIDATES] for row in fused])}
     return {"rankings": {name: [[int(at) for at in row[:BEST]] for row in rows] for name, rows in found.items()},
             "rss MB": rss()}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pydoc
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,37 @@ def test_sparse_vectors_and_rerankers_rank_as_those_of_sentence_transformers(giv
         found.append((search.mean_ndcg(rows, grades), search.mean_ndcg(again, grades)))
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=5e-4)
     assert found[0][0] != found[0][1]
+
+
+def test_fused_and_reranked_results_are_those_of_sentence_transformers(given: search.Collection,
+                                                                       tmp_path: Path) -> None:
+    """The search of the guide: dense vectors of the default model and sparse vectors, fused by rank, then reranked.
+
+    The figures are equal to three digits.
+    """
+    pytest.importorskip("sentence_transformers")
+    model, (sparse, reranker) = str(real_path("minilm")), search.write_seeded(tmp_path, given.texts)
+    queries, grades, found = given.queries[::4], given.grades[::4], []
+    for engine in (search.Mpool(2), search.Reference(2)):
+        dense = engine.dense(model, queries, given.texts)
+        fused = [search.fuse(len(given.texts), *rows)
+                 for rows in zip(dense, engine.sparse(sparse, queries, given.texts), strict=True)]
+        again = engine.rerank(reranker, queries, given.texts, [row[:search.CANDIDATES] for row in fused])
+        found.append([search.mean_ndcg(rows, grades) for rows in (dense, fused, again)])
+    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=5e-4)
+    assert len({round(figure, 3) for figure in found[0]}) == 3
+
+
+def test_fusion_is_that_of_the_guide() -> None:
+    """The function of the guide gives the same order, also for rankings that miss documents, and for ties."""
+    text = (ROOT / "docs" / "guides" / "search.md").read_text("utf-8")
+    names: dict[str, Any] = {"np": np, "passages": [""] * 150}
+    exec(text[text.index("def fuse("):text.index("def by_meaning")], names)  # noqa: S102
+    random = np.random.default_rng(4)
+    for _ in range(20):
+        rankings = [random.permutation(150)[:100], random.permutation(150)[:random.integers(0, 60)]]
+        assert search.fuse(150, *rankings) == names["fuse"](*rankings).tolist()
+    assert search.fuse(4, [2, 1], [1, 2]) == [1, 2, 0, 3]
 
 
 def test_judgements_are_those_of_help() -> None:
