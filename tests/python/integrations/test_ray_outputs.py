@@ -1,8 +1,11 @@
-"""Every output of text encoders, and adapters, on a local Ray cluster: the routes of ``mpool ray serve``. They take
-minutes; tests without a cluster are in other files of this folder."""
+"""Every output of text encoders, and adapters, on a local Ray cluster: the routes of ``mpool ray serve``, and a column
+of Parquet files. They take minutes; tests without a cluster are in other files of this folder."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,9 @@ import pytest
 
 pytest.importorskip("ray.serve")
 httpx = pytest.importorskip("httpx")
+
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
 
 import mpool  # noqa: E402
 
@@ -84,3 +90,45 @@ def test_the_list_of_models_has_adapters(served: RayServer) -> None:
     assert {"bert", "bert:one", "bert:two"} <= names
     response = httpx.post(f"{served.url}/embed", json={"model": "bert:three", "inputs": TEXTS}, timeout=WAIT)
     assert response.status_code == 404 and "bert:one, bert:two" in response.text, response.text
+
+
+# ---- Parquet files -------------------------------------------------------------------------------------------------
+
+#: Rows of each source file.
+ROWS = 24
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Folder with two Parquet files of texts."""
+    (tmp_path / "in").mkdir()
+    for name in "ab":
+        texts = [f"w{row} The fox jumps, w{row % 5} {name}." for row in range(ROWS)]
+        pq.write_table(pa.table({"id": [f"{name}{row:02}" for row in range(ROWS)], "text": texts}),
+                       tmp_path / "in" / f"{name}.parquet")
+    return tmp_path / "in"
+
+
+def rows_of(folder: Path) -> pa.Table:
+    """Return the rows of all files of a folder, in the order of their ids."""
+    return pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]).sort_by("id")
+
+
+def record(folder: Path) -> dict[str, Any]:
+    """Return the record of the vectors in the first file of a folder."""
+    found: dict[str, Any] = json.loads(pq.read_schema(folder / "a.parquet").metadata[b"mpool.embedding"])
+    return found
+
+
+def test_the_command_with_an_adapter(source: Path, tmp_path: Path, bert: Path, adapters: dict[str, Path]) -> None:
+    command = [sys.executable, "-m", "mpool", "ray", "embed", str(source), str(tmp_path / "out"), "--model", str(bert),
+               "--compute", "float32", "--quiet", "--adapter", f"law={adapters['two']}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "embedded 48 rows of 2 files\n"
+    found = rows_of(tmp_path / "out")
+    with mpool.Pool() as pool:
+        pool.load(bert, compute="float32", adapters={"law": adapters["two"]})
+        wanted = pool.embed(found["text"].to_pylist(), bert, compute="float32", adapter="law")
+    assert np.array_equal(np.float32(found["embedding"].to_pylist()), wanted)
+    assert record(tmp_path / "out")["options"]["adapter"] == "law"
