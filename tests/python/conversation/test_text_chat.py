@@ -198,7 +198,7 @@ def test_no_template() -> None:
 
 
 def test_lone_surrogate_in_a_message() -> None:
-    with pytest.raises(InvalidArgument, match=r"messages\[0\]\['content'\]` must be Unicode text, got half of a"):
+    with pytest.raises(InvalidArgument, match=r"messages\[0\]\.content` must be Unicode text, got half of a"):
         ChatTemplate(CHATML).render([{"role": "user", "content": "a\ud800"}])
     assert ChatTemplate(CHATML).render([{"role": "user", "content": "a\0b"}]) == "<|im_start|>user\na\0b<|im_end|>\n"
 
