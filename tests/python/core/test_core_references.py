@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import mpool
+import waiting
 from mpool import _core
-from waiting import until
 
 WIDTH, VOCAB, ROUNDS = 8, 40, 200
 
@@ -241,13 +241,14 @@ def _check(call: Callable[[SimpleNamespace], Any], world: SimpleNamespace, fails
     assert grown < ROUNDS // 2, f"{grown} blocks of Python's memory"
     changed = {name: (counts[name], now) for name, now in _counts(world).items() if abs(now - counts[name]) > 2}
     assert not changed, changed
-    until(lambda: _core_bytes(world) < memory + ROUNDS, 5)  # a worker releases a request just after its result
+    waiting.until(lambda: _core_bytes(world) < memory + ROUNDS, 5)  # a worker releases a request just after its result
 
 
 def test_calls_keep_nothing(tmp_path: Path) -> None:
     """Successful and refused calls, in a new process: its blocks of memory are those of these calls alone."""
+    found = [str(Path(waiting.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+                          cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(found)})
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(len(RIGHT) + len(WRONG))]
 
