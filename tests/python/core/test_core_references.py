@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import struct
 import subprocess
 import sys
 import traceback
@@ -20,42 +19,27 @@ import mpool
 import waiting
 from mpool import _core
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "corpus"))
+import make_gguf as make  # noqa: E402
+
 WIDTH, VOCAB, ROUNDS = 8, 40, 200
-
-
-def _text(text: str | bytes) -> bytes:
-    data = text.encode() if isinstance(text, str) else text
-    return struct.pack("<Q", len(data)) + data
-
-
-def _value(value: Any) -> bytes:
-    if isinstance(value, list):
-        return struct.pack("<I", 9) + _value(value[0])[:4] + struct.pack("<Q", len(value)) + b"".join(
-            _value(item)[4:] for item in value)
-    if isinstance(value, bool):
-        return struct.pack("<I?", 7, value)
-    if isinstance(value, int):
-        return struct.pack("<Ii", 5, value)
-    if isinstance(value, float):
-        return struct.pack("<If", 6, value)
-    return struct.pack("<I", 8) + _text(value)
-
 
 #: Ids below this one have other texts: Python keeps small integers, whose references cannot be counted.
 FIRST = 1000
 #: A byte-pair vocabulary of three letters and two merges, and a value of each type.
-KEYS = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": [*(f"<{n}>" for n in range(FIRST)), "a", "b", "c", "ab", "abc"],
-        "tokenizer.ggml.token_type": [1] * (FIRST + 5), "tokenizer.ggml.merges": ["a b", "ab c"],
-        "a.bool": True, "a.int": -1, "a.float": -1.0,
-        "a.bools": [True, False], "a.ints": [-1, 2], "a.floats": [-1.0, 0.5], "a.bytes": b"\xff"}
+KEYS: dict[str, Any] = {
+    "general.architecture": "llama", "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": [*(f"<{n}>" for n in range(FIRST)), "a", "b", "c", "ab", "abc"],
+    "tokenizer.ggml.token_type": [1] * (FIRST + 5), "tokenizer.ggml.merges": ["a b", "ab c"],
+    "a.bool": True, "a.int": -1, "a.float": -1.0,
+    "a.bools": [True, False], "a.ints": [-1, 2], "a.floats": [-1.0, 0.5], "a.bytes": b"\xff"}
 
 
 def write_gguf(path: Path) -> Path:
-    data = b"GGUF" + struct.pack("<IQQ", 3, 1, len(KEYS))
-    data += b"".join(_text(key) + _value(value) for key, value in KEYS.items())
-    data += _text("weight") + struct.pack("<IQQIQ", 2, 3, 2, 0, 0)
-    path.write_bytes(data + bytes(-len(data) % 32) + np.arange(6, dtype=np.float32).tobytes())
+    kinds = {bool: make.BOOL, int: make.I32, float: make.F32, str: make.STRING, bytes: make.STRING}
+    values = [make.array(key, kinds[type(value[0])], value) if isinstance(value, list)
+              else make.kv(key, kinds[type(value)], value) for key, value in KEYS.items()]
+    path.write_bytes(make.gguf(values, [make.info("weight", (3, 2))], np.arange(6, dtype=np.float32).tobytes()))
     return path
 
 
