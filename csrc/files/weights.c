@@ -100,6 +100,10 @@ static const char *file_of(const mp_weights *weights, const mp_tensor_entry *ent
     return entry ? mp_spec_file(weights->spec, entry->file) : mp_spec_origin(weights->spec);
 }
 
+const char *mp_weights_file(const mp_weights *weights, const char *name) {
+    return file_of(weights, mp_spec_find_tensor(weights->spec, name));
+}
+
 /* Write "a tensor of shape [*, 64]"; -1 stands for any size. */
 static void format_wanted(int ndim, const int64_t *shape, char *to, size_t size) {
     size_t at = (size_t)snprintf(to, size, "a tensor of shape [");

@@ -25,6 +25,8 @@ mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, 
 mp_status mp_weights_get_any(const mp_weights *weights, const char *name, int ndim, const int64_t *shape,
                              mp_tensor *tensor, mp_error *error);
 bool mp_weights_has(const mp_weights *weights, const char *name);
+/* Get the path of the file with a tensor, for errors; the first file if there is no such tensor. */
+const char *mp_weights_file(const mp_weights *weights, const char *name);
 /* Check the biases of layers 0 to `layers` - 1, whose tensors are named "<prefix><layer>.". FORMAT names a bias that is
  * missing in a layer and present in another one, if both have its weight. Layers without the weight need no bias. A
  * bias without a weight of its own, such as exp_probs_b.bias, belongs to the router, ffn_gate_inp.weight. The time

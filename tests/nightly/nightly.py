@@ -85,7 +85,7 @@ JOBS: dict[str, Job] = {
                      {"MPOOL_REQUIRE_REAL": "1"}, all=True),
     "cluster": Job("Ray on several nodes, with kills",
                      _python("integrations/test_ray_cluster.py", "integrations/test_ray_outputs.py",
-                             "integrations/test_ray_failures.py")),
+                             "integrations/test_ray_columns.py", "integrations/test_ray_failures.py")),
     "clients": Job("clients of other libraries, and adapters: pip install '.[clients]' first, in an environment of "
                    "its own",
                    _python("server/test_server_clients.py",

@@ -164,12 +164,12 @@ static mp_status take_floats(mp_budget *budget, uint64_t *charged, int64_t rows,
     return *out ? MP_OK : mp_fail_memory(error, bytes, "the adapters of an embedding");
 }
 
-static mp_status check_finite(const mp_spec *spec, const mp_tensor *tensor, const char *name, float *row,
+static mp_status check_finite(const mp_weights *weights, const mp_tensor *tensor, const char *name, float *row,
                               mp_error *error) {
     for (int64_t r = 0; r < tensor->shape[0]; r++) {
         mp_dequantize_row(tensor->dtype, mp_tensor_row(tensor, r), tensor->shape[1], row);
         if (!mp_kernels_get()->all_finite(row, tensor->shape[1]))
-            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name, "finite values",
+            return mp_fail_file(error, MP_FORMAT, mp_weights_file(weights, name), -1, name, "finite values",
                                 "a value in row %lld that is not finite", (long long)r);
     }
     return MP_OK;
@@ -201,8 +201,8 @@ static mp_status read_table(mp_adapters *adapters, const mp_weights *weights, co
     MP_TRY(mp_weights_get(weights, b, 2, shape, &out->b, error));
     MP_TRY(mp_spec_float(spec, factor, -1e6, 1e6, NULL, &scale, error));
     out->scale = (float)scale;
-    MP_TRY(check_finite(spec, &out->a, a, row, error));
-    MP_TRY(check_finite(spec, &out->b, b, row, error));
+    MP_TRY(check_finite(weights, &out->a, a, row, error));
+    MP_TRY(check_finite(weights, &out->b, b, row, error));
     mark_added(adapters, spec, a);
     mark_added(adapters, spec, b);
     return MP_OK;

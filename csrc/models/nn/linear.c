@@ -309,8 +309,8 @@ static mp_status report_infinite(const mp_builder *builder, float *scratch, mp_e
             const int64_t K = job->linear->w[job->part].K, items = convert_rows(job, panel, scratch) * K;
             for (int64_t at = 0; at < items; at++)
                 if (!isfinite(scratch[at]))
-                    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(builder->weights)), -1,
-                                        job->name, "finite values, also times alpha / rank",
+                    return mp_fail_file(error, MP_FORMAT, mp_weights_file(builder->weights, job->name), -1, job->name,
+                                        "finite values, also times alpha / rank",
                                         "infinity or NaN at index %lld",
                                         (long long)(source_row(job, (int64_t)panel * MP_PANEL_N + at / K) * K +
                                                     at % K));

@@ -18,7 +18,7 @@ import ray
 import ray.data
 
 from ...checks import integer, one_of, refuse
-from ...errors import FileError, InvalidArgument, MpoolError
+from ...errors import FileError, IntegrityError, InvalidArgument, MpoolError
 from ...models import describe
 from ...names import WEIGHTS
 from ...pool import Pool
@@ -69,6 +69,7 @@ class EmbedBatches:
 
     Raises:
         InvalidArgument: the column does not exist, or does not have texts; or an option is invalid.
+        IntegrityError: a file of the model or of the adapter changed after the actor read it.
         MpoolError: see :func:`mpool.embed`.
     """
 
@@ -99,11 +100,20 @@ class EmbedBatches:
         return found.replace_schema_metadata(provenance.with_record(batch.schema.metadata, self.output, self._record()))
 
     def _record(self) -> dict[str, Any]:
-        """Return the record of the vectors; see :mod:`mpool.integrations.ray.provenance`."""
+        """Return the record of the vectors; see :mod:`mpool.integrations.ray.provenance`.
+
+        Raises:
+            IntegrityError: a file changed since the pool read it. The record would have the hash of other files than
+                those that computed the vectors.
+        """
         if self._made is None:
             model = self.pool.get(provenance.default_model(self.model, self.vectors), "text_embedding")
-            self._made = provenance.record_of(model.description, self.column, self.options, self.vectors,
-                                              self.adapters)
+            made = provenance.record_of(model.description, self.column, self.options, self.vectors, self.adapters)
+            path = model._entry.changed()  # after the hashes: the files were the same while they were read
+            if path is not None:
+                raise IntegrityError(f"{path} changed since it was read", key=model.key,
+                                     hint="Run the call again, which reads the files again")
+            self._made = made
         return self._made
 
 

@@ -134,7 +134,7 @@ def updates_of(paths: Sequence[str], found: Mapping[str, dict[str, TensorEntry]]
             raise FormatError(file=paths[pair.a.file], offset=pair.a.offset, field=f"rank of {shorten(pair.a.name)}",
                               got=pair.a.shape[0], allowed=f"{tasks.rank}, the lora_rank of config.json")
         updates += _once(paths[0], taken, module,
-                         _split(paths[pair.a.file], pair, modules[module], tasks.scale, {}))
+                         _split(paths, pair, modules[module], tasks.scale, {}))
     return tuple(updates)
 
 
@@ -242,12 +242,12 @@ def pairs_of(paths: Sequence[str], entries: Mapping[str, dict[str, TensorEntry]]
         yield module, _Pair(a, b)
 
 
-def _split(path: str, pair: _Pair, choices: list[tuple[_Part, ...]], scale: float, heads: Mapping[str, int]) \
-        -> Iterator[LowRank]:
+def _split(paths: Sequence[str], pair: _Pair, choices: list[tuple[_Part, ...]], scale: float,
+           heads: Mapping[str, int]) -> Iterator[LowRank]:
     """Yield the update of each layer that a module consists of.
 
     Args:
-        path: file of the adapter.
+        paths: files of the adapter.
         pair: matrices of the module.
         choices: the layers of the module, for each way in which it may be stored.
         scale: factor of the update.
@@ -257,7 +257,7 @@ def _split(path: str, pair: _Pair, choices: list[tuple[_Part, ...]], scale: floa
     outputs, width = sum(part.rows for part in parts), parts[0].width
     for entry, allowed in ((pair.a, [pair.a.shape[0], width]), (pair.b, [outputs, pair.b.shape[1]])):
         if list(entry.shape) != allowed:
-            raise FormatError(file=path, offset=entry.offset, field=f"shape of {shorten(entry.name)}",
+            raise FormatError(file=paths[entry.file], offset=entry.offset, field=f"shape of {shorten(entry.name)}",
                               got=list(entry.shape), allowed=allowed, hint="The adapter is one of another model")
     row_bytes, first = pair.b.nbytes // outputs, 0
     for part in parts:
@@ -351,7 +351,7 @@ def _read_peft(folder: Folder, rows: Sequence[Architecture], base: ModelDescript
         alpha = table.number(key)
         scale = _checked_scale(config.file, table.name(key), alpha,
                                alpha / (math.sqrt(actual) if stabilised else actual))
-        updates += _once(path, taken, names[module], _split(path, pair, modules[module], scale, heads))
+        updates += _once(path, taken, names[module], _split((path,), pair, modules[module], scale, heads))
     return Adapter((path,), tuple(updates))
 
 
@@ -460,15 +460,15 @@ def _read_gguf_adapter(path: str, rows: Sequence[Architecture], base: ModelDescr
     for entry in tensors:
         found = _GGUF_NAME.fullmatch(entry.name)
         if found is None:
-            raise Unsupported(f"{path}: tensor {shorten(entry.name)} is not a matrix of a linear layer; mpool supports "
-                              "only tensors that end in .weight.lora_a and .weight.lora_b")
+            raise Unsupported(f"{files[entry.file]}: tensor {shorten(entry.name)} is not a matrix of a linear layer; "
+                              "mpool supports only tensors that end in .weight.lora_a and .weight.lora_b")
         if found["module"] not in modules:
-            _unknown(path, found["module"], modules)
+            _unknown(files[entry.file], found["module"], modules)
         entries.setdefault(found["module"], {})[found["side"]] = entry
     updates: list[LowRank] = []
     taken: dict[str, str] = {}
     heads = _reordered_heads(base, True)
-    for module, pair in pairs_of((path,), entries):
+    for module, pair in pairs_of(files, entries):
         scale = _checked_scale(path, "adapter.lora.alpha", alpha, alpha / pair.a.shape[0])
-        updates += _once(path, taken, module, _split(path, pair, modules[module], scale, heads))
+        updates += _once(path, taken, module, _split(files, pair, modules[module], scale, heads))
     return Adapter(tuple(os.path.abspath(file) for file in files), tuple(updates))

@@ -3,7 +3,6 @@ of Parquet files. They take minutes; tests without a cluster are in other files 
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,13 +15,11 @@ import pytest
 pytest.importorskip("ray.serve")
 httpx = pytest.importorskip("httpx")
 
-import pyarrow as pa  # noqa: E402
-import pyarrow.parquet as pq  # noqa: E402
-
 import mpool  # noqa: E402
 
 from adapterfiles import two_adapters  # noqa: E402
 from outputcalls import OUTPUTS, Output, texts_of  # noqa: E402
+from raydata import record, rows_of, write_source  # noqa: E402
 from rayservers import WAIT, RayServer  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -94,30 +91,10 @@ def test_the_list_of_models_has_adapters(served: RayServer) -> None:
 
 # ---- Parquet files -------------------------------------------------------------------------------------------------
 
-#: Rows of each source file.
-ROWS = 24
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Folder with two Parquet files of texts."""
-    (tmp_path / "in").mkdir()
-    for name in "ab":
-        texts = [f"w{row} The fox jumps, w{row % 5} {name}." for row in range(ROWS)]
-        pq.write_table(pa.table({"id": [f"{name}{row:02}" for row in range(ROWS)], "text": texts}),
-                       tmp_path / "in" / f"{name}.parquet")
-    return tmp_path / "in"
-
-
-def rows_of(folder: Path) -> pa.Table:
-    """Return the rows of all files of a folder, in the order of their ids."""
-    return pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]).sort_by("id")
-
-
-def record(folder: Path) -> dict[str, Any]:
-    """Return the record of the vectors in the first file of a folder."""
-    found: dict[str, Any] = json.loads(pq.read_schema(folder / "a.parquet").metadata[b"mpool.embedding"])
-    return found
+    return write_source(tmp_path / "in")
 
 
 def test_the_command_with_an_adapter(source: Path, tmp_path: Path, bert: Path, adapters: dict[str, Path]) -> None:

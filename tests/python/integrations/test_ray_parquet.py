@@ -162,6 +162,32 @@ def test_batches_of_an_adapter(bert: Path, tmp_path: Path) -> None:
     assert hashes[0] is None and hashes[1].startswith("sha256:") and len(set(hashes)) == 3
 
 
+@pytest.mark.parametrize("changed", ["adapter_config.json", "adapter_model.safetensors", "config.json"])
+def test_files_that_change_after_the_load_are_refused(bert: Path, tmp_path: Path, changed: str) -> None:
+    """A record never has the hash of other files than those that computed the vectors. A new actor reads the files."""
+    adapters, model = two_adapters(bert, tmp_path), shutil.copytree(bert, tmp_path / "model")
+    given: dict[str, Any] = dict(model=str(model), memory_mb=200, adapters=adapters, adapter="one")
+    batch = pa.table({"text": ["A cat.", "A dog."]})
+    before, made = EmbedBatches(**given)(batch), EmbedBatches(**given)
+    place = (model if changed == "config.json" else adapters["one"]) / changed
+    new = tmp_path / "new"
+    if changed == "adapter_model.safetensors":
+        shutil.copy(adapters["two"] / changed, new)
+    else:
+        config = json.loads(place.read_text())
+        config["lora_alpha" if "adapter" in changed else "layer_norm_eps"] = 0.5
+        new.write_text(json.dumps(config))
+    os.replace(new, place)
+    for _ in range(2):
+        with pytest.raises(mpool.IntegrityError, match="changed"):
+            made(batch)
+    after = EmbedBatches(**given)(batch)
+    assert after["embedding"].to_pylist() != before["embedding"].to_pylist()
+    records = [json.loads(one.schema.metadata[b"mpool.embedding"]) for one in (before, after)]
+    differing = "revision" if changed == "config.json" else "adapter"
+    assert records[0][differing] != records[1][differing]
+
+
 def test_files_of_an_adapter(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target with vectors of another adapter, or of other files of the same name, is refused."""
     written = fake_run(monkeypatch)
