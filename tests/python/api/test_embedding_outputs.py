@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,3 +182,18 @@ def test_event_loops_join_no_slices(pool: mpool.Pool, plain: str, monkeypatch: p
 
     asyncio.run(both())
     assert len(threads) == 5 and threading.main_thread().name not in threads
+
+
+def test_a_control_token_without_a_row_fails_its_request(pool: mpool.Pool, query_table: Path, tmp_path: Path) -> None:
+    """A tokenizer may have control tokens that the embedding has no row for, and the table of weights no number."""
+    folder = shutil.copytree(query_table, tmp_path / "model")
+    for path in folder.rglob("tokenizer.json"):
+        tokenizer = json.loads(path.read_text())
+        tokenizer["added_tokens"].append({"id": VOCAB, "content": "[IMG]", "special": True, "normalized": False,
+                                          "single_word": False, "lstrip": False, "rstrip": False})
+        path.write_text(json.dumps(tokenizer))
+    for task in ("query", "document"):
+        with pytest.raises(mpool.InvalidArgument, match=f"token id {VOCAB}"):
+            pool.embed_sparse(["w1", "w1 [IMG]"], folder, task=task, parse_special=True)
+        assert pool.embed_sparse(["w1", "w1 [IMG]"], folder, task=task)[:1] == \
+            pool.embed_sparse(["w1"], query_table, task=task)
