@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -182,6 +184,16 @@ def test_event_loops_join_no_slices(pool: mpool.Pool, plain: str, monkeypatch: p
 
     asyncio.run(both())
     assert len(threads) == 5 and threading.main_thread().name not in threads
+
+
+def test_the_file_of_the_query_weights_is_closed(pool: mpool.Pool, query_table: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(query_table, tmp_path / "model")
+    pool.embed_sparse("w1", folder, task="query")
+    places = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # of the folder of descriptors itself
+            places.append(os.readlink(f"/proc/self/fd/{number}"))
+    assert places and not [place for place in places if "query_0_SparseStaticEmbedding" in place]
 
 
 def test_a_control_token_without_a_row_fails_its_request(pool: mpool.Pool, query_table: Path, tmp_path: Path) -> None:
