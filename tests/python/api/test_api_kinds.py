@@ -206,7 +206,7 @@ def test_an_embedding_that_finds_no_memory_names_pinned_models(bert: Path, tmp_p
              lambda own: next(own.embed_iter(["a"], other)), lambda own: own.embed_tokens("a", other),
              lambda own: asyncio.run(aio.embed_tokens("a", other, pool=own)))
     hint = "These models are pinned and idle, and unload() frees their memory: "
-    for call in calls:  # of each pool, only the first request waits for the load
+    for call in calls:  # only the first request of a pool waits for the load
         with mpool.Pool(mpool.PoolConfig(memory_bytes=limit, max_workers_per_model=1)) as own:
             own.load(bert, pin=True)
             own.embed("a", bert)

@@ -191,7 +191,7 @@ def test_the_file_of_the_query_weights_is_closed(pool: mpool.Pool, query_table: 
     pool.embed_sparse("w1", folder, task="query")
     places = []
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # of the folder of descriptors itself
+        with contextlib.suppress(OSError):  # the descriptor of the listed folder is closed
             places.append(os.readlink(f"/proc/self/fd/{number}"))
     assert places and not [place for place in places if "query_0_SparseStaticEmbedding" in place]
 

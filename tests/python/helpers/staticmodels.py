@@ -31,8 +31,8 @@ def tokenizer(words: dict[str, int] | None = None) -> Tokenizer:
 
 def unigram() -> Tokenizer:
     """Return a tokenizer of a unigram model, which names its unknown token by the id 2."""
-    pieces = ["[PAD]", "[CLS]", "[UNK]", *("\u2581" + word for word in WORDS if not word.startswith("##")), "s", "ing"]
-    made = Tokenizer(models.Unigram([(piece, -float(at)) for at, piece in enumerate(pieces)], unk_id=2))
+    texts = ["[PAD]", "[CLS]", "[UNK]", *("\u2581" + word for word in WORDS if not word.startswith("##")), "s", "ing"]
+    made = Tokenizer(models.Unigram([(text, -float(at)) for at, text in enumerate(texts)], unk_id=2))
     made.normalizer = normalizers.Lowercase()
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     return made
