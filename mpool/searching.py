@@ -26,6 +26,8 @@ _METRICS = ("cosine", "dot")
 _SHAPE = "an array of finite numbers of shape (n, d)"
 #: Components that are converted to float32 at once.
 _BLOCK = 1 << 24
+#: Maximum number of components of a vector; the C core has the same limit (csrc/python/type_search.c).
+_DIM = 1 << 20
 #: Bytes of results that all compute threads of a search keep together, and the maximum number of queries in a search.
 _KEPT, _QUERIES = 256 << 20, 1024
 #: Bytes of one result: its score and its number.
@@ -166,7 +168,11 @@ def community_detection(vectors: ArrayLike, *, threshold: float = 0.75,
 # ---- arguments ----
 
 def _matrix(name: str, value: Any) -> NDArray[Any]:
-    return vectors_of(name, value, _SHAPE, (2,))
+    array = vectors_of(name, value, _SHAPE, (2,))
+    if array.shape[1] > _DIM:
+        raise InvalidArgument(param=name, got=f"vectors of {array.shape[1]:,} components",
+                              allowed=f"vectors of at most {_DIM:,} components")
+    return array
 
 
 def _at_least(name: str, value: Any, low: int, high: int | None = None) -> int:

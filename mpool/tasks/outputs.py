@@ -21,7 +21,7 @@ from .steps import END, Cutter, IterRequest, Out, Rebatch, Start, Steps, Take, r
 from .steps import Pack as PackStep
 from .text_embedding import Pack, Plan
 from .token_labels import LabelledSpan, size_of
-from .vectors import Bar, Kind, keep_plan, service_class_of
+from .vectors import Bar, Kind, keep_plan, naming_idle, service_class_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -480,9 +480,10 @@ class Fetch:
     call: Call
 
     def now(self) -> Part:
-        if self.ticket is not None:
-            self.ticket.wait()
-        return self.plan.part(self.pack, self.ticket)
+        with naming_idle(self.plan):
+            if self.ticket is not None:
+                self.ticket.wait()
+            return self.plan.part(self.pack, self.ticket)
 
     async def later(self) -> Part:
         from ..runtime.watching import watcher
@@ -490,7 +491,8 @@ class Fetch:
         if self.ticket is None:
             return self.plan.part(self.pack, None)
         await watcher().done(self.ticket)  # the copies of large outputs take long: off the event loop
-        return await native_calls.REQUESTS.arun(self.plan.part, self.pack, self.ticket)
+        with naming_idle(self.plan):
+            return await native_calls.REQUESTS.arun(self.plan.part, self.pack, self.ticket)
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ inputs of its batch.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -230,8 +231,15 @@ def submit(kind: Kind, plan: VectorPlan, pack: Any, call: Call, service_class: i
 
 def vectors_of(plan: VectorPlan, ticket: _core.Ticket) -> NDArray[np.float32]:
     """Return the vectors of a finished ticket."""
-    try:
+    with naming_idle(plan):
         return ticket.vectors()
+
+
+@contextlib.contextmanager
+def naming_idle(plan: VectorPlan) -> Iterator[None]:
+    """Add to the hint of a MemoryExhausted which models could be unloaded."""
+    try:
+        yield
     except MemoryExhausted as error:
         plan.entry.pool._name_idle(error, plan.core_key)
         raise

@@ -22,9 +22,9 @@ import staticmodels  # noqa: E402
 
 def main() -> None:
     found = {}
-    for name, (tensors, settings) in staticmodels.VARIANTS.items():
+    for name in staticmodels.VARIANTS:
         with tempfile.TemporaryDirectory() as folder:
-            model = StaticModel.from_pretrained(staticmodels.write(Path(folder), tensors, settings))
+            model = StaticModel.from_pretrained(staticmodels.write_variant(Path(folder), name))
             found[name] = model.encode(staticmodels.TEXTS).astype(np.float32)
     np.savez_compressed(HERE / "goldens.npz", **found)
 

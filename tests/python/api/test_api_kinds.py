@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,25 @@ def test_loading_a_model_unloads_idle_models_unless_they_are_pinned(bert: Path, 
             hint = "These models are pinned and idle, and unload() frees their memory: "
             assert str(caught.value).count(hint + str(bert)) == 1
         assert own.embed("a", bert).shape == (32,)
+
+
+def test_an_embedding_that_finds_no_memory_names_pinned_models(bert: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(bert, tmp_path / "other")
+    with mpool.Pool(mpool.PoolConfig(max_workers_per_model=1)) as own:
+        own.embed("a", bert)
+        row, = own.registry.entries()
+    limit = row["model_bytes"] + row["worker"][0]["predicted_bytes"] + row["model_bytes"] // 2
+    calls = (lambda own: own.embed("a", other), lambda own: own.embed(["a", "b"], other),
+             lambda own: own.submit("text_embedding", inputs=["a"] * 9000, model=other).result(),  # many slices
+             lambda own: asyncio.run(aio.embed(["a"], other, pool=own)),
+             lambda own: next(own.embed_iter(["a"], other)), lambda own: own.embed_tokens("a", other),
+             lambda own: asyncio.run(aio.embed_tokens("a", other, pool=own)))
+    hint = "These models are pinned and idle, and unload() frees their memory: "
+    for call in calls:  # only the first request of a pool waits for the load
+        with mpool.Pool(mpool.PoolConfig(memory_bytes=limit, max_workers_per_model=1)) as own:
+            own.load(bert, pin=True)
+            own.embed("a", bert)
+            for _ in range(2):
+                with pytest.raises(mpool.MemoryExhausted) as caught:
+                    call(own)
+                assert str(caught.value).count(hint + str(bert)) == 1, str(caught.value)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,3 +184,28 @@ def test_event_loops_join_no_slices(pool: mpool.Pool, plain: str, monkeypatch: p
 
     asyncio.run(both())
     assert len(threads) == 5 and threading.main_thread().name not in threads
+
+
+def test_the_file_of_the_query_weights_is_closed(pool: mpool.Pool, query_table: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(query_table, tmp_path / "model")
+    pool.embed_sparse("w1", folder, task="query")
+    places = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listed folder is closed
+            places.append(os.readlink(f"/proc/self/fd/{number}"))
+    assert places and not [place for place in places if "query_0_SparseStaticEmbedding" in place]
+
+
+def test_a_control_token_without_a_row_fails_its_request(pool: mpool.Pool, query_table: Path, tmp_path: Path) -> None:
+    """A tokenizer may have control tokens that the embedding has no row for, and the table of weights no number."""
+    folder = shutil.copytree(query_table, tmp_path / "model")
+    for path in folder.rglob("tokenizer.json"):
+        tokenizer = json.loads(path.read_text())
+        tokenizer["added_tokens"].append({"id": VOCAB, "content": "[IMG]", "special": True, "normalized": False,
+                                          "single_word": False, "lstrip": False, "rstrip": False})
+        path.write_text(json.dumps(tokenizer))
+    for task in ("query", "document"):
+        with pytest.raises(mpool.InvalidArgument, match=f"token id {VOCAB}"):
+            pool.embed_sparse(["w1", "w1 [IMG]"], folder, task=task, parse_special=True)
+        assert pool.embed_sparse(["w1", "w1 [IMG]"], folder, task=task)[:1] == \
+            pool.embed_sparse(["w1"], query_table, task=task)

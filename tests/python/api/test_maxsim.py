@@ -220,6 +220,7 @@ def store(**fields: Any) -> SimpleNamespace:
     (lambda: mpool.pool_tokens(DOCUMENTS, budget=1), "budget", "1"),
     (lambda: mpool.pool_tokens(DOCUMENTS, factor=2, protected=-1), "protected", "-1"),
     (lambda: mpool.pool_tokens(np.ones((1, 5000, 2)), budget=3), "budget", "document 0 with 5,000 tokens"),
+    (lambda: mpool.pool_tokens(np.ones((1, 2049, 1)), budget=1, protected=0), "budget", "document 0 with 2,049 tokens"),
 ])
 def test_refused(call: Callable[[], Any], name: str, part: str) -> None:
     with pytest.raises(mpool.InvalidArgument) as caught:
@@ -296,6 +297,13 @@ def test_a_budget_limits_every_document(monkeypatch: pytest.MonkeyPatch) -> None
         assert lengths.tolist() == [min(16, len(tokens)) for tokens in DOCUMENTS]
         assert (pooled.values[pooled.offsets[-2]:][:2] == DOCUMENTS[-1][:2]).all()
         np.testing.assert_allclose(mpool.maxsim(QUERIES, mpool.pool_tokens(DOCUMENTS, factor=1)), EXACT, atol=1e-5)
+
+
+def test_as_many_tokens_as_a_block_has_become_one() -> None:
+    tokens = np.random.default_rng(3).standard_normal((2048, 2))
+    pooled = mpool.pool_tokens([tokens], budget=1, protected=0)
+    assert pooled.offsets.tolist() == [0, 1]
+    np.testing.assert_allclose(pooled.values[0], tokens.mean(axis=0), atol=1e-6)
 
 
 def test_equal_tokens_become_one() -> None:

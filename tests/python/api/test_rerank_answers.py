@@ -173,6 +173,7 @@ def test_process(pool: mpool.Pool, folder: Path) -> None:
     ("sentence_bert_config.json", {"modality_config": {"message": {"format": "structured"}}}, mpool.Unsupported,
      "structured"),
     ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 5}}}, mpool.FormatError, "text"),
+    ("sentence_bert_config.json", {"tokenizer_args": {"use_fast": False}}, mpool.FormatError, "tokenizer_args"),
     ("config_sentence_transformers.json", {"default_prompt_name": "nought"}, mpool.FormatError, "default_prompt_name"),
 ])
 def test_unsupported_settings_are_refused(folder: Path, tmp_path: Path, file: str, changes: dict[str, Any],

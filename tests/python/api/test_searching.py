@@ -27,6 +27,7 @@ def clustered(count: int = 600, dim: int = 48) -> np.ndarray:
 
 
 ROWS = clustered()
+LONG = np.ones((2, (1 << 20) + 1), np.float32)
 
 
 def plain(queries: np.ndarray, corpus: np.ndarray, metric: str) -> np.ndarray:
@@ -187,6 +188,9 @@ def with_nan(row: int) -> np.ndarray:
     (lambda: mpool.paraphrase_mining(ROWS, max_pairs=0), "max_pairs", "0"),
     (lambda: mpool.community_detection(ROWS, threshold=float("nan")), "threshold", "NaN"),
     (lambda: mpool.community_detection(ROWS, min_community_size=1.5), "min_community_size", "1.5"),  # type: ignore
+    (lambda: mpool.semantic_search(LONG[0], LONG), "corpus", "1,048,577 components"),
+    (lambda: mpool.paraphrase_mining(LONG), "vectors", "at most 1,048,576 components"),
+    (lambda: mpool.community_detection(LONG), "vectors", "at most 1,048,576 components"),
 ])
 def test_what_is_wrong_is_named(call: Callable[[], Any], name: str, part: str) -> None:
     with pytest.raises(mpool.InvalidArgument) as caught:

@@ -29,6 +29,15 @@ def tokenizer(words: dict[str, int] | None = None) -> Tokenizer:
     return made
 
 
+def unigram() -> Tokenizer:
+    """Return a tokenizer of a unigram model, which names its unknown token by the id 2."""
+    texts = ["[PAD]", "[CLS]", "[UNK]", *("\u2581" + word for word in WORDS if not word.startswith("##")), "s", "ing"]
+    made = Tokenizer(models.Unigram([(text, -float(at)) for at, text in enumerate(texts)], unk_id=2))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    return made
+
+
 def table(dtype: Any = np.float32, rows: int | None = None) -> np.ndarray:
     values = np.random.default_rng(5).standard_normal((rows or len(vocabulary()), DIM))
     return np.rint(values * 40).astype(dtype) if dtype == np.int8 else values.astype(dtype)
@@ -51,7 +60,13 @@ VARIANTS: dict[str, tuple[dict[str, np.ndarray], dict[str, Any]]] = {
     "float16": ({"embeddings": table(np.float16)}, {"normalize": True}),
     "quantised": ({"embeddings": table(rows=7), "weights": weights(), "mapping": mapping()}, {"normalize": True}),
     "weighted": ({"embeddings": table(), "weights": weights().astype(np.float64)}, {"normalize": False}),
+    "unigram": ({"embeddings": table()}, {"normalize": False}),
 }
+
+
+def write_variant(folder: Path, variant: str) -> Path:
+    """Write the model2vec folder of a variant."""
+    return write(folder, *VARIANTS[variant], unigram() if variant == "unigram" else None)
 
 
 def write_letters(folder: Path) -> Path:
@@ -63,10 +78,10 @@ def write_letters(folder: Path) -> Path:
 
 
 def write(folder: Path, tensors: dict[str, np.ndarray], settings: dict[str, Any],
-          words: dict[str, int] | None = None) -> Path:
-    """Write a model2vec folder."""
+          words: dict[str, int] | Tokenizer | None = None) -> Path:
+    """Write a model2vec folder. words: vocabulary, or another tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer(words).save(str(folder / "tokenizer.json"))
+    (words if isinstance(words, Tokenizer) else tokenizer(words)).save(str(folder / "tokenizer.json"))
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": "model2vec", **settings}))
     return folder

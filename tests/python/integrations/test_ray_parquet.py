@@ -316,6 +316,54 @@ def fake_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return written
 
 
+def test_progress(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """A function gets the finished rows and all rows after each file. A bar counts rows, and is closed on an error."""
+    from mpool.integrations.ray import parquet
+
+    fake_run(monkeypatch)
+    source = tmp_path / "in"
+    source.mkdir()
+    for name, texts in (("a", ["A cat.", "A dog."]), ("b", ["A fox", None]), ("c", ["w1", "w2", "w3"])):
+        pq.write_table(pa.table({"text": texts}), source / f"{name}.parquet")
+    same: dict[str, Any] = dict(model=str(bert), memory_mb=200)
+    seen: list[tuple[int, int]] = []
+    with pytest.raises(mpool.FileError, match="1 of 3 files"):  # b has a null
+        embed_parquet(source, tmp_path / "one", **same, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(2, 7), (2, 7), (5, 7)]
+    (source / "b.parquet").unlink()
+    assert embed_parquet(source, tmp_path / "two", **same, progress=True) == Embedded(2, 5, 0)
+    shown = capsys.readouterr().err
+    assert "5/5" in shown and " rows" in shown and shown.endswith("\n")
+
+    def interrupted(files: list[dict[str, str]], actors: int, cpus: int, arguments: dict[str, Any]) -> Any:
+        yield {"rows": 2, "error": ""}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parquet, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:  # it keeps the frames, whose end would close the bar, too
+        embed_parquet(source, tmp_path / "three", **same, progress=True)
+    shown = capsys.readouterr().err
+    assert "2/5" in shown and shown.endswith("\n"), caught
+    assert embed_parquet(source, tmp_path / "two", **same, progress=True) == Embedded(0, 0, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_default_memory_of_an_actor(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory_mb, an actor gets the share of the memory for pools that its CPUs have of Ray's CPUs."""
+    from mpool.integrations.ray import _share, parquet
+
+    fake_run(monkeypatch)
+    monkeypatch.setattr(_share, "_limit", lambda: 4 << 30)
+    monkeypatch.setattr(_share, "_cpus_here", lambda: 8)
+    limits: list[int | None] = []
+    monkeypatch.setattr(parquet, "Pool", lambda config: (limits.append(config.memory_bytes), mpool.Pool(config))[1])
+    EmbedBatches("body", model=str(bert), cpus=2)
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"text": ["A cat."]}), tmp_path / "in" / "a.parquet")
+    assert embed_parquet(tmp_path / "in", tmp_path / "out", model=str(bert), progress=False) == Embedded(1, 1, 0)
+    assert limits == [1 << 30, 512 << 20]
+
+
 def test_targets_of_another_call_are_refused(bert: Path, prompted: Path, tmp_path: Path,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with vectors of another model, revision, option, column or version is refused before any work, and

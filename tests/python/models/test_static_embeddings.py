@@ -20,7 +20,7 @@ GOLDENS = np.load(Path(__file__).resolve().parents[2] / "parity" / "static" / "g
 
 @pytest.mark.parametrize("variant", staticmodels.VARIANTS)
 def test_model2vec(variant: str, tmp_path: Path) -> None:
-    folder = staticmodels.write(tmp_path / "model", *staticmodels.VARIANTS[variant])
+    folder = staticmodels.write_variant(tmp_path / "model", variant)
     vectors = mpool.embed(staticmodels.TEXTS, str(folder))
     scale = np.abs(GOLDENS[variant]).max()
     # the vectors that model2vec computes from a table of float16 are rounded to float16, which has 11 bits of precision

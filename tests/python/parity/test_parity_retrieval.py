@@ -197,6 +197,29 @@ def test_native_folders(pool: mpool.Pool, tmp_path: Path) -> None:
     check_both_tasks(pool, same)
 
 
+def test_the_mask_token_of_a_tokenizer_class(pool: mpool.Pool, tmp_path: Path) -> None:
+    """BertTokenizer has the mask token [MASK] if tokenizer_config.json names none."""
+    folder = write_colbert(tmp_path / "colbert", [(48, 24)], query_prefix="[Q] ", document_prefix="[D] ",
+                           query_length=12)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer",
+                                                              "model_max_length": 64}))
+    assert [len(query) for query in check_both_tasks(pool, folder)] == [12] * len(TEXTS)
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_blank_prompt_is_no_marker(pool: mpool.Pool, tmp_path: Path, blank: str) -> None:
+    """The vocabulary has a blank token, as one with an empty line has. A model without a prompt inserts no marker."""
+    from sentence_transformers import MultiVectorEncoder
+
+    base = write_masked(tmp_path / "base", "bert")
+    tokenizer = json.loads((base / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab[blank] = vocab.pop("w150")
+    (base / "tokenizer.json").write_text(json.dumps(tokenizer))
+    reference = MultiVectorEncoder(str(base), device="cpu", prompts={"query": blank, "document": blank})
+    check_both_tasks(pool, save(reference, tmp_path / "native"))
+
+
 def test_stanford_colbert(pool: mpool.Pool, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
