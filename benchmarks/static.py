@@ -2,7 +2,7 @@
 model2vec if it is installed.
 
 A seeded WordPiece vocabulary of 30,000 words, a float32 table of 256 components, 20,000 texts of 10 words. Every turn
-runs each engine once; a line gives the best and the median rate in texts per second.
+runs each engine once, in an order that alternates; a line gives the best and the median rate in texts per second.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import __version__ as tokenizers_version
 
 import mpool
 
-from .options import parser_of
-from .timing import seconds_of
+from .options import add_json, parser_of
+from .record import Recorder
 
 WORDS, DIM, TEXTS, LENGTH = 30_000, 256, 20_000, 10
 
@@ -39,14 +40,15 @@ def write(folder: Path) -> list[str]:
     save_file({"embeddings": random.standard_normal((len(vocabulary), DIM)).astype(np.float32)},
               folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": "model2vec", "normalize": True}))
-    return [" ".join(random.choice(words, LENGTH)) for _ in range(TEXTS)]
+    return [" ".join(text) for text in random.choice(np.array(words), (TEXTS, LENGTH))]
 
 
 def main() -> int:
     """Run the command line."""
     parser = parser_of("static", __doc__)
     parser.add_argument("--turns", type=int, default=10, help="number of turns (default: %(default)s)")
-    turns = parser.parse_args().turns
+    add_json(parser)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         texts = write(Path(name))
         tokenizer = Tokenizer.from_file(f"{name}/tokenizer.json")
@@ -59,23 +61,26 @@ def main() -> int:
         calls: dict[str, Callable[[], object]] = {
             "tokenizer": lambda: tokenizer.encode_batch_fast(texts, add_special_tokens=False),
             "mpool": lambda: pool.embed(texts, name)}
-        calls["core"] = lambda: pool.registry.embed(key, ids.reshape(-1), offsets)
+        calls["mpool:core"] = lambda: pool.registry.embed(key, ids.reshape(-1), offsets)
+        recorder = Recorder("static", len(os.sched_getaffinity(0)), texts=TEXTS, words=LENGTH, components=DIM)
+        recorder.versions["tokenizer"] = tokenizers_version
         try:
             from model2vec import StaticModel
+            from model2vec import __version__ as model2vec_version
         except ImportError:
             pass
         else:
             other = StaticModel.from_pretrained(name)
             np.testing.assert_allclose(other.encode(texts[:50]), pool.embed(texts[:50], name), atol=1e-5)
             calls["model2vec"] = lambda: other.encode(texts)
-        rates: dict[str, list[float]] = {engine: [] for engine in calls}
-        print(f"n = {turns}, load {os.getloadavg()}")
-        for _ in range(turns):
-            for engine, call in calls.items():
-                rates[engine].append(TEXTS / seconds_of(call))
+            recorder.versions["model2vec"] = model2vec_version
+        print(f"n = {args.turns}, load {os.getloadavg()}")
+        rates = recorder.rotate("static", "texts/s", lambda seconds: TEXTS / seconds, calls, args.turns)
         for engine, found in rates.items():
             print(f"{engine:10} {max(found):10,.0f} texts/s at best, {statistics.median(found):10,.0f} median")
         print(f"load {os.getloadavg()}")
+        if args.json:
+            recorder.write(args.json)
     return 0
 
 

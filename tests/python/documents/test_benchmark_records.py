@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,42 @@ def test_drafts(tmp_path: Path) -> None:
     assert record["agreement"] == {"completions are the same": {"mpool:draft": True}}
     assert [turn["round"] for turn in record["turns"]] == [0, 0, 1, 1] * 2
     assert all(cell["against"] == "mpool" for cell in [record["summary"]["code"]["decode tokens/s"]["mpool:draft"]])
+
+
+@pytest.mark.builds
+@pytest.mark.parametrize(("command", "engines", "unit", "libraries"), [
+    ("maxsim", {"torch", "mpool:float32", "mpool:int8"}, "one query ms", {"torch": "torch"}),
+    ("static", {"tokenizer", "mpool", "mpool:core"}, "texts/s", {"tokenizer": "tokenizers"})])
+def test_engines_of_one_process(tmp_path: Path, command: str, engines: set[str], unit: str,
+                                libraries: dict[str, str]) -> None:
+    """Every turn has all engines of the command, with the version of each library."""
+    for package in libraries.values():
+        pytest.importorskip(package)
+    path = tmp_path / "record.json"
+    done = subprocess.run([sys.executable, "-m", "benchmarks", command, "--turns", "2", "--json", str(path)], cwd=ROOT,
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    if command == "static" and importlib.util.find_spec("model2vec"):
+        engines, libraries = engines | {"model2vec"}, {**libraries, "model2vec": "model2vec"}
+    record = check_record(path, command, {command: engines}, {unit})
+    assert [turn["round"] for turn in record["turns"]] == [0] * len(engines) + [1] * len(engines)
+    own = {engine: mpool.__version__ for engine in engines - set(libraries)}
+    versions = {engine: metadata.version(package) for engine, package in libraries.items()}
+    assert record["versions"] == {"mpool": mpool.__version__, **own, **versions}
+
+
+@pytest.mark.slow
+def test_outputs(tmp_path: Path) -> None:
+    """On small work, mpool and sentence-transformers compute the same vectors of tokens."""
+    pytest.importorskip("sentence_transformers")
+    path = tmp_path / "record.json"
+    command = ["-m", "benchmarks", "outputs", "--quick", "--rounds", "1", "--shapes", "colbert", "--engines",
+               "mpool:float32,sentence-transformers", "--json", str(path)]
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    record = json.loads(path.read_text())
+    assert record["agreement"]["colbert: least cosine to sentence-transformers"]["mpool:float32"] >= 0.9999
+    assert {turn["engine"] for turn in record["turns"]} == {"mpool:float32", "sentence-transformers"}
 
 
 @pytest.mark.builds
