@@ -176,7 +176,7 @@ def predictive_scaling(m: Models) -> None:
         with pool_of(predictive_scaling=predictive, threads=2, max_workers_per_model=2, keep_alive=0.3) as pool:
             until(both)
             # The other worker leaves, or is predicted for three seconds in a row; other programs may delay either.
-            dice, since, end = random.Random(7), time.monotonic(), time.monotonic() + 30
+            dice, since, end = random.Random(7), time.monotonic(), time.monotonic() + 120
             while time.monotonic() < (min(since + 3, end) if predictive else end):
                 pool.embed([" ".join(dice.choices(["one", "two"], k=40)) for _ in range(25)], m.wide)
                 time.sleep(0.002)  # short compared to a request
