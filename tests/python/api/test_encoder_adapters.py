@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from adapterfiles import matrices, save_peft
 from cancelling import cancelled_job
+from outputcalls import OUTPUTS, bytes_of, bytes_of_one
 from poolcalls import awaited
 from rerankers import make_reranker
 from waiting import idle
@@ -239,3 +240,27 @@ def test_static_embeddings_have_no_adapters(adapters: dict[str, Path], tmp_path:
             pool.load(folder, adapters={"one": adapters["one"]})
         with pytest.raises(InvalidArgument, match="the model has no adapters"):
             pool.embed("x", folder, adapter="one")
+
+
+# ---- iterators -----------------------------------------------------------------------------------------------------
+
+#: Outputs of models that can have adapters: neither static embeddings nor models of two encoders.
+ITERATED = {name: output for name, output in OUTPUTS.items() if output.model not in ("letters", "query_table")}
+#: Layers that the adapters of these models update.
+LAYERS = ("query", "value", "value_proj", "q_lin", "v_lin", "Wqkv", "Wo")
+
+
+@pytest.mark.parametrize("name", ITERATED)
+def test_iterators_of_every_output(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    output = ITERATED[name]
+    model = request.getfixturevalue(output.model)
+    adapter = save_peft(tmp_path / "one", matrices(model, 4, 1, LAYERS), 16.0)
+    texts = [f"w{at} The fox jumps, w{at % 31} over {at} dogs." for at in range(150)]  # more than the first slice
+    with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
+        pool.load(model, adapters={"one": adapter})
+        wanted, plain = (bytes_of(output.call(pool, texts, model, adapter=one)) for one in ("one", None))
+        assert sum(a != b for a, b in zip(wanted, plain)) > 100
+        for expected, one in ((wanted, "one"), (plain, None)):
+            assert [bytes_of_one(found) for found in output.iterate(pool, iter(texts), model, adapter=one)] == expected
+            batches = output.iterate(pool, texts, model, 40, adapter=one)
+            assert [row for batch in batches for row in bytes_of(batch)] == expected
