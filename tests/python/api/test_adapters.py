@@ -99,9 +99,11 @@ def test_mixed_rows_have_the_same_bytes(llama: Path, adapters: dict[str, Path], 
             assert [value(job.result()) for job in jobs] == expected, repeat
 
 
-def test_prefixes_are_shared_by_requests_of_one_adapter_only(llama: Path, adapters: dict[str, Path]) -> None:
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_prefixes_are_shared_by_requests_of_one_adapter_only(llama: Path, adapters: dict[str, Path],
+                                                             isolation: str) -> None:
     prompt = "A cat sat on the mat, and the dog barked at it twice. " * 12
-    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, isolation=isolation)) as pool:
         pool.load(llama, adapters=adapters)
         found = {}
         for name in (None, "one", "two", "gguf"):

@@ -21,6 +21,7 @@ from mpool.tasks import outputs
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
+from cancelling import distinct_texts
 from retrievalmodels import TEXTS, VOCAB, write_masked
 
 
@@ -209,3 +210,31 @@ def test_a_control_token_without_a_row_fails_its_request(pool: mpool.Pool, query
             pool.embed_sparse(["w1", "w1 [IMG]"], folder, task=task, parse_special=True)
         assert pool.embed_sparse(["w1", "w1 [IMG]"], folder, task=task)[:1] == \
             pool.embed_sparse(["w1"], query_table, task=task)
+
+
+# ---- all outputs -----------------------------------------------------------------------------------------------------
+
+def test_all_outputs_share_a_pass(m3: Path) -> None:
+    """One request for all outputs reads the texts once and multiplies once by the weights of all layers, as one for
+    token vectors does. OpenBLAS counts the products, except those of the small heads."""
+    texts = distinct_texts(40)
+
+    def state(used: mpool.Pool) -> list[int]:
+        found = used.metrics()
+        return [*(found[name] for name in ("steps", "step_items", "units_in")),
+                mpool.show_config("dicts")["blas"]["multiply_adds"]]
+
+    def cost(used: mpool.Pool, name: str) -> list[int]:
+        before = state(used)
+        getattr(used, name)(texts, m3, compute="float32-fast")
+        return [after - one for one, after in zip(before, state(used))]
+
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as used:
+        used.embed("w1", m3, compute="float32-fast")
+        steps, items, tokens, products = cost(used, "embed_tokens")
+        assert (steps, items) == (1, 1) and tokens >= len(texts) * 62
+        assert products > 0 or not mpool.show_config("dicts")["blas"]["core"]
+        assert cost(used, "embed_all") == [steps, items, tokens, products]
+        each = [cost(used, name) for name in ("embed", "embed_sparse", "embed_tokens")]
+        assert [sum(one) for one in zip(*each)][:3] == [3 * steps, 3 * items, 3 * tokens]
+        assert sum(one[3] for one in each) > 2 * products or not products

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from adapterfiles import matrices, save_peft
+from outputcalls import OUTPUTS, bytes_of, texts_of
 from rerankers import make_reranker
 from servers import ask, serving
 
@@ -28,7 +29,8 @@ def adapters(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
-def server(bert: Path, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(bert: Path, m3: Path, tagger: Path, adapters: dict[str, Path],
+           tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("models")
     given = [f"m:{name}={path}" for name, path in adapters.items()]
     refs = [f"m={bert}"]
@@ -36,6 +38,10 @@ def server(bert: Path, adapters: dict[str, Path], tmp_path_factory: pytest.TempP
         made = make_reranker(folder / name, "bert", labels)
         found = {key: pair for key, pair in matrices(made, 4, 1, ("query", "value")).items() if ".layer." in key}
         given.append(f"{name}:one={save_peft(folder / f'{name}-one', found, 16.0, task_type='SEQ_CLS')}")
+        refs.append(f"{name}={made}")
+    for name, made in (("s", m3), ("t", tagger)):
+        found = matrices(made, 4, 1, ("query", "value"))
+        given.append(f"{name}:one={save_peft(folder / f'{name}-one', found, 16.0)}")
         refs.append(f"{name}={made}")
     with serving(refs, mpool.PoolConfig(shutdown_grace=1.0, offline=True, threads=2), adapters=given) as made_:
         yield made_
@@ -106,9 +112,22 @@ def test_labels(server: Any, name: str, adapter: str | None) -> None:
     assert np.allclose([max(label["score"] for label in one) for one in found], wanted.max(axis=1))
 
 
+@pytest.mark.parametrize("adapter", [None, "one"])
+@pytest.mark.parametrize(("output", "model"), [("sparse", "s"), ("tokens", "s"), ("spans", "t")])
+def test_sparse_vectors_token_vectors_and_spans(server: Any, output: str, model: str, adapter: str | None) -> None:
+    texts = ["w1 w2, w3. w4 w9", "w7", "Ada met Bob in Paris, and w5 w6!"]
+    row = OUTPUTS[output]
+    wanted, plain = (row.call(server.state.pool, texts, model, adapter=one) for one in (adapter, None))
+    assert (adapter is None) == (bytes_of(wanted) == bytes_of(plain))
+    name = model if adapter is None else f"{model}:{adapter}"
+    status, found = ask(server, row.path, row.payload(texts, name))
+    assert status == 200 and row.of_route(found) == [row.of_text(one) for one in texts_of(wanted)]
+
+
 def test_lists_and_unknown_names(server: Any, adapters: dict[str, Path]) -> None:
     listed = ask(server, "/v1/models")[1]["data"]
-    assert [one["id"] for one in listed] == ["m", "m:one", "m:two", "r", "r:one", "c", "c:one"]
+    assert [one["id"] for one in listed] == ["m", "m:one", "m:two",
+                                             *(f"{name}{adapter}" for name in "rcst" for adapter in ("", ":one"))]
     for route, field in (("/v1/embeddings", "input"), ("/api/embed", "input"), ("/embed", "inputs")):
         status, found = ask(server, route, {"model": "m:three", field: "x"})
         assert status == 404 and "m:one, m:two" in str(found) and str(adapters["one"].parent) not in str(found)
