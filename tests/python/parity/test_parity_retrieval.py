@@ -54,7 +54,7 @@ def same_tokens(found: mpool.TokenVectors, expected: list[Any]) -> None:
 @pytest.mark.parametrize("kind, strategy, function", [("bert", "max", "relu"), ("roberta", "sum", "log1p_relu"),
                                                       ("modernbert", "max", "log1p_relu"), ("mpnet", "max", "relu"),
                                                       ("distilbert", "max", "log1p_relu"), ("electra", "max", "relu"),
-                                                      ("xlm_roberta", "max", "relu")])
+                                                      ("xlm_roberta", "max", "relu"), ("roberta", "max", "relu")])
 def test_sparse_encoders(pool: mpool.Pool, tmp_path: Path, kind: str, strategy: str, function: str) -> None:
     from sentence_transformers import SparseEncoder
     from sentence_transformers.base.modules import Transformer
