@@ -82,15 +82,16 @@ def test_class_names_of_older_versions(pool: mpool.Pool, tmp_path: Path) -> None
     same_sparse(pool.embed_sparse(TEXTS, str(folder), compute="float32"), reference.encode(TEXTS).to_dense().numpy())
 
 
-def test_query_tables(pool: mpool.Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind, function", [("bert", "relu"), ("distilbert", "log1p_relu")])
+def test_query_tables(pool: mpool.Pool, tmp_path: Path, kind: str, function: str) -> None:
     from sentence_transformers import SparseEncoder
     from sentence_transformers.base.modules import Router
     from sentence_transformers.sparse_encoder.modules import MLMTransformer, SparseStaticEmbedding, SpladePooling
 
-    base = str(write_masked(tmp_path / "base", "bert"))
+    base = str(write_masked(tmp_path / "base", kind))
     table = SparseStaticEmbedding(tokenizer=transformers.AutoTokenizer.from_pretrained(base), weight=query_weights())
-    router = Router.for_query_document(query_modules=[table],
-                                       document_modules=[MLMTransformer(base), SpladePooling("max")])
+    documents = [MLMTransformer(base), SpladePooling("max", activation_function=function)]
+    router = Router.for_query_document(query_modules=[table], document_modules=documents)
     reference = SparseEncoder(modules=[router], device="cpu")
     check_query_table(pool, save(reference, tmp_path / "router"), reference)
 
