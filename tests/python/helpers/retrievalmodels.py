@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+import mpool
+
 from paritymodels import randomise, torch, transformers
 
 VOCAB = 197
@@ -243,7 +247,6 @@ def write_bge_m3(folder: Path) -> Path:
 def bge_m3_outputs(folder: Path, texts: list[str]) -> tuple[Any, Any, list[Any]]:
     """Return the dense vectors, the sparse vectors as a matrix, and the token vectors, by the formulae of BGE-M3
     (https://arxiv.org/abs/2402.03216) in float64."""
-    import numpy as np
     from safetensors.torch import load_file
 
     model = transformers.RobertaModel.from_pretrained(folder).double().eval()
@@ -262,3 +265,14 @@ def bge_m3_outputs(folder: Path, texts: list[str]) -> tuple[Any, Any, list[Any]]
             if token not in range(4):  # special tokens except the mask token
                 weights[at, token] = max(weights[at, token], weight)
     return np.array(dense), weights, rows
+
+
+def same_sparse(found: mpool.SparseVectors, expected: Any) -> None:
+    """Compare sparse vectors with a matrix of NumPy: the largest difference is 1e-4 of the largest value, and the
+    weights above 1e-5 belong to the same tokens."""
+    dense = found.to_scipy().toarray()
+    assert dense.shape == expected.shape == found.shape
+    assert np.abs(dense - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.array_equal(dense > 1e-5, expected > 1e-5) and (dense > 1e-5).any() and not (dense > 1e-5).all()
+    for ids, _ in found:
+        assert (np.diff(ids) > 0).all()

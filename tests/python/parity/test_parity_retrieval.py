@@ -19,8 +19,8 @@ pytest.importorskip("safetensors")
 
 from paritymodels import torch, transformers
 from retrievalmodels import (
-    MARKS, SPARSE_MODULES, TEXTS, VOCAB, bge_m3_outputs, masked_model, query_weights, save, write_colbert,
-    write_jina_colbert, write_masked, write_query_table, write_tokenizer,
+    MARKS, SPARSE_MODULES, TEXTS, VOCAB, bge_m3_outputs, masked_model, query_weights, same_sparse, save,
+    write_colbert, write_jina_colbert, write_masked, write_query_table, write_tokenizer,
 )
 
 #: Folder of the query table of :func:`write_query_table`.
@@ -31,15 +31,6 @@ QUERIES = "query_0_SparseStaticEmbedding"
 def pool() -> Iterator[mpool.Pool]:
     with mpool.Pool(mpool.PoolConfig(threads=2)) as found:
         yield found
-
-
-def same_sparse(found: mpool.SparseVectors, expected: np.ndarray) -> None:
-    dense = found.to_scipy().toarray()
-    assert dense.shape == expected.shape == found.shape
-    assert np.abs(dense - expected).max() <= 1e-4 * np.abs(expected).max()
-    assert np.array_equal(dense > 1e-5, expected > 1e-5) and (dense > 1e-5).any() and not (dense > 1e-5).all()
-    for ids, _ in found:
-        assert (np.diff(ids) > 0).all()
 
 
 def same_tokens(found: mpool.TokenVectors, expected: list[Any]) -> None:
