@@ -20,7 +20,8 @@ pytest.importorskip("safetensors")
 from paritymodels import torch, transformers
 from retrievalmodels import (
     MARKS, SPARSE_MODULES, TEXTS, VOCAB, bge_m3_outputs, masked_model, query_weights, same_sparse, save,
-    write_colbert, write_jina_colbert, write_masked, write_query_table, write_tokenizer,
+    write_colbert, write_jina_colbert, write_masked, write_metaspace_tokenizer, write_query_table, write_splade,
+    write_tokenizer,
 )
 
 #: Folder of the query table of :func:`write_query_table`.
@@ -58,6 +59,27 @@ def test_sparse_encoders(pool: mpool.Pool, tmp_path: Path, kind: str, strategy: 
     same_sparse(pool.embed_sparse(TEXTS, folder, compute="float32"), reference.encode(TEXTS).to_dense().numpy())
     most = pool.embed_sparse(TEXTS, folder, compute="float32", max_active_dims=5)
     same_sparse(most, reference.encode(TEXTS, max_active_dims=5).to_dense().numpy())
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 5])
+@pytest.mark.parametrize("metaspace", [False, True])
+def test_decoded_tokens(pool: mpool.Pool, tmp_path: Path, metaspace: bool, top_k: int | None) -> None:
+    from sentence_transformers import SparseEncoder
+
+    folder = write_splade(tmp_path / "splade", "bert")
+    if metaspace:
+        write_metaspace_tokenizer(folder, ("[QueryMarker]", "[DocumentMarker]"))
+    reference = SparseEncoder(str(folder), device="cpu")
+    vectors = reference.encode(TEXTS)
+    found = pool.embed_sparse(TEXTS, folder, compute="float32").decoded(top_k)
+    for one, other, every in zip(found, reference.decode(vectors, top_k), reference.decode(vectors), strict=True):
+        weights, expected = dict(every), np.array([weight for _, weight in other])
+        one, expected = [row for row in one if row[1] > 1e-5], expected[expected > 1e-5]
+        assert len(dict(one)) == len(one) == len(expected) and (top_k is None or len(one) == top_k)
+        # two weights that are nearly equal may change places: compare the weights in order, and that of each token
+        bound = 1e-4 * expected[0]
+        assert np.abs([weight for _, weight in one] - expected).max() <= bound
+        assert all(abs(weight - weights[token]) <= bound for token, weight in one)
 
 
 def test_class_names_of_older_versions(pool: mpool.Pool, tmp_path: Path) -> None:
