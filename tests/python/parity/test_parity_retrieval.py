@@ -234,7 +234,9 @@ def test_a_blank_prompt_is_no_marker(pool: mpool.Pool, tmp_path: Path, blank: st
     check_both_tasks(pool, save(reference, tmp_path / "native"))
 
 
-def test_stanford_colbert(pool: mpool.Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size, query, document", [(20, 13, 12), (96, 32, 300)])
+def test_stanford_colbert(pool: mpool.Pool, tmp_path: Path, size: int, query: int, document: int) -> None:
+    """The second row has the settings of answerai-colbert-small."""
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path / "stanford"
@@ -243,14 +245,15 @@ def test_stanford_colbert(pool: mpool.Pool, tmp_path: Path) -> None:
     model.save_pretrained(folder)
     write_tokenizer(folder)
     tensors = {f"bert.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
-    tensors["linear.weight"] = torch.randn(20, 48, generator=torch.Generator().manual_seed(2))
+    tensors["linear.weight"] = torch.randn(size, 48, generator=torch.Generator().manual_seed(2))
     save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"]}))
     (folder / "artifact.metadata").write_text(json.dumps({
-        "query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 13, "doc_maxlen": 12,
-        "mask_punctuation": True, "attend_to_mask_tokens": False, "dim": 20, "similarity": "cosine"}))
-    check_both_tasks(pool, folder)
+        "query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": query,
+        "doc_maxlen": document, "mask_punctuation": True, "attend_to_mask_tokens": False, "dim": size,
+        "similarity": "cosine"}))
+    assert [one.shape for one in check_both_tasks(pool, folder)] == [(query, size)] * len(TEXTS)
 
 
 @pytest.mark.parametrize("size, metaspace", [(20, False), (7, True)])
