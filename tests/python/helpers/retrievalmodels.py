@@ -58,9 +58,12 @@ def write_metaspace_tokenizer(folder: Path, markers: tuple[str, str], length: in
         "mask_token": "<mask>"}))
 
 
-def masked_model(kind: str) -> Any:
-    """Return a seeded masked language model: ``bert``, ``roberta``, ``xlm_roberta``, ``modernbert``, ``mpnet``,
-    ``distilbert`` or ``electra``.
+def masked_model(kind: str, **more: Any) -> Any:
+    """Return a seeded masked language model.
+
+    Args:
+        kind: ``bert``, ``roberta``, ``xlm_roberta``, ``modernbert``, ``mpnet``, ``distilbert`` or ``electra``.
+        more: further keys of the configuration.
     """
     sizes: dict[str, Any] = dict(SIZES, max_position_embeddings=80)
     if kind == "modernbert":
@@ -76,17 +79,17 @@ def masked_model(kind: str) -> Any:
         sizes |= dict(embedding_size=24)
     names = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "modernbert": "ModernBert",
              "mpnet": "MPNet", "distilbert": "DistilBert", "electra": "Electra"}
-    config = getattr(transformers, f"{names[kind]}Config")(**sizes)
+    config = getattr(transformers, f"{names[kind]}Config")(**sizes, **more)
     model = getattr(transformers, f"{names[kind]}ForMaskedLM")(config).eval()
     randomise(model, 7)
     model.tie_weights()
     return model
 
 
-def write_masked(folder: Path, kind: str) -> Path:
-    """Write a masked language model with its tokenizer."""
+def write_masked(folder: Path, kind: str, **more: Any) -> Path:
+    """Write a masked language model of :func:`masked_model` with its tokenizer."""
     folder.mkdir(parents=True)
-    masked_model(kind).save_pretrained(folder)
+    masked_model(kind, **more).save_pretrained(folder)
     write_tokenizer(folder)
     return folder
 
@@ -109,9 +112,9 @@ def _write_sparse_encoder(folder: Path, pooling: str) -> None:
         "pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": VOCAB}))
 
 
-def write_splade(folder: Path, kind: str) -> Path:
-    """Write a SPLADE model: a masked language model of a kind of :func:`masked_model` with max pooling."""
-    write_masked(folder, kind)
+def write_splade(folder: Path, kind: str, **more: Any) -> Path:
+    """Write a SPLADE model: a masked language model of :func:`masked_model` with max pooling."""
+    write_masked(folder, kind, **more)
     _write_sparse_encoder(folder, "1_SpladePooling")
     _write_modules(folder, [("", f"{SPARSE_MODULES}.MLMTransformer"),
                             ("1_SpladePooling", f"{SPARSE_MODULES}.SpladePooling")])

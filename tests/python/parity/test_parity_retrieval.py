@@ -61,6 +61,17 @@ def test_sparse_encoders(pool: mpool.Pool, tmp_path: Path, kind: str, strategy: 
     same_sparse(most, reference.encode(TEXTS, max_active_dims=5).to_dense().numpy())
 
 
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "mpnet", "distilbert", "electra"])
+def test_decoders_with_own_weights(pool: mpool.Pool, tmp_path: Path, kind: str) -> None:
+    """``tie_word_embeddings`` is false: the matrix and the bias of the decoder are weights of their own."""
+    from sentence_transformers import SparseEncoder
+
+    folder = write_splade(tmp_path / "untied", kind, tie_word_embeddings=False)
+    reference = SparseEncoder(str(folder), device="cpu")
+    found = pool.embed_sparse(TEXTS, folder, compute="float32")
+    same_sparse(found, reference.encode(TEXTS).to_dense().numpy())
+
+
 @pytest.mark.parametrize("top_k", [None, 1, 5])
 @pytest.mark.parametrize("metaspace", [False, True])
 def test_decoded_tokens(pool: mpool.Pool, tmp_path: Path, metaspace: bool, top_k: int | None) -> None:
