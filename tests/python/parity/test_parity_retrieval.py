@@ -202,7 +202,9 @@ def check_both_tasks(pool: mpool.Pool, folder: Path, other: Path | None = None) 
       "attend_to_expansion_tokens": False}, 12),
     ({"query_prefix": "[unused0]", "document_prefix": "[unused1]", "attend_to_expansion_tokens": True}, 32),
     ({"query_prefix": "[Q] ", "document_prefix": "[D] ", "do_query_expansion": False, "skiplist_words": ["w1", "."]},
-     None)])
+     None),
+    ({"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 32, "document_length": 300,
+      "attend_to_expansion_tokens": False, "skiplist_words": ["w5", "."]}, 32)])
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
 def test_pylate(pool: mpool.Pool, tmp_path: Path, kind: str, settings: dict[str, Any], length: int | None) -> None:
     folder = write_colbert(tmp_path / "colbert", [(48, 40), (40, 24)] if length == 12 else [(48, 24)], kind, **settings)
