@@ -137,15 +137,18 @@ def test_keys_that_change_the_computation_are_refused(tmp_path: Path, name: str,
         describe_folder(str(folder), key="k", ref="r")
 
 
-@pytest.mark.parametrize("key", ["classifier_pooling", "clf_pooling"])
-def test_classifiers_of_eurobert_that_pool_logits_are_refused(tmp_path: Path, key: str) -> None:
-    """The published Python code of EuroBERT calls the key clf_pooling, and transformers classifier_pooling."""
+@pytest.mark.parametrize("key, value, got", [("classifier_pooling", "late", "'late'"), ("clf_pooling", "late", "'late'"),
+                                             ("classifier_pooling", None, "missing")])
+def test_classifiers_of_eurobert_that_pool_logits_are_refused(tmp_path: Path, key: str, value: str | None,
+                                                              got: str) -> None:
+    """The published Python code of EuroBERT calls the key clf_pooling, and transformers classifier_pooling. The default
+    of both is 'late'."""
     folder = make_reranker(tmp_path / "model", "eurobert_late")
     set_config(folder, classifier_pooling=None)
-    set_config(folder, **{key: "late"})
+    set_config(folder, **{key: value})
     with pytest.raises(mpool.errors.Unsupported) as caught:
         describe_folder(str(folder), key="k", ref="r")
-    expected = f"{folder / 'config.json'}: {key} is 'late', mpool supports only 'bos' and 'mean'"
+    expected = f"{folder / 'config.json'}: {key} is {got}, mpool supports only 'bos' and 'mean'"
     assert str(caught.value) == expected
 
 
