@@ -81,8 +81,8 @@ def unsupported(config: Fields, key: str, allowed: object, hint: str | None = No
         allowed: supported values, as words that follow "mpool supports only".
         hint: next step for the user.
     """
-    raise Unsupported(f"{config.file}: {config.name(key)} is {describe(config.get(key))}, mpool supports only "
-                      f"{allowed}", hint=hint)
+    got = describe(config.get(key)) if key in config else "missing"
+    raise Unsupported(f"{config.file}: {config.name(key)} is {got}, mpool supports only {allowed}", hint=hint)
 
 
 def check_neutral(config: Fields, used: set[str]) -> None:

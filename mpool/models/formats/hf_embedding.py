@@ -45,7 +45,8 @@ class MaskedHead:
     Attributes:
         dense, norm: linear layer and norm of the transform, without ``.weight``.
         output: names of the matrix with one row per token; without any, the token embeddings are used.
-        bias: names of the bias of that matrix.
+        bias: names of the bias of that matrix. The first that is stored counts: transformers computes with
+            ``decoder.bias``, and ties it to the other unless ``tie_word_embeddings`` is false.
         activation: key of config.json that names the activation of the transform.
         epsilon: key of config.json with the epsilon of the norm.
     """
@@ -59,11 +60,11 @@ class MaskedHead:
 
 
 _ROBERTA = MaskedHead("lm_head.dense", "lm_head.layer_norm", ("lm_head.decoder.weight",),
-                      ("lm_head.bias", "lm_head.decoder.bias"), activation="")
+                      ("lm_head.decoder.bias", "lm_head.bias"), activation="")
 #: ``model_type`` in config.json -> head of its ForMaskedLM class.
 MASKED_HEADS = {
     "bert": MaskedHead("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
-                       ("cls.predictions.decoder.weight",), ("cls.predictions.bias", "cls.predictions.decoder.bias")),
+                       ("cls.predictions.decoder.weight",), ("cls.predictions.decoder.bias", "cls.predictions.bias")),
     "roberta": _ROBERTA, "xlm-roberta": _ROBERTA, "camembert": _ROBERTA, "mpnet": _ROBERTA,
     "modernbert": MaskedHead("head.dense", "head.norm", ("decoder.weight",), ("decoder.bias",),
                              activation="classifier_activation", epsilon="norm_eps"),

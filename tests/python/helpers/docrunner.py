@@ -32,7 +32,7 @@ SHOWN = ("text", "ini", "nginx", "dockerfile", "yaml", "toml", "javascript", "c"
 INSTALLS = re.compile(r"^(pip|pipx|git|cd|sudo|systemctl|docker|podman|ray|serve|export|python -m (venv|build)|\. "
                       r"|source )")
 #: Published model in a block -> the small model that runs in its place.
-STAND_INS = {"ibm-granite/granite-embedding-30m-sparse": "models/bge-m3",
+STAND_INS = {"ibm-granite/granite-embedding-30m-sparse": "models/granite-embedding-30m-sparse",
              "ms-marco-MiniLM-L6-v2": "models/ms-marco-MiniLM-L6-v2",
              "distilbert-base-uncased-finetuned-sst-2-english": "models/sentiment",
              "bert-base-NER": "models/ner", "Qwen2.5-0.5B-Instruct": "models/Qwen2.5-0.5B-Instruct"}
@@ -227,16 +227,16 @@ class PageRun:
 
 
 def write_substitutes(folder: Path) -> None:
-    """Write tiny random models with the folder names used in pages: cross-encoders, classifiers, a model of several
-    kinds of vectors, and a chat model with tools."""
+    """Write tiny random models with the folder names used in pages: cross-encoders, classifiers, a sparse encoder,
+    and a chat model with tools."""
     from docmodels import chat_model, cross_encoder
-    from retrievalmodels import write_bge_m3
+    from retrievalmodels import write_splade
     from tokenclassifiers import make_token_classifier
 
     cross_encoder(folder / "ms-marco-MiniLM-L6-v2")
     cross_encoder(folder / "sentiment", ("negative", "neutral", "positive"))
     cross_encoder(folder / "nli", ("contradiction", "neutral", "entailment"))
-    write_bge_m3(folder / "bge-m3")
+    write_splade(folder / "granite-embedding-30m-sparse", "roberta")
     make_token_classifier(folder / "ner", "bert")
     chat_model(folder / "Qwen2.5-0.5B-Instruct")
 

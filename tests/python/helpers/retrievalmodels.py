@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+import mpool
+
 from paritymodels import randomise, torch, transformers
 
 VOCAB = 197
@@ -54,9 +58,12 @@ def write_metaspace_tokenizer(folder: Path, markers: tuple[str, str], length: in
         "mask_token": "<mask>"}))
 
 
-def masked_model(kind: str) -> Any:
-    """Return a seeded masked language model: ``bert``, ``roberta``, ``xlm_roberta``, ``modernbert``, ``mpnet``,
-    ``distilbert`` or ``electra``.
+def masked_model(kind: str, **more: Any) -> Any:
+    """Return a seeded masked language model.
+
+    Args:
+        kind: ``bert``, ``roberta``, ``xlm_roberta``, ``modernbert``, ``mpnet``, ``distilbert`` or ``electra``.
+        more: further keys of the configuration.
     """
     sizes: dict[str, Any] = dict(SIZES, max_position_embeddings=80)
     if kind == "modernbert":
@@ -72,17 +79,17 @@ def masked_model(kind: str) -> Any:
         sizes |= dict(embedding_size=24)
     names = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "modernbert": "ModernBert",
              "mpnet": "MPNet", "distilbert": "DistilBert", "electra": "Electra"}
-    config = getattr(transformers, f"{names[kind]}Config")(**sizes)
+    config = getattr(transformers, f"{names[kind]}Config")(**sizes, **more)
     model = getattr(transformers, f"{names[kind]}ForMaskedLM")(config).eval()
     randomise(model, 7)
     model.tie_weights()
     return model
 
 
-def write_masked(folder: Path, kind: str) -> Path:
-    """Write a masked language model with its tokenizer."""
+def write_masked(folder: Path, kind: str, **more: Any) -> Path:
+    """Write a masked language model of :func:`masked_model` with its tokenizer."""
     folder.mkdir(parents=True)
-    masked_model(kind).save_pretrained(folder)
+    masked_model(kind, **more).save_pretrained(folder)
     write_tokenizer(folder)
     return folder
 
@@ -105,9 +112,9 @@ def _write_sparse_encoder(folder: Path, pooling: str) -> None:
         "pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": VOCAB}))
 
 
-def write_splade(folder: Path, kind: str) -> Path:
-    """Write a SPLADE model: a masked language model of a kind of :func:`masked_model` with max pooling."""
-    write_masked(folder, kind)
+def write_splade(folder: Path, kind: str, **more: Any) -> Path:
+    """Write a SPLADE model: a masked language model of :func:`masked_model` with max pooling."""
+    write_masked(folder, kind, **more)
     _write_sparse_encoder(folder, "1_SpladePooling")
     _write_modules(folder, [("", f"{SPARSE_MODULES}.MLMTransformer"),
                             ("1_SpladePooling", f"{SPARSE_MODULES}.SpladePooling")])
@@ -243,7 +250,6 @@ def write_bge_m3(folder: Path) -> Path:
 def bge_m3_outputs(folder: Path, texts: list[str]) -> tuple[Any, Any, list[Any]]:
     """Return the dense vectors, the sparse vectors as a matrix, and the token vectors, by the formulae of BGE-M3
     (https://arxiv.org/abs/2402.03216) in float64."""
-    import numpy as np
     from safetensors.torch import load_file
 
     model = transformers.RobertaModel.from_pretrained(folder).double().eval()
@@ -262,3 +268,14 @@ def bge_m3_outputs(folder: Path, texts: list[str]) -> tuple[Any, Any, list[Any]]
             if token not in range(4):  # special tokens except the mask token
                 weights[at, token] = max(weights[at, token], weight)
     return np.array(dense), weights, rows
+
+
+def same_sparse(found: mpool.SparseVectors, expected: Any) -> None:
+    """Compare sparse vectors with a matrix of NumPy: the largest difference is 1e-4 of the largest value, and the
+    weights above 1e-5 belong to the same tokens."""
+    dense = found.to_scipy().toarray()
+    assert dense.shape == expected.shape == found.shape
+    assert np.abs(dense - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.array_equal(dense > 1e-5, expected > 1e-5) and (dense > 1e-5).any() and not (dense > 1e-5).all()
+    for ids, _ in found:
+        assert (np.diff(ids) > 0).all()

@@ -16,6 +16,7 @@ from mpool.models.formats.hf_folder import describe_folder
 from corelib import token_vectors
 from encodermodels import ENCODERS, VOCAB, albert, built
 from paritymodels import randomise, transformers, write_tokenizer
+from rerankers import make_reranker, set_config
 from rounding import deviations
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "parity" / "encoder"))
@@ -134,6 +135,21 @@ def test_keys_that_change_the_computation_are_refused(tmp_path: Path, name: str,
     (folder / "config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises((mpool.errors.Unsupported, mpool.errors.FormatError), match=key):
         describe_folder(str(folder), key="k", ref="r")
+
+
+@pytest.mark.parametrize("key, value, got", [("classifier_pooling", "late", "'late'"), ("clf_pooling", "late", "'late'"),
+                                             ("classifier_pooling", None, "missing")])
+def test_classifiers_of_eurobert_that_pool_logits_are_refused(tmp_path: Path, key: str, value: str | None,
+                                                              got: str) -> None:
+    """The published Python code of EuroBERT calls the key clf_pooling, and transformers classifier_pooling. The default
+    of both is 'late'."""
+    folder = make_reranker(tmp_path / "model", "eurobert_late")
+    set_config(folder, classifier_pooling=None)
+    set_config(folder, **{key: value})
+    with pytest.raises(mpool.errors.Unsupported) as caught:
+        describe_folder(str(folder), key="k", ref="r")
+    expected = f"{folder / 'config.json'}: {key} is {got}, mpool supports only 'bos' and 'mean'"
+    assert str(caught.value) == expected
 
 
 #: Values of a key that contradict the tensors, or that no model has: name, key, value, field of the error.

@@ -19,8 +19,9 @@ pytest.importorskip("safetensors")
 
 from paritymodels import torch, transformers
 from retrievalmodels import (
-    MARKS, SPARSE_MODULES, TEXTS, VOCAB, bge_m3_outputs, masked_model, query_weights, save, write_colbert,
-    write_jina_colbert, write_masked, write_query_table, write_tokenizer,
+    MARKS, SPARSE_MODULES, TEXTS, VOCAB, bge_m3_outputs, masked_model, query_weights, same_sparse, save,
+    write_colbert, write_jina_colbert, write_masked, write_metaspace_tokenizer, write_query_table, write_splade,
+    write_tokenizer,
 )
 
 #: Folder of the query table of :func:`write_query_table`.
@@ -31,15 +32,6 @@ QUERIES = "query_0_SparseStaticEmbedding"
 def pool() -> Iterator[mpool.Pool]:
     with mpool.Pool(mpool.PoolConfig(threads=2)) as found:
         yield found
-
-
-def same_sparse(found: mpool.SparseVectors, expected: np.ndarray) -> None:
-    dense = found.to_scipy().toarray()
-    assert dense.shape == expected.shape == found.shape
-    assert np.abs(dense - expected).max() <= 1e-4 * np.abs(expected).max()
-    assert np.array_equal(dense > 1e-5, expected > 1e-5) and (dense > 1e-5).any() and not (dense > 1e-5).all()
-    for ids, _ in found:
-        assert (np.diff(ids) > 0).all()
 
 
 def same_tokens(found: mpool.TokenVectors, expected: list[Any]) -> None:
@@ -54,7 +46,7 @@ def same_tokens(found: mpool.TokenVectors, expected: list[Any]) -> None:
 @pytest.mark.parametrize("kind, strategy, function", [("bert", "max", "relu"), ("roberta", "sum", "log1p_relu"),
                                                       ("modernbert", "max", "log1p_relu"), ("mpnet", "max", "relu"),
                                                       ("distilbert", "max", "log1p_relu"), ("electra", "max", "relu"),
-                                                      ("xlm_roberta", "max", "relu")])
+                                                      ("xlm_roberta", "max", "relu"), ("roberta", "max", "relu")])
 def test_sparse_encoders(pool: mpool.Pool, tmp_path: Path, kind: str, strategy: str, function: str) -> None:
     from sentence_transformers import SparseEncoder
     from sentence_transformers.base.modules import Transformer
@@ -67,6 +59,38 @@ def test_sparse_encoders(pool: mpool.Pool, tmp_path: Path, kind: str, strategy: 
     same_sparse(pool.embed_sparse(TEXTS, folder, compute="float32"), reference.encode(TEXTS).to_dense().numpy())
     most = pool.embed_sparse(TEXTS, folder, compute="float32", max_active_dims=5)
     same_sparse(most, reference.encode(TEXTS, max_active_dims=5).to_dense().numpy())
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "mpnet", "distilbert", "electra"])
+def test_decoders_with_own_weights(pool: mpool.Pool, tmp_path: Path, kind: str) -> None:
+    """``tie_word_embeddings`` is false: the matrix and the bias of the decoder are weights of their own."""
+    from sentence_transformers import SparseEncoder
+
+    folder = write_splade(tmp_path / "untied", kind, tie_word_embeddings=False)
+    reference = SparseEncoder(str(folder), device="cpu")
+    found = pool.embed_sparse(TEXTS, folder, compute="float32")
+    same_sparse(found, reference.encode(TEXTS).to_dense().numpy())
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 5])
+@pytest.mark.parametrize("metaspace", [False, True])
+def test_decoded_tokens(pool: mpool.Pool, tmp_path: Path, metaspace: bool, top_k: int | None) -> None:
+    from sentence_transformers import SparseEncoder
+
+    folder = write_splade(tmp_path / "splade", "bert")
+    if metaspace:
+        write_metaspace_tokenizer(folder, ("[QueryMarker]", "[DocumentMarker]"))
+    reference = SparseEncoder(str(folder), device="cpu")
+    vectors = reference.encode(TEXTS)
+    found = pool.embed_sparse(TEXTS, folder, compute="float32").decoded(top_k)
+    for one, other, every in zip(found, reference.decode(vectors, top_k), reference.decode(vectors), strict=True):
+        weights, expected = dict(every), np.array([weight for _, weight in other])
+        one, expected = [row for row in one if row[1] > 1e-5], expected[expected > 1e-5]
+        assert len(dict(one)) == len(one) == len(expected) and (top_k is None or len(one) == top_k)
+        # two weights that are nearly equal may change places: compare the weights in order, and that of each token
+        bound = 1e-4 * expected[0]
+        assert np.abs([weight for _, weight in one] - expected).max() <= bound
+        assert all(abs(weight - weights[token]) <= bound for token, weight in one)
 
 
 def test_class_names_of_older_versions(pool: mpool.Pool, tmp_path: Path) -> None:
@@ -82,15 +106,16 @@ def test_class_names_of_older_versions(pool: mpool.Pool, tmp_path: Path) -> None
     same_sparse(pool.embed_sparse(TEXTS, str(folder), compute="float32"), reference.encode(TEXTS).to_dense().numpy())
 
 
-def test_query_tables(pool: mpool.Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind, function", [("bert", "relu"), ("distilbert", "log1p_relu")])
+def test_query_tables(pool: mpool.Pool, tmp_path: Path, kind: str, function: str) -> None:
     from sentence_transformers import SparseEncoder
     from sentence_transformers.base.modules import Router
     from sentence_transformers.sparse_encoder.modules import MLMTransformer, SparseStaticEmbedding, SpladePooling
 
-    base = str(write_masked(tmp_path / "base", "bert"))
+    base = str(write_masked(tmp_path / "base", kind))
     table = SparseStaticEmbedding(tokenizer=transformers.AutoTokenizer.from_pretrained(base), weight=query_weights())
-    router = Router.for_query_document(query_modules=[table],
-                                       document_modules=[MLMTransformer(base), SpladePooling("max")])
+    documents = [MLMTransformer(base), SpladePooling("max", activation_function=function)]
+    router = Router.for_query_document(query_modules=[table], document_modules=documents)
     reference = SparseEncoder(modules=[router], device="cpu")
     check_query_table(pool, save(reference, tmp_path / "router"), reference)
 
@@ -177,7 +202,9 @@ def check_both_tasks(pool: mpool.Pool, folder: Path, other: Path | None = None) 
       "attend_to_expansion_tokens": False}, 12),
     ({"query_prefix": "[unused0]", "document_prefix": "[unused1]", "attend_to_expansion_tokens": True}, 32),
     ({"query_prefix": "[Q] ", "document_prefix": "[D] ", "do_query_expansion": False, "skiplist_words": ["w1", "."]},
-     None)])
+     None),
+    ({"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 32, "document_length": 300,
+      "attend_to_expansion_tokens": False, "skiplist_words": ["w5", "."]}, 32)])
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
 def test_pylate(pool: mpool.Pool, tmp_path: Path, kind: str, settings: dict[str, Any], length: int | None) -> None:
     folder = write_colbert(tmp_path / "colbert", [(48, 40), (40, 24)] if length == 12 else [(48, 24)], kind, **settings)
@@ -220,7 +247,9 @@ def test_a_blank_prompt_is_no_marker(pool: mpool.Pool, tmp_path: Path, blank: st
     check_both_tasks(pool, save(reference, tmp_path / "native"))
 
 
-def test_stanford_colbert(pool: mpool.Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size, query, document", [(20, 13, 12), (96, 32, 300)])
+def test_stanford_colbert(pool: mpool.Pool, tmp_path: Path, size: int, query: int, document: int) -> None:
+    """The second row has the settings of answerai-colbert-small."""
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path / "stanford"
@@ -229,14 +258,15 @@ def test_stanford_colbert(pool: mpool.Pool, tmp_path: Path) -> None:
     model.save_pretrained(folder)
     write_tokenizer(folder)
     tensors = {f"bert.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
-    tensors["linear.weight"] = torch.randn(20, 48, generator=torch.Generator().manual_seed(2))
+    tensors["linear.weight"] = torch.randn(size, 48, generator=torch.Generator().manual_seed(2))
     save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"]}))
     (folder / "artifact.metadata").write_text(json.dumps({
-        "query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 13, "doc_maxlen": 12,
-        "mask_punctuation": True, "attend_to_mask_tokens": False, "dim": 20, "similarity": "cosine"}))
-    check_both_tasks(pool, folder)
+        "query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": query,
+        "doc_maxlen": document, "mask_punctuation": True, "attend_to_mask_tokens": False, "dim": size,
+        "similarity": "cosine"}))
+    assert [one.shape for one in check_both_tasks(pool, folder)] == [(query, size)] * len(TEXTS)
 
 
 @pytest.mark.parametrize("size, metaspace", [(20, False), (7, True)])

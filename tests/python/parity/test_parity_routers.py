@@ -21,7 +21,7 @@ pytest.importorskip("sentence_transformers")
 
 from adapterfiles import matrices, save_peft
 from paritymodels import torch
-from retrievalmodels import TEXTS, VOCAB, masked_model, save, write_masked, write_tokenizer
+from retrievalmodels import TEXTS, VOCAB, masked_model, same_sparse, save, write_masked, write_tokenizer
 
 WIDTH = 21
 PROMPTS = {"query": "w30 w31 ", "document": "w40 "}
@@ -209,8 +209,7 @@ def test_sparse_encoders_of_both_sides(tmp_path: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
         for task, expected in (("query", reference.encode_query(TEXTS)),
                                ("document", reference.encode_document(TEXTS))):
-            found = pool.embed_sparse(TEXTS, folder, task=task, compute="float32").to_scipy().toarray()
-            same(found, expected.to_dense().numpy())
+            same_sparse(pool.embed_sparse(TEXTS, folder, task=task, compute="float32"), expected.to_dense().numpy())
 
 
 @pytest.mark.parametrize(("change", "error", "words"), [
