@@ -216,7 +216,8 @@ def test_a_control_token_without_a_row_fails_its_request(pool: mpool.Pool, query
 
 def test_all_outputs_share_a_pass(m3: Path) -> None:
     """One request for all outputs reads the texts once and multiplies once by the weights of all layers, as one for
-    token vectors does. OpenBLAS counts the products, except those of the small heads."""
+    token vectors does. Where OpenBLAS serves ``float32-fast`` only, it computes the products of the layers, which are
+    counted, and not those of the small heads."""
     texts = distinct_texts(40)
 
     def state(used: mpool.Pool) -> list[int]:
@@ -229,11 +230,11 @@ def test_all_outputs_share_a_pass(m3: Path) -> None:
         getattr(used, name)(texts, m3, compute="float32-fast")
         return [after - one for one, after in zip(before, state(used))]
 
-    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as used:
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, step_budget=60.0)) as used:
         used.embed("w1", m3, compute="float32-fast")
         steps, items, tokens, products = cost(used, "embed_tokens")
         assert (steps, items) == (1, 1) and tokens >= len(texts) * 62
-        assert products > 0 or not mpool.show_config("dicts")["blas"]["core"]
+        assert products > 0 or "float32-fast" not in mpool.show_config("dicts")["blas"]["why"]
         assert cost(used, "embed_all") == [steps, items, tokens, products]
         each = [cost(used, name) for name in ("embed", "embed_sparse", "embed_tokens")]
         assert [sum(one) for one in zip(*each)][:3] == [3 * steps, 3 * items, 3 * tokens]

@@ -110,7 +110,7 @@ def test_aio_and_handles(pool: mpool.Pool, bert: Path, expected: dict[str | None
 
 
 def test_cancelled_requests(pool: mpool.Pool, bert: Path, adapters: dict[str, Path]) -> None:
-    """Four jobs for a part of its texts wait behind the cancelled job, one of them with the same adapter."""
+    """Four jobs for some texts of the cancelled job wait behind it, one of them with its adapter."""
     given: list[list[str]] = []
     others: list[mpool.Job] = []
 

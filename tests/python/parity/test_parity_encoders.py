@@ -137,8 +137,9 @@ def test_keys_that_change_the_computation_are_refused(tmp_path: Path, name: str,
         describe_folder(str(folder), key="k", ref="r")
 
 
-@pytest.mark.parametrize("key, value, got", [("classifier_pooling", "late", "'late'"), ("clf_pooling", "late", "'late'"),
-                                             ("classifier_pooling", None, "missing")])
+@pytest.mark.parametrize("key, value, got", [
+    ("classifier_pooling", "late", "'late'"), ("clf_pooling", "late", "'late'"),
+    ("classifier_pooling", None, "missing")])
 def test_classifiers_of_eurobert_that_pool_logits_are_refused(tmp_path: Path, key: str, value: str | None,
                                                               got: str) -> None:
     """The published Python code of EuroBERT calls the key clf_pooling, and transformers classifier_pooling. The default

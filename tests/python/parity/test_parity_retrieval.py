@@ -249,7 +249,7 @@ def test_a_blank_prompt_is_no_marker(pool: mpool.Pool, tmp_path: Path, blank: st
 
 @pytest.mark.parametrize("size, query, document", [(20, 13, 12), (96, 32, 300)])
 def test_stanford_colbert(pool: mpool.Pool, tmp_path: Path, size: int, query: int, document: int) -> None:
-    """The second row has the settings of answerai-colbert-small."""
+    """The second row has the query length and the components of answerai-colbert-small."""
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path / "stanford"
