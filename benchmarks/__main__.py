@@ -38,7 +38,7 @@ import sys
 COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image_generation", "outputs": "outputs",
             "maxsim": "maxsim", "static": "static", "mapped": "mapped", "vision": "vision", "serving": "serving",
             "pool": "pool", "isolation": "isolation", "masks": "masks", "drafts": "drafts", "adapters": "adapters",
-            "kernels": "kernels", "search": "search", "contexts": "contexts", "low-bits": "low_bits",
+            "kernels": "kernel_rates", "search": "search", "contexts": "contexts", "low-bits": "low_bits",
             "half-memory": "half_memory", "replay": "replay", "parquet": "parquet", "shares": "shares",
             "success": "success", "tables": "tables", "synthetic": "synthetic"}
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import kernels, policies
+from . import kernel_rates, policies
 from .options import add_threads, parser_of
 from .timing import percentile, together
 
@@ -274,7 +274,7 @@ def main() -> int:
     if args.quick:
         args.tokens, args.rounds = min(args.tokens, 8), 1
     if not args.no_c:
-        program = kernels.build(args.out.resolve(), ROOT / "benchmarks" / "bench_pool.c", None)
+        program = kernel_rates.build(args.out.resolve(), ROOT / "benchmarks" / "bench_pool.c", None)
         found |= {f"C: {name}": value for name, value in measured_in_c(program, "calls").items()}
         if models[1].endswith(".gguf"):
             found |= {f"C: {name}": value for name, value in measured_in_c(

@@ -32,7 +32,7 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
 sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
 from benchmarks import __main__ as commands  # noqa: E402
-from benchmarks import compare, engines, kernels, http_client, ik, limits, peers, plot, policies, report  # noqa: E402
+from benchmarks import compare, engines, kernel_rates, http_client, ik, limits, peers, plot, policies, report  # noqa: E402
 from benchmarks import record as records, synthetic, tables, texts, timing  # noqa: E402
 from benchmarks.probe import Frame, Probe, Watch, disturbance  # noqa: E402
 from benchmarks.record import Turn  # noqa: E402
@@ -225,6 +225,16 @@ class FakePeer(peers.Converted):
         if self.meet is not None:
             self.meet.wait(30)
         return np.stack([ids, np.ones_like(ids)], axis=2).astype(np.float32)
+
+
+@pytest.mark.parametrize("library", ["sentence_transformers", "optimum", "onnxruntime", "openvino", "ctranslate2"])
+def test_no_module_of_the_benchmarks_hides_a_package(library: str) -> None:
+    """Programs of the peers run by path, so modules beside them come first. transformers looks for a package of the
+    name ``kernels``."""
+    pytest.importorskip(library)
+    done = subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); "
+                           f"import {library}"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def test_batches_of_a_list_run_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -542,7 +552,7 @@ def test_policies_are_compared(tmp_path_factory: pytest.TempPathFactory) -> None
 @pytest.mark.parametrize("name", ["bench_kernels.c", "bench_pool.c"])
 def test_c_benchmarks_compile(name: str) -> None:
     """The C benchmarks are built only on demand, so this test checks that they still compile."""
-    builder = kernels.test_builder()
+    builder = kernel_rates.test_builder()
     variant = builder.VARIANTS["release"]
     compiler = builder.compiler_of(variant)
     if compiler is None:
