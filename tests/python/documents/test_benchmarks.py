@@ -32,8 +32,8 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
 sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
 from benchmarks import __main__ as commands  # noqa: E402
-from benchmarks import compare, engines, kernel_rates, http_client, ik, limits, peers, plot, policies, report  # noqa: E402
-from benchmarks import record as records, synthetic, tables, texts, timing  # noqa: E402
+from benchmarks import compare, engines, http_client, ik, kernel_rates, limits, peers, plot, policies  # noqa: E402
+from benchmarks import record as records, report, synthetic, tables, texts, timing  # noqa: E402
 from benchmarks.probe import Frame, Probe, Watch, disturbance  # noqa: E402
 from benchmarks.record import Turn  # noqa: E402
 
