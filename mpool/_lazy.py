@@ -33,7 +33,11 @@ def import_numpy() -> None:
     initialised once per process: if the exception ends their import, every later import of numpy fails. Therefore
     another thread imports numpy. Ctrl-C ends the wait for this thread, and the import goes on.
     """
-    if "numpy" in sys.modules:  # its import may still run in another thread: import statements wait for that
+    if "numpy" in sys.modules:
+        # Another thread may still import numpy: this statement waits for it. The core imports a submodule of numpy from
+        # C. If it began before the end of numpy's own import, each thread could hold a module's lock that the other one
+        # waits for; Python then returns a module half initialised, and both imports fail for good.
+        import numpy  # noqa: F401
         return
     errors: list[BaseException] = []
 

@@ -46,6 +46,37 @@ _IMAGE = ("import struct, zlib\n"
           "    return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))\n"
           "png = (b'\\x89PNG\\r\\n\\x1a\\n' + chunk(b'IHDR', struct.pack('>IIBBBBB', 8, 8, 8, 2, 0, 0, 0))\n"
           "       + chunk(b'IDAT', zlib.compress((b'\\0' + bytes(24)) * 8)) + chunk(b'IEND', b''))\n")
+#: Another thread imports numpy, and pauses in the middle until the core is imported, or for 2 s.
+_HALF_OF_NUMPY = """
+import importlib.machinery, time
+half, sought = threading.Event(), threading.Event()
+
+class Pause:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "mpool._core":
+            sought.set()
+        if name != "numpy.__config__":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def paused(module):  # not in find_spec: Python holds a lock of all imports there
+            half.set()
+            sought.wait(2)
+            time.sleep(0.3)
+            execute(module)
+
+        spec.loader.exec_module = paused
+        return spec
+
+def first():
+    import numpy
+
+sys.meta_path.insert(0, Pause)
+threading.Thread(target=first).start()
+half.wait()
+"""
 #: Dependency -> code that runs before the threads start, and the function that each thread runs.
 USES = {
     "image": (_IMAGE, "return mpool.embed_image([png, png], 'digits-clip').shape"),
@@ -64,6 +95,7 @@ USES = {
     "aio": ("", "import asyncio\n    return asyncio.run(mpool.aio.embed('a', bert)).shape"),
     "jobs": ("", "return mpool.submit('text_embedding', inputs='a', model=bert).result().shape"),
     "health": ("", "return mpool.health().status"),
+    "half of numpy": (_HALF_OF_NUMPY, "return mpool.health().status"),
 }
 
 
