@@ -33,12 +33,6 @@ def import_numpy() -> None:
     initialised once per process: if the exception ends their import, every later import of numpy fails. Therefore
     another thread imports numpy. Ctrl-C ends the wait for this thread, and the import goes on.
     """
-    if "numpy" in sys.modules:
-        # Another thread may still import numpy: this statement waits for it. The core imports a submodule of numpy from
-        # C. If it began before the end of numpy's own import, each thread could hold a module's lock that the other one
-        # waits for; Python then returns a module half initialised, and both imports fail for good.
-        import numpy  # noqa: F401
-        return
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -47,13 +41,19 @@ def import_numpy() -> None:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="mpool-import-numpy")
-    try:
-        thread.start()
-    except (MemoryError, RuntimeError):  # the system starts no further thread
+    if "numpy" in sys.modules:
+        # Another thread may still import numpy: wait for it. The core imports a submodule of numpy from C. If it began
+        # before the end of numpy's own import, each thread could hold a module's lock that the other one waits for;
+        # Python then returns a module half initialised, and both imports fail for good.
         run()
     else:
-        thread.join()
+        thread = threading.Thread(target=run, name="mpool-import-numpy")
+        try:
+            thread.start()
+        except (MemoryError, RuntimeError):  # the system starts no further thread
+            run()
+        else:
+            thread.join()
     if errors:
         raise errors[0]
 
