@@ -1,7 +1,7 @@
 """``python -m benchmarks shares``: how much of the CPU time of a request is not the model's.
 
 ``texts``: the tokenizer alone (the batch call of its own library), compared with the embedding of the same texts, by
-their length. ``images``: decoding and preparing alone (``mpool.images``), compared with the embedding of the same
+their length. ``images``: decoding and preparing alone (:mod:`mpool.images`), compared with the embedding of the same
 images, by format and size. Both in CPU time of the process, with all threads, so that the share does not depend on how
 many of them run at once. No text or image is used twice.
 """
@@ -78,7 +78,8 @@ def encoded(form: str, width: int, height: int, seed: int) -> bytes:
 
 def of_images(pool: mpool.Pool, args: argparse.Namespace) -> None:
     """Print the share of decoding and preparing."""
-    from mpool.images import prepare, read_image
+    from mpool.images.loading import read_image
+    from mpool.images.preparing import prepare
     from mpool.models import describe
 
     model = pool.load(args.images)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .debug.show import ModelTable
-from .images import ImageInput
+from .images.loading import ImageInput
 from .model import Model
 from .pool import Pool
 from .results import Completion

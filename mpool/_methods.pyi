@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 
 from numpy.typing import NDArray
 
-from .images import ImageInput
+from .images.loading import ImageInput
 from .model import Model
 from .results import Completion
 from .tasks.captures import Capture, CaptureJob

@@ -24,7 +24,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .images import ImageInput
+from .images.loading import ImageInput
 from .model import Model
 from .pool import Pool
 from .results import Completion

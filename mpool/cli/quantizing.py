@@ -12,7 +12,7 @@ from .common import note, print_json, say
 def quantize(arguments: argparse.Namespace) -> int:
     """Run ``mpool quantize``."""
     from ..models import resolve
-    from ..models.quantizing import quantize as write
+    from ..models.quantizing.quantize import quantize as write
 
     source = arguments.model if os.path.exists(arguments.model) else resolve(
         arguments.model, offline=arguments.offline or None).path

@@ -19,8 +19,9 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from ..errors import FormatError, LimitError, Unsupported
-from .families import ROWS, Architecture
 from .families.reading import MAX_CONTEXT, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH
+from .families.rows import Architecture
+from .families.table import ROWS
 from .fields import Fields
 from .json_strict import shorten
 from .spec import TensorEntry, Value

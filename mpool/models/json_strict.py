@@ -7,9 +7,9 @@ accepts has the same value as with ``json.loads`` (https://www.rfc-editor.org/rf
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
-from json.decoder import JSONDecodeError, scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn
 
 from ..errors import FormatError
@@ -80,8 +80,8 @@ class _Parser:
 
     def string(self, at: int) -> tuple[str, int]:
         try:
-            value, end = scanstring(self.text, at + 1, True)
-        except JSONDecodeError as error:
+            value, end = json.decoder.scanstring(self.text, at + 1, True)  # type: ignore[attr-defined]
+        except json.JSONDecodeError as error:
             self.fail(min(error.pos, len(self.text)), error.msg, "a JSON string")
         if not value.isascii() and _SURROGATE(value) is not None:
             self.fail(at, "half of a surrogate pair", "Unicode characters")

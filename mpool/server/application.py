@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
 from . import (
-    anthropic,
     classifying,
     dashboard,
     labelling,
@@ -25,9 +24,10 @@ from . import (
     text_embeddings_inference,
     tokens,
 )
+from .anthropic.messages import OPERATIONS as ANTHROPIC
 from .errors import Refusal
 from .guard import App, GuardState, HostGuard, Scope, TokenGuard, refusal_response
-from .openai import OPERATIONS as OPENAI
+from .openai.table import OPERATIONS as OPENAI
 from .operations import Endpoint, Operation
 from .settings import Settings
 from .state import State
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 OPERATIONS: tuple[Operation, ...] = (
     *operational.OPERATIONS, *model_list.OPERATIONS, *OPENAI, *scoring.OPERATIONS, *classifying.OPERATIONS,
     *pooling.OPERATIONS, *text_embeddings_inference.OPERATIONS, *labelling.OPERATIONS, *tokens.OPERATIONS,
-    *anthropic.OPERATIONS, *ollama.OPERATIONS, *swapping.OPERATIONS, *dashboard.OPERATIONS)
+    *ANTHROPIC, *ollama.OPERATIONS, *swapping.OPERATIONS, *dashboard.OPERATIONS)
 
 
 class Routes:

@@ -15,7 +15,8 @@ import numpy as np
 from .. import native_calls
 from ..checks import integer, refuse
 from ..errors import MemoryExhausted, MpoolError, Overloaded, Timeout
-from ..images import convert_image, prepare
+from ..images.loading import convert_image
+from ..images.preparing import prepare
 from ..runtime import deadlines as _deadlines
 from .options import ImageOptions as Options
 from .vectors import CHOICES, Kind, VectorPlan, check, plan_of

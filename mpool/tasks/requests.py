@@ -268,7 +268,7 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_image`."""
-    from ..images import images_of
+    from ..images.loading import images_of
     from . import image_embedding
 
     images, model = given.pop("images"), given.pop("model", None)

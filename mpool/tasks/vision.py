@@ -15,7 +15,7 @@ from .. import native_calls
 from ..checks import refuse
 from ..conversation.messages import NamedImage
 from ..errors import ContextOverflow, InvalidArgument, MpoolError
-from ..images import convert_image
+from ..images.loading import convert_image
 from ..images.tiling import PlaceholderRun, tile_image
 from ..runtime import deadlines as _deadlines
 
@@ -211,7 +211,7 @@ def messages_of(images: Any, prompt: Any) -> list[dict[str, Any]]:
     Raises:
         InvalidArgument: there is no image, the prompt is not a text, or the two are in the other order.
     """
-    from ..images import images_of
+    from ..images.loading import images_of
 
     if not isinstance(prompt, str) or not prompt:
         refuse("prompt", prompt, "a text of at least 1 character")

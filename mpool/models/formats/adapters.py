@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
 from ...errors import FileError, FormatError, LimitError, Unsupported
-from ..families import ROWS, Architecture, TaskAdapters
+from ..families.rows import Architecture, TaskAdapters
+from ..families.table import ROWS
 from ..fields import Fields, describe
 from ..files import Folder, collect_stamps, refuse_missing_weights
 from ..json_strict import shorten

@@ -15,8 +15,9 @@ from typing import Any
 
 from ...errors import FormatError, LimitError, Unsupported
 from .. import architectures
-from ..families import ROWS, Architecture
 from ..families.reading import ACTIVATIONS, MAX_VOCABULARY, MAX_WIDTH, activation
+from ..families.rows import Architecture
+from ..families.table import ROWS
 from ..fields import Fields, describe
 from ..spec import (
     EmbeddingSettings,

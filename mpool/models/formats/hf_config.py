@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 
 from ...errors import FormatError, UnsafeFormat
 from .. import architectures
-from ..families import ROWS, Architecture, Config
+from ..families.rows import Architecture, Config
+from ..families.table import ROWS
 from ..fields import Fields
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import FormatError, Unsupported
 from .. import architectures, layout
-from ..families import Architecture, Config, Head
+from ..families.rows import Architecture, Config, Head
 from ..fields import Fields
 from ..files import Folder
 from ..spec import (

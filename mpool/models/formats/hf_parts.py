@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ...errors import FormatError, Unsupported
 from .. import architectures, layout
-from ..families import Architecture
+from ..families.rows import Architecture
 from ..fields import Fields
 from ..files import Folder, close, note, open_regular, read_exactly, refuse_missing_weights
 from ..spec import (

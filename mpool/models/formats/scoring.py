@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from ...errors import FormatError, LimitError, Unsupported
 from .. import layout
 from ..architectures import check_shape, missing
-from ..families import Architecture, Head, HeadLayer
+from ..families.rows import Architecture, Head, HeadLayer
 from ..fields import Fields
 from ..files import Folder
 from ..json_strict import shorten

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...errors import FormatError
-from ..families import TaskAdapters
+from ..families.rows import TaskAdapters
 from ..files import Folder
 from ..json_strict import shorten
 from ..layout import OWN_ADAPTERS_FOLDER

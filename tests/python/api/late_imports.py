@@ -62,7 +62,7 @@ mpool.cli.models  mpool.models  5  start-up
 mpool.cli.models  mpool.models.formats.adapters  1  start-up
 mpool.cli.models  mpool.models.spec  1  start-up
 mpool.cli.quantizing  mpool.models  1  start-up
-mpool.cli.quantizing  mpool.models.quantizing  1  start-up
+mpool.cli.quantizing  mpool.models.quantizing.quantize  1  start-up
 mpool.cli.remote  mpool.errors  3  start-up
 mpool.cli.remote  mpool.server.settings  1  start-up
 mpool.cli.removing  mpool.errors  1  start-up
@@ -182,7 +182,7 @@ mpool.tasks.options  hashlib  1  start-up
 mpool.tasks.outputs  mpool.runtime.watching  1  start-up
 mpool.tasks.outputs  mpool.tasks.jobs  1  start-up
 mpool.tasks.requests  mpool.conversation  1  start-up
-mpool.tasks.requests  mpool.images  1  start-up
+mpool.tasks.requests  mpool.images.loading  1  start-up
 mpool.tasks.requests  mpool.tasks.chat_prompt  2  start-up
 mpool.tasks.requests  mpool.tasks.classification  1  start-up
 mpool.tasks.requests  mpool.tasks.image_embedding  1  start-up
@@ -207,7 +207,7 @@ mpool.tasks.text_to_text  mpool.conversation  1  start-up
 mpool.tasks.text_to_text  mpool.conversation.tools  3  start-up
 mpool.tasks.text_to_text  mpool.tasks.captures  1  start-up
 mpool.tasks.vectors  tqdm.auto  1  start-up
-mpool.tasks.vision  mpool.images  1  start-up
+mpool.tasks.vision  mpool.images.loading  1  start-up
 mpool.tokenizers  mpool.tokenizers.opening  1  facade
 mpool.tokenizers  mpool.tokenizers.tokenizer  1  facade
 mpool.tokenizers.gguf_build  tokenizers  6  start-up

@@ -146,3 +146,39 @@ def test_late_imports_are_found(tmp_path: Path, source: str, found: dict[str, in
 if __name__ == "__main__":
     for (module, target), times in rows().items():
         print(f"{module}  {target}  {times}")
+
+
+def imported_at_start(name: str, path: Path) -> set[str]:
+    """Return the modules of the package that a module imports when it is imported itself."""
+    known = {one for one, _ in modules()}
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                continue
+            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                continue
+            if isinstance(child, ast.ImportFrom) and child.level:
+                base = ".".join([*package[:len(package) - child.level + 1], *filter(None, [child.module])])
+                names = {f"{base}.{alias.name}" for alias in child.names} & known
+                found.update(names or {base})
+            visit(child)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")))
+    return found
+
+
+def test_packages_do_not_import_modules_that_others_import() -> None:
+    """A thread that imports ``package.module`` holds the lock of this module while it waits for that of the package.
+    If another thread imports the package, which imports this module, each waits for the other, and Python raises
+    ``_DeadlockError`` or returns a module half initialised."""
+    imports = {name: imported_at_start(name, path) for name, path in modules()}
+    packages = [name for name, path in modules() if path.name == "__init__.py" and name != "mpool"]
+    imports |= {f"{name} (late)": {one for one in late(name, path)} for name, path in modules()}
+    for package in packages:
+        if any(one.startswith(f"{package}.") for one in imports[package]):
+            others = {name: {one for one in found if one.startswith(f"{package}.")} for name, found in imports.items()
+                      if not f"{name} ".startswith((f"{package} ", f"{package}."))}
+            assert not any(others.values()), f"{package}: {[row for row in others.items() if row[1]]}"

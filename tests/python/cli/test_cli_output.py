@@ -293,7 +293,7 @@ def test_quantize(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
         return SimpleNamespace(path="out.gguf", nbytes=2_250_000, types={"Q8_0": 3, "F32": 2})
 
     resolved = list[Any]()
-    monkeypatch.setattr("mpool.models.quantizing.quantize", quantize)
+    monkeypatch.setattr("mpool.models.quantizing.quantize.quantize", quantize)
     monkeypatch.setattr("mpool.models.resolve", lambda name, offline: resolved.append((name, offline))
                         or SimpleNamespace(path="/files"))
     name = str(tmp_path) if local else "org/name"

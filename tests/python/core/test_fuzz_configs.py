@@ -20,7 +20,8 @@ import mpool
 from mpool.tasks import text_to_image as image_generation
 from mpool.models import describing
 from mpool.errors import MpoolError
-from mpool.images import prepare, read_image
+from mpool.images.loading import read_image
+from mpool.images.preparing import prepare
 
 import imagemodels
 import pipelinemodels

@@ -1,4 +1,4 @@
-"""First use of each lazily imported dependency by eight threads at once, in fresh processes."""
+"""First use of each lazily imported dependency, and of modules, by eight threads at once, in fresh processes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import mpool
 import tinymodels
 
 #: Releases eight threads at once and prints the results or errors of all. The switch interval is short, so that threads
@@ -116,3 +117,43 @@ def test_first_use_by_eight_threads(name: str, models: tuple[Path, Path]) -> Non
         assert done.returncode == 0 and not done.stderr.strip(), done.stderr[-3000:]
         found = json.loads(done.stdout.splitlines()[-1])
         assert len(set(found)) == 1 and found[0].startswith("returned "), found
+
+
+#: Eight threads import all modules that the arguments name, each in another order, and print their errors.
+IMPORTS = """
+import faulthandler, importlib, random, sys, threading
+faulthandler.dump_traceback_later(60, exit=True)
+sys.setswitchinterval(1e-5)
+import mpool
+gate, errors = threading.Barrier(8), []
+
+def run(seed):
+    names = sys.argv[2:]
+    random.Random(seed).shuffle(names)
+    gate.wait()
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            errors.append(f"{name}: {error!r}")
+
+threads = [threading.Thread(target=run, args=(8 * int(sys.argv[1]) + at,)) for at in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("\\n".join(sorted(set(errors))))
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_modules_can_be_imported_in_any_order(seed: int) -> None:
+    """Without server and command line, which one thread imports: uvicorn's own modules have this fault."""
+    root = Path(mpool.__file__).parent
+    names = [".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
+             for path in sorted(root.rglob("*.py"))
+             if path.relative_to(root).parts[0] not in ("__main__.py", "cli", "integrations", "server")]
+    assert len(names) > 150
+    done = subprocess.run([sys.executable, "-c", IMPORTS, str(seed), *names], capture_output=True, text=True,
+                          timeout=120, cwd=tempfile.gettempdir())
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")

@@ -130,7 +130,7 @@ def save_as(folder: Path, family: str, settings: dict[str, Any], pre: str) -> An
 
 def write(name: str, dtype: str, folder: Path) -> Path:
     """Save a model folder and write its GGUF file below ``folder``; an existing one is kept."""
-    from mpool.models.quantizing import quantize
+    from mpool.models.quantizing.quantize import quantize
 
     if not (folder / name).exists():
         save(name, folder / name)

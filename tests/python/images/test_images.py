@@ -25,7 +25,9 @@ import pytest
 import mpool
 from mpool.models import ImageSettings
 from mpool.errors import DownloadError, FileError, InvalidArgument, LimitError
-from mpool.images import fetching, images_of, loading, prepare, read_image
+from mpool.images import fetching, loading
+from mpool.images.loading import images_of, read_image
+from mpool.images.preparing import prepare
 
 import imagemodels
 
@@ -592,7 +594,8 @@ def test_import_is_lazy() -> None:
     import subprocess
     import sys
 
-    code = "import mpool.images, sys; assert 'PIL' not in sys.modules and 'urllib.request' not in sys.modules"
+    code = ("import mpool.images.loading, mpool.images.preparing, sys\n"
+            "assert 'PIL' not in sys.modules and 'urllib.request' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True)
     assert mpool.embed_image
 

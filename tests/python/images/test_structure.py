@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from mpool.errors import InvalidArgument
-from mpool.images import read_image, structure
+from mpool.images import structure
+from mpool.images.loading import read_image
 
 import hostileimages
 

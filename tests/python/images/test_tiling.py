@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mpool.errors import InvalidArgument
-from mpool.images import prepare, tiling
-from mpool.images.preparing import MAX_SIDE
+from mpool.images import tiling
+from mpool.images.preparing import MAX_SIDE, prepare
 from mpool.models import ImageSettings
 from mpool.models.spec import VisionSettings
 

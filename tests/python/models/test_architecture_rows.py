@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from mpool.models.families import ROWS, Architecture
+from mpool.models.families.rows import Architecture
+from mpool.models.families.table import ROWS
 
 SNAPSHOT = Path(__file__).with_name("architecture_rows.json")
 

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ import pytest
 
 import mpool
 from mpool import _core
-from mpool.models.quantizing import inputs, quantize
+from mpool.models.quantizing import inputs, quantize as writing
+from mpool.models.quantizing.quantize import quantize
 from mpool.models.quantizing.recipes import RECIPES
 
 gguf = pytest.importorskip("gguf")
@@ -32,7 +32,6 @@ sys.path.insert(0, str(GOLDENS))
 
 import make_quantised_goldens as goldens  # noqa: E402
 
-writing: Any = import_module("mpool.models.quantizing.quantize")  # the package has a function of this name
 RECORDED = json.loads((GOLDENS / "quantised.json").read_text())
 
 

@@ -12,7 +12,7 @@ import pytest
 import mpool
 from mpool import _core
 from mpool.models.formats.hf_folder import describe_folder
-from mpool.models.quantizing import quantize
+from mpool.models.quantizing.quantize import quantize
 
 import quantisedfiles
 import quantisedmodels

@@ -1,0 +1,35 @@
+"""The table of architectures: the rows of all families."""
+
+from __future__ import annotations
+
+from . import (
+    bert,
+    bert_variants,
+    deberta,
+    deepseek,
+    embedders,
+    gemma,
+    gpt_oss,
+    granite,
+    gte,
+    jina,
+    jina_v3,
+    jina_v5,
+    llama,
+    modernbert,
+    mpnet,
+    nomic,
+    phi,
+    qwen_moe,
+    smollm,
+)
+from .rows import Architecture
+
+#: Every row, in the order in which lists show them to users.
+ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, *mpnet.ROWS, *deberta.ROWS,
+                                  *modernbert.ROWS, *gte.ROWS, *jina.ROWS, *jina_v3.ROWS, *jina_v5.ROWS,
+                                  *embedders.ROWS, *llama.ROWS,
+                                  *qwen_moe.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS, *granite.ROWS, *phi.ROWS,
+                                  *gemma.ROWS)
+
+__all__ = ["ROWS"]
