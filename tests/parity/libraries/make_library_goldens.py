@@ -139,8 +139,8 @@ def record_llama_cpp() -> dict[str, Any]:
 
     Returns:
         ``adapter``: the bytes of the file; ``plain`` and ``logits``: float32 ``(tokens, vocabulary)``, without and with
-        the adapter, by float32 weights, keys and values; ``revision``: the commit of llama.cpp that the library names;
-        ``converter``: the hash of the converter's script.
+        the adapter, with float32 weights, keys and values; ``revision``: the commit of llama.cpp that the library
+        names; ``converter``: the hash of the converter's script.
     """
     import librarycases as cases
 
