@@ -31,8 +31,10 @@ def pool_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged, *, factor:
                 budget: int | None = None, protected: int = 1) -> PackedTokens:
     """Reduces the token vectors of each document: those of a cluster of similar tokens become their mean.
 
-    Clusters are those of Ward's method on the tokens' cosine distances. The vectors are expected to be normalised. The
-    means are not normalised. Documents of more than 2,048 tokens are clustered in blocks of consecutive tokens.
+    Clusters are those of Ward's method on the tokens' cosine distances, as in PyLate since 1.5.0 and in
+    sentence-transformers' ``HierarchicalTokenPooling`` with ``normalize_embeddings=False``. The vectors are expected to
+    be normalised. The means are not normalised. Documents of more than 2,048 tokens are clustered in blocks of
+    consecutive tokens.
 
     This function computes on the calling thread, about a second for 10,000 tokens in documents of 100 to 200. From a
     coroutine, call it by ``asyncio.to_thread``.
@@ -105,11 +107,13 @@ def _means(tokens: NDArray[np.float32], most: int) -> NDArray[np.float32]:
 def clusters(tokens: NDArray[np.float32], most: int) -> NDArray[np.int64]:
     """Return the number of each token's cluster, of at most `most` clusters, in the order of their first tokens.
 
-    As in PyLate, the observations of Ward's method are the rows of the matrix of cosine distances. Merges of equal
-    height are made together, so there may be fewer clusters.
+    The distances of Ward's method are the cosine distances, as in PyLate since 1.5.0 and in sentence-transformers.
+    PyLate 1.4.0 and older use the Euclidean distances between the rows of the matrix of cosine distances. Merges of
+    equal height are made together, so there may be fewer clusters.
     """
     count = len(tokens)
-    heights, pairs = _ward(1.0 - tokens.astype(np.float64) @ tokens.astype(np.float64).T)
+    exact = tokens.astype(np.float64)
+    heights, pairs = _ward(np.square(np.maximum(1.0 - exact @ exact.T, 0.0)))
     limit = np.sort(heights)[count - most - 1]
     root = np.arange(count)
 
@@ -125,15 +129,15 @@ def clusters(tokens: NDArray[np.float32], most: int) -> NDArray[np.int64]:
     return np.unique(roots, return_inverse=True)[1].astype(np.int64)
 
 
-def _ward(observations: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _ward(distances: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the squared height of each merge, and a member of each of the two clusters that it joins.
+
+    ``distances``: the squared distances of all pairs, which this function overwrites.
 
     The chain of nearest neighbours finds pairs that are nearest to each other (Murtagh 1983): at most 3 n steps of n
     operations each.
     """
-    count = len(observations)
-    squares = np.einsum("ij,ij->i", observations, observations)
-    distances = np.maximum(squares[:, None] + squares - 2.0 * (observations @ observations.T), 0.0)
+    count = len(distances)
     np.fill_diagonal(distances, np.inf)
     sizes = np.ones(count)
     active = np.ones(count, bool)

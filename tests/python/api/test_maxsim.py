@@ -341,7 +341,8 @@ def test_clusters_are_those_of_scipy(factor: int) -> None:
     hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
     for tokens in [*texts(12, 8), *texts(2, 200, 300)]:
         most = max(1, len(tokens) // factor)
-        tree = hierarchy.linkage(1 - tokens.astype(float) @ tokens.astype(float).T, method="ward")
+        distances = 1 - tokens.astype(float) @ tokens.astype(float).T
+        tree = hierarchy.linkage(distances[np.triu_indices(len(tokens), 1)], method="ward")
         expected = hierarchy.fcluster(tree, t=most, criterion="maxclust")
         found = token_pooling.clusters(tokens, most)
         assert groups(found) == groups(expected)

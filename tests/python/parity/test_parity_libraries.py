@@ -1,4 +1,4 @@
-"""Adapters against recorded results of PEFT: largest difference 1e-4 of the largest value.
+"""Adapters against recorded results of PEFT and llama.cpp: largest difference 1e-4 of the largest value.
 ``tests/parity/libraries/make_library_goldens.py`` recorded them."""
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 import librarycases as cases
+from adapterfiles import save_gguf
+from corelib import logits
 
 GOLDENS = Path(__file__).resolve().parents[2] / "parity" / "libraries"
 
 
-def recorded() -> dict[str, Any]:
-    with np.load(GOLDENS / "peft.npz") as found:
+def recorded(library: str = "peft") -> dict[str, Any]:
+    with np.load(GOLDENS / f"{library}.npz") as found:
         return dict(found)
 
 
@@ -42,6 +44,58 @@ def test_adapters_match_peft(tmp_path: Path, name: str) -> None:
         assert not close(pool.classify(cases.TEXTS, folder, **options).scores, golden[name])
 
 
-def test_versions_are_recorded() -> None:
-    versions = json.loads(str(recorded()["versions"]))
-    assert set(versions) == {"peft", "torch", "transformers", "tokenizers"} and all(versions.values())
+@pytest.mark.parametrize("name", cases.DECODERS)
+def test_adapters_of_decoders_match_peft(tmp_path: Path, name: str) -> None:
+    golden = recorded()
+    folder, adapter = cases.write_adapted(tmp_path, name)
+    assert cases.digest_of(folder, adapter) == str(golden[f"{name}.sha256"]), "these are not the recorded weights"
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        pool.load(folder, adapters={"it": adapter}, compute="float32")
+        assert close(logits(pool, str(folder), cases.TOKENS, "float32", "it"), golden[name])
+        assert not close(logits(pool, str(folder), cases.TOKENS, "float32"), golden[name])
+
+
+@pytest.mark.parametrize("base", ["folder", "gguf"])
+@pytest.mark.parametrize("adapter", ["gguf", "peft"])
+def test_adapters_match_llama_cpp(tmp_path: Path, adapter: str, base: str) -> None:
+    """llama.cpp's converter wrote the GGUF adapter: in it, the halves of each head are interleaved in the rows of the
+    queries and keys. llama.cpp computed with float32 weights, keys and values, so only the order of sums differs."""
+    golden = recorded("llama_cpp_python")
+    folder, peft = cases.write_adapted(tmp_path, "llama")
+    assert cases.digest_of(folder, peft) == str(golden["sha256"]), "these are not the recorded weights"
+    gguf = tmp_path / "adapter.gguf"
+    gguf.write_bytes(golden["adapter"].tobytes())
+    place = str(folder)
+    if base == "gguf":
+        import tinygguf
+
+        place = str(tinygguf.write(tmp_path / "base.gguf", cases.make_decoder("llama")))
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        pool.load(place, adapters={"it": gguf if adapter == "gguf" else peft}, compute="float32")
+        assert close(logits(pool, place, cases.TOKENS, "float32"), golden["plain"])
+        found = logits(pool, place, cases.TOKENS, "float32", "it")
+    assert close(found, golden["logits"]) and not close(found, golden["plain"])
+
+
+def test_adapter_files_of_the_tests_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    """``save_gguf`` writes the adapters of other tests: the same tensors as llama.cpp's converter, and the same keys
+    that are read."""
+    gguf = pytest.importorskip("gguf")
+    converted = tmp_path / "converted.gguf"
+    converted.write_bytes(recorded("llama_cpp_python")["adapter"].tobytes())
+    found = cases.decoder_matrices("llama", cases.make_decoder("llama"))
+    own = save_gguf(tmp_path / "own.gguf", found, cases.ALPHA, {"q_proj": 6, "k_proj": 2})
+    one, other = gguf.GGUFReader(own), gguf.GGUFReader(converted)
+    assert {tensor.name for tensor in one.tensors} == {tensor.name for tensor in other.tensors}
+    tensors = {tensor.name: tensor for tensor in other.tensors}
+    for tensor in one.tensors:
+        same = tensors[tensor.name]
+        assert tensor.tensor_type == same.tensor_type and np.array_equal(tensor.data, same.data), tensor.name
+    for key in ("general.type", "general.architecture", "adapter.type", "adapter.lora.alpha"):
+        assert one.fields[key].contents() == other.fields[key].contents(), key
+
+
+@pytest.mark.parametrize("library", ["peft", "llama_cpp_python"])
+def test_versions_are_recorded(library: str) -> None:
+    versions = json.loads(str(recorded(library)["versions"]))
+    assert set(versions) == {library, "torch", "transformers", "tokenizers"} and all(versions.values())
