@@ -8,6 +8,7 @@ This module imports neither NumPy nor the C core, which keeps ``import mpool`` f
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -203,18 +204,9 @@ class Verb:
                 default = found.metadata.get("shown") or repr(found.default)
                 also = f" Also: {', '.join(f'``{name}``' for name in aliases)}." if aliases else ""
                 lines.append((found.name, f"{found.metadata['doc']} (default: {default}){also}"))
-        return self.text.replace("{args}", "Args:\n" + "\n".join(_wrapped(f"{name}: {doc}") for name, doc in lines))
-
-
-def _wrapped(text: str) -> str:
-    """Return the description of a parameter in indented lines of at most 112 characters."""
-    # :func:`textwrap.fill` gives the same lines, and takes ten times as long.
-    lines = [" " * 3]
-    for word in text.split(" "):
-        if len(lines[-1]) + 1 + len(word) > 112:
-            lines.append(" " * 7)
-        lines[-1] += f" {word}"
-    return "\n".join(lines)
+        wrapped = [textwrap.fill(f"{name}: {doc}", 112, initial_indent=" " * 4, subsequent_indent=" " * 8,
+                                 break_long_words=False, break_on_hyphens=False) for name, doc in lines]
+        return self.text.replace("{args}", "Args:\n" + "\n".join(wrapped))
 
 
 def _are_pairs(value: Any) -> bool:
