@@ -176,7 +176,14 @@ def begin_shutdown() -> None:
 #: ``mpool.pools["text_embedding"].queue_depth``.
 pools = CapabilityPools(default_pool)
 
-for _verb in VERBS.values():
-    globals()[_verb.name] = _of_verb(_verb)
-for _name in FORWARDED:
-    globals()[_name] = _forwarded(_name)
+
+def __getattr__(name: str) -> Any:
+    """Build a function of a verb or of a method on first use, because signatures and documentation take time."""
+    if name in VERBS:
+        function = _of_verb(VERBS[name])
+    elif name in FORWARDED:
+        function = _forwarded(name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = function
+    return function

@@ -53,6 +53,18 @@ def _of_model(verb: Verb) -> Method:
     return _named(method, verb, "model", f"See :func:`mpool.{verb.name}`. Uses this model.")
 
 
+class _Method:
+    """Method of a verb that is built on first use: the signature of a verb has up to 50 parameters."""
+
+    def __init__(self, home: type, verb: Verb, build: Callable[[Verb], Method]) -> None:
+        self.home, self.verb, self.build = home, verb, build
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        method = self.build(self.verb)
+        setattr(self.home, self.verb.name, method)
+        return method.__get__(instance, owner)
+
+
 class PoolVerbs:
     """Inference methods of a pool, one per verb."""
 
@@ -71,6 +83,6 @@ class ModelVerbs:
 
 
 for _verb in VERBS.values():
-    setattr(PoolVerbs, _verb.name, _of_pool(_verb))
+    setattr(PoolVerbs, _verb.name, _Method(PoolVerbs, _verb, _of_pool))
     if not _verb.name.startswith("describe_"):
-        setattr(ModelVerbs, _verb.name, _of_model(_verb))
+        setattr(ModelVerbs, _verb.name, _Method(ModelVerbs, _verb, _of_model))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
+from ._dataclasses import dataclass
 from .chaos import chaos_of
 from .checks import check_keywords, integer, one_of, real, refuse, shown, unknown_option
 from .durations import seconds_of

@@ -22,9 +22,10 @@ import functools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from .._dataclasses import dataclass
 from ..checks import nearest
 from ..errors import UnknownModel
 from ..names import CAPABILITIES

@@ -9,10 +9,11 @@ every file format, so that the core supports only one naming scheme
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _renamed
+from .._dataclasses import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
+from .._dataclasses import dataclass
 from .options import (
     AllOptions,
     ClassifyOptions,

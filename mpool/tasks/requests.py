@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
+from .._dataclasses import dataclass
 from ..checks import integer, is_same, refuse
 from ..errors import InvalidArgument
 from ..models import load_catalogue
@@ -375,6 +375,8 @@ def vision(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def described_image(given: dict[str, Any]) -> dict[str, Any]:
     """Translate the arguments of :func:`mpool.describe_image` to those of :func:`mpool.vision`."""
+    from pathlib import Path
+
     path = given.pop("path")
     if not isinstance(path, (str, os.PathLike)):
         refuse("path", path, "a path", hint="mpool.vision accepts bytes, arrays and PIL images")

@@ -6,12 +6,13 @@ vectors.py contains the part that is shared with image embedding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import native_calls
+from .._dataclasses import dataclass
 from ..checks import integer, nearest, refuse, shown
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
 from ..resources import list_of_caller, of_caller

@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from .._dataclasses import dataclass
 from ..checks import is_same, refuse
 from ..errors import InvalidArgument, MemoryExhausted, NumericError
 from ..resources import of_caller

@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, NamedTuple
 
+from .._dataclasses import dataclass
 from .._lazy import cached_property
 from ..checks import bad_arguments, nearest, refuse, unknown_option
 from ..names import CAPABILITIES
@@ -59,8 +60,8 @@ class Verb:
         text: docstring template; ``{args}`` is replaced by the description of all parameters.
         stream: result types with ``stream=True``, in :mod:`mpool` and in :mod:`mpool.aio`; None: the verb cannot
             stream.
-        accepts: keywords that pass :meth:`bind` although the verb does not have them, because a later check raises a
-            specific error.
+        accepts: dataclasses whose options pass :meth:`bind` although the verb does not have them, because a later check
+            raises a specific error.
         method: positional parameters of the method of :class:`mpool.Model`; None: ``positional`` without ``model``.
         single: type of the first parameter and of the result for one input, as source text, if they differ from those
             for a list of inputs; None: one result type.
@@ -73,7 +74,7 @@ class Verb:
     returns: str
     text: str
     stream: tuple[str, str] | None = None
-    accepts: frozenset[str] = frozenset()
+    accepts: tuple[type, ...] = ()
     method: tuple[Parameter, ...] | None = None
     single: tuple[str, str] | None = None
 
@@ -84,7 +85,8 @@ class Verb:
 
     @cached_property
     def _known(self) -> frozenset[str]:
-        return frozenset((*(one.name for one in self.positional), *self.names, *self.accepts,
+        accepted = (name for options in self.accepts for name in _options.names_of(options))
+        return frozenset((*(one.name for one in self.positional), *self.names, *accepted,
                           *(("stream",) if self.stream else ())))
 
     def bind(self, args: tuple[Any, ...], keywords: Mapping[str, Any],
@@ -223,7 +225,7 @@ def check_capability(capability: Any) -> None:
 
 #: Options of all text-generation verbs. :meth:`Verb.bind` lets ``generate`` pass the options of ``chat``, and the
 #: reverse: a later check raises an error that names the right function.
-_TEXT = frozenset((*_options.names_of(_options.GenerateOptions), *_options.names_of(_options.TextOptions)))
+_TEXT = (_options.GenerateOptions, _options.TextOptions)
 _INPUTS = "str | Sequence[str] | Sequence[Sequence[int]]"
 _TASK = Parameter("task", 'Literal["query", "document"] | None', "", None)
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from ..errors import FormatError, LimitError
 from ..models.formats.gguf_tables import check_splitting
 from . import limits
-from .charsmap import CharsMap
 from .gguf_vocab import GGUFVocab, TokenType, unmatchable
 from .growth import MAX_QUICK_TOKEN, Growth, longest_string
 from .patterns import Cost, cost
@@ -25,6 +24,8 @@ from .pretokenizers import PreTokenizer
 
 if TYPE_CHECKING:
     import tokenizers
+
+    from .charsmap import CharsMap
 
 #: BERT's tokenizer maps longer words to the unknown token.
 _MAX_WORD_CHARS = 100
@@ -225,6 +226,8 @@ def _leftmost_first(text: str, cuts: list[int]) -> list[int]:
 
 def _unigram(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, Callable[[str], str]]:
     from tokenizers import Tokenizer, models
+
+    from .charsmap import CharsMap
 
     scores = [0.0 if kind in (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN) else score
               for kind, score in zip(vocab.types, vocab.scores)]

@@ -11,12 +11,13 @@ import base64
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from .._dataclasses import dataclass
 from ..errors import FormatError, LimitError
 from ..models.json_strict import shorten
-from . import charsmap, limits
+from . import limits
 from .patterns import Cost, cost
 
 #: Factors of normalisations, in characters: U+FDFA has 18 in NFKD, U+0390 has 3 in NFD, "İ" has 2 in lower case.
@@ -263,6 +264,8 @@ class _Walk:
 
     def _longest_replacement(self, place: str, encoded: Any) -> int:
         """Check a precompiled character map. Returns the length of its longest replacement, in bytes."""
+        from . import charsmap
+
         field = f"{place}.precompiled_charsmap"
         try:
             blob = base64.b64decode(encoded if isinstance(encoded, str) else "?", validate=True)

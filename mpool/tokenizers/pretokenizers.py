@@ -12,7 +12,9 @@ model has both files, its own ``tokenizer.json`` is the better source.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from .._dataclasses import dataclass
 
 
 @dataclass(frozen=True)

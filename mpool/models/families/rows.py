@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ..._dataclasses import dataclass
 from ..fields import Fields
 from ..spec import Value
 
@@ -94,7 +95,7 @@ class TaskAdapters:
     scale: float = 1.0
 
 
-@dataclass
+@dataclass()
 class Config:
     """Contents of a config.json.
 

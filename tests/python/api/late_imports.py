@@ -20,7 +20,7 @@ mpool  mpool.resources  1  start-up
 mpool._functions  mpool.models  1  start-up
 mpool._functions  mpool.runtime  1  start-up
 mpool._functions  mpool.tasks.running  1  start-up
-mpool._lazy  numpy  1  core
+mpool._lazy  numpy  2  core
 mpool._methods  mpool.tasks.running  3  start-up
 mpool._renamed  warnings  1  start-up
 mpool._stubs  mpool._functions  1  start-up
@@ -193,6 +193,7 @@ mpool.tasks.requests  mpool.tasks.text_to_text  2  start-up
 mpool.tasks.requests  mpool.tasks.token_classification  2  start-up
 mpool.tasks.requests  mpool.tasks.verbs  1  start-up
 mpool.tasks.requests  mpool.tasks.vision  2  start-up
+mpool.tasks.requests  pathlib  1  start-up
 mpool.tasks.running  mpool.tasks.async_streams  1  start-up
 mpool.tasks.running  mpool.tasks.iterating  1  start-up
 mpool.tasks.running  mpool.tasks.jobs  1  start-up
@@ -210,9 +211,11 @@ mpool.tasks.vectors  tqdm.auto  1  start-up
 mpool.tasks.vision  mpool.images.loading  1  start-up
 mpool.tokenizers  mpool.tokenizers.opening  1  facade
 mpool.tokenizers  mpool.tokenizers.tokenizer  1  facade
+mpool.tokenizers.gguf_build  mpool.tokenizers.charsmap  1  start-up
 mpool.tokenizers.gguf_build  tokenizers  6  start-up
 mpool.tokenizers.gguf_part  mpool.tokenizers.gguf_build  1  start-up
 mpool.tokenizers.gguf_part  tokenizers  1  start-up
+mpool.tokenizers.growth  mpool.tokenizers.charsmap  1  start-up
 mpool.tokenizers.json_tokenizer  tokenizers  2  start-up
 mpool.tokenizers.json_tokenizer  tokenizers.decoders  1  start-up
 mpool.tokenizers.native  mpool.tokenizers.isolated  1  start-up

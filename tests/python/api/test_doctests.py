@@ -22,6 +22,8 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 def examples() -> list[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
+    for name in mpool.__all__:  # functions are built on first use
+        getattr(mpool, name)
     return [test for module in MODULES
             for test in finder.find(importlib.import_module(module), module, extraglobs={"mpool": mpool})
             if test.examples and test.name not in FORWARDED]

@@ -59,11 +59,13 @@ def test_reading_metadata_loads_no_torch(llama: Path, tmp_path: Path) -> None:
 
 #: Modules that a first token does without: each took at least a millisecond of it.
 NOT_FOR_A_TOKEN = (
-    "asyncio", "bz2", "decimal", "fractions", "hashlib", "html", "lzma", "random", "secrets", "shutil", "socket",
-    "statistics", "subprocess", "tempfile", "uuid", "jinja2", "llguidance", "huggingface_hub", "PIL",
+    "asyncio", "bz2", "decimal", "fractions", "hashlib", "html", "ipaddress", "lzma", "pathlib", "random", "secrets",
+    "shutil", "socket", "statistics", "subprocess", "tempfile", "urllib", "uuid", "jinja2", "llguidance",
+    "huggingface_hub", "PIL",
     "mpool.child_processes", "mpool.conversation.grammar", "mpool.conversation.tools", "mpool.debug.show",
     "mpool.images", "mpool.models.formats.hf_parts", "mpool.models.formats.pipeline_tensors",
-    "mpool.models.formats.scoring", "mpool.models.formats.vision_gguf", "mpool.tokenizers.isolated")
+    "mpool.models.formats.scoring", "mpool.models.formats.vision_gguf", "mpool.tokenizers.charsmap",
+    "mpool.tokenizers.isolated")
 
 
 def test_a_first_token_loads_only_what_it_needs(tmp_path: Path) -> None:
@@ -79,6 +81,37 @@ def test_a_first_token_loads_only_what_it_needs(tmp_path: Path) -> None:
     # the rows of all families are read, each from a module of its own
     own = sorted(name for name in loaded if name.startswith("mpool") and not name.startswith("mpool.models.families."))
     assert len(own) <= 82, own
+
+
+#: Prints how many classes :mod:`dataclasses` has generated methods for, and how many functions of verbs exist.
+GENERATED = """
+import dataclasses, sys
+real, made = dataclasses.dataclass, []
+def count(cls=None, /, **options):
+    made.append(cls)
+    return real(cls, **options)
+dataclasses.dataclass = count
+import mpool
+mpool.generate('w5 w6', model=sys.argv[1], max_tokens=1, ignore_eos=True)
+from mpool import _functions, _methods
+from mpool.tasks.verbs import VERBS
+built = [name for home in (_functions, _methods.PoolVerbs, _methods.ModelVerbs)
+         for name in VERBS if type(vars(home).get(name)).__name__ == "function"]
+print(len(made), *built)
+"""
+
+
+def test_a_first_token_generates_only_what_it_uses(tmp_path: Path) -> None:
+    """The methods of a dataclass, and the signature and documentation of a verb, each take up to a millisecond."""
+    import paritymodels
+    import tinygguf
+
+    path = tinygguf.write(tmp_path / "m.gguf", paritymodels.decoder("llama", 2, vocab=157))
+    done = subprocess.run([sys.executable, "-c", GENERATED, str(path)], capture_output=True, text=True, check=True,
+                          cwd=tempfile.gettempdir())
+    made, *built = done.stdout.split()
+    assert 0 < int(made) <= 34, made
+    assert built == ["generate"]
 
 
 #: Sends SIGINT when the n-th extension module of numpy has been initialised, during the first request.
