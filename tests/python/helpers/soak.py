@@ -1,6 +1,6 @@
 """Soak of all five capabilities at once, in a process of its own: ``python soak.py FOLDER SECONDS MEMORY``.
 
-FOLDER holds the tiny models `bert`, `isolated` and `llama`; the other models are the demo models of the package. MEMORY
+FOLDER holds the tiny models that `write` makes; the other models are the demo models of the package. MEMORY
 is ``"some"`` (room for about half of the models) or ``"one"`` (room for the largest model alone, so that nearly every
 request waits for an eviction and a load). Threads, asyncio tasks and jobs send requests of every kind, each with a
 deadline, and cancel some of them; a thread unloads models. Prints one line of JSON at the end; see `main`.
@@ -20,12 +20,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import mpool
 
+import outputcalls
 from processes import LATENESS
 
 THREADS, TASKS, JOBS = 10, 40, 4
@@ -35,16 +36,35 @@ PATIENCE = 4.0
 #: Errors that a request under pressure may end with. Anything else is a fault.
 ALLOWED = (mpool.Timeout, mpool.Cancelled, mpool.Overloaded, mpool.MemoryExhausted)
 TEXTS = ["the quick brown fox " * n + str(n) for n in range(1, 9)]
+#: Rows of :data:`outputcalls.OUTPUTS` beside dense vectors.
+OUTPUTS = ("sparse", "tokens", "all", "labels", "spans", "scores")
 
+
+def write(folder: Path) -> None:
+    """Write the small models, and two adapters of `bert` and of `isolated`, whose networks are the same."""
+    import adapterfiles
+    import rerankers
+    import retrievalmodels
+    import tinymodels
+    import tokenclassifiers
+
+    for name in ("bert", "isolated"):
+        tinymodels.bert(folder / name, normalize=name == "bert")
+    tinymodels.llama(folder / "llama")
+    adapterfiles.two_adapters(folder / "bert", folder / "adapters")
+    retrievalmodels.write_bge_m3(folder / "m3")
+    rerankers.make_classifier(folder / "sentiment", "xlm_roberta", ("negative", "neutral", "positive"))
+    rerankers.make_reranker(folder / "ranker", "bert")
+    tokenclassifiers.make_token_classifier(folder / "tagger", "bert")
 
 
 class Kind:
     """One kind of request: its capability, model and arguments, and the result that it must have."""
 
-    def __init__(self, capability: str, verb: str, model: str, subject: str, value: Any, options: dict[str, Any],
-                 reduced: Callable[[Any], Any]) -> None:
+    def __init__(self, capability: str, verb: str, model: str, subject: str, value: Any, options: Mapping[str, Any],
+                 reduced: Callable[[Any], Any], submitted: Mapping[str, Any] | None = None) -> None:
         self.capability, self.verb, self.model, self.reduced = capability, verb, model, reduced
-        self.arguments = {subject: value, **options}
+        self.arguments, self.submitted = {subject: value, **options}, submitted or {}
         self.want: Any = None
 
     @property
@@ -59,12 +79,13 @@ class Kind:
         return getattr(mpool.aio, self.verb)(**self.arguments, model=self.model, pool=pool, **options)
 
     def submit(self, pool: mpool.Pool, **options: Any) -> Any:
-        return pool.submit(self.capability, **self.arguments, model=self.model, **options)
+        return pool.submit(self.capability, **self.arguments, **self.submitted, model=self.model, **options)
 
 
 def kinds_of(folder: Path) -> list[Kind]:
-    """All kinds of requests: several of every capability, and one model with process isolation."""
-    bert, llama = str(folder / "bert"), str(folder / "llama")
+    """All kinds of requests: several of every capability and of every output of text encoders, requests with adapters,
+    and one model with process isolation."""
+    llama = str(folder / "llama")
     images = sorted(Path(mpool.__file__).parent.joinpath("demo_models/images").glob("*.png"))
 
     def vector(found: Any) -> bytes:
@@ -76,8 +97,16 @@ def kinds_of(folder: Path) -> list[Kind]:
     def image(found: Any) -> bytes:
         return found.images[0].tobytes()
 
-    made = [Kind("text_embedding", "embed", model, "inputs", text, {}, vector)
-            for model in (bert, "isolated") for text in (*TEXTS, TEXTS)]
+    def output(found: Any) -> bytes:
+        return b"".join(outputcalls.bytes_of(found))
+
+    made = [Kind("text_embedding", "embed", model, "inputs", text, {"adapter": adapter}, vector)
+            for model in ("bert", "isolated") for text in (*TEXTS, TEXTS) for adapter in (None, "one", "two")]
+    for row in map(outputcalls.OUTPUTS.__getitem__, OUTPUTS):
+        given = {"query": outputcalls.QUERY} if row.function == "rerank" else row.options
+        submitted = {} if row.function == "rerank" else {"output": row.submit}
+        made += [Kind("text_embedding", row.function, str(folder / row.model), row.parameter, texts, given, output,
+                      submitted) for texts in (TEXTS[:1], TEXTS[1:3], TEXTS)]
     made += [Kind("text_to_text", "generate", llama, "prompt", "A cat " * (1 + seed),
                   dict(max_tokens=3 + 4 * seed, seed=seed, temperature=1.0, ignore_eos=True), tokens)
              for seed in range(8)]
@@ -249,9 +278,11 @@ class Soak:
 
 
 def opened(folder: Path, **options: Any) -> mpool.Pool:
-    """A pool in which the model `isolated` runs in processes of its own."""
+    """A pool in which `bert` and `isolated` have adapters, and `isolated` runs in processes of its own."""
     pool = mpool.Pool(mpool.PoolConfig(**options))
-    pool.register("isolated", folder / "isolated", isolation="process")
+    adapters = {name: folder / "adapters" / name for name in ("one", "two")}
+    for name in ("bert", "isolated"):
+        pool.register(name, folder / name, isolation="process" if name == "isolated" else "thread", adapters=adapters)
     return pool
 
 

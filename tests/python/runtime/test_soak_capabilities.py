@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import tinymodels
+import soak
 
-SCRIPT = Path(tinymodels.__file__).with_name("soak.py")
+SCRIPT = Path(soak.__file__)
 SECONDS = float(os.environ.get("MPOOL_SOAK") or 30)
 #: Seconds that a request may take to end after its deadline or cancellation, in addition to delays of the machine.
 GRACE = 2.0
@@ -27,9 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/statm").
 @pytest.mark.parametrize("memory", ["some", "one"])
 def test_all_capabilities(tmp_path: Path, memory: str) -> None:
     """Every request has one answer, within its deadline and GRACE, with the result that it has alone; nothing stays."""
-    for name in ("bert", "isolated"):
-        tinymodels.bert(tmp_path / name, normalize=name == "bert")
-    tinymodels.llama(tmp_path / "llama")
+    soak.write(tmp_path)
     run = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path), str(SECONDS), memory], capture_output=True,
                          text=True, timeout=SECONDS + 300, cwd=tmp_path)
     assert run.returncode == 0, f"{run.stdout[-2000:]}\n{run.stderr[-6000:]}"
