@@ -2,6 +2,7 @@
 
 :mod:`dataclasses` writes the methods of a class as source text and compiles it, which takes about a millisecond per
 class. A program imports the classes of all verbs and file formats, uses few of them, and of most only ``__init__``.
+This decorator is for modules that a first token imports; all others use the standard one.
 """
 
 from __future__ import annotations

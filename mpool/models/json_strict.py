@@ -30,6 +30,8 @@ _NUMBER_LIKE: Callable[..., re.Match[str]] = re.compile(r"[-+.0-9A-Za-z]*").matc
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?").match
 _PLAIN_INT = re.compile(r"(?:0|[1-9][0-9]{0,17})(?=[,\]}])").match
 _BLANK = frozenset(" \t\n\r")
+# Not `from json.decoder import`, which can fail while another thread imports json.
+_scan_string = json.decoder.scanstring  # type: ignore[attr-defined]
 _SURROGATE = re.compile("[\ud800-\udfff]").search
 _LITERALS: dict[str, tuple[str, Any]] = {"t": ("true", True), "f": ("false", False), "n": ("null", None)}
 
@@ -80,7 +82,7 @@ class _Parser:
 
     def string(self, at: int) -> tuple[str, int]:
         try:
-            value, end = json.decoder.scanstring(self.text, at + 1, True)  # type: ignore[attr-defined]
+            value, end = _scan_string(self.text, at + 1, True)
         except json.JSONDecodeError as error:
             self.fail(min(error.pos, len(self.text)), error.msg, "a JSON string")
         if not value.isascii() and _SURROGATE(value) is not None:

@@ -33,22 +33,36 @@ def in_scope(name: str, parts: tuple[str, ...]) -> bool:
     return (*name.split("."), "")[1] not in parts
 
 
+def base_of(name: str, path: Path, node: ast.ImportFrom) -> str:
+    """Return the absolute name of the package or module behind ``from`` in a module."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    return ".".join([*(package[:len(package) - node.level + 1] if node.level else ()), *filter(None, [node.module])])
+
+
+def imports_of(path: Path) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Yield the import statements of a file, but for those of type checkers, and whether a function has them."""
+    def visit(node: ast.AST, inside: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.Import, ast.ImportFrom)):
+                yield child, inside
+            elif not isinstance(child, ast.If) or ast.unparse(child.test) != "TYPE_CHECKING":
+                yield from visit(child, inside or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef,
+                                                                     ast.Lambda)))
+            else:
+                yield from (found for other in child.orelse for found in visit(other, inside))
+
+    return visit(ast.parse(path.read_text(encoding="utf-8")), False)
+
+
 def late(name: str, path: Path) -> Counter[str]:
     """Return the absolute names that functions of a module import, with their count."""
     found: Counter[str] = Counter()
-    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-
-    def visit(node: ast.AST, inside: bool) -> None:
-        for child in ast.iter_child_nodes(node):
-            if inside and isinstance(child, ast.Import):
-                found.update(alias.name for alias in child.names)
-            elif inside and isinstance(child, ast.ImportFrom):
-                base = ".".join([*(package[:len(package) - child.level + 1] if child.level else ()),
-                                 *([child.module] if child.module else ())])
-                found.update([base] if child.module else [f"{base}.{alias.name}" for alias in child.names])
-            visit(child, inside or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
-
-    visit(ast.parse(path.read_text(encoding="utf-8")), False)
+    for node, inside in imports_of(path):
+        if inside and isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif inside and isinstance(node, ast.ImportFrom):
+            base = base_of(name, path, node)
+            found.update([base] if node.module else [f"{base}.{alias.name}" for alias in node.names])
     return found
 
 
@@ -148,25 +162,13 @@ if __name__ == "__main__":
         print(f"{module}  {target}  {times}")
 
 
-def imported_at_start(name: str, path: Path) -> set[str]:
-    """Return the modules of the package that a module imports when it is imported itself."""
-    known = {one for one, _ in modules()}
-    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+def own_imports(name: str, path: Path, known: set[str], late_too: bool) -> set[str]:
+    """Return the modules of the package that a module imports when it is imported, or with ``late_too`` ever."""
     found: set[str] = set()
-
-    def visit(node: ast.AST) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                continue
-            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-                continue
-            if isinstance(child, ast.ImportFrom) and child.level:
-                base = ".".join([*package[:len(package) - child.level + 1], *filter(None, [child.module])])
-                names = {f"{base}.{alias.name}" for alias in child.names} & known
-                found.update(names or {base})
-            visit(child)
-
-    visit(ast.parse(path.read_text(encoding="utf-8")))
+    for node, inside in imports_of(path):
+        if isinstance(node, ast.ImportFrom) and node.level and (late_too or not inside):
+            base = base_of(name, path, node)
+            found.update({f"{base}.{alias.name}" for alias in node.names} & known or {base})
     return found
 
 
@@ -174,11 +176,12 @@ def test_packages_do_not_import_modules_that_others_import() -> None:
     """A thread that imports ``package.module`` holds the lock of this module while it waits for that of the package.
     If another thread imports the package, which imports this module, each waits for the other, and Python raises
     ``_DeadlockError`` or returns a module half initialised."""
-    imports = {name: imported_at_start(name, path) for name, path in modules()}
-    packages = [name for name, path in modules() if path.name == "__init__.py" and name != "mpool"]
-    imports |= {f"{name} (late)": {one for one in late(name, path)} for name, path in modules()}
-    for package in packages:
-        if any(one.startswith(f"{package}.") for one in imports[package]):
-            others = {name: {one for one in found if one.startswith(f"{package}.")} for name, found in imports.items()
-                      if not f"{name} ".startswith((f"{package} ", f"{package}."))}
-            assert not any(others.values()), f"{package}: {[row for row in others.items() if row[1]]}"
+    known = {name for name, _ in modules()}
+    for package, file in modules():
+        below = f"{package}."
+        if file.name != "__init__.py" or package == "mpool" or not any(
+                one.startswith(below) for one in own_imports(package, file, known, False)):
+            continue
+        others = {name: found for name, path in modules() if name != package and not name.startswith(below)
+                  if (found := {one for one in own_imports(name, path, known, True) if one.startswith(below)})}
+        assert not others, package

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import mpool
 import tinymodels
 
 #: Releases eight threads at once and prints the results or errors of all. The switch interval is short, so that threads
 #: see each other's half-imported modules.
 SCRIPT = """
-import faulthandler, json, sys, threading
+import faulthandler, sys, threading
 faulthandler.dump_traceback_later(60, exit=True)
 sys.setswitchinterval(1e-5)
 import mpool
@@ -40,6 +39,7 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
+import json
 print(json.dumps(found))
 """
 _IMAGE = ("import struct, zlib\n"
@@ -78,6 +78,28 @@ sys.meta_path.insert(0, Pause)
 threading.Thread(target=first).start()
 half.wait()
 """
+#: Without server and command line, which one thread imports: uvicorn's own modules have this fault.
+_ALL_MODULES = """
+import importlib, os, random
+home = os.path.dirname(mpool.__file__)
+files = [os.path.relpath(os.path.join(folder, file), home) for folder, _, found in os.walk(home) for file in found]
+names = sorted("mpool." + file[:-3].replace(os.sep, ".").removesuffix("__init__").removesuffix(".") for file in files
+               if file.endswith(".py") and file != "__init__.py"
+               and file.split(os.sep)[0] not in ("__main__.py", "cli", "integrations", "server"))
+assert len(names) > 150
+
+def import_all(seed):
+    errors, order = [], random.Random(seed).sample(names, len(names))
+    for name in order:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            if not isinstance(error, ModuleNotFoundError) or error.name.startswith("mpool"):  # else an optional package
+                errors.append(f"{name}: {error!r}")
+    if errors:
+        raise ImportError(errors)
+    return len(names)
+"""
 #: Dependency -> code that runs before the threads start, and the function that each thread runs.
 USES = {
     "image": (_IMAGE, "return mpool.embed_image([png, png], 'digits-clip').shape"),
@@ -97,6 +119,7 @@ USES = {
     "jobs": ("", "return mpool.submit('text_embedding', inputs='a', model=bert).result().shape"),
     "health": ("", "return mpool.health().status"),
     "half of numpy": (_HALF_OF_NUMPY, "return mpool.health().status"),
+    **{f"modules in orders from {seed}": (_ALL_MODULES, f"return import_all({seed} + at)") for seed in range(0, 32, 8)},
 }
 
 
@@ -117,44 +140,3 @@ def test_first_use_by_eight_threads(name: str, models: tuple[Path, Path]) -> Non
         assert done.returncode == 0 and not done.stderr.strip(), done.stderr[-3000:]
         found = json.loads(done.stdout.splitlines()[-1])
         assert len(set(found)) == 1 and found[0].startswith("returned "), found
-
-
-#: Eight threads import all modules that the arguments name, each in another order, and print their errors.
-IMPORTS = """
-import faulthandler, importlib, random, sys, threading
-faulthandler.dump_traceback_later(60, exit=True)
-sys.setswitchinterval(1e-5)
-import mpool
-gate, errors = threading.Barrier(8), []
-
-def run(seed):
-    names = sys.argv[2:]
-    random.Random(seed).shuffle(names)
-    gate.wait()
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except BaseException as error:
-            if not isinstance(error, ModuleNotFoundError) or error.name.startswith("mpool"):  # else an optional package
-                errors.append(f"{name}: {error!r}")
-
-threads = [threading.Thread(target=run, args=(8 * int(sys.argv[1]) + at,)) for at in range(8)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print("\\n".join(sorted(set(errors))))
-"""
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_modules_can_be_imported_in_any_order(seed: int) -> None:
-    """Without server and command line, which one thread imports: uvicorn's own modules have this fault."""
-    root = Path(mpool.__file__).parent
-    names = [".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
-             for path in sorted(root.rglob("*.py"))
-             if path.relative_to(root).parts[0] not in ("__main__.py", "cli", "integrations", "server")]
-    assert len(names) > 150
-    done = subprocess.run([sys.executable, "-c", IMPORTS, str(seed), *names], capture_output=True, text=True,
-                          timeout=120, cwd=tempfile.gettempdir())
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")

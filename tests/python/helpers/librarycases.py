@@ -43,15 +43,19 @@ DECODERS = {
 TOKENS = np.random.default_rng(7).integers(2, VOCAB, 23)
 
 
-def make_decoder(name: str) -> Any:
-    """Return the model of a case of DECODERS. No tile of a kernel divides its sizes."""
-    family, settings, *_ = DECODERS[name]
+def small_decoder(family: str, **settings: Any) -> Any:
+    """Return a seeded model of a family of transformers. No tile of a kernel divides its sizes."""
     model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(
         vocab_size=VOCAB, hidden_size=84, intermediate_size=111, num_hidden_layers=2, num_attention_heads=6,
         num_key_value_heads=2, max_position_embeddings=400, bos_token_id=0, eos_token_id=1, pad_token_id=0,
         rms_norm_eps=1e-5, tie_word_embeddings=False, **settings)).eval()
     randomise(model, 4)
     return model
+
+
+def make_decoder(name: str) -> Any:
+    """Return the model of a case of DECODERS."""
+    return small_decoder(DECODERS[name].family, **DECODERS[name].settings)
 
 
 def decoder_matrices(name: str, model: Any) -> Matrices:

@@ -1,6 +1,7 @@
 """Soak of all five capabilities at once, in a process of its own: ``python soak.py FOLDER SECONDS MEMORY``.
 
-FOLDER holds the tiny models that `write` makes; the other models are the demo models of the package. MEMORY
+FOLDER holds the tiny models `bert`, `isolated` and `llama`, the folder `adapters` with `one` and `two`, and the models
+of `OUTPUTS`, named after their fixtures; the other models are the demo models of the package. MEMORY
 is ``"some"`` (room for about half of the models) or ``"one"`` (room for the largest model alone, so that nearly every
 request waits for an eviction and a load). Threads, asyncio tasks and jobs send requests of every kind, each with a
 deadline, and cancel some of them; a thread unloads models. Prints one line of JSON at the end; see `main`.
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,31 +41,13 @@ TEXTS = ["the quick brown fox " * n + str(n) for n in range(1, 9)]
 OUTPUTS = ("sparse", "tokens", "all", "labels", "spans", "scores")
 
 
-def write(folder: Path) -> None:
-    """Write the small models, and two adapters of `bert` and of `isolated`, whose networks are the same."""
-    import adapterfiles
-    import rerankers
-    import retrievalmodels
-    import tinymodels
-    import tokenclassifiers
-
-    for name in ("bert", "isolated"):
-        tinymodels.bert(folder / name, normalize=name == "bert")
-    tinymodels.llama(folder / "llama")
-    adapterfiles.two_adapters(folder / "bert", folder / "adapters")
-    retrievalmodels.write_bge_m3(folder / "m3")
-    rerankers.make_classifier(folder / "sentiment", "xlm_roberta", ("negative", "neutral", "positive"))
-    rerankers.make_reranker(folder / "ranker", "bert")
-    tokenclassifiers.make_token_classifier(folder / "tagger", "bert")
-
-
 class Kind:
     """One kind of request: its capability, model and arguments, and the result that it must have."""
 
-    def __init__(self, capability: str, verb: str, model: str, subject: str, value: Any, options: Mapping[str, Any],
-                 reduced: Callable[[Any], Any], submitted: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, capability: str, verb: str, model: str, subject: str, value: Any, options: dict[str, Any],
+                 reduced: Callable[[Any], Any]) -> None:
         self.capability, self.verb, self.model, self.reduced = capability, verb, model, reduced
-        self.arguments, self.submitted = {subject: value, **options}, submitted or {}
+        self.arguments = {subject: value, **options}
         self.want: Any = None
 
     @property
@@ -79,7 +62,25 @@ class Kind:
         return getattr(mpool.aio, self.verb)(**self.arguments, model=self.model, pool=pool, **options)
 
     def submit(self, pool: mpool.Pool, **options: Any) -> Any:
-        return pool.submit(self.capability, **self.arguments, **self.submitted, model=self.model, **options)
+        return pool.submit(self.capability, **self.arguments, model=self.model, **options)
+
+
+class OutputKind(Kind):
+    """A request for an output of a text encoder."""
+
+    def __init__(self, output: outputcalls.Output, model: str, texts: list[str]) -> None:
+        super().__init__("text_embedding", output.function, model, output.parameter, texts, output.options,
+                         outputcalls.bytes_of)
+        self.output, self.texts = output, texts
+
+    def call(self, pool: mpool.Pool, **options: Any) -> Any:
+        return self.output.call(pool, self.texts, self.model, **options)
+
+    def acall(self, pool: mpool.Pool, **options: Any) -> Any:
+        return self.output.acall(pool, self.texts, self.model, **options)
+
+    def submit(self, pool: mpool.Pool, **options: Any) -> Any:
+        return self.output.job(pool, self.texts, self.model, **options)
 
 
 def kinds_of(folder: Path) -> list[Kind]:
@@ -97,16 +98,10 @@ def kinds_of(folder: Path) -> list[Kind]:
     def image(found: Any) -> bytes:
         return found.images[0].tobytes()
 
-    def output(found: Any) -> bytes:
-        return b"".join(outputcalls.bytes_of(found))
-
     made = [Kind("text_embedding", "embed", model, "inputs", text, {"adapter": adapter}, vector)
             for model in ("bert", "isolated") for text in (*TEXTS, TEXTS) for adapter in (None, "one", "two")]
-    for row in map(outputcalls.OUTPUTS.__getitem__, OUTPUTS):
-        given = {"query": outputcalls.QUERY} if row.function == "rerank" else row.options
-        submitted = {} if row.function == "rerank" else {"output": row.submit}
-        made += [Kind("text_embedding", row.function, str(folder / row.model), row.parameter, texts, given, output,
-                      submitted) for texts in (TEXTS[:1], TEXTS[1:3], TEXTS)]
+    made += [OutputKind(output, str(folder / output.model), texts)
+             for output in map(outputcalls.OUTPUTS.__getitem__, OUTPUTS) for texts in (TEXTS[:1], TEXTS[1:3], TEXTS)]
     made += [Kind("text_to_text", "generate", llama, "prompt", "A cat " * (1 + seed),
                   dict(max_tokens=3 + 4 * seed, seed=seed, temperature=1.0, ignore_eos=True), tokens)
              for seed in range(8)]

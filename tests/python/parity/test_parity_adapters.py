@@ -14,28 +14,22 @@ import mpool
 import paritymodels
 from adapterfiles import ALL, ATTENTION, matrices, merged, save_gguf, save_peft
 from corelib import logits
-from paritymodels import randomise, torch, transformers, write_tokenizer
+from librarycases import VOCAB, small_decoder
+from paritymodels import randomise, torch, write_tokenizer
 
 TOLERANCE = 1e-4
-VOCAB = 157
-#: Families, and sizes that no kernel's tile divides.
-FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", "LlamaForCausalLM", {"attention_bias": True}),
-    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 26}),
-    "granite": ("GraniteConfig", "GraniteForCausalLM", {"residual_multiplier": 0.7}),
-    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", {"head_dim": 14}),
+#: Families, and their settings.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"attention_bias": True}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 26}),
+    "granite": ("Granite", {"residual_multiplier": 0.7}),
+    "gemma2": ("Gemma2", {"head_dim": 14}),
 }
 
 
 def make(family: str) -> Any:
-    config, kind, extra = FAMILIES[family]
-    model = getattr(transformers, kind)(getattr(transformers, config)(
-        vocab_size=VOCAB, hidden_size=84, intermediate_size=111, num_hidden_layers=2, num_attention_heads=6,
-        num_key_value_heads=2, max_position_embeddings=400, bos_token_id=0, eos_token_id=1, pad_token_id=0,
-        rms_norm_eps=1e-5, tie_word_embeddings=False, **extra)).eval()
-    randomise(model, 4)
-    return model
+    return small_decoder(FAMILIES[family][0], **FAMILIES[family][1])
 
 
 def save(folder: Path, model: Any) -> str:

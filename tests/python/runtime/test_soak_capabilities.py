@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import adapterfiles
+import outputcalls
 import soak
+import tinymodels
 
 SCRIPT = Path(soak.__file__)
 SECONDS = float(os.environ.get("MPOOL_SOAK") or 30)
@@ -25,9 +28,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/statm").
 
 
 @pytest.mark.parametrize("memory", ["some", "one"])
-def test_all_capabilities(tmp_path: Path, memory: str) -> None:
+def test_all_capabilities(tmp_path: Path, request: pytest.FixtureRequest, memory: str) -> None:
     """Every request has one answer, within its deadline and GRACE, with the result that it has alone; nothing stays."""
-    soak.write(tmp_path)
+    for name in ("bert", "isolated"):
+        tinymodels.bert(tmp_path / name, normalize=name == "bert")
+    tinymodels.llama(tmp_path / "llama")
+    adapterfiles.two_adapters(tmp_path / "bert", tmp_path / "adapters")  # the networks of both models are the same
+    for name in {outputcalls.OUTPUTS[row].model for row in soak.OUTPUTS}:
+        (tmp_path / name).symlink_to(request.getfixturevalue(name))
     run = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path), str(SECONDS), memory], capture_output=True,
                          text=True, timeout=SECONDS + 300, cwd=tmp_path)
     assert run.returncode == 0, f"{run.stdout[-2000:]}\n{run.stderr[-6000:]}"
