@@ -51,7 +51,7 @@ class Job:
         what: what it tests, in a few words.
         paths: files and folders of tests; empty: a sample of mutants.
         environment: variables that set its length; those that are set already take precedence.
-        all: also run tests that are not marked slow.
+        all: also run tests that are marked neither slow nor sample.
         hours: limit of time.
         named: run only if the command names the job: it needs packages that the other jobs do not, or must not, have.
     """
@@ -104,7 +104,7 @@ JOBS: dict[str, Job] = {
                   all=True),
     "templates": Job("every filter, test and function of jinja2 with hostile arguments",
                        _python("conversation/test_hostile_templates.py")),
-    "others": Job("every other test that is marked slow", ("tests/python",)),
+    "others": Job("every other test that is marked slow or sample", ("tests/python",)),
     "mutation": Job("five mutants of every folder", environment={"MPOOL_NIGHTLY_MUTANTS": "5"}, hours=10),
 }
 
@@ -124,7 +124,7 @@ def command(job: Job, part: str, out: Path) -> list[str]:
     paths = list(job.paths)
     if paths == ["tests/python"]:
         paths += [f"--ignore={path}" for other in JOBS.values() for path in other.paths if path != "tests/python"]
-    return [sys.executable, "-m", "pytest", "-q", "--slow", *([] if job.all else ["-m", "slow"]),
+    return [sys.executable, "-m", "pytest", "-q", "--slow", *([] if job.all else ["-m", "slow or sample"]),
             f"--junitxml={out / 'junit.xml'}", *paths, *shlex.split(part)]
 
 

@@ -1,11 +1,14 @@
-"""Shared by all Python tests: the markers ``slow`` and ``builds``, the working directory, small models, a pool."""
+"""Shared by all Python tests: the markers ``slow``, ``builds`` and ``sample``, the working directory, small models, a
+pool."""
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import signal
 import sys
+import zlib
 from collections.abc import Generator, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -56,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--slow`` and ``--builds``."""
-    parser.addoption("--slow", action="store_true", default=False, help="run the tests marked slow and builds too")
+    parser.addoption("--slow", action="store_true", default=False,
+                     help="run the tests marked slow and builds too, and all cases of those marked sample")
     parser.addoption("--builds", action="store_true", default=False, help="run the tests marked builds too")
 
 
@@ -83,16 +87,38 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests marked ``slow`` or ``builds`` unless they were asked for. CI always runs ``builds``.
+    """Skip tests marked ``slow`` or ``builds``, and most cases of those marked ``sample``, unless they were asked for.
+
+    CI always runs ``builds``.
 
     Files that take minutes come first: each file runs in one process, and the last one must be short.
     """
     items.sort(key=lambda item: item.path.name not in LONG_FILES)
-    for name, is_wanted in _wanted(config).items():
+    wanted = _wanted(config)
+    if not wanted["slow"]:
+        for item in _beyond_samples(items):
+            item.add_marker(pytest.mark.skip(reason="sample: run with --slow or MPOOL_SLOW=1"))
+    for name, is_wanted in wanted.items():
         skip = pytest.mark.skip(reason=f"{name}: run with --{name} or MPOOL_{name.upper()}=1")
         for item in items:
             if not is_wanted and item.get_closest_marker(name):
                 item.add_marker(skip)
+
+
+def _beyond_samples(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the cases that run only with ``--slow``.
+
+    Of a test marked ``sample(n)``, one in n of the collected cases runs always, and at least one. Checksums of names
+    choose them, so that a sample has parameters of all kinds, and changes little with a new case.
+    """
+    cases = collections.defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("sample")
+        if mark is not None:
+            cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    for (_, share), of_one_test in cases.items():
+        of_one_test.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        yield from of_one_test[-(-len(of_one_test) // share):]
 
 
 def pytest_collection_finish() -> None:

@@ -334,6 +334,7 @@ def test_model(flux: str) -> None:
             model.dimensions  # noqa: B018
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["flux", "sd3"])
 def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) -> None:
     """Images and previews have the same bytes. A killed process is replaced, and its requests continue."""

@@ -23,6 +23,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("call", REQUESTS)
 def test_ctrl_c_interrupts_at_once_and_cancels_only_its_request(bert: Path, llama: Path, call: str) -> None:
     script = METER + f"""
@@ -62,6 +63,7 @@ print(json.dumps([late, lateness(), mates, idle()]))
     assert mates == [True] * 5 and idle
 
 
+@pytest.mark.slow
 def test_exit_during_requests(bert: Path, llama: Path) -> None:
     for leave in ("sys.exit(7)", "raise SystemExit(7)", "os._exit(7)"):
         script = f"""
@@ -209,6 +211,7 @@ print(json.dumps([os.waitpid(child, 0)[1], mpool.embed("x", "m").shape == (32,),
     assert script_result(script, bert, llama, TOKENIZERS_PARALLELISM="false") == [0, True, ["m"]]
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_multiprocessing(bert: Path, method: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"

@@ -57,6 +57,7 @@ def _expected(folder: Path, texts: list[Any], labels: tuple[str, ...] = NLI, **o
     return _rows(made(given, **CUT, **options), labels)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("inputs", [TEXTS, PAIRS], ids=["texts", "pairs"])
 def test_scores_match_transformers(pool: mpool.Pool, folders: dict[str, Path], name: str, inputs: list[Any]) -> None:
@@ -70,6 +71,7 @@ def test_scores_match_transformers(pool: mpool.Pool, folders: dict[str, Path], n
     assert np.abs(near.scores - expected).max() <= 0.03
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family, labels, problem, function", [
     ("bert", ("a", "b", "c"), None, "softmax"), ("bert", ("a", "b"), "single_label_classification", "softmax"),
     ("bert", ("a", "b", "c"), "regression", "none"), ("bert", ("a",), "regression", "none"),
@@ -92,6 +94,7 @@ def test_the_problem_type_chooses_the_function(pool: mpool.Pool, tmp_path: Path,
     pool.unload(folder)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family, names", [
     ("bert", NLI), ("bert", ("ENTAIL", "not")), ("bert", ("x", "entailment", "y", "z")), ("modern_bert", NLI),
     ("deberta_v3", ("entailment", "neutral", "contradiction")), ("xlm_roberta", NLI)], ids=str)

@@ -29,6 +29,7 @@ def examples() -> list[doctest.DocTest]:
             if test.examples and test.name not in FORWARDED]
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
 def test_example(example: doctest.DocTest) -> None:
     use_default_models()

@@ -250,6 +250,7 @@ ITERATED = {name: output for name, output in OUTPUTS.items() if output.model not
 LAYERS = ("query", "value", "value_proj", "q_lin", "v_lin", "Wqkv", "Wo")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ITERATED)
 def test_iterators_of_every_output(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     output = ITERATED[name]

@@ -163,6 +163,7 @@ def test_vectors_are_not_texts() -> None:
             call()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("module, missing, package", [
     ("sklearn", "sklearn", "scikit-learn"), ("langchain", "langchain_core", "langchain-core"),
     ("haystack", "haystack", "haystack-ai"), ("chroma", "chromadb", "chromadb"), ("lancedb", "lancedb", "lancedb"),

@@ -29,6 +29,7 @@ def load(pool: mpool.Pool, model: str, kv_dtype: str | None, expected: str) -> M
     return pool.ps()[0]
 
 
+@pytest.mark.slow
 def test_memory_results_and_table(model: str) -> None:
     with mpool.Pool() as pool:
         before, rows = load(pool, model, None, "int16"), logits(pool, model, TOKENS)

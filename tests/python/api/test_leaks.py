@@ -81,6 +81,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return tinymodels.bert(folder / "bert"), tinymodels.llama(folder / "llama")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 @pytest.mark.parametrize("case", ROUNDS)
 def test_memory_stays_flat(folders: tuple[Path, Path], case: str) -> None:

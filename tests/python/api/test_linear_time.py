@@ -43,6 +43,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CASES)
 def test_scans_take_linear_time(case: str) -> None:
     lines = [line.strip() for line in CASES[case].strip().splitlines()]

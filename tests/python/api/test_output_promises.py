@@ -41,6 +41,7 @@ async def _await(value: Any) -> Any:
     return await value
 
 
+@pytest.mark.sample(3)
 def test_same_bytes_alone_and_in_batches(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     output, model = case
     together = bytes_of(output.call(pool, TEXTS, model))
@@ -50,6 +51,7 @@ def test_same_bytes_alone_and_in_batches(pool: mpool.Pool, case: tuple[Output, s
     assert many == together * 20
 
 
+@pytest.mark.sample(3)
 def test_same_bytes_with_any_number_of_threads(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     output, model = case
     expected = bytes_of(output.call(pool, TEXTS, model))
@@ -78,6 +80,7 @@ def test_same_bytes_while_others_call(pool: mpool.Pool, request: pytest.FixtureR
     assert not wrong
 
 
+@pytest.mark.sample(3)
 def test_same_bytes_in_every_form(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     output, model = case
     expected = bytes_of(output.call(pool, TEXTS, model))
@@ -88,6 +91,7 @@ def test_same_bytes_in_every_form(pool: mpool.Pool, case: tuple[Output, str]) ->
     assert bytes_of(asyncio.run(_await(output.job(pool, TEXTS, model)))) == expected
 
 
+@pytest.mark.sample(3)
 def test_same_bytes_in_a_worker_process(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     output, model = case
     with mpool.Pool(mpool.PoolConfig(threads=1, isolation="process")) as isolated:
@@ -98,6 +102,7 @@ def test_same_bytes_in_a_worker_process(pool: mpool.Pool, case: tuple[Output, st
 
 # ---- embed_iter ----------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(4)
 def test_iterators_have_the_same_bytes(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     output, model = case
     texts = TEXTS * 20
@@ -129,6 +134,7 @@ def test_iterators_of_models(pool: mpool.Pool, m3: Path) -> None:
         assert found == bytes_of(output.call(pool, TEXTS, m3, task="document"))
 
 
+@pytest.mark.sample(4)
 def test_iterators_keep_no_memory_of_others(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     """A result that the caller keeps does not keep its slice: its arrays have their own memory."""
     output, model = case
@@ -155,6 +161,7 @@ def _arrays(found: Any) -> list[np.ndarray[Any, Any]]:
     return list(found) if isinstance(found, tuple) else [found]
 
 
+@pytest.mark.sample(4)
 def test_iterators_read_a_bounded_number_of_texts_ahead(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     output, model = case
     read = 0
@@ -202,6 +209,7 @@ def test_iterators_have_no_limit_of_results(m3: Path, name: str) -> None:
         assert sum(1 for _ in output.iterate(small, texts, m3)) == 1500
 
 
+@pytest.mark.sample(4)
 def test_iterators_fail_at_the_text_that_is_invalid(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     output, model = case
     seen = 0
@@ -390,6 +398,7 @@ def test_options_of_iterators_of_labels(pool: mpool.Pool, ranker: Path, tagger: 
     assert list(pool.embed_iter(texts, tagger, output="spans", batch_size=50, **options)) == [spans[:50], spans[50:]]
 
 
+@pytest.mark.slow
 def test_windows_of_iterators_are_counted_per_slice(tagger: Path) -> None:
     """The limit of windows bounds the memory of a slice, and not the length of an iteration."""
     texts = ["w1 w2. " * 22] * 1500
@@ -455,6 +464,7 @@ def test_largest_weights_of_iterators(pool: mpool.Pool, m3: Path) -> None:
 LONG = distinct_texts(8000)
 
 
+@pytest.mark.sample(4)
 def test_cancelled_requests_end(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     output, model = case
     expected = bytes_of(output.call(pool, TEXTS, model))
@@ -479,6 +489,7 @@ def test_cancelled_requests_end(pool: mpool.Pool, case: tuple[Output, str]) -> N
     assert bytes_of(output.call(pool, TEXTS, model)) == expected
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("leave", ("close", "del", "break", "aclose"))
 def test_iterators_that_are_left_cancel_their_requests(pool: mpool.Pool, case: tuple[Output, str],
                                                        leave: str) -> None:
@@ -522,6 +533,7 @@ def test_routes_return_what_the_library_returns(request: pytest.FixtureRequest) 
             assert output.of_route(found) == [output.of_text(one) for one in texts_of(wanted)], name
 
 
+@pytest.mark.sample(4)
 def test_commands_print_what_the_library_returns(pool: mpool.Pool, case: tuple[Output, str], tmp_path: Path,
                                                  capsys: pytest.CaptureFixture[str]) -> None:
     output, model = case

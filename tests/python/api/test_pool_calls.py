@@ -42,6 +42,7 @@ class Spy:
         return recorded
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_call_options_reach_the_core_from_every_function(way: str, request: pytest.FixtureRequest) -> None:
     kind, call = WAYS[way]

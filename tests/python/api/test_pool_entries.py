@@ -253,6 +253,7 @@ def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path, llav
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_function_goes_through_the_pool(name: str, pool: mpool.Pool, request: pytest.FixtureRequest) -> None:
     kind, entry = ENTRIES[name]
@@ -266,6 +267,7 @@ def test_every_function_goes_through_the_pool(name: str, pool: mpool.Pool, reque
     assert model["calls"] == model["latency"]["count"] == after["completed"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_an_open_breaker_refuses_every_function(name: str, pool: mpool.Pool, poisoned: dict[str, tuple[str, int]],
                                                 capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,6 +135,7 @@ def test_every_error_of_the_pool_has_a_row() -> None:
         assert test[1] in (TESTS / "c" / test[0]).read_text()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ROWS)
 def test_an_error_is_raised_with_the_key(name: str, bert: Path, llama: Path, wide: Path, broken: tuple[Path, str],
                                          caplog: pytest.LogCaptureFixture) -> None:

@@ -461,6 +461,7 @@ def test_invalid_chaos_rules_are_refused(rules: Any, why: str) -> None:
     assert why in str(error.value) and "seed=7,fail=0.01" in str(error.value) and error.value.param == "chaos"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("option", ROWS)
 def test_an_option_changes_behaviour(option: str, bert: Path, llama: Path, wide: Path, broken: tuple[Path, str],
                                      caplog: pytest.LogCaptureFixture) -> None:

@@ -47,6 +47,7 @@ def _expected(folder: Path, documents: list[str] = DOCUMENTS, **options: Any) ->
         return model.predict([(QUERY, document) for document in documents], convert_to_numpy=True)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_match_cross_encoder(pool: mpool.Pool, folders: dict[str, Path], name: str) -> None:
     expected = _expected(folders[name])
@@ -88,6 +89,7 @@ def test_old_key_of_the_activation(pool: mpool.Pool, folders: dict[str, Path], t
 LISTED = ["input_ids", "token_type_ids", "attention_mask"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("config", "types"), [
     ({"model_input_names": ["input_ids", "attention_mask"]}, False),
     ({"model_input_names": LISTED}, True),

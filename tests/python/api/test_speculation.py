@@ -71,6 +71,7 @@ def check(model: Path, tokens: int) -> None:
         assert none["passes"] - accepted <= found["passes"] <= none["passes"] - accepted // 2
 
 
+@pytest.mark.slow
 def test_speculation_does_not_change_completions() -> None:
     check(real_path("smollm2"), 64)
 

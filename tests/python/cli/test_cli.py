@@ -171,6 +171,7 @@ def lines_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.builds
 def test_embed_arguments_files_and_stdin_agree(bert: str, tmp_path: Path) -> None:
     """All inputs give the same output: one line per text, with the vectors of the Python API."""
     import mpool
@@ -185,6 +186,7 @@ def test_embed_arguments_files_and_stdin_agree(bert: str, tmp_path: Path) -> Non
     assert np.array_equal(np.array([line["embedding"] for line in found], dtype=np.float32), mpool.embed(TEXTS, bert))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("precision", ["float32", "int8", "ubinary"])
 def test_embed_to_npy(bert: str, tmp_path: Path, precision: str) -> None:
     """A file has the correct header after many batches; a pipe, which is not seekable, works too."""
@@ -232,6 +234,7 @@ def test_errors_name_the_line_and_the_file(bert: str, tmp_path: Path, capsys: py
     assert "none.png: No such file or directory. line 2 of standard input was read as a path" in capsys.readouterr().err
 
 
+@pytest.mark.builds
 def test_embed_survives_a_bad_line(bert: str) -> None:
     """``--on-error null`` writes null for a bad text, and the vectors of all other texts."""
     found = lines_of(run("embed", "--model", bert, "--on-error", "null", stdin="one\n\nthree\n").stdout)
@@ -240,6 +243,7 @@ def test_embed_survives_a_bad_line(bert: str) -> None:
     assert found[2] == lines_of(run("embed", "--model", bert, "three").stdout)[0]
 
 
+@pytest.mark.builds
 def test_embed_refuses_invalid_input(bert: str, tmp_path: Path) -> None:
     """Input that is not UTF-8, or empty, is an error."""
     done = run("embed", "--model", bert, stdin=b"good\nbad \xff\n", check=False)
@@ -251,6 +255,7 @@ def test_embed_refuses_invalid_input(bert: str, tmp_path: Path) -> None:
     assert done.returncode == 1 and "at least one text" in done.stderr
 
 
+@pytest.mark.builds
 def test_a_byte_order_mark_is_no_part_of_the_text(bert: str, llama: str, tmp_path: Path) -> None:
     """Editors on Windows write it at the start of files. It would change the first vector without a notice."""
     data = b"\xef\xbb\xbfone\r\ntwo\r\n"
@@ -262,6 +267,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(bert: str, llama: str, tmp_pat
     assert run(*greedy, stdin=b"\xef\xbb\xbfThe quick").stdout == run(*greedy, "The quick").stdout
 
 
+@pytest.mark.builds
 def test_embed_options_reach_the_model(bert: str) -> None:
     """The options for prompt, dimensions, normalisation and compute type take effect."""
     import mpool
@@ -274,6 +280,7 @@ def test_embed_options_reach_the_model(bert: str) -> None:
 
 # ---- generate -------------------------------------------------------------------------------------------------------
 
+@pytest.mark.builds
 def test_generate_is_deterministic(llama: str) -> None:
     """The text does not depend on streaming, on the source of the prompt, or on the number of threads."""
     import mpool
@@ -294,6 +301,7 @@ def test_generate_refuses_invalid_input(llama: str) -> None:
     assert done.returncode == 1 and done.stderr.startswith("mpool: standard input is not UTF-8")
 
 
+@pytest.mark.slow
 def test_arguments_that_are_not_utf8(bert: str, llama: str) -> None:
     text = os.fsdecode(b"caf\xe9")
     for arguments in (("embed", "--model", bert, text), ("generate", "--model", llama, text),
@@ -303,6 +311,7 @@ def test_arguments_that_are_not_utf8(bert: str, llama: str) -> None:
         assert done.stderr.endswith("Arguments must be UTF-8, the encoding of the locale\n")
 
 
+@pytest.mark.builds
 def test_generate_options(llama: str) -> None:
     """Several choices, log probabilities, logit bias, a stop string, and the speed on standard error."""
     done = json.loads(run("generate", "--model", llama, "-n", "2", "--logprobs", "2", "--max-tokens", "3", "--seed",
@@ -462,6 +471,7 @@ def test_ctrl_c_stops_the_reply_but_not_the_program(llama: str) -> None:
         assert session.child.wait(30) == 0
 
 
+@pytest.mark.builds
 def test_chat_in_a_terminal(llama: str) -> None:
     """A prompt, lines between triple quotes, Ctrl-C during a reply and at the prompt, Ctrl-D."""
     with talk("chat", "--model", llama, "--stats", *ENDLESS, terminal=True) as session:
@@ -481,6 +491,7 @@ def test_chat_in_a_terminal(llama: str) -> None:
         assert session.child.wait(30) == 0
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("module", ["mpool.errors", "mpool.cli.parser", "mpool.cli.talking", "dataclasses", "numpy",
                                     "numpy.linalg", "mpool._core", "mpool.pool"])
 def test_ctrl_c_during_start(llama: str, module: str) -> None:
@@ -518,6 +529,7 @@ def test_import_error_that_ctrl_c_caused(monkeypatch: pytest.MonkeyPatch, capsys
         main([])
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_at_the_prompt_exits(llama: str) -> None:
     """The first Ctrl-C prints how to exit."""
     with talk("chat", "--model", llama, terminal=True) as session:
@@ -531,6 +543,7 @@ def test_second_ctrl_c_at_the_prompt_exits(llama: str) -> None:
         assert session.child.wait(30) == 130
 
 
+@pytest.mark.slow
 def test_chat_continues_after_a_failure(llama: str) -> None:
     """A message that exceeds the context is an error; the next one gets a reply; the exit code is 1."""
     done = run("chat", "--model", llama, "--temperature", "0", "--max-tokens", "4", "--stats",
@@ -565,6 +578,7 @@ def test_a_conversation_that_exceeds_the_context() -> None:
 
 # ---- images ---------------------------------------------------------------------------------------------------------
 
+@pytest.mark.builds
 def test_embed_image_files_and_stdin_agree(dino: Path, tmp_path: Path) -> None:
     import mpool
     from PIL import Image
@@ -653,6 +667,7 @@ def test_show_the_tasks_of_a_model(tmp_path: Path) -> None:
     assert facts["parameters"] == sum(one.numel() for one in model.parameters())
 
 
+@pytest.mark.builds
 def test_show_a_model(bert: str, llama: str) -> None:
     """The output has facts from the files."""
     facts = json.loads(run("show", bert, "--json").stdout)
@@ -666,6 +681,7 @@ def test_show_a_model(bert: str, llama: str) -> None:
     assert re.search(r"^chat template +yes$", text, re.MULTILINE)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("threshold", [0, 256])
 def test_show_says_how_a_load_uses_the_weights(bert: str, llama: str, threshold: int) -> None:
     """``mpool show`` says before a load what ``mpool.ps()`` says after it."""
@@ -684,6 +700,7 @@ def test_show_says_how_a_load_uses_the_weights(bert: str, llama: str, threshold:
     assert re.search(r"^weights +" + ("packed at load$" if threshold else "mapped, until"), text, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits-llava", "digits-clip"])
 def test_show_a_model_for_images(name: str) -> None:
     """The output has the steps of preprocessing."""
@@ -721,6 +738,7 @@ def test_pull_prints_paths_and_continues_after_a_failure(bert: str, tmp_path: Pa
 
 # ---- demo -----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.builds
 def test_demo() -> None:
     """The demo ranks relevant sentences first, answers the question, and measures the speed."""
     facts = json.loads(run("demo", "--json", "--offline", "--embedding-model", str(real_path("minilm")),
@@ -733,6 +751,7 @@ def test_demo() -> None:
         assert number > 0
 
 
+@pytest.mark.slow
 def test_demo_as_text(bert: str, llama: str) -> None:
     """The demo prints text, here for given models."""
     text = run("demo", "--embedding-model", bert, "--text-model", llama, "--question", "Who are you?").stdout
@@ -741,6 +760,7 @@ def test_demo_as_text(bert: str, llama: str) -> None:
     assert re.search(r"speed +[\d,]+ texts/s", text) and re.search(r"speed +[\d,]+ tokens/s", text)
 
 
+@pytest.mark.builds
 def test_demo_without_weights_or_network(tmp_path: Path) -> None:
     """The demo prints the download commands, and still runs the bundled models."""
     done = run("demo", "--offline", env={"MPOOL_CACHE": str(tmp_path)}, check=False)

@@ -30,6 +30,7 @@ def arguments(bert: Path, llama: Path) -> list[str]:
             "--compute", "float32"]
 
 
+@pytest.mark.builds
 def test_facts(arguments: list[str], bert: Path, llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON has the facts of all parts, with results of the library, and no other output."""
     assert main([*arguments, "--json"]) == 0
@@ -82,6 +83,7 @@ def test_facts(arguments: list[str], bert: Path, llama: Path, capsys: pytest.Cap
         (f"a handwritten {NAMES[digit]}", 1, 2) for digit in (2, 5, 8, 9)]
 
 
+@pytest.mark.builds
 def test_outputs(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """The models of words give the results that their weights imply, and each output has its lines."""
     assert main([*arguments, "--json"]) == 0
@@ -128,6 +130,7 @@ def test_models_without_vectors_of_tokens(tmp_path: Path, capsys: pytest.Capture
     assert facts["ranking"][0]["text"] == demo.SENTENCES[4]
 
 
+@pytest.mark.builds
 def test_lines(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Each part prints its model, its results and its speed; the last lines are the next steps."""
     assert main(arguments) == 0

@@ -92,6 +92,7 @@ def check_matches(done: mpool.Completion, schema: dict[str, Any]) -> None:
         validate(choice.parsed, schema)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_schema_at_any_temperature(pool: mpool.Pool, tiny: Path, seed: int) -> None:
     check_matches(pool.generate("Once", tiny, response_format=NESTED, seed=seed, n=4, **HOT), NESTED)
@@ -494,6 +495,7 @@ def test_results_of_worker_processes_are_the_same(pool: mpool.Pool, tiny: Path) 
         assert (metrics["errors"], metrics["retries"], metrics["worker_faults"]) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_smollm2() -> None:
     defaultmodels.use_default_models()
     messages = [{"role": "user", "content": "Describe a pet as JSON."}]

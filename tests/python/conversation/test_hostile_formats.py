@@ -57,6 +57,7 @@ def resident() -> int:
     raise AssertionError("no VmHWM")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_formats_are_refused(pool: mpool.Pool, llama: Path, kind: str) -> None:

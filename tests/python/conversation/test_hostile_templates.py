@@ -80,12 +80,14 @@ def calls() -> list[Any]:
     return [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in CALLS]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("call", calls())
 @pytest.mark.parametrize("name", FILTERS)
 def test_filters(name: str, call: str, others: list[int]) -> None:
     outcome(CALLS[call].format("{{ ", "|", name, " }}"), others)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("call", calls())
 @pytest.mark.parametrize("name", TESTS)
 def test_tests(name: str, call: str, others: list[int]) -> None:
@@ -99,6 +101,7 @@ def test_globals(name: str, call: str, others: list[int]) -> None:
     outcome("{{ " + name + call + " }}", others)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("source", [
     # hash, repr and str of the nested value
     "{{ dict([(ns.v, 1)]) }}", "{{ namespace([(ns.v, 1)]) }}", "{{ raise_exception(ns.v) }}",
@@ -168,6 +171,7 @@ def expected(source: str) -> str | None:
         return None
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [name for name in FILTERS if name != "random"])
 def test_filters_return_what_jinja2_returns(name: str) -> None:
     """In particular, no builtin needs a module or a file that a renderer can no longer open."""
@@ -176,6 +180,7 @@ def test_filters_return_what_jinja2_returns(name: str) -> None:
             compare("{{ " + f"{value} | {call}" + " }}")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", TESTS)
 def test_tests_return_what_jinja2_returns(name: str) -> None:
     for value in VALUES:

@@ -76,6 +76,7 @@ def test_a_long_chain_of_references_is_checked_in_linear_time(pool: mpool.Pool, 
     assert time.process_time() - began < 5
 
 
+@pytest.mark.builds
 def test_references_of_a_large_schema_are_checked_in_linear_time() -> None:
     """References in any order, and a property with a long name that contains many parts."""
     count = 5000

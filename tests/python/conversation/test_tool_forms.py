@@ -144,6 +144,7 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name, completion, text, calls", READ)
 def test_completions(name: str, completion: str, text: str, calls: list[tuple[str, Any]]) -> None:
     """Parsed as a whole, by character, and in two chunks split at every position."""
@@ -154,6 +155,7 @@ def test_completions(name: str, completion: str, text: str, calls: list[tuple[st
         assert parse(format_named(name), [completion[:at], completion[at:]]) == whole
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_constrained_completions_in_chunks(name: str) -> None:
     """Every prefix of a completion, split in two at any position, gives the same result as in one chunk."""
@@ -303,6 +305,7 @@ def test_masks_are_reused_after_whole_characters_and_outside_of_markers(markers:
     assert found == reused
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("splitter", SPLITTERS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_random_walks_through_the_grammar(letters: Any, name: str, splitter: str) -> None:

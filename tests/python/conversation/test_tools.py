@@ -63,6 +63,7 @@ def check_calls(choice: Any) -> None:
 
 # ---- valid by construction -------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", tm.TEMPLATES)
 def test_required_calls_are_valid(pool: mpool.Pool, llama: Path, name: str) -> None:
     """With random weights and a high temperature, every completion is a valid call, streamed or not, in every format.
@@ -96,6 +97,7 @@ PING = {"type": "function", "function": {"name": "ping", "parameters": {
     "type": "object", "properties": {"x": {"enum": ["a"]}}, "required": ["x"]}}}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [name for name in tm.TEMPLATES if name != "harmony"])
 def test_a_repeated_call_ends_the_completion(pool: mpool.Pool, llama: Path, name: str) -> None:
     """A model with random weights calls a function with one possible argument once. (A copy with other white space may
@@ -184,6 +186,7 @@ def test_strict_tools_and_schemas_that_cannot_be_used(pool: mpool.Pool, llama: P
 # ---- together with a response_format ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", tm.TEMPLATES)
 def test_calls_or_json(pool: mpool.Pool, llama: Path, name: str) -> None:
     """With random weights and a high temperature, every completion is valid calls, or JSON that matches the schema."""
@@ -367,6 +370,7 @@ def test_reasoning_before_calls(pool: mpool.Pool, chain: Any, monkeypatch: pytes
         assert [forced.reasoning, *(call.name for call in forced.tool_calls)] == ["Hm", "clock"], forced
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("words", ["<|end|>", "<|call|>", "<|channel|>final<|message|>", " to=functions.clock",
                                    "<|start|>assistant", "<think>", "</think>", "<tool_call>"])
 @pytest.mark.parametrize("name", ["thinks", "harmony"])

@@ -42,6 +42,7 @@ def test_planted_bugs_fit_the_sources() -> None:
         mutations.plant("x.c", source.replace("twice", "thrice"), [row])
 
 
+@pytest.mark.builds
 def test_tiers_of_sources() -> None:
     """Includes between tiers, model names in the registry, file sizes, refused words."""
     report = check_tiers.Report()
@@ -209,6 +210,7 @@ def _flags_of_the_extension(**variables: str) -> list[str]:
     return run.stdout.split()
 
 
+@pytest.mark.builds
 @pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="setup.py is not available")
 def test_objects_of_the_extension_are_used_if_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variant release takes an object that setup.py has left if it is newer than its sources, and compiled by gcc

@@ -116,6 +116,7 @@ def test_installed_packages_are_left_alone(tmp_path: Path) -> None:
     assert code == 0 and "missing" not in said, said
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("failures, passes", [(2, True), (3, False)])
 def test_apt_is_tried_three_times(empty: Machine, failures: int, passes: bool) -> None:
     (empty.folder / "failures").write_text(str(failures))
@@ -133,6 +134,7 @@ def test_an_update_that_fails_is_no_reason_to_stop(empty: Machine) -> None:
     assert sum(call.endswith(" update") for call in calls) == 3
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("refused", ["clang", "libclang-rt-14-dev", "gdb", "qemu-user", "chromium"])
 def test_a_package_that_cannot_be_installed(empty: Machine, refused: str) -> None:
     """The script fails, and names the package and the variable that allows it. Nothing is built or tested."""
@@ -143,6 +145,7 @@ def test_a_package_that_cannot_be_installed(empty: Machine, refused: str) -> Non
     assert refused in last and "MPOOL_ALLOW_MISSING=1" in last, said
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("value, allowed", [("1", True), ("0", False), ("", False)])
 def test_the_variable_allows_missing_packages(empty: Machine, value: str, allowed: bool) -> None:
     code, said, calls = empty.run(FAKE_REFUSED="chromium", MPOOL_ALLOW_MISSING=value)
@@ -185,6 +188,7 @@ def test_failed_tests_fail_the_run(empty: Machine) -> None:
     assert empty.run(FAKE_PYTEST="1")[0] == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("tests, nightly", [("0", "0"), ("0", "1"), ("1", "0")])
 def test_nightly_mode(empty: Machine, tests: str, nightly: str) -> None:
     """The nightly jobs run after pytest, whatever its result, and each of the two fails the run. The job ``clients`` is

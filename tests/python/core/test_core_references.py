@@ -228,6 +228,7 @@ def _check(call: Callable[[SimpleNamespace], Any], world: SimpleNamespace, fails
     waiting.until(lambda: _core_bytes(world) < memory + ROUNDS, 5)  # a worker releases a request just after its result
 
 
+@pytest.mark.slow
 def test_calls_keep_nothing(tmp_path: Path) -> None:
     """Successful and refused calls, in a new process: its blocks of memory are those of these calls alone."""
     found = [str(Path(waiting.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]

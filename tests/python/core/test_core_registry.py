@@ -477,6 +477,7 @@ ticket.wait_progress(0)
 """
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "del pool, registry, ticket", "registry.begin_shutdown()",
                                  "sys.modules.pop('mpool._core'); import gc; gc.collect()"])
 def test_exit_without_close(folders: tuple[Path, Path], end: str) -> None:

@@ -101,6 +101,7 @@ def test_table_matches_the_package() -> None:
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] == sizes
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("count", [1, 3, 500])
 def test_random_blocks(name: str, count: int) -> None:

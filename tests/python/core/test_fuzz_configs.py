@@ -66,6 +66,7 @@ def each(folder: Path, seed: int, files: list[str]) -> Iterator[str]:
             path.write_text(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["flux", "sd3"])
 def test_pipelines(family: str, tmp_path: Path) -> None:
     if family == "flux":

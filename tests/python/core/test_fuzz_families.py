@@ -67,6 +67,7 @@ def read(values: dict[str, Any]) -> None:
         architectures.expected(row, size)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [*DECODERS, *OTHERS])
 def test_wrong_values(name: str) -> None:
     whole = config_of(name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import instructionsets
+import ownpytest
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,13 +64,7 @@ def test_fails(record_property):
     record_property({instructionsets.PROPERTY!r}, (["avx2"], "on a model"))
     assert False
 """)
-    paths = [str(ROOT / "tests" / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest", "-o", "addopts=", "-c",
-         str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), str(tmp_path)],
-        capture_output=True, text=True, timeout=120,
-        env={**os.environ, "MPOOL_CPU": "ref", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-             "PYTHONPATH": os.pathsep.join(paths)})
+    run = ownpytest.run(tmp_path, MPOOL_CPU="ref")
     rows = run.stdout.splitlines()
     at = next((n for n, row in enumerate(rows) if instructionsets.TITLE in row), None)
     assert at is not None, run.stdout + run.stderr

@@ -453,6 +453,7 @@ while True:
 '''
 
 
+@pytest.mark.slow
 def test_blocks_are_noted_while_others_run(tmp_path: Path) -> None:
     """A process that runs blocks meanwhile, such as a server of a fixture, does not end the session of tests."""
     (tmp_path / "test_tiny.py").write_text("import pytest\n\n\n@pytest.mark.parametrize('n', range(20))\n"
@@ -484,6 +485,7 @@ def test_a_map_of_half_a_file_is_not_used(tmp_path: Path) -> None:
     assert len(said) == 1 and "no whole report" in said[0]
 
 
+@pytest.mark.slow
 def test_processes_end_at_their_limits(tmp_path: Path) -> None:
     """A process that waits, and its child in a group of its own, end; one that computes ends by its CPU time."""
     script = ("import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '300'], process_group=0);"

@@ -70,6 +70,7 @@ def test_a_correct_schema_compiles(compiler: str, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_compiler_refuses_a_wrong_schema(wrong: str, tmp_path: Path) -> None:
     """The error names the field. Clang refuses the same rows."""

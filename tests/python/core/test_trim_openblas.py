@@ -137,6 +137,7 @@ def test_a_small_library(tmp_path: Path, compiler: str, wrapper: list[str]) -> N
             if state != ("removed" if "removed" in name else "kept")} == {}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("change, wrong", [
     ("live", "code that mpool can reach calls from_beside"), ("unversioned", "from which library is unknown"),
     ("name", "its name is not"), ("lacks", "lacks a function that mpool calls"), ("short", "tables are damaged"),
@@ -220,6 +221,7 @@ print(library.scipy_openblas_get_corename().decode())
 """
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("core", ["", "Prescott", "Nehalem", "Sandybridge", "Haswell", "SkylakeX"])
 def test_every_path_of_the_product(core: str) -> None:
     """Small and large products, vectors, transposed factors, threads: no removed function is called."""

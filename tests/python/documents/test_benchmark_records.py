@@ -182,6 +182,7 @@ def test_mapped_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert f"{count} texts: texts/s: fast over packed " in done.stdout
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("write", "sizes", "kind"), [
     (synthetic.qwen3, {"heads": 4, "kv_heads": 2, "feed": 256, "used": 1}, "Q6_K"),
     (synthetic.gpt_oss, {"heads": 8}, "Q8_0"), (synthetic.deepseek, {"heads": 4, "feed": 256}, "Q4_K")])
@@ -205,6 +206,7 @@ def test_routing_of_synthetic_models(write: Any, sizes: dict[str, Any], kind: st
     assert np.all(np.diff(used["zipf"][[0, 1, 3, 7, 15]]) < 0) and used["zipf"][16:].sum() < 0.25
 
 
+@pytest.mark.slow
 def test_layers_choose_the_experts_of_the_routing(tmp_path: Path) -> None:
     """If every row chooses the same expert, a model packs this expert of each layer and no other."""
     pytest.importorskip("gguf")

@@ -227,6 +227,7 @@ class FakePeer(peers.Converted):
         return np.stack([ids, np.ones_like(ids)], axis=2).astype(np.float32)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("library", ["sentence_transformers", "optimum", "onnxruntime", "openvino", "ctranslate2"])
 def test_no_module_of_the_benchmarks_hides_a_package(library: str) -> None:
     """Programs of the peers run by path, so modules beside them come first. transformers looks for a package of the
@@ -473,6 +474,7 @@ def test_programs_of_ik_state_their_version(tmp_path: Path) -> None:
     assert bench.version("ik") == "8337e4cd3"
 
 
+@pytest.mark.slow
 @pytest.mark.builds
 def test_low_bits(tmp_path: Path) -> None:
     """Each type has its rates, and the bytes of its file and of its panels; a program of ik_llama.cpp is a peer."""
@@ -505,6 +507,7 @@ def test_low_bits(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("mpool-low-bits-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.builds
 def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """All topics run with tiny models and give a table and a record of every measurement with its machine state."""
@@ -671,6 +674,7 @@ def test_wrong_arguments() -> None:
     assert done.returncode == 2 and "sentence-transformers" in done.stderr
 
 
+@pytest.mark.slow
 def test_vision_engines_sample_the_same_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the same image and question, on a small model in float32."""
     pytest.importorskip("transformers")
@@ -715,6 +719,7 @@ def test_random_blocks_have_values_of_weights(kind: str) -> None:
     assert np.isfinite(values).all() and 0.01 < values.std() < 0.05
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("write", "sizes", "read"), [
     (synthetic.qwen3, {"heads": 4, "kv_heads": 2, "feed": 256, "experts": 16, "used": 2}, "token_embd"),
     (synthetic.qwen3, {"heads": 4, "kv_heads": 2, "feed": 256}, "token_embd"),

@@ -131,6 +131,7 @@ def test_the_digit_classifier_is_accurate() -> None:
 
 # ---- CLIP -----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("compute", ["auto", "float32"])
 def test_clip_classifies_digits(compute: str) -> None:
     """Zero-shot accuracy is at least 95 %; with permuted prompts it is below 10 %, no better than chance."""
@@ -158,6 +159,7 @@ def test_clip_matches_transformers() -> None:
 
 # ---- LLaVA ----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", ["auto", "float32"])
 def test_llava_names_digits(compute: str) -> None:
     """At least 95 % of the 500 completions are correct."""
@@ -165,6 +167,7 @@ def test_llava_names_digits(compute: str) -> None:
     assert measure.answered("digits-llava", question, *measure.QUESTIONS[question], compute=compute) >= 0.95
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("question", list(measure.QUESTIONS)[1:])
 def test_questions_are_answered(question: str) -> None:
     """At least 94 % for the other questions, one of them about two images."""
@@ -211,6 +214,7 @@ def test_llava_matches_transformers() -> None:
 
 # ---- Stable Diffusion 3 ---------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_generated_digits_are_recognised() -> None:
     """Two images of each digit with default options; float32 gives the same images on every x86-64 CPU."""
     found = measure.recognised("digits-sd3", 2, compute="float32")

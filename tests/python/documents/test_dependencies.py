@@ -62,6 +62,7 @@ def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imported_modules_are_dependencies(path: Path, project: dict) -> None:
     allowed = _names(project["dependencies"])

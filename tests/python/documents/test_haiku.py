@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mpool
+import pytest
 from defaultmodels import SMOLLM2
 from realmodels import find_real
 from workers import run, text_of, working
@@ -31,6 +32,7 @@ def test_numbers_in_words() -> None:
     assert [in_words(minute) for minute in (0, 13, 20, 59)] == ["zero", "thirteen", "twenty", "fifty-nine"]
 
 
+@pytest.mark.slow
 def test_haiku_generation_anti_cheat(tmp_path: Path) -> None:
     """Three haiku, each with the current minute in words and a random word. The library, a repetition, and two worker
     servers, one of which captures layer outputs, give the same text.

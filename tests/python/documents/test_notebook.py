@@ -30,6 +30,7 @@ def printed(cell: Any) -> str:
     return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
 
 
+@pytest.mark.builds
 def test_every_cell_runs(tmp_path: Path) -> None:
     """Every cell runs in a new kernel; a cell that raises fails the test."""
     for name in ("minilm", "smollm2"):

@@ -32,6 +32,7 @@ def given() -> search.Collection:
                              whole.grades[::2])
 
 
+@pytest.mark.slow
 def test_dense_vectors_rank_as_those_of_sentence_transformers(given: search.Collection) -> None:
     """On the weights of the default model, with every second query: equal to three digits, and far above chance."""
     pytest.importorskip("sentence_transformers")
@@ -42,6 +43,7 @@ def test_dense_vectors_rank_as_those_of_sentence_transformers(given: search.Coll
     assert ours > 0.3
 
 
+@pytest.mark.slow
 def test_sparse_vectors_and_rerankers_rank_as_those_of_sentence_transformers(given: search.Collection,
                                                                               tmp_path: Path) -> None:
     """On seeded weights, whose nDCG says nothing about quality: equal to three digits."""
@@ -58,6 +60,7 @@ def test_sparse_vectors_and_rerankers_rank_as_those_of_sentence_transformers(giv
     assert found[0][0] != found[0][1]
 
 
+@pytest.mark.slow
 def test_fused_and_reranked_results_are_those_of_sentence_transformers(given: search.Collection,
                                                                        tmp_path: Path) -> None:
     """The search of the guide: dense vectors of the default model and sparse vectors, fused by rank, then reranked.

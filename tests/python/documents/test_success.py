@@ -54,6 +54,7 @@ def test_sizes_are_checked(sizes: str, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "GB from 0.01 to 1000" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_files_have_their_size_random_bytes_and_no_holes(tmp_path: Path) -> None:
     import mpool
 
@@ -76,6 +77,7 @@ def test_a_terminated_run_removes_its_files(tmp_path: Path) -> None:
     assert process.returncode == 143 and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.builds
 def test_a_small_run_measures_every_criterion(tmp_path: Path) -> None:
     """Wall times mean nothing here, so only the criteria that do not depend on the load of the machine must pass."""

@@ -98,6 +98,7 @@ def test_a_changed_digit_is_found_and_repaired(clone: Path) -> None:
     assert tables.check(clone, write=True) == [] and tables.check(clone) == [] and readme.read_text() == good
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("added, message", [
     ("| a | rate |\n|---|---|\n| x | 5 tokens/s |\n", "no machine"),
     ("2026-11-20, a Xeon:\n\n| a | ratio |\n|---|---|\n| x | 1.5x |\n", ""),

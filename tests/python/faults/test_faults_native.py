@@ -337,6 +337,7 @@ PLANTS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", PLANTS)
 def test_sigterm_ends_a_server_within_its_grace(kind: str, models: tuple[Path, Path]) -> None:
     plant, path, body = PLANTS[kind]

@@ -55,6 +55,7 @@ def _spoil(pool: mpool.Pool, folder: Path, value: float) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_only_texts_that_read_nan_weights_fail(case: tuple[Output, Path], tmp_path: Path, value: float) -> None:
     """Row 36: a row of the embeddings is NaN or infinite. Texts that do not read it keep their bytes, also in requests
@@ -101,6 +102,7 @@ def test_a_table_of_nan_weights_is_refused(query_table: Path, tmp_path: Path, va
         assert len(pool.embed_sparse(CLEAN, folder, task="document")) == len(CLEAN)
 
 
+@pytest.mark.sample(4)
 def test_requests_survive_a_kill_of_their_worker(case: tuple[Output, Path]) -> None:
     """Row 32: the process of the worker is killed while it computes; the second try has the same bytes."""
     output, folder = case
@@ -122,6 +124,7 @@ def test_requests_survive_a_kill_of_their_worker(case: tuple[Output, Path]) -> N
         idle(pool, 10)
 
 
+@pytest.mark.sample(4)
 def test_expired_requests_leave_the_rest_of_their_batch(case: tuple[Output, Path]) -> None:
     """Row 37: every second request may expire; the others have the bytes of their texts alone."""
     output, folder = case
@@ -150,6 +153,7 @@ def test_expired_requests_leave_the_rest_of_their_batch(case: tuple[Output, Path
 
 # ---- hostile texts ---------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("text", "words"), [
     ("a \ud800 b", "surrogate"), ("\udfff", "surrogate"), ("x" * 1_000_001, "1,000,000 characters"),
     (b"bytes", "must be a str"), (None, "must be a str"), (float("nan"), "must be a str"), (7, "must be a str")],
@@ -166,6 +170,7 @@ def test_texts_that_are_refused(pool: mpool.Pool, case: tuple[Output, Path], tex
     assert bytes_of(output.call(pool, CLEAN, folder)) == alone
 
 
+@pytest.mark.sample(4)
 def test_texts_that_are_hard_to_tokenise(pool: mpool.Pool, case: tuple[Output, Path]) -> None:
     """NUL, names of special tokens, combining marks, and a run of characters without a break: the same bytes alone and
     beside other texts, in bounded time."""

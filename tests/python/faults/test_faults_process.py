@@ -167,6 +167,7 @@ print(json.dumps([status, ignored]))
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("module", ["mpool.searching", "mpool.child_processes", "concurrent.futures.thread"])
 def test_a_fork_during_an_import_of_another_thread(bert: Path, llama: Path, module: str) -> None:
     """Rows 14 and 48: the child imports the module, too. No thread would release an import lock that it inherited."""
@@ -209,6 +210,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("call", REQUESTS)
 def test_ctrl_c_after_any_delay(bert: Path, llama: Path, call: str) -> None:
     """Row 15: KeyboardInterrupt is raised within 100 ms of the signal at any time, and the request is cancelled."""
@@ -300,6 +302,7 @@ sys.stdout.flush()
         assert took < 60, f"{end}: {took:.1f} s"  # threads send requests without end
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("times", [pytest.param(10), pytest.param(200, marks=pytest.mark.slow)])
 def test_exits_with_busy_workers(bert: Path, llama: Path, times: int) -> None:
     """Row 16: the exit takes the grace period and the time of Python's own shutdown. No thread enters a finalising

@@ -100,6 +100,7 @@ print(json.dumps([len(raised), count == pool.metrics()["completed"]]))
     assert script_result(script, bert, bert) == [4, True]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("thread, call", [
     ("mpool-capture", 'pool.generate("a", llama, max_tokens=2, capture=mpool.capture())'),
     ("mpool-masks", 'pool.generate("a", llama, max_tokens=2, response_format={"type": "json_object"})'),

@@ -128,6 +128,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return tinymodels.cached(tmp_path_factory, "bert"), tinymodels.cached(tmp_path_factory, "llama")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", USES)
 def test_first_use_by_eight_threads(name: str, models: tuple[Path, Path]) -> None:
     """The import system lets a thread see a module that another thread is still importing, if it looks in

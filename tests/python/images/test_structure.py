@@ -33,6 +33,7 @@ def refused(data: bytes, words: str, seconds: float = 2.0) -> None:
 
 # ---- JPEG ----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.builds
 def test_progressive_jpeg_of_thousands_of_scans() -> None:
     """Each scan visits every block: the decoder's time is the product of scans and pixels, not of the file's size."""
     refused(hostileimages.with_scans(5000), "more than 100 scans")

@@ -45,6 +45,7 @@ class TestChatUnit(ChatModelUnitTests):
         return {"model": "SmolLM2-135M-Instruct", "seed": 1}
 
 
+@pytest.mark.builds
 class TestChat(ChatModelIntegrationTests):
     """Standard tests with a model, except those for tools, images, documents and audio, which this model does not
     support."""

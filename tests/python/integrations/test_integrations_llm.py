@@ -42,6 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: Path, bert: Path
     return run_llm
 
 
+@pytest.mark.builds
 def test_llm_discovers_the_plugin(tmp_path: Path) -> None:
     """A new process finds the plugin by its entry point. Listing models neither loads the core nor downloads files."""
     script = ("import sys, llm; models = [model.model_id for model in llm.get_models() if 'Mpool' in str(model)];"

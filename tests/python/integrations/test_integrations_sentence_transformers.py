@@ -46,6 +46,7 @@ def _same(found: Any, wanted: Any) -> None:
     assert other.size == 0 or np.abs(one - other).max() <= 1e-4 * max(1.0, np.abs(other).max())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("inputs", [TEXTS, "one text", ["one text"], [], np.array(TEXTS), tuple(TEXTS)],
                          ids=["list", "str", "one", "none", "array", "tuple"])
 @pytest.mark.parametrize("options", [
@@ -236,6 +237,7 @@ def test_arguments_have_the_names_defaults_and_order_of_the_original(name: str) 
     assert arguments(sys.modules["mpool.integrations.sentence_transformers"]) == arguments(library)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("method", ["encode_query", "encode_document"])
 @pytest.mark.parametrize("arguments", [
     (None, None, 2, False), (None, "find: "), ("own",), (None, None, 2, None, "token_embeddings"),

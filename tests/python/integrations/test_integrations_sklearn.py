@@ -114,6 +114,7 @@ def test_pipeline_with_a_classifier() -> None:
     assert searched.fit(animals + money, [0] * 4 + [1] * 4).best_score_ > 0.7
 
 
+@pytest.mark.slow
 def test_copies(bert: Path, tmp_path: Path) -> None:
     """Clones and pickles have parameters, not weights. Another process computes the same vectors from a pickle."""
     made = EmbeddingTransformer(str(bert), dimensions=8, compute="float32").fit(TEXTS)

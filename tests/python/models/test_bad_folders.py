@@ -357,6 +357,7 @@ def found(kind: str, path: Path) -> dict[str, Any]:
     return {f"{name}: {place}": row for name, rows in folder.tables() for place, row in rows.items()} | folder.cases()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_outcomes_are_the_committed_ones(kind: str, tmp_path: Path) -> None:
     badvalues.compare(json.loads(SNAPSHOT.read_text("utf-8"))[kind], found(kind, tmp_path))

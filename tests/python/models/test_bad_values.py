@@ -131,6 +131,7 @@ def found(name: str, config: Any) -> dict[str, dict[str, str]]:
     return badvalues.table(READERS[kind], config, places=lambda where: where[0] not in skipped)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", COMMITTED)
 def test_outcomes_are_the_committed_ones(name: str) -> None:
     config = COMMITTED[name][""]
@@ -189,6 +190,7 @@ def known_snapshot() -> dict[str, Any]:
             **{check: {key: other_keys(check, key) for key in keys} for check, keys in _TABLES.items()}}
 
 
+@pytest.mark.builds
 def test_keys_of_every_reader() -> None:
     """Each reader accepts the keys that it reads, ignores those without an effect, and refuses the others."""
     wanted, found = json.loads(KNOWN.read_text("utf-8")), json.loads(json.dumps(known_snapshot()))

@@ -155,6 +155,7 @@ def test_pickled_weights_are_refused(checkpoints: dict[str, Path], tmp_path: Pat
             resolve(str(path / name))
 
 
+@pytest.mark.builds
 def test_the_command_of_the_hint_converts_pickled_weights(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """The error's command, run unchanged in a shell, makes the folder readable. Shards and shared tensors included."""
     for file in checkpoints["bert"].iterdir():

@@ -47,6 +47,7 @@ def tensor_bytes(described: ModelDescription) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("reject/")])
 def test_rejected(tmp_path: Path, name: str) -> None:
     case = json.loads(CASES[name].read_text())

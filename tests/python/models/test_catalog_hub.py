@@ -60,6 +60,7 @@ def folder_files(tmp_path: Path) -> dict[str, bytes]:
             "custom.py": b"raise SystemExit", "2_Dense/pytorch_model.bin": b"PK", ".gitattributes": b"*"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, progress", [(90, True), (91, False), (92, None)])
 def test_progress_bars(hub: Hub, online: Child, tmp_path: Path, number: int, progress: bool | None) -> None:
     """Bars are shown if asked for; without a choice only on a terminal, which the child process has not."""
@@ -68,6 +69,7 @@ def test_progress_bars(hub: Hub, online: Child, tmp_path: Path, number: int, pro
     assert ("%" in found["bars"]) == (progress is True), found
 
 
+@pytest.mark.builds
 def test_folder(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: Path) -> None:
     files = folder_files(tmp_path)
     hub.repos["org/folder"] = Repo(files, commit(1))
@@ -94,6 +96,7 @@ def test_folder(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: P
     assert online.resolve("org/folder", offline=True)["path"] == found["path"] and hub.seen == []
 
 
+@pytest.mark.slow
 def test_adapters(hub: Hub, environment: dict[str, str], bert: Path, home: Path, tmp_path: Path) -> None:
     """``mpool.load`` takes the adapter of a repository, and downloads its two files only. An adapter is no model of
     ``mpool list``."""
@@ -294,6 +297,7 @@ def test_two_processes_at_once(hub: Hub, online: Child, environment: dict[str, s
     assert {os.path.basename(path): Path(path).read_bytes() for path in found[0]["files"]} == data
 
 
+@pytest.mark.slow
 def test_list_and_rm_of_pulled_models(hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
     """``mpool list`` has the models that are not in the catalogue, under the names of their pulls."""
     pytest.importorskip("torch")

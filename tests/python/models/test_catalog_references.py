@@ -101,6 +101,7 @@ def test_paths_may_have_any_space_and_joiners(letter: str, bert: Path, tmp_path:
         assert pool.embed("A text.", str(folder)).shape == pool.embed("A text.", folder).shape == (32,)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40) | st.text("abc/:@=.#-_~1pihf", max_size=30))
 @settings(max_examples=300, deadline=None)
 def test_any_text_parses_or_raises_invalid_argument(text: str) -> None:

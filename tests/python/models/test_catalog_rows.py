@@ -81,6 +81,7 @@ def test_the_hub_comes_first(hub: Hub, child: Child, tmp_path: Path) -> None:
     assert again["path"] == found["path"] and hub.seen == []
 
 
+@pytest.mark.slow
 def test_another_hash_on_the_hub_and_the_mirror(hub: Hub, child: Child, tmp_path: Path) -> None:
     """If the hub states another hash than the row, nothing of it is downloaded and the mirror serves, or else an error
     says how to accept it."""
@@ -147,6 +148,7 @@ def test_an_unreachable_hub_is_probed_once(environment: dict[str, str], tmp_path
             alone.close()
 
 
+@pytest.mark.slow
 def test_a_downloaded_mirror_needs_no_hub(environment: dict[str, str], tmp_path: Path) -> None:
     """Files that are already here cost neither a probe nor the import of the hub's library."""
     where = rows(tmp_path, PINNED)

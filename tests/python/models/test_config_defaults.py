@@ -38,6 +38,7 @@ def _read(values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return row.name, {**dataclasses.asdict(found), "kv": kv}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_key_that_is_missing_has_the_default_of_its_class(name: str) -> None:
     """For each key: without it, the configuration is read as the one that transformers makes of it. A key may be

@@ -29,6 +29,7 @@ print((resident() - before) / 1e6)
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("capability, weights", [("text_embedding", "minilm"), ("text_to_text", "smollm2")])
 def test_estimate_is_close_to_the_measured_memory(capability: str, weights: str) -> None:

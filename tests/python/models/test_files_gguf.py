@@ -53,6 +53,7 @@ def check(path: Path, status: str, field: str) -> None:
         assert path.parent.name in error.file
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("row", ROWS, ids=[row["file"] for row in ROWS])
 def test_corpus(row: dict[str, Any]) -> None:
     path = CORPUS / "gguf" / row["file"]

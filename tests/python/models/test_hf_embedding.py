@@ -251,6 +251,7 @@ def broken(kind: str, file: str, path: tuple[Any, ...], value: Any) -> dict[str,
     return files
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind, file, path, value, named, field", BROKEN,
                          ids=[f"{row[0]}-{row[5]}-{number}" for number, row in enumerate(BROKEN)])
 def test_hostile_folders(tmp_path: Path, kind: str, file: str, path: tuple[Any, ...], value: Any, named: str,

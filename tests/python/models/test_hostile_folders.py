@@ -117,6 +117,7 @@ def change(rng: random.Random, file: Path) -> None:
         file.write_bytes(data[:at] + bytes(rng.choices(range(256), k=rng.choice((0, 1, 30)))) + data[at + removed:])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_hostile_values(tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, count: int) -> None:

@@ -85,6 +85,7 @@ def _without(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", READERS)
 def test_a_key_that_is_missing_has_the_default_of_its_class(name: str) -> None:
     """For each key: without it, the configuration is read as the one that transformers makes of it."""

@@ -80,6 +80,7 @@ def test_arguments_of_the_core(arguments: tuple[Any, ...], words: str) -> None:
 
 # ---- files ---------------------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", goldens.MIXED)
 def test_types_are_those_of_llama_cpp(folder: Path, name: str) -> None:
     source = quantisedfiles.write(name, "F32", folder)
@@ -90,6 +91,7 @@ def test_types_are_those_of_llama_cpp(folder: Path, name: str) -> None:
         assert found == RECORDED["types"][name][recipe], recipe
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", list(quantisedfiles.FOLDERS))
 def test_float_file_computes_the_same(folder: Path, name: str) -> None:
     path = quantisedfiles.write(name, "F32", folder)
@@ -106,6 +108,7 @@ def test_float_file_computes_the_same(folder: Path, name: str) -> None:
         assert pool.tokenize(quantisedfiles.TEXT, str(path)) == pool.tokenize(quantisedfiles.TEXT, str(folder / name))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype, most", [("BF16", 0.002), ("F16", 0.0003), ("Q8_0", 0.006), ("Q6_K", 0.02),
                                          ("Q5_K_M", 0.04), ("Q5_0", 0.05), ("Q4_K_M", 0.08), ("Q4_K_S", 0.08),
                                          ("Q4_0", 0.1)])
@@ -147,6 +150,7 @@ def unpacked(path: Path, folder: Path) -> Any:
     return model
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", list(RECIPES))
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_every_type_gives_the_tokens_of_its_weights(folder: Path, name: str, dtype: str) -> None:

@@ -126,6 +126,7 @@ def pipeline(folder: Path, transformer: dict[str, Any], gguf: bool = False) -> i
     return sum(value.numel() for value in made.state_dict().values())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name, sizes, gguf, billions", [
     ("FLUX.1-schnell", FLUX, False, 11.9), ("FLUX.1-schnell", FLUX, True, 11.9),
     ("FLUX.1-dev", {**FLUX, "guidance_embeds": True}, False, 11.9), ("3.5 large", LARGE, False, 8.1),

@@ -25,6 +25,7 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", STATED)
 def test_minilm(compute: str) -> None:
     path = str(real_path("minilm"))

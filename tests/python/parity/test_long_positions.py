@@ -58,11 +58,13 @@ def check(model: Any, folder: Path, count: int) -> None:
     assert np.abs(got - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", KINDS)
 def test_1500_positions(tmp_path: Path, family: str) -> None:
     check(made(family, tmp_path), tmp_path, 1500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama_yarn", "llama_mistral"])
 def test_5000_positions(tmp_path: Path, family: str) -> None:
     check(made(family, tmp_path), tmp_path, 5000)

@@ -60,6 +60,7 @@ def test_logits(tmp_path: Path, family: str, rank: int) -> None:
     assert np.abs(got - plain).max() > 0.1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("targets", [*((name,) for name in ALL), ("q_proj", "v_proj"), ("k_proj", "up_proj"),
                                      ATTENTION])
 def test_targets(tmp_path: Path, targets: tuple[str, ...]) -> None:

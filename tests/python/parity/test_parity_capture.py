@@ -61,6 +61,7 @@ def test_the_recordings_use_the_haiku_prompt(pool: mpool.Pool) -> None:
     assert pool.get(str(real_path("smollm2"))).tokenize(HAIKU["prompt"]) == HAIKU["tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("team", ["llama", "transformers"])
 def test_every_layer_is_close(mine: tuple[CaptureRecord, ...], team: str, tmp_path: Path) -> None:
     """Every record of every token is close, from the embedding to the logits. Embeddings, which are only looked up, are
@@ -82,6 +83,7 @@ def test_differences_are_no_larger_than_between_the_references(mine: tuple[Captu
     assert all(mpool.compare_captures(mine, other).mean <= 2 * between for other in (llama, torch))
 
 
+@pytest.mark.slow
 def test_wrong_layers_are_detected(pool: mpool.Pool, mine: tuple[CaptureRecord, ...], tmp_path: Path) -> None:
     """Quantised activations, and one token too many in the prompt, are detected."""
     llama = recording("llama", tmp_path)

@@ -48,6 +48,7 @@ def largest_error(got: list[np.ndarray], encoder: Encoder, model: Any, texts: li
     return max(float(np.abs(a - b).max()) / max(1.0, float(np.abs(b).max())) for a, b in zip(got, wanted))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("rank", [1, 8, 33])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_encoders(tmp_path: Path, name: str, rank: int) -> None:

@@ -32,6 +32,7 @@ def _texts(longest: int) -> list[list[int]]:
     return [generator.integers(5, VOCAB, n).tolist() for n in (1, 2, 17, 64, longest)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("layers", range(1, LAYERS + 1))
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder_layers(tmp_path: Path, name: str, layers: int) -> None:
@@ -79,6 +80,7 @@ BOUNDS = {"bfloat16": (3e-4, 3.2e-3), "int8": (3e-3, 6e-2)}
 NV_EMBED = {"bfloat16": (6e-4, 1.5e-2), "int8": (3e-3, 6e-2)}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("compute", BOUNDS)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder_precisions_are_near(tmp_path: Path, name: str, compute: str) -> None:
@@ -94,6 +96,7 @@ def test_encoder_precisions_are_near(tmp_path: Path, name: str, compute: str) ->
         assert 1e-8 < deviations(vectors, expected).max() <= each
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder_does_not_depend_on_its_batch(tmp_path: Path, name: str) -> None:
     encoder = ENCODERS[name]
@@ -108,6 +111,7 @@ def test_encoder_does_not_depend_on_its_batch(tmp_path: Path, name: str) -> None
                 assert np.array_equal(token_vectors(pool, folder, [ids], compute)[0], vectors)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name, key, value", [
     ("nomic_bert_published", "prenorm", True), ("nomic_bert_published", "rotary_emb_fraction", 0.5),
     ("nomic_bert_published", "qkv_proj_bias", True), ("nomic_bert_published", "moe_every_n_layers", 2),
@@ -188,6 +192,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name, key, value, field", HOSTILE)
 def test_hostile_configurations_are_refused(tmp_path: Path, name: str, key: str, value: object, field: str) -> None:
     folder = ENCODERS[name].write(built(name, 2), tmp_path)

@@ -38,6 +38,7 @@ def case(request: pytest.FixtureRequest):
         yield pool, str(path), np.load(PARITY / f"{request.param}.npz")
 
 
+@pytest.mark.slow
 def test_divergence_is_no_larger_than_llama_cpps(case) -> None:
     pool, path, golden = case
     rows = logits(pool, path, golden["tokens"])
@@ -64,6 +65,7 @@ def mean_interval(texts: list[np.ndarray], block: int = 16, resamples: int = 10_
     return sums.sum() / counts.sum(), low, high
 
 
+@pytest.mark.slow
 @pytest.mark.builds
 @pytest.mark.parametrize("case", ["smollm2"], indirect=True)
 def test_divergence_of_several_texts_is_not_larger_than_llama_cpps(case) -> None:
@@ -85,6 +87,7 @@ def test_divergence_of_several_texts_is_not_larger_than_llama_cpps(case) -> None
     assert high <= MARGIN
 
 
+@pytest.mark.slow
 def test_divergence_with_an_8_bit_cache(case) -> None:
     """With AVX2, keys and values of 8 bits raise the divergence of SmolLM2 from 0.00256 to 0.00300, of Qwen2.5-Coder
     0.5B from 0.00048 to 0.00080, and of 1.5B from 0.00072 to 0.00093. Without the factors of keys, those of Qwen are
@@ -100,6 +103,7 @@ def test_divergence_with_an_8_bit_cache(case) -> None:
     assert top1 >= golden["llama_top1"] - 0.015
 
 
+@pytest.mark.slow
 def test_float32_matches_the_reference(case) -> None:
     pool, path, golden = case
     rows = logits(pool, path, golden["tokens"], "float32")
@@ -108,6 +112,7 @@ def test_float32_matches_the_reference(case) -> None:
     assert (rows.argmax(axis=1) == golden["top_ids"][:, 0]).mean() >= 0.998
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("prompt", range(len(PROMPTS)))
 def test_greedy_text(case, prompt: int) -> None:
     """The tokens equal the reference until its two best logits are closer than the error of quantised activations."""

@@ -44,6 +44,7 @@ def _expected(model: Any, tokens: np.ndarray) -> np.ndarray:
         return model(torch.tensor(tokens[None])).logits[0].numpy()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [*(name for name in DECODERS if name not in FOLDERS_ONLY), "llama_tied"])
 def test_decoder(models: dict[str, Any], tmp_path: Path, name: str) -> None:
     path = str(tinygguf.write(tmp_path / "m.gguf", models[name]))
@@ -80,6 +81,7 @@ NEAR = {"gemma2": 1e-3, "gemma3": 1e-3}
 OTHER_TEXT = ("gpt_oss", "phi3_long", "deepseek2_v2")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", sorted(name.removesuffix(".hash") for name in np.load(GOLDENS) if ".hash" in name))
 def test_decoder_against_llama_cpp(models: dict[str, Any], tmp_path: Path, name: str) -> None:
     """Logits and 16 greedy tokens match those of llama.cpp for the same bytes (``make_tiny_goldens.py``)."""
@@ -95,6 +97,7 @@ def test_decoder_against_llama_cpp(models: dict[str, Any], tmp_path: Path, name:
     assert name in OTHER_TEXT or generated.tolist() == tokens.tolist()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("type_name", ["MXFP4", "Q8_0"])
 @pytest.mark.parametrize("name", ["gpt_oss"])
 def test_experts_quantised(models: dict[str, Any], tmp_path: Path, name: str, type_name: str) -> None:
@@ -136,6 +139,7 @@ def test_bert(models: dict[str, Any], tmp_path: Path) -> None:
         assert np.abs(vectors - expected).max() <= TOLERANCE
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name, each", [*((name, False) for name in tinygguf.ENCODERS), ("modern_bert", True)])
 def test_encoder(tmp_path: Path, name: str, each: bool) -> None:
     model, encoder = tinygguf.without_dropped(built(name, 3)), ENCODERS[name]
@@ -186,6 +190,7 @@ def test_quantised_encoder(tmp_path: Path, name: str, kind: str) -> None:
     assert np.abs(got - expected).max() <= TOLERANCE * max(1, np.abs(expected).max())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("tensor", ["output_norm.weight", "token_embd.weight"])
 @pytest.mark.parametrize("kind", [24, 25, 26, 27, 28], ids=["I8", "I16", "I32", "I64", "F64"])
 def test_tensors_of_types_that_are_no_weights_are_refused(tmp_path: Path, models: dict[str, Any], tensor: str,

@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_every_stage_and_step(tmp_path: Path, name: str) -> None:
     family, made, asked = CASES[name]
@@ -75,6 +76,7 @@ def test_default_schedules(tmp_path: Path) -> None:
                 assert np.abs(times - scheduler.timesteps.numpy()).max() <= 1e-4
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["sd3", "flux"])
 def test_gguf_matches_diffusers(tmp_path: Path, family: str) -> None:
     """A GGUF file with the published names and fused queries, keys and values gives the results of diffusers, and the
@@ -92,6 +94,7 @@ def test_gguf_matches_diffusers(tmp_path: Path, family: str) -> None:
         assert np.array_equal(got["history"], folder["history"]) and np.array_equal(got["image"], folder["image"])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("quantisation", ["Q8_0", "Q4_0", "Q5_1", "BF16"])
 @pytest.mark.parametrize("family", ["sd3", "flux"])
 def test_quantised_gguf(tmp_path: Path, family: str, quantisation: str) -> None:
@@ -152,6 +155,7 @@ def test_bfloat16_is_near_float32(tmp_path: Path, family: str) -> None:
     assert not np.array_equal(got["image"], ours(tmp_path, 64, 40)["image"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["sd3", "flux"])
 @pytest.mark.parametrize("save", ["float16", "bfloat16"])
 def test_half_precision_weights(tmp_path: Path, family: str, save: str) -> None:

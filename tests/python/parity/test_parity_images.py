@@ -64,6 +64,7 @@ def plain(family: str, image: np.ndarray):
                  return_tensors="pt")["pixel_values"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("layers", range(1, LAYERS + 1))
 def test_image_layers(family, layers: int) -> None:
     name, full, folders = family

@@ -81,6 +81,7 @@ def _compare(mine: np.ndarray, theirs: np.ndarray, cosine: float, difference: fl
     assert np.abs(a - b).max() <= difference, f"largest difference {np.abs(a - b).max():.3g}"
 
 
+@pytest.mark.slow
 def test_real_sentences(folder: Path, reference, exact: np.ndarray) -> None:
     texts = sentences()
     assert len(texts) >= 500 and texts == sentences(2000)[:len(texts)]
@@ -113,6 +114,7 @@ def _near(folder: Path, compute: str, exact: np.ndarray) -> np.ndarray:
     return near
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute, cosine", [("bfloat16", 0.9999), ("int8", 0.995)])
 def test_precisions_are_near_float32(folder: Path, exact: np.ndarray, compute: str, cosine: float) -> None:
     worst = (exact * _near(folder, compute, exact)).sum(1).min()
@@ -136,6 +138,7 @@ def _nearest(vectors: np.ndarray, count: int) -> np.ndarray:
     return np.argsort(-near, axis=1, kind="stable")[:, :count]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mode", ["cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_every_pooling(folder: Path, reference, mode: str, normalize: bool) -> None:

@@ -124,6 +124,7 @@ def adapted(request: pytest.FixtureRequest, tmp_path: Path) -> Adapted:
     return Adapted(output, case, folder, found, adapters)
 
 
+@pytest.mark.sample(3)
 def test_outputs_of_merged_weights(adapted: Adapted, tmp_path: Path) -> None:
     output, case, found = adapted.output, adapted.case, adapted.found["one"]
     scale = ALPHA / next(iter(found.values()))[0].shape[0]
@@ -143,6 +144,7 @@ def test_outputs_of_merged_weights(adapted: Adapted, tmp_path: Path) -> None:
     assert max(np.abs(np.subtract(one, other)).max() for one, other in zip(without, wanted)) > 1e-2 * largest
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_rows_of_several_adapters_in_one_pass(adapted: Adapted, isolation: Any) -> None:
     """The worker gets requests with all adapters at once, also of equal texts."""
@@ -181,6 +183,7 @@ def stopping_workers(pool: mpool.Pool) -> Iterator[Callable[[], None]]:
                 os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.sample(4)
 def test_requests_in_flight_keep_their_adapter(adapted: Adapted) -> None:
     """Other adapters replace those of the model, and the model is unloaded, while it has requests: each of them
     completes with the adapter that it was accepted with. The worker processes are stopped until the model is unloaded,

@@ -56,6 +56,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return str(path), tokens, expected
 
 
+@pytest.mark.sample(4)
 def test_float32_computes_the_formula(folder) -> None:
     path, tokens, expected = folder
     with mpool.Pool() as pool:
@@ -73,6 +74,7 @@ def test_stored_types_are_near_the_formula(folder) -> None:
     assert np.median(errors) <= 0.06
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["awq", "awq_one_group", "gptq", "gptq_v2", "gptq_symmetric", "gptq_ordered", "fp8",
                                   "fp8_small_blocks", "fp8_tensor", "fp8_channel", "fp8_experts", "awq_experts"])
 def test_gguf_file_of_a_folder_computes_the_formula(tmp_path: Path, name: str) -> None:
@@ -198,6 +200,7 @@ HOSTILE: list[tuple[str, dict[str, Any], str, Any, str]] = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("method, options, name, edit, words", HOSTILE)
 def test_hostile_tensors(tmp_path: Path, method: str, options: dict[str, Any], name: str, edit: Any,
                          words: str) -> None:
@@ -207,6 +210,7 @@ def test_hostile_tensors(tmp_path: Path, method: str, options: dict[str, Any], n
         pool.load(str(tmp_path))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("method, changes, error, words", [
     ("awq", {"bits": 8}, mpool.Unsupported, "bits is 8, mpool supports only 4"),
     ("awq", {"version": "gemv"}, mpool.Unsupported, "version is 'gemv', mpool supports only 'gemm'"),

@@ -43,6 +43,7 @@ def same_tokens(found: mpool.TokenVectors, expected: list[Any]) -> None:
 
 # ---- sparse --------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind, strategy, function", [("bert", "max", "relu"), ("roberta", "sum", "log1p_relu"),
                                                       ("modernbert", "max", "log1p_relu"), ("mpnet", "max", "relu"),
                                                       ("distilbert", "max", "log1p_relu"), ("electra", "max", "relu"),
@@ -197,6 +198,7 @@ def check_both_tasks(pool: mpool.Pool, folder: Path, other: Path | None = None) 
     return queries
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("settings, length", [
     ({"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 12, "document_length": 11,
       "attend_to_expansion_tokens": False}, 12),

@@ -99,6 +99,7 @@ def check(pool: mpool.Pool, model: Any, folder: str) -> None:
     same(mpool.similarity(queries, documents), model.similarity(queries, documents).numpy())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("default", ["document", "query", None])
 @pytest.mark.parametrize("queries", ["modernbert", "static"])

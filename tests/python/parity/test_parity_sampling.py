@@ -126,6 +126,7 @@ def check(pairs: list[tuple[int, np.ndarray]]) -> None:
     assert abs(surprise - expected) < 4 * spread
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", PENALTIES)
 def test_penalties_match_transformers(pool: mpool.Pool, model: Path, name: str) -> None:
     options = {**PENALTIES[name], "temperature": 0}
@@ -134,6 +135,7 @@ def test_penalties_match_transformers(pool: mpool.Pool, model: Path, name: str) 
     check(draws(pool, model, PENALTIES[name], CHOICES))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FILTERS)
 def test_filters_match_transformers(pool: mpool.Pool, model: Path, name: str) -> None:
     check(draws(pool, model, FILTERS[name], CHOICES))

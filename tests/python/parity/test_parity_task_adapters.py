@@ -111,6 +111,7 @@ def test_v3_parts(tmp_path: Path, pool: mpool.Pool, part: str) -> None:
     assert _error(got, model) > 50 * TOLERANCE
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("options, task, prompt", [
     ({"adapter": "text-matching"}, "text-matching", ""),
     ({"adapter": "retrieval.query"}, "retrieval.query", "w7 w8 w9 "),
@@ -202,6 +203,7 @@ def test_v5_states(v5: tuple[str, Any, Any], pool: mpool.Pool) -> None:
             assert other == task or _error(got, merged_v5(model, found[other])) > 50 * TOLERANCE
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("options, task, prompt", [
     ({}, "retrieval", "document"), ({"task": "query"}, "retrieval", "query"),
     ({"task": "document"}, "retrieval", "document"), ({"prompt_name": "query"}, "retrieval", "query"),
@@ -270,6 +272,7 @@ def test_values_that_are_not_finite(tmp_path: Path, pool: mpool.Pool, name: str,
         pool.load(str(folder))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("key, value, words", [
     ("lora_adaptations", None, "no lora_adaptations"),
     ("lora_adaptations", ["a", "a", "b", "c", "d"], "different names"),

@@ -92,6 +92,7 @@ def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return parts, folders
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("layers", range(1, LAYERS + 1))
 def test_decoder_layers(decoder, layers: int) -> None:
     parts, folders = decoder
@@ -103,6 +104,7 @@ def test_decoder_layers(decoder, layers: int) -> None:
     assert np.abs(got - expected).max() <= TOLERANCE
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", [*ARCHITECTURES, "llama_mistral", "deepseek2_kimi", "deepseek2_lite", "phi3_long"])
 @pytest.mark.parametrize("tie", [False, True])
 def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> None:
@@ -128,6 +130,7 @@ def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> No
         assert rows.argmax(1).tolist() == [*map(int, generated)]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", [*ARCHITECTURES, "llama_mistral", "phi3_long", "llama_biased", "llama_heads2",
                                     "llama_heads12", "llama_heads100", "qwen3_biased", "qwen3moe_dense"])
 def test_bfloat16_is_near_float32(tmp_path: Path, family: str) -> None:
@@ -161,6 +164,7 @@ def test_stored_floats_choose_the_compute_type(tmp_path: Path, stored: str) -> N
 
 # ---- GPT-OSS -------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stored", ["mxfp4", "bfloat16", "float16"])
 def test_gpt_oss_in_published_formats(tmp_path: Path, stored: str) -> None:
     """Experts are stored as MXFP4 codes and scales, as OpenAI publishes them, or transposed in half precision."""

@@ -32,6 +32,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield request.param, model, folder, pool
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CASES)
 def test_rows_and_logits(family, case: str) -> None:
     """Processor, image encoder, projector and decoder match together."""
@@ -44,6 +45,7 @@ def test_rows_and_logits(family, case: str) -> None:
     assert relative(ticket.prompt_logits(), logits) <= TOLERANCE
 
 
+@pytest.mark.sample(3)
 def test_greedy_tokens(family) -> None:
     _, model, folder, pool = family
     images = random_images(CASES["two"])
@@ -52,6 +54,7 @@ def test_greedy_tokens(family) -> None:
     assert generated == greedy_reference(model, made, images, 16)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("layers", range(1, ENCODER_LAYERS + 1))
 def test_every_layer_of_the_image_network(family, tmp_path: Path, layers: int) -> None:
     name, _, _, pool = family
@@ -63,6 +66,7 @@ def test_every_layer_of_the_image_network(family, tmp_path: Path, layers: int) -
     assert relative(run(pool, made, prompt_logits=True).image_rows(), rows) <= TOLERANCE
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("layers", range(1, LAYERS + 1))
 def test_every_layer_of_the_decoder(family, tmp_path: Path, layers: int) -> None:
     """The output matrix is the identity, so the logits are the normalised states."""

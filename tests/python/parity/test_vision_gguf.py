@@ -146,6 +146,7 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
     writer.close()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family, swapped", [("llava", False), ("llava", True), ("llava_uneven", False),
                                              ("llava_next", False), ("smolvlm", False), ("qwen2_5_vl", False)])
 def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bool) -> None:

@@ -97,6 +97,7 @@ POINTS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("point", POINTS)
 def test_child_killed_at_a_point_of_the_exchange(children: Any, point: str) -> None:
     """The request goes to a new child, and no zombie remains."""
@@ -161,6 +162,7 @@ GARBAGE = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_wrong_response(children: Any, kind: str) -> None:
     """A malformed response counts as a death: its child is killed, and another child gets the request."""

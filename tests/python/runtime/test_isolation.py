@@ -271,6 +271,7 @@ def test_a_crash_loop_ends(bert: Path, pool: mpool.Pool) -> None:
     assert pool.load(bert).embed("a").shape == (32,)  # load() makes the model available again
 
 
+@pytest.mark.slow
 def test_kills_from_outside_take_no_model_down(bert: Path, pool: mpool.Pool) -> None:
     """Row 44 of tests/FAULTS.md: a SIGKILL from outside, as by the OOM killer; restarts after a growing backoff."""
     for _ in range(6):  # a sixth crash would take the model down

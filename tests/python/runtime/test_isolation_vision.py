@@ -94,6 +94,7 @@ def test_images_are_cached_by_content(pool: mpool.Pool, model: Path, large: Path
     assert steps[2] < steps[1]
 
 
+@pytest.mark.slow
 def test_request_is_retried_if_its_worker_is_killed_in_an_image(pool: mpool.Pool, large: Path) -> None:
     photo = image(3, SIDE, SIDE)
     with mpool.Pool() as here:
@@ -108,6 +109,7 @@ def test_request_is_retried_if_its_worker_is_killed_in_an_image(pool: mpool.Pool
     assert set(processes(pool)).isdisjoint(before) and pool.metrics()["retries"] == 1
 
 
+@pytest.mark.slow
 def test_images_of_a_retried_and_a_concurrent_request_do_not_mix(large: Path) -> None:
     """A retried request runs in steps of its own, so its image and that of another request are computed alternately."""
     images = [image(seed, SIDE, SIDE) for seed in (3, 4)]

@@ -79,6 +79,7 @@ def counted(found: list[tuple[str, str]], level: str) -> Counter[str]:
     return Counter(next((kind for kind in KINDS if text.startswith(kind)), text) for text in texts)
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("calls, tokens", [(1, 1), (40, 300)])
 def test_records_count_loads_and_not_calls(models: list[str], calls: int, tokens: int) -> None:
     """However much is computed between loads and unloads, the records at INFO are the same. At DEBUG, a request has

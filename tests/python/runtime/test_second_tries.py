@@ -37,6 +37,7 @@ def under_chaos(llama: Path, seed: int, isolation: str, stream: bool) -> tuple[s
         return given, end, pool.metrics()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("isolation, seeds", [(*HERE.values, 50), pytest.param(*THERE.values, 30, marks=THERE.marks)])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_one_retry(llama: Path, isolation: str, seeds: int, stream: bool) -> None:
@@ -57,6 +58,7 @@ def test_one_retry(llama: Path, isolation: str, seeds: int, stream: bool) -> Non
     assert set(ways) == {("ok", 0), ("ok", 1), ("InternalError", 1)}, ways
 
 
+@pytest.mark.slow
 def test_streamed_text_is_never_repeated(llama: Path) -> None:
     """A stream that fails has yielded a prefix of the completion; a stream that continues yields every chunk once."""
     with mpool.Pool() as calm:
@@ -81,6 +83,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "penalties": dict(seed=2, repetition_penalty=1.3, frequency_penalty=0.5, logit_bias={5: 4.0}, min_tokens=10)}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("isolation", [HERE, THERE])
 def test_continued_completions_are_the_same(llama: Path, isolation: str, name: str) -> None:
@@ -109,6 +112,7 @@ def test_continued_completions_are_the_same(llama: Path, isolation: str, name: s
     assert continued >= 2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("isolation", [HERE, THERE])
 def test_captures_continue(llama: Path, isolation: str) -> None:
     def records(chaos: str | None) -> tuple[list[Any], int]:
@@ -124,6 +128,7 @@ def test_captures_continue(llama: Path, isolation: str) -> None:
     assert_continues(lambda seed: records(f"seed={seed},die=0.08"), expected)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("isolation", [HERE, THERE])
 def test_constrained_completions_continue(llama: Path, isolation: str) -> None:
     pytest.importorskip("llguidance")

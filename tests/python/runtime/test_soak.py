@@ -252,6 +252,7 @@ def lengths() -> list[object]:
     return [10.0, pytest.param(60.0, marks=pytest.mark.slow)]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.builds
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 @pytest.mark.parametrize("chaos", ["", "seed=7,fail=0.005,stall=0.0003,die=0.0003,slow=0.01,memory=0.005"],

@@ -230,6 +230,7 @@ NAMES = ("first_use", "close_during_use", "register_and_forget", "shared_job", "
          "event_loops", "default_pool", "catalogue_cache")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_schedules(name: str, bert: Path, expected: dict[str, bytes], locks: None) -> None:
     explore(SEEDS, scenarios(bert, expected)[name])

@@ -105,6 +105,7 @@ def test_names_of_aliases(server: Any, client: Any) -> None:
     assert {row.model for row in client.list().models} == {"llama"}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("change", [
     {"from": "nothing"}, {"from": "../llama"}, {"from": None}, {"model": "llama"}, {"model": "a/b"}, {"model": ""},
     {"parameters": {"temperature": -1}}, {"template": "x"}, {"files": {"a": "b"}},

@@ -379,6 +379,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("change", "name"), HOSTILE, ids=lambda value: str(value)[:50])
 def test_invalid_fields_are_named(server: Any, change: dict[str, Any], name: str) -> None:
     body = {"model": "writes", "max_tokens": 2, "messages": CHAT, **change}

@@ -95,6 +95,7 @@ def call(refusing: Refusing, code: str, package: Any, monkeypatch: pytest.Monkey
     return raised.value, pauses
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("code", TABLE)
 def test_openai_client(refusing: Refusing, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     error, pauses = call(refusing, code, openai, monkeypatch)
@@ -108,6 +109,7 @@ def test_openai_client(refusing: Refusing, code: str, monkeypatch: pytest.Monkey
         assert pauses == [row.retry_after] and code in RETRIED
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("code", TABLE)
 def test_anthropic_client(refusing: Refusing, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     error, pauses = call(refusing, code, anthropic, monkeypatch)

@@ -25,6 +25,7 @@ CHAT: dict[str, Any] = {"model": "llama", "messages": [{"role": "user", "content
 
 # ---- signals ---------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_shuts_down_under_load(bert: Path, llama: Path, number: signal.Signals) -> None:
     """The signal arrives while streams are in flight that exceed the grace period, and new requests keep arriving. Each

@@ -414,6 +414,7 @@ def test_probes_of_a_client(state: dict[str, Any], alive: bool, written: bytes) 
     assert (cycle.probe(), bytes(sent)) == (alive, written)
 
 
+@pytest.mark.slow
 def test_lines_of_the_log_carry_times(bert: Path) -> None:
     """``mpool serve -v`` writes one line per request, which begins with date and time to the millisecond."""
     with Process("serve", "-v", "--offline", "-m", f"bert={bert}", "--only") as server:

@@ -76,6 +76,7 @@ def named(text: str) -> tuple[str, str]:
     return "value", path
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("kind", "valid"), VALID, ids=lambda value: getattr(value, "__name__", ""))
 def test_faults_agree_with_msgspec(kind: Any, valid: dict[str, Any]) -> None:
     msgspec.json.decode(json.dumps(valid).encode(), type=kind)

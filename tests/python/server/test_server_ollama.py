@@ -278,6 +278,7 @@ def test_dropping_turns_takes_few_passes_over_the_conversation() -> None:
     assert attempt < 20 and messages[-1]["content"] == str(count - 1) * 25
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stream", [False, True])
 def test_too_long_conversation_loses_its_oldest_turns(server: Any, stream: bool) -> None:
     """The server drops complete turns, as Ollama does, and keeps system messages. With ``truncate`` false, the request

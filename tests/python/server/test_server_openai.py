@@ -154,6 +154,7 @@ def test_rerank_agrees_with_the_library(tmp_path: Path, bert: Path) -> None:
             assert ask(made, "/v1/rerank", {**body, **wrong})[0] == 400
 
 
+@pytest.mark.slow
 def test_large_embedding_responses(server: Any, client: Any) -> None:
     """A response of more than 2**15 numbers is encoded on another thread, with the same result."""
     texts = [f"Text number {at}." for at in range(3500)]

@@ -71,6 +71,7 @@ def computed(server: Any, route: Route, texts: list[str]) -> Any:
     return parsed if isinstance(parsed, list) else parsed.get("data") or parsed["results"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.path} {route.model}")
 def test_disconnect_cancels_the_request_and_no_other(server: Any, route: Route,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:

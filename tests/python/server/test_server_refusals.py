@@ -207,6 +207,7 @@ def server(models: list[str]) -> Iterator[Any]:
         yield made
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[3]}")
 def test_refused_request(server: Any, row: tuple[str, dict[str, Any], str, str, str]) -> None:
     """The text is that of the error's code and then that of the parameter. OpenAI's format also names both."""

@@ -423,6 +423,7 @@ ITEMS = [(b"[1]", 60_000, "lists and objects"), (b"[]", 60_000, "lists and objec
          (b"{" + b",".join(b'"%d":0' % key for key in range(100_001)) + b"}", 1, "fields")]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path, field, item, count, what", [
     *((*route, *ITEMS[0]) for route in ROUTES), *((*ROUTES[0], *item) for item in ITEMS[1:])])
 def test_bodies_of_many_values_are_refused(many: Any, monkeypatch: pytest.MonkeyPatch, path: str, field: str,

@@ -300,6 +300,7 @@ def test_errors_before_the_head_have_an_http_status(server: Any) -> None:
 LONG: dict[str, Any] = {"model": "llama", "messages": CHAT, "max_tokens": 15_000, "ignore_eos": True, "temperature": 0}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("chaos", ["seed=3,fail=0.02", "seed=3,die=0.01", "seed=3,memory=0.05", "seed=1,fail=1.0",
                                    "seed=5,stall=0.005"])
 def test_streams_have_one_final_event_despite_faults(llama: Path, chaos: str) -> None:
@@ -366,6 +367,7 @@ def test_number_of_streams_is_limited(llama: Path) -> None:
         assert stream(made, "/v1/chat/completions", {**LONG, "max_tokens": 1})[0] == 200
 
 
+@pytest.mark.slow
 def test_silent_streams_receive_comments(llama: Path) -> None:
     config = mpool.PoolConfig(chaos="seed=1,slow=1.0", shutdown_grace=0.2)
     with serving([f"llama={llama}"], config, ping=0.05) as made, Raw(made, 60) as raw:

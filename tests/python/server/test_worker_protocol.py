@@ -291,6 +291,7 @@ def test_job_id_must_be_unique(slow_worker: Worker) -> None:
     free(slow_worker)
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("captured", [False, True])
 def test_threads_of_a_worker_process(llama: Path, tmp_path: Path, captured: bool) -> None:
     """The process has only these threads, during the first job and later ones: the event loop, the thread team, the
@@ -373,6 +374,7 @@ def test_full_disk_does_not_stop_a_worker(llama: Path, tmp_path: Path) -> None:
         assert capture.flush(60) and {record.job_id for record in capture.records()} == {"c"}
 
 
+@pytest.mark.slow
 def test_captures_are_complete_after_sigterm(llama: Path, tmp_path: Path) -> None:
     """After SIGTERM during a job, the job completes, its records are written, and the exit code is 0."""
     with Process("worker", "-m", f"tiny={llama}", "--capture", str(tmp_path / "jobs")) as process:
@@ -452,6 +454,7 @@ FAULTS = [(errors.MemoryExhausted("x"), "OOM", True), (errors.Timeout("x"), "INF
           (RuntimeError("a secret"), "INTERNAL", False), (MemoryError(), "OOM", True)]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("fault, code, retriable", FAULTS, ids=[type(fault).__name__ for fault, _, _ in FAULTS])
 @pytest.mark.parametrize("after", [0, 3])
 def test_fault_during_a_job_is_one_final_event(slow_worker: Worker, monkeypatch: pytest.MonkeyPatch, after: int,
@@ -591,6 +594,7 @@ def test_load_progress_is_printed(llama: Path, capfd: pytest.CaptureFixture[str]
     assert shares == [0, 25, 50, 75, 100] and process.process.returncode == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["SIGTERM", "shutdown"])
 def test_stopped_worker_completes_the_running_job(how: str) -> None:
     """The running job completes, and the exit code is 0. The grace period is below the five seconds that the protocol
@@ -607,6 +611,7 @@ def test_stopped_worker_completes_the_running_job(how: str) -> None:
         assert process.process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_stopped_worker_aborts_a_job_that_exceeds_the_grace_period(llama: Path) -> None:
     with working(f"smol={real_path('smollm2')}") as made:
         events = Events(made.serving, job_id="s", prompt="Once upon a time", max_tokens=2048, **GREEDY)

@@ -164,6 +164,7 @@ def test_malformed_files_are_refused(tmp_path: Path, text: str) -> None:
     assert len(str(refused.value)) < 800
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ['"type": "Unigram", ', ""])
 def test_long_tokens_of_unigram_models_do_not_overflow_the_stack(tmp_path: Path, kind: str) -> None:
     """The library frees the trie of the tokens by recursion, also that of a tokenizer that is refused."""
@@ -528,6 +529,7 @@ def splitting(pattern: dict[str, str]) -> dict[str, Any]:
     return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("sections", "longest"), [
     ({"normalizer": replace(LONG, "b")}, 3000), ({"pre_tokenizer": splitting(LONG)}, 3000),
     ({"pre_tokenizer": splitting(TRAILING)}, 3000), ({"model": UNIGRAM}, 3000), ({"model": WORDPIECE}, 3000),
@@ -589,6 +591,7 @@ def test_panic_of_the_library_is_converted() -> None:
         native.call(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("kind", "factor"), list(growth._NORMALIZERS.items()))
 def test_factors_of_normalizers_hold_for_every_character(kind: str, factor: int) -> None:
     import tokenizers

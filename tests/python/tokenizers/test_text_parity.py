@@ -48,6 +48,7 @@ def differing(tokenizer: Tokenizer, want: list[list[int]], *, parse_special: boo
     return [text for text, row, start, end in zip(TEXTS, want, ends, ends[1:]) if ids[start:end] != row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["smollm2", "qwen05"])
 def test_real_vocabulary_as_llama_cpp(name: str) -> None:
     tokenizer = tokenizer_of(make_goldens.read_gguf(real_path(name)))
@@ -103,6 +104,7 @@ def test_every_pre_tokenizer_has_a_golden() -> None:
     assert len(set().union(*by_row.values())) == len(patterns) - 1
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", distinct())
 def test_pre_tokenizer_as_llama_cpp(name: str) -> None:
     tokenizer = tokenizer_of({**vocabs()["bpe"], "tokenizer.ggml.pre": name})

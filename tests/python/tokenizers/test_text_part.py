@@ -110,6 +110,7 @@ def test_partial_tokenizers_yield_the_same_ids(pre: str, tmp_path: Path, small: 
     assert partial.tokenizer(["a", "b" * 40_000]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["smollm2", "qwen05"])
 def test_partial_tokenizers_of_real_vocabularies(name: str) -> None:
     keys = GGUFKeys(_core.read_gguf(str(real_path(name)))).with_prefix("tokenizer.")

@@ -155,6 +155,7 @@ def test_truncation_keeps_special_tokens(parse: bool) -> None:
     assert tokenizer.encode_batch(texts[:1], max_tokens=1, add_special=False).ids.tolist() == [261]
 
 
+@pytest.mark.slow
 def test_first_tokens_of_a_long_text() -> None:
     tokenizer = big("wordpiece")
     texts = lines(1500)
@@ -662,6 +663,7 @@ def test_truncated_charsmap(size: int) -> None:
     refused(unigram(precompiled_charsmap=bytes(cut)), "precompiled_charsmap")
 
 
+@pytest.mark.slow
 def test_charsmap_with_invalid_pointers() -> None:
     blob = bytearray(make_vocabs.charsmap(make_vocabs.CHARSMAP))
     size = int.from_bytes(blob[:4], "little")
@@ -728,6 +730,7 @@ def distinct_pre() -> list[str]:
     return sorted(seen.values())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [*distinct_pre(), "spm", "unigram", "wordpiece"])
 def test_unbroken_run(name: str, watchdog: None) -> None:
     if name in ("spm", "unigram", "wordpiece"):
@@ -743,6 +746,7 @@ def test_unbroken_run(name: str, watchdog: None) -> None:
             assert tokenizer.decode(ids) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["smollm2", "qwen05"])
 def test_unbroken_run_on_real_vocabularies(name: str, watchdog: None) -> None:
     tokenizer = tokenizer_of(make_goldens.read_gguf(real_path(name)))
