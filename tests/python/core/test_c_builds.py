@@ -1,7 +1,8 @@
 """Build the C core in several variants, and run its C tests.
 
 By default: the variant with failure injection, and a tenth of the simulator's schedules. ``--builds`` (always in CI):
-all schedules, the variant of the extension, sanitizers (with failure injection), clang and ARM.
+all schedules, sanitizers (with failure injection), the kernels of the extension, clang and the build for macOS.
+``--slow``: all tests with the objects of the extension, and those that run for ARM in an emulator.
 """
 
 from __future__ import annotations
@@ -44,10 +45,16 @@ def test_gcc_seam(builds_wanted: bool, out: Path, record_property: Callable[[str
     _record_models(runner, record_property)
 
 
-@pytest.mark.builds
-def test_gcc_release(out: Path, record_property: Callable[[str, object], None]) -> None:
+@pytest.mark.slow
+def test_gcc_release(out: Path) -> None:
     """All tests, in the variant of the extension, with -Wall -Wextra -Werror and with the binding."""
-    runner = coretests.make("release", out)
+    coretests.run("release", coretests.make("release", out), "--slow", "5")
+
+
+@pytest.mark.builds
+def test_kernels_of_the_extension(out: Path, record_property: Callable[[str, object], None]) -> None:
+    """The kernels as they are optimised in the extension: asan and seam compile them with -O1."""
+    runner = coretests.make("release", out, tests=["dequantize", "kernels", "vectors"])
     coretests.run("release", runner, "--slow", "5")
     _record_models(runner, record_property)
 
@@ -55,8 +62,8 @@ def test_gcc_release(out: Path, record_property: Callable[[str, object], None]) 
 def test_products_by_a_model_of_openblas(builds_wanted: bool, out: Path, tmp_path: Path,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
     """The calls of OpenBLAS, also on machines where its sums differ from mpool's and it is not used."""
-    name = "release" if builds_wanted else "seam"
-    runner = coretests.make(name, out)
+    name, tests = ("release", ["kernels", "models_mapped"]) if builds_wanted else ("seam", None)
+    runner = coretests.make(name, out, tests=tests)
     monkeypatch.setenv("MPOOL_BLAS", str(blasmodel.build(tmp_path)))
     coretests.run(name, runner, *_only(["kernels_blas_gives", "models_mapped_products_by_blas"]))
 
@@ -127,7 +134,7 @@ def _only(prefixes: list[str]) -> list[str]:
     return [word for prefix in prefixes for word in ("--only", prefix)]
 
 
-@pytest.mark.builds
+@pytest.mark.slow
 def test_arm_kernels_under_emulation(out: Path, record_property: Callable[[str, object], None]) -> None:
     """64-bit ARM, cross-compiled, in qemu: every kernel of every instruction set agrees with the reference."""
     runner = coretests.make("arm", out, ["base", "tensor", "kernels"], ["base_cpu", "dequantize", "kernels"])
@@ -170,7 +177,7 @@ def test_every_header_compiles_alone() -> None:
 @pytest.mark.builds
 def test_tiers_symbols(out: Path) -> None:
     """Only base uses system memory, threads and files; no object uses stdio; the library exports one symbol."""
-    coretests.make("release", out)
+    coretests.make("release", out, tests=["kernels"])
     report = check_tiers.Report()
     assert check_tiers.check_objects(out / "release", report) > 20
     spec = importlib.util.find_spec("mpool._core")

@@ -44,7 +44,8 @@ def test_gcc_simulator(out: Path) -> None:
 
 
 @pytest.mark.builds
-@pytest.mark.parametrize("name", ["clang", "clang-assembly", "clang-debug"])
+@pytest.mark.parametrize("name", ["clang", *(pytest.param(name, marks=pytest.mark.slow)
+                                             for name in ("clang-assembly", "clang-debug"))])
 def test_clang_compiles_without_a_warning(name: str, out: Path) -> None:
     """clang with -Wall -Wextra -Werror, including the binding and the seam build."""
     coretests.make(name, out)

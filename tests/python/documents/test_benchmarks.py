@@ -431,18 +431,23 @@ def test_clients_that_embed(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert all(float(row[2]) > 0 and int(row[-1]) >= int(row[0]) for row in rows)
 
 
-@pytest.mark.builds
+@pytest.mark.slow
 def test_shares(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     """Tokenizers and images have a share between 0 and that of a request whose model does nearly nothing."""
     bert = tinymodels.cached(tmp_path_factory, "bert")
     vit = imagemodels.save(imagemodels.randomised("clip", 1), "clip", tmp_path / "vit")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "shares", "--embedding", str(bert), "--images", str(vit), "--turns", "1",
-         "--count", "64", "--image-count", "1"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+         "--count", "64", "--image-count", "1", "--json", str(tmp_path / "record.json")], cwd=ROOT, capture_output=True,
+        text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [row.get("texts") or row["images"] for row in rows] == [
-        "natural", "10 words", "90 words", "JPEG 4032 x 3024", "JPEG 640 x 480", "PNG 640 x 480", "PNG 224 x 224"]
+    names = [row["row"] for row in rows]
+    assert names == ["texts, natural", "texts, 10 words", "texts, 90 words", "images, JPEG 4032 x 3024",
+                     "images, JPEG 640 x 480", "images, PNG 640 x 480", "images, PNG 224 x 224"]
+    record = check_record(tmp_path / "record.json", "shares", {name: {"mpool"} for name in names},
+                          {"alone ms", "whole ms"})
+    assert set(record["weights"]) == {"embedding", "images"}
     assert all(0 < row["share"] and 0 < row["alone ms"] for row in rows)
     assert rows[3]["alone ms"] > 4 * rows[4]["alone ms"]
 
