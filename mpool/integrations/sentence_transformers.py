@@ -116,6 +116,19 @@ class _Base:
         """``"cpu"``, which equals ``torch.device("cpu")``."""
         return _Device("cpu")
 
+    @property
+    def max_seq_length(self) -> int:
+        """Maximum number of tokens of a text, or of a pair of texts; longer inputs are truncated."""
+        return self._model.context_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        raise Unsupported("`max_seq_length` cannot be set", hint=_CONSTRUCTOR["max_length"])
+
+    def get_max_seq_length(self) -> int:
+        """Return :attr:`max_seq_length`."""
+        return self.max_seq_length
+
     def to(self, device: Any) -> Any:
         """Return the object: it computes on the CPU."""
         _check_device(device)
@@ -359,19 +372,6 @@ class SentenceTransformer(_Base):
 
     # ---- facts -----------------------------------------------------------------------------------------------------
 
-    @property
-    def max_seq_length(self) -> int:
-        """Maximum number of tokens of a text; longer texts are truncated."""
-        return self._model.context_length
-
-    @max_seq_length.setter
-    def max_seq_length(self, value: int) -> None:
-        raise Unsupported("`max_seq_length` cannot be set", hint=_CONSTRUCTOR["max_length"])
-
-    def get_max_seq_length(self) -> int:
-        """Return :attr:`max_seq_length`."""
-        return self.max_seq_length
-
     def get_sentence_embedding_dimension(self) -> int:
         """Return the number of components of a vector."""
         width = self._model.dimensions
@@ -427,6 +427,8 @@ class CrossEncoder(_Base):
         if length not in (None, self._model.context_length):
             raise Unsupported(f"`max_length` must be that of the model, {self._model.context_length}, or None, "
                               f"got {length}", hint=_CONSTRUCTOR["max_length"])
+
+    max_length = _Base.max_seq_length
 
     @property
     def num_labels(self) -> int:

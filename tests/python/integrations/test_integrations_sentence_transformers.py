@@ -353,6 +353,14 @@ def test_similarity_takes_what_the_original_takes(both: tuple[Any, Any], form: s
     assert found.shape == tuple(wanted.shape) and np.abs(np.asarray(found) - np.asarray(wanted)).max() <= 2e-3
 
 
+def test_length_of_a_cross_encoder(rankers: tuple[Any, Any]) -> None:
+    ours, theirs = rankers
+    assert ours.max_length == ours.max_seq_length == ours.get_max_seq_length() == theirs.max_length
+    for name in ("max_length", "max_seq_length"):
+        with pytest.raises(mpool.Unsupported, match="cannot be set"):
+            setattr(ours, name, 3)
+
+
 def test_cross_encoder_takes_the_length_of_its_model(ranker: Path) -> None:
     length = mpool.get(str(ranker)).context_length
     assert CrossEncoder(str(ranker), max_length=length).predict(PAIRS).shape == (len(PAIRS),)
