@@ -199,6 +199,14 @@ _METHODS = {
 _TEXT = {"content": "use `text`", "delta": "use `text`", "response": "use `text`", "thinking": "use `reasoning`",
          "reasoning_content": "use `reasoning`", "done_reason": "use `finish_reason`"}
 
+_LOOP = "mpool has no loop over single tokens: use create_completion(prompt, stream=True)"
+_TRAINS = "mpool does not train models: train with sentence-transformers, and load the folder that it saves"
+_UNCHANGED = "mpool does not change or save models: copy the folder of the model"
+_TRANSFORMER = {"fit": _TRAINS, "old_fit": _TRAINS, "train": _TRAINS, "save": _UNCHANGED, "save_pretrained": _UNCHANGED,
+                "push_to_hub": _UNCHANGED, "save_to_hub": _UNCHANGED, "half": 'pass compute="bfloat16" to the class',
+                "bfloat16": 'pass compute="bfloat16" to the class', "cuda": "mpool computes on the CPU: leave it out",
+                "tokenizer": "use mpool.tokenize(text, model) and mpool.count_tokens(text, model)"}
+
 #: Class, or ``mpool`` for the module -> attribute that another library has in its place -> what to do instead.
 ATTRIBUTES: dict[str, dict[str, str]] = {
     "mpool": {**{name: use.format("mpool") for name, use in _METHODS.items()}, **_FUNCTIONS},
@@ -208,6 +216,11 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
                    "outputs": "use `choices`", "prompt_eval_count": "use `usage.prompt_tokens`"},
     "Choice": {**_TEXT, "message": "use `text`; the completion has the `message` of its first choice"},
     "Chunk": {**_TEXT, "choices": "use `text`; `index` is the number of the choice", "message": "use `text`"},
+    "CrossEncoder": _TRANSFORMER, "SentenceTransformer": _TRANSFORMER,
+    "Llama": {"eval": _LOOP, "sample": _LOOP, "generate": _LOOP,
+              "create_chat_completion_openai_v1": "use create_chat_completion, which returns the same fields as a dict",
+              "metadata": "run `mpool show MODEL`, or use mpool.get(model).description",
+              "tokenizer": "use tokenize and detokenize"},
     "Stream": {name: "iterate over the stream, or wait for the whole completion with result()"
                for name in ("choices", "content", "message", "text", "usage")},
 }

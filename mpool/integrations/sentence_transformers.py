@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from .._functions import pool_of
-from ..checks import refuse
+from ..checks import missing_attribute, refuse
 from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model
 from ..names import SIMILARITIES
@@ -106,6 +106,9 @@ class _Base:
             raise WrongCapability(f"is {settings.kind}, not a reranker or classifier" if self._scores else
                                   f"is {settings.kind}, which returns no vectors", key=self._model.key,
                                   hint="Use " + ("SentenceTransformer" if self._scores else "CrossEncoder"))
+
+    if not TYPE_CHECKING:  # a type checker still reports unknown attributes
+        __getattr__ = missing_attribute
 
     def _settings(self) -> Any:
         entry = self._model._entry
