@@ -91,7 +91,7 @@ def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgume
         return InvalidCall(f"`{name}` is not an option of {of}; "
                            + (foreign_names.ADVICE[name] if own is None else f"use `{own}`"),
                            param=name, allowed=listed, hint=f"Options: {listed}")
-    near = nearest(name, names, 1)
+    near = nearest(name, names, 1, cutoff=0.6)
     return InvalidCall(f"`{name}` is not an option of {of}" + (f"; did you mean `{near[0]}`?" if near else ""),
                        param=name, allowed=listed, hint=f"Options: {listed}")
 

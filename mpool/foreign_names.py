@@ -16,6 +16,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "adapter": ("adapter_name", "lora", "lora_name", "lora_request"),
     "aggregation": ("aggregation_strategy",),
     "b": ("corpus_embeddings", "document_embeddings", "embeddings2", "y"),
+    "context_length": ("max_context_length", "n_ctx", "num_ctx"),
     "corpus": ("corpus_embeddings", "document_embeddings", "documents", "passages"),
     "documents": ("candidates", "corpus", "docs", "passages", "sentences", "texts"),
     "factor": ("pool_factor",),
@@ -30,17 +31,26 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "messages": ("conversation", "conversations", "history"),
     "metric": ("score_function", "similarity_fct", "similarity_fn", "similarity_fn_name"),
     "model": _MODELS,
-    "n": ("num_images", "num_return_sequences"),
-    "prompt": ("content", "input", "inputs", "message", "question", "query", "text", "text_inputs"),
+    "max_workers_per_model": ("max_workers", "num_workers", "workers"),
+    "n": ("best_of", "num_images", "num_return_sequences"),
+    "num_inference_steps": ("inference_steps", "num_steps"),
+    "progress": ("show_progress", "show_progress_bar"),
+    "prompt": ("content", "input", "inputs", "instruction", "message", "question", "query", "text",
+               "text_inputs"),
     "queries": ("query", "query_embedding", "query_embeddings"),
     "query": ("queries", "query_text"),
     "ref": _MODELS,
-    "response_format": ("format", "grammar", "guided_json", "json_schema", "logits_processor", "structured_outputs"),
+    "repetition_penalty": ("no_repeat_ngram_size",),
+    "response_format": ("format", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+                        "json_schema", "logits_processor", "schema", "structured_outputs"),
+    "seed": ("generator", "random_seed", "random_state"),
     "task": ("input_type", "prompt_type"),
     "template": ("hypothesis_template",),
     "template_options": ("chat_template_kwargs", "reasoning_effort", "think"),
     "text": ("input", "inputs", "prompt", "texts"),
     "texts": _TEXTS,
+    "tool_choice": ("function_call",),
+    "tools": ("functions",),
     "top_k": ("k", "limit", "top_n"),
     "vectors": ("corpus_embeddings", "embeddings", "input", "sentences", "texts"),
 }
@@ -52,15 +62,27 @@ _CACHE = "set the environment variable HF_HOME or MPOOL_CACHE"
 _BATCHES = "mpool chooses its batches itself: leave it out"
 _ALL_CPUS = "one request uses all CPUs: leave it out"
 _UNNEEDED = "leave it out"
+_ONE_ENGINE = "mpool has one engine: leave it out"
+_NO_BEAMS = "mpool samples and has no beam search: leave it out"
+_SAMPLER = "mpool does not have this sampler: set `top_p` or `min_p`"
+_OF_EMBED = "pass it to mpool.embed"
+_MAX_LENGTH = "mpool.register(name, ref, max_length=...) sets the length of a model"
+_IN_PROCESS = "mpool runs models in this process, without a server: leave it out"
+_TOKEN = "set the environment variable HF_TOKEN"
 _ZERO_SHOT = "for zero-shot classification, use mpool.classify(texts, model, labels=labels)"
 _SYSTEM = 'begin the messages of mpool.chat with {"role": "system", "content": ...}'
 
 #: Argument of another library that mpool does not need -> what to do instead.
 ADVICE: dict[str, str] = {
+    "api_key": _IN_PROCESS,
     "apply_softmax": 'set function_to_apply="softmax" of mpool.classify',
+    "backend": _ONE_ENGINE,
+    "base_url": _IN_PROCESS,
     "batch_size": _BATCHES,
     "cache_dir": _CACHE,
     "cache_folder": _CACHE,
+    "cache_prompt": "mpool reuses common beginnings of prompts: leave it out",
+    "callback_on_step_end": "set stream=True, and iterate over the steps",
     "candidate_labels": _ZERO_SHOT,
     "chunk_size": _BATCHES,
     "context": "mpool.chat takes the whole conversation: leave it out",
@@ -68,30 +90,44 @@ ADVICE: dict[str, str] = {
     "convert_to_tensor": "the result is a numpy array: pass it to torch.from_numpy",
     "corpus_chunk_size": _BATCHES,
     "device": "mpool computes on the CPU: leave it out",
+    "dimensions": _OF_EMBED,
     "do_sample": "set temperature=0 for greedy decoding",
     "dtype": _COMPUTE,
+    "early_stopping": _NO_BEAMS,
     "echo": "the result has the completion only: prepend the prompt to it",
     "encoding_format": _NUMPY,
     "extra_body": "pass each option as an argument of its own",
     "hypothesis_template": _ZERO_SHOT,
     "images": "use mpool.vision(images, prompt)",
+    "instructions": _SYSTEM,
     "labels": _ZERO_SHOT,
+    "length_penalty": _NO_BEAMS,
     "local_files_only": "set PoolConfig(offline=True) or the environment variable MPOOL_OFFLINE=1",
     "lora_path": "load adapters with mpool.load(ref, adapters={name: path}), and choose one with `adapter`",
+    "max_length": _MAX_LENGTH,
+    "max_seq_length": _MAX_LENGTH,
+    "max_workers": "set PoolConfig(max_workers_per_model=...)",
     "messages": "use mpool.chat(messages)",
     "mini_batch_size": _BATCHES,
+    "mirostat": _SAMPLER,
+    "mirostat_mode": _SAMPLER,
     "model_kwargs": "pass the options of mpool themselves",
     "multi_label": _ZERO_SHOT,
     "n_batch": _BATCHES,
     "n_ctx": "the context is the model's own, and only the part in use takes memory: leave it out",
     "n_gpu_layers": "mpool computes on the CPU: leave it out",
     "n_threads": _THREADS,
+    "normalize": _OF_EMBED,
+    "normalize_embeddings": _OF_EMBED,
+    "num_beams": _NO_BEAMS,
     "num_ctx": "only the part of the context in use takes memory; `context_length` of generate and chat limits it",
     "num_thread": _THREADS,
     "num_threads": _THREADS,
     "num_workers": _ALL_CPUS,
     "options": "pass each option as an argument of its own",
+    "output_type": "the images of the result are Pillow images: leave it out",
     "output_value": "use mpool.embed_tokens(texts, model) for token vectors",
+    "padding": _BATCHES,
     "parallel": _ALL_CPUS,
     "pool": "pass it to mpool.aio, or call the method of the pool",
     "prompt": "use mpool.generate(prompt)",
@@ -100,18 +136,30 @@ ADVICE: dict[str, str] = {
     "quantization": "set `compute`, or load a quantised file (`mpool quantize` makes one)",
     "query_chunk_size": _BATCHES,
     "raw": "mpool.generate passes the prompt unchanged: leave it out",
+    "repeat_last_n": "the penalty is for all tokens of the prompt and the completion: leave it out",
     "return_documents": "the result has the text of each document: leave it out",
+    "return_tensors": _NUMPY,
+    "revision": "append it to the name of the repository: org/name@revision",
+    "show_progress_bar": _UNNEEDED,
     "size": "set `width` and `height`",
     "store": _UNNEEDED,
     "stream_options": "the result of a stream has `usage`: leave it out",
+    "streamer": "set stream=True, and iterate over the result",
+    "strength": "mpool generates images from texts only: leave it out",
     "suffix": "write the fill-in-the-middle tokens of the model into the prompt, with parse_special=True",
     "system": _SYSTEM,
     "system_prompt": _SYSTEM,
     "target_devices": _ALL_CPUS,
     "template": _ZERO_SHOT,
+    "tfs_z": _SAMPLER,
     "threads": _THREADS,
+    "token": _TOKEN,
     "torch_dtype": _COMPUTE,
+    "truncate_dim": _OF_EMBED,
     "trust_remote_code": "mpool runs no code of model files: leave it out",
+    "typical_p": _SAMPLER,
+    "use_auth_token": _TOKEN,
+    "use_cache": "mpool reuses common beginnings of prompts: leave it out",
     "use_mlock": "mpool locks no memory: leave it out",
     "use_mmap": "set `weights`: auto, mapped or packed",
     "user": "set `tenant`",
@@ -151,6 +199,14 @@ _METHODS = {
 _TEXT = {"content": "use `text`", "delta": "use `text`", "response": "use `text`", "thinking": "use `reasoning`",
          "reasoning_content": "use `reasoning`", "done_reason": "use `finish_reason`"}
 
+_LOOP = "mpool has no loop over single tokens: use create_completion(prompt, stream=True)"
+_TRAINS = "mpool does not train models: train with sentence-transformers, and load the folder that it saves"
+_UNCHANGED = "mpool does not change or save models: copy the folder of the model"
+_TRANSFORMER = {"fit": _TRAINS, "old_fit": _TRAINS, "train": _TRAINS, "save": _UNCHANGED, "save_pretrained": _UNCHANGED,
+                "push_to_hub": _UNCHANGED, "save_to_hub": _UNCHANGED, "half": 'pass compute="bfloat16" to the class',
+                "bfloat16": 'pass compute="bfloat16" to the class', "cuda": "mpool computes on the CPU: leave it out",
+                "tokenizer": "use mpool.tokenize(text, model) and mpool.count_tokens(text, model)"}
+
 #: Class, or ``mpool`` for the module -> attribute that another library has in its place -> what to do instead.
 ATTRIBUTES: dict[str, dict[str, str]] = {
     "mpool": {**{name: use.format("mpool") for name, use in _METHODS.items()}, **_FUNCTIONS},
@@ -160,6 +216,11 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
                    "outputs": "use `choices`", "prompt_eval_count": "use `usage.prompt_tokens`"},
     "Choice": {**_TEXT, "message": "use `text`; the completion has the `message` of its first choice"},
     "Chunk": {**_TEXT, "choices": "use `text`; `index` is the number of the choice", "message": "use `text`"},
+    "CrossEncoder": _TRANSFORMER, "SentenceTransformer": _TRANSFORMER,
+    "Llama": {"eval": _LOOP, "sample": _LOOP, "generate": _LOOP,
+              "create_chat_completion_openai_v1": "use create_chat_completion, which returns the same fields as a dict",
+              "metadata": "run `mpool show MODEL`, or use mpool.get(model).description",
+              "tokenizer": "use tokenize and detokenize"},
     "Stream": {name: "iterate over the stream, or wait for the whole completion with result()"
                for name in ("choices", "content", "message", "text", "usage")},
 }

@@ -137,7 +137,7 @@ def _facts_of_others() -> list[dict[str, Any]]:
 def _count(number: int | None) -> str:
     if number is None:
         return "-"
-    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.0f} M"
+    return f"{number / 1e9:.2f} B" if number >= 999.5e6 else f"{number / 1e6:.0f} M"  # never 1000 M
 
 
 # ---- show ------------------------------------------------------------------------------------------------------------

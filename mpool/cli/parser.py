@@ -48,16 +48,25 @@ def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-#: Command of Ollama or llama.cpp that mpool does not have -> the command to use.
+#: Command of other programs, or function of mpool, that is no command of mpool -> what to use.
 _FOREIGN = {
+    "bench": "mpool demo prints speeds; python -m benchmarks, in the sources, compares mpool with other libraries",
     "cp": "give a model a name when you serve it: mpool serve NAME=MODEL",
     "create": "give a model a name when you serve it: mpool serve NAME=MODEL. A running server makes names with a "
               "system prompt and options: curl http://127.0.0.1:11435/api/create -d '{\"model\": \"NAME\", \"from\": "
               "\"MODEL\", \"system\": \"TEXT\", \"parameters\": {\"temperature\": 0}}'",
+    "delete": "use mpool rm MODEL",
+    "download": "use mpool pull MODEL",
     "help": "use mpool --help, or mpool COMMAND --help",
     "info": "use mpool show MODEL",
     "push": "mpool uploads nothing; to upload a file to the Hugging Face hub: hf upload ORG/NAME FILE",
+    "remove": "use mpool rm MODEL",
     "server": "use mpool serve",
+    "similar": "use mpool search QUERY TEXT ...",
+    "similarity": "use mpool search QUERY TEXT ...",
+    "start": "use mpool serve",
+    "tokenize": "use mpool.tokenize(text, model) in Python, or POST /tokenize of mpool serve",
+    "unload": "use mpool stop NAME",
     "version": "use mpool --version",
 }
 
@@ -106,7 +115,7 @@ class _Parser(argparse.ArgumentParser):
         """Parse arguments. See :meth:`argparse.ArgumentParser.parse_known_args`."""
         first = next((one for one in (sys.argv[1:] if args is None else args) if not one.startswith("-")), None)
         if self.commands and first is not None and first not in self.commands:
-            close = nearest(first, self.commands)
+            close = nearest(first, self.commands, cutoff=0.6)
             self.error(f"unknown command {first!r}" + (
                 f"; {_FOREIGN[first]}" if first in _FOREIGN else f". Did you mean {' or '.join(close)}?" if close else
                 ". `mpool --help` lists the commands"))

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._functions import pool_of
+from ..checks import missing_attribute
 from ..errors import InvalidArgument, Unsupported
 from ..model import Model
 
@@ -107,6 +108,9 @@ class Llama:
         self._settings = self._model.description.generation
         self._context = n_ctx or None
         self.set_seed(seed)
+
+    if not TYPE_CHECKING:  # a type checker still reports unknown attributes
+        __getattr__ = missing_attribute
 
     @classmethod
     def from_pretrained(cls, repo_id: str, filename: str | None = None, **options: Any) -> Llama:
@@ -339,6 +343,10 @@ class Llama:
     def n_ctx(self) -> int:
         """Return the maximum number of tokens of a prompt and its completion."""
         return min(self._context or self._model.context_length, self._model.context_length)
+
+    def n_vocab(self) -> int:
+        """Return the number of tokens of the vocabulary."""
+        return self._model._entry.tokenizer().vocab_size
 
     def n_embd(self) -> int:
         """Return the number of components of a vector."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from .._functions import pool_of
-from ..checks import refuse
+from ..checks import missing_attribute, refuse
 from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model
 from ..names import SIMILARITIES
@@ -107,6 +107,9 @@ class _Base:
                                   f"is {settings.kind}, which returns no vectors", key=self._model.key,
                                   hint="Use " + ("SentenceTransformer" if self._scores else "CrossEncoder"))
 
+    if not TYPE_CHECKING:  # a type checker still reports unknown attributes
+        __getattr__ = missing_attribute
+
     def _settings(self) -> Any:
         entry = self._model._entry
         return entry.pool._names.require(entry, "text_embedding").describe().embedding
@@ -115,6 +118,19 @@ class _Base:
     def device(self) -> str:
         """``"cpu"``, which equals ``torch.device("cpu")``."""
         return _Device("cpu")
+
+    @property
+    def max_seq_length(self) -> int:
+        """Maximum number of tokens of a text, or of a pair of texts; longer inputs are truncated."""
+        return self._model.context_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        raise Unsupported("`max_seq_length` cannot be set", hint=_CONSTRUCTOR["max_length"])
+
+    def get_max_seq_length(self) -> int:
+        """Return :attr:`max_seq_length`."""
+        return self.max_seq_length
 
     def to(self, device: Any) -> Any:
         """Return the object: it computes on the CPU."""
@@ -359,19 +375,6 @@ class SentenceTransformer(_Base):
 
     # ---- facts -----------------------------------------------------------------------------------------------------
 
-    @property
-    def max_seq_length(self) -> int:
-        """Maximum number of tokens of a text; longer texts are truncated."""
-        return self._model.context_length
-
-    @max_seq_length.setter
-    def max_seq_length(self, value: int) -> None:
-        raise Unsupported("`max_seq_length` cannot be set", hint=_CONSTRUCTOR["max_length"])
-
-    def get_max_seq_length(self) -> int:
-        """Return :attr:`max_seq_length`."""
-        return self.max_seq_length
-
     def get_sentence_embedding_dimension(self) -> int:
         """Return the number of components of a vector."""
         width = self._model.dimensions
@@ -427,6 +430,8 @@ class CrossEncoder(_Base):
         if length not in (None, self._model.context_length):
             raise Unsupported(f"`max_length` must be that of the model, {self._model.context_length}, or None, "
                               f"got {length}", hint=_CONSTRUCTOR["max_length"])
+
+    max_length = _Base.max_seq_length
 
     @property
     def num_labels(self) -> int:

@@ -175,7 +175,7 @@ def unknown(key: str, known: Mapping[str, str]) -> UnknownModel:
         key: the name.
         known: key of every known name. The error suggests the keys of the closest names.
     """
-    close = list(dict.fromkeys(known[name] for name in nearest(key, known, 8)))[:3]
+    close = list(dict.fromkeys(known[name] for name in nearest(key, known, 8, cutoff=0.6)))[:3]
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     if os.path.exists(key):
         hint += f"To use the local file or folder of that name, write ./{key}"

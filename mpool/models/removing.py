@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..errors import FileError, InvalidArgument
+from ..errors import FileError, InvalidArgument, OfflineError
 from . import downloaded, store
 from .describing import resolve
 from .sources import Resolved
@@ -42,7 +42,11 @@ def remove(ref: str, dry_run: bool = False) -> Removed:
             an installed package.
         FileError: a file cannot be deleted.
     """
-    found = resolve(ref, offline=True, progress=False)
+    try:
+        found = resolve(ref, offline=True, progress=False)
+    except OfflineError as error:  # its hint says how to download the model
+        raise OfflineError(f"{ref} is not on this machine: there is nothing to delete",
+                           hint="`mpool list` lists the downloaded models") from error
     if found.source == "hub":
         freed = _remove_from_hub(found, dry_run)
     else:

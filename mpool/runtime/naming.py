@@ -156,7 +156,8 @@ class Names:
         if held is not None or row is not None and name.lower() == row.key.lower():
             user = held.ref if held else f"{row.key}, a model of the catalogue"
             raise InvalidArgument(f"`{param}` must be an unused name, but {name} is a name of {user}", param=param,
-                                  got=shown(name), allowed="an unused name", hint="Choose another name")
+                                  got=shown(name), allowed="an unused name", hint="Choose another name" + (
+                                      ", or replace the model with replace=True" if held and param == "key" else ""))
 
     # ---- entries of models -----------------------------------------------------------------------------------------
 

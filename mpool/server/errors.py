@@ -204,8 +204,8 @@ def openai_error(refusal: Refusal) -> bytes:
 
 
 def plain_error(refusal: Refusal) -> bytes:
-    """Encode an error for Ollama's API."""
-    return _encode(PlainError(refusal.message))
+    """Encode an error for Ollama's API, whose clients know the library's `context_length` as `num_ctx`."""
+    return _encode(PlainError(refusal.message.replace("`context_length`", "`num_ctx`")))
 
 
 class AnthropicErrorBody(msgspec.Struct):

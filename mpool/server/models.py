@@ -118,6 +118,9 @@ class Models:
         name, equals, rest = ref.partition("=")
         if equals and _NAME.fullmatch(name):
             ref = rest
+        elif equals and not name.startswith((".", "/", "~")) and not os.path.exists(ref):
+            raise InvalidArgument("the name in NAME=MODEL must be 1 to 128 letters, digits and . _ : + -, starting "
+                                  f"with a letter or digit, got {name!r}", param="model")
         else:
             name = ""
         reference = parse_reference(ref)

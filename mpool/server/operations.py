@@ -39,8 +39,8 @@ log = logging.getLogger("mpool.server")
 _encode = msgspec.json.Encoder().encode
 #: Maximum length of the URL of an image.
 _MAX_URL = 4096
-#: Content types of programs that do not set one: none, and curl's.
-_DEFAULT_TYPES = (b"", b"application/x-www-form-urlencoded")
+#: Content types of programs that do not set one: none, curl's, and aiohttp's for texts and for bytes.
+_DEFAULT_TYPES = (b"", b"application/x-www-form-urlencoded", b"text/plain", b"application/octet-stream")
 #: Responses with at least this many numbers are encoded on another thread: encoding them takes milliseconds.
 _LARGE = 1 << 15
 #: Maximum size of a response, and size of a float32 in it, in bytes of JSON.
@@ -424,8 +424,8 @@ def _check_type(scope: Any) -> None:
     """Refuse bodies that are not uncompressed JSON.
 
     A browser sends JSON's content type to another origin only after a CORS preflight. The check therefore also refuses
-    requests from the pages of other sites. A program other than a browser may omit the content type, or send the one
-    that curl sends by default.
+    requests from the pages of other sites. A program other than a browser may omit the content type, or send one that
+    HTTP libraries send by default.
     """
     coding = header(scope, b"content-encoding")
     if coding is not None and coding.strip().lower() not in (b"identity", b""):

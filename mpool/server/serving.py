@@ -183,8 +183,10 @@ def _listen(settings: Settings) -> socket.socket:
         made.setblocking(False)
     except OSError as error:
         made.close()
+        unknown = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         raise FileError(f"the server cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
-                        hint="Choose another --port, or --port 0 for a free port") from None
+                        hint="Choose an address of this machine as --host; 0.0.0.0 stands for all of them" if unknown
+                        else "Choose another --port, or --port 0 for a free port") from None
     return made
 
 

@@ -155,10 +155,13 @@ def test_invalid_names(pool: mpool.Pool, bert: Path, alias: Any) -> None:
 
 def test_names_that_are_taken(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     pool.register("mine", bert)
-    for name in ("mine", CATALOGUED):
-        with pytest.raises(mpool.InvalidArgument, match=f"`key` must be an unused name, but {name} is a name of"):
+    for name, hint in (("mine", "Choose another name, or replace the model with replace=True"),
+                       (CATALOGUED, "Choose another name")):
+        with pytest.raises(mpool.InvalidArgument,
+                           match=f"`key` must be an unused name, but {name} is a name of .*{hint}$"):
             pool.register(name, llama)
-        with pytest.raises(mpool.InvalidArgument, match=f"`alias` must be an unused name, but {name} is a name of"):
+        with pytest.raises(mpool.InvalidArgument,
+                           match=f"`alias` must be an unused name, but {name} is a name of .*Choose another name$"):
             pool.load(llama, alias=name)
 
 

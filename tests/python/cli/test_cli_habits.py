@@ -126,6 +126,11 @@ def test_serve_takes_models_as_arguments() -> None:
 
 @pytest.mark.parametrize("arguments, part", [
     (["create", "x", "-f", "Modelfile"], "mpool serve NAME=MODEL"), (["cp", "a", "b"], "mpool serve NAME=MODEL"),
+    (["delete", "a"], "mpool rm MODEL"), (["remove", "a"], "mpool rm MODEL"), (["download", "a"], "mpool pull MODEL"),
+    (["similar", "a"], "mpool search QUERY"), (["start"], "mpool serve"), (["unload", "a"], "mpool stop NAME"),
+    (["tokenize", "a"], "mpool.tokenize(text, model)"), (["bench"], "mpool demo"),
+    (["benchh"], "unknown command 'benchh'. `mpool --help` lists the commands"),
+    (["modles"], "Did you mean models?"),
     (["push", "a"], "hf upload"), (["version"], "mpool --version"), (["help"], "mpool --help"),
     (["generate", "qwen3:0.6b", "Why?"], "mpool run MODEL PROMPT"), (["chat", "a", "Why?"], "mpool run MODEL PROMPT"),
     (["serve", "a", "--colour"], "mpool serve: error: unrecognized arguments: --colour. `mpool serve --help`"),

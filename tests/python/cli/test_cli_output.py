@@ -342,10 +342,10 @@ def test_sizes_of_files(tmp_path: Path) -> None:
         assert size_of(SimpleNamespace(path=str(path), files=files)) == size  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("number, text", [(None, "-"), (0, "0 M"), (999_999_999, "1000 M"), (10**9, "1.00 B"),
-                                          (7_240_000_000, "7.24 B"), (22_713_216, "23 M")])
+@pytest.mark.parametrize("number, text", [(None, "-"), (0, "0 M"), (999_499_999, "999 M"), (999_500_000, "1.00 B"),
+                                          (10**9, "1.00 B"), (7_240_000_000, "7.24 B"), (22_713_216, "23 M")])
 def test_counts_of_parameters(number: int | None, text: str) -> None:
-    """Millions, and billions from one on."""
+    """Millions, and billions from the first number that would be shown as 1000 millions on."""
     assert models._count(number) == text
 
 

@@ -184,6 +184,19 @@ def test_tokens(small: Llama, llama: Path) -> None:
     assert small.token_eos() in small._model.description.generation.eog_token_ids  # type: ignore[union-attr]
 
 
+def test_the_vocabulary_is_that_of_the_file(small: Llama, llama: Path) -> None:
+    assert small.n_vocab() == json.loads((llama / "config.json").read_text())["vocab_size"]
+
+
+@pytest.mark.parametrize(("name", "use"), [("eval", "create_completion"), ("generate", "create_completion"),
+                                           ("create_chat_completion_openai_v1", "use create_chat_completion"),
+                                           ("metadata", "mpool show MODEL"), ("tokenizer", "use tokenize")])
+def test_missing_attributes_name_what_to_use(small: Llama, name: str, use: str) -> None:
+    with pytest.raises(AttributeError, match=f"'Llama' object has no attribute '{name}'; .*{use}"):
+        getattr(small, name)
+    assert not hasattr(small, "nothing")
+
+
 def test_vectors(bert: Path) -> None:
     model = Llama(str(bert), embedding=True)
     texts = ["one", "two three"]

@@ -355,6 +355,23 @@ def test_similarity_takes_what_the_original_takes(both: tuple[Any, Any], form: s
     assert found.shape == tuple(wanted.shape) and np.abs(np.asarray(found) - np.asarray(wanted)).max() <= 2e-3
 
 
+@pytest.mark.parametrize(("name", "use"), [("fit", "train with sentence-transformers"), ("half", 'compute="bfloat16"'),
+                                           ("save_pretrained", "copy the folder"), ("tokenizer", "mpool.tokenize")])
+def test_missing_attributes_name_what_to_use(bert: Path, ranker: Path, name: str, use: str) -> None:
+    for model in (SentenceTransformer(bert), CrossEncoder(ranker)):
+        with pytest.raises(AttributeError, match=f"'{type(model).__name__}' object has no attribute '{name}'; .*{use}"):
+            getattr(model, name)
+        assert not hasattr(model, "nothing")
+
+
+def test_length_of_a_cross_encoder(rankers: tuple[Any, Any]) -> None:
+    ours, theirs = rankers
+    assert ours.max_length == ours.max_seq_length == ours.get_max_seq_length() == theirs.max_length
+    for name in ("max_length", "max_seq_length"):
+        with pytest.raises(mpool.Unsupported, match="cannot be set"):
+            setattr(ours, name, 3)
+
+
 def test_cross_encoder_takes_the_length_of_its_model(ranker: Path) -> None:
     length = mpool.get(str(ranker)).context_length
     assert CrossEncoder(str(ranker), max_length=length).predict(PAIRS).shape == (len(PAIRS),)

@@ -100,8 +100,10 @@ def test_models_that_were_not_downloaded_are_refused(cache: Cache, tmp_path: Pat
     assert main(["rm", str(local), "digits-clip", "all-MiniLM-L12-v2", "org/name", "--json"]) == 1
     seen = capsys.readouterr()
     assert [row["ref"] for row in json.loads(seen.out)] == ["org/name"] and not blob.exists() and local.exists()
-    for part in ("is a local path", "is bundled with mpool", "is not on this machine"):
+    for part in ("is a local path", "is bundled with mpool",
+                 "all-MiniLM-L12-v2 is not on this machine: there is nothing to delete. `mpool list` lists"):
         assert part in seen.err
+    assert "mpool pull" not in seen.err
     assert resolve("digits-clip").source == "bundled"
 
 

@@ -7,6 +7,7 @@ packages: the nightly run has them (extra ``clients``).
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +28,9 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 
 
 @pytest.fixture(scope="module")
-def server(llama: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(llama: Path, bert: Path, ranker: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     writes = chainmodels.save(tmp_path_factory.mktemp("writes"), tm.HERMES, WRITES, WORDS)
-    with serving([f"llama={llama}", f"bert={bert}", f"writes={writes}"]) as made:
+    with serving([f"llama={llama}", f"bert={bert}", f"writes={writes}", f"ranker={ranker}"]) as made:
         yield made
 
 
@@ -127,11 +128,32 @@ def test_langchain(server: Any) -> None:
                             max_tokens=200).bind_tools([tm.CLOCK], tool_choice="any")
     calls = bound.invoke("What time is it?").tool_calls
     assert calls and {call["name"] for call in calls} == {tm.CLOCK["function"]["name"]}
+    streamed = [*bound.stream("What time is it?")]
+    assert [call["name"] for chunk in streamed for call in chunk.tool_calls if call["name"]] == [calls[0]["name"]]
     with pytest.raises(openai.NotFoundError):
         chat.ChatOpenAI(model="nothing", base_url=server.url + "/v1", api_key="none", max_retries=0).invoke("x")
     vectors = chat.OpenAIEmbeddings(model="bert", base_url=server.url + "/v1", api_key="none",
                                     check_embedding_ctx_length=False).embed_documents(["one", "two"])
     assert vectors == server.state.pool.embed(["one", "two"], "bert").astype("f4").tolist()
+
+
+def test_langchain_with_responses(server: Any) -> None:
+    """ChatOpenAI's protocol of ``/v1/responses``: whole, streamed, asynchronous, and with the previous response."""
+    chat, messages = package("langchain_openai"), package("langchain_core.messages")
+    options: dict[str, Any] = {"base_url": server.url + "/v1", "api_key": "none", "max_retries": 0, "temperature": 0,
+                               "max_tokens": 24, "use_responses_api": True}
+    wanted = server.state.pool.chat(CHAT, "llama", **GREEDY)
+    given = [messages.SystemMessage(CHAT[0]["content"]), messages.HumanMessage(CHAT[1]["content"])]
+    model = chat.ChatOpenAI(model="llama", **options)
+    found = model.invoke(given)
+    assert found.text == wanted.text and found.usage_metadata["output_tokens"] == wanted.usage.completion_tokens
+    assert "".join(chunk.text for chunk in model.stream(given)) == wanted.text
+    assert asyncio.run(model.ainvoke(given)).text == wanted.text
+    later = chat.ChatOpenAI(model="llama", **options, use_previous_response_id=True)
+    first = later.invoke(given)
+    again = later.invoke([*given, first, messages.HumanMessage("More.")])
+    history = [*CHAT, {"role": "assistant", "content": wanted.text}, {"role": "user", "content": "More."}]
+    assert again.text == server.state.pool.chat(history, "llama", **GREEDY).text
 
 
 # ---- LlamaIndex ------------------------------------------------------------------------------------------------------
@@ -148,10 +170,37 @@ def test_llama_index(server: Any) -> None:
     assert found.message.content == wanted.text and found.raw.usage.prompt_tokens == wanted.usage.prompt_tokens
     chunks = list(model.stream_chat(given))
     assert "".join(chunk.delta or "" for chunk in chunks) == wanted.text and chunks[-1].message.content == wanted.text
+    counted = like.OpenAILike(model="llama", **options, additional_kwargs={"stream_options": {"include_usage": True}})
+    assert list(counted.stream_chat(given))[-1].raw.usage.completion_tokens == wanted.usage.completion_tokens
+    assert asyncio.run(model.achat(given)).message.content == wanted.text
     raw = like.OpenAILike(model="llama", **{**options, "is_chat_model": False})
     assert raw.complete("The cat").text == server.state.pool.generate("The cat", "llama", **GREEDY).text
     with pytest.raises(openai.NotFoundError):
         like.OpenAILike(model="nothing", **options).chat(given)
+
+
+def test_tools_of_llama_index(server: Any) -> None:
+    """A function call arrives whole and in a stream; ``as_structured_llm`` fills a class in both ways that it has."""
+    like, tools = package("llama_index.llms.openai_like"), package("llama_index.core.tools")
+    pydantic = package("pydantic")
+
+    class Found(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+        kind: str = pydantic.Field(max_length=8)
+        age: int = pydantic.Field(ge=0, le=99)
+
+    options: dict[str, Any] = {"api_base": server.url + "/v1", "api_key": "none", "is_chat_model": True,
+                               "max_retries": 0, "temperature": 0.0, "max_tokens": 400, "context_window": 1024}
+    model = like.OpenAILike(model="writes", **options, is_function_calling_model=True)
+    clock = tools.FunctionTool.from_defaults(lambda: "noon", name=tm.CLOCK["function"]["name"], description="The time.")
+    whole = model.chat_with_tools([clock], user_msg="What time is it?", tool_required=True)
+    *_, last = model.stream_chat_with_tools([clock], user_msg="What time is it?", tool_required=True)
+    for found in (whole, last):
+        (call,) = model.get_tool_calls_from_response(found)
+        assert (call.tool_name, call.tool_kwargs) == (tm.CLOCK["function"]["name"], {})
+    schema = like.OpenAILike(model="llama", **options, should_use_structured_outputs=True)
+    for one in (model, schema):
+        filled = one.as_structured_llm(Found).complete("A book").raw
+        assert isinstance(filled, Found) and 0 <= filled.age <= 99 and len(filled.kind) <= 8
 
 
 # ---- LiteLLM ---------------------------------------------------------------------------------------------------------
@@ -168,14 +217,70 @@ def test_litellm(server: Any, route: str) -> None:
     assert found.choices[0].message.content == wanted.text
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (wanted.usage.prompt_tokens,
                                                                          wanted.usage.completion_tokens)
-    chunks = list(litellm.completion(**options, stream=True))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == wanted.text
-    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+    chunks = list(litellm.completion(**options, stream=True, stream_options={"include_usage": True}))
+    parts = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(part.delta.content or "" for part in parts) == wanted.text
+    ends = [part.finish_reason for part in parts if part.finish_reason]
+    assert ends == [wanted.finish_reason] and chunks[-1].usage.completion_tokens == wanted.usage.completion_tokens
+
+    async def answers() -> tuple[str, str]:
+        """Return the texts of both asynchronous forms, which use another HTTP library."""
+        whole = await litellm.acompletion(**options)
+        stream = await litellm.acompletion(**options, stream=True)
+        texts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+        return whole.choices[0].message.content, "".join(texts)
+
+    assert asyncio.run(answers()) == (wanted.text, wanted.text)
     with pytest.raises(litellm.exceptions.NotFoundError if route != "ollama_chat" else Exception):
         litellm.completion(**{**options, "model": f"{route}/nothing"})
 
 
-def test_litellm_embeddings_and_reranking_of_a_schema(server: Any) -> None:
+@pytest.mark.parametrize("route", ["openai", "ollama_chat", "anthropic"])
+def test_tools_of_litellm(server: Any, route: str) -> None:
+    """A function call arrives whole and in a stream."""
+    litellm = package("litellm")
+    base = server.url + ("/v1" if route == "openai" else "")
+    options: dict[str, Any] = {"model": f"{route}/writes", "api_base": base, "api_key": "none", "temperature": 0,
+                               "messages": [{"role": "user", "content": "What time is it?"}], "max_tokens": 200,
+                               "tools": [tm.CLOCK], "tool_choice": "required", "num_retries": 0}
+    whole = litellm.completion(**options)
+    streamed = litellm.stream_chunk_builder(list(litellm.completion(**options, stream=True)))
+    for found in (whole, streamed):
+        (call,) = found.choices[0].message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == (tm.CLOCK["function"]["name"], {})
+        assert found.choices[0].finish_reason == "tool_calls"
+
+
+def test_responses_of_litellm(server: Any) -> None:
+    litellm = package("litellm")
+    options: dict[str, Any] = {"model": "openai/llama", "input": CHAT, "api_base": server.url + "/v1",
+                               "api_key": "none", "temperature": 0, "max_output_tokens": 24}
+    wanted = server.state.pool.chat(CHAT, "llama", **GREEDY)
+    found = litellm.responses(**options)
+    assert found.output[0].content[0].text == wanted.text
+    assert found.usage.output_tokens == wanted.usage.completion_tokens
+    events = list(litellm.responses(**options, stream=True))
+    kinds = [str(getattr(event.type, "value", event.type)) for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    # LiteLLM renames `response.incomplete` to `response.completed`, and keeps the status
+    assert events[-1].response.status == found.status == "incomplete" and wanted.finish_reason == "length"
+    deltas = [event.delta for event, kind in zip(events, kinds) if kind == "response.output_text.delta"]
+    assert "".join(deltas) == wanted.text
+
+
+def test_rankings_of_litellm(server: Any) -> None:
+    """LiteLLM's forms of vLLM's, Jina's and Cohere's rerankers."""
+    litellm = package("litellm")
+    documents = ["a cat", "a dog", "the tax"]
+    wanted = server.state.pool.rerank("the cat", documents, "ranker", top_k=2)
+    for route, path in (("hosted_vllm", "/v1"), ("jina_ai", "/v1/rerank"), ("cohere", "/v1/rerank")):
+        found = litellm.rerank(model=f"{route}/ranker", query="the cat", documents=documents, top_n=2, api_key="none",
+                               api_base=server.url + path)
+        assert [row["index"] for row in found.results] == [row.index for row in wanted], route
+        assert [row["relevance_score"] for row in found.results] == pytest.approx([row.score for row in wanted]), route
+
+
+def test_litellm_embeddings_and_schemas(server: Any) -> None:
     litellm = package("litellm")
     found = litellm.embedding(model="openai/bert", input=["one", "two"], api_base=server.url + "/v1", api_key="none")
     assert [row["embedding"] for row in found.data] == server.state.pool.embed(["one", "two"], "bert").tolist()

@@ -228,7 +228,7 @@ def test_num_ctx_limits_prompt_and_completion(server: Any, path: str) -> None:
         status, _, found = post(server, path, {**body, "options": {**body["options"], "num_ctx": most}})
         limit = max(most, 4)
         if prompt >= limit:
-            assert status == 400 and f"at most {limit - 1} plus one" in found["error"], found
+            assert status == 400 and f"`num_ctx` allows at most {limit - 1} plus one" in found["error"], found
     more = pool.get("llama").context_length * 10
     assert post(server, path, {**body, "options": {**body["options"], "num_ctx": more}})[2]["eval_count"] == \
         whole["eval_count"]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import toolmodels as tm
 
+import mpool
+from mpool.server.models import Models
 from servers import Raw, ask, serving
 
 anthropic = pytest.importorskip("anthropic")
@@ -175,3 +177,22 @@ def test_invalid_fields_are_named(server: Any, path: str, body: dict[str, Any], 
     status, found = ask(server, path, body)
     assert status == (404 if body.get("model") == "nothing" else 400) and found["error"]["param"] == param, found
     assert body.get("model") == "nothing" or f"`{param}`" in found["error"]["message"]
+
+
+# ---- names that the command gives ------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["org/name", "a b", "-a", "x" * 129, ""])
+def test_names_that_models_cannot_have(bert: Path, name: str) -> None:
+    """The error is about the name, and not about a reference of that form."""
+    with mpool.Pool() as pool, pytest.raises(mpool.InvalidArgument, match="name in NAME=MODEL must be 1 to 128"):
+        Models(pool, [f"{name}={bert}"])
+
+
+def test_paths_may_have_an_equals_sign(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a b=c").symlink_to(bert)
+    with mpool.Pool() as pool:
+        assert Models(pool, ["mine=a b=c"]).names() == ["mine"]
+        for path in ("a b=c", "./x=y"):
+            with pytest.raises(mpool.InvalidArgument, match="no valid model name can be derived"):
+                Models(pool, [path])

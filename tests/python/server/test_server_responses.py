@@ -121,6 +121,17 @@ def test_stream_events(server: Any) -> None:
     assert completed["response"]["id"] == created["response"]["id"] and completed["response"]["usage"]
 
 
+def test_a_stream_that_reaches_its_limit_ends_as_incomplete(server: Any, client: Any) -> None:
+    """The stream has the status and the reason of the whole response; OpenAI's client reads its last event."""
+    given: dict[str, Any] = {**BASE, "model": "always", "max_output_tokens": 2}
+    whole = client.responses.create(**given)
+    last = events_of(server, {"model": "always", "input": CHAT, "max_output_tokens": 2, **GREEDY})[-1]
+    assert last["type"] == "response.incomplete" and last["response"]["status"] == whole.status == "incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    with client.responses.stream(**given) as stream:
+        assert [event.type for event in stream][-1] == "response.incomplete"
+
+
 def test_tools_and_kept_conversations(server: Any, client: Any) -> None:
     """A function call, its result with the whole conversation and with ``previous_response_id``."""
     base: dict[str, Any] = {**BASE, "model": "writes", "tools": [CLOCK]}

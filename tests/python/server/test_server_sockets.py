@@ -29,8 +29,15 @@ def test_a_port_is_free_again_while_its_connections_linger() -> None:
     with serving._listen(Settings(port=port)) as second:
         assert second.getsockname() == (host, port) and not second.getblocking()
         second.listen()
-        with pytest.raises(mpool.FileError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use"):
+        with pytest.raises(mpool.FileError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use. "
+                                                  "Choose another --port"):
             serving._listen(Settings(port=port))
+
+
+@pytest.mark.parametrize("host", ["203.0.113.77", "999.1.1.1"])  # TEST-NET-3 of RFC 5737, and no address
+def test_an_address_of_another_machine(host: str) -> None:
+    with pytest.raises(mpool.FileError, match=rf"cannot listen on {host}:0: .*Choose an address of this machine"):
+        serving._listen(Settings(host=host, port=0, token="0123456789abcdef"))
 
 
 @pytest.mark.parametrize("host, family", [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
