@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..checks import one_of
+from ..checks import one_of, refuse
 from ..errors import InvalidArgument
 from ..names import SIMILARITIES
 from ..resources import typed
@@ -45,6 +45,8 @@ def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
         [1.0, 0.0]
     """
     one_of("metric", metric, SIMILARITIES)
+    if not isinstance(pairwise, bool):
+        refuse("pairwise", pairwise, "True or False")
     left, right = _floats(vectors_of("a", a)), _floats(vectors_of("b", b))
     if left.shape[-1] != right.shape[-1]:
         raise InvalidArgument(param="b", got=f"vectors of {right.shape[-1]:,} components",

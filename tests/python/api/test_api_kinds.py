@@ -60,7 +60,8 @@ def test_numpy_scalars_are_accepted_as_numbers(pool: mpool.Pool, bert: Path, lla
                 "`timeout` must be .*, got", "timeout")
     stopped = pool.generate("a", llama, stop_token_ids=np.arange(3), **TEXT)  # type: ignore[arg-type]
     assert stopped.token_ids == pool.generate("a", llama, stop_token_ids=[0, 1, 2], **TEXT).token_ids
-    for wrong in (np.zeros((1, 1), dtype=int), np.array(3), np.array([1.0]), np.array(["a"])):
+    for wrong in (np.zeros((1, 1), dtype=int), np.array(3), np.array([1.0]), np.array(["a"]), memoryview(b"ab"),
+                  bytearray(b"ab")):
         refused(lambda: pool.generate("a", llama, stop_token_ids=wrong),  # type: ignore[arg-type]
                 "`stop_token_ids` must be")
 
@@ -120,6 +121,37 @@ def test_model_references_and_messages_are_checked(pool: mpool.Pool, llama: Path
     refused(lambda: mpool.similarity([1.0], [1.0], metric=np.array(["dot", "dot"])),  # type: ignore[arg-type]
             "`metric` must be one of cosine, dot, euclidean, manhattan, got an array", "metric")
     refused(lambda: pool.generate(np.array("text"), llama), "0-d array")  # type: ignore[arg-type]
+    refused(lambda: mpool.models.resolve(3),  # type: ignore[arg-type]
+            "`ref` must be a key, a reference or a path, got 3")
+
+
+def test_values_of_functions_without_a_request(pool: mpool.Pool, bert: Path, tmp_path: Path) -> None:
+    for pairwise in (1, None, np.array([1, 2])):
+        refused(lambda: mpool.similarity([1.0], [1.0], pairwise=pairwise),  # type: ignore[arg-type]
+                "`pairwise` must be True or False, got", "pairwise")
+    refused(lambda: pool.embed_iter(np.array("a"), bert),  # type: ignore[arg-type]
+            "`iterable` must be an iterable of str", "iterable")
+    for name in ([], {}, np.array(["a"]), 3):
+        refused(lambda: pool.register("named", bert, prompts={"a": "b"},
+                                      default_prompt_name=name),  # type: ignore[arg-type]
+                "`default_prompt_name` must be a name in prompts, got", "default_prompt_name")
+        refused(lambda: pool.register("named", bert, pooling=name),  # type: ignore[arg-type]
+                "`pooling` must be one of cls, mean, .*, got", "pooling")
+    for progress in (1, "x", print):
+        refused(lambda: pool.load(bert, progress=progress),  # type: ignore[arg-type]
+                "`progress` must be True, False or None, got", "progress")
+    for factor in (np.zeros(9), "x" * 99):
+        error = refused(lambda: mpool.pool_tokens([[[1.0]]], factor=factor, budget=factor),  # type: ignore[arg-type]
+                        "exactly one of `factor` and `budget` must be given", "factor")
+        assert len(str(error)) < 220 and "[0., 0." not in str(error)
+
+
+@pytest.mark.parametrize("name", ["image.xyz", "image.xbm", "image.fli", "image", "i\0.png", "i\0.jpg", "\ud800.png"])
+def test_images_are_written_only_to_formats_that_pillow_writes(tmp_path: Path, name: str) -> None:
+    image = mpool.GeneratedImage(np.zeros((8, 8, 3), np.float32), np.zeros((1, 1, 1), np.float32), {})
+    refused(lambda: image.save(f"{tmp_path}/{name}"), "`path` must be a path ", "path")
+    refused(lambda: image.save(None), "`path` must be a path, got None", "path")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- jobs
