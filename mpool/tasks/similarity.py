@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Metric = Literal["cosine", "dot", "euclidean", "manhattan"]
 _SHAPES = "an array of numbers of shape (n, d) or (d,)"
+#: Maximum number of components of a vector in the core; csrc/python/type_search.c refuses longer ones, too.
+_MAX_DIMENSIONS = 1 << 20
 #: Maximum number of components in one block of differences of a euclidean or manhattan comparison.
 _BLOCK = 1 << 22
 
@@ -86,6 +88,13 @@ def vectors_of(name: str, value: Any, allowed: str = _SHAPES, axes: tuple[int, .
                                   hint="Embed texts first: mpool.embed(texts)")
         raise InvalidArgument(param=name, got=f"shape {array.shape} and dtype {array.dtype}", allowed=allowed)
     return array
+
+
+def refuse_wide(name: str, dimensions: int) -> None:
+    """Raise InvalidArgument if vectors have more components than the core takes. ``name``: parameter name."""
+    if dimensions > _MAX_DIMENSIONS:
+        raise InvalidArgument(param=name, got=f"vectors of {dimensions:,} components",
+                              allowed=f"vectors of at most {_MAX_DIMENSIONS:,} components")
 
 
 def _floats(array: NDArray[Any]) -> NDArray[Any]:
