@@ -18,7 +18,7 @@ from .errors import InvalidArgument
 from .resources import typed
 from .searching import Neighbours, queries_at_once
 from .tasks.embedding_results import refuse_results
-from .tasks.similarity import refuse_wide
+from .tasks.similarity import array_of, refuse_wide
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -181,10 +181,7 @@ def ragged(name: str, given: Any) -> tuple[PackedTokens, bool]:
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidArgument(param=name, got="vectors of different lengths", allowed=_SHAPE) from error
+    array = array_of(name, value, _SHAPE)
     if array.dtype.kind not in "fiu":
         raise InvalidArgument(param=name, got=f"dtype {array.dtype}", allowed=_SHAPE)
     return array

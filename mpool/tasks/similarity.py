@@ -78,16 +78,34 @@ def vectors_of(name: str, value: Any, allowed: str = _SHAPES, axes: tuple[int, .
         InvalidArgument: the value is not an array of real numbers with such axes.
     """
     refuse_results(name, value, allowed)
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidArgument(param=name, got="vectors of different lengths", allowed=allowed) from error
+    array = array_of(name, value, allowed)
     if array.ndim not in axes or array.shape[-1] == 0 or array.dtype.kind not in "fiu":
         if array.dtype.kind in "US":
             raise InvalidArgument(param=name, got="text" if array.ndim == 0 else "texts", allowed=allowed,
                                   hint="Embed texts first: mpool.embed(texts)")
         raise InvalidArgument(param=name, got=f"shape {array.shape} and dtype {array.dtype}", allowed=allowed)
     return array
+
+
+def array_of(name: str, value: Any, allowed: str) -> NDArray[Any]:
+    """Return a caller's value as an array.
+
+    Args:
+        name: parameter name.
+        value: argument of the caller.
+        allowed: allowed values, for the message.
+
+    Raises:
+        InvalidArgument: NumPy cannot convert the value: its rows differ in length, or it is a tensor of torch with
+            gradients, in bfloat16, sparse, or not on the CPU.
+    """
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InvalidArgument(param=name, got="vectors of different lengths", allowed=allowed) from error
+    except (TypeError, RuntimeError) as error:
+        raise InvalidArgument(param=name, got=f"a value that NumPy cannot convert ({str(error)[:200]})", allowed=allowed,
+                              hint="Convert tensors first: tensor.detach().float().cpu().numpy()") from error
 
 
 def refuse_wide(name: str, dimensions: int) -> None:

@@ -146,6 +146,25 @@ def test_values_of_functions_without_a_request(pool: mpool.Pool, bert: Path, tmp
         assert len(str(error)) < 220 and "[0., 0." not in str(error)
 
 
+@pytest.mark.parametrize("error", [TypeError("Got unsupported ScalarType BFloat16"),
+                                   RuntimeError("Can't call numpy() on Tensor that requires grad.")], ids=repr)
+def test_tensors_that_numpy_cannot_convert(error: Exception) -> None:
+    class Tensor:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            raise error
+
+    calls: list[tuple[Callable[[Any], Any], str]] = [
+        (lambda bad: mpool.similarity(bad, [1.0]), "a"), (lambda bad: mpool.similarity([1.0], [bad]), "b"),
+        (lambda bad: mpool.semantic_search(bad, [[1.0]]), "queries"), (mpool.paraphrase_mining, "vectors"),
+        (mpool.community_detection, "vectors"), (lambda bad: mpool.maxsim([[1.0]], [bad]), "documents"),
+        (lambda bad: mpool.pool_tokens([bad], factor=2), "documents"),
+        (lambda bad: mpool.quantize_tokens([bad]), "documents")]
+    for call, param in calls:
+        found = refused(lambda: call(Tensor()), "got a value that NumPy cannot convert ", param)
+        assert str(error) in str(found) and found.__cause__ is error
+        assert found.hint == "Convert tensors first: tensor.detach().float().cpu().numpy()"
+
+
 @pytest.mark.parametrize("name", ["image.xyz", "image.xbm", "image.fli", "image", "i\0.png", "i\0.jpg", "\ud800.png"])
 def test_images_are_written_only_to_formats_that_pillow_writes(tmp_path: Path, name: str) -> None:
     image = mpool.GeneratedImage(np.zeros((8, 8, 3), np.float32), np.zeros((1, 1, 1), np.float32), {})
