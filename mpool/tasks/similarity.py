@@ -104,7 +104,8 @@ def array_of(name: str, value: Any, allowed: str) -> NDArray[Any]:
     except ValueError as error:
         raise InvalidArgument(param=name, got="vectors of different lengths", allowed=allowed) from error
     except (TypeError, RuntimeError) as error:
-        raise InvalidArgument(param=name, got=f"a value that NumPy cannot convert ({str(error)[:200]})", allowed=allowed,
+        got = f"a value that NumPy cannot convert ({str(error)[:200]})"
+        raise InvalidArgument(param=name, got=got, allowed=allowed,
                               hint="Convert tensors first: tensor.detach().float().cpu().numpy()") from error
 
 

@@ -163,6 +163,9 @@ def test_tensors_that_numpy_cannot_convert(error: Exception) -> None:
         found = refused(lambda: call(Tensor()), "got a value that NumPy cannot convert ", param)
         assert str(error) in str(found) and found.__cause__ is error
         assert found.hint == "Convert tensors first: tensor.detach().float().cpu().numpy()"
+    none: Any = np.zeros(0)
+    refused(lambda: mpool.SparseVectors(Tensor(), none, none, (0, 5), str),  # type: ignore[arg-type]
+            "`indptr` must be an array of integers .*, got Tensor", "indptr")
 
 
 @pytest.mark.parametrize("name", ["image.xyz", "image.xbm", "image.fli", "image", "i\0.png", "i\0.jpg", "\ud800.png"])
