@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,29 @@ def test_values_of_functions_without_a_request(pool: mpool.Pool, bert: Path, tmp
         error = refused(lambda: mpool.pool_tokens([[[1.0]]], factor=factor, budget=factor),  # type: ignore[arg-type]
                         "exactly one of `factor` and `budget` must be given", "factor")
         assert len(str(error)) < 220 and "[0., 0." not in str(error)
+
+
+def test_asynchronous_iterables_need_aio(pool: mpool.Pool, bert: Path) -> None:
+    async def texts() -> AsyncIterator[str]:
+        yield "a"
+
+    for call in (pool.embed_iter, mpool.embed_iter):
+        error = refused(lambda: call(texts(), bert),  # type: ignore[arg-type]
+                        "`iterable` must be an iterable of str, got async_generator", "iterable")
+        assert error.hint == "mpool.aio.embed_iter accepts asynchronous iterables"
+
+
+def test_a_pool_for_aio_is_a_pool(bert: Path, llama: Path) -> None:
+    async def one(wrong: Any) -> None:
+        for call in (lambda: aio.embed("a", bert, pool=wrong), lambda: aio.embed_iter(["a"], bert, pool=wrong),
+                     lambda: aio.generate("a", llama, stream=True, pool=wrong), lambda: aio.load(bert, pool=wrong),
+                     lambda: aio.unload(bert, pool=wrong), lambda: aio.swap("a", bert, pool=wrong)):
+            with pytest.raises(mpool.InvalidArgument, match="`pool` must be an mpool.Pool or None, got") as caught:
+                await call()  # type: ignore[misc]
+            assert caught.value.param == "pool"
+
+    for wrong in (3, "x", False, np.zeros(2)):
+        asyncio.run(one(wrong))
 
 
 @pytest.mark.parametrize("error", [TypeError("Got unsupported ScalarType BFloat16"),
