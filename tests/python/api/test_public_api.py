@@ -30,6 +30,7 @@ def described(value: Any) -> Any:
     if inspect.ismodule(value):
         return {"kind": "module", "names": sorted(getattr(value, "__all__", ()))}
     if inspect.isclass(value):
+        inspect.getmembers(value)  # builds the methods that the class defers to their first use
         members = {name: described_member(member) for name, member in inspect.getmembers_static(value)
                    if not name.startswith("_") and not inspect.ismemberdescriptor(member)}
         bases = [base.__name__ for base in value.__mro__[1:-1]]
