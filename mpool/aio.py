@@ -26,6 +26,7 @@ from typing import Any
 from . import native_calls
 from ._functions import pool_of
 from ._methods import _named
+from .checks import refuse
 from .pool import Pool
 from .resources import typed, typed_async
 from .tasks.async_streams import AsyncImageStream, AsyncStream
@@ -33,11 +34,18 @@ from .tasks.running import run_async
 from .tasks.verbs import VERBS, Verb
 
 
+def _pool_for(pool: Any, argument: object) -> Pool:
+    """Return the pool of a call: ``pool``, or if it is None, that of ``argument`` or the default pool."""
+    if pool is not None and not isinstance(pool, Pool):
+        refuse("pool", pool, "an mpool.Pool or None")
+    return pool_of(argument) if pool is None else pool
+
+
 def _of_verb(verb: Verb) -> Callable[..., Any]:
     @typed
     def function(*args: Any, pool: Pool | None = None, **keywords: Any) -> Any:
         given = verb.bind(args, keywords)
-        return run_async(verb, pool_of(given.get("model")) if pool is None else pool, given)
+        return run_async(verb, _pool_for(pool, given.get("model")), given)
 
     return _named(function, verb, "aio", f"Asynchronous form of :func:`mpool.{verb.name}`. ``pool``: the pool to use; "
                   "None: that of ``model`` if it is a :class:`mpool.Model`, else the process-wide pool."
@@ -47,19 +55,19 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
 @typed_async
 async def load(ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
     """Run :func:`mpool.load` in a thread."""
-    return await native_calls.REQUESTS.arun(partial((pool or pool_of(ref)).load, ref, **options))
+    return await native_calls.REQUESTS.arun(partial(_pool_for(pool, ref).load, ref, **options))
 
 
 @typed_async
 async def unload(alias: Any, *, timeout: float | None = None, pool: Pool | None = None) -> None:
     """Run :func:`mpool.unload` in a thread."""
-    await native_calls.REQUESTS.arun(partial((pool or pool_of(alias)).unload, alias, timeout=timeout))
+    await native_calls.REQUESTS.arun(partial(_pool_for(pool, alias).unload, alias, timeout=timeout))
 
 
 @typed_async
 async def swap(key: Any, ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
     """Run :func:`mpool.swap` in a thread. A cancelled task leaves the swap running."""
-    return await native_calls.SWAPS.arun(partial((pool or pool_of(key)).swap, key, ref, **options))
+    return await native_calls.SWAPS.arun(partial(_pool_for(pool, key).swap, key, ref, **options))
 
 
 for _verb in VERBS.values():

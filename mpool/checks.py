@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -62,6 +63,24 @@ def one_of(param: str, value: Any, names: Sequence[str], *, hint: str | None = N
     """
     if not isinstance(value, str) or value not in names:
         refuse(param, value, "one of " + ", ".join(names), hint=hint, key=key)
+
+
+def check_path(param: str, path: str | os.PathLike[str]) -> None:
+    """Raise :class:`~mpool.errors.InvalidArgument` for a path that the operating system cannot name.
+
+    Args:
+        param: parameter name, as the caller wrote it.
+        path: path to check.
+
+    Raises:
+        InvalidArgument: the path has a NUL character or an unpaired surrogate.
+    """
+    try:
+        nul = b"\0" in os.fsencode(path)
+    except UnicodeEncodeError:
+        refuse(param, path, "a path without unpaired surrogates")
+    if nul:
+        refuse(param, path, "a path without NUL characters")
 
 
 def is_same(value: Any, constant: Any) -> bool:
@@ -237,5 +256,5 @@ def _is_scalar(value: Any) -> bool:
     return hasattr(value, "dtype") and not getattr(value, "shape", ())
 
 
-__all__ = ["InvalidCall", "caller_stacklevel", "integer", "is_same", "missing_attribute", "nearest", "one_of", "real",
-           "refuse", "shown", "unknown_option"]
+__all__ = ["InvalidCall", "caller_stacklevel", "check_path", "integer", "is_same", "missing_attribute", "nearest",
+           "one_of", "real", "refuse", "shown", "unknown_option"]

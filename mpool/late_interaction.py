@@ -18,6 +18,7 @@ from .errors import InvalidArgument
 from .resources import typed
 from .searching import Neighbours, queries_at_once
 from .tasks.embedding_results import refuse_results
+from .tasks.similarity import array_of, refuse_wide
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -26,8 +27,8 @@ _SHAPE = ("matrices of finite numbers of shape (tokens, d) with equal d: one arr
           "shape (n, tokens, d), or an object with the attributes values and offsets")
 #: Maximum number of query tokens that are compared at once.
 _TOKENS = 1024
-#: Maximum number of components of a token vector, and of tokens of a query.
-_DIM, _QUERY = 1 << 20, 1 << 20
+#: Maximum number of tokens of a query.
+_QUERY = 1 << 20
 #: Components that are converted to float32 at once.
 _BLOCK = 1 << 24
 
@@ -180,10 +181,7 @@ def ragged(name: str, given: Any) -> tuple[PackedTokens, bool]:
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidArgument(param=name, got="vectors of different lengths", allowed=_SHAPE) from error
+    array = array_of(name, value, _SHAPE)
     if array.dtype.kind not in "fiu":
         raise InvalidArgument(param=name, got=f"dtype {array.dtype}", allowed=_SHAPE)
     return array
@@ -204,9 +202,7 @@ def _checked(name: str, store: PackedTokens) -> PackedTokens:
     values, offsets, scales = store
     if values.ndim != 2 or values.shape[1] == 0:
         raise InvalidArgument(param=name, got=f"shape {values.shape}", allowed=_SHAPE)
-    if values.shape[1] > _DIM:
-        raise InvalidArgument(param=name, got=f"vectors of {values.shape[1]:,} components",
-                              allowed=f"vectors of at most {_DIM:,} components")
+    refuse_wide(name, values.shape[1])
     falls = np.flatnonzero(np.diff(offsets) < 0)
     if offsets[0] != 0 or offsets[-1] != len(values) or len(falls):
         first, last = (offsets[falls[0]], offsets[falls[0] + 1]) if len(falls) else (offsets[0], offsets[-1])

@@ -233,6 +233,8 @@ class Pool(PoolVerbs):
         kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
             refuse("pin", pin, "True or False")
+        if progress is not None and not isinstance(progress, bool):
+            refuse("progress", progress, "True, False or None")
         deadline = _deadlines.deadline_of(timeout)
         if isinstance(ref, Model) and is_same(compute, "auto"):
             compute = ref._compute  # type: ignore[assignment]

@@ -17,7 +17,7 @@ from ._functions import default_pool
 from .checks import integer, one_of, real, refuse
 from .errors import InvalidArgument
 from .resources import typed
-from .tasks.similarity import vectors_of
+from .tasks.similarity import refuse_wide, vectors_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -26,8 +26,6 @@ _METRICS = ("cosine", "dot")
 _SHAPE = "an array of finite numbers of shape (n, d)"
 #: Components that are converted to float32 at once.
 _BLOCK = 1 << 24
-#: Maximum number of components of a vector; the C core has the same limit (csrc/python/type_search.c).
-_DIM = 1 << 20
 #: Bytes of results that all compute threads of a search keep together, and the maximum number of queries in a search.
 _KEPT, _QUERIES = 256 << 20, 1024
 #: Bytes of one result: its score and its number.
@@ -169,9 +167,7 @@ def community_detection(vectors: ArrayLike, *, threshold: float = 0.75,
 
 def _matrix(name: str, value: Any) -> NDArray[Any]:
     array = vectors_of(name, value, _SHAPE, (2,))
-    if array.shape[1] > _DIM:
-        raise InvalidArgument(param=name, got=f"vectors of {array.shape[1]:,} components",
-                              allowed=f"vectors of at most {_DIM:,} components")
+    refuse_wide(name, array.shape[1])
     return array
 
 

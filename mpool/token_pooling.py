@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .checks import integer, refuse
+from .checks import integer, refuse, shown
 from .errors import InvalidArgument
 from .late_interaction import PackedTokens, dense, ragged, refuse_faults
 from .resources import typed
@@ -59,7 +59,7 @@ def pool_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged, *, factor:
         [[1.0, 0.0], [0.0, 1.0]]
     """
     if (factor is None) == (budget is None):
-        got = f"factor={factor!r}, budget={budget!r}"
+        got = f"factor={shown(factor)}, budget={shown(budget)}"
         raise InvalidArgument(f"exactly one of `factor` and `budget` must be given, got {got}", param="factor", got=got,
                               allowed="exactly one of factor and budget")
     kept, keep = integer(protected), integer(factor if budget is None else budget)

@@ -167,7 +167,8 @@ typedef struct add_call {
 } add_call;
 
 static void add_slice(mp_lease *lease, void *arg) {
-    enum { SLICE_NS = 20 * 1000 * 1000 }; /* workers wait this long for their CPUs, and signals for the caller */
+    /* Longest time for which workers wait for their CPUs, and for which the caller does not check signals. */
+    enum { SLICE_NS = 20 * 1000 * 1000 };
     add_call *call = arg;
     call->status = mp_scan_add(call->scan, lease, call->items, call->count, &call->done, mp_sys_now_ns() + SLICE_NS,
                                &call->error);

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..checks import integer, one_of, refuse
+from ..checks import check_path, integer, one_of, refuse
 from ..errors import FormatError, InvalidArgument
 from ..resources import typed
 from ..tasks.capture_files import CaptureRecord
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     _Position = tuple[tuple[str, int], int, str]
 
 Grade = Literal["exact", "close", "acceptable", "apart"]
+_CAPTURES = "a file, a folder, or an iterable of mpool.CaptureRecord"
 #: Grade -> maximum absolute difference.
 GRADES: dict[Grade, float] = {"exact": 1e-5, "close": 1e-3, "acceptable": 1e-1, "apart": math.inf}
 
@@ -148,13 +149,16 @@ def _text_of(position: _Position) -> str:
 
 def _by_position(capture: CaptureLike, which: str, tokens: int | None) -> dict[_Position, CaptureRecord]:
     if isinstance(capture, (str, os.PathLike)):
+        check_path(which, capture)
         capture = read_capture(capture)
+    if not isinstance(capture, Iterable) or getattr(capture, "shape", None) == ():
+        refuse(which, capture, _CAPTURES)
     found: dict[_Position, CaptureRecord] = {}
     begins: dict[str, tuple[int, str]] = {}  # job id -> position of its first record
     calls: dict[str, int] = {}
     for record in capture:
         if not isinstance(record, CaptureRecord):
-            refuse(which, record, "a file, a folder, or an iterable of mpool.CaptureRecord")
+            refuse(which, record, _CAPTURES)
         job, at = record.job_id, (record.token_idx, record.checkpoint)
         if begins.setdefault(job, at) == at:
             calls[job] = calls.get(job, 0) + 1

@@ -372,7 +372,7 @@ def refuse_pickle(path: str, name: str | None = None) -> None:
 
 
 def unread_hint(names: Iterable[str]) -> str | None:
-    """Return what to use in place of the first file or folder that has weights for another engine, if there is one."""
+    """Return what to use instead of weights for another engine (ONNX, OpenVINO, ...); None: the names include none."""
     for name in names:
         if name.partition("/")[0] in _UNREAD_FOLDERS or name.endswith(_UNREAD_SUFFIXES):
             return f"mpool does not read {shorten(name)}. Use {SAFE_FORMATS}"

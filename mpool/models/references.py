@@ -20,6 +20,7 @@ import re
 import unicodedata
 
 from .._dataclasses import dataclass
+from ..checks import refuse
 from ..errors import InvalidArgument
 from .files import PICKLE_SUFFIXES
 from .json_strict import shorten
@@ -144,8 +145,10 @@ def parse(reference: str | os.PathLike[str]) -> Reference:
         reference: one of the forms above; a ``pathlib.Path`` is always a local path.
 
     Raises:
-        InvalidArgument: the reference has none of these forms.
+        InvalidArgument: the reference is no text or path, or has none of these forms.
     """
+    if not isinstance(reference, (str, os.PathLike)):
+        refuse("ref", reference, "a key, a reference or a path")
     if not isinstance(reference, str):
         return LocalRef(os.path.abspath(os.path.expanduser(os.fspath(reference))))
     text = reference.strip()

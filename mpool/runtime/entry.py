@@ -682,12 +682,14 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
             raise _refused(found, "prompts", settings, "a dict from prompt name to text")
         embedding = replace(embedding, prompts=dict(prompts), default_prompt_name=None)
     if "default_prompt_name" in settings:
-        if settings["default_prompt_name"] not in embedding.prompts:
+        name = settings["default_prompt_name"]
+        if not isinstance(name, str) or name not in embedding.prompts:
             raise _refused(found, "default_prompt_name", settings, "a name in prompts")
-        embedding = replace(embedding, default_prompt_name=settings["default_prompt_name"])
+        embedding = replace(embedding, default_prompt_name=name)
     if "pooling" in settings:
         modes = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
-        if settings["pooling"] not in modes or kv.get("mpool.dense_count"):
+        if not isinstance(settings["pooling"], str) or settings["pooling"] not in modes \
+                or kv.get("mpool.dense_count"):
             raise _refused(found, "pooling", settings,
                            "one of " + ", ".join(modes) + ", and the model must have no dense layers")
         embedding = replace(embedding, pooling=(settings["pooling"],), output_size=embedding.hidden_size)

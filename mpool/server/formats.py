@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _OLLAMA, _INDEX = "format", re.compile(r"\[\d+\]")
 #: Names of the fields of a tool in chat completions, and in ``/v1/responses``.
 OPENAI_TOOL, FLAT_TOOL = ToolFields(), ToolFields("")
-#: Name of the only argument of an earlier call whose arguments are not the JSON text of an object.
+#: Arguments of an earlier tool call that are not the JSON text of an object become one argument with this name.
 INVALID_ARGUMENTS = "invalid_json"
 
 

@@ -16,7 +16,7 @@ from .operations import MAX_RESPONSE, Context, Operation, check_response, large_
 if TYPE_CHECKING:
     from ..tasks.token_labels import TokenClassifications
 
-#: Bytes of a span in JSON without its texts, and of a character of these texts at most (an escape).
+#: Bytes of a span in JSON without its texts; maximum bytes of a character of these texts (an escape).
 _SPAN_BYTES, _CHAR_BYTES = 128, 12
 #: Number of spans from which their size is computed on another thread: it takes milliseconds.
 _MANY = 1 << 13

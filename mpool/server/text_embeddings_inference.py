@@ -192,7 +192,7 @@ async def rerank(context: Context, body: TextsRequest) -> Response:
 
 
 async def similarity(context: Context, body: SimilarityRequest) -> Response:
-    """Compare texts with a text."""
+    """Return the cosine of each sentence to the source sentence."""
     served = await context.model_or_only(body.model, "dense", "model of dense vectors")
     options = body.parameters or SimilarityParameters()
     check_direction(options.truncation_direction)

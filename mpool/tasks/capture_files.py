@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..checks import refuse
+from ..checks import check_path, refuse
 from ..errors import FileError, FormatError
 from ..resources import typed
 
@@ -60,6 +60,7 @@ def read_capture(path: str | os.PathLike[str]) -> tuple[CaptureRecord, ...]:
     """
     if not isinstance(path, (str, os.PathLike)):
         refuse("path", path, f"a {SUFFIX} file or a folder of them")
+    check_path("path", path)
     try:
         found = Path(path)
         files = sorted(found.glob(f"*{SUFFIX}")) if found.is_dir() else [found]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checks import integer, refuse
+from ..checks import check_path, integer, refuse
 from ..errors import FileError
 from ..resources import start_thread, typed
 from ..runtime import logs as _logging
@@ -260,12 +260,7 @@ def _check_path(path: Any) -> Path | None:
         return None
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str) or not os.fspath(path):
         refuse("path", path, f"a {SUFFIX} file or a folder")
-    try:
-        nul = b"\0" in os.fsencode(path)
-    except UnicodeEncodeError:
-        refuse("path", path, "a path without unpaired surrogates")
-    if nul:
-        refuse("path", path, "a path without NUL characters")
+    check_path("path", path)
     found = Path(os.path.abspath(path))  # independent of later changes of the working directory
     is_file = found.suffix == SUFFIX
     folder = found.parent if is_file else found

@@ -233,7 +233,6 @@ def _check_text(text: Any, name: str) -> None:
     """Raise the error for a text that is not a str or too long. ``name``: description of the text in the message."""
     fault = embedding.fault_of(text, name, 0)
     if fault is not None:
-        fault.hint = None
         raise fault
 
 

@@ -35,7 +35,7 @@ def _row(name: str, value: Any, kinds: str, allowed: str) -> NDArray[Any]:
     """Return an argument as an array of one dimension whose numbers are of one of these kinds of NumPy."""
     try:
         found = np.asarray(value)
-    except ValueError:  # lists of different lengths
+    except (TypeError, RuntimeError, ValueError):  # lists of different lengths, or a tensor that NumPy cannot convert
         refuse(name, value, allowed)
     if found.ndim != 1 or found.size and found.dtype.kind not in kinds:
         refuse(name, value, allowed)

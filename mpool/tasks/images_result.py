@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _renamed
 from .._lazy import cached_property
+from ..checks import check_path, refuse, shown
+from ..errors import InvalidArgument
 from ..resources import typed
 
 if TYPE_CHECKING:
@@ -71,12 +73,22 @@ class GeneratedImage:
 
         Raises:
             FileError: the file cannot be written.
+            InvalidArgument: ``path`` is not a path, or its extension names no format in which Pillow writes RGB images.
         """
+        if not isinstance(path, (str, os.PathLike)):
+            refuse("path", path, "a path")
+        check_path("path", path)
         if os.fspath(path).lower().endswith(".png"):
             with open(path, "wb") as out:
                 out.write(self._repr_png_())
-        else:
+            return
+        try:
             self.image.save(path)
+        except (ValueError, KeyError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # the file, not the format
+                raise
+            raise InvalidArgument(param="path", got=shown(os.fspath(path)), allowed="a path whose extension names a "
+                                  "format in which Pillow writes RGB images, such as .png, .jpg or .webp") from error
 
     def _repr_png_(self) -> bytes:
         return _png(self.image, self.parameters)

@@ -110,7 +110,8 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_iter`."""
     items, model = given.pop("iterable"), given.pop("model", None)
-    if isinstance(items, (str, bytes, Mapping)) or not (hasattr(items, "__iter__") or isinstance(items, AsyncIterable)):
+    if isinstance(items, (str, bytes, Mapping)) or getattr(items, "shape", None) == () \
+            or not (hasattr(items, "__iter__") or isinstance(items, AsyncIterable)):
         refuse("iterable", items, "an iterable of str")
     options = _options.parse_options(EmbedIterOptions, "embed_iter", given)
     vectors.check_progress(options.progress)

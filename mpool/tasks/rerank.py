@@ -82,7 +82,6 @@ def check(query: Any, documents: Any, top_k: Any, most: int) -> tuple[list[Any],
     if fault is None:
         fault = embedding.surrogate_of(query, "query")
     if fault is not None:
-        fault.hint = None
         raise fault
     if isinstance(documents, str):
         raise InvalidArgument(param="documents", got="one str", allowed="a list of str")

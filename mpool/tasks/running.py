@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._lazy import import_numpy
@@ -70,6 +70,9 @@ def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
     """Run a request and return its result or its stream. Consumes ``given``, the result of :meth:`Verb.bind`."""
     if verb.name in _DESCRIBE:
         return run(VISION, pool, _DESCRIBE[verb.name](given)).text
+    if isinstance(given.get("iterable"), AsyncIterable):
+        refuse("iterable", given["iterable"], "an iterable of str",
+               hint="mpool.aio.embed_iter accepts asynchronous iterables")
     validated, call, stream = _begin(verb, pool, given)
 
     def prepare() -> Any:

@@ -196,9 +196,11 @@ def check_id(name: str, value: Any, vocab: int) -> int:
 def _ids(name: str, value: Any, vocab: int) -> tuple[int, ...]:
     if value is None:
         return ()
-    if getattr(value, "ndim", 0) == 1 and hasattr(value, "tolist") and value.dtype.kind in "iu":
+    if getattr(value, "ndim", 0) == 1 and hasattr(value, "tolist") \
+            and getattr(getattr(value, "dtype", None), "kind", None) in ("i", "u"):
         value = value.tolist()
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or len(value) > MAX_IDS:
+    if isinstance(value, (str, bytes, bytearray, memoryview)) or not isinstance(value, Sequence) \
+            or len(value) > MAX_IDS:
         got = f"{len(value):,} ids" if isinstance(value, (list, tuple)) else shown(value)
         raise InvalidArgument(param=name, got=got, allowed=f"a list of at most {MAX_IDS:,} token ids")
     return tuple(check_id(f"{name}[{at}]", token, vocab) for at, token in enumerate(value))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..checks import one_of
+from ..checks import one_of, refuse
 from ..errors import InvalidArgument
 from ..names import SIMILARITIES
 from ..resources import typed
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Metric = Literal["cosine", "dot", "euclidean", "manhattan"]
 _SHAPES = "an array of numbers of shape (n, d) or (d,)"
+#: Maximum number of components of a vector in the core; csrc/python/type_search.c refuses longer ones, too.
+_MAX_DIMENSIONS = 1 << 20
 #: Maximum number of components in one block of differences of a euclidean or manhattan comparison.
 _BLOCK = 1 << 22
 
@@ -45,6 +47,8 @@ def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
         [1.0, 0.0]
     """
     one_of("metric", metric, SIMILARITIES)
+    if not isinstance(pairwise, bool):
+        refuse("pairwise", pairwise, "True or False")
     left, right = _floats(vectors_of("a", a)), _floats(vectors_of("b", b))
     if left.shape[-1] != right.shape[-1]:
         raise InvalidArgument(param="b", got=f"vectors of {right.shape[-1]:,} components",
@@ -74,16 +78,42 @@ def vectors_of(name: str, value: Any, allowed: str = _SHAPES, axes: tuple[int, .
         InvalidArgument: the value is not an array of real numbers with such axes.
     """
     refuse_results(name, value, allowed)
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidArgument(param=name, got="vectors of different lengths", allowed=allowed) from error
+    array = array_of(name, value, allowed)
     if array.ndim not in axes or array.shape[-1] == 0 or array.dtype.kind not in "fiu":
         if array.dtype.kind in "US":
             raise InvalidArgument(param=name, got="text" if array.ndim == 0 else "texts", allowed=allowed,
                                   hint="Embed texts first: mpool.embed(texts)")
         raise InvalidArgument(param=name, got=f"shape {array.shape} and dtype {array.dtype}", allowed=allowed)
     return array
+
+
+def array_of(name: str, value: Any, allowed: str) -> NDArray[Any]:
+    """Return a caller's value as an array.
+
+    Args:
+        name: parameter name.
+        value: argument of the caller.
+        allowed: allowed values, for the message.
+
+    Raises:
+        InvalidArgument: NumPy cannot convert the value: its rows differ in length, or it is a tensor of torch with
+            gradients, in bfloat16, sparse, or not on the CPU.
+    """
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InvalidArgument(param=name, got="vectors of different lengths", allowed=allowed) from error
+    except (TypeError, RuntimeError) as error:
+        got = f"a value that NumPy cannot convert ({str(error)[:200]})"
+        raise InvalidArgument(param=name, got=got, allowed=allowed,
+                              hint="Convert tensors first: tensor.detach().float().cpu().numpy()") from error
+
+
+def refuse_wide(name: str, dimensions: int) -> None:
+    """Raise InvalidArgument if vectors have more components than the core takes. ``name``: parameter name."""
+    if dimensions > _MAX_DIMENSIONS:
+        raise InvalidArgument(param=name, got=f"vectors of {dimensions:,} components",
+                              allowed=f"vectors of at most {_MAX_DIMENSIONS:,} components")
 
 
 def _floats(array: NDArray[Any]) -> NDArray[Any]:

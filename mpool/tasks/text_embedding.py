@@ -326,8 +326,7 @@ def _misfit(text: Any, name: str, least: int) -> MpoolError:
         return InvalidArgument(param=name, got=type(text).__name__, allowed=allowed, hint=_hint_for(text))
     if len(text) < least:
         return InvalidArgument(param=name, got="an empty str", allowed=allowed)
-    return InvalidArgument(param=name, got=f"{len(text):,} characters", allowed=allowed,
-                           hint="Split it, or call embed with on_error='null', which returns a row of NaN for it")
+    return InvalidArgument(param=name, got=f"{len(text):,} characters", allowed=allowed, hint="Split or shorten it")
 
 
 def is_sized(text: Any, least: int) -> bool:
@@ -510,7 +509,6 @@ def _pack_pairs(plan: Plan, documents: list[Any], start: int, deadline: float | 
     for at, text in enumerate(documents, start):
         fault = fault_of(text, f"documents[{at}]", 0)
         if fault is not None:
-            fault.hint = None
             raise _keyed(fault, plan)
     try:
         if plan.template is not None:

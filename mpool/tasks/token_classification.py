@@ -294,7 +294,7 @@ def _packed(plan: SpanPlan, texts: list[Any], start: int, single: bool, call: Ca
     for at, text in enumerate(texts, start):
         fault = embedding.fault_of(text, f"texts[{at}]", 0)
         if fault is not None:
-            fault.hint, fault.key = None, plan.entry.key
+            fault.key = plan.entry.key
             raise fault
     chars = sum(map(len, texts))
     return native_calls.tokenized(chars, _windows, plan, texts, start, deadline=call.deadline)

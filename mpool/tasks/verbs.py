@@ -232,7 +232,7 @@ _TASK = Parameter("task", 'Literal["query", "document"] | None', "", None)
 EMBED = Verb(
     'embed', 'text_embedding', (
         Parameter('inputs', _INPUTS,
-              'a text of 1 to 1,000,000 characters; a list, tuple, array or pandas Series of texts; or a list of '
+              'a text of at most 1,000,000 characters; a list, tuple, array or pandas Series of texts; or a list of '
               'lists of token ids of this model, which are used unchanged: without prompt, special tokens and '
               'truncation. The texts of control tokens (``"[SEP]"``, ``"<|im_end|>"``) are plain text, unless '
               '``parse_special`` is True.'),
@@ -423,7 +423,7 @@ RERANK = Verb(
         Parameter('query', 'str',
               'a text of 1 to 1,000,000 characters.'),
         Parameter('documents', 'Sequence[str]',
-              'a list, tuple, array or pandas Series of texts of 1 to 1,000,000 characters.'),
+              'a list, tuple, array or pandas Series of texts of at most 1,000,000 characters.'),
         _model('a cross-encoder: the folder or reference of a sequence classifier with one label (BERT, DistilBERT, '
              'ELECTRA, ALBERT, RoBERTa, XLM-RoBERTa, MPNet, DeBERTa v2 and v3, ModernBERT, GTE, JinaBERT, EuroBERT), '
              'of a language model that its folder declares a reranker '

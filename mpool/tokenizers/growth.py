@@ -30,7 +30,8 @@ _PRE_TOKENIZERS = {"ByteLevel": 5, "Metaspace": 2}
 _LISTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors",
           "decoder": "decoders"}
 #: Types of the steps of each section. HF tokenizers also reads steps without a type, with another type, and steps that
-#: are lists: it derives the type from the fields. Their growth would not be known, and no published file has them.
+#: are lists: it derives the type from the fields. mpool refuses these: it cannot derive their growth, and no published
+#: file has them.
 _TYPES = {
     "normalizer": {*_NORMALIZERS, "Precompiled", "Prepend", "Replace", "Sequence"},
     "pre_tokenizer": {"BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace",

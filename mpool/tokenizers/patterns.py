@@ -48,8 +48,8 @@ _PUBLISHED = frozenset(_canonical(pattern) for row in PRE_TOKENIZERS.values() fo
                rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
                r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")}
 
-#: Ends of published expressions. An alternative here reads a run of white space to its end and the last one then takes
-#: the run, so they are linear over a text, whatever precedes them.
+#: Ends of published expressions. If an alternative reads a run of white space to its end and fails, the last one takes
+#: the whole run. The time is therefore linear in the length of a text, whatever precedes these ends.
 _ENDS = (r"|\s*[\r\n]+|\s+(?!\S)|\s+", r"|\s*[\r\n]|\s+(?!\S)|\s+", r"|\s+(?!\S)|\s+")
 
 

@@ -475,8 +475,8 @@ static MP_INLINE void pass(int kind, amx_product *g, int r0, int r1, int panel0,
             }
         }
     }
-    /* The last job has set it, since that is not the first job of its panel: a pass of at most UNITS units has at least
-     * two groups. */
+    /* The last job has set g->panel to its own panel: it is not the first job of the panel, because a pass of at most
+     * UNITS units has at least two groups. */
     assert(g->panel == panel1 - 1);
     jobs[turn].units = 0;
     jobs[turn].last = false;

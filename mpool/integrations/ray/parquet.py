@@ -29,7 +29,7 @@ from ...tasks.output_table import OUTPUTS
 from ...tasks.token_labels import TokenClassifications
 from . import provenance
 
-#: Default number of rows per batch, and with token vectors (also among all vectors).
+#: Default number of rows per batch: for outputs without vectors of tokens, and with them (``"tokens"``, ``"all"``).
 ROWS, TOKEN_ROWS = 1024, 64
 #: Types of a column of labels and of one of labelled spans.
 _LABELS = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32())]))

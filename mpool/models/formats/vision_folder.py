@@ -185,8 +185,8 @@ def _check_grid(config: Fields, encoder: NetworkSpec, processor: image_processor
 
 # ---- Idefics3 and SmolVLM --------------------------------------------------------------------------------------------
 
-#: Patches per side for which float32 rounding in transformers assigns a patch the position of another (``bucketize`` in
-#: its ``...VisionEmbeddings``).
+#: Numbers of patches per side with which transformers gives a patch the position of another one, because ``bucketize``
+#: in its ``...VisionEmbeddings`` rounds to float32.
 _ROUNDED = frozenset((19, 25, 29, 31, 38, 40, 41, 43, 47, 49, 50, 54, 55, 58, 59, 61, 62, 67, 68, 71, 72, 73, 74, 76,
                       77))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ def test_numpy_scalars_are_accepted_as_numbers(pool: mpool.Pool, bert: Path, lla
                 "`timeout` must be .*, got", "timeout")
     stopped = pool.generate("a", llama, stop_token_ids=np.arange(3), **TEXT)  # type: ignore[arg-type]
     assert stopped.token_ids == pool.generate("a", llama, stop_token_ids=[0, 1, 2], **TEXT).token_ids
-    for wrong in (np.zeros((1, 1), dtype=int), np.array(3), np.array([1.0]), np.array(["a"])):
+    for wrong in (np.zeros((1, 1), dtype=int), np.array(3), np.array([1.0]), np.array(["a"]), memoryview(b"ab"),
+                  bytearray(b"ab")):
         refused(lambda: pool.generate("a", llama, stop_token_ids=wrong),  # type: ignore[arg-type]
                 "`stop_token_ids` must be")
 
@@ -120,6 +121,82 @@ def test_model_references_and_messages_are_checked(pool: mpool.Pool, llama: Path
     refused(lambda: mpool.similarity([1.0], [1.0], metric=np.array(["dot", "dot"])),  # type: ignore[arg-type]
             "`metric` must be one of cosine, dot, euclidean, manhattan, got an array", "metric")
     refused(lambda: pool.generate(np.array("text"), llama), "0-d array")  # type: ignore[arg-type]
+    refused(lambda: mpool.models.resolve(3),  # type: ignore[arg-type]
+            "`ref` must be a key, a reference or a path, got 3")
+
+
+def test_values_of_functions_without_a_request(pool: mpool.Pool, bert: Path, tmp_path: Path) -> None:
+    for pairwise in (1, None, np.array([1, 2])):
+        refused(lambda: mpool.similarity([1.0], [1.0], pairwise=pairwise),  # type: ignore[arg-type]
+                "`pairwise` must be True or False, got", "pairwise")
+    refused(lambda: pool.embed_iter(np.array("a"), bert),  # type: ignore[arg-type]
+            "`iterable` must be an iterable of str", "iterable")
+    for name in ([], {}, np.array(["a"]), 3):
+        refused(lambda: pool.register("named", bert, prompts={"a": "b"},
+                                      default_prompt_name=name),  # type: ignore[arg-type]
+                "`default_prompt_name` must be a name in prompts, got", "default_prompt_name")
+        refused(lambda: pool.register("named", bert, pooling=name),  # type: ignore[arg-type]
+                "`pooling` must be one of cls, mean, .*, got", "pooling")
+    for progress in (1, "x", print):
+        refused(lambda: pool.load(bert, progress=progress),  # type: ignore[arg-type]
+                "`progress` must be True, False or None, got", "progress")
+    for factor in (np.zeros(9), "x" * 99):
+        error = refused(lambda: mpool.pool_tokens([[[1.0]]], factor=factor, budget=factor),  # type: ignore[arg-type]
+                        "exactly one of `factor` and `budget` must be given", "factor")
+        assert len(str(error)) < 220 and "[0., 0." not in str(error)
+
+
+def test_asynchronous_iterables_need_aio(pool: mpool.Pool, bert: Path) -> None:
+    async def texts() -> AsyncIterator[str]:
+        yield "a"
+
+    for call in (pool.embed_iter, mpool.embed_iter):
+        error = refused(lambda: call(texts(), bert),  # type: ignore[arg-type]
+                        "`iterable` must be an iterable of str, got async_generator", "iterable")
+        assert error.hint == "mpool.aio.embed_iter accepts asynchronous iterables"
+
+
+def test_a_pool_for_aio_is_a_pool(bert: Path, llama: Path) -> None:
+    async def one(wrong: Any) -> None:
+        for call in (lambda: aio.embed("a", bert, pool=wrong), lambda: aio.embed_iter(["a"], bert, pool=wrong),
+                     lambda: aio.generate("a", llama, stream=True, pool=wrong), lambda: aio.load(bert, pool=wrong),
+                     lambda: aio.unload(bert, pool=wrong), lambda: aio.swap("a", bert, pool=wrong)):
+            with pytest.raises(mpool.InvalidArgument, match="`pool` must be an mpool.Pool or None, got") as caught:
+                await call()  # type: ignore[misc]
+            assert caught.value.param == "pool"
+
+    for wrong in (3, "x", False, np.zeros(2)):
+        asyncio.run(one(wrong))
+
+
+@pytest.mark.parametrize("error", [TypeError("Got unsupported ScalarType BFloat16"),
+                                   RuntimeError("Can't call numpy() on Tensor that requires grad.")], ids=repr)
+def test_tensors_that_numpy_cannot_convert(error: Exception) -> None:
+    class Tensor:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            raise error
+
+    calls: list[tuple[Callable[[Any], Any], str]] = [
+        (lambda bad: mpool.similarity(bad, [1.0]), "a"), (lambda bad: mpool.similarity([1.0], [bad]), "b"),
+        (lambda bad: mpool.semantic_search(bad, [[1.0]]), "queries"), (mpool.paraphrase_mining, "vectors"),
+        (mpool.community_detection, "vectors"), (lambda bad: mpool.maxsim([[1.0]], [bad]), "documents"),
+        (lambda bad: mpool.pool_tokens([bad], factor=2), "documents"),
+        (lambda bad: mpool.quantize_tokens([bad]), "documents")]
+    for call, param in calls:
+        found = refused(lambda: call(Tensor()), "got a value that NumPy cannot convert ", param)
+        assert str(error) in str(found) and found.__cause__ is error
+        assert found.hint == "Convert tensors first: tensor.detach().float().cpu().numpy()"
+    none: Any = np.zeros(0)
+    refused(lambda: mpool.SparseVectors(Tensor(), none, none, (0, 5), str),  # type: ignore[arg-type]
+            "`indptr` must be an array of integers .*, got Tensor", "indptr")
+
+
+@pytest.mark.parametrize("name", ["image.xyz", "image.xbm", "image.fli", "image", "i\0.png", "i\0.jpg", "\ud800.png"])
+def test_images_are_written_only_to_formats_that_pillow_writes(tmp_path: Path, name: str) -> None:
+    image = mpool.GeneratedImage(np.zeros((8, 8, 3), np.float32), np.zeros((1, 1, 1), np.float32), {})
+    refused(lambda: image.save(f"{tmp_path}/{name}"), "`path` must be a path ", "path")
+    refused(lambda: image.save(None), "`path` must be a path, got None", "path")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- jobs

@@ -130,6 +130,10 @@ ROWS: list[tuple[Any, ...]] = [
     ("classify_tokens", "tagger", {"texts": "x", "ignore_labels": "x" * 101}, "ignore_labels",
      repr("x" * 101)[:57] + "...", "a list of str"),
     ("classify_tokens", "tagger", {"texts": "x", "ignore_labels": ["O", 5]}, "ignore_labels[1]", "5", "a str"),
+    *((verb, model, {"texts": texts}, param, "NoneType", "a str of 0 to 1,000,000 characters",
+       "Fill missing texts first, for example with fillna('')")
+      for verb, model, texts, param in (("classify", "ranker", [("x", "y"), ("x", None)], "texts[1][1]"),
+                                        ("classify_tokens", "tagger", ["x", None], "texts[1]"))),
     # text
     ("generate", "llama", {"prompt": 5}, "prompt", "5", None),
     ("generate", "llama", {"prompt": ["x"]}, "prompt", "list", None, ONE_CALL),

@@ -217,6 +217,16 @@ def test_bad_input(pool: mpool.Pool, folders: dict[str, Path], query: Any, docum
         assert caught.value.param in (*options, "query", "documents", "documents[0]", "documents[1]")
 
 
+def test_hints_about_texts(pool: mpool.Pool, folders: dict[str, Path]) -> None:
+    long = "x" * 1_000_001
+    for query, documents, hint in ((QUERY, ["good", None], "Fill missing texts first, for example with fillna('')"),
+                                   (QUERY, [b"x"], "Decode it first, for example with decode()"),
+                                   (QUERY, [long], "Split or shorten it"), (long, DOCUMENTS, "Split or shorten it")):
+        with pytest.raises(mpool.InvalidArgument) as caught:
+            pool.rerank(query, documents, str(folders["bert"]))  # type: ignore[arg-type]
+        assert caught.value.hint == hint
+
+
 def test_other_models_are_refused(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
     encoder = tinymodels.bert(tmp_path / "encoder")
     with pytest.raises(mpool.WrongCapability, match="is an embedding model, not a reranker"):

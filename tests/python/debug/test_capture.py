@@ -546,6 +546,14 @@ def test_invalid_comparisons(tmp_path: Path) -> None:
             mpool.compare_captures(first, first, tokens=tokens)  # type: ignore[arg-type]
     with pytest.raises(mpool.InvalidArgument, match="an iterable of mpool.CaptureRecord, got 3"):
         mpool.compare_captures(first, [3])  # type: ignore[list-item]
+    for second in (None, 3, np.array(3)):
+        with pytest.raises(mpool.InvalidArgument, match="`second` must be a file, a folder, or an iterable of mpool"):
+            mpool.compare_captures(first, second)  # type: ignore[arg-type]
+    for path, said in (("a\0", "NUL characters"), ("\ud800", "unpaired surrogates")):
+        with pytest.raises(mpool.InvalidArgument, match=f"`path` must be a path without {said}"):
+            mpool.read_capture(path)
+        with pytest.raises(mpool.InvalidArgument, match=f"`first` must be a path without {said}"):
+            mpool.compare_captures(path, first)
     with pytest.raises(mpool.InvalidArgument, match="grade"):
         mpool.compare_captures(first, first).departs("good")  # type: ignore[arg-type]
     with pytest.raises(mpool.FileError, match="cannot be read: .*none.jsonl: No such file or directory$"):
