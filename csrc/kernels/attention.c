@@ -12,8 +12,10 @@ enum { BF16_MIN_KEYS = 48, I16_MIN_KEYS = 48, I16_MIN_INPUTS = 2816 };
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-/* True if integers are faster than attn_full. */
-static bool suits_integers(int T, int D) { return T >= I16_MIN_KEYS && (int64_t)T * D >= I16_MIN_INPUTS; }
+/* True if mp_attn_full_i16 can compute the shape and is faster than attn_full. */
+static bool suits_integers(int T, int D) {
+    return T >= I16_MIN_KEYS && (int64_t)T * D >= I16_MIN_INPUTS && D <= MP_ATTN_FULL_I16_DEPTH;
+}
 
 size_t mp_attn_full_scratch(int T, int D) {
     const size_t floats = larger(mp_attn_full_plan(T, D).bytes, mp_attn_bf16_plan(T, D).bytes);
@@ -48,7 +50,7 @@ static void blocks_of(const mp_attn_full *a, int row0, int row1, int *first, int
     *end = (int)((newest < a->T ? newest : a->T - 1) / MP_KV_BLOCK) + 1;
 }
 
-/* Convert the queries of `rows` rows, and set the fields of the kernels' arguments that all heads share. */
+/* Convert the queries of `rows` rows to integers at q, and return the kernels' arguments without the blocks. */
 static mp_attn_kv queries_of(const mp_attn_full *a, int row0, int rows, const mp_attn_full_i16_layout *plan,
                              float *q) {
     const mp_kernels *call = mp_kernels_get();
@@ -69,7 +71,8 @@ static mp_attn_kv queries_of(const mp_attn_full *a, int row0, int rows, const mp
 }
 
 void mp_attn_full_i16(const mp_attn_full *a, int row0, int row1, void *scratch) {
-    assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D > 0 && !a->bias);
+    assert(0 <= row0 && row0 <= row1 && row1 <= a->T && !a->bias);
+    assert(a->D > 0 && a->D <= MP_ATTN_FULL_I16_DEPTH);
     if (row0 == row1)
         return;
     const mp_kernels *call = mp_kernels_get();

@@ -262,8 +262,9 @@ size_t mp_attn_full_scratch(int T, int D); /* bytes of 64-byte aligned memory fo
 /* mp_attn_full_i16 is the same attention by attn_kv_i16, for the int8 compute type: keys, values and queries are
  * rounded to I16, and blocks of MP_KV_BLOCK keys are merged as described below. All variants give the same bits. bias
  * is NULL. If a row's query, or a key or value that it sees, has a NaN or Inf, all components of the row are NaN. No
- * other row is affected. */
+ * other row is affected. D is at most MP_ATTN_FULL_I16_DEPTH. */
 void mp_attn_full_i16(const mp_attn_full *a, int row0, int row1, void *scratch);
+enum { MP_ATTN_FULL_I16_DEPTH = 512 };
 
 /* attn_full_bf16 is the slot for the bfloat16 compute type. It rounds q * scale, k, v and p = exp(score - max) to bf16.
  * Its products round as those of gemm_bf16, so variants differ in bits. out = (p * v) * (1 / sum of the unrounded p). A

@@ -103,7 +103,8 @@ MP_TEST(kernels_attention_by_size) {
     };
     static const struct { int T, D; bool biased, integers; } bytes[] = {
         {48, 64, false, true},  {47, 64, false, false}, {88, 32, false, true},   {87, 32, false, false},
-        {47, 512, false, false}, {512, 63, false, true}, {512, 64, true, false}, {8192, 1, false, true},
+        {47, 512, false, false}, {64, 512, false, true}, {64, 513, false, false}, {512, 63, false, true},
+        {512, 64, true, false}, {8192, 1, false, true},
     };
     for (int i = 0; i < KT_MASKS; i++) {
         if (!kt_use(kt_masks[i]))
