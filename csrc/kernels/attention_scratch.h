@@ -1,9 +1,11 @@
-/* attention_scratch.h: layout of the scratch of attn_full, attn_kv, attn_kv_i16 and attn_kv_i8 (internal to
- * kernels/).
+/* attention_scratch.h: layout of the scratch of attn_full, mp_attn_full_i16, attn_kv, attn_kv_i16 and attn_kv_i8
+ * (internal to kernels/).
  *
  * attn_full | K by columns, panels of 32 keys [panels][D][32] | V [T up to 32][D up to 16] | scores [rows][T up to 32]
  *           | sums of values [rows][D up to 16]
  * attn_full_bf16 | panels of K | panels of V | scores [rows][T up to 32] | p [rows][p_ld] | q [rows][D up to 32]
+ * mp_attn_full_i16 | blocks of K | blocks of V | pointers to K | pointers to V | q [64][D up to 2] | m, l [64] each
+ *                  | o [64][D up to 16] | scratch of attn_kv
  * attn_kv   | a partial's o [64][v_dim] | p [64][64] | m, l, a, b [64] each
  * attn_kv_i16, attn_kv_i8 | s [64][64] | p int16 [64][64] | tile [6][v_dim] | m, l, by, a, b [64] each
  *
@@ -102,6 +104,33 @@ static inline mp_attn_i16_layout mp_attn_i16_plan(int v_dim) {
     s.a = s.by + row;
     s.b = s.a + row;
     s.bytes = s.b + row;
+    return s;
+}
+
+typedef struct mp_attn_full_i16_layout {
+    int blocks, k_dim, v_dim;
+    size_t k_bytes, v_bytes;                               /* bytes of a block of K, of V */
+    size_t v, k_list, v_list, queries, m, l, o, kv, bytes; /* offsets in bytes; blocks of K are at 0 */
+} mp_attn_full_i16_layout;
+
+static inline mp_attn_full_i16_layout mp_attn_full_i16_plan(int T, int D) {
+    mp_attn_full_i16_layout s;
+    const size_t row = sizeof(float) * MP_ATTN_ROWS;
+    s.blocks = (T + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
+    s.k_dim = mp_round_up(D, 2);
+    s.v_dim = mp_kv_width(D);
+    s.k_bytes = mp_kv_bytes(MP_I16, s.k_dim);
+    s.v_bytes = mp_kv_bytes(MP_I16, s.v_dim);
+    const size_t list = sizeof(void *) * (size_t)mp_round_up(s.blocks, 64 / (int)sizeof(void *));
+    s.v = s.k_bytes * (size_t)s.blocks;
+    s.k_list = s.v + s.v_bytes * (size_t)s.blocks;
+    s.v_list = s.k_list + list;
+    s.queries = s.v_list + list;
+    s.m = s.queries + row * (size_t)s.k_dim;
+    s.l = s.m + row;
+    s.o = s.l + row;
+    s.kv = s.o + row * (size_t)s.v_dim;
+    s.bytes = s.kv + mp_attn_kv_scratch(s.v_dim);
     return s;
 }
 

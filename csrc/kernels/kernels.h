@@ -256,17 +256,25 @@ typedef struct mp_attn_full {
     const float *bias;      /* NULL, or added to the scaled score: bias[r * ld_bias + t] for row r and key t */
     int64_t ld_bias;        /* T; or -1 if the bias depends only on t - r: 2 T - 1 values, `bias` at element T - 1 */
 } mp_attn_full;
-size_t mp_attn_full_scratch(int T, int D); /* bytes of 64-byte aligned memory, also enough for every smaller T; calls
-                                            * leave no state in it */
+size_t mp_attn_full_scratch(int T, int D); /* bytes of 64-byte aligned memory for the functions that mp_attn_full_for
+                                            * returns, also enough for every smaller T; calls leave no state in it */
+
+/* mp_attn_full_i16 is the same attention by attn_kv_i16, for the int8 compute type: keys, values and queries are
+ * rounded to I16, and blocks of MP_KV_BLOCK keys are merged as described below. All variants give the same bits. bias
+ * is NULL. If a row's query, or a key or value that it sees, has a NaN or Inf, all components of the row are NaN. No
+ * other row is affected. D is at most MP_ATTN_FULL_I16_DEPTH. */
+void mp_attn_full_i16(const mp_attn_full *a, int row0, int row1, void *scratch);
+enum { MP_ATTN_FULL_I16_DEPTH = 512 };
 
 /* attn_full_bf16 is the slot for the bfloat16 compute type. It rounds q * scale, k, v and p = exp(score - max) to bf16.
  * Its products round as those of gemm_bf16, so variants differ in bits. out = (p * v) * (1 / sum of the unrounded p). A
  * row depends only on itself and on the keys that it sees. D is a multiple of 8, at most MP_ATTN_BF16_DEPTH.
  *
- * mp_attn_full_for returns the slot to use for a compute type and a shape: attn_full_bf16 only for MP_COMPUTE_BF16 on
- * CPUs with AMX, and only if T is large enough to repay packing K and V. */
+ * mp_attn_full_for returns the function to use for a compute type and a shape: attn_full_bf16 only for MP_COMPUTE_BF16
+ * on CPUs with AMX, mp_attn_full_i16 for MP_COMPUTE_I8 without bias on every CPU, and both only if T is large enough to
+ * repay packing K and V. biased: whether `bias` will be set. */
 typedef void (*mp_attn_full_function)(const mp_attn_full *a, int row0, int row1, void *scratch);
-mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D);
+mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D, bool biased);
 enum { MP_ATTN_BF16_DEPTH = 512 };
 
 /* Attention over a paged cache. A block holds MP_KV_BLOCK tokens of one layer and one KV head, in one of three formats.
@@ -341,6 +349,8 @@ typedef struct mp_attn_kv {
     float scale;
     int64_t pos0;              /* position of row 0; row r is at pos0 + r and sees positions <= its own */
     int window;                /* 0: all positions; else the last `window` positions, including the row's own */
+    int64_t end;               /* 0: none; else no row sees positions from `end` on; its own may be greater */
+    bool near;                 /* I16: blocks are in the CPU's caches, and group or rows is 1. Changes no bit */
     float softcap;             /* 0: none; else the cap of the scores: see above */
     void *const *k_blocks;     /* [blocks] of this layer and KV head */
     void *const *v_blocks;
@@ -399,6 +409,8 @@ size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for att
  * row_maxima_i8  as row_maxima, for rows of int8 and a panel of digits (digits.h): s[r, j] = (f * unit[j]) * scales[r].
  *             f is the sum over the k-chunks, ascending, of fma((float)high, 256, (float)low). high and low are the
  *             exact dot products of the row with the two upper digits and with the lowest digit. n is at least 1.
+ * kv_fill_i16  fills a pair of blocks with tokens 0 to n - 1 of k and v [n, ld], as kv_store_i16 stores them, and zeros
+ *             in all other slots. A row has dim components; k_dim is dim rounded up to 2, v_dim mp_kv_width(dim).
  * kv_store, kv_store_i16, kv_store_i8    store k [k_dim] and v [v_dim] of one token into slot [0, MP_KV_BLOCK) of a
  *             pair of blocks. Threads may fill different slots of one block at the same time. */
 

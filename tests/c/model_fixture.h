@@ -415,6 +415,8 @@ static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, 
 
 enum { TINY_WIDTH = 64, TINY_ENCODER_LAYERS = 2, TINY_ENCODER_FFN = 128, TINY_POSITIONS = 96 };
 
+static int tiny_encoder_heads = 4; /* heads in the specs made next */
+
 /* Make the spec of an fp32 encoder. poison: make the embedding of token 7 NaN. dense: add a dense layer after pooling,
  * with as many outputs as inputs. more: adds further keys and tensors, or NULL. */
 static inline mp_spec *tiny_encoder_spec_with(bool poison, bool dense, void (*more)(tiny_file *file)) {
@@ -428,7 +430,7 @@ static inline mp_spec *tiny_encoder_spec_with(bool poison, bool dense, void (*mo
     tiny_int(file.spec, "bert.block_count", TINY_ENCODER_LAYERS);
     tiny_int(file.spec, "bert.embedding_length", TINY_WIDTH);
     tiny_int(file.spec, "bert.feed_forward_length", TINY_ENCODER_FFN);
-    tiny_int(file.spec, "bert.attention.head_count", 4);
+    tiny_int(file.spec, "bert.attention.head_count", tiny_encoder_heads);
     tiny_int(file.spec, "bert.context_length", TINY_POSITIONS);
     tiny_float(file.spec, "bert.attention.layer_norm_epsilon", 1e-12);
     tiny_tensor(&file, "token_embd.weight", MP_F32, TINY_VOCAB, TINY_WIDTH, 1, 0);

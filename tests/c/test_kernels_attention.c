@@ -31,7 +31,8 @@ static full_case full_make(mp_test_random *random, int T, int D, float size) {
     c.out_floats = (int64_t)T * (D + FULL_PAD);
     c.want = kt_alloc(sizeof(float) * (size_t)c.out_floats);
     c.got = kt_alloc(sizeof(float) * (size_t)c.out_floats);
-    const size_t bytes = mp_attn_full_scratch(T, D);
+    const size_t any = mp_attn_full_scratch(T, D), i16 = mp_attn_full_i16_plan(T, D).bytes;
+    const size_t bytes = any > i16 ? any : i16; /* the tests use mp_attn_full_i16 with few keys, too */
     c.scratch = kt_alloc(bytes);
     for (size_t i = 0; i < bytes / sizeof(float); i++) /* scratch may contain data of an earlier call */
         ((float *)c.scratch)[i] = NAN;
@@ -429,5 +430,231 @@ MP_TEST(kernels_attention_zero_sign) {
                 MP_CHECK(o[d] == 0.0f && !signbit(o[d]));
         }
     }
+    kt_free(scratch);
+}
+
+/* ---- mp_attn_full_i16 -------------------------------------------------------------------------------------------- */
+
+/* Set the masks that `option` selects; mp_attn_full_i16 takes no bias. */
+static void i16_options(full_case *c, int option, mp_test_random *random) {
+    full_options(c, option & 3, random);
+    if (option == 4) /* a window that reaches from the first row to the last */
+        c->a.window = 2 * c->a.T;
+}
+
+/* Compute rows [row0, row1) with ref into `want`. */
+static void i16_want(full_case *c, int row0, int row1) {
+    mp_attn_full a = c->a;
+    a.out = c->want;
+    for (int64_t i = 0; i < c->out_floats; i++)
+        c->want[i] = -77.0f;
+    kt_ref();
+    mp_attn_full_i16(&a, row0, row1, c->scratch);
+}
+
+/* Compare rows [row0, row1) of every variant with those of ref. */
+static void i16_compare(full_case *c, int row0, int row1, const char *what) {
+    i16_want(c, row0, row1);
+    mp_attn_full a = c->a;
+    a.out = c->got;
+    for (kt_set v = {0}; kt_next(&v, MP_SLOT_attn_kv_i16);) {
+        for (int64_t i = 0; i < c->out_floats; i++)
+            c->got[i] = -77.0f;
+        mp_attn_full_i16(&a, row0, row1, c->scratch);
+        kt_same(&v, c->want, c->got, c->out_floats, "full_i16 %s T=%d D=%d causal=%d window=%d", what, a.T, a.D,
+                a.causal, a.window);
+    }
+}
+
+MP_TEST_SECONDS(kernels_attention_full_i16_matches_ref, 100) {
+    static const int heads[] = {8, 16, 24, 32, 40, 64, 128, 256, 1, 7, 12, 26, 100, 63, 80};
+    static const int longer[] = {96, 127, 128, 129, 192, 200, 333};
+    mp_test_random random = {41};
+    uint32_t asked = 0;
+    for (int T = 1; T <= 77; T++)
+        for (int option = 0; option < 5; option++) {
+            const int length = T <= 70 ? T : longer[T - 71];
+            if (!mp_test_take(&asked))
+                continue;
+            full_case c = full_make(&random, length, heads[(T + 4 * option) % 15], option == 3 ? 30.0f : 3.0f);
+            i16_options(&c, option, &random);
+            i16_compare(&c, 0, length, "all rows");
+            if (length > 3)
+                i16_compare(&c, length / 3, length - 1, "some rows");
+            full_free(&c);
+        }
+}
+
+/* True if row r sees key t. */
+static bool full_sees(const mp_attn_full *a, int r, int t) {
+    if (a->causal)
+        return t <= r && (a->window == 0 || r - t < a->window);
+    return a->window == 0 || abs(r - t) <= a->window / 2;
+}
+
+/* Compare row r, computed by mp_attn_full_i16, with a softmax in double precision. Keys, queries, values and weights
+ * are rounded to 12 to 14 bits: `most` is a multiple of the greatest value. */
+static void i16_in_double(const mp_attn_full *a, int r, double most) {
+    double sum = 0.0, out[128] = {0}, top = -INFINITY, greatest = 0.0;
+    for (int pass = 0; pass < 2; pass++) /* the maximum, then the sums */
+        for (int t = 0; t < a->T; t++) {
+            if (!full_sees(a, r, t))
+                continue;
+            double s = 0.0;
+            for (int d = 0; d < a->D; d++)
+                s += (double)a->q[r * a->ld + d] * a->k[t * a->ld + d];
+            s *= a->scale;
+            top = pass == 0 && s > top ? s : top;
+            for (int d = 0; d < a->D && pass == 1; d++) {
+                const double x = a->v[t * a->ld + d];
+                out[d] += exp(s - top) * x;
+                greatest = fabs(x) > greatest ? fabs(x) : greatest;
+            }
+            sum += pass == 1 ? exp(s - top) : 0.0;
+        }
+    for (int d = 0; d < a->D; d++)
+        MP_CHECK_NEAR(a->out[r * a->ld_out + d], out[d] / sum, most * greatest);
+}
+
+MP_TEST(kernels_attention_full_i16_in_double) {
+    static const int heads[] = {32, 64, 16, 63, 128, 1};
+    mp_test_random random = {42};
+    kt_ref();
+    for (int round = 0; round < 60; round++) {
+        full_case c = full_make(&random, kt_pick(&random, 1, 150), heads[round % 6], 2.0f);
+        i16_options(&c, round % 5, &random);
+        mp_attn_full a = c.a;
+        a.out = c.got;
+        mp_attn_full_i16(&a, 0, a.T, c.scratch);
+        for (int r = 0; r < a.T; r++)
+            i16_in_double(&a, r, 2e-3);
+        full_free(&c);
+    }
+}
+
+/* Equal keys have equal weights, and equal values are returned as I16 stores them. */
+MP_TEST(kernels_attention_full_i16_all_equal) {
+    enum { T = 130, D = 32 };
+    mp_test_random random = {43};
+    full_case c = full_make(&random, T, D, 1.0f);
+    for (int i = 0; i < T; i++)
+        for (int d = 0; d < 3 * D; d++)
+            c.qkv[i * c.a.ld + d] = d % 2 ? 0.75f : -0.75f;
+    i16_compare(&c, 0, T, "equal");
+    for (int i = 0; i < T; i++)
+        for (int d = 0; d < D; d++)
+            MP_CHECK_NEAR(c.want[i * c.a.ld_out + d], d % 2 ? 0.75 : -0.75, 1e-6);
+    for (int i = 0; i < T; i++) /* zeros: scores 0, and outputs +0 */
+        memset(c.qkv + i * c.a.ld, 0, sizeof(float) * 3 * D);
+    i16_compare(&c, 0, T, "zeros");
+    for (int i = 0; i < T; i++)
+        for (int d = 0; d < D; d++)
+            MP_CHECK(kt_bits(c.want[i * c.a.ld_out + d]) == 0);
+    full_free(&c);
+}
+
+MP_TEST(kernels_attention_full_i16_any_split) {
+    mp_test_random random = {44};
+    for (kt_set v = {0}; kt_next(&v, MP_SLOT_attn_kv_i16);)
+        for (int round = 0; round < mp_test_rounds(40); round++) {
+            full_case c = full_make(&random, kt_pick(&random, 1, 300), 8 * kt_pick(&random, 1, 8), 3.0f);
+            i16_options(&c, round % 5, &random);
+            mp_attn_full a = c.a;
+            a.out = c.want;
+            mp_attn_full_i16(&a, 0, a.T, c.scratch);
+            a.out = c.got;
+            for (int r = 0, next; r < a.T; r = next) {
+                next = r + kt_pick(&random, 0, 90);
+                next = next < a.T ? next : a.T;
+                mp_attn_full_i16(&a, r, next, c.scratch);
+            }
+            kt_same(&v, c.want, c.got, c.out_floats, "full_i16 in parts, T=%d D=%d", a.T, a.D);
+            full_free(&c);
+        }
+}
+
+/* Each row alone has the bits that it has among all rows: also where its newest key is the first of a block. */
+MP_TEST(kernels_attention_full_i16_row_by_row) {
+    static const struct { bool causal; int window; } masks[] = {
+        {true, 0}, {true, 40}, {false, 0}, {false, 2}, {false, 90}};
+    mp_test_random random = {47};
+    for (kt_set v = {0}; kt_next(&v, MP_SLOT_attn_kv_i16);)
+        for (int i = 0; i < 5; i++) {
+            full_case c = full_make(&random, 129 + i / 3 * 20, 16, 3.0f);
+            mp_attn_full a = c.a;
+            a.causal = masks[i].causal;
+            a.window = masks[i].window;
+            a.out = c.want;
+            mp_attn_full_i16(&a, 0, a.T, c.scratch);
+            a.out = c.got;
+            for (int r = 0; r < a.T; r++)
+                mp_attn_full_i16(&a, r, r + 1, c.scratch);
+            kt_same(&v, c.want, c.got, c.out_floats, "row by row, causal=%d window=%d", a.causal, a.window);
+            full_free(&c);
+        }
+}
+
+/* Keys and values that no row sees may be anything, NaN too. A row that sees NaN or Inf is NaN in every component; the
+ * other rows keep their bits. */
+MP_TEST(kernels_attention_full_i16_masked_and_nan) {
+    enum { T = 140, D = 32 };
+    mp_test_random random = {45};
+    for (int round = 0; round < 48; round++) {
+        full_case c = full_make(&random, T, D, 3.0f);
+        i16_options(&c, round % 4, &random);
+        i16_want(&c, 0, T);
+        const int at = kt_pick(&random, 0, T - 1), part = kt_pick(&random, 0, 2); /* query, key or value */
+        c.qkv[at * c.a.ld + part * D + kt_pick(&random, 0, D - 1)] = round % 3 == 0   ? NAN
+                                                                     : round % 3 == 1 ? INFINITY
+                                                                                      : -INFINITY;
+        mp_attn_full a = c.a;
+        a.out = c.got;
+        kt_set v = {.mask = "ref", .variant = "ref"};
+        do { /* ref, then the variants */
+            for (int64_t i = 0; i < c.out_floats; i++)
+                c.got[i] = -77.0f;
+            mp_attn_full_i16(&a, 0, T, c.scratch);
+            for (int r = 0; r < T; r++) {
+                const float *row = c.got + r * a.ld_out;
+                const bool spoils = part == 0 ? r == at : full_sees(&a, r, at);
+                for (int d = 0; d < D && spoils; d++)
+                    if (!isnan(row[d]))
+                        MP_FAIL("%s: row %d, component %d is %g in spite of row %d, part %d", v.variant, r, d,
+                                (double)row[d], at, part);
+                if (!spoils)
+                    kt_same(&v, c.want + r * a.ld_out, row, D, "row %d, which does not see row %d", r, at);
+            }
+        } while (kt_next(&v, MP_SLOT_attn_kv_i16));
+        full_free(&c);
+    }
+}
+
+/* 8,192 keys, and some of their rows. */
+MP_TEST_SECONDS(kernels_attention_full_i16_long, 60) {
+    enum { T = 8192, D = 64 };
+    static const struct { bool causal; int window; } masks[] = {{false, 0}, {true, 0}, {false, 128}, {true, 100}};
+    mp_test_random random = {46};
+    const int64_t ld = 3 * D;
+    float *x = kt_alloc(sizeof(float) * (size_t)(T * ld)), *want = kt_alloc(sizeof(float) * T * D);
+    float *got = kt_alloc(sizeof(float) * T * D);
+    void *scratch = kt_alloc(mp_attn_full_scratch(T, D));
+    kt_random(&random, x, T * ld);
+    for (int i = 0; i < 4; i++) {
+        const int row0 = i % 2 ? T - 70 : T / 2 - 35, rows = 70;
+        mp_attn_full a = {.q = x, .k = x + D, .v = x + 2 * D, .ld = ld, .out = want, .ld_out = D, .T = T, .D = D,
+                          .scale = 1.0f, .causal = masks[i].causal, .window = masks[i].window};
+        kt_ref();
+        mp_attn_full_i16(&a, row0, row0 + rows, scratch);
+        for (int r = row0; r < row0 + rows; r += 23)
+            i16_in_double(&a, r, 2e-3);
+        a.out = got;
+        for (kt_set v = {0}; kt_next(&v, MP_SLOT_attn_kv_i16);) {
+            mp_attn_full_i16(&a, row0, row0 + rows, scratch);
+            kt_same_matrix(&v, want + row0 * D, got + row0 * D, rows, D, D, "8,192 keys, mask %d", i);
+        }
+    }
+    kt_free(x);
+    kt_free(want);
+    kt_free(got);
     kt_free(scratch);
 }

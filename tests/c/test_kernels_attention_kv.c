@@ -1,5 +1,6 @@
 /* Attention over the paged cache: every variant has the bits of ref/, and ref/ is close to double precision. Splitting
  * rows and blocks changes no bit, and invisible keys do not affect a row. */
+#include "kernel_edge.h"
 #include "kernel_test.h"
 
 /* the templates for kt_next_or_plain */
@@ -553,5 +554,83 @@ MP_TEST(kernels_attention_kv_store_floats) {
             v.call.kv_store(k, x, width, 16, slot, got[0], got[1]);
             kt_same_bytes(&v, want, got, sizeof want, "kv_store of width %d, slot %d", width, slot);
             MP_CHECK(want[0][(width - 1) * MP_KV_BLOCK + slot] == k[width - 1] && want[1][slot * 16 + 15] == x[15]);
+        }
+}
+
+/* kv_fill_i16 writes what kv_store_i16 writes into zeroed blocks, whatever the blocks contained. */
+MP_TEST(kernels_attention_kv_fill) {
+    static const int sizes[] = {16, 32, 64, 80, 128, 1, 7, 8, 12, 26, 33, 63, 100};
+    mp_test_random random = {51};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_fill_i16);)
+        for (int round = 0; round < 13 * 26; round++) {
+            const int dim = sizes[round % 13], n = round < 130 ? kt_pick(&random, 1, MP_KV_BLOCK) : 64 - round % 8;
+            const int k_dim = (dim + 1) / 2 * 2, v_dim = mp_kv_width(dim);
+            const int64_t ld = 2 * dim + kt_pick(&random, 0, 3), floats = (n - 1) * ld + 2 * dim;
+            const size_t bytes[] = {mp_kv_bytes(MP_I16, k_dim), mp_kv_bytes(MP_I16, v_dim)};
+            void *want[] = {kt_alloc(bytes[0]), kt_alloc(bytes[1])}, *got[] = {kt_alloc(bytes[0]), kt_alloc(bytes[1])};
+            float *x = kt_edge(floats), key[128] = {0}, value[128] = {0};
+            kt_extreme(&random, (enum kt_extreme)(round % KT_EXTREMES), x, floats);
+            for (int t = 0; t < n; t++) {
+                memcpy(key, x + t * ld, sizeof *x * (size_t)dim);
+                memcpy(value, x + t * ld + dim, sizeof *x * (size_t)dim);
+                ref.call.kv_store_i16(key, value, k_dim, v_dim, t, want[0], want[1]);
+            }
+            for (int i = 0; i < 2; i++) {
+                const kt_set set = i ? ref : v;
+                memset(got[0], 0x5a, bytes[0]);
+                memset(got[1], 0x5a, bytes[1]);
+                set.call.kv_fill_i16(x, x + dim, ld, dim, n, got[0], got[1]);
+                for (int part = 0; part < 2; part++)
+                    kt_same_bytes(&set, want[part], got[part], bytes[part], "kv_fill_i16 %s dim=%d n=%d part=%d",
+                                  kt_extreme_names[round % KT_EXTREMES], dim, n, part);
+            }
+            for (int i = 0; i < 2; i++) {
+                kt_free(want[i]);
+                kt_free(got[i]);
+            }
+            kt_edge_free(x, floats);
+        }
+}
+
+/* A row at or after `end` sees what a row at end - 1 sees, from the oldest position of its own window on. `near`
+ * changes no bit. */
+MP_TEST(kernels_attention_kv_end_and_near) {
+    static const mp_dtype types[] = {MP_F32, MP_I16, MP_I8};
+    mp_test_random random = {52};
+    kt_set ref = kt_ref();
+    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
+        for (int round = 0; round < 90; round++) {
+            const int tokens = kt_pick(&random, 2, 200), window = round % 2 ? kt_pick(&random, 2, 90) : 0;
+            const bool one = round / 3 % 2; /* one row of several heads, or several rows of one */
+            const int rows = one ? 1 : kt_pick(&random, 1, tokens < 40 ? tokens : 40), group = one ? 7 : 1;
+            kv_case c = kv_make(&ref, &random, tokens, rows, group, 32, 32, types[round % 3], window, 3.0f);
+            mp_attn_kv a = *kv_of(&c);
+            mp_attn_partial want = partial_make(rows * group, 32), got = partial_make(rows * group, 32);
+            const int past = kt_pick(&random, 0, 30); /* positions of the rows beyond their own */
+            for (int r = 0; r < rows; r++) {           /* each row alone, at the last position that exists */
+                const int64_t own = a.pos0 + r + past, last = own < tokens - 1 ? own : tokens - 1;
+                mp_attn_kv one_row = a;
+                one_row.q += r * a.ldq;
+                one_row.pos0 = last;
+                one_row.window = window ? window - (int)(own - last) : 0;
+                mp_attn_partial part = {want.m + r * group, want.l + r * group, want.o + r * group * 32};
+                if (window == 0 || one_row.window > 0)
+                    kv_attend(&ref, &c, &one_row, 1, 0, c.blocks, &part);
+            }
+            a.pos0 += past;
+            a.end = tokens;
+            for (int near = 0; near < 2; near++) {
+                a.near = near;
+                mp_attn_begin(rows * group, 32, &got);
+                kv_attend(&v, &c, &a, rows, 0, c.blocks, &got);
+                partial_same(&v, &want, &got, rows * group, 32, near ? "near" : "end", &c);
+            }
+            mp_attn_begin(rows * group, 32, &got);
+            kv_attend(&ref, &c, &a, rows, 0, c.blocks, &got);
+            partial_same(&ref, &want, &got, rows * group, 32, "end", &c);
+            partial_free(&want);
+            partial_free(&got);
+            kv_free(&c);
         }
 }

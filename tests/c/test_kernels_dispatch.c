@@ -35,7 +35,7 @@ static const char *variant_of(const expected *row, int slot) {
                                    MP_SLOT_gemm_mxfp4};
     static const int i16[] = {MP_SLOT_kv_store_i16,   MP_SLOT_kv_store_i8,   MP_SLOT_attn_query_i16,
                               MP_SLOT_attn_block_i16, MP_SLOT_attn_block_i8, MP_SLOT_attn_kv_i16,
-                              MP_SLOT_attn_kv_i8};
+                              MP_SLOT_attn_kv_i8,     MP_SLOT_kv_fill_i16};
     if (slot == MP_SLOT_attn_full_bf16 || slot == MP_SLOT_gemm_bf16_acts)
         return row->tiles;
     if (slot == MP_SLOT_stored_f32)

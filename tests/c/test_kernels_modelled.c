@@ -101,7 +101,7 @@ MP_TEST(kernels_modelled_amx_slots) {
     for (int i = 0; i < count; i++)
         MP_CHECK_STR(mp_kernels_variant(tiles[i]), "amx model");
     MP_CHECK(mp_cpu_features() & MP_CPU_AMX);
-    MP_CHECK(mp_attn_full_for(MP_COMPUTE_BF16, 200, 64) == mp_kernels_get()->attn_full_bf16);
+    MP_CHECK(mp_attn_full_for(MP_COMPUTE_BF16, 200, 64, false) == mp_kernels_get()->attn_full_bf16);
     kt_use("");
     for (int i = 0; i < mp_kernels_count(); i++)
         MP_CHECK(!strstr(mp_kernels_variant(i), "model"));

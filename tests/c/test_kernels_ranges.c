@@ -93,13 +93,18 @@ MP_TEST(kernels_types_of_computations) {
 }
 
 /* The rounding of attention depends on the kernel, so the sizes that use tiles must not change unnoticed. */
-MP_TEST(kernels_attention_in_bf16_by_size) {
+MP_TEST(kernels_attention_by_size) {
     static const struct { mp_compute compute; int T, D; bool tiles; } cases[] = {
         {MP_COMPUTE_BF16, 48, 64, true},   {MP_COMPUTE_BF16, 47, 64, false},
         {MP_COMPUTE_BF16, 4096, 8, true},  {MP_COMPUTE_BF16, 48, MP_ATTN_BF16_DEPTH, true},
         {MP_COMPUTE_BF16, 48, MP_ATTN_BF16_DEPTH + 8, false}, {MP_COMPUTE_BF16, 48, 60, false},
         {MP_COMPUTE_BF16, 48, 63, false},  {MP_COMPUTE_F32, 512, 64, false},
-        {MP_COMPUTE_AUTO, 512, 64, false}, {MP_COMPUTE_I8, 512, 64, false},
+        {MP_COMPUTE_AUTO, 512, 64, false},
+    };
+    static const struct { int T, D; bool biased, integers; } bytes[] = {
+        {48, 64, false, true},  {47, 64, false, false}, {88, 32, false, true},   {87, 32, false, false},
+        {47, 512, false, false}, {64, 512, false, true}, {64, 513, false, false}, {512, 63, false, true},
+        {512, 64, true, false}, {8192, 1, false, true},
     };
     for (int i = 0; i < KT_MASKS; i++) {
         if (!kt_use(kt_masks[i]))
@@ -107,9 +112,13 @@ MP_TEST(kernels_attention_in_bf16_by_size) {
         const mp_kernels *k = mp_kernels_get();
         const bool has = mp_cpu_features() & MP_CPU_AMX;
         for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
-            if (mp_attn_full_for(cases[c].compute, cases[c].T, cases[c].D) !=
+            if (mp_attn_full_for(cases[c].compute, cases[c].T, cases[c].D, false) !=
                 (has && cases[c].tiles ? k->attn_full_bf16 : k->attn_full))
                 MP_FAIL("%s: %s, T=%d D=%d", kt_masks[i], mp_compute_name(cases[c].compute), cases[c].T, cases[c].D);
+        for (size_t c = 0; c < sizeof bytes / sizeof *bytes; c++)
+            if (mp_attn_full_for(MP_COMPUTE_I8, bytes[c].T, bytes[c].D, bytes[c].biased) !=
+                (bytes[c].integers ? mp_attn_full_i16 : k->attn_full))
+                MP_FAIL("%s: int8, T=%d D=%d", kt_masks[i], bytes[c].T, bytes[c].D);
     }
     kt_use("");
 }
@@ -142,6 +151,7 @@ MP_TEST(kernels_attention_scratch) {
         for (int T = 1, D = heads[i]; T <= 2200; T++) {
             const mp_attn_full_layout full = mp_attn_full_plan(T, D);
             const mp_attn_bf16_layout bf16 = mp_attn_bf16_plan(T, D);
+            const mp_attn_full_i16_layout i16 = mp_attn_full_i16_plan(T, D);
             const size_t keys = (size_t)(T + 31) / 32 * 32, depth = (size_t)(D + 31) / 32 * 32, whole = sizeof(float);
             MP_CHECK_INT(full.v, whole * keys * (size_t)D);
             MP_CHECK_INT(full.scores - full.v, whole * keys * ((size_t)(D + 15) / 16 * 16));
@@ -154,6 +164,16 @@ MP_TEST(kernels_attention_scratch) {
             MP_CHECK_INT(bf16.bytes - bf16.q, sizeof(uint16_t) * 32 * depth + MP_WMAT_SLACK);
             const size_t bytes = mp_attn_full_scratch(T, D);
             MP_CHECK(bytes >= full.bytes && bytes >= bf16.bytes);
+            MP_CHECK(bytes >= i16.bytes || mp_attn_full_for(MP_COMPUTE_I8, T, D, false) != mp_attn_full_i16);
+            const size_t blocks = (size_t)(T + 63) / 64, wide = (size_t)(D + 15) / 16 * 16;
+            MP_CHECK_INT(i16.v, mp_kv_bytes(MP_I16, D) * blocks);
+            MP_CHECK_INT(i16.k_list - i16.v, mp_kv_bytes(MP_I16, (int)wide) * blocks);
+            MP_CHECK_INT(i16.v_list - i16.k_list, (sizeof(void *) * blocks + 63) / 64 * 64);
+            MP_CHECK_INT(i16.queries - i16.v_list, (sizeof(void *) * blocks + 63) / 64 * 64);
+            MP_CHECK_INT(i16.m - i16.queries, whole * 64 * (size_t)D);
+            MP_CHECK_INT(i16.o - i16.m, whole * 2 * 64);
+            MP_CHECK_INT(i16.kv - i16.o, whole * 64 * wide);
+            MP_CHECK_INT(i16.bytes - i16.kv, mp_attn_kv_scratch((int)wide));
             MP_CHECK(T == 1 || bytes >= mp_attn_full_scratch(T - 1, D));
         }
 }

@@ -18,6 +18,15 @@ MP_TEST(models_encoder_late_threads) {
 MP_TEST_SECONDS(models_encoder_contract_bfloat16, 60) { check_grouping(plain, NULL, MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_contract_int8, 60) { check_grouping(plain, NULL, MP_COMPUTE_I8); }
 
+/* Heads of 32: the longest text has enough keys for attention over 16-bit integers, the others do not. */
+MP_TEST_SECONDS(models_encoder_contract_int8_integer_attention, 60) {
+    MP_CHECK(mp_attn_full_for(MP_COMPUTE_I8, POSITIONS, WIDTH / 2, false) == mp_attn_full_i16);
+    MP_CHECK(mp_attn_full_for(MP_COMPUTE_I8, 40, WIDTH / 2, false) == mp_kernels_get()->attn_full);
+    tiny_encoder_heads = 2;
+    check_grouping(plain, NULL, MP_COMPUTE_I8);
+    check_late(plain, NULL, MP_COMPUTE_I8);
+}
+
 static const tiny_layer fp8_first[] = {{MP_F8_E4M3, 21}, {MP_F32, 22}};
 static const tiny_layer floats_first[] = {{MP_F32, 22}, {MP_F8_E4M3, 21}};
 

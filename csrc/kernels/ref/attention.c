@@ -91,7 +91,7 @@ static void visible(const mp_attn_kv *a, int64_t at, int block, int *from, int *
     *to = 0;
     for (int t = 0; t < MP_KV_BLOCK; t++) {
         int64_t position = (int64_t)block * MP_KV_BLOCK + t;
-        if (position <= at && (a->window == 0 || position > at - a->window)) {
+        if (position <= at && (a->end == 0 || position < a->end) && (a->window == 0 || position > at - a->window)) {
             *from = t < *from ? t : *from;
             *to = t + 1;
         }
@@ -243,6 +243,20 @@ static void ref_kv_store_i8(const float *k, const float *v, int k_dim, int v_dim
         ((int8_t *)v_block)[value_index(v_dim, d, slot)] = part[d];
 }
 
+static void ref_kv_fill_i16(const float *k, const float *v, int64_t ld, int dim, int n, void *k_block, void *v_block) {
+    enum { MAX_DIM = 4096 };
+    assert(0 < n && n <= MP_KV_BLOCK && 0 < dim && dim <= MAX_DIM);
+    const int k_dim = (dim + 1) / 2 * 2, v_dim = mp_kv_width(dim);
+    float key[MAX_DIM] = {0}, value[MAX_DIM] = {0};
+    memset(k_block, 0, mp_kv_bytes(MP_I16, k_dim));
+    memset(v_block, 0, mp_kv_bytes(MP_I16, v_dim));
+    for (int t = 0; t < n; t++) {
+        memcpy(key, k + t * ld, sizeof *key * (size_t)dim);
+        memcpy(value, v + t * ld, sizeof *value * (size_t)dim);
+        ref_kv_store_i16(key, value, k_dim, v_dim, t, k_block, v_block);
+    }
+}
+
 static float exp2_weight(float y) {
     y = mp_ref_max(MP_EXP2_LO, y);
     const float t = y + MP_ROUND_MAGIC, r = y - (t - MP_ROUND_MAGIC);
@@ -344,6 +358,7 @@ void mp_ref_attention(mp_kernel_table *table) {
     MP_SET(table, attn_query_i16, ref_attn_query_i16, "ref");
     MP_SET(table, attn_block_i16, ref_attn_block_i16, "ref");
     MP_SET(table, attn_kv_i16, ref_attn_kv_i16, "ref");
+    MP_SET(table, kv_fill_i16, ref_kv_fill_i16, "ref");
     MP_SET(table, kv_store_i8, ref_kv_store_i8, "ref");
     MP_SET(table, attn_block_i8, ref_attn_block_i8, "ref");
     MP_SET(table, attn_kv_i8, ref_attn_kv_i8, "ref");

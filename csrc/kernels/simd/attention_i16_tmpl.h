@@ -28,7 +28,12 @@
 
 enum { I16_ROWS = 6 }; /* rows of a tile */
 
-typedef enum i16_kind { I16_WORDS, I16_KEY_BYTES, I16_VALUE_BYTES } i16_kind; /* I16; keys and values of I8 */
+typedef enum i16_kind {
+    I16_WORDS,       /* I16 */
+    I16_NEAR_WORDS,  /* I16 whose blocks need no prefetch, with rows `a` at equal distances */
+    I16_KEY_BYTES,   /* keys of I8 */
+    I16_VALUE_BYTES, /* values of I8 */
+} i16_kind;
 
 /* The part of the following block that one of several tiles prefetches, spread over its pairs: memory would limit a
  * tile that prefetches faster. The lines go to L2, because this block and the scores fill L1. */
@@ -57,16 +62,18 @@ static VEC_INLINE int i16_step(const i16_kind kind, const int R, const int V, co
                                const i16_source *b, int from, int to, int v, int vecs, bool add, float *out,
                                int64_t ld) {
     enum { GROUP_PAIRS = MP_I8_GROUP / 2, GROUP_VECS = MP_I8_GROUP / VEC_N };
-    const int pair = kind == I16_WORDS ? 4 : 2, vec_bytes = pair * VEC_N; /* bytes */
+    const bool words = kind == I16_WORDS || kind == I16_NEAR_WORDS, far = kind != I16_NEAR_WORDS;
+    const int64_t between = !far && R > 1 ? a[1] - a[0] : 0;
+    const int pair = words ? 4 : 2, vec_bytes = pair * VEC_N; /* bytes */
     for (; v + V <= vecs; v += V) {
         const int8_t *at = b->data + pair * (from * b->ld + v * VEC_N);
-        const int8_t *next = b->next ? b->next + pair * (from * b->ld + v * VEC_N) : NULL;
-        const int8_t *ahead = b->share ? b->share->at : NULL;
+        const int8_t *next = far && b->next ? b->next + pair * (from * b->ld + v * VEC_N) : NULL;
+        const int8_t *ahead = far && b->share ? b->share->at : NULL;
         const int16_t *row[I16_ROWS];
         veci sum[I16_ROWS * 4], multiplier[4];
         VEC_UNROLL
         for (int r = 0; r < R; r++)
-            row[r] = a[r];
+            row[r] = far ? a[r] : a[0] + r * between; /* fewer registers than R pointers */
         VEC_UNROLL
         for (int i = 0; i < R * V; i++)
             sum[i] = veci_zero();
@@ -88,8 +95,8 @@ static VEC_INLINE int i16_step(const i16_kind kind, const int R, const int V, co
                                     : veci_spread_8(b->multipliers + (v + i) / GROUP_VECS * MP_KV_BLOCK + 2 * k);
                 VEC_UNROLL
                 for (int i = 0; i < V; i++)
-                    x[i] = kind == I16_WORDS ? veci_load((const int16_t *)(const void *)(at + i * vec_bytes))
-                                             : veci_times_16(veci_load_8(at + i * vec_bytes), multiplier[i]);
+                    x[i] = words ? veci_load((const int16_t *)(const void *)(at + i * vec_bytes))
+                                 : veci_times_16(veci_load_8(at + i * vec_bytes), multiplier[i]);
                 if (next) {
                     VEC_UNROLL
                     for (int i = 0; i < V; i += 64 / vec_bytes) /* once per cache line */
@@ -158,6 +165,7 @@ static VEC_INLINE void i16_tiles(const i16_kind kind, int rows, const int16_t *c
         i16_tiles(kind, rows, a, b, from, to, v, vecs, add, out, ld);                                             \
     }
 I16_PRODUCTS(i16_word_products, I16_WORDS)
+I16_PRODUCTS(i16_near_products, I16_NEAR_WORDS)
 I16_PRODUCTS(i16_key_products, I16_KEY_BYTES)
 I16_PRODUCTS(i16_value_products, I16_VALUE_BYTES)
 #undef I16_PRODUCTS
@@ -241,6 +249,69 @@ static void attn_kv_store_i16(const float *k, const float *v, int k_dim, int v_d
         vec_store_low16_strided(row + 2 * d, i16_round(vec_load(v + d), factor));
 }
 
+/* Prefetch rows [from, to) of `dim` floats. */
+static VEC_INLINE void i16_fetch(const float *x, int64_t ld, int dim, int from, int to) {
+    for (int t = from; t < to; t++)
+        for (int d = 0; d < dim; d += VEC_N)
+            vec_prefetch(x + t * ld + d);
+}
+
+/* Convert n floats from x on, at most VEC_N of which exist, to integers in the low bits of each lane. */
+static VEC_INLINE vec i16_round_n(const float *x, int n, float factor) {
+    return i16_round(n >= VEC_N ? vec_load(x) : vec_load_n(x, n), factor);
+}
+
+/* Fill the keys of a block: 8 tokens at a time, whose pairs are transposed like floats. The rows of the next 8 keys and
+ * of the values are prefetched meanwhile, because they are far apart. */
+static VEC_INLINE void i16_fill_keys(const float *k, const float *v, int64_t ld, int dim, int n, void *block) {
+    i16_fetch(k, ld, dim, 0, n < 8 ? n : 8);
+    const int k_dim = (dim + 1) / 2 * 2;
+    float *scale = i16_scales(block, k_dim, 2);
+    for (int t = 0; t < n; t += 8) {
+        const int rows = n - t < 8 ? n - t : 8;
+        float factor[8], pairs[8][8] = {{0}};
+        i16_fetch(k, ld, dim, t + 8, n < t + 16 ? n : t + 16);
+        i16_fetch(v, ld, dim, t, t + rows);
+        for (int r = 0; r < rows; r++)
+            factor[r] = i16_factor(k + (t + r) * ld, dim, MP_I16_KEY, scale + t + r);
+        for (int d = 0; d < k_dim; d += VEC_N) {
+            for (int r = 0; r < rows; r++) {
+                int16_t part[VEC_N];
+                vec_store_low16(part, i16_round_n(k + (t + r) * ld + d, dim - d, factor[r]));
+                memcpy(pairs[r], part, sizeof part);
+            }
+            float *to = (float *)block + d / 2 * MP_KV_BLOCK + t;
+            if (k_dim - d >= VEC_N)
+                vec_transpose8(pairs[0], 8, 8, to, MP_KV_BLOCK);
+            else
+                for (int i = 0; i < (k_dim - d) / 2; i++)
+                    for (int r = 0; r < 8; r++)
+                        to[i * MP_KV_BLOCK + r] = pairs[r][i];
+        }
+    }
+}
+
+static void attn_kv_fill_i16(const float *k, const float *v, int64_t ld, int dim, int n, void *k_block, void *v_block) {
+    assert(0 < n && n <= MP_KV_BLOCK && dim > 0);
+    const int v_dim = mp_kv_width(dim);
+    if (n < MP_KV_BLOCK) {
+        memset(k_block, 0, mp_kv_bytes(MP_I16, (dim + 1) / 2 * 2));
+        memset(v_block, 0, mp_kv_bytes(MP_I16, v_dim));
+    }
+    i16_fill_keys(k, v, ld, dim, n, k_block);
+    float *scale = i16_scales(v_block, v_dim, 2);
+    for (int t = 0; t < n; t += 2, v += 2 * ld) {
+        const bool pair = t + 1 < n;
+        const float even = i16_factor(v, dim, MP_I16_VALUE, scale + t);
+        const float odd = pair ? i16_factor(v + ld, dim, MP_I16_VALUE, scale + t + 1) : 0.0f;
+        int16_t *to = (int16_t *)v_block + t * v_dim;
+        for (int d = 0; d < v_dim; d += VEC_N) {
+            const vec second = pair ? i16_round_n(v + ld + d, dim - d, odd) : vec_zero();
+            vec_store_low16_pairs(to + 2 * d, i16_round_n(v + d, dim - d, even), second);
+        }
+    }
+}
+
 /* Store a row of n floats in a slot of an I8 block: pairs of bytes `pair_step` apart, the bytes of a pair `byte_step`
  * apart. `to` is the first byte. */
 static VEC_INLINE void i8_store(const float *x, int n, int most, int slot, void *block, int8_t *to, int64_t pair_step,
@@ -293,8 +364,9 @@ typedef struct i16_rows { /* the query rows of a call and their intermediate res
 static VEC_INLINE void i16_begin(const mp_attn_kv *a, int width, int rows, i16_rows *x) {
     x->a = a;
     x->width = width;
-    x->key_products = width == 1 ? i16_key_products : i16_word_products;
-    x->value_products = width == 1 ? i16_value_products : i16_word_products;
+    i16_products *const words = a->near ? i16_near_products : i16_word_products;
+    x->key_products = width == 1 ? i16_key_products : words;
+    x->value_products = width == 1 ? i16_value_products : words;
     x->n = rows * a->group;
     for (int r = 0, i = 0; r < rows; r++)
         for (int g = 0; g < a->group; g++, i++) {
@@ -537,7 +609,7 @@ static MP_NOINLINE void i16_attend_block(const mp_attn_kv *a, int width, int row
     x.l = l;
     x.by = by;
     /* prefetch the next block if any row sees it, because callers usually continue with that block */
-    const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
+    const bool more = kv_continues(a, rows, block);
     i16_set_block(&x, block);
     i16_scores(&x, block, more);
     i16_softmax(&x, block);
@@ -581,7 +653,7 @@ static MP_NOINLINE void i16_attend(const mp_attn_kv *a, int width, int rows, int
     for (int block = block0; block < block1; block++) {
         if (!i16_set_block(&x, block))
             continue;
-        const bool more = block + 1 < block1;
+        const bool more = block + 1 < block1 && !a->near;
         i16_scores(&x, block, more);
         i16_softmax(&x, block);
         merge_factors(x.n, x.m, x.l, state, fa, fb, action);
@@ -609,6 +681,7 @@ I16_ATTEND(i8, 1)
 
 static void attention_i16_fill(mp_kernel_table *table, const char *variant) {
     MP_SET(table, kv_store_i16, attn_kv_store_i16, variant);
+    MP_SET(table, kv_fill_i16, attn_kv_fill_i16, variant);
     MP_SET(table, kv_store_i8, attn_kv_store_i8, variant);
     MP_SET(table, attn_block_i8, attn_attn_block_i8, variant);
     MP_SET(table, attn_kv_i8, attn_attn_kv_i8, variant);

@@ -17,10 +17,17 @@ static void kv_check(const mp_attn_kv *a, int rows) {
 
 /* Slots [from, to) of a block that row r sees; empty if from >= to. */
 static VEC_INLINE void kv_visible(const mp_attn_kv *a, int r, int block, int *from, int *to) {
-    const int64_t own = a->pos0 + r - (int64_t)block * MP_KV_BLOCK; /* the row's position relative to the block */
+    const int64_t first = (int64_t)block * MP_KV_BLOCK, own = a->pos0 + r - first; /* position relative to the block */
     const int64_t oldest = a->window ? own - a->window + 1 : 0;
-    *to = own < 0 ? 0 : own < MP_KV_BLOCK ? (int)own + 1 : MP_KV_BLOCK;
+    const int64_t end = a->end && a->end - first <= own ? a->end - first : own + 1;
+    *to = end < 0 ? 0 : end < MP_KV_BLOCK ? (int)end : MP_KV_BLOCK;
     *from = oldest < 0 ? 0 : oldest < MP_KV_BLOCK ? (int)oldest : MP_KV_BLOCK;
+}
+
+/* Returns true if the next block exists and any of the rows may see it. */
+static VEC_INLINE bool kv_continues(const mp_attn_kv *a, int rows, int block) {
+    const int64_t next = (int64_t)(block + 1) * MP_KV_BLOCK;
+    return next < a->pos0 + rows && (!a->end || next < a->end);
 }
 
 /* How a merge treats one row of a partial. Stored as floats, so that vector operations decide 16 rows at once. */

@@ -527,7 +527,7 @@ static void attn_attn_block(const mp_attn_kv *a, int rows, int block, mp_attn_pa
     const int n = rows * a->group;
     _Alignas(64) float p[MP_ATTN_ROWS * MP_KV_BLOCK];
     /* prefetch the next block if any row sees it, because callers usually continue with that block */
-    const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
+    const bool more = kv_continues(a, rows, block);
     const attn_source k = {a->k_blocks[block], MP_KV_BLOCK, more ? a->k_blocks[block + 1] : NULL};
     const attn_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
     kv_softmax(a, n, block, &k, p, out->m, out->l);

@@ -238,6 +238,14 @@ static MP_INLINE void vec_store_low16_strided(int16_t *p, vec x) {
         p[2 * l] = part[l];
 }
 
+#define VEC_AVX2_PAIR16(a, b) \
+    _mm256_blend_epi16(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(b), 16), 0xaa)
+
+static MP_INLINE void vec_store_low16_pairs(int16_t *p, vec even, vec odd) {
+    _mm256_storeu_si256((__m256i *)(void *)p, VEC_AVX2_PAIR16(even.lo, odd.lo));
+    _mm256_storeu_si256((__m256i *)(void *)(p + 16), VEC_AVX2_PAIR16(even.hi, odd.hi));
+}
+
 #define VEC_AVX2_MAX_BITS(a, b) _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
 
 VEC_AVX2_2(vec_max_bits, VEC_AVX2_MAX_BITS)

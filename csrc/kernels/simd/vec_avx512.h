@@ -136,6 +136,11 @@ static MP_INLINE void vec_store_low16_strided(int16_t *p, vec x) {
     _mm512_mask_storeu_epi16(p, 0x55555555u, _mm512_castps_si512(x));
 }
 
+static MP_INLINE void vec_store_low16_pairs(int16_t *p, vec even, vec odd) {
+    const __m512i high = _mm512_slli_epi32(_mm512_castps_si512(odd), 16);
+    _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_castps_si512(even), high));
+}
+
 static MP_INLINE vec vec_max_bits(vec a, vec b) {
     return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }

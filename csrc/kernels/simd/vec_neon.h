@@ -270,6 +270,16 @@ static MP_INLINE void vec_store_low16_strided(int16_t *p, vec x) {
         p[2 * l] = part[l];
 }
 
+#define VEC_NEON_PAIR16(x, y) \
+    vreinterpretq_s16_u32(vsliq_n_u32(vreinterpretq_u32_f32(x), vreinterpretq_u32_f32(y), 16))
+
+static MP_INLINE void vec_store_low16_pairs(int16_t *p, vec even, vec odd) {
+    vst1q_s16(p, VEC_NEON_PAIR16(even.a, odd.a));
+    vst1q_s16(p + 8, VEC_NEON_PAIR16(even.b, odd.b));
+    vst1q_s16(p + 16, VEC_NEON_PAIR16(even.c, odd.c));
+    vst1q_s16(p + 24, VEC_NEON_PAIR16(even.d, odd.d));
+}
+
 #define VEC_NEON_MAX_BITS(x, y) vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(x), vreinterpretq_u32_f32(y)))
 
 VEC_NEON_2(vec, vec_max_bits, VEC_NEON_MAX_BITS)

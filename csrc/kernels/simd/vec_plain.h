@@ -267,11 +267,16 @@ static VEC_INLINE vec veci_to_float(veci x) {
 }
 
 /* Store the low 16 bits of each lane to p[0 ... 15]; the strided form to p[0], p[2], ... p[30], leaving the elements
- * between unchanged. */
+ * between unchanged; the form of pairs to p[0], p[2], ... (even) and p[1], p[3], ... p[31] (odd). */
 static VEC_INLINE void vec_store_low16(int16_t *p, vec x) { VEC_EACH(l) p[l] = (int16_t)(uint16_t)vec_bits(x.lane[l]); }
 
 static VEC_INLINE void vec_store_low16_strided(int16_t *p, vec x) {
     VEC_EACH(l) p[2 * l] = (int16_t)(uint16_t)vec_bits(x.lane[l]);
+}
+
+static VEC_INLINE void vec_store_low16_pairs(int16_t *p, vec even, vec odd) {
+    vec_store_low16_strided(p, even);
+    vec_store_low16_strided(p + 1, odd);
 }
 
 /* The greater of a and b in each lane (vec_max_bits) and the greatest lane of x (vec_top_bits), compared as unsigned

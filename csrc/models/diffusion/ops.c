@@ -92,7 +92,7 @@ mp_row_context mp_diff_context(mp_diff_thread *l, const mp_row_span *spans, void
 
 int mp_diff_attention_rows(const mp_attention *attention, int T) {
     enum { PLAIN = 128, BF16 = 512 }; /* enough rows to amortise the copies of keys and values */
-    const bool plain = mp_attn_full_for(attention->compute, T, attention->head_dim) == mp_kernels_get()->attn_full;
+    const bool plain = mp_attention_function(attention, T) != mp_kernels_get()->attn_full_bf16;
     return plain ? PLAIN : BF16;
 }
 

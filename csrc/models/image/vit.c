@@ -335,7 +335,7 @@ static field field_at(const work *w, int layer, int image, int window) {
     const int first = windowed ? one->windows[window] : 0, end = windowed ? one->windows[window + 1] : one->n;
     field f = {.row0 = one->row + first, .T = end - first};
     f.queries = drops_rows(w, layer) ? kept_rows(one) : f.T;
-    const bool plain = mp_attn_full_for(model->compute, f.T, model->head_dim) == mp_kernels_get()->attn_full;
+    const bool plain = mp_attention_function(&w->attention, f.T) != mp_kernels_get()->attn_full_bf16;
     const uint64_t limit = PART_OPS < model->most_ops ? PART_OPS : model->most_ops;
     const int64_t least = (int64_t)(plain ? PART_GRAINS : PART_GRAINS_BF16) * model->grain;
     const int64_t most = (int64_t)(limit / mp_vit_attention_ops(model, 1, f.T)) / model->grain * model->grain;

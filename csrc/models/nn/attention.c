@@ -9,6 +9,10 @@ size_t mp_attention_scratch(const mp_attention *attention, int T) {
     return attention->relative ? mp_arena_cost(plain) + mp_relative_scratch(attention->relative->shape, T) : plain;
 }
 
+mp_attn_full_function mp_attention_function(const mp_attention *attention, int keys) {
+    return mp_attn_full_for(attention->compute, keys, attention->head_dim, attention->bias || attention->relative);
+}
+
 /* Compute rows [row0, row1) with disentangled attention, a block of rows at a time, each with a bias of its own. */
 static void relative_rows(const mp_attention *attention, const mp_attn_full *full, const mp_row_span *span, int head,
                           int row0, int row1, mp_attn_full_function compute, void *scratch) {
@@ -59,7 +63,7 @@ void mp_attention_head(const mp_attention *attention, const mp_attention_rows *r
     };
     if (attention->bias) /* the entry of distance 0 is in the middle */
         full.bias = attention->bias + head * (2 * attention->bias_length - 1) + attention->bias_length - 1;
-    const mp_attn_full_function compute = mp_attn_full_for(attention->compute, keys, attention->head_dim);
+    const mp_attn_full_function compute = mp_attention_function(attention, keys);
     if (attention->relative) {
         assert(window == 0 && !attention->causal);
         relative_rows(attention, &full, span, head, row0, row1, compute, scratch);

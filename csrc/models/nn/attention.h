@@ -25,6 +25,9 @@ typedef struct mp_attention_rows { /* the heads of a row are contiguous; rows ar
     int64_t ld_out;
 } mp_attention_rows;
 
+/* Returns the kernel for sequences of `keys` keys. */
+mp_attn_full_function mp_attention_function(const mp_attention *attention, int keys);
+
 /* Scratch of one thread for sequences of up to T rows. */
 size_t mp_attention_scratch(const mp_attention *attention, int T);
 
