@@ -25,8 +25,8 @@ def blob_of(data: bytes) -> str:
 class Cache:
     """The hub's cache with one repository of GGUF files, in its documented layout."""
 
-    def __init__(self, home: Path) -> None:
-        self.root = home / "models--org--name"
+    def __init__(self, home: Path, name: str = "name") -> None:
+        self.root = home / f"models--org--{name}"
         for folder in ("blobs", "refs", "snapshots"):
             (self.root / folder).mkdir(parents=True)
         (self.root / "refs" / "main").write_text(SECOND)
@@ -97,13 +97,15 @@ def test_models_that_were_not_downloaded_are_refused(cache: Cache, tmp_path: Pat
     local = tmp_path / "own.gguf"
     local.write_bytes(gguf("a"))
     blob = cache.add(SECOND, "m-Q4_K_M.gguf", gguf("a"))
-    assert main(["rm", str(local), "digits-clip", "all-MiniLM-L12-v2", "org/name", "--json"]) == 1
+    Cache(cache.root.parent, "half").add(SECOND, "config.json", b"{}")
+    assert main(["rm", str(local), "digits-clip", "all-MiniLM-L12-v2", "org/half", "org/name", "--json"]) == 1
     seen = capsys.readouterr()
     assert [row["ref"] for row in json.loads(seen.out)] == ["org/name"] and not blob.exists() and local.exists()
     for part in ("is a local path", "is bundled with mpool",
-                 "all-MiniLM-L12-v2 is not on this machine: there is nothing to delete. `mpool list` lists"):
+                 "all-MiniLM-L12-v2 is not on this machine. `mpool list` lists the downloaded models",
+                 "org/half is incomplete on this machine", "complete the download first: mpool pull org/half"):
         assert part in seen.err
-    assert "mpool pull" not in seen.err
+    assert seen.err.count("mpool pull") == 1 and "hub was not asked" not in seen.err
     assert resolve("digits-clip").source == "bundled"
 
 
