@@ -147,6 +147,7 @@ MP_TEST(kernels_attention_begins_without_keys) {
 /* The scratch of a number of keys is enough for every smaller number. The parts of each kernel follow one another. */
 MP_TEST(kernels_attention_scratch) {
     static const int heads[] = {8, 40, 64, 256, MP_ATTN_BF16_DEPTH};
+    mp_kernels_init();
     for (int i = 0; i < 5; i++)
         for (int T = 1, D = heads[i]; T <= 2200; T++) {
             const mp_attn_full_layout full = mp_attn_full_plan(T, D);

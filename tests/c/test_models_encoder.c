@@ -20,6 +20,7 @@ MP_TEST_SECONDS(models_encoder_contract_int8, 60) { check_grouping(plain, NULL, 
 
 /* Heads of 32: the longest text has enough keys for attention over 16-bit integers, the others do not. */
 MP_TEST_SECONDS(models_encoder_contract_int8_integer_attention, 60) {
+    mp_kernels_init();
     MP_CHECK(mp_attn_full_for(MP_COMPUTE_I8, POSITIONS, WIDTH / 2, false) == mp_attn_full_i16);
     MP_CHECK(mp_attn_full_for(MP_COMPUTE_I8, 40, WIDTH / 2, false) == mp_kernels_get()->attn_full);
     tiny_encoder_heads = 2;
