@@ -157,9 +157,9 @@ def test_memory_and_removal(llama: Path, adapters: dict[str, Path]) -> None:
         pool.load(llama, adapters=adapters)
         assert pool.ps()[0].model_bytes > before + 4 * 5000
         pool.load(llama)  # unchanged
-        assert pool.generate("x", llama, adapter="two", max_tokens=1).token_ids
+        assert pool.generate("x", llama, adapter="two", max_tokens=1, ignore_eos=True).token_ids
         pool.unload(llama)
-        assert pool.generate("x", llama, adapter="two", max_tokens=1).token_ids
+        assert pool.generate("x", llama, adapter="two", max_tokens=1, ignore_eos=True).token_ids
         pool.load(llama, adapters={"two": adapters["two"]})
         with pytest.raises(InvalidArgument, match="adapter.*two or None.*'one'"):
             pool.generate("x", llama, adapter="one", max_tokens=1)
@@ -208,7 +208,7 @@ def test_handles_and_names_carry_them(llama: Path, adapters: dict[str, Path]) ->
         assert value(again.generate("Once", adapter="one", **OPTIONS)) == value(
             pool.generate("Once", "adapted", adapter="one", **OPTIONS))
         pool.swap("adapted", llama, adapters={"two": adapters["two"]})
-        assert pool.generate("Once", "adapted", adapter="two", max_tokens=1).token_ids
+        assert pool.generate("Once", "adapted", adapter="two", max_tokens=1, ignore_eos=True).token_ids
         pool.swap("adapted", llama)
         with pytest.raises(InvalidArgument, match="no adapters"):
             pool.generate("Once", "adapted", adapter="two", max_tokens=1)
@@ -484,7 +484,7 @@ def test_a_file_that_changes_in_use_is_noticed(llama: Path, adapters: dict[str, 
         data[8 + length:8 + length + 4] = np.float32(7.0).tobytes()
         (folder / "adapter_model.safetensors").write_bytes(data)
         try:  # reads the new file, or says that it changed; never computes with a mixture
-            assert pool.generate("x", llama, adapter="one", max_tokens=1).token_ids
+            assert pool.generate("x", llama, adapter="one", max_tokens=1, ignore_eos=True).token_ids
         except IntegrityError:
             pass
 
