@@ -109,8 +109,7 @@ void mp_attn_full_i16(const mp_attn_full *a, int row0, int row1, void *scratch) 
 /* ---- running attention ------------------------------------------------------------------------------------------- */
 
 size_t mp_attn_kv_scratch(int v_dim) {
-    const size_t floats = mp_attn_kv_plan(v_dim).bytes, integers = mp_attn_i16_plan(v_dim).bytes;
-    return floats > integers ? floats : integers;
+    return larger(mp_attn_kv_plan(v_dim).bytes, mp_attn_i16_plan(v_dim).bytes);
 }
 
 void mp_attn_begin(int rows, int v_dim, mp_attn_partial *state) {

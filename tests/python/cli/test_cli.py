@@ -35,8 +35,6 @@ from realmodels import real_path
 #: Enable Ctrl-C, which a shell disables for tests that run in the background.
 START = ("import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
          "from mpool.cli import main; sys.exit(main())")
-
-
 #: Working directory of commands. It must not contain the sources, because ``python -c`` imports from it first.
 ELSEWHERE = Path(__file__).parent.parent
 
@@ -129,8 +127,7 @@ def test_every_option_of_sampling_has_a_flag() -> None:
     (("generate", "text", "--model", "/nowhere/model.gguf"), "/nowhere/model.gguf"),
     (("embed", "text", "--file", "-"), "or with --file, not both"),
     (("embed", "--file", "/nowhere/texts"), "/nowhere/texts"),
-    (("show", "org/name"), "mpool pull org/name"),
-    (("pull", "org/name", "--offline"), "not on this machine")])
+    (("show", "org/name"), "mpool pull org/name"), (("pull", "org/name", "--offline"), "not on this machine")])
 def test_errors_are_one_line_with_exit_code_1(arguments: tuple[str, ...], said: str, tmp_path: Path, bert: str) -> None:
     """An error is one line with the reason, without a traceback."""
     if arguments[:2] == ("embed", "--file"):
