@@ -385,3 +385,26 @@ void mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64
     *begin = first * grain < n ? first * grain : n;
     *end = last * grain < n ? last * grain : n;
 }
+
+bool mp_team_next(const mp_team_thread *thread, int64_t n, int64_t least, _Atomic int64_t *taken,
+                  mp_team_range *range) {
+    assert(n >= 0 && least > 0);
+    const int64_t each = thread->count == 1 ? n : n / 4 * 3 / thread->count, rest = n - each * thread->count;
+    if (!range->began) {
+        *range = (mp_team_range){each * thread->index, each * (thread->index + 1), true};
+        if (each > 0)
+            return true;
+    }
+    int64_t at = atomic_load_explicit(taken, memory_order_relaxed), more;
+    do {
+        if (at >= rest)
+            return false;
+        more = (rest - at) / (2 * thread->count);
+        more = more > least ? more : least;
+        more = more < rest - at ? more : rest - at;
+    } while (!atomic_compare_exchange_weak_explicit(taken, &at, at + more, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    range->begin = n - rest + at;
+    range->end = range->begin + more;
+    return true;
+}

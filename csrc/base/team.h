@@ -81,4 +81,16 @@ static inline mp_team_thread mp_team_single(void) { return (mp_team_thread){0, 1
  * is [*begin, *end). */
 void mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64_t *begin, int64_t *end);
 
+/* A thread's range of units of work that the threads of a region take from one list. Starts as zeros. */
+typedef struct mp_team_range {
+    int64_t begin, end;
+    bool began;
+} mp_team_range;
+/* Move `range` on to the next units of [0, n) that this thread takes. Returns false when no units are left. At first
+ * each thread takes three quarters of an equal share, without waiting for the others; the rest goes to the threads that
+ * are ready first, in ranges that get smaller down to `least` units. Each thread's ranges ascend. `taken` belongs to
+ * one loop: it must be 0 before the loop, and only this function may change it inside. Which thread takes a unit depends
+ * on their speeds, so no result may. */
+bool mp_team_next(const mp_team_thread *thread, int64_t n, int64_t least, _Atomic int64_t *taken, mp_team_range *range);
+
 #endif

@@ -535,6 +535,7 @@ enum {
     Q_AHEAD = 8192,        /* prefetch distance in bytes for one or two rows */
     Q_AHEAD_MORE = 12288,  /* prefetch distance in bytes for more rows */
     Q_ACTS_BYTES = 393216, /* bytes of activations that stay in L2 during a pass over the panels */
+    Q_PANELS_BYTES = 262144, /* bytes of panels that a tile of rows is multiplied with before the next tile of rows */
 };
 
 /* Rows of the next tile when `left` rows remain. If `few`, all rows form one tile: a tile computes while it reads the
@@ -562,9 +563,29 @@ static void q_finish(const mp_epilogue *ep, int R, int m, int n0, const float *t
     }
 }
 
+/* Compute rows m ... m + R - 1 of a panel. */
+static MP_INLINE void q_panel(q_tile *tile, const mp_wmat *w, const mp_acts *x, int m, int R, int p, int ahead,
+                              q_rows *rows, const mp_epilogue *ep, float *y, int64_t ldy) {
+    _Alignas(64) float scratch[Q_ROWS * MP_PANEL_N];
+    const uint8_t *panel = w->data + (size_t)p * w->panel_bytes;
+    const int n0 = p * MP_PANEL_N, n1 = w->N - n0 < MP_PANEL_N ? w->N : n0 + MP_PANEL_N;
+    float *out = y + (int64_t)m * ldy + n0;
+    if (!ep && n1 - n0 == MP_PANEL_N) {
+        tile(panel, x, m, ahead, rows, out, ldy);
+        return;
+    }
+    tile(panel, x, m, ahead, rows, scratch, MP_PANEL_N);
+    if (n1 - n0 == MP_PANEL_N && ep->act == MP_ACT_NONE) {
+        q_finish(ep, R, m, n0, scratch, out, ldy);
+        return;
+    }
+    mp_epilogue_apply(ep, m, m + R, n0, n1, scratch, MP_PANEL_N);
+    for (int r = 0; r < R; r++)
+        memcpy(out + r * ldy, scratch + r * MP_PANEL_N, (size_t)(n1 - n0) * sizeof *out);
+}
+
 static void q_gemm(q_tile *const *tiles, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
                    const mp_epilogue *ep, float *y, int64_t ldy) {
-    _Alignas(64) float scratch[Q_ROWS * MP_PANEL_N];
     _Alignas(64) q_rows rows;
     rows.row = -1;
     assert(x->kind == MP_A_Q8 && x->K == w->K && 0 <= m0 && m1 <= x->M && 0 <= panel0 && panel1 <= w->panels);
@@ -572,26 +593,17 @@ static void q_gemm(q_tile *const *tiles, const mp_wmat *w, const mp_acts *x, int
     int pass = Q_ACTS_BYTES / w->K / Q_TALL * Q_TALL;
     if (pass < 8 * Q_TALL)
         pass = 8 * Q_TALL;
+    int group = Q_PANELS_BYTES / (int)w->panel_bytes;
+    group = group < 1 ? 1 : group;
     for (int begin = m0; begin < m1; begin += pass) {
         const int end = m1 - begin < pass ? m1 : begin + pass;
-        for (int p = panel0; p < panel1; p++) {
-            const uint8_t *panel = w->data + (size_t)p * w->panel_bytes;
-            const int n0 = p * MP_PANEL_N, n1 = w->N - n0 < MP_PANEL_N ? w->N : n0 + MP_PANEL_N;
-            int ahead = m1 - m0 <= 2 ? Q_AHEAD : Q_AHEAD_MORE; /* the panel is in cache after its first tile */
+        for (int p = panel0; p < panel1; p += group) {
+            int ahead = m1 - m0 <= 2 ? Q_AHEAD : Q_AHEAD_MORE; /* the panels are in cache after their first tile */
+            const int past = panel1 - p < group ? panel1 : p + group;
             for (int m = begin; m < end; ahead = 0) {
                 const int R = q_tile_rows(end - m, few);
-                float *out = y + (int64_t)m * ldy + n0;
-                if (!ep && n1 - n0 == MP_PANEL_N) {
-                    tiles[R](panel, x, m, ahead, &rows, out, ldy);
-                } else if (n1 - n0 == MP_PANEL_N && ep->act == MP_ACT_NONE) {
-                    tiles[R](panel, x, m, ahead, &rows, scratch, MP_PANEL_N);
-                    q_finish(ep, R, m, n0, scratch, out, ldy);
-                } else {
-                    tiles[R](panel, x, m, ahead, &rows, scratch, MP_PANEL_N);
-                    mp_epilogue_apply(ep, m, m + R, n0, n1, scratch, MP_PANEL_N);
-                    for (int r = 0; r < R; r++)
-                        memcpy(out + r * ldy, scratch + r * MP_PANEL_N, (size_t)(n1 - n0) * sizeof *out);
-                }
+                for (int at = p; at < past; at++)
+                    q_panel(tiles[R], w, x, m, R, at, ahead, &rows, ep, y, ldy);
                 m += R;
             }
         }

@@ -97,6 +97,7 @@ typedef struct expert_scratch {
     int32_t *row;    /* [n] row of an entry */
     int32_t *first;  /* [count + 1] first entry of each expert */
     _Atomic int32_t *reads; /* [2] flags: [0] this use is measured; [1] a thread waited for the disk */
+    _Atomic int64_t *taken; /* [2] for mp_team_next: of the first matrices, and of the last one */
     float *wide;     /* [n, hidden] rows of x in group order, then expert outputs */
     float *inner;    /* [n, 2 ffn] gate and up; plain: [n, ffn] */
     void *acts;
@@ -113,7 +114,8 @@ static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
     size_t n = (size_t)M * (size_t)experts->used, f = sizeof(float), at = 0;
     const size_t sizes[] = {
         (size_t)M * (size_t)experts->count * f, (size_t)M * (size_t)experts->count * f, n * f, n * f, n * f, n * f,
-        ((size_t)experts->count + 1) * f, 2 * f, n * (size_t)experts->hidden * f, n * inner_width(experts) * f,
+        ((size_t)experts->count + 1) * f, 2 * f, 2 * sizeof(int64_t), n * (size_t)experts->hidden * f,
+        n * inner_width(experts) * f,
     };
     enum { PARTS = sizeof sizes / sizeof *sizes };
     size_t offset[PARTS];
@@ -133,8 +135,9 @@ static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
             .row = (int32_t *)(base + offset[5]),
             .first = (int32_t *)(base + offset[6]),
             .reads = (_Atomic int32_t *)(base + offset[7]),
-            .wide = (float *)(base + offset[8]),
-            .inner = (float *)(base + offset[9]),
+            .taken = (_Atomic int64_t *)(base + offset[8]),
+            .wide = (float *)(base + offset[9]),
+            .inner = (float *)(base + offset[10]),
             .acts = base + at,
             .bytes = s.bytes,
         };
@@ -287,29 +290,46 @@ static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int
     return kept;
 }
 
-/* Computes the panels of all selected experts: the `count` matrices `parts` of each expert. Each thread takes a
- * contiguous share of the panels. */
+/* Reading a panel from memory takes about as long as multiplying it with so many rows. */
+enum { READ_ROWS = 3 };
+/* Least work that a thread takes at once: a product of a row with so many inputs of a panel takes about 10 us. */
+enum { LEAST_INPUTS = 50000 };
+
+/* Units of work of a panel of expert e. */
+static int64_t panel_cost(const expert_scratch *s, int e) {
+    return s->first[e + 1] > s->first[e] ? s->first[e + 1] - s->first[e] + READ_ROWS : 0;
+}
+
+/* Computes the panels of all selected experts: the `count` matrices `parts` of each expert. A panel belongs to the
+ * thread that takes its first unit of work. */
 static void run_matrices(const mp_experts *experts, const mp_team_thread *thread, const expert_scratch *s,
-                         const mp_expert_matrix *const *parts, int count, const mp_acts *acts, uint8_t *own,
-                         mp_lease *lease, float *y, int64_t ldy) {
+                         const mp_expert_matrix *const *parts, int count, _Atomic int64_t *taken, const mp_acts *acts,
+                         uint8_t *own, mp_lease *lease, float *y, int64_t ldy) {
     const int panels = (parts[0]->N + MP_PANEL_N - 1) / MP_PANEL_N;
-    int64_t chosen = 0, begin, end, at = 0;
+    int64_t units = 0, at = 0; /* at: first unit of the matrix `part` of expert e */
     for (int e = 0; e < experts->count; e++)
-        chosen += s->first[e + 1] > s->first[e];
-    mp_team_split(thread, chosen * count * panels, 1, &begin, &end);
-    for (int e = 0; e < experts->count && at < end; e++) {
-        if (s->first[e + 1] == s->first[e])
-            continue;
-        for (int part = 0; part < count; part++, at += panels) {
-            int first = begin > at ? begin - at < panels ? (int)(begin - at) : panels : 0;
-            const int last = end - at < panels ? (int)(end - at) : panels;
+        units += panel_cost(s, e) * count * panels;
+    mp_team_range range = {0};
+    int e = 0, part = 0;
+    while (mp_team_next(thread, units, LEAST_INPUTS / parts[0]->K + 1, taken, &range))
+        while (e < experts->count && at < range.end) {
+            const int64_t cost = panel_cost(s, e), size = cost * panels;
+            const int64_t from = range.begin - at, to = range.end - at < size ? range.end - at : size;
+            int first = from > 0 && cost ? (int)((from + cost - 1) / cost) : 0;
+            const int last = cost ? (int)((to + cost - 1) / cost) : 0;
             if (lease && first < last)
                 mp_lease_poll(lease); /* the pass stops between layers: here only the heartbeat counts */
             while (first < last)
                 first += run_panels(parts[part], e, first, last - first, acts, s->first[e], s->first[e + 1], own,
                                     y + (int64_t)part * parts[0]->N, ldy);
+            if (at + size > range.end)
+                break; /* the next range may have more panels of this matrix */
+            at += size;
+            if (++part == count) {
+                part = 0;
+                e++;
+            }
         }
-    }
 }
 
 /* gate = (up + 1) * (gate * sigmoid(1.702 gate)), with gate and up clamped first. NaN stays NaN. */
@@ -368,6 +388,8 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
     if (thread->index == 0) {
         group(experts, M, &s);
         begin_reads(experts, &s);
+        for (int i = 0; i < 2; i++)
+            atomic_store_explicit(&s.taken[i], 0, memory_order_relaxed);
     }
     mp_team_barrier(thread);
     const bool measured = atomic_load_explicit(&s.reads[0], memory_order_relaxed);
@@ -384,8 +406,8 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
     if (thread->index == 0)
         mark_seen(experts, &s);
     const mp_expert_matrix *const first[] = {&experts->gate, &experts->up}, *const second[] = {&experts->down};
-    run_matrices(experts, thread, &s, experts->plain ? &first[1] : first, experts->plain ? 1 : 2, &acts, own, lease,
-                 s.inner, wide);
+    run_matrices(experts, thread, &s, experts->plain ? &first[1] : first, experts->plain ? 1 : 2, &s.taken[0],
+                 &acts, own, lease, s.inner, wide);
     mp_team_barrier(thread);
 
     mp_acts_init(&acts, mp_wmat_acts(experts->down.kind), (int32_t)n, experts->ffn, s.acts);
@@ -400,7 +422,7 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
     }
     mp_acts_fill(&acts, s.inner, wide, (int)begin, (int)end);
     mp_team_barrier(thread);
-    run_matrices(experts, thread, &s, second, 1, &acts, own, lease, s.wide, hidden);
+    run_matrices(experts, thread, &s, second, 1, &s.taken[1], &acts, own, lease, s.wide, hidden);
     if (measured && mp_sys_major_faults() > faults)
         atomic_store_explicit(&s.reads[1], 1, memory_order_relaxed);
     mp_team_barrier(thread);
