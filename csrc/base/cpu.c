@@ -58,6 +58,7 @@ static pthread_once_t detected = PTHREAD_ONCE_INIT;
 static int machine_level;
 static uint32_t machine_has;
 static char machine_name[64];
+static bool reads_ahead;
 /* index into levels; -1 = no mask: the machine's own level */
 static _Atomic int masked_level = -1;
 
@@ -125,6 +126,12 @@ static uint32_t machine_features(void) {
     return features;
 }
 
+static bool is_amd(void) {
+    uint32_t a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx &&
+           d == signature_AMD_edx;
+}
+
 static void read_name(char *name, size_t size) {
     uint32_t words[12];
     for (uint32_t i = 0; i < 3; i++) {
@@ -183,6 +190,9 @@ static void detect(void) {
     for (int i = 0; i < LEVEL_COUNT; i++)
         if (machine_supports(&levels[i]))
             machine_level = i;
+#if defined(__x86_64__)
+    reads_ahead = is_amd() && (machine_has & MP_CPU_AVX512);
+#endif
     snprintf(machine_name, sizeof(machine_name), "unknown CPU");
     read_name(machine_name, sizeof(machine_name));
 }
@@ -222,6 +232,11 @@ mp_status mp_cpu_init(const char *mask, mp_error *error) {
 
 uint32_t mp_cpu_features(void) { return level_in_use()->features; }
 const char *mp_cpu_level(void) { return level_in_use()->name; }
+
+bool mp_cpu_reads_ahead(void) {
+    pthread_once(&detected, detect);
+    return reads_ahead;
+}
 
 const char *mp_cpu_name(void) {
     pthread_once(&detected, detect);

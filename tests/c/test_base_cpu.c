@@ -108,6 +108,7 @@ MP_TEST(base_cpu_levels_agree_with_the_kernel) {
         MP_CHECK_INT((mp_cpu_features() & rows[i].bit) != 0, below);
     }
 #if defined(__x86_64__)
+    MP_CHECK_INT(mp_cpu_reads_ahead(), strstr(text, "AuthenticAMD") && strstr(flags, " avx512f "));
     mp_error error;
     if (strstr(flags, " avx_vnni ")) { /* older kernels do not list AVX-VNNI */
         MP_CHECK_OK(mp_cpu_init("avxvnni", &error), &error);

@@ -367,6 +367,73 @@ MP_TEST(base_team_split_covers_once_on_grain) {
     MP_CHECK(begin > 0 && end > begin && begin % 64 == 0);
 }
 
+/* One loop of mp_team_next: how often each unit was taken, by threads that are slow at times. */
+typedef struct taking {
+    int64_t n, least;
+    _Atomic int64_t taken;
+    _Atomic int *times; /* [n] */
+    _Atomic int wrong, ranges;
+    int slow; /* a thread that waits before its first range; -1: none */
+    _Atomic int64_t of_slow; /* units that it took */
+} taking;
+
+static void take_units(const mp_team_thread *thread, void *arg) {
+    taking *t = arg;
+    mp_team_range range = {0};
+    for (int64_t last = 0; mp_team_next(thread, t->n, t->least, &t->taken, &range); last = range.end) {
+        if (range.begin < last || range.end <= range.begin || range.end > t->n)
+            atomic_fetch_add(&t->wrong, 1);
+        atomic_fetch_add(&t->ranges, 1);
+        for (int64_t i = range.begin; i < range.end; i++)
+            atomic_fetch_add(&t->times[i], 1);
+        if (thread->index == t->slow) {
+            atomic_fetch_add(&t->of_slow, range.end - range.begin);
+            while (atomic_load(&t->taken) < t->n / 4) /* the others take the rest meanwhile */
+                mp_cpu_relax();
+        }
+    }
+}
+
+MP_TEST(base_team_next_takes_each_unit_once) {
+    static const int64_t sizes[] = {0, 1, 2, 3, 4, 5, 11, 12, 33, 1000}, leasts[] = {1, 3, 100, 5000};
+    for (int threads = 1; threads <= MOST; threads++) {
+        mp_team *team = make_team(threads - 1, "20");
+        mp_lease lease;
+        mp_team_lease(team, 99, &lease);
+        for (int s = 0; s < 10; s++)
+            for (int l = 0; l < 4; l++)
+                for (int turn = 0; turn < 20; turn++) {
+                    _Atomic int times[1000] = {0};
+                    taking t = {.n = sizes[s], .least = leasts[l], .times = times, .slow = -1};
+                    mp_lease_run(&lease, take_units, &t);
+                    MP_CHECK_INT(atomic_load(&t.wrong), 0);
+                    for (int64_t i = 0; i < t.n; i++)
+                        MP_CHECK_INT(atomic_load(&times[i]), 1);
+                    if (threads == 1)
+                        MP_CHECK_INT(atomic_load(&t.ranges), t.n > 0);
+                }
+        mp_team_return(&lease);
+        mp_team_destroy(team);
+    }
+}
+
+/* The others take the rest while one thread is at its first range: it gets three quarters of an equal share. */
+MP_TEST(base_team_next_gives_the_rest_to_threads_that_are_ready) {
+    mp_team *team = make_team(1, "20");
+    mp_lease lease;
+    mp_team_lease(team, 99, &lease);
+    for (int slow = 0; slow < 2; slow++) {
+        _Atomic int times[1000] = {0};
+        taking t = {.n = 1000, .least = 1, .times = times, .slow = slow};
+        mp_lease_run(&lease, take_units, &t);
+        MP_CHECK_INT(atomic_load(&t.of_slow), 375);
+        for (int i = 0; i < 1000; i++)
+            MP_CHECK_INT(atomic_load(&times[i]), 1);
+    }
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+}
+
 MP_TEST(base_team_refuses_impossible_sizes) {
     mp_error error;
     mp_team *team = (mp_team *)&error;

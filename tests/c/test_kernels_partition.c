@@ -51,26 +51,29 @@ static const struct { const char *variant; int few, tall; } heights[] = {
 };
 
 /* Passes over the panels have as many rows as fill 393,216 bytes, at least eight tiles, and are cut into tiles of
- * nearly equal height. */
-static int quant_tiles(int few, int tall, int M, int K, int panels, int *want) {
+ * nearly equal height. A tile is multiplied with as many panels as fill 262,144 bytes, at least one, before the next. */
+static int quant_tiles(int few, int tall, int M, int K, int panels, size_t panel_bytes, int *want) {
     int count = 0, pass = 393216 / K / tall * tall;
+    const int fit = (int)(262144 / panel_bytes), group = fit < 1 ? 1 : fit;
     pass = pass < 8 * tall ? 8 * tall : pass;
     for (int begin = 0; begin < M; begin += pass)
-        for (int p = 0; p < panels; p++) {
+        for (int p = 0; p < panels; p += group) {
             int left = M - begin < pass ? M - begin : pass;
             for (int R; left > 0; left -= R) {
                 const int tiles = (left + tall - 1) / tall;
                 R = M <= few ? left : (left + tiles - 1) / tiles;
-                want[count++] = R * MP_PANEL_N;
+                for (int at = p; at < panels && at < p + group; at++)
+                    want[count++] = R * MP_PANEL_N;
             }
         }
     return count;
 }
 
 MP_TEST(kernels_partition_of_quantised_products) {
-    static const struct { int M, K; } cases[] = {
-        {1, 64},    {4, 64},     {5, 64},     {8, 64},     {9, 64},     {13, 64},   {33, 64},
-        {97, 4096}, {100, 4096}, {50, 12288}, {49, 12256}, {33, 13000 / 32 * 32}, {200, 2048},
+    static const struct { int M, K, panels; } cases[] = {
+        {1, 64, 2},    {4, 64, 2},     {5, 64, 2},     {8, 64, 2},     {9, 64, 2},     {13, 64, 2},  {33, 64, 2},
+        {97, 4096, 2}, {100, 4096, 3}, {50, 12288, 2}, {49, 12256, 2}, {33, 13000 / 32 * 32, 3},     {200, 2048, 2},
+        {13, 2048, 7}, {13, 2048, 5},
     };
     static int want[MOST_CALLS];
     int variants = 0;
@@ -80,11 +83,11 @@ MP_TEST(kernels_partition_of_quantised_products) {
                 continue;
             variants++;
             for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-                product p = product_of(MP_W_Q5_0, cases[i].M, 64, cases[i].K);
+                product p = product_of(MP_W_Q5_0, cases[i].M, cases[i].panels * MP_PANEL_N, cases[i].K);
                 multiply(&p);
                 kt_use(v.mask);
-                check_calls(want, quant_tiles(heights[h].few, heights[h].tall, cases[i].M, cases[i].K, 2, want), "Q5_0",
-                            v.variant, cases[i].M);
+                check_calls(want, quant_tiles(heights[h].few, heights[h].tall, cases[i].M, cases[i].K, cases[i].panels,
+                                              p.w.panel_bytes, want), "Q5_0", v.variant, cases[i].M);
                 drop(&p);
             }
         }
@@ -140,8 +143,8 @@ MP_TEST(kernels_partition_of_quantised_products_on_amx) {
                 product p = product_of(MP_W_Q4_0, few[i][0], 32, few[i][1]);
                 multiply(&p);
                 kt_use(masks[m]);
-                check_calls(want, quant_tiles(heights[h].few, heights[h].tall, few[i][0], few[i][1], 1, want), "Q4_0",
-                            masks[m], few[i][0]);
+                check_calls(want, quant_tiles(heights[h].few, heights[h].tall, few[i][0], few[i][1], 1,
+                                              p.w.panel_bytes, want), "Q4_0", masks[m], few[i][0]);
                 drop(&p);
             }
         }

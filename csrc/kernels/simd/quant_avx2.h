@@ -11,6 +11,7 @@
 #include "kernels/simd/target.h"
 
 enum { Q_LANES = 8, Q_NEAR = 3, Q_KEEPS_HEAD = 0 };
+#define Q_AHEAD_ONE Q_AHEAD
 
 typedef __m256i qi;
 typedef __m256i q_part;

@@ -10,6 +10,7 @@
 #include "kernels/simd/target.h"
 
 enum { Q_LANES = 8, Q_NEAR = 3, Q_KEEPS_HEAD = 0 };
+#define Q_AHEAD_ONE Q_AHEAD
 
 typedef struct qi {
     int32x4_t lo, hi;

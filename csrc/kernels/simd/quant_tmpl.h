@@ -18,6 +18,7 @@
  *   Q_VECTORS(R)                      vectors of outputs in a tile of R rows; divides 32 / Q_LANES
  *   Q_ROWS                            maximum rows of a tile: 4 or 8
  *   Q_TALL                            maximum rows of a tile if the product has more than Q_ROWS rows
+ *   Q_AHEAD_ONE                       prefetch distance for one row in bytes; 0: no prefetches
  *   Q_NEAR                            locality of prefetches: 3 to the first-level cache, 2 to the second-level cache
  *   Q_KEEPS_HEAD                      1 if memory-bound tiles keep d and dmin of a superblock in registers, too
  *
@@ -532,7 +533,7 @@ Q_TILES(nvfp4, MP_W_NVFP4)
 /* Measured: compared with Q_AHEAD, Q_AHEAD_MORE is 10 % faster for 3 rows or more and 6 % slower for 1 row. A distance
  * of 2 KiB is 33 % slower for 4 rows. */
 enum {
-    Q_AHEAD = 8192,        /* prefetch distance in bytes for one or two rows */
+    Q_AHEAD = 8192,        /* prefetch distance in bytes for two rows, and on most CPUs for one */
     Q_AHEAD_MORE = 12288,  /* prefetch distance in bytes for more rows */
     Q_ACTS_BYTES = 393216, /* bytes of activations that stay in L2 during a pass over the panels */
     Q_PANELS_BYTES = 262144, /* bytes of panels that a tile of rows is multiplied with before the next tile of rows */
@@ -595,10 +596,11 @@ static void q_gemm(q_tile *const *tiles, const mp_wmat *w, const mp_acts *x, int
         pass = 8 * Q_TALL;
     int group = Q_PANELS_BYTES / (int)w->panel_bytes;
     group = group < 1 ? 1 : group;
+    const int distance = m1 - m0 == 1 ? Q_AHEAD_ONE : m1 - m0 == 2 ? Q_AHEAD : Q_AHEAD_MORE;
     for (int begin = m0; begin < m1; begin += pass) {
         const int end = m1 - begin < pass ? m1 : begin + pass;
         for (int p = panel0; p < panel1; p += group) {
-            int ahead = m1 - m0 <= 2 ? Q_AHEAD : Q_AHEAD_MORE; /* the panels are in cache after their first tile */
+            int ahead = distance; /* the panels are in cache after their first tile */
             const int past = panel1 - p < group ? panel1 : p + group;
             for (int m = begin; m < end; ahead = 0) {
                 const int R = q_tile_rows(end - m, few);
