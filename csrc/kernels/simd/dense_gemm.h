@@ -9,7 +9,7 @@
  *   row m    acc acc ..       acc acc ..          one word of row m, broadcast
  *   row m+1  acc acc ..       acc acc ..
  *
- * The includer defines the following macros; this file undefines all of them except D_LANES and the v_ functions:
+ * The includer defines the following macros; this file undefines all of them except D_LANES, D_AHEAD and the v_ functions:
  *   D(name)             the name with the prefix of this kind
  *   D_LANES             floats in a vector; v_load, v_store, v_add, v_zero work on v_float
  *   D_W, D_A, D_ACC     result type of D(load) from a panel, of D(splat) from a row, and the accumulator of D(dot)
@@ -21,6 +21,8 @@
  *                       hold weights, and each word of a row is loaded once per vector
  *   D_PARTS             optional: products D(dot) of a step, one after the other. A step then has as many words of a
  *                       row, and D(load) takes the number of the part as its second argument
+ *   D_AHEAD(rows)       optional, kept for all kinds: prefetch distance in bytes for the first tile of a product of so
+ *                       many rows; 0: no prefetches
  *   D_BODY(R, P, t)     optional: computes a tile instead of D(tile) of this file (pair_tile.h)
  * and these functions, static MP_INLINE:
  *   D_ACC D(start)(int32_t sum)          start of a chain; sum = the row's sum of q (int8 only, else 0)
@@ -48,6 +50,9 @@ typedef struct dense_tile {
     int64_t ld;
 } dense_tile;
 enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
+#ifndef D_AHEAD
+#define D_AHEAD(rows) DENSE_AHEAD
+#endif
 
 /* Properties of the class: D_STEPS is the number of steps of K inputs, D_CHUNK the steps of one chain, D_ROW row m of
  * the activations, D_ROW_STRIDE the bytes between rows. D_SCALED is true if D(result) needs the int8 scales. */
@@ -225,7 +230,7 @@ static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pan
     const int rows = m1 - m0;
     const int count = (rows + D_MAX_ROWS - 1) / D_MAX_ROWS; /* tiles, of nearly equal height */
     const mp_act act = ep ? ep->act : MP_ACT_NONE;
-    const int wide = count == 1 ? D_PANELS(rows) : 1;
+    const int wide = count == 1 ? D_PANELS(rows) : 1, ahead = D_AHEAD(rows);
     dense_tile t = {.panel_bytes = w->panel_bytes, .a_stride = D_ROW_STRIDE(x), .steps = D_STEPS(w->K)};
     /* the epilogue that remains after the tile has added the bias */
     const mp_epilogue rest = {
@@ -253,7 +258,7 @@ static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pan
                 const int r1 = m0 + (int)((int64_t)rows * (i + 1) / count);
                 const tile_function tile = tiles[P > 1][r1 - r0 - 1];
                 t.a = D_ROW(x, r0);
-                t.prefetch = i == 0 ? DENSE_AHEAD : 0;
+                t.prefetch = i == 0 ? ahead : 0;
 #if D_SCALED
                 t.sum = x->sum + r0;
                 t.sa = x->scale + r0;

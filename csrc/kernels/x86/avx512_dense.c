@@ -17,6 +17,8 @@ typedef int32_t any_word __attribute__((may_alias, aligned(1)));
 #define v_load   _mm512_loadu_ps
 #define v_store  _mm512_storeu_ps
 #define v_add    _mm512_add_ps
+/* Zen 4 reads up to four rows' weights 2 to 40 % faster without prefetches, and float32 for eight rows 15 % slower. */
+#define D_AHEAD(rows) ((rows) <= 4 && mp_cpu_reads_ahead() ? 0 : DENSE_AHEAD)
 
 /* ---- F32 --------------------------------------------------------------------------------------------------------- */
 MP_TARGET_AVX512_BEGIN
