@@ -27,9 +27,9 @@ void *mp_alloc_array(size_t count, size_t size, mp_tag tag);
 void *mp_realloc(void *memory, size_t bytes, mp_tag tag);
 char *mp_strdup(const char *text, mp_tag tag);
 void mp_free(void *memory); /* NULL is legal */
-/* Allocate a region: whole huge pages, from the boundary of one on, which the system is asked to back by huge pages.
- * `bytes`: a multiple of MP_HUGE_PAGE. Returns NULL when the system refuses. Free it with mp_region_free, with the same
- * size and tag: a region has no header. */
+/* Allocate a region, aligned to MP_HUGE_PAGE, and ask the system to back it by huge pages. `bytes`: a multiple of
+ * MP_HUGE_PAGE. Returns NULL when the system refuses. Free it with mp_region_free, with the same size and tag: a region
+ * has no header. */
 void *mp_region_alloc(size_t bytes, mp_tag tag);
 void mp_region_free(void *region, size_t bytes, mp_tag tag);
 /* Live bytes of a tag, without headers. */

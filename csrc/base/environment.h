@@ -29,8 +29,8 @@ mp_status mp_environment_override_begin(mp_environment_override *self, const cha
                                         mp_error *error);
 /* Restore the environment. A change that another thread made with setenv during the override is kept. */
 void mp_environment_override_end(mp_environment_override *self);
-/* Restore the environment in a forked child, if another thread of the parent had an override active at the fork. Legal
- * if that thread had not begun the override yet or had ended it. */
+/* Restore the environment in a forked child if another thread of the parent had this override active at the fork.
+ * Otherwise do nothing. */
 void mp_environment_override_fork_child(mp_environment_override *self);
 
 #endif

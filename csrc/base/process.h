@@ -16,7 +16,7 @@
 enum { MP_PROCESS_FDS = 3, MP_PROCESS_FIRST_FD = 3 };
 
 typedef struct mp_process {
-    int pid;    /* 0 = never started, or reaped */
+    int pid;    /* 0 = never started, or closed by mp_process_kill or mp_process_forget */
     int handle; /* pidfd, or -1 */
     int owner;  /* id of the process that started it */
     bool ended;

@@ -28,8 +28,8 @@ uint64_t mp_sys_involuntary_switches(void);
 uint64_t mp_sys_major_faults(void);
 
 /* --- random numbers --- */
-/* A seed for a request without one, a hash key or a name. Unpredictable, unless the system has no random numbers. Never
- * use it for results that must be reproducible. */
+/* Return 64 random bits, for the seed of a request without one, a hash key or a name. Unpredictable, unless the system
+ * has no random numbers. Never use it for results that must be reproducible. */
 uint64_t mp_sys_random(void);
 
 /* --- locks, not recursive --- */

@@ -21,7 +21,8 @@ enum {
 };
 
 /* Returns the number of threads, 1 to MP_THREADS_MOST, with which a pass of `rows` rows and `barriers` barriers is
- * fastest at the assumed rates. It limits only very many threads, or threads with very little work. */
+ * fastest at the assumed rates. The result is a limit only for machines with very many CPUs, or for passes with very
+ * little work. */
 int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers);
 
 typedef struct mp_tuned { /* the measurements of one class of passes */

@@ -1,7 +1,7 @@
 /* chaos.h: fault injection by seed, so that tests see what callers see when workers fail.
  *
- * A wrapper around a worker's engine (models/engine.h) that is invisible to the rest of the registry. Before each step
- * it chooses, with the chances of the rule (registry.h), one of:
+ * mp_chaos_wrap wraps the engine of a worker (models/engine.h); the rest of the registry does not see the wrapper.
+ * Before each step the wrapper chooses, with the chances of the rule (registry.h), one of:
  *
  *   fail    the step is skipped; every item fails with MODEL, a worker fault, and is retried once
  *   die     as `fail`, but with INTERNAL: the worker ends and is replaced

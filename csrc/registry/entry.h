@@ -327,7 +327,7 @@ bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard);
 bool mp_dispatch_predict(mp_entry *entry, mp_guard *guard);
 /* Returns the number of workers that the forecast asks for, within the limits; 0 = no forecast. */
 int mp_dispatch_predicted(const mp_entry *entry, uint64_t now_ns);
-/* Predicts the time until a request starts that has work of `cost_ahead` queued before it. `pace`: mp_entry.pace or
+/* Predicts the time until a request starts if work of `cost_ahead` is queued before it. `pace`: mp_entry.pace or
  * .full_pace. Returns 0 if unknown. */
 uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double pace);
 

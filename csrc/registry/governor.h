@@ -39,9 +39,9 @@ typedef struct mp_guard {
 /* Reserves `wanted` bytes if they are free, else `needed` (<= wanted). Waits while other loads hold reservations,
  * reclaimers free memory, or models in use could free enough once their requests have ended; until give_up(arg) returns
  * true (called every 20 ms without a lock; NULL: never). Callers get memory in the order of their calls. `urgent`: the
- * caller holds memory already, so others may wait for it, and it does not wait for its turn. MEMORY_EXHAUSTED names the
- * model and the bytes needed and free. CANCELLED if given up. Release the guard once the load has charged the budget
- * itself, or has failed. */
+ * caller does not wait for its turn, because it holds memory that other callers may wait for. MEMORY_EXHAUSTED names
+ * the model and the bytes needed and free. CANCELLED if give_up returned true. Release the guard once the load has
+ * charged the budget itself, or has failed. */
 mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t needed, uint64_t wanted, bool urgent,
                               bool (*give_up)(void *arg), void *arg, mp_guard *guard, mp_error *error);
 /* Reserves `bytes` if they are free now and no other caller waits for memory. Never waits, never reclaims. */

@@ -209,8 +209,8 @@ typedef struct mp_submit_options {
     uint8_t service_class;  /* MP_SERVICE_INTERACTIVE or MP_SERVICE_BULK */
     mp_policy policy;       /* default: the model's policy */
     uint32_t tenant;        /* requests of a tenant together get one fair share; 0 = no tenant named */
-    /* 0 = any; else the request is meant for the model with this mp_loader.revision: SEND, counted in no metric, if
-     * another model has the key, or none */
+    /* 0 = any; else the mp_loader.revision that the model must have. SEND, counted in no metric, if the key has another
+     * model or none */
     uint64_t revision;
     bool fail_fast; /* return OVERLOADED at once if the queue is full; else submit waits until the deadline */
     bool uncounted; /* the caller will retry an OVERLOADED request: count it in no metric */

@@ -30,7 +30,7 @@ typedef enum mp_entry_event {
 typedef struct mp_services {
     _Atomic int references;
     uint64_t number; /* the registry's, unique in the process */
-    mp_cpu_allocator *allocator; /* for the registry only, which closes it when no worker exists any more; then NULL */
+    mp_cpu_allocator *allocator; /* used by the registry only, which sets it to NULL and closes it after the pool */
     mp_pool *pool;               /* NULL once the registry is closed: no worker exists then */
     mp_governor *governor;
     mp_cpu_allocator *allocator_pinned; /* separate reference: spin rules need it until the last ticket is gone */

@@ -5,9 +5,9 @@
 
 #include "registry/entry.h"
 
-/* Starts to free at least the lacking bytes: idle caches and arenas if they suffice, else whole models, those with the
- * longest idle time per load time first, else both. Returns the same as mp_reclaimer.reclaim (governor.h).
- * Thread-safe. */
+/* Starts to free at least the lacking bytes: idle caches and arenas if they suffice, else whole models, else both. The
+ * first models to go are those that suffice alone, and among equals those with the longest idle time per load time.
+ * Returns the same as mp_reclaimer.reclaim (governor.h). Thread-safe. */
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *shortage, bool whole);
 /* mp_upkeep_possible returns how many bytes mp_upkeep_reclaim could free. mp_upkeep_later includes those that it could
  * free once the requests of models in use have ended. */

@@ -117,10 +117,10 @@ typedef struct mp_worker {
     mp_item *offered[MP_ACTIVE_MAX]; /* the items of `order` that are offered to plan() */
     mp_ticket *fresh[MP_ACTIVE_MAX]; /* taken from the queue in this round, not admitted yet */
     int fresh_count;
-    uint64_t virtual_ns;                /* service of a flow that had an equal weighted share of every step */
+    uint64_t virtual_ns;                /* weighted service of a flow that gets an equal share of every step */
     mp_flows flows;                     /* keys: service class and tenant; one user per admitted request */
     uint64_t flow_ns[MP_WORKER_FLOWS];  /* by slot: weighted service of the flow */
-    uint64_t clock_ns[MP_WORKER_FLOWS]; /* by slot: service of a request that had an equal share of its flow */
+    uint64_t clock_ns[MP_WORKER_FLOWS]; /* by slot: service of a request that gets an equal share of its flow */
     bool suspects_next;                 /* the last step left a suspect out */
     uint64_t retry_ns;   /* when to admit again after memory was refused; 0 = not before a request leaves */
     bool trimmed;        /* the engine was trimmed, and no request has left since */

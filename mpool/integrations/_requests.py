@@ -1,5 +1,5 @@
-"""Requests as the adapters of vector stores and retrieval libraries make them: lists of texts in, lists of numbers out,
-for a model of any pool."""
+"""Requests of the adapters for vector stores and retrieval libraries, to a model of any pool: lists of texts in, arrays
+out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Task = Literal["query", "document"]
-#: Number of documents of one reranking request: a pool limits it, and requests of others come in between.
+#: Maximum number of documents per reranking request: the pool has a limit, and serves other callers between requests.
 SLICE = 1000
 
 
@@ -66,7 +66,7 @@ def name_of(model: Any) -> str | None:
 
 
 def stored_name(model: Any, where: str) -> str | None:
-    """Return the name that another library stores, and from which another process makes the adapter again.
+    """Return the model name that another library stores, and from which another process recreates the adapter.
 
     Raises:
         InvalidArgument: the model is a :class:`mpool.Model`, whose pool exists in this process only.

@@ -49,7 +49,8 @@ class MpoolEmbedding(BaseEmbedding):  # type: ignore[misc]
     @model_validator(mode="before")
     @classmethod
     def _one_name(cls, data: Any) -> Any:
-        """Take ``model_name`` for the model if that is missing, and make it the name in LlamaIndex's records."""
+        """Use ``model_name`` as the model if ``model`` is missing. Set ``model_name``, which LlamaIndex records, to the
+        name of the model."""
         given = dict(data)
         if given.get("model") is None and given.get("model_name") not in (None, _DEFAULT):
             given["model"] = given["model_name"]

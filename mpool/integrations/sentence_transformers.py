@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
-#: The output of an encoder that :meth:`SentenceTransformer.encode` asks for as ``token_embeddings``; see the core.
+#: Output mask of the core for the ``token_embeddings`` of :meth:`SentenceTransformer.encode`: ``MP_EMBED_TOKENS``.
 _HIDDEN_STATES = 2
 _log = logging.getLogger("mpool")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -283,7 +283,7 @@ class SentenceTransformer(_Base):
         """Embed queries: as :meth:`encode`, with the prompt ``"query"``, which is empty if the model has none."""
         if prompt is None and prompt_name is None:
             prompt_name = self._first_prompt("query")
-        # the texts by position: an `encode` of a subclass may call them `sentences`
+        # pass the texts by position: the `encode` of a subclass may name them `sentences`
         return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
                            show_progress_bar=show_progress_bar, output_value=output_value, precision=precision,
                            convert_to_numpy=convert_to_numpy, convert_to_tensor=convert_to_tensor, device=device,
@@ -326,7 +326,8 @@ class SentenceTransformer(_Base):
         return self.prompts[name]
 
     def _token_rows(self, texts: list[str], prompt: str) -> list[NDArray[np.float32]]:
-        """Return one float32 ``(tokens, width)`` per text: the last hidden states, all of one model."""
+        """Return the last hidden states of each text, float32 ``(tokens, width)``. One model computes all arrays,
+        even if the model is replaced meanwhile."""
         options = _options.parse_options(EmbedOptions, "embed", {"prompt": prompt})
         return for_current(lambda: _Tokens(requests.text_plan(self._model.pool, self._model, options)),
                            lambda request: list(request.rows(texts)))

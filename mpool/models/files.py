@@ -144,7 +144,7 @@ def unreadable(path: str, error: Exception) -> FileError:
 
 
 def close(fd: int) -> None:
-    """Close a file that was only read. An error of the system then says nothing about what was read."""
+    """Close a file that was only read. Ignores errors of the system: they do not affect the data that was read."""
     with suppress(OSError):
         os.close(fd)
 

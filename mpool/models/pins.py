@@ -39,7 +39,7 @@ def _path(row: Row) -> str:
 
 
 def read(row: Row, reference: HubRef) -> Pin | None:
-    """Return the pin of a row. None: there is none, it is malformed, or the row names another reference by now."""
+    """Return the pin of a row; None if there is none, if it is malformed, or if it was made for another reference."""
     found = store.read_json(_path(row)) or {}
     commit, files = found.get("commit"), found.get("files")
     if found.get("ref") != str(reference) or not isinstance(files, dict) or not files \

@@ -126,7 +126,8 @@ class ModelSpec:
         return spec
 
 
-#: Id of the first adapter that a model's own files contain. The others have smaller ids.
+#: Id of the first adapter in a model's own files; the next ones count up from it. Adapters from elsewhere have smaller
+#: ids.
 OWN_ADAPTERS = 1 << 20
 
 
@@ -160,7 +161,7 @@ class Adapter:
     Attributes:
         files: absolute paths of the files that contain the matrices.
         updates: the layers that the adapter updates.
-        stamps: the files that were read, by path.
+        stamps: stamps of the files that were read, by path.
     """
 
     files: tuple[str, ...]
@@ -244,7 +245,7 @@ class EmbeddingSettings:
         dimensions: Matryoshka sizes that the model card documents; empty if it documents none.
         truncate_dim: default number of components to keep; None: all. Truncation is the last step, after normalisation.
         scores: True for a reranker, whose single output is the score of a pair of texts.
-        score_activation: function that makes a reranker's score of its output, ``"identity"`` or ``"sigmoid"``.
+        score_activation: function that turns the output of a reranker into its score: ``"identity"`` or ``"sigmoid"``.
         classifier: labels, if the outputs are the logits of a sequence classifier. A classifier with one label is a
             reranker as well.
         token_labels: names of the labels of a token classifier, in the order of the logits; empty for other models.

@@ -24,7 +24,7 @@ from .files import open_regular, read_small
 log = logging.getLogger("mpool.models")
 
 _CHUNK = 1 << 20
-#: Interval of the log messages while this process waits for another process's download, in seconds.
+#: Interval in seconds between log messages while a thread waits for a lock.
 _WAIT_LOG_SECONDS = 10.0
 
 

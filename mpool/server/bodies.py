@@ -29,7 +29,7 @@ Receive = Callable[[], Awaitable[Any]]
 
 #: Minimum size in bytes of a body that is parsed on another thread, so that the loop keeps serving other requests.
 _LONG = 1 << 16
-#: Maximum number of ignored parts that are reported for a body, characters that their names must not have, and the
+#: Report of the ignored parts of a body: maximum number of parts, characters that are removed from their names, and
 #: maximum length of a name.
 MAX_UNKNOWN, _UNSAFE, _MAX_NAME = 16, re.compile(r"[^A-Za-z0-9_.\[\]-]"), 100
 _TOO_DEEP = "The body is nested too deeply."

@@ -20,14 +20,15 @@ from .text_embeddings_inference import Direction, check_direction
 if TYPE_CHECKING:
     from .models import ServedModel
 
-#: Bytes of a score in JSON, beside its label.
+#: Bytes of a score in JSON, without its label.
 _SCORE_BYTES = 40
 
 Texts = Text | Annotated[list[Text], Meta(min_length=1, max_length=10_000)]
 
 
 class ClassifyRequest(Fields, kw_only=True):
-    """Texts to classify. ``use_activation`` (formerly ``activation``) false: return logits. ``user`` is ignored."""
+    """Texts to classify. If ``use_activation`` (formerly ``activation``) is false, the scores are logits. ``user`` is
+    ignored."""
 
     model: Name
     input: Texts

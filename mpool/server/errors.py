@@ -103,7 +103,8 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 #: Codes of invalid requests. Their library messages describe only the request, so they are included in the response.
 _DETAILED = ("invalid_value", "unsupported_parameter", "context_length_exceeded", "request_too_large")
 _MAX_DETAIL = 300
-#: Request fields that contain a JSON schema, and all request fields that have the same name in the library.
+#: Request fields that contain a JSON schema. Request fields whose name is also that of the library's parameter: only
+#: these become the `param` of a library error.
 _SCHEMA_PARAMS = ("response_format", "tools")
 _PARAMS = frozenset((*sampling.NAMES, *_SCHEMA_PARAMS, "tool_choice", "parallel_tool_calls", "messages",
                      "guidance_scale", "num_inference_steps", "negative_prompt"))

@@ -19,8 +19,8 @@ class Fields(Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(Fields, kw_only=True):
-    """Sampling options under the names of the library. A null has the model's default. With ``top_p`` 0, only the most
-    likely token is sampled."""
+    """Sampling options under the names of the library. A null selects the model's default. With ``top_p`` 0, only the
+    most likely token is sampled."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None

@@ -159,7 +159,7 @@ class HostGuard(_Guard):
             hosts = _hosts_at(self.gate.settings, scope)
         host = (header(scope, b"host") or b"").decode("latin-1").lower()
         if host not in hosts:
-            # DNS rebinding needs a name: a page at an IP address is one that this address has sent
+            # DNS rebinding needs a host name: a page whose origin is an IP address was sent by that address itself
             if not self.gate.settings.on_all_addresses or not is_address(host):
                 return Refusal("misdirected")
             hosts = frozenset((host,))

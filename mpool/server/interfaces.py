@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-#: An address of this machine in the kernel's routing table: the address, and on the next line that it is local.
+#: Entry of the kernel's routing table for an address of this machine: the address, then a line that marks it as local.
 _LOCAL = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL")
 #: Maximum size in bytes of a table that is read, and maximum number of addresses.
 _MAX_TABLE, _MAX_ADDRESSES = 1 << 20, 16

@@ -40,8 +40,8 @@ class ClassifyTokensRequest(Fields, kw_only=True):
 
 
 class Span(Struct, omit_defaults=True):
-    """A part of a text. ``start`` and ``end`` count characters (code points). ``entity`` and ``index``, without an
-    aggregation: label and place of a token; with one, ``entity_group``."""
+    """A part of a text. ``start`` and ``end`` count characters (code points). Without aggregation, a span is one token:
+    ``entity`` is its label and ``index`` its position. With aggregation, ``entity_group`` is the label."""
 
     score: float
     word: str

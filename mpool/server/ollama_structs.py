@@ -18,11 +18,11 @@ Nanoseconds = int
 
 class Options(Fields):
     """Sampling options. The samplers ``mirostat``, ``tfs_z`` and ``typical_p`` are ignored. ``mirostat_tau``,
-    ``mirostat_eta``, ``repeat_last_n``, ``penalize_newline``, ``draft_num_predict`` and the hardware options
-    (``num_keep`` to ``main_gpu``) are ignored: mpool manages the hardware itself. ``num_ctx`` is the maximum number of
-    tokens of the prompt and the completion together, as far as the context of the model allows; less than 4 counts
-    as 4. ``num_predict``: 0, -1 and -2 mean no limit but that of the server. ``top_p`` 0: only the most likely token is
-    sampled. ``repeat_penalty`` 0: no penalty."""
+    ``mirostat_eta``, ``repeat_last_n``, ``penalize_newline``, ``draft_num_predict`` and ``num_keep`` are
+    ignored, and so are the hardware options (``num_batch`` to ``main_gpu``): mpool manages the hardware itself.
+    ``num_ctx`` is the maximum number of tokens of the prompt and the completion together, as far as the context of the
+    model allows; less than 4 counts as 4. ``num_predict``: 0, -1 and -2 mean no limit but that of the server. With
+    ``top_p`` 0, only the most likely token is sampled. ``repeat_penalty`` 0 means no penalty."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None

@@ -1,4 +1,4 @@
-"""``/pooling``, as in vLLM: vectors of texts or of their tokens, or scores of labels of either."""
+"""``/pooling``, as in vLLM: vectors, or scores of labels, of texts or of their tokens."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _KINDS = {"embed": ("vectors", "embedding model"), "token_embed": ("vectors", "e
 class PoolingRequest(Fields, kw_only=True):
     """Texts, or lists of token ids. ``task``: ``embed`` (one vector per text), ``token_embed`` (one vector per token,
     the default for embedding models), ``classify`` (scores of all labels) or ``token_classify`` (scores of all labels
-    for each token). ``use_activation`` false: vectors that are not normalised, or logits. ``truncate_prompt_tokens``:
-    -1, which is the default. ``user`` is ignored."""
+    for each token). If ``use_activation`` is false, vectors are not normalised and scores are logits.
+    ``truncate_prompt_tokens``: only -1, the default. ``user`` is ignored."""
 
     input: TextsOrIds
     model: Name | None = None

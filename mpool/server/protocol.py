@@ -234,8 +234,8 @@ class Connection(HttpToolsProtocol, DisconnectReports):
         self._active: _Cycle | None = None  # the request that is being served, or the last one that was
         self._unparsed = b""  # bytes received but not parsed yet
         self._half_closed = False  # the client has half-closed the connection
-        #: Counters of the request that is being received: bytes of its head, bytes of the header line that is not
-        #: complete yet, bytes of its body with and without chunk framing, chunks, and bytes of the body in them.
+        #: Counters of the request that is being received. Bytes of its head; of the header line that is not complete
+        #: yet; of its body with chunk framing; of its body without. Number of complete chunks, and body bytes in them.
         self._head_bytes = self._line_bytes = self._framed_bytes = self._body_bytes = 0
         self._chunk_count = self._chunk_bytes = 0
 
@@ -476,7 +476,7 @@ class Connection(HttpToolsProtocol, DisconnectReports):
         return _RequestRefused(code)
 
     def body_is_read(self) -> None:
-        """Read on after the application has the whole body, so that a lost connection is noticed.
+        """Resume reading once the application has the whole body, so that a lost connection is noticed.
 
         uvicorn pauses a connection while it keeps more than 64 KiB of a body. If the application takes the end of the
         body in that state, no later call resumes it.

@@ -9,7 +9,7 @@ from ..conversation.messages import NamedImage
 
 #: Maximum number of conversations, and of bytes of their texts and images.
 _MAX_CONVERSATIONS, _MAX_BYTES = 1000, 64 << 20
-#: Bytes of a message beside its texts and images.
+#: Estimated bytes of a message without its texts and images.
 _MESSAGE = 500
 
 

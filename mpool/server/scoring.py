@@ -27,8 +27,9 @@ _CONCURRENT = 16
 
 
 class ScoreRequest(Fields, kw_only=True):
-    """Pairs of texts: ``text_1`` is one text for all of ``text_2``, or has as many texts. ``prompt`` (an extension) is
-    the instruction of rerankers that are language models. ``user`` is ignored."""
+    """Pairs of texts. ``text_1`` is one text, which is paired with every text of ``text_2``, or a list as long as
+    ``text_2``. ``prompt`` (an extension) is the instruction of rerankers that are language models. ``user`` is ignored.
+    """
 
     model: Name
     text_1: Texts

@@ -1,8 +1,7 @@
 """History of a pool for plots: rates, latency, queues and memory, sampled once a second, in bounded memory.
 
 Three rings keep 5 minutes at 1 s, 1 hour at 10 s and 12 hours at 2 minutes per point. A value of a point is the mean of
-its samples; its quantiles of the latency are those of the requests that completed in its time. A sample costs about
-0.1 ms.
+its samples. Its latency quantiles cover the requests that completed during the point. A sample costs about 0.1 ms.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ log = logging.getLogger("mpool.server")
 RINGS = {1: 300, 10: 360, 120: 360}
 #: Maximum number of models with a history. Another model takes the place of the one that was idle for longest.
 MODELS = 32
-#: If no sample was taken for at most this many seconds, the next one counts for all of them; a longer time is a gap.
+#: Maximum number of seconds that one sample stands for, if samples before it are missing. More seconds become a gap.
 _STALL = 10
 #: Seconds that the longest ring covers.
 _LONGEST = max(step * most for step, most in RINGS.items())

@@ -51,8 +51,8 @@ class Settings:
         max_streams: Maximum number of concurrent streamed responses; further ones receive HTTP 503.
         max_n: Maximum number of completions or images per request.
         max_tokens: Maximum number of tokens per completion; a request for more is reduced to this.
-        default_max_tokens: Maximum number of tokens per completion of a request that sets no limit of its own; at most
-            ``max_tokens`` applies.
+        default_max_tokens: Maximum number of tokens per completion of a request without a limit of its own. A value
+            above ``max_tokens`` counts as ``max_tokens``.
         allow_token_ids: Accept token ids as embedding input for every model; False: only if the request sets
             ``allow_token_ids``, or the model's vocabulary is OpenAI's cl100k_base.
         allow_image_urls: Fetch images at https URLs in chat messages, from public addresses only; False: accept images

@@ -90,7 +90,7 @@ class State:
         return f"{self._prefix}{next(self._numbers):08x}"
 
     def is_new(self, path: str, field: str) -> bool:
-        """Return True for the first request to a path with an ignored field. Remembers 1,000 fields at most."""
+        """Return True for the first request to a path with an ignored field; always False after 1,000 fields."""
         if (path, field) in self._ignored or len(self._ignored) >= _MAX_IGNORED:
             return False
         self._ignored.add((path, field))

@@ -24,8 +24,8 @@ class SwapRequest(Fields):
     """The model to replace.
 
     ``model``: name that ``--model`` gave to a path or a reference. ``source``: name of another model that clients can
-    use, whose files ``model`` then has; without it, the reference of ``model`` is resolved and read again, such as a
-    repository with a newer revision. ``timeout``: seconds for loading.
+    use; ``model`` then serves its files. Without ``source``, the reference of ``model`` is resolved and read again,
+    which finds a newer revision of a repository. ``timeout``: seconds for loading.
     """
 
     model: Name

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 class TokenizeRequest(Fields, kw_only=True):
     """A ``prompt``, or ``messages`` for the chat template of the model. Without ``model``, the server uses the only
-    model with a tokenizer that it was started with. If it was started with none, it uses the only one that requests
-    have used. ``add_special_tokens`` adds the tokens that the model expects around a prompt (default true). Names of
-    control tokens in texts are plain text. ``chat_template_kwargs`` are variables of the chat template."""
+    model with a tokenizer among those that it was started with, or, if none of these has a tokenizer, among those that
+    requests have used. ``add_special_tokens`` adds the tokens that the model expects around a prompt (default true).
+    Names of control tokens in texts are plain text. ``chat_template_kwargs`` are variables of the chat template."""
 
     model: Name | None = None
     prompt: str | None = None

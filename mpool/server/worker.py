@@ -404,7 +404,7 @@ class TokenSplitter:
     def __init__(self, stream: AsyncStream) -> None:
         self._stream = stream
         self._rest = b""  # bytes of tokens whose event was not sent yet
-        self._base = self._seen = 0  # number of bytes and tokens before `_rest`
+        self._base = self._seen = 0  # bytes before `_rest`; tokens of which all bytes have arrived
 
     def split(self, chunk: Chunk) -> list[TokenEvent]:
         """Return the events that the next stream chunk completes."""

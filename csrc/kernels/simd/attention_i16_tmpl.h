@@ -35,8 +35,9 @@ typedef enum i16_kind {
     I16_VALUE_BYTES, /* values of I8 */
 } i16_kind;
 
-/* The part of the following block that one of several tiles prefetches, spread over its pairs: memory would limit a
- * tile that prefetches faster. The lines go to L2, because this block and the scores fill L1. */
+/* A tile's share of the next block: the part that this tile prefetches while other tiles prefetch the rest. The tile
+ * spreads the prefetches evenly over its pairs, because faster prefetching would make it wait for memory. The lines go
+ * to L2, because this block and the scores fill L1. */
 typedef struct i16_share {
     const int8_t *at, *end;
     int64_t step; /* bytes for every two pairs */

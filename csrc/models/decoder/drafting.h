@@ -14,9 +14,9 @@
  * The rows of draft tokens are tentative: the shadow of the sequence (decoder/sequence.h) counts them only after the
  * model has accepted their tokens. The next pass overwrites the others.
  *
- * The draft model computes a long prompt in slices, each about as long as a decode step, and only if its drafts are
- * expected to save twice that time. If memory is short, the blocks of the draft model are the first to be dropped,
- * and it pauses for 256 steps. */
+ * The draft model computes a long prompt in slices, each about as long as a decode step. It begins only if its drafts
+ * are expected to save twice the time of all slices. If memory is short, the blocks of the draft model are the first to
+ * be dropped, and the draft model pauses for 256 steps. */
 #ifndef MP_MODELS_DECODER_DRAFTING_H
 #define MP_MODELS_DECODER_DRAFTING_H
 

@@ -1,7 +1,7 @@
 /* image/dedup.h: computes identical images of a step once, and reuses the vectors of recent images. Images are
  * identical if their prepared pixels and the postprocessing of the vector are equal. The prepared pixels are the key,
- * not the source bytes: the request has them, every source (file, array, URL, HTTP) leads to them, and no option of
- * the preparation has to be compared. By the numeric contract, a shared vector has the bits that a separate computation
+ * not the source bytes: a request has them whatever its source is (file, array, URL, HTTP), and no option of the
+ * preparation has to be compared. By the numeric contract, a shared vector has the bits that a separate computation
  * would give. Only pooled vectors are shared.
  *
  * Each engine has one; only the engine's worker uses it. If there is no memory for recent results, none are kept. */

@@ -154,8 +154,8 @@ typedef struct mp_vit_pass { /* a group of images in progress, shared by all thr
     mp_vit_image *images;
     int count, M, P;      /* images, rows, patches; M >= P */
     uint8_t *state;       /* mp_vit_state_bytes bytes; must persist between parts and steps. Starts with the residual
-                           * stream [M, hidden]; after the last layer these are one row of each image with first_only,
-                           * and all rows of the others, without gaps */
+                           * stream [M, hidden]. After the last layer, the stream has the first row of each image with
+                           * first_only and all rows of the other images, without gaps */
     uint8_t *part;        /* mp_vit_part_bytes bytes, for part_rows rows */
     int part_rows;        /* mp_vit_part_rows */
     uint64_t part_ops;    /* approximate operations of a part on all threads */

@@ -1,10 +1,11 @@
 /* nn/expert_reads.h: detects that the same experts are read from the disk repeatedly (thrashing).
  *
  * Experts are computed from the mapped file (nn/experts.h), so they may be larger than memory: the system reads the
- * experts that rows choose and drops others. If it drops experts that rows choose again soon, passes wait for the disk.
+ * experts that the router selects and drops others. If the router soon selects dropped experts again, passes wait for
+ * the disk.
  *
- * One in seven uses of a layer is measured. A measured use counts if rows have used all of its experts before. It is a
- * miss if a thread waited for the disk (a major page fault) while it read them. If a quarter of 64 such uses are
+ * One in seven uses of a layer is sampled. A sampled use counts if all experts that it reads were used before. It is a
+ * miss if a thread waited for the disk (a major page fault) while it read them. If a quarter of 64 counted uses are
  * misses, a warning is logged, once per load. */
 #ifndef MP_MODELS_NN_EXPERT_READS_H
 #define MP_MODELS_NN_EXPERT_READS_H

@@ -31,8 +31,8 @@ typedef struct mp_linear {
 
 /* ---- building ---------------------------------------------------------------------------------------------------- */
 
-/* Rows of a matrix [heads * N, K] that is made of another matrix, `from`, which has `stride` rows per head. Those of a
- * head are N rows of `from`, or its K rows of N values transposed, from row `first` of the head on. */
+/* A matrix [heads * N, K] that is made of a part of another matrix, `from`, which has `stride` rows per head. The part
+ * begins at row `first` of each head: N rows of K values, or, if `transposed`, K rows of N values to be transposed. */
 typedef struct mp_head_rows {
     mp_scaled from;
     int32_t heads, N, K, stride, first;

@@ -52,7 +52,8 @@ typedef struct mp_packed_experts {
 /* Creates an empty set. `weights` and `budget` must outlive it. Returns NULL if memory is exhausted. */
 mp_packed_experts *mp_packed_experts_create(const mp_weights *weights, mp_budget *budget);
 void mp_packed_experts_destroy(mp_packed_experts *experts); /* NULL is legal */
-/* Adds `count` matrices of the form `w`. Returns NULL if the system refuses the memory: then nothing is kept. */
+/* Adds `count` matrices with the layout of `w`. Returns NULL if the system refuses the memory: then no panel of them is
+ * kept. */
 mp_packed_matrix *mp_packed_experts_add(mp_packed_experts *experts, const mp_wmat *w, int32_t count);
 /* Call before and after each pass that may use the experts. `mp_packed_experts_end` returns true if any pass has kept a
  * panel since `packed`, the result of mp_packed_experts_begin. NULL is legal. */

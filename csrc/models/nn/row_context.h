@@ -24,8 +24,8 @@ typedef struct mp_row_context {
     void *own_acts;              /* private to the thread, for up to MP_PRIVATE_ROWS rows; may be NULL */
     uint8_t *panel_scratch;      /* as in mp_linear_forward */
     const uint8_t *adapters;     /* [M] number of the adapter of each row, 0: none; NULL: no row has one */
-    const uint8_t *wanted_adapters; /* the same of the wanted rows, in order; NULL: no row has one. The range of rows
-                                     * then begins with the first row of the pass */
+    const uint8_t *wanted_adapters; /* the same of the wanted rows, in order; NULL: no row has one. If it is set, the
+                                     * range of rows must begin with the first row of the pass */
     float *low_rank;             /* [M, low_rank_width] shared: products of rows and A, if there are adapters */
     int32_t low_rank_width;      /* `width` of the model's adapters */
     /* NULL: plain barriers. Otherwise `meet` is a barrier that returns the same value to all threads: true to continue,

@@ -92,7 +92,7 @@ class EmbedBatches:
         check_column(batch.schema, self.column, "the batch")
         texts = batch.column(self.column).to_pylist()
         compute = getattr(self.pool, OUTPUTS[self.vectors].function)
-        # pairs of texts and labels, and windows of long texts, count as inputs
+        # the pool's limit of inputs counts each pair of a text and a label, and each window of a long text
         most = max(len(texts) * max(1, len(self.options.get("labels") or ())), self.pool.config.max_embed_inputs)
         vectors = array_of(compute(texts, self.model, **{"max_inputs": most, **self.options}))
         at = batch.schema.get_field_index(self.output)

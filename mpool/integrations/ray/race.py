@@ -82,7 +82,7 @@ class Race:
         self._attempts: list[_Attempt] = []  # in the order of their start
         self._count = 0
         self._begun: HeldResponse | None = None
-        # (attempt, batch, error), or None after silence; one item: a client that reads slowly slows its replica down
+        # (attempt, batch, error), or None after silence. At most one item, so that a slow client slows its replica down
         self._news: asyncio.Queue[tuple[_Attempt, list[dict[str, Any]] | None, Exception | None] | None] = \
             asyncio.Queue(1)
         self._waiting_since: float | None = None
@@ -132,7 +132,8 @@ class Race:
                 return Refusal("internal")
 
     def _watch(self) -> None:
-        """Report silence. A timer for each wait would cost more than the rest of a batch."""
+        """Put None into the queue after silence. One timer repeats, because a timer per wait would cost more than the
+        rest of a batch."""
         delay, since = self._limits.patience, self._waiting_since
         if since is not None and self._news.empty():
             left = since + self._timeout() - self._loop.time()

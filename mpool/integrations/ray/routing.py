@@ -15,7 +15,7 @@ from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
-#: Queued and running requests in a replica's pool, from which on requests also go to other replicas.
+#: Number of queued and running requests in a replica's pool from which requests also go to other replicas.
 CALLS = 8.0
 #: Name of the metric with which replicas report their queued and running requests.
 DEPTH = "mpool_calls"
@@ -40,7 +40,7 @@ def ranks(replicas: Iterable[Any], model: str, calls: float = CALLS, suspects: C
     Args:
         replicas: objects with ``replica_id`` and ``routing_stats``, the value of ``Pools.record_routing_stats``.
         model: name of the model in the request; "": unknown.
-        calls: requests in a replica's pool, from which on requests also go to other replicas.
+        calls: number of requests in a replica's pool from which requests also go to other replicas.
         suspects: ids of replicas that may be dead.
 
     Returns:

@@ -50,7 +50,8 @@ class Plan:
         replicas: number of pools, each in a process of its own.
         max_replicas: maximum number of replicas. If larger than ``replicas``, the number follows the load: one replica
             per ``calls`` requests.
-        calls: queued and running requests in a pool, from which on requests for its models also go to other pools.
+        calls: number of queued and running requests in a pool from which requests for its models also go to other
+            pools.
         cpus: number of compute threads of a replica, and of CPUs that Ray reserves for it.
         memory_mb: memory of a replica in MiB; 0: the machine's memory for pools, divided in proportion to
             ``cpus`` and Ray's CPUs.

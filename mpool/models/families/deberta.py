@@ -40,7 +40,7 @@ _TENSORS = (
 
 
 def _terms(config: Fields) -> tuple[bool, bool]:
-    """Return whether scores have the term with keys of distances (c2p), and that with queries (p2c)."""
+    """Return two flags: scores have a term with keys of distances (c2p), and one with queries of distances (p2c)."""
     value = config.get("pos_att_type")
     kinds = [part.strip() for part in config.str("pos_att_type", "", limit=64).lower().split("|")] \
         if isinstance(value, str) else config.list("pos_att_type", [], of=str, limit=4)

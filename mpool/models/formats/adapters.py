@@ -66,7 +66,7 @@ class _Part(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """The matrices of one module of an adapter, as they are in the file."""
+    """The matrices of one module of an adapter, as stored in the file."""
 
     a: TensorEntry
     b: TensorEntry
@@ -156,7 +156,8 @@ def _rows_of(base: ModelDescription) -> list[Architecture]:
 
 def _modules(rows: Sequence[Architecture], base: ModelDescription, gguf: bool) -> dict[str, list[tuple[_Part, ...]]]:
     """Return the modules that adapters can update, by their names in transformers (without the prefix of the family) or
-    in GGUF files. Each has the layers that its rows belong to; a name may stand for a fused module or a plain one.
+    in GGUF files. Each module has a list of choices: the layers of the core that its rows belong to. A name has several
+    choices if it may stand for a fused module or for a plain one.
 
     Args:
         rows: rows of the architecture table that the model may have; several if it is a GGUF file.
@@ -166,7 +167,7 @@ def _modules(rows: Sequence[Architecture], base: ModelDescription, gguf: bool) -
     shapes = {entry.name: entry.shape for entry in base.spec.tensors}
     layers, inner = base.spec.kv.get(f"{base.spec.architecture}.block_count"), base.spec.inner
     assert isinstance(layers, int)
-    # the learned queries and keys of distances are products of the same matrices, computed when the model is loaded
+    # DeBERTa: loading multiplies attn_q and attn_k into the learned queries and keys of distances, so they are fixed
     fixed = ("attn_q", "attn_k") if "rel_embd.weight" in shapes else ()
     found: dict[str, list[tuple[_Part, ...]]] = {}
     fused: dict[str, dict[int, _Part]] = {}

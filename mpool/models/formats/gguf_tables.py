@@ -64,9 +64,9 @@ def read_gguf(path: str) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...], tu
     return GGUFKeys(table), tensors, tuple(table.files)
 
 
-#: Maximum sum of the squares of the lengths of the tokens of a SentencePiece vocabulary, in characters. It has scores
-#: instead of merges, so readers and writers try every split of every token into two tokens: this is the work, and the
-#: size of the merges. 262,144 tokens of 16 characters have a quarter of it.
+#: Maximum sum of the squares of the lengths of the tokens of a SentencePiece vocabulary, in characters. Such a
+#: vocabulary has scores instead of merges, so readers and writers try every split of every token into two tokens. The
+#: sum bounds this work, and the size of the merges. 262,144 tokens of 16 characters have a quarter of the maximum.
 MAX_SPLITTING = 1 << 28
 
 

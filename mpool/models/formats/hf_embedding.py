@@ -26,8 +26,8 @@ from . import safetensors_header, sentence_folder
 
 #: Files of BGE-M3's heads beside the model, without their suffix.
 COLBERT_LINEAR, SPARSE_LINEAR = "colbert_linear", "sparse_linear"
-#: Files that name special tokens, and the names of those that get no sparse weight: they are not part of a text. The
-#: mask token and further special tokens in a text have weights, as in FlagEmbedding.
+#: Files that name special tokens, and the keys of the special tokens that get no sparse weight, because they are not
+#: part of a text. As in FlagEmbedding, the mask token and other special tokens in a text do get weights.
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 _UNWEIGHTED = ("bos_token", "cls_token", "eos_token", "pad_token", "sep_token", "unk_token")
 _MAX_LENGTH = 1 << 20

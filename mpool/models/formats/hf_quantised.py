@@ -40,7 +40,7 @@ class Scheme:
         method: ``"awq"``, ``"gptq"`` or ``"fp8"``.
         file: path of the configuration, for errors.
         block: outputs and inputs that share a scale; 0: all of them.
-        less_one: for GPTQ: True if stored zeros are one less than the zeros.
+        less_one: for GPTQ: True if each stored zero is one less than the actual zero.
         ordered: for GPTQ: True if every weight must have ``g_idx``.
     """
 

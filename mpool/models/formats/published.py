@@ -56,7 +56,7 @@ _QWEN3_RERANKER = Answering(
     instruction="Given a web search query, retrieve relevant passages that answer the query",
     query="\n<Query>: ", document="\n<Document>: ",
     after="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
-#: Repository, in lower case -> its rerankers' prompt. The folder has no modules of sentence-transformers.
+#: Repository, in lower case -> prompt of its reranker. These repositories have no modules of sentence-transformers.
 RERANKERS: dict[str, Answering] = {f"qwen/qwen3-reranker-{size}": _QWEN3_RERANKER for size in ("0.6b", "4b", "8b")}
 #: Repository, in lower case -> its prompts (https://huggingface.co/Alibaba-NLP/gte-Qwen2-1.5B-instruct).
 PROMPTS: dict[str, dict[str, str]] = {

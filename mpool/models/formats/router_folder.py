@@ -103,7 +103,7 @@ def _kind(name: Any) -> str:
 
 
 def _default_route(config: Fields, routes: tuple[str, ...]) -> str:
-    """Return the route of texts without a task, as sentence-transformers chooses it."""
+    """Return the route for texts without a task, as in sentence-transformers: the default route, or else the first."""
     parameters = config.section("parameters")
     parameters.only({"default_route", "allow_empty_key", "route_mappings"})
     if parameters.get("route_mappings"):

@@ -250,7 +250,8 @@ def _ranges(tensor: Tensor) -> Iterator[tuple[TensorEntry, int, int]]:
 
 
 def _reader(part: TensorEntry, model: Input, files: list[int]) -> Callable[[int, int, int], tuple[bytes, str]]:
-    """Return a function that reads rows of a part: first row, number of rows and all rows to data and its type."""
+    """Return a function that reads rows of a part and returns their data and its type. Its arguments are the first row,
+    the number of rows, and the number of all rows of the part."""
     if part.dtype in DTYPES:
         assert model.scaled is not None
         matrix = _core.Matrix(model.scaled.to_core(), part.name)
@@ -287,7 +288,7 @@ def _convert(one: _Planned, part: TensorEntry, first: int, rows: int,
 
 
 def _rename_new(temporary: str, target: str) -> None:
-    """Give a file its name, which no file may have by now."""
+    """Rename a file to ``target``. Fails with an OSError if ``target`` exists by now."""
     try:
         os.link(temporary, target)
     except OSError as error:

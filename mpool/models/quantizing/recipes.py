@@ -83,7 +83,7 @@ def type_of(recipe: str, model: Model, name: str, shape: tuple[int, ...]) -> str
 
 
 def _refined(recipe: str, base: str, model: Model, name: str) -> str:
-    """Return the type of a weight that has whole blocks."""
+    """Return the type of a weight by its name and layer, assuming that its rows consist of whole blocks."""
     if name == "output.weight" or model.tied and name == "token_embd.weight":
         return base if base == "Q8_0" else "Q6_K"
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)

@@ -70,7 +70,8 @@ def _hint_without_model(folder: Folder) -> str:
 
 
 def resolve(ref: LocalRef) -> Resolved:
-    """Resolve a local file or folder. A folder without config.json but with one GGUF model stands for that model.
+    """Resolve a local file or folder. A folder stands for its only GGUF model, unless it has a ``config.json``,
+    ``modules.json`` or ``model_index.json``.
 
     Raises:
         FileError: the path does not exist or cannot be read.

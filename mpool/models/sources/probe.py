@@ -1,6 +1,6 @@
-"""Decide by one TCP connection if the hub can be reached: ``huggingface_hub`` would wait longer for it.
+"""Probe with one TCP connection whether the hub can be reached: ``huggingface_hub`` alone would wait longer.
 
-The result of a probe is remembered: an unreachable hub costs a process less than a second in five minutes.
+The result of a probe is kept for five minutes, so an unreachable hub costs a process less than a second in that time.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _race(host: str, port: int, deadline: float) -> str | None:
 
 def _after_fork_in_child() -> None:
     global _lock
-    _lock = threading.Lock()  # a thread of the parent may hold it for CONNECT_SECONDS
+    _lock = threading.Lock()  # another thread of the parent may have held the old lock at the fork
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 #: Start of a line of the system prompt that Claude Code changes with every request.
 _BILLING = "x-anthropic-billing-header:"
-#: Type of ``tool_choice`` -> value of the library; the type "tool" has the name of a tool.
+#: Type of ``tool_choice`` -> value of the library. The type "tool" is not listed: its value contains the tool's name.
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 #: Names of the fields of a tool.
 _TOOL = ToolFields("", "input_schema")
-#: Part between two messages of the same role, which become one turn.
+#: Text inserted between consecutive messages of the same role, which become one turn.
 _SEPARATOR = {"type": "text", "text": "\n\n"}
 
 

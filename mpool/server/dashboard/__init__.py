@@ -117,11 +117,12 @@ class ModelSeries(Struct):
 
 
 class SeriesResponse(Struct):
-    """Points of a ring, the oldest first; point number ``last`` is the last one, and ended at ``time``.
+    """Points of one ring, the oldest first.
 
-    ``started``: seconds since 1970 at which the server started; the numbers of points begin there at 0. ``step``:
-    seconds per point. ``steps``, ``sizes``: seconds per point, and number of points, of all rings. ``pool``: one value
-    per point, as of a model, with ``threads``, the compute threads in use, in place of ``workers``.
+    ``last``: number of the newest point. ``time``: seconds since 1970 at which that point ended. ``started``: seconds
+    since 1970 at which the history began; point 0 begins there. ``step``: seconds per point of this ring. ``steps``,
+    ``sizes``: seconds per point and number of points of every ring. ``pool``: values of the whole pool, named as those
+    of a model, except that ``threads`` (compute threads in use) replaces ``workers``.
     """
 
     started: float

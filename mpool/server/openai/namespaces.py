@@ -2,7 +2,7 @@
 
 A tool of the type ``namespace`` has a name and functions. A call of such a function has the fields ``namespace`` and
 ``name``. Models know functions only, so each function of a namespace is offered under a joined name. The joined name
-depends on both names alone: an item of an earlier call needs no tools to be converted.
+depends only on these two names, so an earlier call in the input can be converted without the list of tools.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def functions_of(context: Context, tools: list[dict[str, Any]] | None) -> tuple[
 def joined_choice(choice: Any, functions: list[dict[str, Any]], origins: Origins) -> Any:
     """Return a ``tool_choice`` with joined names in place of the names of functions of namespaces.
 
-    A name without a namespace is that of a plain function, or else that of the only function of this name.
+    A name without a namespace selects the plain function of this name, or else the function of this name in a
+    namespace, if exactly one namespace has it.
     """
     def with_joined(one: Any) -> Any:
         name = one.get("name") if isinstance(one, dict) else None

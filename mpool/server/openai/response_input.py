@@ -51,7 +51,7 @@ class _Conversation:
 
     def __init__(self, context: Context, earlier: list[dict[str, Any]]) -> None:
         self.messages = list(earlier)
-        self._kept = len(earlier)  # the first messages belong to a kept conversation: they are not changed
+        self._kept = len(earlier)  # leading messages of a stored conversation, which must not change
         self._context = context
         self._thoughts: list[str] = []  # joined once: adding 10,000 texts to a string copies it 10,000 times
         calls = [call["id"] for message in earlier for call in message.get("tool_calls", ())]
@@ -87,13 +87,15 @@ class _Conversation:
                              if isinstance(part, InputImage)]
 
     def end(self) -> None:
-        """Add what no further item can complete."""
+        """Add the pending images and the pending reasoning: no further item follows."""
         self.flush()
         self._end_reasoning()
 
     def _end_reasoning(self) -> None:
-        """Add reasoning without a message or a function call after it, such as that of an incomplete response, to the
-        assistant's message before it in this input, or else as a message: templates may refuse two in a row.
+        """Add reasoning that neither a message nor a function call follows, such as that of an incomplete response.
+
+        If the message before it is one of the assistant in this input, that message gets the reasoning, because
+        templates may refuse two messages of the assistant in a row. Otherwise the reasoning becomes a message.
         """
         reasoning = self._reasoning("assistant")
         if not reasoning:

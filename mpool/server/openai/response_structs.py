@@ -105,7 +105,7 @@ class TextConfig(Fields):
 
 
 class ReasoningConfig(Fields):
-    """``effort`` as ``reasoning_effort`` of chat completions. ``summary`` is ignored."""
+    """``effort`` as ``reasoning_effort`` of chat completions. ``summary`` and ``generate_summary`` are ignored."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: str | None = None
