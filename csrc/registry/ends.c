@@ -103,8 +103,8 @@ void mp_entry_note_fault(mp_entry *entry, bool external_kill) {
     mp_services *services = entry->services;
     mp_count(services, MP_METRIC_worker_faults, 1);
     if (!external_kill && mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
-        mp_log(MP_LOG_WARNING, "%s: the circuit breaker opens for %.0f s after %d worker faults", entry->key,
-               (double)services->breaker.backoff_ns * 1e-9, services->breaker.threshold);
+        mp_log(MP_LOG_WARNING, "%s: the circuit breaker opens for %.0f s after repeated worker faults", entry->key,
+               (double)services->breaker.backoff_ns * 1e-9);
 }
 
 /* Returns true if the results of a retry can follow the results that the caller may have seen. After a model file

@@ -70,7 +70,7 @@ def locked(name: str) -> Iterator[None]:
             lock.acquire(timeout=_WAIT_LOG_SECONDS)
             break
         except Timeout:
-            log.info("waiting for another process that downloads %s", name)
+            log.info("waiting for another process or thread that downloads %s", name)
     try:
         yield
     finally:

@@ -62,8 +62,10 @@ class Settings:
         header_timeout: Seconds within which the head of a request must arrive.
         body_timeout: Seconds within which the body of a request must arrive.
         write_timeout: Seconds after which the connection of a client that does not read its response is closed.
-        idle_timeout: Seconds after which a connection without a request is closed.
-        ping: Seconds without an event after which the server sends a comment in an event stream.
+        idle_timeout: Seconds after a response until a connection without a further request is closed. A connection
+            that has sent no request yet is closed after ``header_timeout``.
+        ping: Seconds without an event, at least, after which the server sends a comment in an event stream; at most
+            twice as many.
         grace: Seconds that requests have to complete when the server stops.
 
     Raises:

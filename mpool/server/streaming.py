@@ -104,7 +104,9 @@ class StreamedResponse(Response):
                 self.close()
 
     async def _ping(self, send: Any) -> None:
-        """Send a comment after ``Settings.ping`` seconds without an event: proxies may close silent connections."""
+        """Send a comment when no event was sent between two looks, ``Settings.ping`` seconds apart: proxies may close
+        silent connections.
+        """
         while True:
             sent = self._sent
             await asyncio.sleep(self.context.state.settings.ping)

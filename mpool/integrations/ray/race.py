@@ -1,11 +1,11 @@
 """One request, sent to one replica after the other until one of them responds.
 
-A replica that dies ends its attempt with an error from Ray, and the request goes to another replica at once. A replica
-whose machine was switched off or cut from the network gives no error: it is silent. Live replicas send an empty batch
-when they accept a request and then every :data:`HEARTBEAT` seconds, so silence for :attr:`Limits.patience` seconds
-means that the request must go to another replica too. The silent attempt is not cancelled: if the replica was only
-slow, its next batch ends the attempts that were started after it. A wrong suspicion therefore costs computing time, and
-never a request.
+A replica that dies ends its attempt with an error from Ray, and the request goes to another replica at once unless
+another attempt is still running. A replica whose machine was switched off or cut from the network gives no error: it is
+silent. Live replicas send an empty batch when they accept a request and then every :data:`HEARTBEAT` seconds, so
+silence for :attr:`Limits.patience` seconds means that the request must go to another replica too. The silent attempt is
+not cancelled: if the replica was only slow, its next batch ends the attempts that were started after it. A wrong
+suspicion therefore costs computing time, and never a request.
 """
 
 from __future__ import annotations
