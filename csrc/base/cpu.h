@@ -29,7 +29,7 @@ enum { /* bits of mp_cpu_features */
 uint32_t mp_cpu_features(void);
 /* True when the CPU has bfloat16 dot products: compute type "auto" may then choose bfloat16. */
 static inline bool mp_cpu_has_bf16(void) { return mp_cpu_features() & (MP_CPU_AVX512_BF16 | MP_CPU_ARM_BF16); }
-/* True if the CPU itself reads one stream of memory ahead faster than software prefetches would: AMD CPUs with AVX-512. */
+/* True if the CPU itself reads one stream of memory ahead, faster than with software prefetches: AMD with AVX-512. */
 bool mp_cpu_reads_ahead(void);
 /* Check `mask`, the value of MPOOL_CPU, and apply it (NULL or "": the machine's own level). UNSUPPORTED for a level
  * that the machine does not have, INVALID_ARGUMENT for an unknown level. Call once when the module loads; tests call it

@@ -89,8 +89,8 @@ typedef struct mp_team_range {
 /* Move `range` on to the next units of [0, n) that this thread takes. Returns false when no units are left. At first
  * each thread takes three quarters of an equal share, without waiting for the others; the rest goes to the threads that
  * are ready first, in ranges that get smaller down to `least` units. Each thread's ranges ascend. `taken` belongs to
- * one loop: it must be 0 before the loop, and only this function may change it inside. Which thread takes a unit depends
- * on their speeds, so no result may. */
+ * one loop: it must be 0 before the loop, and only this function may change it inside. The speed of the threads decides
+ * which thread takes a unit, so no result may depend on it. */
 bool mp_team_next(const mp_team_thread *thread, int64_t n, int64_t least, _Atomic int64_t *taken, mp_team_range *range);
 
 #endif

@@ -4,8 +4,9 @@
  *
  * The thread also keeps the clock of requests, by which deadlines and patience are measured. This clock leaves out the
  * time in which the process did not run: after SIGSTOP, or while the machine was suspended. While a request with a
- * limit exists, and for a few ticks after it, the thread ticks every MP_TICK_NS. The clock advances by at most MP_PAUSE_NS beyond a tick. A pause
- * therefore costs the waiting requests at most MP_PAUSE_NS, whichever thread runs first after it.
+ * limit exists, and for a few ticks after it, the thread ticks every MP_TICK_NS. The clock advances by at most
+ * MP_PAUSE_NS beyond a tick. A pause therefore costs the waiting requests at most MP_PAUSE_NS, whichever thread runs
+ * first after it.
  *
  * A sweep may be held up: by a lock, or while it frees a large model. Then no tick comes although the process runs, so
  * a thread that reads the clock and finds the tick overdue ticks itself. */

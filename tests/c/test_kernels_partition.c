@@ -51,7 +51,8 @@ static const struct { const char *variant; int few, tall; } heights[] = {
 };
 
 /* Passes over the panels have as many rows as fill 393,216 bytes, at least eight tiles, and are cut into tiles of
- * nearly equal height. A tile is multiplied with as many panels as fill 262,144 bytes, at least one, before the next. */
+ * nearly equal height. A tile is multiplied with as many panels as fill 262,144 bytes, at least one, before the next
+ * tile. */
 static int quant_tiles(int few, int tall, int M, int K, int panels, size_t panel_bytes, int *want) {
     int count = 0, pass = 393216 / K / tall * tall;
     const int fit = (int)(262144 / panel_bytes), group = fit < 1 ? 1 : fit;

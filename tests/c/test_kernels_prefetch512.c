@@ -1,5 +1,5 @@
-/* test_kernels_prefetch512.c: the lines that products of dense weights prefetch, with the kernels of x86/avx512_dense.c.
- * No prefetch changes a result, so only counts show it. */
+/* test_kernels_prefetch512.c: the lines that products of dense weights prefetch, with the kernels of
+ * x86/avx512_dense.c. No prefetch changes a result, so only counts show it. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -7,7 +7,7 @@
 #include "prefetch_watch.h"
 #include "zero_product.h"
 
-static bool reads_ahead; /* whether the CPU is one that needs no prefetches for few rows */
+static bool reads_ahead; /* the CPU needs no prefetches for few rows */
 
 #define __builtin_prefetch(address, ...) note_prefetch(address)
 #define mp_cpu_reads_ahead() reads_ahead
@@ -15,7 +15,7 @@ static bool reads_ahead; /* whether the CPU is one that needs no prefetches for 
 void counted_avx512_dense(mp_kernel_table *table, uint32_t features);
 #include "kernels/x86/avx512_dense.c"
 
-/* The first tile of rows prefetches each line of a panel that is 8 KiB further, but on a CPU that reads ahead itself, it
+/* The first tile of rows prefetches each line of a panel that is 8 KiB further. On a CPU that reads ahead itself, it
  * prefetches the lines that it loads if the product has at most four rows. */
 MP_TEST(kernels_prefetches_of_dense_products_on_cpus_that_read_ahead) {
     enum { PANELS = 3, K = 96, LINES = K * 2 };

@@ -17,7 +17,7 @@ static void note_level(const void *address, int locality) {
     note_prefetch(address);
 }
 
-static bool reads_ahead; /* whether the CPU is one that needs no prefetches for one row */
+static bool reads_ahead; /* the CPU needs no prefetches for one row */
 
 #define __builtin_prefetch(address, write, locality) note_level(address, locality)
 #define mp_cpu_reads_ahead() reads_ahead

@@ -9,7 +9,7 @@
  *   row m    acc acc ..       acc acc ..          one word of row m, broadcast
  *   row m+1  acc acc ..       acc acc ..
  *
- * The includer defines the following macros; this file undefines all of them except D_LANES, D_AHEAD and the v_ functions:
+ * The includer defines the following macros. This file undefines all except D_LANES, D_AHEAD and the v_ functions:
  *   D(name)             the name with the prefix of this kind
  *   D_LANES             floats in a vector; v_load, v_store, v_add, v_zero work on v_float
  *   D_W, D_A, D_ACC     result type of D(load) from a panel, of D(splat) from a row, and the accumulator of D(dot)
@@ -21,8 +21,8 @@
  *                       hold weights, and each word of a row is loaded once per vector
  *   D_PARTS             optional: products D(dot) of a step, one after the other. A step then has as many words of a
  *                       row, and D(load) takes the number of the part as its second argument
- *   D_AHEAD(rows)       optional, kept for all kinds: prefetch distance in bytes for the first tile of a product of so
- *                       many rows; 0: no prefetches
+ *   D_AHEAD(rows)       optional, kept for all kinds: prefetch distance in bytes for the first tile of a product of
+ *                       `rows` rows; 0: no prefetches
  *   D_BODY(R, P, t)     optional: computes a tile instead of D(tile) of this file (pair_tile.h)
  * and these functions, static MP_INLINE:
  *   D_ACC D(start)(int32_t sum)          start of a chain; sum = the row's sum of q (int8 only, else 0)

@@ -290,10 +290,10 @@ static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int
     return kept;
 }
 
-/* Reading a panel from memory takes about as long as multiplying it with so many rows. */
-enum { READ_ROWS = 3 };
-/* Least work that a thread takes at once: a product of a row with so many inputs of a panel takes about 10 us. */
-enum { LEAST_INPUTS = 50000 };
+enum {
+    READ_ROWS = 3,       /* reading a panel from memory takes about as long as multiplying three rows by it */
+    LEAST_INPUTS = 50000 /* inputs that one row and one panel multiply in about 10 us: the least work of a range */
+};
 
 /* Units of work of a panel of expert e. */
 static int64_t panel_cost(const expert_scratch *s, int e) {
