@@ -270,7 +270,8 @@ static VEC_INLINE void i16_fill_keys(const float *k, const float *v, int64_t ld,
     float *scale = i16_scales(block, k_dim, 2);
     for (int t = 0; t < n; t += 8) {
         const int rows = n - t < 8 ? n - t : 8;
-        float factor[8], pairs[8][8] = {{0}};
+        float factor[8];
+        _Alignas(64) float pairs[8][8] = {{0}}; /* gcc 12 under ASan would assume this alignment without giving it */
         i16_fetch(k, ld, dim, t + 8, n < t + 16 ? n : t + 16);
         i16_fetch(v, ld, dim, t, t + rows);
         for (int r = 0; r < rows; r++)

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -234,6 +235,10 @@ def test_every_path_of_the_product(core: str) -> None:
         pytest.skip(f"this CPU lacks the instructions of {core}")
     environment = {**os.environ, **({"OPENBLAS_CORETYPE": core} if core else {})}
     ran = subprocess.run([sys.executable, "-c", PRODUCTS, str(path)], env=environment, capture_output=True, text=True)
+    if core == "Prescott" and ran.returncode == -signal.SIGSEGV:
+        # Version 0.3.33 as published crashes as Prescott on a Zen 4: its kernel overwrites the stack. Removed code is
+        # replaced by traps, whose signal is another one.
+        pytest.skip("OpenBLAS as published crashes as Prescott on some CPUs")
     assert ran.returncode == 0, (ran.returncode, ran.stderr)
     assert ran.stdout.strip() == {"Prescott": "Katmai"}.get(core, core) or not core
 
