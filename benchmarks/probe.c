@@ -176,7 +176,7 @@ int main(int count, char **arguments) {
     memory = aligned_alloc(1 << 21, BYTES);
     if (!memory)
         return 1;
-    madvise(memory, BYTES, MADV_HUGEPAGE); /* mpool's weights lie in huge pages, too; without them, less is read */
+    madvise(memory, BYTES, MADV_HUGEPAGE); /* in pages of 4 KiB, less is read */
     memset(memory, 1, BYTES);
     const int two = cpus[0] != cpus[1];
     const double trip = two ? round_trip() : -1;

@@ -367,13 +367,13 @@ MP_TEST(base_team_split_covers_once_on_grain) {
     MP_CHECK(begin > 0 && end > begin && begin % 64 == 0);
 }
 
-/* One loop of mp_team_next: how often each unit was taken, by threads that are slow at times. */
+/* One loop of mp_team_next: how often each unit was taken. One thread may be slow. */
 typedef struct taking {
     int64_t n, least;
     _Atomic int64_t taken;
     _Atomic int *times; /* [n] */
     _Atomic int wrong, ranges;
-    int slow; /* a thread that waits before its first range; -1: none */
+    int slow; /* a thread that stays at its first range until the others have taken the rest; -1: none */
     _Atomic int64_t of_slow; /* units that it took */
 } taking;
 
