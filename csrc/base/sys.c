@@ -569,11 +569,6 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
         native = MADV_HUGEPAGE;
         break;
 #endif
-#ifdef MADV_NOHUGEPAGE
-    case MP_ADVISE_SMALL:
-        native = MADV_NOHUGEPAGE;
-        break;
-#endif
     case MP_ADVISE_POPULATE:
 #if !MP_LINUX
         native = MADV_WILLNEED;

@@ -119,10 +119,10 @@ bool mp_sys_fill(int fd, size_t from, size_t bytes);
  * the system refuses. `path` is for the error. */
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error);
 void mp_sys_unmap(void *data, size_t bytes);
-enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE, MP_ADVISE_SMALL, MP_ADVISE_POPULATE };
+enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE, MP_ADVISE_POPULATE };
 /* Advise the system about the pages of a range. Best effort. WILLNEED and POPULATE cover every page that contains a
- * byte of the range, because reading more bytes is harmless. DONTNEED, HUGE and SMALL (no huge pages) cover only whole
- * pages inside the range, because the other bytes of a page may be in use. */
+ * byte of the range, because reading more bytes is harmless. DONTNEED and HUGE cover only whole pages inside the
+ * range, because the other bytes of a page may be in use. */
 void mp_sys_advise(void *data, size_t bytes, int advice);
 
 #ifdef MP_SEAM

@@ -169,7 +169,7 @@ MP_TEST(base_sys_seam_advice_rounds_to_pages) {
         int advice;
         bool outer;
     } kinds[] = {{MP_ADVISE_WILLNEED, true}, {MP_ADVISE_POPULATE, true}, {MP_ADVISE_DONTNEED, false},
-                 {MP_ADVISE_HUGE, false}, {MP_ADVISE_SMALL, false}};
+                 {MP_ADVISE_HUGE, false}};
     mp_sys_table.madvise = note_advice;
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -14,7 +14,7 @@
 #include "models/decoder/decoder.h"
 
 static const mp_dtype types[] = {MP_Q8_0, MP_Q4_K, MP_Q5_K, MP_Q6_K, MP_Q4_0};
-enum { TYPES = sizeof types / sizeof *types, JOBS = 4, ANSWER = 6, EXPERTS = 6 };
+enum { TYPES = sizeof types / sizeof *types, JOBS = 4, ANSWER = 6, EXPERTS = 6, MUCH = 1000000 };
 
 static const tiny_kind kinds[] = {
     {.arch = "qwen3moe", .head_norms = true, .experts = EXPERTS},
@@ -29,7 +29,7 @@ static void load(tiny_model *tiny, const tiny_kind *kind, int threads) {
     MP_CHECK_OK(mp_options_init(&error), &error);
     tiny_load(tiny, tiny_decoder_spec_as(kind, types, TYPES, 5, -1), MP_COMPUTE_AUTO, threads);
     MP_CHECK(experts_of(tiny) != NULL);
-    experts_of(tiny)->keep_ns = 0;
+    experts_of(tiny)->keep_share = 0;
 }
 
 static uint64_t run(tiny_model *tiny, int index) {
@@ -72,6 +72,15 @@ static uint64_t kept_bytes(const tiny_model *tiny) {
     return bytes;
 }
 
+/* The bytes of the matrices that have memory. */
+static uint64_t taken_bytes(const tiny_model *tiny) {
+    uint64_t bytes = 0;
+    for (mp_packed_matrix *matrix = experts_of(tiny)->first; matrix; matrix = matrix->next)
+        for (int e = 0; e < matrix->count; e++)
+            bytes += atomic_load(&matrix->data[e]) ? matrix->bytes : 0;
+    return bytes;
+}
+
 /* Runs the jobs on a model that keeps nothing. */
 static void expect(const tiny_kind *kind, uint64_t *expected) {
     tiny_model tiny;
@@ -92,7 +101,7 @@ MP_TEST_SECONDS(models_packed_experts_give_the_same_bits, 120) {
         for (int threads = 1; threads <= 3; threads++) {
             tiny_model tiny;
             load(&tiny, &kinds[k], threads);
-            MP_CHECK(run(&tiny, 0) == expected[0]); /* packs nothing for single rows: keep_ns is 0 */
+            MP_CHECK(run(&tiny, 0) == expected[0]); /* packs nothing for single rows: keep_share is 0 */
             run_all(&tiny, got);
             MP_CHECK(memcmp(got, expected, sizeof got) == 0);
             const int some = panels_in(&tiny, MP_PANEL_KEPT);
@@ -120,15 +129,15 @@ MP_TEST(models_packed_experts_of_single_rows_are_kept_in_time) {
     }
     const uint64_t expected = run(&tiny, 0);
     MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
-    experts_of(&tiny)->keep_ns = UINT64_MAX / 4;
+    experts_of(&tiny)->keep_share = MUCH;
     MP_CHECK(run(&tiny, 0) == expected);
     MP_CHECK(panels_in(&tiny, MP_PANEL_KEPT) > 0);
     MP_CHECK(run(&tiny, 0) == expected);
     tiny_unload(&tiny);
 }
 
-/* The time budget of a pass counts the time of packing alone. However short it is, each pass keeps a panel, so that
- * passes over the same tokens keep the chosen experts of all layers in the end. */
+/* Passes spend as much time on packing for single rows as on multiplying stored rows, so passes over the same tokens
+ * keep the chosen experts of all layers in the end. */
 MP_TEST(models_packed_experts_of_the_last_layer_are_kept_in_time) {
     tiny_model tiny;
     load(&tiny, &kinds[0], 1);
@@ -136,16 +145,41 @@ MP_TEST(models_packed_experts_of_the_last_layer_are_kept_in_time) {
         tiny_unload(&tiny);
         MP_SKIP("all panels are packed before use on this CPU");
     }
-    experts_of(&tiny)->keep_ns = 1; /* one panel per pass */
-    int before = -1, kept = 0;
-    for (int i = 0; i < 2000 && kept != before; i++) { /* ends when a completion, of several passes, keeps no more */
-        before = kept;
+    mp_packed_experts *experts = experts_of(&tiny);
+    experts->keep_share = 1;
+    int kept = 0;
+    for (int i = 0, same = 0; i < 2000 && same < 20; i++) { /* ends when completions keep no more */
         run(&tiny, 0);
+        same = panels_in(&tiny, MP_PANEL_KEPT) == kept ? same + 1 : 0;
         kept = panels_in(&tiny, MP_PANEL_KEPT);
     }
-    experts_of(&tiny)->keep_ns = UINT64_MAX / 4;
+    experts->keep_share = MUCH;
     run(&tiny, 0);
+    MP_CHECK(kept > 0);
     MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), kept);
+    MP_CHECK_INT(atomic_load(&experts->kept), mp_packed_experts_bytes(experts));
+    tiny_unload(&tiny);
+}
+
+/* Without time, a matrix of an expert with few rows is not started, and one that was started is finished. */
+MP_TEST(models_packed_experts_finish_what_they_started) {
+    tiny_model tiny;
+    load(&tiny, &kinds[0], 1);
+    mp_packed_experts *experts = experts_of(&tiny);
+    mp_packed_matrix *matrix = experts->first;
+    experts->keep_share = 3;
+    MP_CHECK(matrix->panels > 1);
+    MP_CHECK(!mp_packed_wants(matrix, 0, 0, true));
+    mp_packed_earn(matrix, 1000);
+    MP_CHECK_INT(atomic_load(&experts->time.left_ns), 3000);
+    MP_CHECK(mp_packed_wants(matrix, 0, 0, true));
+    mp_pack_budget_set(&experts->time, 0);
+    MP_CHECK(mp_packed_wants(matrix, 0, 1, true));
+    MP_CHECK(!mp_packed_wants(matrix, 1, 0, true));
+    /* time that could not be used, because copies were refused, does not collect */
+    mp_packed_earn(matrix, UINT64_C(1) << 40);
+    mp_packed_experts_end(experts, mp_packed_experts_begin(experts));
+    MP_CHECK_INT(atomic_load(&experts->time.left_ns), 50 * 1000 * 1000);
     tiny_unload(&tiny);
 }
 
@@ -247,7 +281,7 @@ MP_TEST_SECONDS(models_packed_experts_are_shared_by_engines, 60) {
     mp_error error;
     expect(&kinds[0], expected);
     load(&tiny, &kinds[0], 1);
-    experts_of(&tiny)->keep_ns = 20000;
+    experts_of(&tiny)->keep_share = 1;
     for (int i = 0; i < ENGINES; i++) {
         runs[i].tiny = tiny;
         MP_CHECK_OK(mp_team_create(0, &runs[i].tiny.team, &error), &error);
@@ -268,7 +302,8 @@ MP_TEST_SECONDS(models_packed_experts_are_shared_by_engines, 60) {
         mp_team_return(&runs[i].tiny.lease);
         mp_team_destroy(runs[i].tiny.team);
     }
-    MP_CHECK_INT(mp_packed_experts_bytes(experts_of(&tiny)), kept_bytes(&tiny));
+    MP_CHECK_INT(mp_packed_experts_bytes(experts_of(&tiny)), taken_bytes(&tiny));
+    MP_CHECK(taken_bytes(&tiny) >= kept_bytes(&tiny));
     tiny_unload(&tiny);
 }
 
@@ -360,9 +395,79 @@ MP_TEST(models_packed_experts_refused_panels_are_kept_later) {
     const uint64_t used = atomic_load(&tiny.budget.used);
     MP_CHECK(mp_packed_wants(matrix, 0, 0, false));
     MP_CHECK_INT(atomic_load(&matrix->state[0]), MP_PANEL_PACKING);
-    MP_CHECK_INT(atomic_load(&tiny.budget.used) - used, matrix->panel_bytes);
+    MP_CHECK_INT(atomic_load(&tiny.budget.used) - used, matrix->bytes);
     MP_CHECK(!mp_packed_wants(matrix, 0, 0, false)); /* another thread packs it */
-    mp_budget_give(&tiny.budget, matrix->panel_bytes);
     atomic_store(&matrix->state[0], MP_PANEL_STORED);
     tiny_unload(&tiny);
 }
+
+/* ---- the region -------------------------------------------------------------------------------------------------- */
+
+/* A matrix takes memory with its first panel, once for all panels, behind the matrices that took memory before it. */
+MP_TEST(models_packed_experts_take_memory_in_the_order_of_use) {
+    tiny_model tiny;
+    load(&tiny, &kinds[0], 1);
+    mp_packed_experts *experts = experts_of(&tiny);
+    mp_packed_matrix *last = experts->first, *other = last->next;
+    MP_CHECK(other && last->panels > 1 && !experts->region);
+    MP_CHECK(mp_packed_wants(last, 3, 1, false));
+    MP_CHECK(mp_packed_wants(other, 5, 0, false));
+    MP_CHECK(mp_packed_wants(last, 0, 0, false));
+    MP_CHECK(mp_packed_wants(last, 3, 0, false));
+    MP_CHECK(mp_packed_panel(last, 3, 0) == experts->region);
+    MP_CHECK(mp_packed_panel(last, 3, 1) == experts->region + last->panel_bytes);
+    MP_CHECK(mp_packed_panel(other, 5, 0) == experts->region + last->bytes);
+    MP_CHECK(mp_packed_panel(last, 0, 0) == experts->region + last->bytes + other->bytes);
+    MP_CHECK_INT(mp_packed_experts_bytes(experts), 2 * last->bytes + other->bytes);
+    MP_CHECK_INT(atomic_load(&experts->kept), 0);
+    memset(mp_packed_panel(last, 3, 0), 0, last->panel_bytes); /* no test reads this copy */
+    mp_packed_keep(last, 3, 0, &(mp_tensor){0});
+    MP_CHECK_INT(atomic_load(&experts->kept), last->panel_bytes);
+    MP_CHECK_INT(mp_packed_experts_drop(experts), 2 * last->bytes + other->bytes);
+    MP_CHECK(!experts->region && atomic_load(&experts->kept) == 0 && taken_bytes(&tiny) == 0);
+    tiny_unload(&tiny);
+}
+
+/* If every expert is used, the region is full; a matrix beyond its end is refused. */
+MP_TEST(models_packed_experts_stay_inside_the_region) {
+    tiny_model tiny;
+    load(&tiny, &kinds[0], 1);
+    mp_packed_experts *experts = experts_of(&tiny);
+    for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
+        for (int e = 0; e < matrix->count; e++)
+            for (int p = 0; p < matrix->panels; p++) {
+                MP_CHECK(mp_packed_wants(matrix, e, p, false));
+                memset(mp_packed_panel(matrix, e, p), 0, matrix->panel_bytes);
+            }
+    MP_CHECK_INT(mp_packed_experts_bytes(experts), experts->most);
+    MP_CHECK_INT(taken_bytes(&tiny), experts->most);
+    atomic_store(&experts->first->state[0], MP_PANEL_STORED);
+    atomic_store(&experts->first->data[0], NULL); /* as if a fork had lost it */
+    MP_CHECK(!mp_packed_wants(experts->first, 0, 0, false));
+    tiny_unload(&tiny);
+}
+
+#ifdef MP_SEAM
+static bool refuse_region;
+
+static void *refusing_alloc(size_t bytes, size_t alignment) {
+    return refuse_region && alignment == MP_HUGE_PAGE ? NULL : mp_sys_real.alloc(bytes, alignment);
+}
+
+/* If the system refuses the region, experts are computed as they are stored. */
+MP_TEST(models_packed_experts_without_memory_give_the_same_bits) {
+    tiny_model tiny;
+    mp_sys_table.alloc = refusing_alloc;
+    load(&tiny, &kinds[0], 1);
+    const uint64_t expected = run(&tiny, 1);
+    const uint64_t kept = mp_packed_experts_drop(experts_of(&tiny)), weights = mp_alloc_bytes(MP_TAG_WEIGHTS);
+    refuse_region = true;
+    MP_CHECK(kept > 0 && run(&tiny, 1) == expected);
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKING), 0);
+    MP_CHECK_INT(mp_packed_experts_bytes(experts_of(&tiny)), 0);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_WEIGHTS), weights);
+    refuse_region = false;
+    tiny_unload(&tiny);
+}
+#endif

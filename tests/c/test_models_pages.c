@@ -187,17 +187,22 @@ MP_TEST(models_pages_of_packed_weights_are_not_fetched) {
     tiny_unload(&tiny);
 }
 
-/* Memory for copies is reserved as a whole and used page by page. */
-MP_TEST(models_pages_of_kept_experts_are_small) {
+/* Memory for copies is reserved as a whole, in huge pages, and used in the order of first use. */
+MP_TEST(models_pages_of_kept_experts_are_huge) {
     mp_budget budget = {.limit = UINT64_MAX};
     mp_wmat w;
     mp_wmat_init(&w, MP_W_F32, 2048, 2048);
     mp_packed_experts *experts = mp_packed_experts_create(NULL, &budget);
     mp_packed_matrix *matrix = mp_packed_experts_add(experts, &w, 2);
-    if (access("/sys/kernel/mm/transparent_hugepage/enabled", F_OK) == 0)
-        MP_CHECK(matrix && has_flag(matrix->data + matrix->bytes, " nh"));
+    MP_CHECK(matrix != NULL);
     MP_CHECK_INT(budget.used, 0);
+    MP_CHECK(mp_packed_wants(matrix, 1, 0, false));
+    MP_CHECK_INT((uintptr_t)mp_packed_panel(matrix, 1, 0) % MP_HUGE_PAGE, 0);
+    if (access("/sys/kernel/mm/transparent_hugepage/enabled", F_OK) == 0)
+        MP_CHECK(has_flag(mp_packed_panel(matrix, 1, 0), " hg"));
+    MP_CHECK_INT(budget.used, matrix->bytes);
     mp_packed_experts_destroy(experts);
+    MP_CHECK_INT(budget.used, 0);
 }
 
 /* Whole pages of an expert's matrix are released once all its panels are kept, and pages of other experts are not. */

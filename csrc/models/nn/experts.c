@@ -23,7 +23,7 @@ void mp_experts_facts(const mp_packed_experts *packed, const mp_expert_reads *re
     base->facts.expert_bytes = (int64_t)reads->bytes;
     base->thrashing = &reads->thrashing;
     if (packed && packed->most > 0) {
-        base->expert_copies = &packed->charged;
+        base->expert_copies = &packed->kept;
         base->expert_copies_most = packed->partial ? UINT64_MAX : packed->most;
     }
 }
@@ -271,11 +271,14 @@ static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int
         const bool keep = mp_packed_wants(packed, expert, panel, product != NULL);
         const mp_tensor rows = mp_expert_rows(matrix, expert, n0, part.N, own + panel_bytes(matrix));
         if (product && !keep) {
+            const uint64_t began = packed ? mp_sys_now_ns() : 0;
             run_stored(product, &rows, acts, from, to, end.bias, y + n0, ldy);
+            if (packed)
+                mp_packed_earn(packed, mp_sys_now_ns() - began);
             return 1;
         }
         if (keep)
-            part.data = mp_packed_data(packed, expert) + (size_t)panel * part.panel_bytes;
+            part.data = mp_packed_panel(packed, expert, panel);
         if (product) /* kept, although the stored rows could be multiplied */
             mp_pack_budget_pack(&packed->all->time, &part, &rows, 0, 1);
         else
@@ -285,7 +288,7 @@ static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int
             mp_packed_keep(packed, expert, panel, &matrix->tensors[expert]);
         return 1;
     }
-    part.data = mp_packed_data(packed, expert) + (size_t)panel * part.panel_bytes;
+    part.data = mp_packed_panel(packed, expert, panel);
     mp_gemm(&part, acts, from, to, 0, kept, &end, y + n0, ldy);
     return kept;
 }

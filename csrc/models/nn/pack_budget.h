@@ -1,4 +1,4 @@
-/* nn/pack_budget.h: the time that a pass may spend on packing panels that it could also multiply as stored.
+/* nn/pack_budget.h: the time that passes may spend on packing panels that they could also multiply as stored.
  *
  * The budget counts only the packing. If it counted the whole pass, the first layers would use it up, and the weights
  * of later layers would stay unpacked. */
@@ -14,9 +14,14 @@ typedef struct mp_pack_budget {
     _Atomic int64_t left_ns; /* shared by all threads; the last panel may make it negative */
 } mp_pack_budget;
 
-/* Call at the start of a pass. Passes that run at the same time share the budget of the last start. */
+/* Sets the time that is left. Passes that run at the same time share the budget of the last call. */
 static inline void mp_pack_budget_set(mp_pack_budget *budget, uint64_t ns) {
     atomic_store_explicit(&budget->left_ns, (int64_t)ns, memory_order_relaxed);
+}
+
+/* Adds to the time that is left. */
+static inline void mp_pack_budget_add(mp_pack_budget *budget, uint64_t ns) {
+    atomic_fetch_add_explicit(&budget->left_ns, (int64_t)ns, memory_order_relaxed);
 }
 
 static inline bool mp_pack_budget_left(const mp_pack_budget *budget) {

@@ -4,23 +4,26 @@
 
 #include "base/sys.h"
 
-/* Time that the threads of a pass together may spend on packing panels which it would otherwise multiply as stored. On
- * two threads a token of a large model takes 15 to 100 ms, so this delays the first hundreds of tokens by an eighth or
- * less. */
-static const uint64_t KEEP_NS = 4 * 1000 * 1000;
+enum { KEEP_SHARE = 1 };
+/* Maximum time for packing that a pass finds at its start. More collects while the memory budget refuses copies. */
+static const int64_t KEEP_MOST_NS = 50 * 1000 * 1000;
 static const uint64_t POLL_NS = 100 * 1000;
 
+/* Marks all panels of a matrix as not kept. */
 static void reset_panels(mp_packed_matrix *matrix) {
     for (int64_t i = 0; i < (int64_t)matrix->count * matrix->panels; i++)
         atomic_store_explicit(&matrix->state[i], MP_PANEL_STORED, memory_order_relaxed);
-    for (int32_t e = 0; e < matrix->count; e++)
+    for (int32_t e = 0; e < matrix->count; e++) {
         atomic_store_explicit(&matrix->left[e], matrix->panels, memory_order_relaxed);
+        atomic_store_explicit(&matrix->data[e], NULL, memory_order_relaxed);
+    }
 }
 
-/* Runs in the child of a fork: the threads that packed panels and ran passes do not exist there. The bytes of a panel
- * that was being packed stay charged. */
+/* Runs in the child of a fork: the threads that packed panels and ran passes do not exist there. If one of them was
+ * taking memory for a matrix, its bytes may stay charged and unused. */
 static void forget_passes(mp_forked *self) {
     mp_packed_experts *experts = (mp_packed_experts *)((char *)self - offsetof(mp_packed_experts, forked));
+    mp_mutex_init(&experts->lock);
     atomic_store_explicit(&experts->passes, 0, memory_order_relaxed);
     for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
         for (int64_t i = 0; i < (int64_t)matrix->count * matrix->panels; i++)
@@ -39,43 +42,53 @@ mp_packed_experts *mp_packed_experts_create(const mp_weights *weights, mp_budget
     }
     experts->weights = weights;
     experts->budget = budget;
-    experts->keep_ns = KEEP_NS;
+    experts->keep_share = KEEP_SHARE;
+    mp_mutex_init(&experts->lock);
     return experts;
 }
 
-/* Reserves the memory of the copies as a whole; mp_alloc_bytes counts only what is kept. Where the system uses huge
- * pages for everything, the first write to an expert would also take the memory of its neighbours, uncharged. */
-static uint8_t *reserve(const mp_packed_matrix *matrix) {
-    const size_t bytes = (size_t)matrix->count * matrix->bytes + MP_WMAT_SLACK;
-    uint8_t *data = mp_alloc(bytes, MP_TAG_WEIGHTS);
-    if (data) {
-        mp_alloc_count(MP_TAG_WEIGHTS, -(int64_t)bytes);
-        mp_sys_advise(data, bytes, MP_ADVISE_SMALL);
-    }
-    return data;
+/* Reserves the memory of all copies, without taking any from the system. mp_alloc_bytes counts what matrices take. */
+static void reserve(mp_packed_experts *experts) {
+    size_t bytes;
+    if (__builtin_add_overflow((size_t)experts->most, (size_t)MP_WMAT_SLACK + MP_HUGE_PAGE - 1, &bytes))
+        return;
+    bytes -= bytes % MP_HUGE_PAGE;
+    experts->region = mp_region_alloc(bytes, MP_TAG_WEIGHTS);
+    if (!experts->region)
+        return;
+    experts->region_bytes = bytes;
+    mp_alloc_count(MP_TAG_WEIGHTS, -(int64_t)bytes);
 }
 
-static void unreserve(mp_packed_matrix *matrix) {
-    if (matrix->data)
-        mp_alloc_count(MP_TAG_WEIGHTS, (int64_t)((size_t)matrix->count * matrix->bytes + MP_WMAT_SLACK));
-    mp_free(matrix->data);
-    matrix->data = NULL;
+/* Frees the region and gives its bytes back to the budget. Returns these bytes. */
+static uint64_t release(mp_packed_experts *experts) {
+    const uint64_t bytes = atomic_exchange(&experts->charged, 0);
+    if (experts->region) {
+        mp_alloc_count(MP_TAG_WEIGHTS, (int64_t)experts->region_bytes - (int64_t)bytes);
+        mp_region_free(experts->region, experts->region_bytes, MP_TAG_WEIGHTS);
+        experts->region = NULL;
+    }
+    mp_budget_give(experts->budget, bytes);
+    return bytes;
+}
+
+static void free_matrix(mp_packed_matrix *matrix) {
+    mp_free((void *)matrix->data);
+    mp_free((void *)matrix->state);
+    mp_free((void *)matrix->left);
+    mp_free(matrix);
 }
 
 void mp_packed_experts_destroy(mp_packed_experts *experts) {
     if (!experts)
         return;
     mp_forked_remove(&experts->forked);
-    const uint64_t bytes = mp_packed_experts_bytes(experts);
+    release(experts);
     for (mp_packed_matrix *matrix = experts->first, *next; matrix; matrix = next) {
         next = matrix->next;
-        unreserve(matrix);
-        mp_free(matrix->state);
-        mp_free(matrix->left);
-        mp_free(matrix);
+        free_matrix(matrix);
     }
-    mp_alloc_count(MP_TAG_WEIGHTS, -(int64_t)bytes);
-    mp_budget_give(experts->budget, bytes);
+    mp_mutex_deinit(&experts->lock);
     mp_free(experts);
 }
 
@@ -85,21 +98,20 @@ mp_packed_matrix *mp_packed_experts_add(mp_packed_experts *experts, const mp_wma
         return NULL;
     *matrix = (mp_packed_matrix){.all = experts, .count = count, .panels = w->panels, .bytes = mp_wmat_bytes(w),
                                  .panel_bytes = w->panel_bytes};
+    matrix->data = mp_alloc_array((size_t)count, sizeof *matrix->data, MP_TAG_WEIGHTS);
     matrix->state = mp_alloc_array((size_t)count * (size_t)w->panels, sizeof *matrix->state, MP_TAG_WEIGHTS);
     matrix->left = mp_alloc_array((size_t)count, sizeof *matrix->left, MP_TAG_WEIGHTS);
-    size_t all;
-    if (matrix->state && matrix->left && !__builtin_mul_overflow(matrix->bytes, (size_t)count, &all))
-        matrix->data = reserve(matrix);
-    if (!matrix->data) {
-        mp_free(matrix->state);
-        mp_free(matrix->left);
-        mp_free(matrix);
+    uint64_t bytes, most;
+    if (!matrix->data || !matrix->state || !matrix->left ||
+        __builtin_mul_overflow((uint64_t)matrix->bytes, (uint64_t)count, &bytes) ||
+        __builtin_add_overflow(experts->most, bytes, &most)) {
+        free_matrix(matrix);
         return NULL;
     }
     reset_panels(matrix);
     matrix->next = experts->first;
     experts->first = matrix;
-    experts->most += (uint64_t)count * (uint64_t)w->panels * w->panel_bytes;
+    experts->most = most;
     return matrix;
 }
 
@@ -112,7 +124,8 @@ uint64_t mp_packed_experts_begin(mp_packed_experts *experts) {
             mp_sys_sleep_ns(POLL_NS);
             passes = atomic_load(&experts->passes);
         }
-    mp_pack_budget_set(&experts->time, experts->keep_ns);
+    if (atomic_load_explicit(&experts->time.left_ns, memory_order_relaxed) > KEEP_MOST_NS)
+        mp_pack_budget_set(&experts->time, (uint64_t)KEEP_MOST_NS);
     return atomic_load_explicit(&experts->packed, memory_order_relaxed);
 }
 
@@ -125,17 +138,12 @@ bool mp_packed_experts_end(mp_packed_experts *experts, uint64_t packed) {
 
 uint64_t mp_packed_experts_drop(mp_packed_experts *experts) {
     int32_t idle = 0;
-    const uint64_t bytes = mp_packed_experts_bytes(experts);
-    if (bytes == 0 || !atomic_compare_exchange_strong(&experts->passes, &idle, -1))
+    if (mp_packed_experts_bytes(experts) == 0 || !atomic_compare_exchange_strong(&experts->passes, &idle, -1))
         return 0;
-    for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next) {
+    for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
         reset_panels(matrix);
-        unreserve(matrix);
-        matrix->data = reserve(matrix); /* NULL: from now on, nothing is kept of these experts */
-    }
-    const uint64_t freed = atomic_exchange(&experts->charged, 0);
-    mp_alloc_count(MP_TAG_WEIGHTS, -(int64_t)freed);
-    mp_budget_give(experts->budget, freed);
+    atomic_store_explicit(&experts->kept, 0, memory_order_relaxed);
+    const uint64_t freed = release(experts);
     atomic_store(&experts->passes, 0);
     return freed;
 }
@@ -144,38 +152,71 @@ uint64_t mp_packed_experts_bytes(const mp_packed_experts *experts) {
     return experts ? atomic_load_explicit(&experts->charged, memory_order_relaxed) : 0;
 }
 
-/* Charges a panel if a third of the budget stays free: requests need memory for KV blocks and scratch, and the governor
- * frees caches when little is left. */
-static bool take(mp_packed_experts *experts, uint64_t bytes) {
+/* Returns true if a third of the budget stays free after `bytes` more: requests need memory for KV blocks and scratch,
+ * and the governor frees caches when little is left. */
+static bool has_room(const mp_packed_experts *experts, uint64_t bytes) {
     const uint64_t limit = atomic_load_explicit(&experts->budget->limit, memory_order_relaxed);
     const uint64_t used = atomic_load_explicit(&experts->budget->used, memory_order_relaxed);
-    if (limit != UINT64_MAX && used + bytes > limit - limit / 3)
+    return limit == UINT64_MAX || used + bytes <= limit - limit / 3;
+}
+
+/* Takes memory for an expert's matrix. The lock must be held. */
+static uint8_t *take(mp_packed_experts *experts, uint64_t bytes) {
+    if (!experts->region && !experts->refused) {
+        reserve(experts);
+        experts->refused = !experts->region;
+    }
+    const uint64_t at = mp_packed_experts_bytes(experts);
+    if (experts->refused || experts->most - at < bytes || !has_room(experts, bytes) ||
+        !mp_budget_take(experts->budget, bytes))
+        return NULL;
+    mp_alloc_count(MP_TAG_WEIGHTS, (int64_t)bytes);
+    atomic_store_explicit(&experts->charged, at + bytes, memory_order_relaxed);
+    return experts->region + at;
+}
+
+/* Returns true if an expert's matrix has memory, and takes it if there is room. */
+static bool has_memory(mp_packed_matrix *matrix, int expert) {
+    mp_packed_experts *all = matrix->all;
+    if (atomic_load_explicit(&matrix->data[expert], memory_order_acquire))
+        return true;
+    if (!has_room(all, matrix->bytes)) /* checked before the lock, so that threads do not queue for a refusal */
         return false;
-    return mp_budget_take(experts->budget, bytes);
+    mp_mutex_lock(&all->lock);
+    uint8_t *data = atomic_load_explicit(&matrix->data[expert], memory_order_relaxed);
+    if (!data) {
+        data = take(all, matrix->bytes);
+        atomic_store_explicit(&matrix->data[expert], data, memory_order_release);
+    }
+    mp_mutex_unlock(&all->lock);
+    return data != NULL;
 }
 
 bool mp_packed_wants(mp_packed_matrix *matrix, int expert, int panel, bool few) {
-    if (!matrix || !matrix->data)
+    if (!matrix)
         return false;
-    mp_packed_experts *all = matrix->all;
+    const bool started = atomic_load_explicit(&matrix->data[expert], memory_order_relaxed) != NULL;
+    if (few && !started && !mp_pack_budget_left(&matrix->all->time))
+        return false;
     _Atomic uint8_t *state = &matrix->state[(int64_t)expert * matrix->panels + panel];
     uint8_t expected = MP_PANEL_STORED;
-    if (few && !mp_pack_budget_left(&all->time))
-        return false;
     if (!atomic_compare_exchange_strong_explicit(state, &expected, MP_PANEL_PACKING, memory_order_acq_rel,
                                                  memory_order_relaxed))
         return false;
-    if (take(all, matrix->panel_bytes))
+    if (has_memory(matrix, expert))
         return true;
     atomic_store_explicit(state, MP_PANEL_STORED, memory_order_release);
     return false;
 }
 
+void mp_packed_earn(mp_packed_matrix *matrix, uint64_t ns) {
+    mp_pack_budget_add(&matrix->all->time, ns * (uint64_t)matrix->all->keep_share);
+}
+
 void mp_packed_keep(mp_packed_matrix *matrix, int expert, int panel, const mp_tensor *source) {
     mp_packed_experts *all = matrix->all;
-    atomic_fetch_add_explicit(&all->charged, matrix->panel_bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&all->kept, matrix->panel_bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&all->packed, 1, memory_order_relaxed);
-    mp_alloc_count(MP_TAG_WEIGHTS, (int64_t)matrix->panel_bytes);
     atomic_store_explicit(&matrix->state[(int64_t)expert * matrix->panels + panel], MP_PANEL_KEPT,
                           memory_order_release);
     if (atomic_fetch_sub_explicit(&matrix->left[expert], 1, memory_order_acq_rel) == 1)
