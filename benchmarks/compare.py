@@ -14,6 +14,7 @@ import argparse
 import functools
 import hashlib
 import importlib.util
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ from .rotation import Rotation, add_options, finish, rotated, say
 #: Folder for the peers' converted weights, one subfolder per hash of the weights.
 MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "peers"
 #: Options that a record names.
-OPTIONS = ("engines", "topics", "rounds", "again", "prompts", "depths", "quick")
+OPTIONS = ("engines", "topics", "rounds", "again", "prompts", "depths", "quick", "touch")
 TOPICS = ("import", "cold-embed", "cold-generate", "embed", "generate")
 #: Type of quantised weights that peers repack for their fastest kernels. Its files come first in comparisons of text.
 FIRST = "q4_k_m"
@@ -78,6 +79,7 @@ class Bench(Rotation):
 
     def run_worker(self, engine: str, task: dict[str, Any]) -> dict[str, Any]:
         """Run one task in a new process and return its result."""
+        touch(self.arguments.touch)
         return self.run_process(self.python(engine), {**task, "engine": engine}, f"{engine}, {task['topic']}")
 
     def task(self, topic: str, engine: str) -> dict[str, Any]:
@@ -239,6 +241,19 @@ def warm(path: str) -> None:
                 pass
 
 
+def touch(megabytes: int) -> None:
+    """Write to memory and free it. The hosts of some virtual machines take free memory back, and provide it again page
+    by page when it is used: in one of them, huge pages took 4 ms per MB. The engine of the next turn finds memory that
+    the host has provided.
+    """
+    if megabytes:
+        with mmap.mmap(-1, megabytes << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            for at in range(0, len(memory), mmap.PAGESIZE):
+                memory[at] = 1
+
+
 @functools.cache
 def hashed(path: str) -> str:
     """Return the SHA-256 of the weights."""
@@ -281,6 +296,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                         help="prompt lengths of the prefill measures, in tokens (default: %(default)s)")
     parser.add_argument("--depths", default="8,512,2048", type=_lengths, metavar="N,...",
                         help="prompt lengths of the decode measures, in tokens (default: %(default)s)")
+    parser.add_argument("--touch", type=int, default=0, metavar="MB",
+                        help="memory to write and free before each turn, for virtual machines whose hosts take free "
+                             "memory back (default: %(default)s)")
     parser.add_argument("--plot", metavar="PATH", help="write a plot here, as SVG")
     arguments = parser.parse_args(argv)
     wrong = [engine for engine in arguments.engines if split(engine)[0] not in MODULES]

@@ -49,7 +49,8 @@ EMBEDDING_ROWS = {
     ("cold-embed", "start of Python to first vector s"): "start of Python to the first vector, s",
     ("embed", "memory MB"): "peak memory of the process, MB",
 }
-TEXT_ROWS = {r"pp(\d+) tokens/s": "prompt of {} tokens, tokens/s",
+TEXT_ROWS = {r"first pp(\d+) tokens/s": "first prompt, of {} tokens, tokens/s",
+             r"pp(\d+) tokens/s": "prompt of {} tokens, tokens/s",
              r"tg@(\d+) tokens/s": "decode after {} tokens, tokens/s",
              r"(\d+) streams tokens/s": "decode of {} sequences at once, tokens/s",
              r"load to first token s": "load to the first token, s", r"memory MB": "peak memory of the process, MB"}

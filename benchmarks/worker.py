@@ -18,6 +18,8 @@ from own_process import rss, run_task
 from timing import percentile, seconds_of, together
 
 P99 = "8 threads p99 ms"
+#: Tokens of the first prompt.
+FIRST = 512
 
 
 def make(task: dict[str, Any], kind: str) -> Any:
@@ -83,13 +85,15 @@ def many_threads(engine: Any, single: list[str]) -> dict[str, float]:
 
 def generate(task: dict[str, Any]) -> dict[str, Any]:
     """Measure tokens/s of prefill and decode, and of several sequences at once unless ``streams`` is 0. All engines get
-    the same ids.
+    the same ids. The first prompt has a rate of its own, because mpool packs experts during it; the programs of
+    ik_llama.cpp too compute a prompt before each measurement.
     """
     engine = make(task, "generate")
     if hasattr(engine, "measures"):
         return engine.measures(task)
     ids, written, found = task["ids"], task["write"], {}
-    engine.load(task["path"], task["threads"], max([*task["prompts"], *task["depths"]]) + written + 512)
+    engine.load(task["path"], task["threads"], max([*task["prompts"], *task["depths"]]) + written + FIRST)
+    found[f"first pp{FIRST} tokens/s"] = FIRST / seconds_of(lambda: engine.generate(ids[-FIRST:], 1))
     first, _ = engine.generate(ids[:32], 32)
     shift = 0
     for length in task["prompts"]:

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/cpu.h"
 #include "kernels/attention_scratch.h"
+#include "kernels/variants.h"
 
 /* The least keys, and keys * D, from which attn_full_bf16 and mp_attn_full_i16 are faster than attn_full. */
 enum { BF16_MIN_KEYS = 48, I16_MIN_KEYS = 48, I16_MIN_INPUTS = 2816 };
@@ -27,7 +27,7 @@ mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D, bool bi
     if (compute == MP_COMPUTE_I8 && !biased && suits_integers(T, D))
         return mp_attn_full_i16;
     const bool wanted = compute == MP_COMPUTE_BF16 && T >= BF16_MIN_KEYS && D <= MP_ATTN_BF16_DEPTH && D % 8 == 0;
-    return wanted && mp_cpu_features() & MP_CPU_AMX ? k->attn_full_bf16 : k->attn_full;
+    return wanted && !mp_kernels_is_ref(MP_SLOT_attn_full_bf16) ? k->attn_full_bf16 : k->attn_full;
 }
 
 /* ---- mp_attn_full_i16 -------------------------------------------------------------------------------------------- */

@@ -53,7 +53,8 @@ void mp_amx_rows(mp_kernel_table *table);
 void mp_amx_attention(mp_kernel_table *table);
 #endif
 void mp_avx512vnni_rows(mp_kernel_table *table);      /* called by mp_avx512_rows */
-void mp_avx512vnni_attention(mp_kernel_table *table); /* called by mp_avx512_attention */
+void mp_avx512vnni_attention(mp_kernel_table *table); /* these are called by mp_avx512_attention */
+void mp_avx512bf16_attention(mp_kernel_table *table);
 #elif defined(__aarch64__)
 void mp_neon_dense(mp_kernel_table *table, uint32_t features); /* `features`: bits of base/cpu.h */
 void mp_neon_quant(mp_kernel_table *table);

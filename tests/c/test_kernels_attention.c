@@ -164,11 +164,11 @@ MP_TEST_SECONDS(kernels_attention_bf16_near_ref, 100) {
     }
 }
 
-/* ---- model of attention in AMX tiles ------------------------------------------------------------------------------
+/* ---- model of attention in bfloat16 ------------------------------------------------------------------------------
  *
- * Queries (scaled), keys, values and weights are rounded to bfloat16. Products sum 32 inputs at a time, as in
- * test_kernels_dense.c. Weights are exp(s - max), by exp2 of degree 4. The model does not define the order in which the
- * weights are summed. */
+ * Queries (scaled), keys, values and weights are rounded to bfloat16. Products sum as in test_kernels_dense.c: tiles
+ * sum 32 inputs at a time, vdpbf16ps one after another. Weights are exp(s - max), by exp2 of degree 4. The model does
+ * not define the order in which the weights are summed. */
 
 static float bf16_of(float x) {
     const float y = mp_bf16_to_f32(mp_bf16_from_f32(x));
@@ -176,8 +176,12 @@ static float bf16_of(float x) {
 }
 
 /* Product of x and y with n elements; y has the stride `step`. */
-static float tile_product(const float *x, const float *y, int64_t step, int n) {
+static float product_of(bool tiles, const float *x, const float *y, int64_t step, int n) {
     float sum = 0;
+    for (int k = 0; !tiles && k < n; k++)
+        sum = fmaf(x[k], y[k * step], sum);
+    if (!tiles)
+        return sum;
     for (int i = 0; i < n; i += 32) {
         float chains[2] = {0, 0};
         for (int k = i; k < n && k < i + 32; k++)
@@ -196,7 +200,7 @@ static float weight(float s, float max) {
 }
 
 /* out: [D] of row r. k and v: [T, D], rounded. */
-static void tile_attention(const mp_attn_full *a, int r, const float *k, const float *v, float *out) {
+static void bf16_attention(bool tiles, const mp_attn_full *a, int r, const float *k, const float *v, float *out) {
     float q[512], p[160], max = -INFINITY;
     double sum = 0;
     for (int d = 0; d < a->D; d++)
@@ -205,7 +209,7 @@ static void tile_attention(const mp_attn_full *a, int r, const float *k, const f
         const bool seen = a->window == 0 ? !a->causal || t <= r
                           : a->causal    ? t <= r && r - t < a->window
                                          : abs(r - t) <= a->window / 2;
-        p[t] = seen ? tile_product(q, k + t * a->D, 1, a->D) + (a->bias ? a->bias[r * a->ld_bias + t] : 0.0f)
+        p[t] = seen ? product_of(tiles, q, k + t * a->D, 1, a->D) + (a->bias ? a->bias[r * a->ld_bias + t] : 0.0f)
                     : -INFINITY;
         max = fmaxf(max, p[t]);
     }
@@ -215,15 +219,16 @@ static void tile_attention(const mp_attn_full *a, int r, const float *k, const f
         p[t] = bf16_of(p[t]);
     }
     for (int d = 0; d < a->D; d++)
-        out[d] = tile_product(p, v + d, a->D, a->T) / (float)sum;
+        out[d] = product_of(tiles, p, v + d, a->D, a->T) / (float)sum;
 }
 
 /* Each call computes a part of the rows, with scratch full of NaN, and writes no other row. */
-MP_TEST_SECONDS(kernels_attention_bf16_tiles, 60) {
+MP_TEST_SECONDS(kernels_attention_bf16_model, 60) {
     static const int heads[] = {8, 24, 32, 40, 64, 80, 128, 512};
     mp_test_random random = {23};
     for (kt_set v = {0}; kt_next(&v, MP_SLOT_attn_full_bf16);)
         for (int round = 0; round < mp_test_rounds(48); round++) {
+            const bool tiles = strncmp(v.mask, "amx", 3) == 0;
             full_case c = full_make(&random, kt_pick(&random, 1, 150), heads[round % 8], round % 3 ? 1.0f : 12.0f);
             full_options(&c, round / 2 % 8, &random);
             mp_attn_full a = c.a;
@@ -244,7 +249,7 @@ MP_TEST_SECONDS(kernels_attention_bf16_tiles, 60) {
             v.call.attn_full_bf16(&a, row0, row1, c.scratch);
             for (int r = 0; r < a.T; r++) {
                 if (row0 <= r && r < row1)
-                    tile_attention(&a, r, keys, values, row);
+                    bf16_attention(tiles, &a, r, keys, values, row);
                 for (int i = 0; i < a.D + FULL_PAD; i++) {
                     const bool inside = row0 <= r && r < row1 && i < a.D;
                     const float got = c.got[r * a.ld_out + i], want = inside ? row[i] : -77.0f;

@@ -764,7 +764,7 @@ MP_TEST(kernels_dense_dispatch) {
 #elif defined(__aarch64__)
     MP_CHECK(kt_use("neon"));
     for (int i = 0; i < mp_kernels_count(); i++) {
-        const bool tiles = i == MP_SLOT_attn_full_bf16 || i == MP_SLOT_gemm_bf16_acts; /* variants for AMX only */
+        const bool tiles = i == MP_SLOT_attn_full_bf16 || i == MP_SLOT_gemm_bf16_acts; /* variants for x86 only */
         const bool stored = strncmp(mp_kernels_slot(i), "stored_", 7) == 0;            /* variants for x86 only */
         MP_CHECK_STR(mp_kernels_variant(i), tiles || stored ? "ref" : "neon");
     }

@@ -36,8 +36,10 @@ static const char *variant_of(const expected *row, int slot) {
     static const int i16[] = {MP_SLOT_kv_store_i16,   MP_SLOT_kv_store_i8,   MP_SLOT_attn_query_i16,
                               MP_SLOT_attn_block_i16, MP_SLOT_attn_block_i8, MP_SLOT_attn_kv_i16,
                               MP_SLOT_attn_kv_i8,     MP_SLOT_kv_fill_i16};
-    if (slot == MP_SLOT_attn_full_bf16 || slot == MP_SLOT_gemm_bf16_acts)
+    if (slot == MP_SLOT_gemm_bf16_acts)
         return row->tiles;
+    if (slot == MP_SLOT_attn_full_bf16)
+        return strncmp(row->bf16, "avx512bf16", 10) == 0 ? row->bf16 : row->tiles;
     if (slot == MP_SLOT_stored_f32)
         return "avx2"; /* it reads eight rows at a time, so 512 bits would not help */
     if (strcmp(row->mask, "amx") == 0 && is_one_of(slot, by_tiles, (int)(sizeof by_tiles / sizeof *by_tiles)))

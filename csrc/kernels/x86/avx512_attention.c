@@ -24,5 +24,7 @@ void mp_avx512_attention(mp_kernel_table *table, uint32_t features) {
     attention_i16_fill(table, "avx512");
     if (features & MP_CPU_AVX512_VNNI)
         mp_avx512vnni_attention(table);
+    if (features & MP_CPU_AVX512_BF16)
+        mp_avx512bf16_attention(table);
 }
 #endif
