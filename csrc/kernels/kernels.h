@@ -271,8 +271,8 @@ enum { MP_ATTN_FULL_I16_DEPTH = 512 };
  * row depends only on itself and on the keys that it sees. D is a multiple of 8, at most MP_ATTN_BF16_DEPTH.
  *
  * mp_attn_full_for returns the function to use for a compute type and a shape: attn_full_bf16 for MP_COMPUTE_BF16 on
- * CPUs that have a variant of the slot, mp_attn_full_i16 for MP_COMPUTE_I8 without bias on every CPU, and both only if T is large enough to
- * repay packing K and V. biased: whether `bias` will be set. */
+ * CPUs that have a variant of the slot, mp_attn_full_i16 for MP_COMPUTE_I8 without bias on every CPU, and both only if
+ * T is large enough to repay packing K and V. biased: whether `bias` will be set. */
 typedef void (*mp_attn_full_function)(const mp_attn_full *a, int row0, int row1, void *scratch);
 mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D, bool biased);
 enum { MP_ATTN_BF16_DEPTH = 512 };

@@ -77,7 +77,8 @@ class Server:
                 raise ValueError(f"the response is not a JSON object with the key {wanted}")
             return found
         except urllib.error.HTTPError as error:
-            hint = "Name the server's token file with --token-file" if error.code == 401 else None
+            hint = ("Name the server's token file with --token-file; mpool serve prints its path"
+                    if error.code == 401 else None)
             raise ModelError(_reason(error), hint=hint) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             cause = getattr(error, "reason", None) or error

@@ -67,7 +67,8 @@ TABLE: dict[str, Row] = {
     "request_too_large": Row(413, _REQUEST, "The body, or a text in it, is longer than allowed."),
     "unsupported_media_type": Row(415, _REQUEST, "The body must be uncompressed JSON with the header "
                                               "Content-Type: application/json."),
-    "misdirected": Row(421, _REQUEST, "The Host header does not name this server."),
+    "misdirected": Row(421, _REQUEST, "The Host header does not name this server. Start mpool serve with "
+                                              "--allow-host NAME:PORT to accept another name."),
     "headers_too_large": Row(431, _REQUEST, "The request's headers are larger than allowed."),
     "cancelled": Row(499, _REQUEST, "The request was cancelled."),
     "internal": Row(500, _SERVER, "Internal error. The server's log has the details."),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from ..errors import MpoolError, sentence
 from .errors import Refusal, with_schema_field
 
 if TYPE_CHECKING:
+    from .openai.structs import TextRequest
     from .operations import Context
 
 _OLLAMA, _INDEX = "format", re.compile(r"\[\d+\]")
@@ -24,13 +26,20 @@ _OLLAMA, _INDEX = "format", re.compile(r"\[\d+\]")
 OPENAI_TOOL, FLAT_TOOL = ToolFields(), ToolFields("")
 #: Arguments of an earlier tool call that are not the JSON text of an object become one argument with this name.
 INVALID_ARGUMENTS = "invalid_json"
+#: Types of a response format that constrain the completion.
+_TYPES = ("json_object", "json_schema", "regex", "grammar")
+#: Fields of a request that constrain the completion: OpenAI's, those of llama.cpp's server, and those of vLLM.
+_CONSTRAINTS = ("response_format", "grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex",
+                "guided_choice", "guided_grammar")
+#: Keys of vLLM's ``structured_outputs`` that constrain the completion. Its other keys choose how spaces are written.
+_STRUCTURED = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def openai_format(value: dict[str, Any] | None, name: str = "response_format", flat: bool = False) -> dict[str, Any]:
     """Convert OpenAI's response format to options of the library.
 
     Args:
-        value: Object with the ``type`` text, json_object or json_schema; None: free text.
+        value: Object with the ``type`` text, json_object, json_schema, regex or grammar; None: free text.
         name: Field of the request, for the error message.
         flat: The object itself has the field ``schema``; False: its field ``json_schema`` has it.
 
@@ -39,8 +48,8 @@ def openai_format(value: dict[str, Any] | None, name: str = "response_format", f
     """
     if value is None or value.get("type") == "text":
         return {}
-    if value.get("type") not in ("json_object", "json_schema"):
-        raise Refusal("unsupported_parameter", f"`{name}.type` must be one of text, json_object, json_schema, got "
+    if value.get("type") not in _TYPES:
+        raise Refusal("unsupported_parameter", f"`{name}.type` must be one of text, {', '.join(_TYPES)}, got "
                                                f"{shown(value.get('type'))}.", name)
     if value["type"] == "json_schema":
         outer = value if flat else value.get("json_schema")
@@ -50,6 +59,57 @@ def openai_format(value: dict[str, Any] | None, name: str = "response_format", f
         # as in OpenAI's API, keywords that cannot be enforced are errors only if the format is strict
         value = {"type": "json_schema", "json_schema": {**outer, "strict": outer.get("strict") is True}}
     return _response_format(value, name)
+
+
+def constraint(context: Context, body: TextRequest) -> dict[str, Any]:
+    """Convert the field of a request that constrains the completion, if any, to options of the library.
+
+    Raises:
+        Refusal: The request has several of these fields, or the value is not valid or exceeds the limits.
+    """
+    given = {name: getattr(body, name) for name in _CONSTRAINTS if getattr(body, name) is not None}
+    if given.get("response_format", {}).get("type") == "text":
+        del given["response_format"]
+    if not given:
+        return {}
+    name, *others = given
+    if others:
+        raise Refusal("invalid_value", f"A request has one constraint of the completion, got `{name}` and "
+                                       f"`{others[0]}`.", others[0])
+    value, context.schema_field = given[name], name
+    if name == "response_format":
+        return openai_format(value)
+    if name == "json_schema":
+        return schema_format(value, name)
+    if name != "structured_outputs":
+        return _guided(name.rpartition("_")[2], value, name)
+    kinds = [kind for kind in _STRUCTURED if value.get(kind) not in (None, False)]
+    if len(kinds) != 1 or kinds[0] == "structural_tag":
+        raise Refusal("invalid_value", f"`{name}` must have one of json, regex, choice, grammar, json_object, got "
+                                       f"{', '.join(kinds) or 'none of them'}.", name)
+    return _guided(kinds[0], value[kinds[0]], f"{name}.{kinds[0]}")
+
+
+def _guided(kind: str, value: Any, name: str) -> dict[str, Any]:
+    """Convert a constraint of vLLM or of llama.cpp's server: ``json``, ``regex``, ``choice``, ``grammar`` or
+    ``json_object``."""
+    if kind == "json_object":
+        return _response_format({"type": "json_object"}, name)
+    if kind == "json":
+        try:
+            value = json.loads(value) if isinstance(value, str) else value
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise Refusal("invalid_value", f"`{name}` must be a JSON schema.", name)
+        return schema_format(value, name)
+    if kind == "choice":
+        if not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
+            raise Refusal("invalid_value", f"`{name}` must be a list of texts that are not empty.", name)
+        kind, value = "regex", "|".join(map(re.escape, value))
+    if not isinstance(value, str):
+        raise Refusal("invalid_value", f"`{name}` must be a string, got {shown(value)}.", name)
+    return _response_format({"type": kind, kind: value}, name)
 
 
 def ollama_format(value: str | dict[str, Any] | None) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 /* attention_bf16_tmpl.h: bfloat16 attention built from products of matrices, the slot gemm_bf16.
  *
- * Template: include after vec_avx512.h, inside a target region with AVX-512 and BF16. K is treated as a weight matrix whose outputs are
- * keys, V as one whose inputs are keys. Both are packed into scratch as pack_dense.h describes. Rows are processed in
- * blocks of 32 that start at multiples of 32, so that the set of keys that a row is multiplied with (some with weight
- * zero) depends on the row alone. */
+ * Template: include after vec_avx512.h, inside a target region with AVX-512 and BF16. K is treated as a weight matrix
+ * whose outputs are keys, V as one whose inputs are keys. Both are packed into scratch as pack_dense.h describes. Rows
+ * are processed in blocks of 32 that start at multiples of 32, so that the set of keys that a row is multiplied with
+ * (some with weight zero) depends on the row alone. */
 #ifndef MP_KERNELS_SIMD_ATTENTION_BF16_TMPL_H
 #define MP_KERNELS_SIMD_ATTENTION_BF16_TMPL_H
 

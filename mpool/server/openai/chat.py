@@ -55,7 +55,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     messages = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
     messages = served.with_system(await with_images(context, messages))
     options = sampling(context, served, body, body.max_completion_tokens or body.max_tokens)
-    options |= formats.openai_format(body.response_format)
+    options |= formats.constraint(context, body)
     tools, choice = formats.allowed_tools(formats.functions_of(context, body.tools), body.tool_choice)
     _check(body, tools, choice)
     options |= formats.tool_options(tools, choice, body.parallel_tool_calls)

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from ... import aio
-from .. import fill_in
+from .. import fill_in, formats
 from ..errors import Refusal
 from ..operations import Context, Operation, json_response
 from ..sampling import check_count, sampling
@@ -36,6 +36,7 @@ async def completions(context: Context, body: CompletionRequest) -> Response:
     _check(body, prompts)
     options = sampling(context, served, body,
                        served.defaults.get("max_tokens", _TOKENS) if body.max_tokens is None else body.max_tokens)
+    options |= formats.constraint(context, body)
     if body.logprobs is not None:
         options |= {"logprobs": True, "top_logprobs": body.logprobs}
     inputs: list[Any] = prompts

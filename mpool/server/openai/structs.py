@@ -13,6 +13,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from ..fields import Fields, MaxTokens, Name, SamplingFields, Stops, Text, Token
 
 Count = Annotated[int, Meta(ge=1, le=128)]
+#: The completions that a request allows.
+Choices = Annotated[list[Text], Meta(min_length=1, max_length=1000)]
 #: One text, its token ids, or a list of either.
 Inputs = Text | Annotated[list[Text | Token | Annotated[list[Token], Meta(min_length=1)]],
                           Meta(min_length=1, max_length=1_000_000)]
@@ -196,8 +198,10 @@ class Usage(Struct):
 class TextRequest(SamplingFields, kw_only=True):
     """Fields of completion and chat requests: those of OpenAI's API, and further sampling options of mpool.
 
-    ``metadata``, ``store``, ``service_tier``, ``user``, ``safety_identifier``, ``prompt_cache_key``,
-    ``prompt_cache_retention`` and ``prompt_cache_options`` are ignored.
+    ``response_format`` is text, json_object, json_schema, or (an extension) regex or grammar. ``grammar`` and
+    ``json_schema`` of llama.cpp's server, and ``structured_outputs`` and ``guided_*`` of vLLM, constrain the completion
+    as ``response_format`` does; a request has one of these fields. ``metadata``, ``store``, ``service_tier``, ``user``,
+    ``safety_identifier``, ``prompt_cache_key``, ``prompt_cache_retention`` and ``prompt_cache_options`` are ignored.
     """
 
     model: Name
@@ -206,6 +210,14 @@ class TextRequest(SamplingFields, kw_only=True):
     n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -353,8 +365,8 @@ class ChatRequest(TextRequest, kw_only=True):
     """A conversation to complete.
 
     ``tools`` are functions; the chat template of the model must support tools. ``tool_choice`` is auto, none, required
-    or ``{"type": "function", "function": {"name": ...}}``. ``response_format`` is text, json_object or json_schema;
-    with tools, it applies to completions without tool calls. ``reasoning_effort`` sets the reasoning level (``minimal``
+    or ``{"type": "function", "function": {"name": ...}}``. With tools, ``response_format`` applies to completions
+    without tool calls. ``reasoning_effort`` sets the reasoning level (``minimal``
     counts as low, ``xhigh`` and ``max`` as high) or turns thinking on or off, as far as the chat template of the model
     supports it. Models that always think refuse ``none``. ``chat_template_kwargs`` (an extension) are variables of the
     chat template, which take precedence over ``reasoning_effort``. ``verbosity``, ``prediction`` and ``modalities``
@@ -367,7 +379,6 @@ class ChatRequest(TextRequest, kw_only=True):
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None

@@ -1,8 +1,11 @@
-"""Structured output over HTTP: `response_format` of OpenAI's protocol and `format` of Ollama's protocol."""
+"""Structured output over HTTP: `response_format` of OpenAI's protocol, `format` of Ollama's protocol, and the fields of
+llama.cpp's server and of vLLM.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,7 +103,8 @@ for _ in range(70):
 
 
 @pytest.mark.parametrize("wanted", [
-    {"type": "regex", "regex": "a+"}, {"type": "grammar", "grammar": 'start: "a"'}, {"type": "object"}, {},
+    {"type": "regex", "regex": "(a"}, {"type": "grammar", "grammar": "start: ("}, {"type": "regex"},
+    {"type": "object"}, {},
     {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": 3}},
     {"type": "json_schema", "json_schema": {"schema": {"type": "wat"}}},
     {"type": "json_schema", "json_schema": {"schema": {"$ref": "http://example.org/x"}}},
@@ -115,6 +119,55 @@ def test_invalid_response_formats_are_refused(server: Any, wanted: dict[str, Any
     assert status == 400 and found["error"]["code"] in ("unsupported_parameter", "invalid_value")
     assert found["error"]["param"] == "response_format"
     assert ask(server, "/v1/chat/completions", {"model": "llama", "messages": CHAT, "max_tokens": 1})[0] == 200
+
+
+#: Constraint of a completion in the fields of llama.cpp's server, of vLLM and of mpool, and the completions it allows.
+CONSTRAINTS: list[tuple[dict[str, Any], str]] = [
+    ({"grammar": 'root ::= "yes" | "no"'}, "yes|no"),
+    ({"grammar": 'start: "yes" | "no"'}, "yes|no"),
+    ({"json_schema": {"enum": ["a", "b"]}}, '"a"|"b"'),
+    ({"guided_json": {"enum": ["a", "b"]}}, '"a"|"b"'),
+    ({"guided_json": '{"enum": ["a", "b"]}'}, '"a"|"b"'),
+    ({"guided_regex": "[0-9]{3}x"}, "[0-9]{3}x"),
+    ({"guided_choice": ["a.b", "c|d", "e f-g"]}, r"a\.b|c\|d|e f-g"),
+    ({"guided_grammar": 'root ::= "maybe"'}, "maybe"),
+    ({"structured_outputs": {"choice": ["positive", "negative"]}}, "positive|negative"),
+    ({"structured_outputs": {"regex": "a{4}", "disable_any_whitespace": True}}, "a{4}"),
+    ({"structured_outputs": {"json": {"enum": ["a"]}, "json_object": False}}, '"a"'),
+    ({"structured_outputs": {"grammar": 'root ::= "x"'}, "response_format": {"type": "text"}}, "x"),
+    ({"response_format": {"type": "regex", "regex": "a{4}"}}, "a{4}"),
+    ({"response_format": {"type": "grammar", "grammar": 'root ::= "x"'}}, "x"),
+]
+
+
+@pytest.mark.parametrize(("fields", "allowed"), CONSTRAINTS, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_constraints_of_other_servers(server: Any, path: str, fields: dict[str, Any], allowed: str) -> None:
+    given = {"messages": CHAT} if "chat" in path else {"prompt": "A pet:"}
+    status, found = ask(server, path, {"model": "llama", "max_tokens": 60, **given, **fields, **HOT})
+    choice = found["choices"][0]
+    text = choice["message"]["content"] if "chat" in path else choice["text"]
+    assert status == 200 and re.fullmatch(allowed, text) and choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"grammar": "root ::= ("}, "grammar"), ({"grammar": ""}, "grammar"),
+    ({"guided_regex": "(a"}, "guided_regex"), ({"guided_json": "[1"}, "guided_json"),
+    ({"guided_json": "[]"}, "guided_json"), ({"guided_json": "[" * 5000}, "guided_json"),
+    ({"guided_choice": [""]}, "guided_choice[0]"), ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": ["x" * 70_000]}, "guided_choice"), ({"json_schema": {"type": "wat"}}, "json_schema"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": [3]}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex"),
+    ({"grammar": 'root ::= "x"', "guided_regex": "a"}, "guided_regex"),
+    ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "x"'}, "grammar"),
+], ids=lambda value: str(value)[:60])
+def test_invalid_constraints_are_refused(server: Any, fields: dict[str, Any], param: str) -> None:
+    status, found = ask(server, "/v1/completions", {"model": "llama", "prompt": "A pet:", "max_tokens": 4, **fields})
+    assert status == 400 and found["error"]["param"] == param
+    assert f"`{param}" in found["error"]["message"]
 
 
 @pytest.mark.parametrize("wanted", ["xml", {"type": "wat"}, {"enum": ["x" * 70_000]}, {"$ref": "http://example.org/x"},
