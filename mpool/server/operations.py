@@ -92,7 +92,8 @@ class Context:
         scope: Scope of ASGI.
         started: ``time.monotonic()`` when the body was complete.
         images: Names of the fields of the body with an image.
-        schema_field: Field of the body that the library calls ``response_format``, for error messages.
+        schema_field: Field of the body that the library calls ``response_format``, for error messages; None: the
+            operation names it.
         ignored: Names of fields of the body that are ignored because the operation does not have them: the log names
             each once, and the response header ``x-mpool-ignored`` names them all. None: such fields are errors.
     """
@@ -104,7 +105,7 @@ class Context:
         self.id, self.started = state.new_id(), time.monotonic()
         self.ignored: list[str] | None = None if state.settings.strict else []
         self.images: set[str] = set()
-        self.schema_field = operation.schema_field
+        self.schema_field: str | None = None
 
     def ignore(self, name: str, message: str, param: str, code: str = "unsupported_parameter") -> None:
         """Report that a part of the body has no effect.
@@ -129,7 +130,7 @@ class Context:
         """
         refusal = refusal_of(error, self.id)
         if refusal.param == "response_format":
-            refusal.param = self.schema_field
+            refusal.param = self.schema_field or self.operation.schema_field
             refusal.detail = with_schema_field(refusal.detail, refusal.param)
         if isinstance(error, MpoolError) and error.param in self.images:
             refusal.param = error.param

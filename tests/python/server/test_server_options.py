@@ -27,7 +27,7 @@ REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
         "compute": "a setting of the server", "capture": "writes files",
         "parse_special": "only `raw` of Ollama's protocol has control tokens", "adapter": "`model`: MODEL:ADAPTER",
         "context_length": "only Ollama's protocol has it: `num_ctx`",
-        "response_format": "OpenAI has it for chat only", "top_logprobs": "logprobs is a number in this protocol"}),
+        "top_logprobs": "logprobs is a number in this protocol"}),
     "embed": (openai.EmbeddingsRequest, {
         "inputs": "`input`", "compute": "a setting of the server", "max_inputs": "a limit of the server",
         "adapter": "`model`: MODEL:ADAPTER",

@@ -241,8 +241,7 @@ def test_nan_is_refused(server: Any) -> None:
     assert ask(server, "/v1/chat/completions", body)[0] == 400
 
 
-@pytest.mark.parametrize("field", [{"response_format": {"type": "regex", "regex": "a"}}, {"tool_choice": "required"}],
-                         ids=str)
+@pytest.mark.parametrize("field", [{"response_format": {"type": "wat"}}, {"tool_choice": "required"}], ids=str)
 def test_unsupported_parameters_are_named(server: Any, field: dict[str, Any]) -> None:
     status, found = ask(server, "/v1/chat/completions", {"model": "llama", "messages": CHAT, **field})
     assert status == 400 and found["error"]["code"] == "unsupported_parameter"
