@@ -79,7 +79,6 @@ class Bench(Rotation):
 
     def run_worker(self, engine: str, task: dict[str, Any]) -> dict[str, Any]:
         """Run one task in a new process and return its result."""
-        touch(self.arguments.touch)
         return self.run_process(self.python(engine), {**task, "engine": engine}, f"{engine}, {task['topic']}")
 
     def task(self, topic: str, engine: str) -> dict[str, Any]:
@@ -98,7 +97,11 @@ class Bench(Rotation):
 
     def one_turn(self, topic: str, engine: str, number: int) -> bool:
         """Measure one engine on one topic. Returns False if it failed: it does not take part any more."""
-        done = self.measure(topic, engine, number, lambda: self.run_worker(engine, self.task(topic, engine)))
+        def run() -> dict[str, Any]:
+            touch(self.arguments.touch)
+            return self.run_worker(engine, self.task(topic, engine))
+
+        done = self.measure(topic, engine, number, run)
         if not done:
             self.failed.add((topic, engine))
         return done

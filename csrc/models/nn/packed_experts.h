@@ -10,8 +10,8 @@
  *
  * The first panel that is kept of an expert's matrix takes memory for the whole matrix, and charges it to the memory
  * budget, as long as a third of the budget stays free. Matrices lie behind one another in the order of their first use,
- * in one reserved region of huge pages, which the system provides in a quarter of the time of small ones. Unused
- * experts take no memory. Copies are optional: mp_packed_experts_drop frees all of them, and later passes may pack them
+ * in one reserved region of huge pages, which the system provides faster than small ones. Unused experts take no
+ * memory. Copies are optional: mp_packed_experts_drop frees all of them, and later passes may pack them
  * again. The bits of the outputs do not depend on which panels are kept.
  *
  * Any number of engines may use a model's copies at the same time. A panel that a thread of the parent was packing at
