@@ -16,6 +16,8 @@ from .json_strict import shorten
 # ---- tokenizer -----------------------------------------------------------------------------------------------------
 
 TOKENIZER_NAME = "tokenizer.json"
+#: Ranks of byte-pair encoding in tiktoken's format; with the vocabulary of Kimi's models.
+RANKS_NAME = "tiktoken.model"
 
 
 def missing_tokenizer(folder: str) -> FormatError:

@@ -458,7 +458,7 @@ class TokenizerSource:
     """The source of a tokenizer: a file of a folder, or the keys of a GGUF file.
 
     Attributes:
-        json_path: path of ``tokenizer.json``, or of the file that replaces it in older folders (``vocab.txt``, ...).
+        json_path: path of ``tokenizer.json``, or of the file that replaces it (``vocab.txt``, ``tiktoken.model``, ...).
         gguf: the ``tokenizer.*`` keys of a GGUF file.
         config: for a folder, the keys of ``tokenizer_config.json`` and ``special_tokens_map.json`` (special tokens as
             text), without the chat template and the added tokens. Two keys are added: ``eos_token_id``, the list of ids

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, LimitError
-from ..models.formats.gguf_tables import check_splitting
+from ..models.formats.byte_pairs import check_splitting, splits
 from . import limits
 from .gguf_vocab import GGUFVocab, TokenType, unmatchable
 from .growth import MAX_QUICK_TOKEN, Growth, longest_string
@@ -34,7 +34,7 @@ _builds_without_gc = 0  # number of running builds that disabled the garbage col
 
 
 @contextmanager
-def _without_gc() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """Disables the garbage collector: a build makes hundreds of thousands of tuples, which would trigger it repeatedly,
     and none of them is garbage."""
     global _builds_without_gc
@@ -86,7 +86,7 @@ def build(vocab: GGUFVocab) -> tuple[tokenizers.Tokenizer, Callable[[str], str] 
         for token in hidden:
             names[token] = unmatchable(token)
     make = {"bpe": _bpe, "spm": _spm, "unigram": _unigram, "wordpiece": _wordpiece}[vocab.kind]
-    with _without_gc():
+    with without_gc():
         return make(vocab, names)  # type: ignore[operator]
 
 
@@ -190,38 +190,12 @@ def _spm(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
 
 
 def score_merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
-    """Return merges that have the effect of SentencePiece's scores: join the neighbours whose joint text scores best.
-
-    Every split of a token into two tokens is a merge; merges with a higher score come first. Two splits of the same
-    token compete only where they overlap (``ab a ba`` becomes ``aba ba`` or ``ab aba``). The leftmost must win: the
-    split whose right part is the left part of the other.
-    """
+    """Return merges that have the effect of SentencePiece's scores, which are the ranks of the tokens."""
     usable = {TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED}
     types, scores = vocab.types, vocab.scores
     texts = {text: token for token, text in enumerate(vocab.texts) if types[token] in usable}
     check_splitting(texts, vocab.file or "the GGUF file", "tokenizer.ggml.tokens")
-    order = sorted((token for text, token in texts.items() if len(text) > 1),
-                   key=lambda token: (-scores[token], token))
-    merges: list[tuple[str, str]] = []
-    for token in order:
-        text = vocab.texts[token]
-        size = len(text)
-        cuts = [cut for cut in range(size - 1, 0, -1) if text[:cut] in texts and text[cut:] in texts]
-        if len(cuts) > 1:
-            cuts = _leftmost_first(text, cuts)
-        merges += [(text[:cut], text[cut:]) for cut in cuts]
-    return merges
-
-
-def _leftmost_first(text: str, cuts: list[int]) -> list[int]:
-    size, place = len(text), {cut: at for at, cut in enumerate(cuts)}
-    for short in cuts:
-        long = size - short
-        if short < long and long in place and text[short:] == text[:long] and text[long:] != text[:short]:
-            a, b = place[short], place[long]
-            if b < a:
-                place[short], place[long] = b, a
-    return sorted(place, key=place.__getitem__)
+    return splits(sorted(texts, key=lambda text: (-scores[texts[text]], texts[text])), texts)
 
 
 def _unigram(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, Callable[[str], str]]:

@@ -22,6 +22,7 @@ import numpy as np
 from .._dataclasses import dataclass
 from .._lazy import cached_property
 from ..errors import FormatError, LimitError, Unsupported
+from ..models.formats.byte_pairs import byte_alphabet
 from ..models.spec import TokenTable
 from . import limits
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -75,16 +76,6 @@ _SPECIAL_KEYS = {
 }
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-
-
-def byte_alphabet() -> dict[int, str]:
-    """Return GPT-2's alphabet: byte -> the printable character that represents it in byte-level vocabularies."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {byte: chr(byte) for byte in printable}
-    for byte in range(256):
-        if byte not in alphabet:
-            alphabet[byte] = chr(0x100 + len(alphabet) - len(printable))
-    return alphabet
 
 
 def unmatchable(token: int) -> str:

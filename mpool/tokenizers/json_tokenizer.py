@@ -1,4 +1,4 @@
-"""Tokenizers read from ``tokenizer.json``, the file format of HF tokenizers."""
+"""Tokenizers read from ``tokenizer.json``, the file format of HF tokenizers, and from the files that replace it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import FileError, FormatError, LimitError
+from ..models.formats.byte_pairs import byte_alphabet
+from ..models.layout import RANKS_NAME
 from ..models.spec import TokenTable
-from . import growth, limits, older_files
-from .gguf_vocab import byte_alphabet
+from . import growth, limits, older_files, tiktoken_file
 from .native import Native, Spans, call
 from .specials import CALL_MARKS, END_OF_TURN, SHOWN, compile_trie
 from .tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
@@ -37,13 +38,12 @@ _BERT_CLASSES = frozenset(f"{name}Tokenizer" for name in (
 
 
 class JSONTokenizer(Tokenizer):
-    """A tokenizer read from a ``tokenizer.json`` or from older files of transformers. Truncation, padding and dropout
-    stated in the file are disabled."""
+    """A tokenizer read from a ``tokenizer.json`` or a file that replaces it. Truncation, padding and dropout stated in
+    the file are disabled."""
 
     def __init__(self, path: str, config: Mapping[str, Any]) -> None:
         self._path = path
-        self._native = load(path) if os.path.basename(path) not in (older_files.CLIP, older_files.WORDPIECE) else \
-            _load_older(path, config)
+        self._native = _load_other(path, config) or load(path)
         self._hf = self._native.hf
         added = self._hf.get_added_tokens_decoder()
         vocab = self._hf.get_vocab(with_added_tokens=True)
@@ -314,10 +314,14 @@ def _lists_token_types(config: Mapping[str, Any]) -> bool | None:
     return name in _BERT_CLASSES
 
 
-def _load_older(path: str, config: Mapping[str, Any]) -> Native:
-    made = older_files.wordpiece(path, config) if os.path.basename(path) == older_files.WORDPIECE else \
-        older_files.clip(os.path.dirname(path), config.get("pad_token") or older_files.END)
-    return wrap_older(made)
+def _load_other(path: str, config: Mapping[str, Any]) -> Native | None:
+    """Return the tokenizer of a file that replaces ``tokenizer.json``; None: the file is none of these."""
+    name = os.path.basename(path)
+    if name == older_files.WORDPIECE:
+        return wrap_older(older_files.wordpiece(path, config))
+    if name == older_files.CLIP:
+        return wrap_older(older_files.clip(os.path.dirname(path), config.get("pad_token") or older_files.END))
+    return Native(tiktoken_file.build(path), tiktoken_file.GROWTH) if name == RANKS_NAME else None
 
 
 def wrap_older(hf: tokenizers.Tokenizer) -> Native:

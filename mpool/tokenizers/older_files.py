@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 #: Names of the files that identify such a tokenizer.
 CLIP, WORDPIECE = "merges.txt", "vocab.txt"
 #: Files that list added tokens.
-_CONFIG, _SPECIAL, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+CONFIG, _SPECIAL, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 #: All files that this module reads.
-NAMES = ("vocab.json", CLIP, WORDPIECE, _CONFIG, _SPECIAL, _ADDED)
+NAMES = ("vocab.json", CLIP, WORDPIECE, CONFIG, _SPECIAL, _ADDED)
 
 _START, END = "<|startoftext|>", "<|endoftext|>"
 #: Words of CLIP: special tokens, English contractions, runs of letters, single digits, runs of other characters.
@@ -35,7 +35,7 @@ def _text(path: str) -> str:
     return json_strict.decode_utf8(read_small(path, limits.max_tokenizer_json_bytes), file=path, field="text")
 
 
-def _fields(folder: str, name: str) -> Fields:
+def fields_of(folder: str, name: str) -> Fields:
     """Read a JSON object; empty if the file does not exist."""
     path = os.path.join(folder, name)
     if not os.path.lexists(path):
@@ -66,7 +66,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: str, known: Iterable[st
     """
     from tokenizers import AddedToken
 
-    config, special = _fields(folder, _CONFIG), _fields(folder, _SPECIAL)
+    config, special = fields_of(folder, CONFIG), fields_of(folder, _SPECIAL)
     named = {*known, *(_text_of(fields, key) for fields in (config, special)
                        for key in fields if key.endswith("_token"))}
     extra: dict[str, tuple[Fields, str]] = {}
@@ -89,7 +89,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: str, known: Iterable[st
                 text, special=is_special or text in named, normalized=token.bool("normalized", not is_special),
                 **{name: token.bool(name, False) for name in ("single_word", "lstrip", "rstrip")}), config.file))
     else:
-        added = _fields(folder, _ADDED)
+        added = fields_of(folder, _ADDED)
         for text in added:
             is_special = text in named or text in extra
             stated.append((added.int(text, low=0), text,

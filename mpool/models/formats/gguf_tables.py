@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ... import _core
-from ...errors import LimitError
 from ..files import note
 from ..spec import TensorEntry
 
@@ -62,17 +61,3 @@ def read_gguf(path: str) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...], tu
     tensors = tuple(TensorEntry(name, dtype, tuple(shape), file, offset, nbytes)
                     for name, dtype, shape, file, offset, nbytes in table.tensors)
     return GGUFKeys(table), tensors, tuple(table.files)
-
-
-#: Maximum sum of the squares of the lengths of the tokens of a SentencePiece vocabulary, in characters. Such a
-#: vocabulary has scores instead of merges, so readers and writers try every split of every token into two tokens. The
-#: sum bounds this work, and the size of the merges. 262,144 tokens of 16 characters have a quarter of the maximum.
-MAX_SPLITTING = 1 << 28
-
-
-def check_splitting(texts: Iterable[str], file: str, field: str) -> None:
-    """Raise LimitError if trying all splits of the tokens in ``field`` of ``file`` takes too long."""
-    work = sum(len(text) ** 2 for text in texts)
-    if work > MAX_SPLITTING:
-        raise LimitError(f"{file}: {field} has long tokens: the squares of their lengths add up to {work:,}, the limit "
-                         f"is {MAX_SPLITTING:,}", hint="The file is damaged: download it again")

@@ -10,7 +10,7 @@ from ...errors import FormatError, Unsupported
 from .. import json_strict
 from ..fields import Fields
 from ..files import Folder, read_small
-from ..formats.gguf_tables import check_splitting
+from ..formats.byte_pairs import check_splitting
 from ..spec import ModelDescription
 from .exports import CONVERT_ELSEWHERE
 from .gguf_layout import value

@@ -17,6 +17,7 @@ from ..layout import (
     MODULES_NAME,
     OWN_ADAPTERS_FOLDER,
     OWN_MODULE,
+    RANKS_NAME,
     ROUTER_CONFIGS,
     SINGLE_NAME,
     SPLIT,
@@ -31,8 +32,8 @@ from ..references import HubRef
 #: Files of a model folder that mpool reads in addition to the weights.
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
-               "chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json",
-               STANFORD_METADATA, *TRANSFORMER_CONFIGS)
+               RANKS_NAME, "chat_template.jinja", "chat_template.json", "preprocessor_config.json",
+               "processor_config.json", STANFORD_METADATA, *TRANSFORMER_CONFIGS)
 #: Index of a diffusers folder.
 PIPELINE_NAME = "model_index.json"
 #: Quantisations to use if the reference names none, in order of preference, as in llama-server

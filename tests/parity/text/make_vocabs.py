@@ -42,7 +42,7 @@ def bpe() -> dict:
     """Byte-level BPE whose merges cross word boundaries, digits, contractions and lines: a missing cut changes the
     ids.
     """
-    from mpool.tokenizers.gguf_vocab import byte_alphabet
+    from mpool.models.formats.byte_pairs import byte_alphabet
     alphabet = byte_alphabet()
     texts = ["".join(alphabet[byte] for byte in line.encode()) for line in lines(6000)]
     merges = _train(texts, list(alphabet.values()), 5000)

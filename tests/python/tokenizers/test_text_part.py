@@ -18,10 +18,11 @@ from realmodels import real_path  # noqa: E402
 
 import mpool  # noqa: E402
 from mpool import _core, errors  # noqa: E402
+from mpool.models.formats.byte_pairs import byte_alphabet  # noqa: E402
 from mpool.models.formats.gguf_model import GGUFKeys  # noqa: E402
 from mpool.tokenizers import gguf_build, gguf_part, gguf_tokenizer  # noqa: E402
 from mpool.tokenizers.gguf_tokenizer import GGUFTokenizer  # noqa: E402
-from mpool.tokenizers.gguf_vocab import GGUFVocab, byte_alphabet  # noqa: E402
+from mpool.tokenizers.gguf_vocab import GGUFVocab  # noqa: E402
 from waiting import until  # noqa: E402
 
 GGML = "tokenizer.ggml."
@@ -184,7 +185,7 @@ def test_repeated_encoding_builds_the_whole_tokenizer(tmp_path: Path, small: Non
 
 def test_a_fork_during_a_build_leaves_the_gc_enabled_in_the_child(tmp_path: Path) -> None:
     """The thread that would enable it again does not exist in the child."""
-    with gguf_build._without_gc():
+    with gguf_build.without_gc():
         assert not gc.isenabled()
         child = os.fork()
         if child == 0:
@@ -194,7 +195,7 @@ def test_a_fork_during_a_build_leaves_the_gc_enabled_in_the_child(tmp_path: Path
     assert gc.isenabled()
     gc.disable()
     try:
-        with gguf_build._without_gc():
+        with gguf_build.without_gc():
             pass
         assert not gc.isenabled()  # the user had disabled it
     finally:

@@ -24,11 +24,12 @@ import make_vocabs  # noqa: E402
 from make_lines import lines  # noqa: E402
 from realmodels import real_path  # noqa: E402
 
+from mpool.models.formats.byte_pairs import byte_alphabet, leftmost_first  # noqa: E402
 from mpool.models.spec import TokenizerSource  # noqa: E402
 from mpool.errors import ContextOverflow, FileError, FormatError, InvalidArgument, LimitError, Unsupported  # noqa: E402
 from mpool.tokenizers import Tokenizer, limits  # noqa: E402
-from mpool.tokenizers.gguf_build import _leftmost_first, build, growth_of  # noqa: E402
-from mpool.tokenizers.gguf_vocab import GGUFVocab, byte_alphabet  # noqa: E402
+from mpool.tokenizers.gguf_build import build, growth_of  # noqa: E402
+from mpool.tokenizers.gguf_vocab import GGUFVocab  # noqa: E402
 from mpool.tokenizers.patterns import Cost  # noqa: E402
 from mpool.tokenizers.pretokenizers import PRE_TOKENIZERS  # noqa: E402
 
@@ -593,7 +594,7 @@ def test_order_of_splits_that_overlap() -> None:
                     a, b = expected.index(short), expected.index(long)
                     if b < a:
                         expected[a], expected[b] = expected[b], expected[a]
-            assert _leftmost_first(text, cuts) == expected
+            assert leftmost_first(text, cuts) == expected
 
 
 def test_bos_is_wanted_but_missing() -> None:
