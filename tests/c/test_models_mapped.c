@@ -251,6 +251,9 @@ static void check_memory(mp_spec *(*make)(void), uint64_t matrices) {
         charged[mapped] = tiny.model->ops->bytes(tiny.model);
         MP_CHECK(mp_alloc_bytes(MP_TAG_WEIGHTS) - before < charged[mapped] + 20000); /* structs */
         MP_CHECK_INT(tiny.budget.used, charged[mapped]);
+        mp_model_facts facts;
+        mp_model_get_facts(tiny.model, &facts);
+        charged[mapped] -= facts.expert_packed_bytes; /* optional copies */
         tiny.loader.ops->footprint(tiny.loader.self, &predicted[mapped], &engine);
         tiny_unload(&tiny);
     }

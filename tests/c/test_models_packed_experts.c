@@ -85,6 +85,7 @@ static uint64_t taken_bytes(const tiny_model *tiny) {
 static void expect(const tiny_kind *kind, uint64_t *expected) {
     tiny_model tiny;
     load(&tiny, kind, 1);
+    mp_packed_experts_drop(experts_of(&tiny));
     tiny.budget.limit = UINT64_MAX - 1; /* a limit whose first two thirds are in use */
     const uint64_t fill = UINT64_MAX / 3 * 2 - atomic_load(&tiny.budget.used);
     MP_CHECK(mp_budget_take(&tiny.budget, fill));
@@ -136,8 +137,8 @@ MP_TEST(models_packed_experts_of_single_rows_are_kept_in_time) {
     tiny_unload(&tiny);
 }
 
-/* Passes spend as much time on packing for single rows as on multiplying stored rows, so passes over the same tokens
- * keep the chosen experts of all layers in the end. */
+/* Passes spend a share of the time that they multiply stored rows on packing for single rows, so passes over the same
+ * tokens keep the chosen experts of all layers in the end. */
 MP_TEST(models_packed_experts_of_the_last_layer_are_kept_in_time) {
     tiny_model tiny;
     load(&tiny, &kinds[0], 1);
@@ -146,7 +147,7 @@ MP_TEST(models_packed_experts_of_the_last_layer_are_kept_in_time) {
         MP_SKIP("all panels are packed before use on this CPU");
     }
     mp_packed_experts *experts = experts_of(&tiny);
-    experts->keep_share = 1;
+    experts->keep_share = 8; /* an eighth of it counts in passes that decode */
     int kept = 0;
     for (int i = 0, same = 0; i < 2000 && same < 20; i++) { /* ends when completions keep no more */
         run(&tiny, 0);
@@ -178,9 +179,42 @@ MP_TEST(models_packed_experts_finish_what_they_started) {
     MP_CHECK(!mp_packed_wants(matrix, 1, 0, true));
     /* time that could not be used, because copies were refused, does not collect */
     mp_packed_earn(matrix, UINT64_C(1) << 40);
-    mp_packed_experts_end(experts, mp_packed_experts_begin(experts));
+    mp_packed_experts_end(experts, mp_packed_experts_begin(experts, 100));
     MP_CHECK_INT(atomic_load(&experts->time.left_ns), 50 * 1000 * 1000);
+    /* passes that decode earn an eighth */
+    const struct { int rows; int64_t earned; } passes[] = {{1, 375}, {8, 375}, {9, 3000}, {512, 3000}};
+    for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
+        mp_packed_experts_end(experts, mp_packed_experts_begin(experts, passes[i].rows));
+        mp_pack_budget_set(&experts->time, 0);
+        mp_packed_earn(matrix, 1000);
+        MP_CHECK_INT(atomic_load(&experts->time.left_ns), passes[i].earned);
+    }
     tiny_unload(&tiny);
+}
+
+/* With weights that are packed at load, a load packs all experts, which then give the same bits; without memory, passes
+ * read the file. */
+MP_TEST_SECONDS(models_packed_experts_are_packed_at_load, 120) {
+    tiny_weights = "packed";
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+        for (int threads = 1; threads <= 3; threads++) {
+            uint64_t expected[JOBS], got[JOBS];
+            tiny_model tiny;
+            load(&tiny, &kinds[k], threads);
+            mp_packed_experts *experts = experts_of(&tiny);
+            MP_CHECK_INT(panels_in(&tiny, MP_PANEL_STORED) + panels_in(&tiny, MP_PANEL_PACKING), 0);
+            MP_CHECK_INT(kept_bytes(&tiny), experts->most);
+            MP_CHECK_INT(mp_packed_experts_bytes(experts), experts->most);
+            MP_CHECK_INT(tiny.budget.used, tiny.model->ops->bytes(tiny.model) + tiny.engine->ops->bytes(tiny.engine));
+            for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
+                for (int e = 0; e < matrix->count; e++)
+                    MP_CHECK_INT(atomic_load(&matrix->left[e]), 0);
+            run_all(&tiny, got);
+            tiny_unload(&tiny);
+            expect(&kinds[k], expected); /* drops the copies of the load */
+            MP_CHECK(memcmp(got, expected, sizeof got) == 0);
+        }
+    tiny_weights = NULL;
 }
 
 /* Copies are charged to the budget and counted as weights; a trim gives both back. */
@@ -313,7 +347,7 @@ MP_TEST(models_packed_experts_are_not_dropped_in_a_pass) {
     load(&tiny, &kinds[0], 1);
     run(&tiny, 1);
     mp_packed_experts *experts = experts_of(&tiny);
-    const uint64_t kept = mp_packed_experts_bytes(experts), packed = mp_packed_experts_begin(experts);
+    const uint64_t kept = mp_packed_experts_bytes(experts), packed = mp_packed_experts_begin(experts, 100);
     MP_CHECK(kept > 0);
     MP_CHECK_INT(mp_packed_experts_drop(experts), 0);
     MP_CHECK_INT(kept_bytes(&tiny), kept);
@@ -331,7 +365,7 @@ MP_TEST_SECONDS(models_packed_experts_after_a_fork, 60) {
     const uint64_t expected = run(&tiny, 1);
     mp_packed_experts *experts = experts_of(&tiny);
     mp_packed_matrix *matrix = experts->first;
-    mp_packed_experts_begin(experts);
+    mp_packed_experts_begin(experts, 100);
     atomic_store(&matrix->state[0], MP_PANEL_PACKING);
     pid_t child = fork();
     if (child == 0) {

@@ -698,7 +698,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_decoder_pass pass;
         mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
         mp_packed_experts *experts = engine->model->packed_experts;
-        const uint64_t packed = mp_packed_experts_begin(experts);
+        const uint64_t packed = mp_packed_experts_begin(experts, rows.M);
         mp_lease_run(lease, pass_body, &pass);
         const bool kept = mp_packed_experts_end(experts, packed);
         if (!is_sound(engine->model, pass.unpacked)) {

@@ -281,7 +281,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         return;
     }
     mp_packed_experts *experts = engine->model->packed_experts;
-    const uint64_t packed = mp_packed_experts_begin(experts);
+    const uint64_t packed = mp_packed_experts_begin(experts, (int)rows);
     mp_group_step_run(&run.step);
     mp_packed_experts_end(experts, packed);
 

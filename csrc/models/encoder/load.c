@@ -417,6 +417,12 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->stored = builder.stored;
     builder.slab = NULL;
     builder.stored = NULL;
+    for (int i = 0; i < model->layer_count && model->packed_experts && builder.use == MP_WEIGHTS_PACKED; i++)
+        if (model->layers[i].experts) {
+            mp_experts_pack(model->layers[i].experts, args->lease, args->budget);
+            mp_progress_part(args->progress, "packing", (uint64_t)i + 1, (uint64_t)model->layer_count);
+        }
+    MP_TRY_GOTO(mp_weights_check_poisoned(model->weights, error));
     MP_TRY_GOTO(make_position_bias(model, args->budget, error));
     if (model->flags & MP_ENCODER_DISENTANGLED)
         MP_TRY_GOTO(mp_encoder_read_relative(model, args->lease, args->budget, args->progress, &builder.parameters,

@@ -293,6 +293,49 @@ static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int
     return kept;
 }
 
+typedef struct pack_run {
+    const mp_experts *experts;
+    mp_lease *lease;
+    uint8_t *scratch; /* `stride` bytes per thread */
+    size_t stride;
+    _Atomic int next; /* of the matrices of all experts */
+} pack_run;
+
+static void pack_matrix(const mp_expert_matrix *matrix, int expert, uint8_t *own) {
+    mp_packed_matrix *packed = matrix->packed;
+    for (int panel = 0; packed && panel < packed->panels; panel++) {
+        if (!mp_packed_wants(packed, expert, panel, false))
+            continue;
+        mp_wmat part = part_of(matrix, panel, 1, mp_packed_panel(packed, expert, panel));
+        const mp_tensor rows = mp_expert_rows(matrix, expert, panel * MP_PANEL_N, part.N, own);
+        mp_wmat_pack(&part, &rows, 0, 1);
+        mp_packed_keep(packed, expert, panel, &matrix->tensors[expert]);
+    }
+}
+
+static void pack_body(const mp_team_thread *thread, void *arg) {
+    pack_run *run = arg;
+    const mp_expert_matrix *const parts[] = {&run->experts->gate, &run->experts->up, &run->experts->down};
+    for (;;) {
+        const int i = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
+        if (i >= 3 * run->experts->count || mp_lease_poll(run->lease))
+            return;
+        pack_matrix(parts[i % 3], i / 3, run->scratch + (size_t)thread->index * run->stride);
+    }
+}
+
+void mp_experts_pack(const mp_experts *experts, mp_lease *lease, mp_budget *budget) {
+    pack_run run = {.experts = experts, .lease = lease, .stride = mp_experts_thread_scratch(experts)};
+    const size_t bytes = run.stride * (size_t)lease->threads;
+    if (!mp_budget_take(budget, bytes))
+        return;
+    run.scratch = mp_alloc(bytes, MP_TAG_MISC);
+    if (run.scratch)
+        mp_lease_run(lease, pack_body, &run);
+    mp_free(run.scratch);
+    mp_budget_give(budget, bytes);
+}
+
 enum {
     READ_ROWS = 3,       /* reading a panel from memory takes about as long as multiplying three rows by it */
     LEAST_INPUTS = 50000 /* inputs that one row and one panel multiply in about 10 us: the least work of a range */

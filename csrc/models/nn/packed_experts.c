@@ -4,7 +4,7 @@
 
 #include "base/sys.h"
 
-enum { KEEP_SHARE = 1 };
+enum { KEEP_SHARE = 1, DECODE_SHARE = 8 }; /* passes that decode have one part in DECODE_SHARE of it */
 /* Maximum time for packing that a pass finds at its start. More collects while the memory budget refuses copies. */
 static const int64_t KEEP_MOST_NS = 50 * 1000 * 1000;
 static const uint64_t POLL_NS = 100 * 1000;
@@ -115,9 +115,10 @@ mp_packed_matrix *mp_packed_experts_add(mp_packed_experts *experts, const mp_wma
     return matrix;
 }
 
-uint64_t mp_packed_experts_begin(mp_packed_experts *experts) {
+uint64_t mp_packed_experts_begin(mp_packed_experts *experts, int M) {
     if (!experts)
         return 0;
+    atomic_store_explicit(&experts->decodes, M <= MP_DECODE_ROWS, memory_order_relaxed);
     int32_t passes = atomic_load(&experts->passes);
     while (passes < 0 || !atomic_compare_exchange_weak(&experts->passes, &passes, passes + 1))
         if (passes < 0) {
@@ -210,7 +211,9 @@ bool mp_packed_wants(mp_packed_matrix *matrix, int expert, int panel, bool few) 
 }
 
 void mp_packed_earn(mp_packed_matrix *matrix, uint64_t ns) {
-    mp_pack_budget_add(&matrix->all->time, ns * (uint64_t)matrix->all->keep_share);
+    mp_packed_experts *all = matrix->all;
+    ns *= (uint64_t)all->keep_share;
+    mp_pack_budget_add(&all->time, atomic_load_explicit(&all->decodes, memory_order_relaxed) ? ns / DECODE_SHARE : ns);
 }
 
 void mp_packed_keep(mp_packed_matrix *matrix, int expert, int panel, const mp_tensor *source) {

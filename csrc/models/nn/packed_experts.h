@@ -5,8 +5,10 @@
  * panel that a pass has packed is therefore kept for later passes. Experts with few rows are packed one matrix after
  * another: a pass starts a matrix when passes have multiplied stored rows for at least as long as they have packed for
  * experts with few rows. So the first passes take at most twice their time, and a model that is used little is not
- * packed. When the last panel of an expert's matrix is kept, the matrix's source pages are released, so memory holds
- * the expert once.
+ * packed. A pass of at most MP_DECODE_ROWS rows counts an eighth of its time: passes that decode follow one another by
+ * the hundreds, and each of them gains little from packed panels. When the last panel of an expert's matrix is kept, the matrix's source pages
+ * are released, so memory holds the expert once. With weights that are packed at load, the load packs the experts
+ * (mp_experts_pack).
  *
  * The first panel that is kept of an expert's matrix takes memory for the whole matrix, and charges it to the memory
  * budget, as long as a third of the budget stays free. Matrices lie behind one another in the order of their first use,
@@ -45,6 +47,7 @@ typedef struct mp_packed_experts {
     mp_forked forked;
     mp_packed_matrix *first;
     int keep_share;           /* time for packing matrices of experts with few rows, per time of stored products */
+    _Atomic bool decodes;     /* the pass that began last has at most MP_DECODE_ROWS rows */
     mp_pack_budget time;      /* remaining time; negative if matrices that were started took more */
     mp_mutex lock;            /* guards the region */
     uint8_t *region;          /* memory of the packed matrices; NULL: not reserved */
@@ -64,9 +67,10 @@ void mp_packed_experts_destroy(mp_packed_experts *experts); /* NULL is legal */
 /* Adds `count` matrices with the layout of `w`, before the first pass. Returns NULL if memory is exhausted: then no
  * panel of them is kept. */
 mp_packed_matrix *mp_packed_experts_add(mp_packed_experts *experts, const mp_wmat *w, int32_t count);
-/* Call before and after each pass that may use the experts. `mp_packed_experts_end` returns true if any pass has kept a
- * panel since `packed`, the result of mp_packed_experts_begin. NULL is legal. */
-uint64_t mp_packed_experts_begin(mp_packed_experts *experts);
+/* Call before and after each pass of M rows that may use the experts. `mp_packed_experts_end` returns true if any pass
+ * has kept a panel since `packed`, the result of mp_packed_experts_begin. NULL is legal. */
+enum { MP_DECODE_ROWS = 8 };
+uint64_t mp_packed_experts_begin(mp_packed_experts *experts, int M);
 bool mp_packed_experts_end(mp_packed_experts *experts, uint64_t packed);
 /* Frees all copies, unless a pass is in progress. Returns the bytes freed. NULL is legal. */
 uint64_t mp_packed_experts_drop(mp_packed_experts *experts);
