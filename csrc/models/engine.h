@@ -73,6 +73,10 @@ typedef struct mp_engine_ops { /* called by the worker that owns the engine, one
     void (*destroy)(mp_engine *engine); /* call only when no item is admitted */
     /* Bytes charged to the budget now, for scratch and caches. NULL: the predicted number of bytes. */
     uint64_t (*bytes)(const mp_engine *engine);
+    /* Do optional work that makes later steps faster, for about 2 ms and with the calling thread only. Returns true if
+     * more is left. lease NULL: do nothing, and return whether there is any. Called while no item is admitted. NULL:
+     * there never is any. */
+    bool (*improve)(mp_engine *engine, mp_lease *lease);
 } mp_engine_ops;
 /* Savings by prefix reuse. Written by the worker, read (relaxed) by any thread while the engine lives. */
 typedef struct mp_prefix_counters {

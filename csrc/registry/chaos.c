@@ -170,6 +170,11 @@ static uint64_t chaos_bytes(const mp_engine *base) {
     return inner->ops->bytes(inner);
 }
 
+static bool chaos_improve(mp_engine *base, mp_lease *lease) {
+    mp_engine *inner = of(base)->inner;
+    return inner->ops->improve(inner, lease);
+}
+
 static void chaos_destroy(mp_engine *base) {
     mp_engine *inner = of(base)->inner;
     inner->ops->destroy(inner);
@@ -193,6 +198,7 @@ mp_status mp_chaos_wrap(mp_services *services, const char *key, uint32_t worker,
         .trim = chaos_trim,
         .destroy = chaos_destroy,
         .bytes = (*engine)->ops->bytes ? chaos_bytes : NULL,
+        .improve = (*engine)->ops->improve ? chaos_improve : NULL,
     };
     if (!mp_chaos_is_on(&services->chaos))
         return MP_OK;

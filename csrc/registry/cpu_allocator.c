@@ -219,6 +219,10 @@ void mp_cpu_allocator_leave(mp_cpu_allocator *allocator) {
     (void)before;
 }
 
+bool mp_cpu_allocator_busy(const mp_cpu_allocator *allocator) {
+    return atomic_load_explicit(&allocator->runnable, memory_order_relaxed) > 0;
+}
+
 bool mp_cpu_allocator_contended(mp_cpu_allocator *allocator) {
     return atomic_load_explicit(&allocator->runnable, memory_order_relaxed) > 1 ||
            atomic_load_explicit(&allocator->waiting, memory_order_relaxed) > 0;

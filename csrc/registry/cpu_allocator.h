@@ -58,6 +58,8 @@ int mp_cpu_allocator_node_memory(const mp_cpu_allocator *allocator, int home);
  * the CPUs equally. */
 void mp_cpu_allocator_enter(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_leave(mp_cpu_allocator *allocator);
+/* True if any worker has work. */
+bool mp_cpu_allocator_busy(const mp_cpu_allocator *allocator);
 /* True if other workers have work or wait for CPUs. */
 bool mp_cpu_allocator_contended(mp_cpu_allocator *allocator);
 /* The CPUs of a lease by node: plain data of the holder. */

@@ -12,6 +12,7 @@
  *   serve.c        a worker's loop: take, admit, plan, lease compute threads, step, deliver outcomes
  *   leaving.c      the end of a worker, and the end of the model
  *   ends.c         the end of a request: faults, retries, breaker, metrics
+ *   improve.c      optional work of the engines of idle workers
  *   sweep.c        periodic checks: deadlines, stuck loads and steps, idle workers
  *
  * One mutex per entry guards all its mutable state. No thread holds it while a model loads, steps or is freed. Every

@@ -224,7 +224,8 @@ static uint64_t gather_until(const mp_worker *w) {
     return first->since_ns + wait_ns;
 }
 
-/* Waits until a request is active. Returns false if the worker must leave; then no request is active. */
+/* Waits until a request is active, or until the engine shall improve itself; then none is active. Returns false if the
+ * worker must leave; then no request is active. */
 static bool take_work(mp_worker *w) {
     mp_entry *entry = w->entry;
     for (;;) {
@@ -248,6 +249,7 @@ static bool take_work(mp_worker *w) {
         if (w->active_count) {
             if (w->state != MP_WORKER_PROCESSING)
                 mp_worker_set_state(w, MP_WORKER_PROCESSING);
+            w->improve_ns = 0;
             mp_dispatch_wake_all(entry); /* other workers may take requests that are assigned to this one now */
             mp_guard guard = {0};
             bool scale = mp_dispatch_scale(entry, &guard); /* this worker may have been the last idle one */
@@ -265,6 +267,13 @@ static bool take_work(mp_worker *w) {
         uint64_t poll_ns = w->engine->lost ? mp_sys_now_ns() + LOST_POLL_NS : 0;
         if (poll_ns && (!until_ns || poll_ns < until_ns))
             until_ns = poll_ns;
+        const uint64_t improve_ns = mp_worker_improve_at(w);
+        if (improve_ns && mp_sys_now_ns() >= improve_ns) {
+            mp_mutex_unlock(&entry->lock);
+            return true;
+        }
+        if (improve_ns && (!until_ns || improve_ns < until_ns))
+            until_ns = improve_ns;
         wait_for_work(w, until_ns);
         mp_mutex_unlock(&entry->lock);
     }
@@ -732,6 +741,11 @@ static bool step(mp_worker *w) {
 
 void mp_worker_serve(mp_worker *w) {
     while (take_work(w)) {
+        if (w->active_count == 0) {
+            if (!mp_worker_improve(w))
+                return;
+            continue;
+        }
         admit_fresh(w);
         if (w->fault.code == MP_OK && !step(w))
             return;

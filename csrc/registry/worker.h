@@ -123,6 +123,7 @@ typedef struct mp_worker {
     uint64_t clock_ns[MP_WORKER_FLOWS]; /* by slot: service of a request that gets an equal share of its flow */
     bool suspects_next;                 /* the last step left a suspect out */
     uint64_t retry_ns;   /* when to admit again after memory was refused; 0 = not before a request leaves */
+    uint64_t improve_ns; /* when to let the engine improve itself; 0 = not planned; MP_FOREVER = not before a request */
     bool trimmed;        /* the engine was trimmed, and no request has left since */
     mp_error fault;      /* why the worker stops; code MP_OK: no fault */
     bool unwanted;       /* no request needs its load any more */
@@ -142,6 +143,13 @@ bool mp_worker_lease(mp_worker *worker, int want);
 void mp_worker_return_threads(mp_worker *worker);
 /* Records whether the worker has work: only workers with work count when the CPUs are shared. */
 void mp_worker_set_runnable(mp_worker *worker, bool runnable);
+
+/* For the worker's thread; must hold the lock. Returns the time at which the idle worker shall call mp_worker_improve
+ * (improve.c); 0 = not before the next request. */
+uint64_t mp_worker_improve_at(mp_worker *worker);
+/* For the worker's thread; must not hold the lock. Lets the engine improve itself for a moment. Returns false if the
+ * worker was abandoned meanwhile. */
+bool mp_worker_improve(mp_worker *worker);
 
 /* For the worker's thread. Returns the bytes that the engine holds. */
 uint64_t mp_worker_bytes(const mp_worker *worker);

@@ -147,17 +147,16 @@ MP_TEST(models_packed_experts_of_the_last_layer_are_kept_in_time) {
         MP_SKIP("all panels are packed before use on this CPU");
     }
     mp_packed_experts *experts = experts_of(&tiny);
-    experts->keep_share = 8; /* an eighth of it counts in passes that decode */
-    int kept = 0;
-    for (int i = 0, same = 0; i < 2000 && same < 20; i++) { /* ends when completions keep no more */
-        run(&tiny, 0);
-        same = panels_in(&tiny, MP_PANEL_KEPT) == kept ? same + 1 : 0;
-        kept = panels_in(&tiny, MP_PANEL_KEPT);
-    }
     experts->keep_share = MUCH;
     run(&tiny, 0);
-    MP_CHECK(kept > 0);
-    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), kept);
+    const int chosen = panels_in(&tiny, MP_PANEL_KEPT);
+    MP_CHECK(chosen > 0);
+    mp_packed_experts_drop(experts);
+    mp_pack_budget_set(&experts->time, 0);
+    experts->keep_share = 8; /* an eighth of it counts in passes that decode */
+    for (int i = 0; i < 20000 && panels_in(&tiny, MP_PANEL_KEPT) < chosen; i++)
+        run(&tiny, 0);
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), chosen);
     MP_CHECK_INT(atomic_load(&experts->kept), mp_packed_experts_bytes(experts));
     tiny_unload(&tiny);
 }
@@ -215,6 +214,66 @@ MP_TEST_SECONDS(models_packed_experts_are_packed_at_load, 120) {
             MP_CHECK(memcmp(got, expected, sizeof got) == 0);
         }
     tiny_weights = NULL;
+}
+
+/* Between requests, an engine packs the experts whose stored rows were multiplied, and no others, for as long as there
+ * is time. */
+MP_TEST(models_packed_experts_are_packed_between_requests) {
+    tiny_model tiny;
+    load(&tiny, &kinds[0], 1);
+    if (!mp_stored_product_for(MP_Q4_K, MP_A_Q8, 1)) {
+        tiny_unload(&tiny);
+        MP_SKIP("all panels are packed before use on this CPU");
+    }
+    mp_packed_experts *experts = experts_of(&tiny);
+    const mp_engine_ops *ops = tiny.engine->ops;
+    const uint64_t expected = run(&tiny, 0);
+    MP_CHECK(!ops->improve(tiny.engine, NULL)); /* keep_share is 0: no time */
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
+    int asked = 0, panels = 0, stored = panels_in(&tiny, MP_PANEL_STORED);
+    for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
+        for (int e = 0; e < matrix->count; e++)
+            if (atomic_load(&matrix->asked[e])) {
+                asked++;
+                panels += matrix->panels;
+            }
+    MP_CHECK(asked > 0 && panels < stored);
+    MP_CHECK_INT(atomic_load(&experts->asked), asked);
+    experts->keep_share = 1;
+    mp_packed_experts_begin(experts, 1);
+    mp_packed_earn(experts->first, 1000); /* counts in full, also if passes may spend less */
+    mp_packed_experts_end(experts, 0);
+    MP_CHECK_INT(atomic_load(&experts->owed.left_ns), 1000);
+    MP_CHECK(ops->improve(tiny.engine, NULL));
+    for (int i = 0; i < 1000 && ops->improve(tiny.engine, &tiny.lease); i++) {
+    }
+    MP_CHECK(atomic_load(&experts->owed.left_ns) <= 0); /* one matrix takes longer than 1 us */
+    MP_CHECK_INT(atomic_load(&experts->asked), asked - 1);
+    mp_pack_budget_set(&experts->owed, UINT64_C(1) << 40);
+    int slices = 1;
+    while (slices < 1000 && ops->improve(tiny.engine, &tiny.lease))
+        slices++;
+    MP_CHECK(slices < 1000 && !ops->improve(tiny.engine, NULL));
+    MP_CHECK_INT(atomic_load(&experts->asked), 0);
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), panels);
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKING), 0);
+    MP_CHECK_INT(tiny.budget.used, tiny.model->ops->bytes(tiny.model) + tiny.engine->ops->bytes(tiny.engine));
+    MP_CHECK(run(&tiny, 0) == expected);
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), panels); /* the same experts: none is left */
+
+    experts->keep_share = 0;
+    run(&tiny, 2);
+    MP_CHECK(mp_packed_owes(experts));
+    mp_packed_experts_drop(experts); /* memory was needed: only later passes give time again */
+    MP_CHECK(!mp_packed_owes(experts) && atomic_load(&experts->asked) == 0);
+    MP_CHECK(atomic_load(&experts->owed.left_ns) == 0);
+    MP_CHECK(run(&tiny, 0) == expected);
+    mp_pack_budget_set(&experts->owed, UINT64_C(1) << 40);
+    tiny.budget.limit = tiny.budget.used / 4 * 5; /* room for scratch, none for copies */
+    MP_CHECK(mp_packed_owes(experts));
+    MP_CHECK(!ops->improve(tiny.engine, &tiny.lease) && !mp_packed_owes(experts));
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
+    tiny_unload(&tiny);
 }
 
 /* Copies are charged to the budget and counted as weights; a trim gives both back. */

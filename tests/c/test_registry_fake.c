@@ -234,6 +234,18 @@ static uint64_t engine_trim(mp_engine *base) {
     return 0;
 }
 
+static bool engine_improve(mp_engine *base, mp_lease *lease) {
+    fake_engine *engine = (fake_engine *)base;
+    fake *fake = engine->fake;
+    if (lease) {
+        MP_CHECK(engine->admitted == 0 && lease->threads == 1 && atomic_load(&fake->slices) > 0);
+        stay(&fake->in_improve, &fake->improve_hold);
+        atomic_fetch_add(&fake->improved, 1);
+        atomic_fetch_sub(&fake->slices, 1);
+    }
+    return atomic_load(&fake->slices) > 0;
+}
+
 static uint64_t engine_bytes(const mp_engine *base) {
     const fake *fake = ((const fake_engine *)base)->fake;
     uint64_t held = atomic_load(&fake->held_bytes);
@@ -261,6 +273,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
         .trim = engine_trim,
         .destroy = engine_destroy,
         .bytes = engine_bytes,
+        .improve = engine_improve,
     };
     fake_model *model = (fake_model *)base;
     if (atomic_load(&model->fake->one_engine) && atomic_load(&model->fake->engines) > 0) {

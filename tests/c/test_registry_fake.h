@@ -47,6 +47,10 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic bool destroy_hold; /* threads that free an engine or a model wait while this is set */
     _Atomic int in_trim;      /* threads in trim */
     _Atomic bool trim_hold;   /* threads in trim wait while this is set */
+    _Atomic int slices;       /* number of slices of optional work that the engines have left */
+    _Atomic int improved;     /* slices done */
+    _Atomic int in_improve;   /* threads in such a slice */
+    _Atomic bool improve_hold; /* threads in a slice wait while this is set */
     _Atomic int in_retire;    /* threads in retire */
     _Atomic bool retire_hold; /* threads in retire wait while this is set */
     _Atomic int retired;      /* requests retired */

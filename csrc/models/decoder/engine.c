@@ -12,6 +12,7 @@
 
 #include "base/options.h"
 #include "models/decoder/engine.h"
+#include "models/decoder/load.h"
 
 enum {
     STEP_ROWS = 512,    /* maximum rows of a pass; a prefill may add LEAST_ROWS */
@@ -751,8 +752,13 @@ static uint64_t engine_bytes(const mp_engine *base) {
            mp_decoder_images_bytes(&engine->images);
 }
 
-static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
-                                                 engine_retire, engine_trim, engine_destroy, engine_bytes};
+static bool engine_improve(mp_engine *base, mp_lease *lease) {
+    return mp_decoder_pack_more(((mp_text_engine *)base)->model, lease);
+}
+
+static const mp_engine_ops decoder_engine_ops = {engine_admit,   engine_plan,   engine_step,
+                                                 engine_preempt, engine_retire, engine_trim,
+                                                 engine_destroy, engine_bytes,  engine_improve};
 
 mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {
     mp_decoder *model = (mp_decoder *)base;

@@ -272,11 +272,8 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     model->stored = builder.stored;
     builder.slab = NULL;
     builder.stored = NULL;
-    for (int i = 0; i < model->layer_count && model->packed_experts && builder.use == MP_WEIGHTS_PACKED; i++) {
-        if (model->layers[i].experts.count > 0)
-            mp_experts_pack(&model->layers[i].experts, args->lease, args->budget);
-        mp_progress_part(args->progress, "packing", (uint64_t)i + 1, (uint64_t)model->layer_count);
-    }
+    if (builder.use == MP_WEIGHTS_PACKED)
+        mp_decoder_pack_experts(model, args->lease, args->progress);
     MP_TRY_GOTO(mp_weights_check_poisoned(model->weights, error));
     bool exact = true, in_bytes;
     for (int i = 0; i < model->layer_count; i++)

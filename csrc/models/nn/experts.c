@@ -298,12 +298,17 @@ typedef struct pack_run {
     mp_lease *lease;
     uint8_t *scratch; /* `stride` bytes per thread */
     size_t stride;
-    _Atomic int next; /* of the matrices of all experts */
+    _Atomic int next; /* matrix of an expert that no thread has taken yet */
 } pack_run;
 
-static void pack_matrix(const mp_expert_matrix *matrix, int expert, uint8_t *own) {
+/* Packs the panels of an expert that may be kept. Returns false if `until_ns` was over before the last one. */
+static bool pack_matrix(const mp_expert_matrix *matrix, int expert, uint64_t until_ns, uint8_t *own) {
     mp_packed_matrix *packed = matrix->packed;
     for (int panel = 0; packed && panel < packed->panels; panel++) {
+        if (mp_packed_is_kept(packed, expert, panel))
+            continue;
+        if (mp_sys_now_ns() >= until_ns)
+            return false;
         if (!mp_packed_wants(packed, expert, panel, false))
             continue;
         mp_wmat part = part_of(matrix, panel, 1, mp_packed_panel(packed, expert, panel));
@@ -311,6 +316,7 @@ static void pack_matrix(const mp_expert_matrix *matrix, int expert, uint8_t *own
         mp_wmat_pack(&part, &rows, 0, 1);
         mp_packed_keep(packed, expert, panel, &matrix->tensors[expert]);
     }
+    return true;
 }
 
 static void pack_body(const mp_team_thread *thread, void *arg) {
@@ -320,7 +326,7 @@ static void pack_body(const mp_team_thread *thread, void *arg) {
         const int i = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
         if (i >= 3 * run->experts->count || mp_lease_poll(run->lease))
             return;
-        pack_matrix(parts[i % 3], i / 3, run->scratch + (size_t)thread->index * run->stride);
+        pack_matrix(parts[i % 3], i / 3, UINT64_MAX, run->scratch + (size_t)thread->index * run->stride);
     }
 }
 
@@ -334,6 +340,24 @@ void mp_experts_pack(const mp_experts *experts, mp_lease *lease, mp_budget *budg
         mp_lease_run(lease, pack_body, &run);
     mp_free(run.scratch);
     mp_budget_give(budget, bytes);
+}
+
+void mp_experts_pack_asked(const mp_experts *experts, uint64_t until_ns, mp_lease *lease, uint8_t *own) {
+    const mp_expert_matrix *const parts[] = {&experts->gate, &experts->up, &experts->down};
+    for (int i = 0; i < 3 * experts->count; i++) {
+        mp_packed_matrix *packed = parts[i % 3]->packed;
+        const int expert = i / 3;
+        if (!packed || !atomic_load_explicit(&packed->asked[expert], memory_order_relaxed))
+            continue;
+        if (!mp_packed_owes(packed->all) || mp_lease_poll(lease))
+            return;
+        const uint64_t began = mp_sys_now_ns();
+        const bool whole = pack_matrix(parts[i % 3], expert, until_ns, own);
+        mp_pack_budget_spend(&packed->all->owed, mp_sys_now_ns() - began);
+        if (!whole)
+            return;
+        mp_packed_answer(packed, expert, atomic_load_explicit(&packed->data[expert], memory_order_relaxed) != NULL);
+    }
 }
 
 enum {

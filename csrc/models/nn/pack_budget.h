@@ -24,6 +24,10 @@ static inline void mp_pack_budget_add(mp_pack_budget *budget, uint64_t ns) {
     atomic_fetch_add_explicit(&budget->left_ns, (int64_t)ns, memory_order_relaxed);
 }
 
+static inline void mp_pack_budget_spend(mp_pack_budget *budget, uint64_t ns) {
+    atomic_fetch_sub_explicit(&budget->left_ns, (int64_t)ns, memory_order_relaxed);
+}
+
 static inline bool mp_pack_budget_left(const mp_pack_budget *budget) {
     return atomic_load_explicit(&budget->left_ns, memory_order_relaxed) > 0;
 }
@@ -33,7 +37,7 @@ static inline void mp_pack_budget_pack(mp_pack_budget *budget, mp_wmat *w, const
                                        int panel1) {
     const uint64_t began = mp_sys_now_ns();
     mp_wmat_pack(w, rows, panel0, panel1);
-    atomic_fetch_sub_explicit(&budget->left_ns, (int64_t)(mp_sys_now_ns() - began), memory_order_relaxed);
+    mp_pack_budget_spend(budget, mp_sys_now_ns() - began);
 }
 
 #endif

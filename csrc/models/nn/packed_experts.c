@@ -19,6 +19,15 @@ static void reset_panels(mp_packed_matrix *matrix) {
     }
 }
 
+/* Memory is needed elsewhere: later passes have to earn the time again. */
+static void forget_owed(mp_packed_experts *experts) {
+    mp_pack_budget_set(&experts->owed, 0);
+    for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
+        for (int32_t e = 0; e < matrix->count; e++)
+            if (atomic_exchange_explicit(&matrix->asked[e], 0, memory_order_relaxed))
+                atomic_fetch_sub_explicit(&experts->asked, 1, memory_order_relaxed);
+}
+
 /* Runs in the child of a fork: the threads that packed panels and ran passes do not exist there. If one of them was
  * taking memory for a matrix, its bytes may stay charged and unused. */
 static void forget_passes(mp_forked *self) {
@@ -76,6 +85,7 @@ static void free_matrix(mp_packed_matrix *matrix) {
     mp_free((void *)matrix->data);
     mp_free((void *)matrix->state);
     mp_free((void *)matrix->left);
+    mp_free((void *)matrix->asked);
     mp_free(matrix);
 }
 
@@ -101,14 +111,17 @@ mp_packed_matrix *mp_packed_experts_add(mp_packed_experts *experts, const mp_wma
     matrix->data = mp_alloc_array((size_t)count, sizeof *matrix->data, MP_TAG_WEIGHTS);
     matrix->state = mp_alloc_array((size_t)count * (size_t)w->panels, sizeof *matrix->state, MP_TAG_WEIGHTS);
     matrix->left = mp_alloc_array((size_t)count, sizeof *matrix->left, MP_TAG_WEIGHTS);
+    matrix->asked = mp_alloc_array((size_t)count, sizeof *matrix->asked, MP_TAG_WEIGHTS);
     uint64_t bytes, most;
-    if (!matrix->data || !matrix->state || !matrix->left ||
+    if (!matrix->data || !matrix->state || !matrix->left || !matrix->asked ||
         __builtin_mul_overflow((uint64_t)matrix->bytes, (uint64_t)count, &bytes) ||
         __builtin_add_overflow(experts->most, bytes, &most)) {
         free_matrix(matrix);
         return NULL;
     }
     reset_panels(matrix);
+    for (int32_t e = 0; e < count; e++)
+        atomic_init(&matrix->asked[e], 0);
     matrix->next = experts->first;
     experts->first = matrix;
     experts->most = most;
@@ -143,6 +156,7 @@ uint64_t mp_packed_experts_drop(mp_packed_experts *experts) {
         return 0;
     for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
         reset_panels(matrix);
+    forget_owed(experts);
     atomic_store_explicit(&experts->kept, 0, memory_order_relaxed);
     const uint64_t freed = release(experts);
     atomic_store(&experts->passes, 0);
@@ -197,8 +211,12 @@ bool mp_packed_wants(mp_packed_matrix *matrix, int expert, int panel, bool few) 
     if (!matrix)
         return false;
     const bool started = atomic_load_explicit(&matrix->data[expert], memory_order_relaxed) != NULL;
-    if (few && !started && !mp_pack_budget_left(&matrix->all->time))
+    if (few && !started && !mp_pack_budget_left(&matrix->all->time)) {
+        if (!atomic_load_explicit(&matrix->asked[expert], memory_order_relaxed) &&
+            !atomic_exchange_explicit(&matrix->asked[expert], 1, memory_order_relaxed))
+            atomic_fetch_add_explicit(&matrix->all->asked, 1, memory_order_relaxed);
         return false;
+    }
     _Atomic uint8_t *state = &matrix->state[(int64_t)expert * matrix->panels + panel];
     uint8_t expected = MP_PANEL_STORED;
     if (!atomic_compare_exchange_strong_explicit(state, &expected, MP_PANEL_PACKING, memory_order_acq_rel,
@@ -213,7 +231,21 @@ bool mp_packed_wants(mp_packed_matrix *matrix, int expert, int panel, bool few) 
 void mp_packed_earn(mp_packed_matrix *matrix, uint64_t ns) {
     mp_packed_experts *all = matrix->all;
     ns *= (uint64_t)all->keep_share;
+    mp_pack_budget_add(&all->owed, ns);
     mp_pack_budget_add(&all->time, atomic_load_explicit(&all->decodes, memory_order_relaxed) ? ns / DECODE_SHARE : ns);
+}
+
+bool mp_packed_owes(const mp_packed_experts *experts) {
+    return experts && mp_pack_budget_left(&experts->owed) &&
+           atomic_load_explicit(&experts->asked, memory_order_relaxed) > 0;
+}
+
+void mp_packed_answer(mp_packed_matrix *matrix, int expert, bool packed) {
+    mp_packed_experts *all = matrix->all;
+    if (!packed)
+        forget_owed(all);
+    else if (atomic_exchange_explicit(&matrix->asked[expert], 0, memory_order_relaxed))
+        atomic_fetch_sub_explicit(&all->asked, 1, memory_order_relaxed);
 }
 
 void mp_packed_keep(mp_packed_matrix *matrix, int expert, int panel, const mp_tensor *source) {

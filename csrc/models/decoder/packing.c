@@ -1,0 +1,38 @@
+/* decoder/packing.c: packs a decoder's experts, at load or between requests. */
+#include "base/alloc.h"
+#include "models/decoder/load.h"
+#include "models/nn/scratch.h"
+
+/* Longest time between two polls of the worker for requests. */
+static const uint64_t SLICE_NS = 2 * 1000 * 1000;
+
+void mp_decoder_pack_experts(mp_decoder *model, mp_lease *lease, mp_progress *progress) {
+    for (int i = 0; i < model->layer_count && model->packed_experts; i++) {
+        if (model->layers[i].experts.count > 0)
+            mp_experts_pack(&model->layers[i].experts, lease, model->budget);
+        mp_progress_part(progress, "packing", (uint64_t)i + 1, (uint64_t)model->layer_count);
+    }
+}
+
+bool mp_decoder_pack_more(mp_decoder *model, mp_lease *lease) {
+    mp_packed_experts *packed = model->packed_experts;
+    if (!lease || !mp_packed_owes(packed))
+        return mp_packed_owes(packed);
+    const uint64_t until_ns = mp_sys_after(mp_sys_now_ns(), SLICE_NS);
+    size_t bytes = 0;
+    for (int i = 0; i < model->layer_count; i++)
+        if (model->layers[i].experts.count > 0)
+            bytes = mp_larger(bytes, mp_experts_thread_scratch(&model->layers[i].experts));
+    if (!mp_budget_take(model->budget, bytes))
+        return false;
+    uint8_t *own = mp_alloc(bytes, MP_TAG_SCRATCH);
+    mp_packed_experts_begin(packed, 1); /* no other engine may drop the copies meanwhile */
+    for (int i = 0; i < model->layer_count && own && mp_sys_now_ns() < until_ns; i++)
+        if (model->layers[i].experts.count > 0)
+            mp_experts_pack_asked(&model->layers[i].experts, until_ns, lease, own);
+    mp_packed_experts_end(packed, 0);
+    const bool more = own && mp_packed_owes(packed);
+    mp_free(own);
+    mp_budget_give(model->budget, bytes);
+    return more;
+}

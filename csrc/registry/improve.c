@@ -1,0 +1,54 @@
+/* improve.c: lets the engines of idle workers do optional work, such as packing weights. See `improve` of
+ * mp_engine_ops. A worker does it in slices, so that a request that arrives meanwhile waits for at most one. */
+#include <stdatomic.h>
+
+#include "registry/entry.h"
+
+/* An idle worker begins after this time: the next request of a busy program is then already here. */
+static const uint64_t AFTER_NS = 5ull * 1000 * 1000;
+/* It tries again after this time if other workers have work, or memory is short. */
+static const uint64_t AGAIN_NS = 100ull * 1000 * 1000;
+
+uint64_t mp_worker_improve_at(mp_worker *w) {
+    mp_services *services = w->entry->services;
+    if (!w->engine->ops->improve || w->improve_ns == MP_FOREVER || w->trim || w->entry->queue.count > 0)
+        return 0;
+    const uint64_t now_ns = mp_sys_now_ns();
+    if (!w->improve_ns) {
+        const bool any = w->engine->ops->improve(w->engine, NULL);
+        w->improve_ns = any ? now_ns + AFTER_NS : MP_FOREVER;
+        return any ? w->improve_ns : 0;
+    }
+    if (now_ns >= w->improve_ns && (mp_governor_pressure(services->governor) >= MP_PRESSURE_HIGH ||
+                                    mp_cpu_allocator_busy(services->allocator_pinned)))
+        w->improve_ns = now_ns + AGAIN_NS;
+    return w->improve_ns;
+}
+
+bool mp_worker_improve(mp_worker *w) {
+    mp_entry *entry = w->entry;
+    mp_services *services = entry->services;
+    mp_worker_set_runnable(w, true);
+    if (!mp_worker_lease(w, 1))
+        return true;
+    const uint64_t now_ns = mp_sys_now_ns();
+    mp_mutex_lock(&entry->lock);
+    w->in_step = true; /* the sweep watches it like a step: the engine may read a disk */
+    atomic_store_explicit(&w->lease.heartbeat, now_ns, memory_order_relaxed);
+    mp_watch_reset(&w->watch, now_ns);
+    atomic_store_explicit(&w->step_cancelled, 0, memory_order_release);
+    mp_mutex_unlock(&entry->lock);
+    mp_maintenance_at(&services->maintenance, services->pool, now_ns + services->stall_timeout_ns / 4);
+    if (!w->engine->ops->improve(w->engine, &w->lease))
+        w->improve_ns = MP_FOREVER;
+    mp_worker_return_threads(w);
+    const uint64_t held = mp_worker_bytes(w);
+    mp_mutex_lock(&entry->lock);
+    const bool dead = w->state == MP_WORKER_DEAD;
+    w->held_bytes = held;
+    w->in_step = w->moving = false;
+    mp_mutex_unlock(&entry->lock);
+    if (!dead)
+        mp_worker_set_runnable(w, false);
+    return !dead;
+}

@@ -1,0 +1,100 @@
+/* Optional work of engines between requests: registry/improve.c. */
+#include <stdatomic.h>
+
+#include "base/sys.h"
+#include "mp_test.h"
+#include "registry/state.h"
+#include "test_registry_fake.h"
+
+static void serve_one(mp_registry *registry, const char *key) {
+    MP_CHECK_INT(fake_finish(fake_submit(registry, key, fake_call_create(1), NULL)), MP_OK);
+}
+
+/* An idle worker improves its engine until nothing is left, and asks again after the next request. */
+MP_TEST(improve_of_idle_workers) {
+    fake fake;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    atomic_store(&fake.slices, 3);
+    serve_one(registry, "a");
+    fake_until(&fake.improved, 3);
+    atomic_store(&fake.slices, 2); /* work that appears without a request is not noticed */
+    mp_sys_sleep_ns(FAKE_MS(30));
+    MP_CHECK_INT(atomic_load(&fake.improved), 3);
+    serve_one(registry, "a");
+    fake_until(&fake.improved, 5);
+    fake_end(registry);
+}
+
+/* A request that arrives during a slice is served after it, before the next one. */
+MP_TEST(improve_makes_way_for_requests) {
+    fake fake;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    atomic_store(&fake.slices, 1000000);
+    atomic_store(&fake.improve_hold, true);
+    serve_one(registry, "a");
+    fake_until(&fake.in_improve, 1);
+    const int steps = atomic_load(&fake.steps), improved = atomic_load(&fake.improved);
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    mp_sys_sleep_ns(FAKE_MS(10));
+    MP_CHECK_INT(atomic_load(&fake.steps), steps);
+    atomic_store(&fake.hold, true); /* the step does not end: the worker takes no further slice */
+    atomic_store(&fake.improve_hold, false);
+    fake_until(&fake.in_steps, 1);
+    MP_CHECK_INT(atomic_load(&fake.improved), improved + 1);
+    atomic_store(&fake.hold, false);
+    MP_CHECK_INT(fake_finish(ticket), MP_OK);
+    fake_until(&fake.improved, improved + 5);
+    fake_end(registry); /* also ends the slices */
+}
+
+/* While another model computes, an idle worker leaves its engine alone. */
+MP_TEST(improve_leaves_busy_cpus_alone) {
+    fake fake, other;
+    fake_init(&other);
+    mp_registry *registry = fake_begin(&fake, 2, NULL);
+    fake_add(registry, "b", &other, false);
+    serve_one(registry, "b");
+    atomic_store(&other.hold, true);
+    mp_ticket *ticket = fake_submit(registry, "b", fake_call_create(1), NULL);
+    fake_until(&other.in_steps, 1);
+    atomic_store(&fake.slices, 5);
+    serve_one(registry, "a");
+    mp_sys_sleep_ns(FAKE_MS(60));
+    MP_CHECK_INT(atomic_load(&fake.improved), 0);
+    atomic_store(&other.hold, false);
+    MP_CHECK_INT(fake_finish(ticket), MP_OK);
+    fake_until(&fake.improved, 5);
+    fake_end(registry);
+}
+
+/* A worker whose slice makes no progress is abandoned, as in a step, and another one serves. */
+MP_TEST(improve_that_hangs) {
+    fake fake;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry_of((mp_registry_config){
+        .threads = 2, .max_workers = 1, .stall_timeout_ns = FAKE_MS(200)});
+    fake_add(registry, "a", &fake, false);
+    atomic_store(&fake.slices, 1);
+    atomic_store(&fake.improve_hold, true);
+    serve_one(registry, "a");
+    fake_until(&fake.in_improve, 1);
+    serve_one(registry, "a");
+    MP_CHECK_INT(fake_stats(registry).workers_dead, 1);
+    atomic_store(&fake.improve_hold, false);
+    while (atomic_load(&fake.engines) > 1) /* the abandoned worker frees its engine */
+        mp_sys_sleep_ns(FAKE_MS(1));
+    fake_end(registry);
+}
+
+/* An idle model leaves between two slices. */
+MP_TEST(improve_ends_with_the_model) {
+    fake fake;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    atomic_store(&fake.slices, 1000000);
+    serve_one(registry, "a");
+    fake_until(&fake.improved, 2);
+    mp_error error;
+    MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(10000), &error), &error);
+    fake_until_freed(&fake);
+    fake_end(registry);
+}
