@@ -606,5 +606,5 @@ def test_show_of_a_model_that_is_not_downloaded(name: str, variable: str | None,
     text = capsys.readouterr().err
     assert "is not on this machine, and `mpool show` downloads nothing" in text
     assert "disabled" not in text and "not asked" not in text
-    assert (f"When online, unset {variable} and run: " if variable else "To download it, run: ") + f"mpool pull {name}" \
-        in text
+    start = f"When online, unset {variable} and run: " if variable else "To download it, run: "
+    assert f"{start}mpool pull {name}" in text

@@ -260,8 +260,8 @@ def test_errors_of_the_hub(hub: Hub, online: Child) -> None:
                              ("org/gated", "DownloadError", "hf auth login"),
                              ("org/broken", "DownloadError", "org/broken could not be downloaded"),
                              ("org/fine@nope", "DownloadError", "org/fine@nope"),
-                             ("org/pickle", "UnsafeFormat", "safetensors"),
-                             ("hf://org/pickle/pytorch_model.bin", "UnsafeFormat", "safetensors"),
+                             ("org/pickle", "UnsafeFormat", "`hf download org/pickle --local-dir .`"),
+                             ("hf://org/pickle/pytorch_model.bin", "UnsafeFormat", "glob('pytorch_model*.bin')"),
                              ("hf://org/pickle/config.json", "InvalidArgument", "Use org/pickle")):
         found = online.resolve(ref)
         assert found.get("error") == error and text in found["text"], found

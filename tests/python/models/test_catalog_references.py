@@ -32,7 +32,6 @@ from mpool.models import catalogue as catalogue_module
 from mpool.checks import nearest
 from mpool.models.catalogue import read
 from mpool.models.describing import is_offline
-from mpool.models.similar_names import suggest
 from mpool.models.sources.hub_files import choose_folder, choose_gguf, gguf_models, split_siblings
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -173,8 +172,34 @@ def test_a_family_that_is_not_catalogued_suggests_no_other(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3:0b", f"qwen3:{'9' * 300}b", "qwen3:.5b", "q", "7", "qwen3:00000000.00001m"])
 def test_odd_sizes_in_names(name: str) -> None:
+    from mpool.models.similar_names import suggest
+
     keys, _ = suggest(name, load_catalogue().names())
     assert len(keys) <= 3 and set(keys) <= set(load_catalogue().rows)
+
+
+@pytest.mark.parametrize("ref, parts", [
+    ("hf://org/name/pytorch_model.bin", ["run this in the folder that `hf download org/name --local-dir .` filled",
+                                         "glob('pytorch_model*.bin')", "'model.safetensors'"]),
+    ("hf://org/name@v1/sub/pytorch_model-00001-of-00002.bin", [
+        "in sub of the folder that `hf download org/name --revision v1 --local-dir .`", "glob('pytorch_model*.bin')"]),
+    ("hf://org/name/adapter_model.bin", ["convert the adapter", "glob('adapter_model.bin')",
+                                         "'adapter_model.safetensors'"]),
+    ("hf://org/name/m.pt", ["glob('m.pt')", "'model.safetensors'"]), ("hf://org/name/m.pkl", []),
+    ("hf://org/name/a'b.bin", [])])
+def test_a_pickled_file_of_the_hub_has_the_command_that_converts_it(ref: str, parts: list[str]) -> None:
+    """Files that torch did not write, or whose names need quotes, have no command."""
+    with pytest.raises(errors.UnsafeFormat) as caught:
+        resolve(ref)
+    text = str(caught.value)
+    assert "Use model.safetensors" in text and ("python -c" in text) == bool(parts)
+    assert all(part in text for part in parts), text
+
+
+def test_an_adapter_with_pickles_only_has_the_command_for_adapters() -> None:
+    names = ["README.md", "adapter_config.json", "adapter_model.bin", "optimizer.pt"]
+    with pytest.raises(errors.UnsafeFormat, match=r"the weights adapter_model.bin .*glob\('adapter_model.bin'\)"):
+        choose_folder(names, "", lambda name: None, where="w")
 
 
 def test_catalogue_rows() -> None:
