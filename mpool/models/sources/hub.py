@@ -38,6 +38,8 @@ log = logging.getLogger("mpool.models")
 
 #: Timeout for listing a repository, in seconds.
 LIST_SECONDS = 10.0
+#: Reasons of a DownloadError without an answer of the hub.
+UNREACHABLE, SILENT = "the hub cannot be reached", "the hub does not respond"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -367,10 +369,12 @@ def _cached_or_refused(error: Exception, ref: HubRef, recheck: bool, expected: E
         found = _from_cache(ref, error, recheck, expected)
     except OfflineError as offline:
         raise _failure(f"{where} could not be downloaded: {type(error).__name__}: {error}",
-                       "the hub cannot be reached" if isinstance(error, OSError) else "the hub does not respond",
+                       UNREACHABLE if isinstance(error, OSError) else SILENT,
                        offline.hint) from error
-    log.warning("the hub could not be asked for a newer version of %s (%s); using the cached commit %s", where, error,
-                found.revision)
+    message = f"the hub could not be asked for a newer version of {where} ({error}); using the cached commit " \
+              f"{found.revision}"
+    log.warning("%s", message)
+    probe.warn_once(message)
     return found
 
 

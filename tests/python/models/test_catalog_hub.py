@@ -276,6 +276,9 @@ def test_unreachable_server(hub: Hub, online: Child, environment: dict[str, str]
         cached = alone.resolve("org/kept")
         assert cached["path"] == found["path"]
         assert any("could not be asked for a newer version of org/kept" in line for line in cached["log"])
+        assert cached["bars"].count("UserWarning: the hub could not be asked for a newer version of org/kept") == 1
+        assert "using the cached commit" in cached["bars"]
+        assert "Warning" not in alone.resolve("org/kept")["bars"]  # once per process
         absent = alone.resolve("org/never-seen")
         assert absent["error"] == "DownloadError" and "mpool pull org/never-seen" in absent["text"]
     finally:
