@@ -412,8 +412,9 @@ def _remote(command: argparse.ArgumentParser) -> None:
     """Add the options of commands that ask a running server."""
     command.add_argument("--url", metavar="URL",
                          help="address of the server (default: MPOOL_URL, or else http://127.0.0.1:11435)")
-    command.add_argument("--token-file", metavar="PATH", help="file with the token that the server requires "
-                                                               "(mode 0600)")
+    command.add_argument("--token-file", metavar="PATH",
+                         help="file with the token that the server requires (mode 0600; default: the file that mpool "
+                              "serve creates, for a server on a loopback address only)")
 
 
 def _ps(command: argparse.ArgumentParser) -> None:
