@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,10 @@ for _name in ("mpool", "mpool.pool", "mpool.models"):
 log = logging.getLogger("mpool")
 pool_log = logging.getLogger("mpool.pool")
 
+
+#: Records of the core at INFO about the state of one worker. They are steps of a load or of an unload, which has a
+#: record of its own, so they are delivered at DEBUG. A worker that is evicted for a fault stays at INFO.
+_WORKER_STATE = re.compile(r"Worker \d+ for |Spawned worker \d+ for |Evicted worker \d+ \(no fault\)")
 
 #: Function that calls the callbacks of events; set when the first callback is added.
 deliver: Callable[[], None] | None = None
@@ -120,6 +125,8 @@ class _Drain:
 
         for level, text in _core.drain_log():
             try:
+                if level == logging.INFO and _WORKER_STATE.match(text):
+                    level = logging.DEBUG
                 pool_log.log(level, "%s", text)
             except Exception:  # a handler of the program failed; go on with the other records
                 pass
