@@ -431,7 +431,7 @@ def _stop(command: argparse.ArgumentParser) -> None:
 
 def _completion(command: argparse.ArgumentParser) -> None:
     command.set_defaults(positionals=("shell",))
-    command.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="shell")
+    command.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"), help="shell")
 
 
 def _adapter(command: argparse.ArgumentParser) -> None:
