@@ -162,7 +162,7 @@ class Run:
         self.add("log records of 20 requests", found["requests"], "", 0, True)
         for name in ("load", "eviction", "shutdown"):
             self.add(f"log records of {'an' if name == 'eviction' else 'a'} {name}", found[name], "", 1, True)
-        self.add("log records of the states of workers", found["others"], "")
+        self.add("other log records", found["others"], "", 0, True)
 
     def worker(self, path: str) -> None:
         """Measure ``mpool worker``."""

@@ -96,8 +96,7 @@ class _Records(logging.Handler):
 
 
 def logs(task: dict[str, Any]) -> dict[str, Any]:
-    """Count the log records of a load, of requests, of an eviction and of the end of a pool, and the other ones, which
-    name the states of workers."""
+    """Count the log records at INFO of a load, of requests, of an eviction and of the end of a pool, and the others."""
     import mpool
 
     records, path, requests = _Records(), task["path"], task["requests"]
@@ -111,16 +110,14 @@ def logs(task: dict[str, Any]) -> dict[str, Any]:
     for number in range(requests):
         for _ in pool.generate(f"{PROMPT} {number}", path, max_tokens=4, ignore_eos=True, stream=True):
             pass
-    during = records.take()  # on a busy machine, the second worker may become ready only now
-    states = [text for text in during if text.startswith(("Worker ", "Spawned worker", "Evicted worker"))]
-    found["requests"] = len(during) - len(states)
+    found["requests"] = len(records.take())
     pool.unload(path)
     evicted = records.take()
     found["eviction"] = sum(text.startswith("Unloaded ") for text in evicted)
     pool.close()
     ended = records.take()
     found["shutdown"] = sum("shutdown" in text for text in ended)
-    found["others"] = len(states + seen + evicted + ended) - found["load"] - found["eviction"] - found["shutdown"]
+    found["others"] = len(seen + evicted + ended) - found["load"] - found["eviction"] - found["shutdown"]
     return found
 
 

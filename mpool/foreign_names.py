@@ -205,7 +205,9 @@ _UNCHANGED = "mpool does not change or save models: copy the folder of the model
 _TRANSFORMER = {"fit": _TRAINS, "old_fit": _TRAINS, "train": _TRAINS, "save": _UNCHANGED, "save_pretrained": _UNCHANGED,
                 "push_to_hub": _UNCHANGED, "save_to_hub": _UNCHANGED, "half": 'pass compute="bfloat16" to the class',
                 "bfloat16": 'pass compute="bfloat16" to the class', "cuda": "mpool computes on the CPU: leave it out",
-                "tokenizer": "use mpool.tokenize(text, model) and mpool.count_tokens(text, model)"}
+                "tokenizer": "use mpool.tokenize(text, model) and mpool.count_tokens(text, model)",
+                **dict.fromkeys(("_first_module", "_last_module", "children", "modules", "named_modules", "parameters"),
+                                "the core of mpool computes the model, without modules of torch")}
 
 #: Class, or ``mpool`` for the module -> attribute that another library has in its place -> what to do instead.
 ATTRIBUTES: dict[str, dict[str, str]] = {

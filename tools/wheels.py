@@ -5,6 +5,7 @@
     python tools/wheels.py build                           # into dist/: the sdist, and a wheel for each architecture
     python tools/wheels.py build --arch x86_64 --python python3.10   # also a wheel for 3.10, which has no abi3 wheel
     python tools/wheels.py check python3.11 python3.13     # install the wheel without a compiler; demo and light tests
+    python tools/wheels.py light                           # light tests of the mpool that this Python has installed
 
 zig's clang compiles against glibc 2.28. The wheels are built from the unpacked sdist, so a file that the sdist lacks
 fails the build. Python 3.11 and later share one wheel per architecture (cp311-abi3), which this script builds with the
@@ -206,6 +207,15 @@ def check(arguments: argparse.Namespace) -> None:
             print(f"{python}: light tests: {said}", flush=True)
 
 
+def light(arguments: argparse.Namespace) -> None:
+    """Run the light tests on the mpool that the environment of this Python has installed, after `mpool demo`. The tests
+    are those of this repository. cibuildwheel runs this command on each wheel."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    python = Path(sys.executable)
+    run(python, "-m", "pip", "install", "-q", "--only-binary=:all:", *light_requirements(ROOT), env=env)
+    print(f"light tests: {run_light_tests(python, ROOT, arguments.pytest, env)}", flush=True)
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -215,14 +225,18 @@ def main() -> None:
     building.add_argument("--python", nargs="+", default=[], help="further Pythons, each for a wheel of its own")
     checking = commands.add_parser("check", help="install wheels into empty environments; demo and light tests")
     checking.add_argument("python", nargs="+", help="Pythons")
-    checking.add_argument("--pytest", type=shlex.split, default=[], metavar="OPTIONS", help="further options of pytest")
+    lightly = commands.add_parser("light", help="light tests of the mpool that this Python has installed")
+    for command in (checking, lightly):
+        command.add_argument("--pytest", type=shlex.split, default=[], metavar="OPTIONS",
+                             help="further options of pytest")
     for command in (building, checking):
         command.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist/")
     building.set_defaults(action=build)
     checking.set_defaults(action=check)
+    lightly.set_defaults(action=light)
     arguments = parser.parse_args()
-    if sys.version_info < (3, 11) or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        parser.error("this script must run on Python 3.11 or newer with a GIL: other versions make no abi3 wheel")
+    if arguments.action is not light and (sys.version_info < (3, 11) or sysconfig.get_config_var("Py_GIL_DISABLED")):
+        parser.error("this command must run on Python 3.11 or newer with a GIL: other versions make no abi3 wheel")
     arguments.action(arguments)
 
 

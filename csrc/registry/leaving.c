@@ -135,7 +135,8 @@ void mp_worker_leave(mp_worker *worker) {
     mp_worker_free_engine(worker);
     mp_governor_notify(services->governor);
     if (served) {
-        mp_log(MP_LOG_INFO, "Evicted worker %u (%s)", worker->id, sound ? "no fault" : worker->fault.message);
+        mp_log(sound ? MP_LOG_DEBUG : MP_LOG_INFO, "Evicted worker %u (%s)", worker->id,
+               sound ? "no fault" : worker->fault.message);
         mp_count(services, MP_METRIC_workers_evicted, 1);
         mp_events_post(sound ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, 0,
                        worker->fault.code);

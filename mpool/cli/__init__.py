@@ -108,6 +108,10 @@ def _text_of(error: MpoolError, arguments: object) -> str:
     if (error.got or "").startswith("half of a surrogate pair"):  # Python's form of a byte that is not UTF-8
         error.hint = f"Arguments must be {sys.getfilesystemencoding().upper()}, the encoding of the locale"
     param = str(error.param)
+    if param == "response_format":
+        from .formats import flag_of
+
+        error.message = error.message.replace("`response_format`", f"`{flag_of(arguments) or param}`")
     if None in (error.param, error.got, error.allowed) or not hasattr(arguments, param) \
             or param in getattr(arguments, "positionals", ()):
         return str(error)

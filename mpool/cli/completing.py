@@ -12,5 +12,11 @@ def completion(arguments: argparse.Namespace) -> int:
     """Run ``mpool completion``."""
     with packages("shell completion", "completion"):
         import shtab
+    if arguments.shell not in shtab.SUPPORTED_SHELLS:
+        from ..errors import Unsupported
+        from ..resources import install_hint
+
+        raise Unsupported(f"shtab {shtab.__version__} has no completion for {arguments.shell}",
+                          hint=install_hint("completion"))
     say(shtab.complete(make_parser(), shell=arguments.shell))
     return 0

@@ -17,6 +17,7 @@ from .common import note, print_json, say, size_of, table
 _MAX_NAMES = 100
 
 if TYPE_CHECKING:
+    from ..errors import OfflineError
     from ..models import ModelDescription, Resolved, Row
 
 
@@ -195,13 +196,25 @@ def _facts(name: str) -> dict[str, Any]:
     row = load_catalogue().find(parse_reference(name))
     try:
         found = resolve(name, offline=True, progress=False)
-    except OfflineError:
+    except OfflineError as error:
         if row is None:
-            raise
+            raise _not_downloaded(name, error) from error
         downloaded = f"no; to download: mpool pull {row.key}"
         return {**_facts_of_row(row, None, row.key in load_catalogue().defaults.values()), "downloaded": downloaded,
                 "here": downloaded}
     return {**_facts_of_files(found), **_facts_of_model(describing.describe_resolved(found))}
+
+
+def _not_downloaded(name: str, error: OfflineError) -> OfflineError:
+    """Return the error of a model that is not on this machine. The given one is about a download that is disabled."""
+    from ..errors import OfflineError
+    from ..models.sources import offline_variables, when_online
+
+    command = f"mpool pull {name}"
+    reason, _, local = error.message.partition("; there is no file or folder ")
+    reason = reason.partition(", and ")[0] + ", and `mpool show` downloads nothing"
+    return OfflineError(reason + (f"; there is no file or folder {local}" if local else ""),
+                        hint=when_online(command) if offline_variables() else f"To download it, run: {command}")
 
 
 def _expert_bytes(model: ModelDescription) -> int:

@@ -93,6 +93,8 @@ _FOREIGN_OPTIONS = {
     "--repeat-penalty": "Use --repetition-penalty X", "--temp": "Use --temperature X",
     "--hostname": "Use --host ADDRESS", "-p": "Pass the prompt as an argument",
     "--prompt": "Pass the prompt as an argument",
+    **dict.fromkeys(("--grammar-file", "-jf", "--json-schema-file", "-j", "--format"),
+                    "Use --grammar TEXT or --json-schema TEXT, with a text or the path of a file"),
     "--keepalive": "A model of mpool run is unloaded when the command ends; mpool serve has the option keep-alive",
     **dict.fromkeys(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v", "--kv-cache-dtype"), "Use --kv-dtype int8"),
 }
@@ -412,8 +414,9 @@ def _remote(command: argparse.ArgumentParser) -> None:
     """Add the options of commands that ask a running server."""
     command.add_argument("--url", metavar="URL",
                          help="address of the server (default: MPOOL_URL, or else http://127.0.0.1:11435)")
-    command.add_argument("--token-file", metavar="PATH", help="file with the token that the server requires "
-                                                               "(mode 0600)")
+    command.add_argument("--token-file", metavar="PATH",
+                         help="file with the token that the server requires (mode 0600; default: the file that mpool "
+                              "serve creates, for a server on a loopback address only)")
 
 
 def _ps(command: argparse.ArgumentParser) -> None:
@@ -428,7 +431,7 @@ def _stop(command: argparse.ArgumentParser) -> None:
 
 def _completion(command: argparse.ArgumentParser) -> None:
     command.set_defaults(positionals=("shell",))
-    command.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="shell")
+    command.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"), help="shell")
 
 
 def _adapter(command: argparse.ArgumentParser) -> None:
@@ -630,6 +633,17 @@ def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = (),
                        help="add X to the logit of a token; may be repeated")
 
 
+def _format(command: argparse.ArgumentParser) -> None:
+    """Add the options that constrain a completion to a format."""
+    group = command.add_argument_group("format", "The completion has this format. Needs the extra `grammar`. Only one "
+                                                 "of these options can be given.").add_mutually_exclusive_group()
+    group.add_argument("--grammar", metavar="TEXT", help="a grammar in GBNF or in llguidance's Lark dialect, or the "
+                                                         "path of a file with one")
+    group.add_argument("--regex", metavar="TEXT", help="a regular expression")
+    group.add_argument("--json-schema", metavar="TEXT", help="a JSON schema, or the path of a file with one; {}: any "
+                                                             "JSON")
+
+
 def _generate(command: argparse.ArgumentParser) -> None:
     command.set_defaults(positionals=("prompt",),
                          usage="To name the model: mpool generate --model MODEL PROMPT, or mpool run MODEL PROMPT")
@@ -643,6 +657,7 @@ def _generate(command: argparse.ArgumentParser) -> None:
                          help="with --json: print the log probabilities of each token and of K alternatives")
     _json(command)
     _sampling(command)
+    _format(command)
 
 
 def _capture(command: argparse.ArgumentParser) -> None:
@@ -694,6 +709,7 @@ def _conversation(command: argparse.ArgumentParser) -> None:
     command.add_argument("--system", metavar="TEXT", help="system message")
     command.add_argument("--stats", action="store_true", help="print the speed after each reply")
     _sampling(command, leave_out=("n",))
+    _format(command)
 
 
 def _vision(command: argparse.ArgumentParser) -> None:
@@ -705,6 +721,7 @@ def _vision(command: argparse.ArgumentParser) -> None:
     command.add_argument("--stats", action="store_true", help="print the speed to standard error")
     _json(command)
     _sampling(command, leave_out=("n",))
+    _format(command)
 
 
 def _pull(command: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import http.client
 import ipaddress
 import json
 import os
+import socket
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -33,7 +34,8 @@ class Server:
 
     Args:
         url: its address, without a path.
-        token: the token that it requires, or None.
+        token: the token that it requires; None: the token in the default file of `mpool serve`, which is sent only if a
+            server on a loopback address requires one.
     """
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -47,8 +49,10 @@ class Server:
         if not host or parts.query or parts.fragment:
             raise InvalidArgument(param="url", got=repr(url), allowed=f"an address such as {DEFAULT_URL}")
         self.url, self.token = urllib.parse.urlunsplit(parts).rstrip("/"), token
+        self.is_local = _is_local(host, parts.port or 80)
+        self.default_file: str | None = None  # the file of the token, if it is the default one
         # a proxy of the environment cannot reach this machine's own addresses
-        direct = [urllib.request.ProxyHandler({})] if _is_local(host) else []
+        direct = [urllib.request.ProxyHandler({})] if self.is_local else []
         self.opener = urllib.request.build_opener(_NoRedirect, *direct)
 
     def request(self, path: str, wanted: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -77,8 +81,13 @@ class Server:
                 raise ValueError(f"the response is not a JSON object with the key {wanted}")
             return found
         except urllib.error.HTTPError as error:
-            hint = ("Name the server's token file with --token-file; mpool serve prints its path"
-                    if error.code == 401 else None)
+            if error.code == 401 and self._take_default_token():
+                return self.request(path, wanted, body)
+            hint = None
+            if error.code == 401:
+                hint = "Name the server's token file with --token-file; mpool serve prints its path"
+                if self.default_file is not None:
+                    hint = f"The server does not accept the token in {self.default_file}. {hint}"
             raise ModelError(_reason(error), hint=hint) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             cause = getattr(error, "reason", None) or error
@@ -86,11 +95,28 @@ class Server:
                             hint="Start a server with `mpool serve`, or name its address with --url") from None
 
 
-def _is_local(host: str) -> bool:
+    def _take_default_token(self) -> bool:
+        """Read the default token file for a server on a loopback address. Return False if there is no new token."""
+        from ..server.settings import default_token_file, read_token
+
+        if self.token is not None or not self.is_local or not os.path.lexists(default_token_file()):
+            return False
+        self.default_file = default_token_file()
+        self.token = read_token(self.default_file)
+        return True
+
+
+def _is_local(host: str, port: int) -> bool:
+    """Return True for a loopback address, and for ``localhost`` if it is the name of such addresses only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        pass
+    try:
+        found = {str(address[4][0]) for address in socket.getaddrinfo(host, port)} if host == "localhost" else set()
+    except OSError:
+        return False
+    return bool(found) and all(ipaddress.ip_address(one).is_loopback for one in found)
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .common import default_model, for_output, make_pool, note, print_json, say, standard_input, stats_line
+from .formats import flag_of, format_of
 
 if TYPE_CHECKING:
     from ..pool import Pool
@@ -41,7 +42,8 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def generate(arguments: argparse.Namespace) -> int:
     """Run ``mpool generate``."""
     prompt = standard_input() if arguments.prompt in (None, "-") else arguments.prompt
-    options = {**sampling_of(arguments), "compute": arguments.compute, "parse_special": arguments.parse_special}
+    options = {**sampling_of(arguments), **format_of(arguments), "compute": arguments.compute,
+               "parse_special": arguments.parse_special}
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model or default_model("text_to_text"), compute=arguments.compute)
         if arguments.json:
@@ -62,7 +64,8 @@ def generate(arguments: argparse.Namespace) -> int:
 def vision(arguments: argparse.Namespace) -> int:
     """Run ``mpool vision``."""
     question = standard_input() if arguments.question == "-" else arguments.question
-    options = {**sampling_of(arguments), "compute": arguments.compute, "allow_urls": arguments.allow_urls}
+    options = {**sampling_of(arguments), **format_of(arguments), "compute": arguments.compute,
+               "allow_urls": arguments.allow_urls}
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model or default_model("vision"), compute=arguments.compute)
         if arguments.json:
@@ -120,6 +123,7 @@ def _refuse_conversation(key: str, prompt: str, arguments: argparse.Namespace) -
     if not prompt:
         raise WrongCapability("returns vectors and cannot chat", key=key, hint=f"mpool run {arguments.model} TEXT")
     given = [*sampling_of(arguments), *(name for name in ("system", "stats") if getattr(arguments, name))]
+    given += [flag.removeprefix("--") for flag in [flag_of(arguments)] if flag is not None]
     if given:
         flag = given[0].replace("_", "-").replace("token-ids", "token-id")
         raise InvalidArgument(f"`--{flag}` is for models that generate text, and {key} returns vectors",
@@ -162,7 +166,7 @@ class Conversation:
 
     def __init__(self, pool: Pool, model: Any, arguments: argparse.Namespace) -> None:
         self.pool, self.model = pool, model
-        self.options = {**sampling_of(arguments), "compute": arguments.compute}
+        self.options = {**sampling_of(arguments), **format_of(arguments), "compute": arguments.compute}
         self.stats = arguments.stats
         self.interactive = sys.stdin.isatty()
         self.start = [{"role": "system", "content": arguments.system}] if arguments.system else []

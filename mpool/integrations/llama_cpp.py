@@ -38,7 +38,7 @@ _CONSTRUCTOR: dict[str, tuple[Any, str]] = {
     "chat_handler": (None, "mpool.vision answers questions about images"),
     "draft_model": (None, "mpool.load(..., draft=NAME) adds a draft model"),
     "type_k": (None, 'mpool.load(..., kv_dtype="int8")'), "type_v": (None, 'mpool.load(..., kv_dtype="int8")'),
-    "spm_infill": (False, "mpool serve fills in the middle: POST /v1/completions"),
+    "spm_infill": (False, "create_completion(suffix=...) puts the prompt before the suffix"),
 }
 #: Arguments of the constructor that have no effect: they choose devices, threads, batches and output.
 _UNUSED = frozenset((
@@ -47,9 +47,9 @@ _UNUSED = frozenset((
     "no_perf", "last_n_tokens_size", "numa", "verbose"))
 #: Sampling arguments that mpool lacks, and the value that has no effect.
 _NEUTRAL = {"typical_p": 1.0, "tfs_z": 1.0, "mirostat_mode": 0, "logits_processor": None, "stopping_criteria": None,
-            "suffix": None, "functions": None, "function_call": None}
+            "functions": None, "function_call": None}
 _INSTEAD = {"logits_processor": "logit_bias= adds constants to logits", "functions": "Pass tools=",
-            "function_call": "Pass tool_choice=", "suffix": "mpool serve fills in the middle: POST /v1/completions"}
+            "function_call": "Pass tool_choice="}
 
 
 class LlamaGrammar:
@@ -144,6 +144,8 @@ class Llama:
 
         Args:
             prompt: a text, in which the names of control tokens become those tokens, or token ids.
+            suffix: the completion belongs between the prompt and this text. Names of control tokens in both texts are
+                plain text.
             max_tokens: maximum number of tokens; None or less than 1: up to the end of the context.
             logprobs: number of most probable tokens to return at each position.
             echo: begin the text with the prompt; not together with ``logprobs`` or token ids.
@@ -156,11 +158,11 @@ class Llama:
             A dict in the format of OpenAI's ``/v1/completions``, or an iterator over such dicts.
 
         Raises:
-            Unsupported: ``suffix``, ``typical_p``, ``tfs_z``, ``mirostat_mode``, ``stopping_criteria`` or
-                ``logits_processor`` is in use.
+            Unsupported: ``typical_p``, ``tfs_z``, ``mirostat_mode``, ``stopping_criteria`` or ``logits_processor`` is
+                in use, or there is a ``suffix`` and the vocabulary has no tokens to fill in the middle.
             MpoolError: as for :func:`mpool.generate`.
         """
-        _refuse_unless_neutral(suffix=suffix, typical_p=typical_p, tfs_z=tfs_z, mirostat_mode=mirostat_mode,
+        _refuse_unless_neutral(typical_p=typical_p, tfs_z=tfs_z, mirostat_mode=mirostat_mode,
                                stopping_criteria=stopping_criteria, logits_processor=logits_processor)
         if echo and (logprobs is not None or not isinstance(prompt, str)):
             raise Unsupported("`echo` is not available with log probabilities or token ids",
@@ -172,6 +174,9 @@ class Llama:
         head = _head("cmpl", "text_completion", model or self.model_path)
         begin = prompt if echo and isinstance(prompt, str) else ""
         at = len(prompt) if isinstance(prompt, str) else 0
+        if suffix is not None:
+            prompt = self._fill_in_prompt(prompt, suffix)
+            options["stop_token_ids"] = list(self._model._entry.tokenizer().fill_in_ends())
         if stream:
             chunks = self._model.generate(prompt, parse_special=True, stream=True, **options)
             return self._completion_parts(head, chunks, begin, at)
@@ -181,6 +186,16 @@ class Llama:
         return {**head, "choices": [choice], "usage": _usage(done.usage)}
 
     __call__ = create_completion
+
+    def _fill_in_prompt(self, prompt: str | Sequence[int], suffix: str) -> list[int]:
+        """Return the token ids of a prompt whose completion belongs between ``prompt`` and ``suffix``."""
+        before = self._model.tokenize(prompt, add_special=False) if isinstance(prompt, str) else prompt
+        found = self._model._entry.tokenizer().fill_in_prompt(before, self._model.tokenize(suffix, add_special=False))
+        if found is None:
+            raise Unsupported("`suffix` needs a model whose vocabulary has tokens to fill in the middle",
+                              param="suffix", key=self._model.key,
+                              hint="Use a code model, such as Qwen2.5-Coder-0.5B-Instruct")
+        return found
 
     @staticmethod
     def _completion_parts(head: dict[str, Any], chunks: Any, begin: str, at: int) -> Iterator[dict[str, Any]]:

@@ -57,6 +57,11 @@ def _renamed(method: F) -> F:
     return call  # type: ignore[return-value]
 
 
+#: What to use in place of the modules of a model of sentence-transformers.
+_MODULES = ("The core of mpool computes the model. Use `max_seq_length` and `tokenize` of the object itself; "
+            "output_value=\"token_embeddings\" returns the vectors before pooling")
+
+
 class _Device(str):
     """A name of a device that equals a ``torch.device`` of this name."""
 
@@ -91,8 +96,11 @@ class _Base:
     _scores: ClassVar[bool]  # True: the model must be a reranker or classifier
     model_card_data: ClassVar[_ModelCard] = _ModelCard()
 
-    def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, device: Any, compute: str,
-                 options: Mapping[str, Any]) -> None:
+    def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, rest: tuple[Any, ...], device: Any,
+                 compute: str, options: Mapping[str, Any]) -> None:
+        if rest:  # as in sentence-transformers 6; 5 takes modules second and device third
+            raise TypeError(f"{type(self).__name__}() takes one positional argument, the model, got {1 + len(rest)}. "
+                            "Pass the others by name, such as device='cpu'")
         _check_device(device)
         for name, value in options.items():
             if name not in _CONSTRUCTOR:
@@ -109,6 +117,10 @@ class _Base:
 
     if not TYPE_CHECKING:  # a type checker still reports unknown attributes
         __getattr__ = missing_attribute
+
+    def __getitem__(self, index: Any) -> Any:
+        """Raise Unsupported: the object has no modules of torch."""
+        raise Unsupported("the modules of the model are not available here", hint=_MODULES)
 
     def _settings(self) -> Any:
         entry = self._model._entry
@@ -196,11 +208,11 @@ class SentenceTransformer(_Base):
 
     _scores = False
 
-    def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, *, device: Any = None,
+    def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, *rest: Any, device: Any = None,
                  prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
                  similarity_fn_name: str | None = None, truncate_dim: int | None = None, compute: str = "float32",
                  **options: Any) -> None:
-        super().__init__(model_name_or_path, device, compute, options)
+        super().__init__(model_name_or_path, rest, device, compute, options)
         settings = self._settings()
         self.prompts: dict[str, str] = {"query": "", "document": "", **settings.prompts, **(prompts or {})}
         self.default_prompt_name = settings.default_prompt_name if default_prompt_name is None else default_prompt_name
@@ -222,7 +234,7 @@ class SentenceTransformer(_Base):
         """Embed texts.
 
         Args:
-            inputs: a text, or a sequence of texts.
+            inputs: a text, or a sequence of texts. ``{"text": ...}`` is a text, too.
             prompt_name: name of the prompt that is put before each text; None: the default prompt, if there is one.
             prompt: text that is put before each text, instead of a named prompt.
             batch_size: ignored: mpool packs the texts of all callers.
@@ -251,8 +263,7 @@ class SentenceTransformer(_Base):
         if output_value not in ("sentence_embedding", "token_embeddings"):
             raise InvalidArgument(param="output_value", got=repr(output_value),
                                   allowed="sentence_embedding or token_embeddings")
-        single = isinstance(inputs, str)
-        texts: list[Any] = [inputs] if single else inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
+        texts, single = _texts_of(inputs)
         if output_value == "token_embeddings":
             found: Any = [_tensor(rows) for rows in self._token_rows(texts, prompt)]
             return found[0] if single else found
@@ -424,10 +435,10 @@ class CrossEncoder(_Base):
 
     _scores = True
 
-    def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, *, device: Any = None,
+    def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, *rest: Any, device: Any = None,
                  compute: str = "float32", **options: Any) -> None:
         length = options.pop("max_length", None)
-        super().__init__(model_name_or_path, device, compute, options)
+        super().__init__(model_name_or_path, rest, device, compute, options)
         if length not in (None, self._model.context_length):
             raise Unsupported(f"`max_length` must be that of the model, {self._model.context_length}, or None, "
                               f"got {length}", hint=_CONSTRUCTOR["max_length"])
@@ -554,6 +565,32 @@ def _check_device(device: Any) -> None:
     for one in device if isinstance(device, (list, tuple)) else (device,):
         if one is not None and not str(one).startswith("cpu"):
             raise InvalidArgument(param="device", got=str(one), allowed="None or cpu: mpool computes on CPUs")
+
+
+def _texts_of(inputs: Any) -> tuple[list[Any], bool]:
+    """Return the texts of ``encode``, and True if the argument is one text instead of a sequence.
+
+    Raises:
+        InvalidArgument: the argument is neither. The pool checks each text.
+    """
+    if isinstance(inputs, (str, Mapping)):
+        return [_text_of(inputs)], True
+    if isinstance(inputs, (bytes, bytearray, memoryview, set, frozenset)) or not hasattr(inputs, "__iter__"):
+        refuse("inputs", inputs, "a text, or a sequence of texts", hint="A set has no order: pass a list" if
+               isinstance(inputs, (set, frozenset)) else None)
+    return [_text_of(one) for one in (inputs.tolist() if isinstance(inputs, np.ndarray) else inputs)], False
+
+
+def _text_of(value: Any) -> Any:
+    """Return the text of ``{"text": ...}``, or any other value unchanged."""
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) != {"text"}:
+        raise InvalidArgument(param="inputs", got=f"a dict with the keys {sorted(map(str, value))}",
+                              allowed='texts, or dicts of the form {"text": ...}',
+                              hint="mpool.embed_image embeds images" if "image" in value else
+                              "Pass list(d.values()) to embed the values of a dict")
+    return value["text"]
 
 
 def _check_call(batch_size: Any, device: Any, unused: Mapping[str, Any]) -> None:

@@ -46,9 +46,10 @@ if TYPE_CHECKING:
 #: Public name -> (submodule, name in that submodule).
 _EXPORTS: dict[str, tuple[str, str]] = {name: (module, name) for module, names in {
     "describing": ("describe", "describe_resolved", "is_offline", "resolve", "verify"),
-    "catalogue": ("Catalogue", "Row", "nearest", "unknown"),
+    "catalogue": ("Catalogue", "Row", "unknown"),
     "references": ("BundledRef", "HubRef", "KeyRef", "LocalRef", "PipRef"),
     "removing": ("remove",),
+    "similar_names": ("nearest",),
     "sources": ("Resolved",),
     "spec": ("EmbeddingSettings", "GenerationSettings", "ImageSettings", "ModelDescription", "ModelSpec", "TensorEntry",
              "TokenizerSource", "TokenTable", "VisionSettings"),

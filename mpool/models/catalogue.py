@@ -26,7 +26,6 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from .._dataclasses import dataclass
-from ..checks import nearest
 from ..errors import UnknownModel
 from ..names import CAPABILITIES
 from .fields import Fields
@@ -173,14 +172,16 @@ def unknown(key: str, known: Mapping[str, str]) -> UnknownModel:
 
     Args:
         key: the name.
-        known: key of every known name. The error suggests the keys of the closest names.
+        known: key of every known name. The error suggests misspelt names, or models of the same family.
     """
-    close = list(dict.fromkeys(known[name] for name in nearest(key, known, 8, cutoff=0.6)))[:3]
-    hint = f"Did you mean {' or '.join(close)}? " if close else ""
+    from .similar_names import question
+
+    hint = f"{found} " if (found := question(key, known)) else ""
     if os.path.exists(key):
         hint += f"To use the local file or folder of that name, write ./{key}"
     else:
-        hint += "Run `mpool models` to list all; models outside the catalogue are named by a path or by org/name"
+        hint += ("Run `mpool models` to list all. For a model that is not listed, pass a GGUF file, a folder, or a "
+                 "repository of the hub as org/name or org/name:Q4_K_M")
     return UnknownModel(f"model {shorten(repr(key))} not found", hint=hint, key=key)
 
 

@@ -98,13 +98,22 @@ def _resolve_row(row: Row, offline: bool, progress: Progress, update: bool = Fal
             return _resolve_one(reference, row, False, progress, update)
         except (DownloadError, IntegrityError) as error:
             if i + 1 < len(row.refs):
-                log.log(logging.WARNING if isinstance(error, IntegrityError) else logging.INFO,
-                        "%s: %s; trying %s", row.key, error.message, row.refs[i + 1])
+                message = f"{row.key}: {error.message}; trying {row.refs[i + 1]}"
+                log.log(logging.WARNING if isinstance(error, IntegrityError) else logging.INFO, "%s", message)
+                _warn_without_hub(error, message)
             if "mpool pull" in (error.hint or "") and isinstance(error, DownloadError):
                 error.hint = row.fetch_hint()
             failure = error if i == 0 else failure
     assert failure is not None
     raise failure
+
+
+def _warn_without_hub(error: MpoolError, message: str) -> None:
+    """Warn if the hub gave no answer: the user may wait for a proxy or a firewall."""
+    from .sources import hub, probe
+
+    if isinstance(error, DownloadError) and error._reason in (hub.UNREACHABLE, hub.SILENT):
+        probe.warn_once(message)
 
 
 def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress: Progress,

@@ -407,11 +407,19 @@ _CONVERT = ("python -c \"import glob, torch, safetensors.torch as s; w = {{}}; [
             "v.contiguous().clone() for k, v in w.items()}}, '{target}', {{'format': 'pt'}})\"")
 
 
-def conversion_hint(repository: str | None = None, adapter: bool = False) -> str:
-    """Return how to convert pickled weights: one command, to run in the folder (of a repository: after a download)."""
-    command = _CONVERT.format(pickles="adapter_model.bin" if adapter else "pytorch_model*.bin",
+def conversion_hint(repository: str | None = None, adapter: bool = False, file: str | None = None) -> str:
+    """Return how to convert pickled weights: one command, to run in the folder (of a repository: after a download).
+
+    Args:
+        repository: the weights are in this repository, ``org/name`` or ``org/name@revision``; None: in a local folder.
+        adapter: True for the weights of an adapter.
+        file: path of the pickled file in the repository; None: every ``pytorch_model*.bin`` in the folder.
+    """
+    inside, _, pickles = (file or "").rpartition("/")
+    command = _CONVERT.format(pickles=pickles or ("adapter_model.bin" if adapter else "pytorch_model*.bin"),
                               target="adapter_model.safetensors" if adapter else "model.safetensors")
     what = "adapter" if adapter else "model"
     where = f"in the {what}'s folder" if repository is None \
-        else f"in the folder that `hf download {repository.replace('@', ' --revision ')} --local-dir .` filled"
+        else f"in {f'{inside} of ' if inside else ''}the folder that `hf download " \
+             f"{repository.replace('@', ' --revision ')} --local-dir .` filled"
     return f"To convert the {what}, run this {where}, where torch and safetensors are installed: {command}"

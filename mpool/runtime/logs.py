@@ -25,7 +25,6 @@ for _name in ("mpool", "mpool.pool", "mpool.models"):
 log = logging.getLogger("mpool")
 pool_log = logging.getLogger("mpool.pool")
 
-
 #: Function that calls the callbacks of events; set when the first callback is added.
 deliver: Callable[[], None] | None = None
 

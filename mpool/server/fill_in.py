@@ -20,14 +20,12 @@ async def prompt_ids(served: ServedModel, prompt: str, suffix: str) -> list[int]
         Refusal: The vocabulary of the model has no tokens for this.
     """
     def make() -> list[int]:
-        tokenizer = served.model._entry.tokenizer()
-        tokens = tokenizer.fill_in_tokens()
-        if tokens is None:
+        first, second = (served.model.tokenize(text, add_special=False) for text in (prompt, suffix))
+        ids = served.model._entry.tokenizer().fill_in_prompt(first, second)
+        if ids is None:
             raise Refusal("unsupported_parameter", "`suffix` requires a model whose vocabulary has tokens to fill in "
                                                    "the middle.", "suffix")
-        before, between, after = tokens
-        first, second = (served.model.tokenize(text, add_special=False) for text in (prompt, suffix))
-        return [*tokenizer.prefix_ids, before, *first, between, *second, after]
+        return ids
 
     return await native_calls.REQUESTS.arun(make)
 

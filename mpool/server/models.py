@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
-from ..checks import nearest, shown
+from ..checks import shown
 from ..errors import InvalidArgument, MpoolError
+from ..models.similar_names import suggest
 from ..names import CAPABILITIES
 from .errors import Refusal
 
@@ -263,13 +264,16 @@ class Models:
         adapters = self._adapters_of(name)
         if adapters:
             return adapters
-        known = [*self._served, *self._aliases]
+        known = {own: own for own in (*self._served, *self._aliases)}
         if self.catalogue:
             from ..models import load_catalogue
 
-            known += load_catalogue().rows
-        close = nearest(name, known)
-        return f"{shown(name)} is unknown" + (f"; did you mean {' or '.join(close)}?" if close else ".")
+            known = {**load_catalogue().names(), **known}
+        keys, spelling = suggest(name, known)
+        if not keys:
+            return f"{shown(name)} is unknown."
+        return f"{shown(name)} is unknown; " + (f"did you mean {' or '.join(keys)}?" if spelling
+                                                else f"known models of its family: {', '.join(keys)}.")
 
     def suggest(self, wanted: str | None) -> str:
         """Return the part of an error message that names models of a capability. Reads no files: a model whose files

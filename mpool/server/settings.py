@@ -230,16 +230,23 @@ def read_token(path: str | os.PathLike[str]) -> str:
     return token
 
 
+def default_token_file() -> str:
+    """Return the path of the token file of a server that other machines can reach, if no other is named."""
+    from ..models import cache_dir
+
+    return os.path.join(cache_dir(), "server-token")
+
+
 def new_token_file() -> tuple[str, str]:
-    """Create a file with a new random token in the cache folder.
+    """Create the default token file with a new random token.
 
     Returns:
         Path of the file, and the token.
     """
-    from ..models import cache_dir
     from ..models.store import make_folder
 
-    name = os.path.join(make_folder(cache_dir()), "server-token")
+    name = default_token_file()
+    make_folder(os.path.dirname(name))
     try:
         os.unlink(name)
     except FileNotFoundError:
@@ -249,4 +256,5 @@ def new_token_file() -> tuple[str, str]:
     return name, token_of(name)
 
 
-__all__ = ["Settings", "check_token", "is_loopback", "new_token_file", "read_token", "same_token", "token_of"]
+__all__ = ["Settings", "check_token", "default_token_file", "is_loopback", "new_token_file", "read_token", "same_token",
+           "token_of"]

@@ -170,6 +170,15 @@ class Tokenizer:
         before, between, after = (self._special_id(name) for name in ("fim_pre", "fim_suf", "fim_mid"))
         return None if before is None or between is None or after is None else (before, between, after)
 
+    def fill_in_prompt(self, before: Iterable[int], after: Iterable[int]) -> list[int] | None:
+        """Return the prompt whose completion belongs between two texts, given as token ids without the special tokens
+        around a text; None if the vocabulary has no tokens for this."""
+        tokens = self.fill_in_tokens()
+        if tokens is None:
+            return None
+        prefix, suffix, middle = tokens
+        return [*self.prefix_ids, prefix, *before, suffix, *after, middle]
+
     def fill_in_ends(self) -> tuple[int, ...]:
         """Return the ids of the tokens that end a middle, because they begin another part, text or file."""
         return tuple(token for name in BY_TEXT if name.startswith("fim_") and name != "fim_pad"

@@ -205,7 +205,7 @@ MP_TEST(registry_keys_load_is_reported_once) {
     fake.model_bytes = 2500 * 1000;
     mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 2});
     fake_add(registry, "a", &fake, false);
-    mp_log_set_level(MP_LOG_INFO);
+    mp_log_set_level(MP_LOG_DEBUG);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     for (uint64_t end = fake_in_ms(10000); counts[2] < 2 && mp_sys_now_ns() < end; mp_sys_sleep_ns(FAKE_MS(1)))
         mp_log_drain(count_loaded, counts);

@@ -72,15 +72,15 @@ MP_TEST(registry_records_of_a_model_and_its_requests) {
     MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(5000), &error), &error);
     mp_registry_close(registry, 0);
     check_records((expected[]){
-        {"Spawned worker ", MP_LOG_INFO, 2, 0},
-        {": spawning -> loading", MP_LOG_INFO, 2, 0},
-        {": loading -> ready", MP_LOG_INFO, 2, 0},
+        {"Spawned worker ", MP_LOG_DEBUG, 2, 0},
+        {": spawning -> loading", MP_LOG_DEBUG, 2, 0},
+        {": loading -> ready", MP_LOG_DEBUG, 2, 0},
         {"Loaded a in ", MP_LOG_INFO, 2, 0},
         {" -> processing", MP_LOG_DEBUG, 3, 0},
         {"processing -> idle", MP_LOG_DEBUG, 3, 0},
         {"Replaced a", MP_LOG_INFO, 1, 0},
-        {" -> evicting", MP_LOG_INFO, 2, 0},
-        {"Evicted worker ", MP_LOG_INFO, 2, 0},
+        {" -> evicting", MP_LOG_DEBUG, 2, 0},
+        {"Evicted worker ", MP_LOG_DEBUG, 2, 0},
         {"Unloaded a", MP_LOG_INFO, 2, 0},
         {"Memory: ", MP_LOG_INFO, 0, 1}, /* may be there, as the next */
         {"The process did not run for ", MP_LOG_WARNING, 0, 1},
@@ -114,16 +114,35 @@ MP_TEST(registry_records_of_faults) {
     } while (info.dead);
     mp_registry_close(registry, 0);
     check_records((expected[]){
-        {"Spawned worker ", MP_LOG_INFO, 0, 0},
         {"Loading a failed (stage: ", MP_LOG_ERROR, 1, 0},
         {"a was not replaced", MP_LOG_WARNING, 1, 0},
         {" for a is abandoned: ", MP_LOG_ERROR, 1, 0},
         {"a: the circuit breaker opens for ", MP_LOG_WARNING, 1, 0},
         {" for a returned after it had been abandoned", MP_LOG_WARNING, 1, 0},
         {"Loaded a in ", MP_LOG_INFO, 1, 0},
-        {" -> ", MP_LOG_INFO, 0, 0},
         {"Unloaded a", MP_LOG_INFO, 0, 1},
-        {"Evicted worker ", MP_LOG_INFO, 0, 1},
+        {"Memory: ", MP_LOG_INFO, 0, 1},
+        {"The process did not run for ", MP_LOG_WARNING, 0, 1},
+        {"Graceful shutdown complete", MP_LOG_INFO, 1, 0},
+        {0},
+    });
+    fake_end(registry);
+}
+
+/* A worker that leaves because of a fault says so at INFO, unlike the others. */
+MP_TEST(registry_records_of_a_worker_with_a_fault) {
+    fake fake;
+    mp_log_set_level(MP_LOG_INFO);
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    atomic_store(&fake.unhealthy, true);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_INTEGRITY);
+    fake_until_freed(&fake);
+    mp_registry_close(registry, 0);
+    check_records((expected[]){
+        {" (a: a model file was changed", MP_LOG_INFO, 1, 0},
+        {"Loaded a in ", MP_LOG_INFO, 1, 0},
+        {"Unloaded a", MP_LOG_INFO, 0, 1},
         {"Memory: ", MP_LOG_INFO, 0, 1},
         {"The process did not run for ", MP_LOG_WARNING, 0, 1},
         {"Graceful shutdown complete", MP_LOG_INFO, 1, 0},

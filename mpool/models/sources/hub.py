@@ -31,13 +31,15 @@ from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder
 from ..layout import MODULES_NAME
 from ..references import HubRef
 from . import FileFact, Resolved, downloads_disabled, probe, when_online
-from .hub_files import choose, wants_gguf
+from .hub_files import choose, pickle_hint, wants_gguf
 from .progress import Progress
 
 log = logging.getLogger("mpool.models")
 
 #: Timeout for listing a repository, in seconds.
 LIST_SECONDS = 10.0
+#: Reasons of a DownloadError without an answer of the hub.
+UNREACHABLE, SILENT = "the hub cannot be reached", "the hub does not respond"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -91,7 +93,7 @@ def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, re
     """
     if ref.file and ref.file.endswith(PICKLE_SUFFIXES):
         raise UnsafeFormat(f"{ref}: {ref.file} is in a format that can run code when it is loaded",
-                           hint=f"Use {SAFE_FORMATS}")
+                           hint=f"Use {SAFE_FORMATS}. {pickle_hint(_where(ref), ref.file)}".rstrip())
     if offline and not os.path.isdir(_cache_folder(ref.repo)):
         raise _offline(ref, "is not on this machine", None)  # the import of huggingface_hub takes half a second
     import huggingface_hub
@@ -115,6 +117,11 @@ def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, re
         raise
     except Exception as error:
         return _translate_error(error, ref, recheck, expected)
+
+
+def _where(ref: HubRef) -> str:
+    """Return the repository of a reference, with the revision if it names one."""
+    return f"{ref.repo}@{ref.revision}" if ref.revision else ref.repo
 
 
 def _cache_folder(repo: str) -> str:
@@ -333,7 +340,7 @@ def _translate_error(error: Exception, ref: HubRef, recheck: bool, expected: Exp
     """
     from huggingface_hub import errors
 
-    where = f"{ref.repo}@{ref.revision}" if ref.revision else ref.repo
+    where = _where(ref)
     if isinstance(error, errors.GatedRepoError):
         text = f"the repository {ref.repo} is gated"
         raise _failure(text, text, hint=f"Accept its terms at https://huggingface.co/{ref.repo} and log in with: hf "
@@ -357,15 +364,17 @@ def _translate_error(error: Exception, ref: HubRef, recheck: bool, expected: Exp
 
 def _cached_or_refused(error: Exception, ref: HubRef, recheck: bool, expected: Expected | None) -> Resolved:
     """Return the cached copy because the hub did not respond, or raise DownloadError if there is none."""
-    where = f"{ref.repo}@{ref.revision}" if ref.revision else ref.repo
+    where = _where(ref)
     try:
         found = _from_cache(ref, error, recheck, expected)
     except OfflineError as offline:
         raise _failure(f"{where} could not be downloaded: {type(error).__name__}: {error}",
-                       "the hub cannot be reached" if isinstance(error, OSError) else "the hub does not respond",
+                       UNREACHABLE if isinstance(error, OSError) else SILENT,
                        offline.hint) from error
-    log.warning("the hub could not be asked for a newer version of %s (%s); using the cached commit %s", where, error,
-                found.revision)
+    message = f"the hub could not be asked for a newer version of {where} ({error}); using the cached commit " \
+              f"{found.revision}"
+    log.warning("%s", message)
+    probe.warn_once(message)
     return found
 
 

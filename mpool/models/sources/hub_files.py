@@ -34,6 +34,10 @@ SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "token
                "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
                RANKS_NAME, "chat_template.jinja", "chat_template.json", "preprocessor_config.json",
                "processor_config.json", STANFORD_METADATA, *TRANSFORMER_CONFIGS)
+#: Suffixes of pickled files that torch writes.
+_TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+#: Paths that need no quotes in a command.
+_PLAIN = re.compile(r"[A-Za-z0-9._/-]+")
 #: Index of a diffusers folder.
 PIPELINE_NAME = "model_index.json"
 #: Quantisations to use if the reference names none, in order of preference, as in llama-server
@@ -94,6 +98,21 @@ def split_siblings(names: Sequence[str], first: str, *, where: str) -> list[str]
                           allowed=f"all {count} parts, named by the first part",
                           hint=None if absent else f"Name the first part: {parts[0]}")
     return parts
+
+
+def pickle_hint(where: str, name: str) -> str:
+    """Return the command that converts a pickled file of a repository, or "" if torch's reader cannot load it.
+
+    Args:
+        where: name of the repository, with ``@revision`` if it is not the main branch.
+        name: path of the file in the repository.
+    """
+    base = posixpath.basename(name)
+    if not base.endswith(_TORCH_SUFFIXES) or not _PLAIN.fullmatch(name):
+        return ""
+    shards = base.startswith("pytorch_model") and base.endswith(".bin")  # the command converts all shards
+    return conversion_hint(where, adapter=base.startswith("adapter_model"),
+                           file=_under(posixpath.dirname(name), "pytorch_model*.bin" if shards else base))
 
 
 def wants_gguf(ref: HubRef, names: Sequence[str]) -> bool:
@@ -169,10 +188,13 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
     found = [_weights_of(have, inside, read, where=where) for inside in encoders]
     chosen += [name for names in found for name in names]
     if not any(found):
-        pickled = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
+        # weights before the state of an optimizer
+        pickled = sorted((name for name in names if name.endswith(PICKLE_SUFFIXES)),
+                         key=lambda name: "_model" not in posixpath.basename(name))
         if pickled:
             raise UnsafeFormat(f"{where}: the weights {pickled[0]} are in a format that can run code when it is loaded",
-                               hint=f"Use a repository or revision with {SAFE_FORMATS}. {conversion_hint(where)}")
+                               hint=f"Use a repository or revision with {SAFE_FORMATS}. "
+                               + pickle_hint(where, pickled[0]))
         raise FormatError(f"{where}: the repository or folder holds no model", file=where, field="files",
                           allowed=f"config.json with {SAFE_FORMATS}",
                           hint=missing_model_hint(names))

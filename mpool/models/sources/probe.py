@@ -12,6 +12,9 @@ import socket
 import threading
 import time
 import urllib.parse
+import warnings
+
+from ...checks import caller_stacklevel
 
 log = logging.getLogger("mpool.models")
 
@@ -23,6 +26,8 @@ REMEMBER_SECONDS = 300.0
 _lock = threading.Lock()
 #: Address of a hub -> (end of validity by time.monotonic, reason why it cannot be reached, or None).
 _known: dict[str, tuple[float, str | None]] = {}
+#: True after :func:`warn_once` has warned.
+_warned = False
 
 
 def unreachable(endpoint: str) -> str | None:
@@ -43,6 +48,19 @@ def failed(endpoint: str, reason: str) -> None:
     """Remember that a request failed although the probe succeeded, so that the next request does not wait again."""
     with _lock:
         _remember(endpoint, reason)
+
+
+def warn_once(message: str) -> None:
+    """Warn that mpool continues without the hub. Only the first call of a process warns.
+
+    Without a configuration of ``logging``, records of the loggers are not shown. If nothing replaces the hub, the error
+    says that it cannot be reached.
+    """
+    global _warned
+    with _lock:
+        warned, _warned = _warned, True
+    if not warned:
+        warnings.warn(f"{message}. mpool says this once per process", stacklevel=caller_stacklevel())
 
 
 def _remember(endpoint: str, reason: str | None) -> None:

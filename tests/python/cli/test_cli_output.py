@@ -588,3 +588,23 @@ def test_architectures_are_listed_with_all_models(local: bool, monkeypatch: pyte
         ["ARCHITECTURE", "CAPABILITY", "EXAMPLES", "SAFETENSORS", "TESTED", "WITH", "GGUF", "TESTED", "WITH"],
         ["llama", "text_to_text", "Llama", "3", "-", "llama.cpp"]])
     assert local or "qwen" in models_listed
+
+
+@pytest.mark.parametrize("variable", [None, "MPOOL_OFFLINE"])
+@pytest.mark.parametrize("name", ["org/name", "org/name:Q4_K_M", "org/name@main", "pip:package==1.0/model.gguf"])
+def test_show_of_a_model_that_is_not_downloaded(name: str, variable: str | None, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the command that downloads it. That downloads are disabled is said only if they are."""
+    for one in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "MPOOL_OFFLINE"):
+        monkeypatch.delenv(one, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, "1")
+    for one in ("HF_HOME", "MPOOL_CACHE"):
+        monkeypatch.setenv(one, str(tmp_path))
+    assert main(["show", name]) == 1
+    text = capsys.readouterr().err
+    assert "is not on this machine, and `mpool show` downloads nothing" in text
+    assert "disabled" not in text and "not asked" not in text
+    start = f"When online, unset {variable} and run: " if variable else "To download it, run: "
+    assert f"{start}mpool pull {name}" in text

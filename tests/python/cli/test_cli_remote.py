@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
+import socket
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
 import tinymodels
 import mpool
-from mpool.cli import main
-from mpool.server.settings import token_of
+from mpool.cli import main, remote
+from mpool.server.settings import new_token_file, token_of
 from servers import serving
 
 
@@ -60,6 +65,48 @@ def test_token(bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert main(["ps", "--url", server.url]) == 1
         assert "--token-file" in capsys.readouterr().err
         assert main(["ps", "--url", server.url, "--token-file", str(path)]) == 0
+
+
+def test_the_default_token_file(bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an option, the commands read the token file that ``mpool serve`` creates in the cache folder."""
+    monkeypatch.setenv("MPOOL_CACHE", str(tmp_path / "cache"))
+    path, token = new_token_file()
+    with serving([f"vectors={bert}"], token=token) as server:
+        port = server.url.rpartition(":")[2]
+        assert main(["ps", "--json", "--url", server.url]) == 0
+        assert main(["ps", "--json", "--url", f"http://localhost:{port}"]) == 0
+        assert main(["stop", "vectors", "--url", server.url]) == 0
+        capsys.readouterr()
+        Path(path).write_text("t" * 43 + "\n", encoding="ascii")
+        assert main(["ps", "--url", server.url]) == 1
+        assert f"The server does not accept the token in {path}. Name the server's token file with --token-file" \
+            in capsys.readouterr().err
+        Path(path).chmod(0o644)
+        assert main(["ps", "--url", server.url]) == 1
+        assert f"chmod 600 {path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host, sent", [("127.0.0.1", True), ("other.example", False), ("localhost", False)])
+def test_the_default_token_goes_to_loopback_only(host: str, sent: bool, tmp_path: Path,
+                                                 capsys: pytest.CaptureFixture[str],
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent only after status 401, and never to a name that stands for another machine."""
+    monkeypatch.setenv("MPOOL_CACHE", str(tmp_path))
+    new_token_file()
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 80))]
+    tokens: list[str | None] = []
+
+    class Opener:
+        def open(self, request: urllib.request.Request, timeout: float) -> None:
+            tokens.append(request.get_header("Authorization"))
+            raise urllib.error.HTTPError(request.full_url, 401, "", Message(), io.BytesIO(b"{}"))
+
+    monkeypatch.setattr(remote.socket, "getaddrinfo", lambda *_: addresses)
+    monkeypatch.setattr(remote.urllib.request, "build_opener", lambda *_: Opener())
+    assert main(["ps", "--url", f"http://{host}:80"]) == 1
+    assert tokens[0] is None and len(tokens) == 1 + sent and (tokens[-1] is not None) == sent
+    assert ("does not accept" in capsys.readouterr().err) == sent
 
 
 @pytest.mark.parametrize("held", [b"", "t\u00f6ken".encode() * 4, b"two words" * 2, b"t" * 15, b"t" * 4097,

@@ -129,6 +129,25 @@ def test_light_tests_run_on_the_installed_package(tmp_path: Path, place: str, co
     assert said[-len(tool.LIGHT_TESTS):] == [f"tests/python/{name}" for name in tool.LIGHT_TESTS]
 
 
+def test_cibuildwheel_runs_the_light_tests(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its command is one of the script, which has the only list, and runs on every Python of the wheels."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    command = text.partition("[tool.cibuildwheel]")[2].partition("test-command = ")[2].partition("\n")[0]
+    assert command == '["mpool demo", "python {project}/tools/wheels.py light"]'
+    tool, asked = load_tool(), []
+    monkeypatch.setattr(tool, "run", lambda *words, **options: asked.append((words, options)) or "")
+    monkeypatch.setattr(tool, "run_light_tests", lambda *given: asked.append((given, {})) or "2 passed")
+    monkeypatch.setattr(tool.sys, "argv", ["wheels.py", "light", "--pytest", "-k some"])
+    monkeypatch.setattr(tool.sys, "version_info", (3, 10, 0))
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    tool.main()
+    (installed, options), (tested, _) = asked
+    assert installed[1:4] == ("-m", "pip", "install") and "PYTHONPATH" not in options["env"]
+    assert list(installed[-len(tool.TEST_PACKAGES):]) == tool.light_requirements(ROOT)
+    assert tested[:3] == (Path(sys.executable), ROOT, ["-k", "some"]) and "PYTHONPATH" not in tested[3]
+    assert capsys.readouterr().out == "light tests: 2 passed\n"
+
+
 def needs_tools() -> None:
     needed = ("build", "ziglang", "auditwheel", "abi3audit")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chainmodels
 import numpy as np
 import pytest
 
@@ -212,7 +213,7 @@ def test_vectors(bert: Path) -> None:
 
 @pytest.mark.parametrize(("call", "part"), [
     (lambda m: m("a", typical_p=0.5), "`typical_p` is not available"), (lambda m: m("a", mirostat_mode=2), "mirostat"),
-    (lambda m: m("a", logits_processor=[print]), "logit_bias"), (lambda m: m("a", suffix="b"), "/v1/completions"),
+    (lambda m: m("a", logits_processor=[print]), "logit_bias"), (lambda m: m("a", suffix="b"), "Use a code model"),
     (lambda m: m("a", echo=True, logprobs=1), "`echo`"), (lambda m: m([1, 2], echo=True), "`echo`"),
     (lambda m: m.create_chat_completion(MESSAGES, functions=[{}]), "tools="),
     (lambda m: m("a", grammar=3), "LlamaGrammar"), (lambda m: m("a", temperature=1e9), "temperature"),
@@ -224,6 +225,28 @@ def test_what_is_refused_says_what_to_do(small: Llama, call: Callable[[Llama], A
     with pytest.raises((mpool.InvalidArgument, mpool.Unsupported)) as caught:
         call(small)
     assert part in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory: pytest.TempPathFactory) -> Llama:
+    """A model that writes "mid" after the token for the middle, and then begins another file."""
+    chains = [("<fim_middle>", "m"), ("m", "i"), ("i", "d"), ("d", "<|file_sep|>"), ("<|file_sep|>", "x"), ("x", "x")]
+    tokens = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<|file_sep|>"]
+    return Llama(str(chainmodels.save(tmp_path_factory.mktemp("coder"), "{{ messages[0].content }}", chains, tokens)))
+
+
+def test_a_suffix_fills_in_the_middle(coder: Llama) -> None:
+    """The prompt has three tokens for the parts and one per letter; a token that begins another file ends the text."""
+    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
+    found = coder("ab", suffix="cde", **greedy)
+    assert found["choices"][0]["text"] == "mid" and found["choices"][0]["finish_reason"] == "stop"
+    assert found["usage"]["prompt_tokens"] == 3 + 2 + 3
+    assert coder.tokenize(b"ab", add_bos=False) != coder.tokenize(b"cde", add_bos=False)
+    assert coder(coder.tokenize(b"ab", add_bos=False), suffix="cde", **greedy)["usage"] == found["usage"]
+    assert coder("ab", suffix="cde", echo=True, **greedy)["choices"][0]["text"] == "abmid"
+    assert "".join(part["choices"][0]["text"] for part in coder("ab", suffix="cde", stream=True, **greedy)) == "mid"
+    assert coder("ab", suffix="", **greedy)["usage"]["prompt_tokens"] == 3 + 2
+    assert coder("ab", **greedy)["usage"]["prompt_tokens"] == 2
 
 
 def test_names_of_files(monkeypatch: pytest.MonkeyPatch) -> None:

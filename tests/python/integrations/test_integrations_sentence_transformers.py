@@ -378,3 +378,49 @@ def test_cross_encoder_takes_the_length_of_its_model(ranker: Path) -> None:
     assert CrossEncoder(str(ranker), max_length=None).predict(PAIRS).shape == (len(PAIRS),)
     with pytest.raises(mpool.Unsupported, match=rf"must be that of the model, {length}, or None, got 3. Register"):
         CrossEncoder(str(ranker), max_length=3)
+
+
+def test_dicts_with_a_text(both: tuple[Any, Any]) -> None:
+    """``{"text": ...}`` is one text, as in sentence-transformers; other dicts are refused by both."""
+    ours, theirs = both
+    for inputs in ({"text": TEXTS[1]}, [{"text": TEXTS[1]}, {"text": TEXTS[3]}]):
+        _same(ours.encode(inputs), theirs.encode(inputs))
+    for inputs in ({"a": 1}, {"a": "b"}, {}, [{"a": 1}], {"text": "a", "image": "b"}):
+        for model in both:
+            with pytest.raises(ValueError):
+                model.encode(inputs)
+
+
+@pytest.mark.parametrize(("inputs", "words"), [
+    ({"a": 1}, r"`inputs` must be texts, or dicts of the form \{\"text\": \.\.\.\}, got a dict with the keys \['a'\]"),
+    ({"image": "a.png"}, "mpool.embed_image"), ([TEXTS[0], {"b": "c"}], r"keys \['b'\]"),
+    ({"one", "two"}, "A set has no order: pass a list"), (5, "`inputs` must be a text, or a sequence of texts, got 5"),
+    (None, "`inputs` must be a text"), (b"ab", "`inputs` must be a text")],
+    ids=["keys", "image", "item", "set", "number", "None", "bytes"])
+def test_inputs_that_are_no_texts(bert: Path, inputs: Any, words: str) -> None:
+    """Keys of a dict, members of a set and bytes are not embedded."""
+    model = SentenceTransformer(bert)
+    for method in (model.encode, model.encode_query, model.encode_document):
+        with pytest.raises(mpool.InvalidArgument, match=words):
+            method(inputs)
+
+
+def test_positional_arguments_of_the_constructors(bert: Path, ranker: Path) -> None:
+    """sentence-transformers takes only the model by position, too."""
+    for made, path in ((SentenceTransformer, bert), (library.SentenceTransformer, bert), (CrossEncoder, ranker)):
+        with pytest.raises(TypeError):
+            made(str(path), "cpu")
+    for ours, path in ((SentenceTransformer, bert), (CrossEncoder, ranker)):
+        with pytest.raises(TypeError, match=rf"{ours.__name__}\(\) takes one positional argument, the model, got 3. "
+                                            "Pass the others by name, such as device='cpu'"):
+            ours(str(path), None, "cpu")
+
+
+def test_modules_of_torch_say_what_to_use(bert: Path, ranker: Path) -> None:
+    for model in (SentenceTransformer(bert), CrossEncoder(ranker)):
+        for get in (lambda: model[0], lambda: list(model), lambda: model[0].max_seq_length):
+            with pytest.raises(mpool.Unsupported, match="modules of the model are not available here. .*tokenize"):
+                get()
+        with pytest.raises(AttributeError, match="without modules of torch"):
+            model._first_module()
+        assert model

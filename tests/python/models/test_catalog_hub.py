@@ -260,8 +260,8 @@ def test_errors_of_the_hub(hub: Hub, online: Child) -> None:
                              ("org/gated", "DownloadError", "hf auth login"),
                              ("org/broken", "DownloadError", "org/broken could not be downloaded"),
                              ("org/fine@nope", "DownloadError", "org/fine@nope"),
-                             ("org/pickle", "UnsafeFormat", "safetensors"),
-                             ("hf://org/pickle/pytorch_model.bin", "UnsafeFormat", "safetensors"),
+                             ("org/pickle", "UnsafeFormat", "`hf download org/pickle --local-dir .`"),
+                             ("hf://org/pickle/pytorch_model.bin", "UnsafeFormat", "glob('pytorch_model*.bin')"),
                              ("hf://org/pickle/config.json", "InvalidArgument", "Use org/pickle")):
         found = online.resolve(ref)
         assert found.get("error") == error and text in found["text"], found
@@ -276,6 +276,9 @@ def test_unreachable_server(hub: Hub, online: Child, environment: dict[str, str]
         cached = alone.resolve("org/kept")
         assert cached["path"] == found["path"]
         assert any("could not be asked for a newer version of org/kept" in line for line in cached["log"])
+        assert cached["bars"].count("UserWarning: the hub could not be asked for a newer version of org/kept") == 1
+        assert "using the cached commit" in cached["bars"]
+        assert "Warning" not in alone.resolve("org/kept")["bars"]  # once per process
         absent = alone.resolve("org/never-seen")
         assert absent["error"] == "DownloadError" and "mpool pull org/never-seen" in absent["text"]
     finally:

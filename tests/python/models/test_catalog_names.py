@@ -27,7 +27,7 @@ SPELLINGS = {
     "gemma-3-4b-it": ["gemma3:4b"], "granite-3.3-2b-instruct": ["granite3.3:2b"],
     "all-MiniLM-L6-v2": ["all-minilm", "all-minilm:latest", "ALL-minilm-l6-V2",
                          "sentence-transformers/all-MiniLM-L6-v2"],
-    "bge-small-en-v1.5": ["BAAI/bge-small-en-v1.5"], "e5-base-v2": ["intfloat/e5-base-v2"], "gte-base": [],
+    "bge-small-en-v1.5": ["BAAI/bge-small-en-v1.5"], "e5-base-v2": ["intfloat/e5-base-v2", "e5"], "gte-base": [],
     "gte-Qwen2-1.5B-instruct": ["Alibaba-NLP/gte-Qwen2-1.5B-instruct"],
     "stella_en_1.5B_v5": ["dunzhang/stella_en_1.5B_v5", "NovaSearch/stella_en_1.5B_v5"],
     "stella_en_400M_v5": ["dunzhang/stella_en_400M_v5"], "jina-embeddings-v2-base-en": ["JinaBERT"],

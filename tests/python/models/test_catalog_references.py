@@ -138,13 +138,68 @@ def test_unknown_key_error_names_the_closest_keys(tmp_path: Path, monkeypatch: p
     assert nearest("ABC", ["abc", "abd", "xyz"])[0] == "abc" and nearest("q", []) == []
 
 
-@pytest.mark.parametrize("name, right, wrong", [("siglip", "siglip2-base-patch16-224 ", "digits-clip"),
+@pytest.mark.parametrize("name, right, wrong", [("siglip", "siglip2-base-patch16-224", "digits-clip"),
                                                 ("stella", "stella_en_", "TinyLlama"),
                                                 ("clipp", "clip-vit-", "digits")])
 def test_unlike_names_are_not_suggested(name: str, right: str, wrong: str) -> None:
     with pytest.raises(errors.UnknownModel, match=f"Did you mean {re.escape(right)}") as caught:
         resolve(name)
     assert wrong not in str(caught.value)
+
+
+@pytest.mark.parametrize("name, keys", [
+    ("qwen3:14b", "Qwen3-8B, Qwen3-32B, Qwen3-4B"), ("qwen3:30b", "Qwen3-32B, Qwen3-8B, Qwen3-4B"),
+    ("llama3.1", "Llama-3.2-3B-Instruct, Llama-3.2-1B-Instruct"), ("deepseek-r1", "DeepSeek-V3"),
+    ("deepseek-r1:7b", "DeepSeek-V3"), ("gemma2", "gemma-3-4b-it, gemma-3-1b-it"),
+    ("bge-m3", "bge-large-en-v1.5, bge-reranker-v2-m3, bge-small-en-v1.5"),
+    ("phi4-mini", "Phi-3-mini-4k-instruct, Phi-4, Phi-4-reasoning")])
+def test_other_sizes_and_versions_are_named_as_such(name: str, keys: str) -> None:
+    """Models of the same family are not suggested as if the name were misspelt."""
+    with pytest.raises(errors.UnknownModel) as caught:
+        resolve(name)
+    text = str(caught.value)
+    assert f"model '{name}' not found. Known models of its family: {keys}" in text and "Did you mean" not in text
+
+
+@pytest.mark.parametrize("name", ["mistral", "mixtral:8x7b", "codellama", "text-embedding-3-small", "whisper"])
+def test_a_family_that_is_not_catalogued_suggests_no_other(name: str) -> None:
+    with pytest.raises(errors.UnknownModel) as caught:
+        resolve(name)
+    assert str(caught.value) == (
+        f"model '{name}' not found. Run `mpool models` to list all. For a model that is not listed, pass a GGUF file, "
+        "a folder, or a repository of the hub as org/name or org/name:Q4_K_M")
+
+
+@pytest.mark.parametrize("name", ["qwen3:0b", f"qwen3:{'9' * 300}b", "qwen3:.5b", "q", "7", "qwen3:00000000.00001m"])
+def test_odd_sizes_in_names(name: str) -> None:
+    from mpool.models.similar_names import suggest
+
+    keys, _ = suggest(name, load_catalogue().names())
+    assert len(keys) <= 3 and set(keys) <= set(load_catalogue().rows)
+
+
+@pytest.mark.parametrize("ref, parts", [
+    ("hf://org/name/pytorch_model.bin", ["run this in the folder that `hf download org/name --local-dir .` filled",
+                                         "glob('pytorch_model*.bin')", "'model.safetensors'"]),
+    ("hf://org/name@v1/sub/pytorch_model-00001-of-00002.bin", [
+        "in sub of the folder that `hf download org/name --revision v1 --local-dir .`", "glob('pytorch_model*.bin')"]),
+    ("hf://org/name/adapter_model.bin", ["convert the adapter", "glob('adapter_model.bin')",
+                                         "'adapter_model.safetensors'"]),
+    ("hf://org/name/m.pt", ["glob('m.pt')", "'model.safetensors'"]), ("hf://org/name/m.pkl", []),
+    ("hf://org/name/a'b.bin", [])])
+def test_a_pickled_file_of_the_hub_has_the_command_that_converts_it(ref: str, parts: list[str]) -> None:
+    """Files that torch did not write, or whose names need quotes, have no command."""
+    with pytest.raises(errors.UnsafeFormat) as caught:
+        resolve(ref)
+    text = str(caught.value)
+    assert "Use model.safetensors" in text and ("python -c" in text) == bool(parts)
+    assert all(part in text for part in parts), text
+
+
+def test_an_adapter_with_pickles_only_has_the_command_for_adapters() -> None:
+    names = ["README.md", "adapter_config.json", "adapter_model.bin", "optimizer.pt"]
+    with pytest.raises(errors.UnsafeFormat, match=r"the weights adapter_model.bin .*glob\('adapter_model.bin'\)"):
+        choose_folder(names, "", lambda name: None, where="w")
 
 
 def test_catalogue_rows() -> None:

@@ -48,6 +48,12 @@ with mpool.Pool(mpool.PoolConfig(**alone, memory_bytes=limit)) as pool:
         pool.unload(qwen2)
     assert pool.metrics()["loads"] == 6
 """
+WORKERS = BEGIN + """
+with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
+    pool.load(bert)
+    pool.embed("a", bert)
+    pool.unload(bert)
+"""
 LATER = BEGIN + """
 from mpool.runtime import logs
 logs.PERIOD = 3600.0  # the thread's next round comes after the request
@@ -85,11 +91,17 @@ def test_records_count_loads_and_not_calls(models: list[str], calls: int, tokens
     """However much is computed between loads and unloads, the records at INFO are the same. At DEBUG, a request has
     two: its worker starts and ends its work."""
     found = records(CALLS, "DEBUG", *models, str(calls), str(tokens))
+    assert counted(found, "INFO") == {"Loaded": 3, "Unloaded": 3, "Graceful shutdown complete": 1}
     # Three loads, each with one worker: spawning, loading, ready, and at its end evicting.
-    assert counted(found, "INFO") == {"Loaded": 3, "Unloaded": 3, "Spawned worker": 3, "Evicted worker": 3,
-                                      "Worker": 9, "Graceful shutdown complete": 1}
     steps = counted(found, "DEBUG")
-    assert set(steps) == {"Worker"} and steps["Worker"] <= 2 * (calls + 4)
+    assert steps["Spawned worker"] == steps["Evicted worker"] == 3
+    assert set(steps) == {"Worker", "Spawned worker", "Evicted worker"} and steps["Worker"] <= 9 + 2 * (calls + 4)
+
+
+def test_a_load_an_eviction_and_a_shutdown_have_one_record_each(models: list[str]) -> None:
+    """States of workers are no records at INFO, whatever the number of workers of a model."""
+    found = records(WORKERS, "INFO", *models)
+    assert [text.split(" ")[0] for _, text in found] == ["Loaded", "Unloaded", "Graceful"], found
 
 
 def test_each_eviction_has_one_record(models: list[str]) -> None:

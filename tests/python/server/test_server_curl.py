@@ -1,4 +1,5 @@
-"""Lines of curl out of documentation, verbatim but for the address. The models have the names that the lines use.
+"""Lines of curl out of documentation, verbatim but for the address and for pictures. The models have the names that the
+lines use.
 
 Sources: Ollama's lines are those of ``docs/api.md`` of ollama/ollama at commit 948f6933 of 2026-08-11, but for
 `FORMER`. Lines of OpenAI's API reference are those of ``openapi.yaml`` of openai/openai-openapi at commit f85dbe22 of
@@ -7,6 +8,7 @@ Sources: Ollama's lines are those of ``docs/api.md`` of ollama/ollama at commit 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -20,6 +22,8 @@ import chainmodels
 import pytest
 import toolmodels as tm
 
+import mpool
+
 from servers import serving
 from test_server_fill_in import CHAINS, FIM, TEMPLATE
 from tooldata import WORDS, WRITES
@@ -28,7 +32,7 @@ pytest.importorskip("llguidance")
 if shutil.which("curl") is None and not os.environ.get("CI"):
     pytest.skip("needs curl", allow_module_level=True)
 
-NAMES = ("llama3.2", "mistral", "llama3.1:8b", "llava", "gpt-5.4", "gpt-3.5-turbo-instruct")
+NAMES = ("llama3.2", "mistral", "llama3.1:8b", "llama3.1", "llava", "gpt-5.4", "gpt-3.5-turbo-instruct")
 PLACEHOLDERS = {"VAR_chat_model_id": "gpt-5.4", "VAR_completion_model_id": "gpt-3.5-turbo-instruct"}
 TOKENS = 60
 
@@ -41,15 +45,15 @@ def server(llama: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield made
 
 
-def run(server: Any, line: str) -> str:
-    """Run a line in a shell. Returns the body of the response."""
+def run(server: Any, line: str, code: int = 0) -> str:
+    """Run a line in a shell. Returns the body of the response. ``code``: exit code of curl, 22 for a refusal."""
     for address in ("http://localhost:11434", "https://api.openai.com"):
         line = line.replace(address, f"http://localhost:{server.port}")
     for placeholder, name in PLACEHOLDERS.items():
         line = line.replace(placeholder, name)
     done = subprocess.run(["bash", "-c", line.replace("curl ", "curl -s --fail-with-body --noproxy '*' ", 1)],
                           capture_output=True, text=True, timeout=60, env={**os.environ, "OPENAI_API_KEY": "sk-none"})
-    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert done.returncode == code, (done.stdout, done.stderr)
     return done.stdout
 
 
@@ -259,6 +263,124 @@ curl -X POST http://localhost:11434/api/generate -H "Content-Type: application/j
         assert isinstance(value["age"], int) and isinstance(value["available"], bool)
     else:
         assert found["response"].lstrip().startswith("{")
+
+
+def test_structured_outputs_of_chats_of_ollama(server: Any) -> None:
+    found = json.loads(run(server, """
+curl -X POST http://localhost:11434/api/chat -H "Content-Type: application/json" -d '{
+  "model": "llama3.1",
+  "messages": [{"role": "user", "content": "Ollama is 22 years old and busy saving the world. \
+Return a JSON object with the age and availability."}],
+  "stream": false,
+  "format": {
+    "type": "object",
+    "properties": {
+      "age": {
+        "type": "integer"
+      },
+      "available": {
+        "type": "boolean"
+      }
+    },
+    "required": [
+      "age",
+      "available"
+    ]
+  },
+  "options": {
+    "temperature": 0
+  }
+}'"""))
+    usage(found)
+    assert found["message"]["content"].lstrip().startswith("{")
+    if found["done_reason"] == "stop":
+        assert set(json.loads(found["message"]["content"])) == {"age", "available"}
+
+
+def test_json_mode_of_ollama(server: Any) -> None:
+    """The text is a JSON object, or the beginning of one if the limit of tokens ended it."""
+    line = """
+curl http://localhost:11434/api/generate -d '{
+  "model": "llama3.2",
+  "prompt": "What color is the sky at different times of the day? Respond using JSON",
+  "format": "json",
+  "stream": false
+}'"""
+    found = json.loads(run(server, line))
+    usage(found)
+    assert found["response"].lstrip().startswith("{")
+    if found["done_reason"] == "stop":
+        assert isinstance(json.loads(found["response"]), dict)
+
+
+def test_create_of_ollama(server: Any) -> None:
+    """The new model has the system message, and no other form of creation is accepted."""
+    line = """
+curl http://localhost:11434/api/create -d '{
+  "model": "mario",
+  "from": "llama3.2",
+  "system": "You are Mario from Super Mario Bros."
+}'"""
+    assert [json.loads(one) for one in run(server, line).splitlines()] == [{"status": "success"}]
+    ask = """
+curl http://localhost:11434/api/chat -d '{"model": "mario", "messages": [{"role": "user", "content": "Hello!"}],
+  "stream": false, "options": {"temperature": 0}}'"""
+    said = json.loads(run(server, ask))
+    messages = [{"role": "system", "content": "You are Mario from Super Mario Bros."},
+                {"role": "user", "content": "Hello!"}]
+    wanted = server.state.pool.chat(messages, "llama3.2", temperature=0, max_tokens=TOKENS)
+    assert said["message"]["content"] == wanted.text and said["prompt_eval_count"] == wanted.usage.prompt_tokens
+    assert run(server, """curl -X DELETE http://localhost:11434/api/delete -d '{"model": "mario"}'""") == ""
+    quantize = """
+curl http://localhost:11434/api/create -d '{
+  "model": "llama3.2:quantized",
+  "from": "llama3.2:3b-instruct-fp16",
+  "quantize": "q4_K_M"
+}'"""
+    assert "`quantize` is not supported." in json.loads(run(server, quantize, 22))["error"]
+
+
+def test_pull_of_ollama(server: Any) -> None:
+    """The model is on this machine: the stream has the first and the last line of Ollama's."""
+    line = """
+curl http://localhost:11434/api/pull -d '{
+  "model": "llama3.2"
+}'"""
+    assert [json.loads(one) for one in run(server, line).splitlines()] == [{"status": "pulling manifest"},
+                                                                         {"status": "success"}]
+
+
+def test_version_of_ollama(server: Any) -> None:
+    assert json.loads(run(server, "curl http://localhost:11434/api/version")) == {"version": mpool.__version__}
+
+
+def test_images_of_ollama() -> None:
+    """The lines of the documentation with another picture: that of the model's kind."""
+    data = (Path(mpool.__file__).parent / "demo_models" / "images" / "7.png").read_bytes()
+    lines = ("""
+curl http://localhost:11434/api/generate -d '{
+  "model": "llava",
+  "prompt":"What is in this picture?",
+  "stream": false,
+  "images": ["PICTURE"]
+}'""", """
+curl http://localhost:11434/api/chat -d '{
+  "model": "llava",
+  "messages": [
+    {
+      "role": "user",
+      "content": "what is in this image?",
+      "images": ["PICTURE"]
+    }
+  ]
+}'""")
+    with serving(["llava=digits-llava"], default_max_tokens=TOKENS) as made:
+        for line in lines:
+            given = line.replace("PICTURE", base64.b64encode(data).decode())
+            chunks = [json.loads(one) for one in run_for_tokens(made, given).splitlines()]
+            usage(chunks[-1])
+            text = "".join(chunk.get("response", "") + chunk.get("message", {}).get("content", "") for chunk in chunks)
+            assert "seven" in text
 
 
 def test_fill_in_the_middle_of_ollama(server: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from mpool.server import sampling, worker  # noqa: E402
 from mpool.server.errors import TABLE, Refusal, refusal_of  # noqa: E402
 from mpool.server.openai import namespaces, text  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
+from mpool.tokenizers.tokenizer import Tokenizer  # noqa: E402
 
 MIB = 2**20
 
@@ -76,6 +78,7 @@ def test_a_prompt_with_a_suffix_has_special_tokens_once() -> None:
 
     def served(tokens: tuple[int, int, int] | None) -> Any:
         tokenizer = SimpleNamespace(fill_in_tokens=lambda: tokens, prefix_ids=(1,))
+        tokenizer.fill_in_prompt = partial(Tokenizer.fill_in_prompt, tokenizer)
         return SimpleNamespace(model=SimpleNamespace(tokenize=tokenize, _entry=SimpleNamespace(
             tokenizer=lambda: tokenizer)))
 

@@ -55,6 +55,18 @@ def test_an_unknown_name_and_the_nearest_one(server: Any, path: str) -> None:
     assert status == 404 and "zzz..." in message(found) and "did you mean" not in message(found)
 
 
+def test_other_models_of_the_family_are_named() -> None:
+    """With the catalogue, a server names models of the same family, and none of another."""
+    from mpool.server.models import Models
+
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
+        models = Models(pool, [])
+        assert models._unknown("qwen3:14b").endswith(
+            "is unknown; known models of its family: Qwen3-8B, Qwen3-32B, Qwen3-4B.")
+        assert models._unknown("mistral") == "'mistral' is unknown."
+        assert "did you mean SmolLM2-135M-Instruct?" in models._unknown("SmolLM2-135M-Instrukt")
+
+
 @pytest.mark.parametrize("path", GENERATION)
 def test_an_embedding_model_generates_nothing(server: Any, path: str) -> None:
     status, found = ask(server, path, {**GENERATION[path], "model": "bert"})
