@@ -329,12 +329,13 @@ static int wait_for_cpus(mp_cpu_allocator *allocator, int home, int want, mp_cor
     atomic_fetch_add_explicit(&allocator->waiting, 1, memory_order_relaxed);
     bool over = false;
     while (!self.granted && !over) {
-        mp_cond_wait(&self.cond, &allocator->lock, give_up ? mp_sys_now_ns() + POLL_NS : 0);
-        if (self.granted || !give_up)
-            continue;
-        mp_mutex_unlock(&allocator->lock);
-        over = give_up(arg);
-        mp_mutex_lock(&allocator->lock);
+        if (give_up) {
+            mp_mutex_unlock(&allocator->lock);
+            over = give_up(arg);
+            mp_mutex_lock(&allocator->lock);
+        }
+        if (!self.granted && !over)
+            mp_cond_wait(&self.cond, &allocator->lock, give_up ? mp_sys_now_ns() + POLL_NS : 0);
     }
     if (!self.granted && over) {
         thread_waiter *before = NULL;

@@ -74,9 +74,11 @@ void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket) {
             mp_worker_wake(worker);
         if (!mp_worker_idles(worker) || !mp_dispatch_may_take(entry, worker, ticket))
             continue;
-        if (worker->woken)
+        if (worker->woken && !worker->in_step)
             return; /* this worker is awake and will see the request */
-        if (!chosen || worker->idle_since_ns > chosen->idle_since_ns)
+        /* one that improves its engine (improve.c) sees it later than others do */
+        if (!chosen || (chosen->in_step == worker->in_step ? worker->idle_since_ns > chosen->idle_since_ns
+                                                           : chosen->in_step))
             chosen = worker;
     }
     if (chosen)

@@ -25,23 +25,37 @@ uint64_t mp_worker_improve_at(mp_worker *w) {
     return w->improve_ns;
 }
 
+/* Takes a CPU, if one is free and no request has come. */
+static bool begin(mp_worker *w) {
+    mp_worker_set_runnable(w, true);
+    const bool leased = mp_worker_lease(w, 1);
+    const uint64_t now_ns = mp_sys_now_ns();
+    if (!leased)
+        w->improve_ns = now_ns + AGAIN_NS;
+    mp_mutex_lock(&w->entry->lock);
+    if (leased && !w->woken && w->state != MP_WORKER_DEAD) {
+        w->in_step = true; /* the sweep watches it like a step: the engine may read a disk */
+        atomic_store_explicit(&w->lease.heartbeat, now_ns, memory_order_relaxed);
+        mp_watch_reset(&w->watch, now_ns);
+        atomic_store_explicit(&w->step_cancelled, 0, memory_order_release);
+    }
+    const bool begins = w->in_step;
+    mp_mutex_unlock(&w->entry->lock);
+    if (leased && !begins)
+        mp_worker_return_threads(w);
+    return begins;
+}
+
 bool mp_worker_improve(mp_worker *w) {
     mp_entry *entry = w->entry;
     mp_services *services = entry->services;
-    mp_worker_set_runnable(w, true);
-    if (!mp_worker_lease(w, 1))
-        return true;
-    const uint64_t now_ns = mp_sys_now_ns();
-    mp_mutex_lock(&entry->lock);
-    w->in_step = true; /* the sweep watches it like a step: the engine may read a disk */
-    atomic_store_explicit(&w->lease.heartbeat, now_ns, memory_order_relaxed);
-    mp_watch_reset(&w->watch, now_ns);
-    atomic_store_explicit(&w->step_cancelled, 0, memory_order_release);
-    mp_mutex_unlock(&entry->lock);
-    mp_maintenance_at(&services->maintenance, services->pool, now_ns + services->stall_timeout_ns / 4);
-    if (!w->engine->ops->improve(w->engine, &w->lease))
-        w->improve_ns = MP_FOREVER;
-    mp_worker_return_threads(w);
+    if (begin(w)) {
+        mp_maintenance_at(&services->maintenance, services->pool, mp_sys_after(mp_sys_now_ns(),
+                                                                               services->stall_timeout_ns / 4));
+        if (!w->engine->ops->improve(w->engine, &w->lease))
+            w->improve_ns = MP_FOREVER;
+        mp_worker_return_threads(w);
+    }
     const uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
     const bool dead = w->state == MP_WORKER_DEAD;

@@ -247,9 +247,9 @@ static bool take_work(mp_worker *w) {
         if (!over && !until_ns)
             mp_dispatch_take(entry, w);
         if (w->active_count) {
+            w->improve_ns = 0;
             if (w->state != MP_WORKER_PROCESSING)
                 mp_worker_set_state(w, MP_WORKER_PROCESSING);
-            w->improve_ns = 0;
             mp_dispatch_wake_all(entry); /* other workers may take requests that are assigned to this one now */
             mp_guard guard = {0};
             bool scale = mp_dispatch_scale(entry, &guard); /* this worker may have been the last idle one */

@@ -132,9 +132,12 @@ uint64_t mp_worker_bytes(const mp_worker *worker) {
 
 /* --- compute threads --- */
 
-/* Returns true if an active request or the load was cancelled: the worker must plan again. */
+/* Returns true if an active request or the load was cancelled: the worker must plan again. Optional work (improve.c)
+ * does not wait for CPUs. */
 static bool plan_is_stale(void *arg) {
     mp_worker *worker = arg;
+    if (worker->engine && worker->active_count == 0)
+        return true;
     for (int i = 0; i < worker->active_count; i++)
         if (atomic_load_explicit(&worker->active[i]->cause, memory_order_acquire))
             return true;

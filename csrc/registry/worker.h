@@ -138,7 +138,8 @@ void mp_worker_free_engine(mp_worker *worker);
 void mp_worker_run(void *worker); /* the job; frees the worker when it ends */
 
 /* For the worker's thread; must not hold a lock. Leases CPUs for a step or a load, and returns them. Returns false,
- * with nothing leased, if an active request or the load was cancelled meanwhile. */
+ * with nothing leased, if an active request or the load was cancelled meanwhile. Without an active request, does not
+ * wait for CPUs. */
 bool mp_worker_lease(mp_worker *worker, int want);
 void mp_worker_return_threads(mp_worker *worker);
 /* Records whether the worker has work: only workers with work count when the CPUs are shared. */

@@ -335,6 +335,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     if (broken)
         crash(model);
     model->steps++;
+    model->slices += (int)sim_below(3);
     leave(engine);
     for (int i = 0; i < plan->count; i++)
         maybe_cancel(plan->items[i]);
@@ -355,6 +356,29 @@ static void engine_retire(mp_engine *base, mp_item *item) {
     forget(engine, item, false);
     leave(engine);
     maybe_cancel(item);
+}
+
+static bool engine_improve(mp_engine *base, mp_lease *lease) {
+    fake_engine *engine = (fake_engine *)base;
+    sim_model *model = engine->model;
+    if (!lease)
+        return model->slices > 0;
+    enter(engine);
+    SIM_CHECK(engine->admitted == 0 && lease->threads == 1 && model->models > 0);
+    fakes.threads_in_steps++;
+    fakes.improving++;
+    SIM_CHECK(fakes.threads_in_steps <= fakes.threads);
+    if (model->stuck_steps > 0 && sim_below(4) == 0) {
+        model->stuck_steps--;
+        mp_sys_sleep_ns(model->stuck_ns);
+    }
+    compute(lease, 2 * MS);
+    fakes.improving--;
+    fakes.threads_in_steps--;
+    if (model->slices > 0)
+        model->slices--;
+    leave(engine);
+    return model->slices > 0;
 }
 
 static uint64_t engine_trim(mp_engine *base) {
@@ -385,6 +409,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
         .retire = engine_retire,
         .trim = engine_trim,
         .destroy = engine_destroy,
+        .improve = engine_improve,
     };
     sim_model *model = ((fake_model *)base)->model;
     mp_seam_point();

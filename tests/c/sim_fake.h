@@ -19,6 +19,7 @@ typedef struct sim_model { /* the model of one loader */
     int threads;                         /* compute threads requested per step */
     uint64_t model_bytes, engine_bytes;
     bool unhealthy;
+    int slices;      /* slices of optional work that are left; each step adds some */
     int stuck_steps; /* number of further steps that stall for stuck_ns without polls */
     uint64_t stuck_ns;
     bool uneven; /* each step takes no time with probability 1/2 */
@@ -67,6 +68,7 @@ typedef struct sim_fakes {
     sim_model models[SIM_FAKES];
     int count, calls; /* used entries of models; requests that exist */
     int threads, threads_in_steps;
+    int improving; /* engines in a slice of optional work */
     bool on_time;        /* the clock never moves past a deadline while a fibre can run */
     bool no_late;        /* as on_time, except for jumps (jumped_ns) */
     uint64_t jumped_ns;  /* time of the last jump */

@@ -756,9 +756,17 @@ static bool engine_improve(mp_engine *base, mp_lease *lease) {
     return mp_decoder_pack_more(((mp_text_engine *)base)->model, lease);
 }
 
-static const mp_engine_ops decoder_engine_ops = {engine_admit,   engine_plan,   engine_step,
-                                                 engine_preempt, engine_retire, engine_trim,
-                                                 engine_destroy, engine_bytes,  engine_improve};
+static const mp_engine_ops decoder_engine_ops = {
+    .admit = engine_admit,
+    .plan = engine_plan,
+    .step = engine_step,
+    .preempt = engine_preempt,
+    .retire = engine_retire,
+    .trim = engine_trim,
+    .destroy = engine_destroy,
+    .bytes = engine_bytes,
+    .improve = engine_improve,
+};
 
 mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {
     mp_decoder *model = (mp_decoder *)base;

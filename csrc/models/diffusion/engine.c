@@ -116,8 +116,16 @@ static uint64_t engine_bytes(const mp_engine *base) {
     return engine->charged + engine->weights + engine->items + engine->cache.charged;
 }
 
-static const mp_engine_ops diff_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_retire,
-                                              engine_retire, engine_trim, engine_destroy, engine_bytes};
+static const mp_engine_ops diff_engine_ops = {
+    .admit = engine_admit,
+    .plan = engine_plan,
+    .step = engine_step,
+    .preempt = engine_retire,
+    .retire = engine_retire,
+    .trim = engine_trim,
+    .destroy = engine_destroy,
+    .bytes = engine_bytes,
+};
 
 mp_status mp_diff_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {
     mp_diffusion *model = (mp_diffusion *)base;

@@ -334,8 +334,16 @@ static uint64_t engine_bytes(const mp_engine *base) {
     return engine->charged + engine->dedup.charged;
 }
 
-static const mp_engine_ops encoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
-                                                 engine_retire, engine_trim, engine_destroy, engine_bytes};
+static const mp_engine_ops encoder_engine_ops = {
+    .admit = engine_admit,
+    .plan = engine_plan,
+    .step = engine_step,
+    .preempt = engine_preempt,
+    .retire = engine_retire,
+    .trim = engine_trim,
+    .destroy = engine_destroy,
+    .bytes = engine_bytes,
+};
 
 mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **out, mp_error *error) {
     mp_encoder_engine_state *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);

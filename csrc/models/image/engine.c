@@ -722,8 +722,16 @@ static void engine_destroy(mp_engine *base) {
     mp_free(engine);
 }
 
-static const mp_engine_ops vit_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
-                                             engine_retire, engine_trim, engine_destroy, engine_bytes};
+static const mp_engine_ops vit_engine_ops = {
+    .admit = engine_admit,
+    .plan = engine_plan,
+    .step = engine_step,
+    .preempt = engine_preempt,
+    .retire = engine_retire,
+    .trim = engine_trim,
+    .destroy = engine_destroy,
+    .bytes = engine_bytes,
+};
 
 mp_image_dedup *mp_vit_engine_dedup(mp_engine *engine) { return &((vit_engine *)engine)->dedup; }
 

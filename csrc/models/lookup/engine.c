@@ -215,8 +215,16 @@ static uint64_t engine_bytes(const mp_engine *engine) {
 }
 
 mp_status mp_lookup_engine(mp_model *model, mp_budget *budget, mp_engine **out, mp_error *error) {
-    static const mp_engine_ops ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
-                                      engine_retire, engine_trim, engine_destroy, engine_bytes};
+    static const mp_engine_ops ops = {
+        .admit = engine_admit,
+        .plan = engine_plan,
+        .step = engine_step,
+        .preempt = engine_preempt,
+        .retire = engine_retire,
+        .trim = engine_trim,
+        .destroy = engine_destroy,
+        .bytes = engine_bytes,
+    };
     (void)budget;
     lookup_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
     if (!engine)
