@@ -22,9 +22,8 @@ static mp_status audit_worker(const mp_entry *entry, const mp_worker *worker, mp
     const bool improves = worker->active_count == 0 && mp_worker_idles(worker); /* mp_worker_improve */
     MP_AUDIT(!worker->in_step || worker->state == MP_WORKER_PROCESSING || improves, "%s: worker %u is %s in a step",
              key, worker->id, state);
-    MP_AUDIT(worker->threads == 0 ||
-                 (worker->threads > 0 && (worker->state == MP_WORKER_PROCESSING || worker->state == MP_WORKER_LOADING)) ||
-                 (worker->threads == 1 && improves),
+    const bool computes = worker->state == MP_WORKER_PROCESSING || worker->state == MP_WORKER_LOADING;
+    MP_AUDIT(worker->threads == 0 || (worker->threads > 0 && computes) || (worker->threads == 1 && improves),
              "%s: worker %u is %s and has %d compute threads", key, worker->id, state, worker->threads);
     MP_AUDIT(!worker->awaits_masks || (worker->active_count > 0 && !worker->in_step && worker->threads == 0),
              "%s: worker %u waits for masks with %d active, %d compute threads, %s", key, worker->id,

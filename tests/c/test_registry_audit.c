@@ -60,8 +60,9 @@ static const char *break_one(scene *scene, int fault) {
         busy->state = MP_WORKER_IDLE;
         return "a: worker 1 is idle and has 2 active";
     case 5:
+        idle->state = MP_WORKER_LOADING;
         idle->in_step = true;
-        return "a: worker 2 is idle in a step";
+        return "a: worker 2 is loading in a step";
     case 6:
         idle->threads = 3;
         return "a: worker 2 is idle and has 3 compute threads";
