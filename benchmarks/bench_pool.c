@@ -84,8 +84,15 @@ static uint64_t empty_trim(mp_engine *engine) {
 static void empty_free_engine(mp_engine *engine) { mp_free(engine); }
 
 static mp_status empty_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *out_error) {
-    static const mp_engine_ops ops = {empty_admit,  empty_plan, empty_step,        empty_forget,
-                                      empty_forget, empty_trim, empty_free_engine, NULL};
+    static const mp_engine_ops ops = {
+        .admit = empty_admit,
+        .plan = empty_plan,
+        .step = empty_step,
+        .preempt = empty_forget,
+        .retire = empty_forget,
+        .trim = empty_trim,
+        .destroy = empty_free_engine,
+    };
     (void)model, (void)budget;
     *engine = mp_alloc_zeroed(sizeof(**engine), MP_TAG_SCRATCH);
     if (!*engine)

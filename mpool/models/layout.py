@@ -16,8 +16,9 @@ from .json_strict import shorten
 # ---- tokenizer -----------------------------------------------------------------------------------------------------
 
 TOKENIZER_NAME = "tokenizer.json"
-#: Ranks of byte-pair encoding in tiktoken's format; with the vocabulary of Kimi's models.
-RANKS_NAME = "tiktoken.model"
+#: Vocabulary of Kimi's models, the ranks of byte-pair encoding in tiktoken's format, and the class in
+#: tokenizer_config.json that reads it.
+RANKS_NAME, RANKS_CLASS = "tiktoken.model", "TikTokenTokenizer"
 
 
 def missing_tokenizer(folder: str) -> FormatError:

@@ -15,7 +15,7 @@ from ..errors import FileError, FormatError, LimitError
 from ..models.formats.byte_pairs import byte_alphabet
 from ..models.layout import RANKS_NAME
 from ..models.spec import TokenTable
-from . import growth, limits, older_files, tiktoken_file
+from . import growth, limits, older_files
 from .native import Native, Spans, call
 from .specials import CALL_MARKS, END_OF_TURN, SHOWN, compile_trie
 from .tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
@@ -321,7 +321,11 @@ def _load_other(path: str, config: Mapping[str, Any]) -> Native | None:
         return wrap_older(older_files.wordpiece(path, config))
     if name == older_files.CLIP:
         return wrap_older(older_files.clip(os.path.dirname(path), config.get("pad_token") or older_files.END))
-    return Native(tiktoken_file.build(path), tiktoken_file.GROWTH) if name == RANKS_NAME else None
+    if name != RANKS_NAME:
+        return None
+    from . import tiktoken_file
+
+    return Native(tiktoken_file.build(path), tiktoken_file.GROWTH)
 
 
 def wrap_older(hf: tokenizers.Tokenizer) -> Native:

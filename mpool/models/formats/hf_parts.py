@@ -18,7 +18,7 @@ from ..spec import (
     TokenizerSource,
     Value,
 )
-from . import hf_config, hf_quantised, safetensors_header, tiktoken_ranks
+from . import hf_config, hf_quantised, safetensors_header
 from .chat_templates import HARMONY_ENDS, template
 
 log = logging.getLogger("mpool.models")
@@ -150,7 +150,7 @@ def _legacy_vocabulary(folder: Folder, config: Fields) -> tuple[str, ...]:
     name = config.str("tokenizer_class", "").removesuffix("Fast")
     if name == "CLIPTokenizer" and folder.has("vocab.json"):
         return ("merges.txt",)
-    return {"BertTokenizer": ("vocab.txt",), tiktoken_ranks.CLASS: (layout.RANKS_NAME,)}.get(name, ())
+    return {"BertTokenizer": ("vocab.txt",), layout.RANKS_CLASS: (layout.RANKS_NAME,)}.get(name, ())
 
 
 def _lowercases(normalizer: Any) -> bool:

@@ -18,8 +18,6 @@ from ..fields import Fields
 from ..files import read_small
 from .byte_pairs import byte_alphabet, check_splitting, splits
 
-#: Class in tokenizer_config.json whose rules apply to the file.
-CLASS = "TikTokenTokenizer"
 #: Name in ``tokenizer.ggml.pre`` of the expression that splits texts into words.
 PRE_TOKENIZER = "kimi-k2"
 #: Limits of the file in bytes, tokens, and bytes of a token. Kimi K2 has 3 MB, 163,584 and 128.

@@ -224,6 +224,7 @@ mpool.tokenizers.gguf_build  tokenizers  6  start-up
 mpool.tokenizers.gguf_part  mpool.tokenizers.gguf_build  1  start-up
 mpool.tokenizers.gguf_part  tokenizers  1  start-up
 mpool.tokenizers.growth  mpool.tokenizers.charsmap  1  start-up
+mpool.tokenizers.json_tokenizer  mpool.tokenizers.tiktoken_file  1  start-up
 mpool.tokenizers.json_tokenizer  tokenizers  2  start-up
 mpool.tokenizers.json_tokenizer  tokenizers.decoders  1  start-up
 mpool.tokenizers.native  mpool.tokenizers.isolated  1  start-up
@@ -231,4 +232,5 @@ mpool.tokenizers.native  tokenizers  1  start-up
 mpool.tokenizers.older_files  tokenizers  3  start-up
 mpool.tokenizers.opening  mpool.tokenizers.gguf_tokenizer  1  start-up
 mpool.tokenizers.opening  mpool.tokenizers.json_tokenizer  1  start-up
+mpool.tokenizers.tiktoken_file  tokenizers  1  start-up
 """
