@@ -248,7 +248,7 @@ MP_TEST(models_packed_experts_are_packed_between_requests) {
     for (int i = 0; i < 1000 && ops->improve(tiny.engine, &tiny.lease); i++) {
     }
     MP_CHECK(atomic_load(&experts->owed.left_ns) <= 0); /* one matrix takes longer than 1 us */
-    MP_CHECK_INT(atomic_load(&experts->asked), asked - 1);
+    MP_CHECK(atomic_load(&experts->asked) >= asked - 1); /* none is done if a slice is too short for it */
     mp_pack_budget_set(&experts->owed, UINT64_C(1) << 40);
     int slices = 1;
     while (slices < 1000 && ops->improve(tiny.engine, &tiny.lease))
