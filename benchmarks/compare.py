@@ -29,7 +29,7 @@ from .rotation import Rotation, add_options, finish, rotated, say
 #: Folder for the peers' converted weights, one subfolder per hash of the weights.
 MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "peers"
 #: Options that a record names.
-OPTIONS = ("engines", "topics", "rounds", "again", "prompts", "depths", "quick", "touch")
+OPTIONS = ("engines", "topics", "rounds", "again", "prompts", "depths", "quick", "touch", "weights")
 TOPICS = ("import", "cold-embed", "cold-generate", "embed", "generate")
 #: Type of quantised weights that peers repack for their fastest kernels. Its files come first in comparisons of text.
 FIRST = "q4_k_m"
@@ -93,7 +93,8 @@ class Bench(Rotation):
             return {**common, "texts": self.texts, "calls": self.calls,
                     "folder": str(MADE / hashed(self.paths["embed"])[:16])}
         return {**common, "ids": self.ids[model], "write": 16 if quick else 64, "prompts": self.prompts,
-                "depths": self.depths, "streams": 8, "folder": self.programs.get(engine, "")}
+                "depths": self.depths, "streams": 8, "folder": self.programs.get(engine, ""),
+                "weights": self.arguments.weights}
 
     def one_turn(self, topic: str, engine: str, number: int) -> bool:
         """Measure one engine on one topic. Returns False if it failed: it does not take part any more."""
@@ -302,6 +303,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--touch", type=int, default=0, metavar="MB",
                         help="memory to write and free before each turn, for virtual machines whose hosts take free "
                              "memory back (default: %(default)s)")
+    parser.add_argument("--weights", default="auto", choices=["auto", "packed", "mapped"],
+                        help="PoolConfig.weights of mpool, for generation (default: %(default)s)")
     parser.add_argument("--plot", metavar="PATH", help="write a plot here, as SVG")
     arguments = parser.parse_args(argv)
     wrong = [engine for engine in arguments.engines if split(engine)[0] not in MODULES]

@@ -114,6 +114,7 @@ class MpoolGenerator:
     def __init__(self, variant: str) -> None:
         self.speculates = variant in ("speculation", "guesses")  # the second name occurs in old records
         self.compute = "auto" if self.speculates else variant or "auto"
+        self.weights = "auto"
 
     def imports(self) -> None:
         """Import the modules that mpool imports on first use."""
@@ -127,7 +128,7 @@ class MpoolGenerator:
 
     def load(self, path: str, threads: int, context: int) -> None:
         """Load the model in a pool of ``threads`` compute threads. The context is the one in the model's file."""
-        self.pool = self.mpool.Pool(self.mpool.PoolConfig(threads=threads))
+        self.pool = self.mpool.Pool(self.mpool.PoolConfig(threads=threads, weights=self.weights))
         self.model = self.pool.load(path, compute=self.compute)
         self.used = self.pool.ps()[0].compute
 

@@ -92,6 +92,7 @@ def generate(task: dict[str, Any]) -> dict[str, Any]:
     if hasattr(engine, "measures"):
         return engine.measures(task)
     ids, written, found = task["ids"], task["write"], {}
+    engine.weights = task.get("weights", "auto")  # only mpool reads it
     engine.load(task["path"], task["threads"], max([*task["prompts"], *task["depths"]]) + written + FIRST)
     found[f"first pp{FIRST} tokens/s"] = FIRST / seconds_of(lambda: engine.generate(ids[-FIRST:], 1))
     first, _ = engine.generate(ids[:32], 32)

@@ -6,12 +6,12 @@
 
 /* An idle worker begins after this time: the next request of a busy program is then already here. */
 static const uint64_t AFTER_NS = 5ull * 1000 * 1000;
-/* It tries again after this time if other workers have work, or memory is short. */
+/* It tries again after this time if requests wait for another worker, others compute, or memory is short. */
 static const uint64_t AGAIN_NS = 100ull * 1000 * 1000;
 
 uint64_t mp_worker_improve_at(mp_worker *w) {
     mp_services *services = w->entry->services;
-    if (!w->engine->ops->improve || w->improve_ns == MP_FOREVER || w->trim || w->entry->queue.count > 0)
+    if (!w->engine->ops->improve || w->improve_ns == MP_FOREVER || w->trim)
         return 0;
     const uint64_t now_ns = mp_sys_now_ns();
     if (!w->improve_ns) {
@@ -19,8 +19,9 @@ uint64_t mp_worker_improve_at(mp_worker *w) {
         w->improve_ns = any ? now_ns + AFTER_NS : MP_FOREVER;
         return any ? w->improve_ns : 0;
     }
-    if (now_ns >= w->improve_ns && (mp_governor_pressure(services->governor) >= MP_PRESSURE_HIGH ||
-                                    mp_cpu_allocator_busy(services->allocator_pinned)))
+    if (now_ns >= w->improve_ns &&
+        (w->entry->queue.count > 0 || mp_governor_pressure(services->governor) >= MP_PRESSURE_HIGH ||
+         mp_cpu_allocator_busy(services->allocator_pinned)))
         w->improve_ns = now_ns + AGAIN_NS;
     return w->improve_ns;
 }

@@ -479,6 +479,20 @@ def test_programs_of_ik_state_their_version(tmp_path: Path) -> None:
     assert bench.version("ik") == "8337e4cd3"
 
 
+def test_weights_of_a_comparison(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option reaches the worker's task, and mpool's pool."""
+    monkeypatch.setenv("MPOOL_SPECULATION", "0")
+    bench = compare.Bench.__new__(compare.Bench)
+    bench.arguments = compare.parse(["--weights", "mapped"])
+    bench.paths, bench.ids, bench.programs, bench.prompts, bench.depths = {"generate": "a"}, {"generate": []}, {}, [], []
+    engine = engines.MpoolGenerator("")
+    engine.imports()
+    engine.weights = bench.task("generate", "mpool")["weights"]
+    engine.load(str(llama), 1, 64)
+    with engine.pool as pool:
+        assert pool.ps()[0].weights == "mapped"
+
+
 @pytest.mark.slow
 @pytest.mark.builds
 def test_low_bits(tmp_path: Path) -> None:

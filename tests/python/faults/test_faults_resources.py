@@ -47,7 +47,7 @@ for text in "abcdef":
 end = time.monotonic() + 20
 while len(seen) < 14 and time.monotonic() < end:
     time.sleep(0.01)
-loaded = [text for text in records if "loading -> ready" in text]
+loaded = [text for text in records if text.startswith("Loaded ")]
 print(json.dumps([len(refused), sorted((kind, seen.count(kind)) for kind in set(seen)), len(loaded),
                   sum("could not start" in text for text in records)]))
 """
