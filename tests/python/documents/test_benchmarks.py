@@ -484,7 +484,8 @@ def test_weights_of_a_comparison(llama: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("MPOOL_SPECULATION", "0")
     bench = compare.Bench.__new__(compare.Bench)
     bench.arguments = compare.parse(["--weights", "mapped"])
-    bench.paths, bench.ids, bench.programs, bench.prompts, bench.depths = {"generate": "a"}, {"generate": []}, {}, [], []
+    bench.paths, bench.ids, bench.programs = {"generate": "a"}, {"generate": []}, {}
+    bench.prompts, bench.depths = [], []
     engine = engines.MpoolGenerator("")
     engine.imports()
     engine.weights = bench.task("generate", "mpool")["weights"]
