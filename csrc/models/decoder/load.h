@@ -1,4 +1,5 @@
-/* decoder/load.h: the steps of loading a decoder that have files of their own. */
+/* decoder/load.h: the steps of loading a decoder that have files of their own, and the packing that goes on after a
+ * load. */
 #ifndef MP_MODELS_DECODER_LOAD_H
 #define MP_MODELS_DECODER_LOAD_H
 

@@ -24,6 +24,7 @@ static inline void mp_pack_budget_add(mp_pack_budget *budget, uint64_t ns) {
     atomic_fetch_add_explicit(&budget->left_ns, (int64_t)ns, memory_order_relaxed);
 }
 
+/* Subtracts from the time that is left, which may become negative. */
 static inline void mp_pack_budget_spend(mp_pack_budget *budget, uint64_t ns) {
     atomic_fetch_sub_explicit(&budget->left_ns, (int64_t)ns, memory_order_relaxed);
 }
