@@ -52,8 +52,8 @@ class Rotation:
             say(f"not installed: {engine} ({self.python(engine)})")
             self.arguments.engines.remove(engine)
 
-    def run_process(self, python: str, task: dict[str, Any], label: str, **variables: str) -> dict[str, Any]:
-        """Run one task in a new process, with further environment variables, and return its result.
+    def run_process(self, python: str, task: dict[str, Any], label: str) -> dict[str, Any]:
+        """Run one task in a new process and return its result.
 
         Raises:
             RuntimeError: the process failed; the message begins with ``label``.
@@ -62,7 +62,7 @@ class Rotation:
         threads = str(self.arguments.threads)
         env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
                "RAYON_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error",
-               "PYTHONDONTWRITEBYTECODE": "", **variables}
+               "PYTHONDONTWRITEBYTECODE": ""}
         task = {**task, "threads": self.arguments.threads, "started": time.monotonic()}
         done = subprocess.run([python, str(self.file)], input=json.dumps(task), capture_output=True, text=True, env=env,
                               timeout=self.arguments.timeout, cwd=self.file.parent)

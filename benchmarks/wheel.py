@@ -1,10 +1,12 @@
 """``python -m benchmarks wheel WHEEL``: a built wheel compared with the build in place, which another compiler made.
 
 The wheel is installed into an empty environment of this Python, with the versions of its dependencies that this
-environment has. Both builds compute the same tasks in processes of their own, in turns between two probes of the
-machine: lists of texts, single texts, prompts and decoding. A ratio is the speed of the wheel over that of the build in
-place, of turns of one round whose probes saw the same state; the target is that medians are within 3 % of 1. Hashes of
-results in every compute type (``tests/python/core/test_recorded_hashes.py``) must be equal.
+environment has. Each build loads the same models in a process of its own. The two processes then do the same works in
+turns: a list of texts, single texts, a long and a short prompt, one completion and eight at once. A turn takes about
+half a second and is followed by that of the other build, so that both see the same machine, also if other programs use
+it. A ratio is the speed of the wheel over that of the build in place in a pair of turns. The target is that the median
+ratio of each work is within 3 % of 1. Hashes of results in every compute type
+(``tests/python/core/test_recorded_hashes.py``) must be equal.
 
 The build in place is ``mpool/_core.*.so`` of this clone: ``python setup.py build_ext --inplace``.
 """
@@ -12,6 +14,7 @@ The build in place is ``mpool/_core.*.so`` of this clone: ``python setup.py buil
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -20,25 +23,27 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import record as records
 from . import report
-from .compare import hashed as hash_of_weights
-from .compare import module_at, name_of, weights
+from .compare import module_at, weights
 from .options import add_json, add_threads, parser_of
-from .rotation import Rotation, rotated, say
+from .record import Recorder, Turn
+from .rotation import say
 
 ROOT = Path(__file__).resolve().parents[1]
 HASHES = ROOT / "tests" / "python" / "core" / "test_recorded_hashes.py"
+WORKER = Path(__file__).with_name("wheel_worker.py")
 #: Engines of the record: the build in place, and the wheel.
 HERE, WHEEL = "mpool", "mpool:wheel"
 #: Largest difference of a median ratio from 1.
 TARGET = 0.03
-#: Topics of a compute type: embed, generate, and after a space the type if it is not auto.
-KINDS = ("embed", "generate")
+#: Seconds that a turn takes at least.
+SECONDS = 0.4
+#: Measure of all turns: works per second.
+RATE = "works/s"
 FACTS = """
 import json, mpool
 from mpool import _core
@@ -46,76 +51,81 @@ print(json.dumps([_core.__file__, mpool.__version__, _core.config()["compiler"]]
 """
 
 
-class Wheels(Rotation):
-    """One run: two builds, topics, rounds."""
+class Build:
+    """The interpreter and the environment variables of a build."""
 
-    file = Path(__file__).with_name("worker.py")
-    modules = {"mpool": "mpool"}
+    def __init__(self, engine: str, python: str, path: str) -> None:
+        """``path``: value of PYTHONPATH."""
+        self.engine, self.python = engine, python
+        self.env = {**os.environ, "PYTHONPATH": path, "MPOOL_OFFLINE": "1", "MPOOL_SPECULATION": "0"}
 
-    def __init__(self, arguments: argparse.Namespace, python: str) -> None:
-        super().__init__(arguments)
-        self.builds = {HERE: (sys.executable, {"PYTHONPATH": str(ROOT)}), WHEEL: (python, {"PYTHONPATH": ""})}
-        self.paths = {"embed": weights(arguments.embedding_model, "text_embedding"),
-                      "generate": weights(arguments.text_model, "text_to_text")}
-        self.ids: list[int] = []
-
-    def run_program(self, engine: str, *words: str) -> Any:
-        """Run a program in the Python of a build. Returns its output, which is JSON."""
-        python, variables = self.builds[engine]
-        done = subprocess.run([python, *words], capture_output=True, text=True, cwd=tempfile.gettempdir(),
-                              env={**os.environ, **variables})
+    def run(self, *words: str) -> Any:
+        """Run a program and return its output, which is JSON."""
+        done = subprocess.run([self.python, *words], capture_output=True, text=True, cwd=tempfile.gettempdir(),
+                              env=self.env)
         if done.returncode:
-            raise RuntimeError(f"{engine}: {report.last_line(done.stderr) or done.returncode}")
+            raise RuntimeError(f"{self.engine}: {report.last_line(done.stderr) or done.returncode}")
         return json.loads(done.stdout.strip().splitlines()[-1])
 
-    def run_worker(self, engine: str, task: dict[str, Any]) -> dict[str, Any]:
-        """Run one task in a process of a build."""
-        python, variables = self.builds[engine]
-        return self.run_process(python, task, f"{engine}, {task['topic']}", **variables)
 
-    def task(self, topic: str) -> dict[str, Any]:
-        """Return the task of a topic, the same for both builds."""
-        kind, _, compute = topic.partition(" ")
-        quick = self.arguments.quick
-        common = {"topic": kind, "path": self.paths[kind], "repeat": 1 if quick else 3,
-                  "engine": f"mpool:{compute}" if compute else "mpool"}
-        if kind == "embed":
-            return {**common, "texts": 24 if quick else 192, "calls": 40 if quick else 400}
-        return {**common, "ids": self.ids, "write": 8 if quick else 64, "prompts": [16] if quick else [16, 512],
-                "depths": [8] if quick else [8, 512], "streams": 0 if quick else 8}
+class Worker:
+    """A process of a build that has loaded a model."""
 
-    def run(self) -> dict[str, Any]:
-        """Run all rounds and return the record."""
-        facts = {engine: self.run_program(engine, "-c", FACTS) for engine in self.builds}
-        check_places(facts, self.builds[WHEEL][0])
-        hashes = {engine: self.run_program(engine, str(HASHES), "--print") for engine in self.builds}
-        said = differing(hashes[HERE], hashes[WHEEL])
-        self.failures += said
-        self.ids = self.run_worker(HERE, {"topic": "ids", "path": self.paths["generate"], "words": 2000})["ids"]
-        topics = topics_of(self.arguments.computes)
-        for number in range(self.arguments.rounds):
-            for topic in topics:
-                for engine in rotated([HERE, WHEEL], number):
-                    self.measure(topic, engine, number, lambda: self.run_worker(engine, self.task(topic)))
-        wheel = self.arguments.wheel
-        return records.build(
-            "wheel", self.arguments.threads, {"rounds": self.arguments.rounds, "computes": self.arguments.computes,
-                                              "quick": self.arguments.quick}, self.turns,
-            weights={**{kind: {"name": name_of(path), "path": Path(path).name, "sha256": hash_of_weights(path)}
-                        for kind, path in self.paths.items()},
-                     "wheel": {"name": "mpool", "path": wheel.name,
-                               "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}},
-            versions={engine: f"{version} ({compiler})" for engine, (_, version, compiler) in facts.items()},
-            agreement={"equal hashes of results": {WHEEL: f"{len(hashes[HERE]) - len(said)} of {len(hashes[HERE])}"}},
-            summary=report.summary(self.turns), failures=self.failures)
+    def __init__(self, build: Build, kind: str, path: str, compute: str, threads: int) -> None:
+        self.build = build
+        self.process = subprocess.Popen([build.python, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True, cwd=WORKER.parent, env=build.env)
+        engine = "mpool" if compute == "auto" else f"mpool:{compute}"
+        found = self.ask(kind=kind, path=path, engine=engine, threads=threads)
+        self.works: list[str] = found["works"]
+        self.memory = 0.0
 
+    def ask(self, **question: Any) -> dict[str, Any]:
+        """Send a line and return the answer. Raises RuntimeError if the process has ended."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.build.engine}: the process ended with code {self.process.wait()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
 
-def topics_of(computes: Sequence[str]) -> list[str]:
-    """Return the topics of compute types."""
-    return [kind if compute == "auto" else f"{kind} {compute}" for compute in computes for kind in KINDS]
+    def seconds(self, work: str, times: int) -> float:
+        """Do a work several times, and return the seconds that the process measured."""
+        found = self.ask(work=work, times=times)
+        self.memory = found["rss MB"]
+        return float(found["seconds"])
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that the process has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
 
 
-def check_places(facts: dict[str, Sequence[str]], python: str) -> None:
+def measure(recorder: Recorder, workers: Mapping[str, Worker], topic: str, work: str, turns: int) -> None:
+    """Do a work in turns on all builds, and add the turns to the record."""
+    once = [worker.seconds(work, 1) for worker in workers.values() for _ in range(2)][-1]  # the first ones warm up
+    times = max(1, round(SECONDS / max(once, 1e-6)))
+    for number in range(turns):
+        order = list(workers) if number % 2 == 0 else list(reversed(workers))
+        found, frame = recorder.measure(functools.partial(_pair, workers, order, work, times),
+                                        lambda: sum(worker.cpu_seconds() for worker in workers.values()))
+        for engine, seconds in found.items():
+            recorder.add(topic, engine, number, {RATE: times / seconds}, frame, workers[engine].memory)
+
+
+def _pair(workers: Mapping[str, Worker], order: Sequence[str], work: str, times: int) -> dict[str, float]:
+    return {engine: workers[engine].seconds(work, times) for engine in order}
+
+
+def check_places(facts: Mapping[str, Sequence[str]], python: str) -> None:
     """Refuse to measure another mpool than that of the clone and that of the wheel.
 
     Args:
@@ -127,46 +137,44 @@ def check_places(facts: dict[str, Sequence[str]], python: str) -> None:
             sys.exit(f"{engine} would not be measured, but {facts[engine][0]}")
 
 
-def differing(here: dict[str, str], wheel: dict[str, str]) -> list[str]:
+def differing(here: Mapping[str, str], wheel: Mapping[str, str]) -> list[str]:
     """Return a failure for each hash that only one build has, or that differs."""
     return [f"the hash of {name} differs between the builds" for name in sorted({*here, *wheel})
             if here.get(name) != wheel.get(name)]
 
 
-def ratios(turns: Sequence[records.Turn]) -> dict[str, dict[str, tuple[list[float], bool]]]:
-    """Return topic -> measure -> the speeds of the wheel over those of the build in place, by pairs of turns of one
-    round, and True if the pairs are comparable. Without comparable pairs, all pairs count."""
-    found: dict[str, dict[str, tuple[list[float], bool]]] = {}
+def ratios(turns: Sequence[Turn]) -> dict[str, tuple[list[float], bool]]:
+    """Return topic -> the speeds of the wheel over those of the build in place, by pairs of turns, and True if the
+    machine was quiet during these pairs. Without quiet pairs, all pairs count."""
+    found: dict[str, tuple[list[float], bool]] = {}
     for topic in dict.fromkeys(turn.topic for turn in turns):
         pairs = [(a, b) for a in turns for b in turns
                  if (a.topic, a.engine) == (topic, WHEEL) and (b.topic, b.engine, b.round) == (topic, HERE, a.round)]
         sound = [pair for pair in pairs if report.comparable(*pair)]
-        for a, b in sound or pairs:
-            for name, value in report.measures(a).items():
-                other = report.measures(b)[name]
-                ratio = other / value if name.endswith(report.LESS) else value / other
-                found.setdefault(topic, {}).setdefault(name, ([], bool(sound)))[0].append(ratio)
+        values = [a.result["measures"][RATE] / b.result["measures"][RATE] for a, b in sound or pairs]
+        if values:
+            found[topic] = values, bool(sound)
     return found
 
 
-def table(turns: Sequence[records.Turn]) -> str:
+def table(turns: Sequence[Turn]) -> str:
     """Return the ratios as a table of text, with those that miss the target marked."""
-    lines, missed, count = [], 0, 0
-    for topic, rows in ratios(turns).items():
-        for name, (values, is_sound) in rows.items():
-            median = statistics.median(values)
-            is_missed = abs(median - 1) > TARGET
-            missed, count = missed + is_missed, count + 1
-            lines.append(f"{topic:18} {name:24} {median:6.3f} ({min(values):.3f} to {max(values):.3f}, "
-                         f"{len(values)} pairs{'' if is_sound else ', disturbed'}){' *' if is_missed else ''}")
-    return "\n".join(["Speed of the wheel over that of the build in place: median (minimum to maximum)", *lines,
-                      f"{count - missed} of {count} medians are within {TARGET:.0%} of 1; * marks the others"])
+    lines, missed, found = [], 0, ratios(turns)
+    for topic, (values, is_sound) in found.items():
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+        is_missed = abs(median - 1) > TARGET
+        missed += is_missed
+        lines.append(f"{topic:24} {median:6.3f} ({low:.3f} to {high:.3f}, {len(values)} pairs"
+                     f"{'' if is_sound else ', disturbed'}){' *' if is_missed else ''}")
+    return "\n".join(["Speed of the wheel over that of the build in place: median (quartiles)", *lines,
+                      f"{len(found) - missed} of {len(found)} medians are within {TARGET:.0%} of 1"
+                      + ("; * marks the others" if missed else "")])
 
 
-def constraints(names: Sequence[tuple[str, str]]) -> str:
-    """Return the lines of a constraints file with these distributions, names and versions, without mpool. A version
-    of a local build cannot be downloaded, so its package gets no line."""
-    return "".join(f"{name}=={version}\n" for name, version in names if name != "mpool" and "+" not in version)
+def constraints(installed: Sequence[tuple[str, str]]) -> str:
+    """Return the lines of a constraints file with these distributions, names and versions, without mpool. A version of
+    a local build cannot be downloaded, so its package gets no line."""
+    return "".join(f"{name}=={version}\n" for name, version in installed if name != "mpool" and "+" not in version)
 
 
 def install(wheel: Path, folder: str) -> str:
@@ -180,45 +188,71 @@ def install(wheel: Path, folder: str) -> str:
     return f"{folder}/bin/python"
 
 
+def compare(arguments: argparse.Namespace, python: str) -> Recorder:
+    """Compare the builds. Returns the record; its failures name hashes that differ."""
+    builds = {HERE: Build(HERE, sys.executable, str(ROOT)), WHEEL: Build(WHEEL, python, "")}
+    facts = {engine: build.run("-c", FACTS) for engine, build in builds.items()}
+    check_places(facts, python)
+    recorder = Recorder("wheel", arguments.threads, turns=arguments.turns, computes=arguments.computes)
+    recorder.versions = {engine: f"{version} ({compiler.strip()})" for engine, (_, version, compiler) in facts.items()}
+    hashes = {engine: build.run(str(HASHES), "--print") for engine, build in builds.items()}
+    recorder.failures += differing(hashes[HERE], hashes[WHEEL])
+    equal = f"{len(hashes[HERE]) - len(recorder.failures)} of {len(hashes[HERE])}"
+    say(f"{equal} hashes of results are equal")
+    recorder.agreement = {"equal hashes of results": {WHEEL: equal}}
+    for kind, path in (("embed", weights(arguments.embedding_model, "text_embedding")),
+                       ("generate", weights(arguments.text_model, "text_to_text"))):
+        recorder.add_weights(kind, path)
+        for compute in arguments.computes:
+            workers = {engine: Worker(build, kind, path, compute, arguments.threads)
+                       for engine, build in builds.items()}
+            for work in workers[HERE].works:
+                topic = f"{work}, {compute}"
+                say(topic)
+                measure(recorder, workers, topic, work, arguments.turns)
+            for worker in workers.values():
+                worker.close()
+    digest = hashlib.sha256(arguments.wheel.read_bytes()).hexdigest()
+    recorder.weights["wheel"] = {"name": "mpool", "path": arguments.wheel.name, "sha256": digest}
+    return recorder
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the options."""
     parser = parser_of("wheel", __doc__)
     parser.add_argument("wheel", type=Path, help="the wheel, as tools/wheels.py builds it")
     parser.add_argument("--computes", default="auto,float32", type=lambda text: text.split(","), metavar="TYPE,...",
                         help="compute types (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="number of rounds (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=20, metavar="N",
+                        help="turns of each build with each work (default: %(default)s)")
     add_threads(parser)
-    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS",
-                        help="limit for one process (default: %(default)s)")
     parser.add_argument("--embedding-model", metavar="REF", help="a sentence-transformers folder")
     parser.add_argument("--text-model", metavar="REF", help="a GGUF file")
     add_json(parser)
-    parser.add_argument("--quick", action="store_true",
-                        help="little work: shows that the command runs, measures nothing")
     arguments = parser.parse_args(argv)
     wrong = [one for one in arguments.computes if one not in ("auto", "float32", "bfloat16", "int8")]
     if wrong:
         parser.error(f"--computes must be of auto, float32, bfloat16 and int8, got {wrong[0]!r}")
+    if arguments.turns < 1:
+        parser.error(f"--turns must be 1 or more, got {arguments.turns}")
     if arguments.wheel.suffix != ".whl" or not arguments.wheel.is_file():
         parser.error(f"{arguments.wheel} is not the file of a wheel; build one with python tools/wheels.py build")
-    arguments.peer_python = []
     return arguments
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compare, print the ratios, write the record. Returns 1 if a hash differs or a process failed."""
+    """Compare, print the ratios, write the record. Returns 1 if a hash differs."""
     arguments = parse(argv)
     with tempfile.TemporaryDirectory() as folder:
         say(f"installing {arguments.wheel.name}")
-        found = Wheels(arguments, install(arguments.wheel, folder))
-        record = found.run()
+        recorder = compare(arguments, install(arguments.wheel, folder))
     if arguments.json:
-        records.write(record, arguments.json)
-    print("\n".join(f"{engine} {version}" for engine, version in record["versions"].items()))
-    print("equal hashes of results:", record["agreement"]["equal hashes of results"][WHEEL])
-    print(table(found.turns))
-    print(*(f"FAILED: {failure}" for failure in record["failures"]), sep="\n", end="")
-    return 1 if record["failures"] else 0
+        recorder.write(arguments.json, **recorder.agreement)
+    print(*(f"{engine} {version}" for engine, version in recorder.versions.items()), sep="\n")
+    print(table(recorder.turns))
+    for failure in recorder.failures:
+        print(f"FAILED: {failure}")
+    return 1 if recorder.failures else 0
 
 
 if __name__ == "__main__":
