@@ -53,6 +53,13 @@ enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 #ifndef D_AHEAD
 #define D_AHEAD(rows) DENSE_AHEAD
 #endif
+/* Tiles of bf16 and int8 with more accumulators take one step per iteration: clang loads the words of a row for all
+ * unrolled steps at once, and spills them. */
+#ifdef __clang__
+#define D_UNROLLED_SUMS 16
+#else
+#define D_UNROLLED_SUMS 28
+#endif
 
 /* Properties of the class: D_STEPS is the number of steps of K inputs, D_CHUNK the steps of one chain, D_ROW row m of
  * the activations, D_ROW_STRIDE the bytes between rows. D_SCALED is true if D(result) needs the int8 scales. */
@@ -133,6 +140,7 @@ static MP_INLINE void D(steps)(const int R, const int P, const int count, const 
 }
 
 static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
+    const int unrolled = D_CLASS != D_F32 && R * P * D_V > D_UNROLLED_SUMS ? 1 : 4; /* steps of an iteration */
     D_ACC acc[28], run[28];
     const uint8_t *w = t->w, *a[4];
     int left = t->steps;
@@ -146,12 +154,12 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
         MP_UNROLL
         for (int i = 0; i < R * P * D_V; i++)
             acc[i] = D(start)(D_SCALED ? t->sum[i / (P * D_V)] : 0);
-        for (; n >= 4; n -= 4) {
-            D(steps)(R, P, 4, t, w, a, acc);
-            w += 4 * DENSE_STEP;
+        for (; n >= unrolled; n -= unrolled) {
+            D(steps)(R, P, unrolled, t, w, a, acc);
+            w += unrolled * DENSE_STEP;
             MP_UNROLL
             for (int i = 0; i < (R + 2) / 3; i++)
-                a[i] += 4 * D_WORD;
+                a[i] += unrolled * D_WORD;
         }
         for (; n > 0; n--) {
             D(steps)(R, P, 1, t, w, a, acc);
