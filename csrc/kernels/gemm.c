@@ -48,6 +48,10 @@ mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows
     }
 }
 
+mp_squared_product *mp_squared_product_for(void) {
+    return mp_kernels_is_ref(MP_SLOT_squared_f32) ? NULL : mp_kernels_get()->squared_f32;
+}
+
 void mp_epilogue_apply(const mp_epilogue *ep, int m0, int m1, int n0, int n1, float *tile, int64_t ld) {
     const int rows = m1 - m0, cols = n1 - n0;
     assert(rows >= 0 && cols >= 0 && ld >= cols);

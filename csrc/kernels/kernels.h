@@ -194,6 +194,12 @@ void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int
 typedef void mp_stored_product(const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m, float *y);
 mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows);
 
+/* Multiply x [K] by n rows of F32 [n, ld], and each row by itself: y[o] = x . row o with the bits of mp_stored_product,
+ * squares[o] = row o . row o with the bits of slot dot. Each component is loaded once. mp_squared_product_for returns
+ * the slot squared_f32, or NULL where the instruction set has no variant of it. */
+typedef void mp_squared_product(const float *rows, int64_t ld, int n, int K, const float *x, float *y, float *squares);
+mp_squared_product *mp_squared_product_for(void);
+
 /* Multiply all rows of x by outputs [n0, n1) of w, a tensor [N, K], without packing it: by mp_stored_product, or for
  * many rows of x and a tensor of F32 by OpenBLAS. ep, y and the bits are as for mp_gemm. Returns false, and does
  * nothing, where packing is faster. tile: scratch of the thread, MP_STORED_TILE floats. fast: allow a library whose

@@ -1,6 +1,6 @@
 /* search.c: see search.h. A block of vectors is packed like a matrix of weights, the queries are the activations, and
  * each tile of scores is merged into the thread's nearest vectors while it is in cache. One or two queries are
- * multiplied by the vectors as they are stored. */
+ * multiplied by the vectors as they are stored; the pass that measures the vectors also multiplies the first query. */
 #include "vectors/search.h"
 
 #include <float.h>
@@ -49,13 +49,18 @@ static mp_wmat block_matrix(int32_t count, int32_t dim) {
 
 typedef enum vector_kind { USUAL, EXTREME, NOT_FINITE } vector_kind;
 
-/* Classifies a vector. EXTREME: its scores must be computed in double. *inverse: 1 / length if the vector is USUAL. */
-static vector_kind examine(const float *vector, int32_t dim, float *inverse) {
-    const mp_kernels *k = mp_kernels_get();
-    const float square = k->dot(vector, vector, dim);
+/* Computes the squared lengths of vectors. */
+static void square(const float *vectors, int32_t dim, int32_t count, float *squares) {
+    for (int32_t n = 0; n < count; n++, vectors += dim)
+        squares[n] = mp_kernels_get()->dot(vectors, vectors, dim);
+}
+
+/* Classifies a vector by its squared length. EXTREME: its scores must be computed in double. *inverse: 1 / length if
+ * the vector is USUAL. */
+static vector_kind examine(const float *vector, int32_t dim, float square, float *inverse) {
     *inverse = 0.0f;
     if (!(square >= LEAST_SQUARE && square <= MOST_SQUARE))
-        return k->all_finite(vector, dim) ? EXTREME : NOT_FINITE;
+        return mp_kernels_get()->all_finite(vector, dim) ? EXTREME : NOT_FINITE;
     *inverse = 1.0f / sqrtf(square);
     return USUAL;
 }
@@ -85,13 +90,13 @@ static float precise_score(const float *query, const float *vector, int32_t dim,
     return sum > FLT_MAX ? FLT_MAX : sum < -FLT_MAX ? -FLT_MAX : (float)sum;
 }
 
-/* Examines the vectors of a block: fills in their inverse lengths, and lists those whose scores must be computed in
- * double. Returns the index of the first vector that is not finite, or `count`. */
+/* Examines the vectors of a block: replaces their squared lengths in tile->inverse by inverse lengths, and lists those
+ * whose scores must be computed in double. Returns the index of the first vector that is not finite, or `count`. */
 static int32_t examine_block(const search *s, tiles *tile, const float *vectors, int32_t count) {
     const int32_t dim = s->dim;
     tile->precise_count = 0;
     for (int32_t n = 0; n < count; n++) {
-        const vector_kind kind = examine(vectors + (int64_t)n * dim, dim, &tile->inverse[n]);
+        const vector_kind kind = examine(vectors + (int64_t)n * dim, dim, tile->inverse[n], &tile->inverse[n]);
         if (kind == NOT_FINITE)
             return n;
         if (kind == EXTREME)
@@ -117,13 +122,19 @@ static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items,
     const search *s = (const search *)(void *)scan;
     tiles *tile = thread->scratch;
     const float *vectors = (const float *)items + first * s->dim;
-    const int32_t queries = scan->plan.queries, finite = examine_block(s, tile, vectors, count);
+    const int32_t queries = scan->plan.queries;
+    mp_stored_product *product = mp_stored_product_for(MP_F32, MP_A_F32, queries);
+    mp_squared_product *squared = product ? mp_squared_product_for() : NULL;
+    if (squared)
+        squared(vectors, s->dim, count, s->dim, s->queries, tile->scores, tile->inverse);
+    else
+        square(vectors, s->dim, count, tile->inverse);
+    const int32_t finite = examine_block(s, tile, vectors, count), multiplied = squared ? 1 : 0;
     if (finite < count)
         return finite;
     mp_acts acts;
     mp_acts_init(&acts, MP_A_F32, queries, s->dim, NULL);
     mp_acts_fill(&acts, s->queries, s->dim, 0, queries);
-    mp_stored_product *product = mp_stored_product_for(MP_F32, MP_A_F32, queries);
     mp_wmat matrix;
     if (!product) {
         const uint64_t bytes = (uint64_t)count * (uint64_t)s->dim * sizeof(float);
@@ -135,7 +146,8 @@ static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items,
     }
     for (int32_t from = 0, to; from < queries; from = to) {
         to = queries - from < TILE_QUERIES ? queries : from + TILE_QUERIES;
-        multiply(s, tile->scores, &acts, product ? NULL : &matrix, product, vectors, count, from, to);
+        multiply(s, tile->scores + multiplied * BLOCK, &acts, product ? NULL : &matrix, product, vectors, count,
+                 from + multiplied, to);
         for (int32_t q = from; q < to; q++) {
             float *scores = tile->scores + (int64_t)(q - from) * BLOCK;
             for (int32_t n = 0; s->cosine && n < count; n++)
@@ -178,11 +190,14 @@ mp_status mp_search_create(const mp_search_plan *plan, const float *queries, mp_
     s->queries = (float *)(void *)(memory + mp_arena_cost(sizeof *s));
     s->scales = s->queries + bytes / sizeof(float);
     memcpy(s->queries, queries, count * (size_t)dim * sizeof(float));
-    for (int32_t q = 0; q < plan->scan.queries; q++)
-        if (examine(s->queries + (int64_t)q * dim, dim, &s->scales[q]) == NOT_FINITE) {
+    for (int32_t q = 0; q < plan->scan.queries; q++) {
+        const float *query = s->queries + (int64_t)q * dim;
+        square(query, dim, 1, &s->scales[q]);
+        if (examine(query, dim, s->scales[q], &s->scales[q]) == NOT_FINITE) {
             mp_scan_destroy(&s->scan);
             return mp_fail(error, MP_INVALID_ARGUMENT, "query %d has a component that is not finite", q);
         }
+    }
     *out = &s->scan;
     return MP_OK;
 }

@@ -40,8 +40,8 @@ static const char *variant_of(const expected *row, int slot) {
         return row->tiles;
     if (slot == MP_SLOT_attn_full_bf16)
         return strncmp(row->bf16, "avx512bf16", 10) == 0 ? row->bf16 : row->tiles;
-    if (slot == MP_SLOT_stored_f32)
-        return "avx2"; /* it reads eight rows at a time, so 512 bits would not help */
+    if (slot == MP_SLOT_stored_f32 || slot == MP_SLOT_squared_f32)
+        return "avx2"; /* they read eight rows at a time, so 512 bits would not help */
     if (strcmp(row->mask, "amx") == 0 && is_one_of(slot, by_tiles, (int)(sizeof by_tiles / sizeof *by_tiles)))
         return row->tiles;
     if (slot == MP_SLOT_row_maxima_i8 && strcmp(row->mask, "avx512") == 0)

@@ -98,6 +98,40 @@ MP_TEST(kernels_stored_f32_variants) {
         }
 }
 
+/* Checks squared_f32 of every variant against the definition of the product and the reference's dot. */
+static void check_squared(int n, int K, const float *w, int ldw, const float *x) {
+    float *y = kt_alloc(sizeof(float) * (size_t)n), *squares = kt_alloc(sizeof(float) * (size_t)n);
+    kt_set set = kt_ref();
+    const kt_set ref = set;
+    do {
+        set.call.squared_f32(w, ldw, n, K, x, y, squares);
+        for (int o = 0; o < n; o++) {
+            const float *row = w + o * ldw;
+            if (!kt_equal(chain(x, row, K), y[o]) || !kt_equal(ref.call.dot(row, row, K), squares[o]))
+                MP_FAIL("squared_f32 with %s, n=%d K=%d: output %d differs", set.mask, n, K, o);
+        }
+    } while (kt_next(&set, MP_SLOT_squared_f32));
+    kt_free(y), kt_free(squares);
+}
+
+/* Every variant of the product that also squares its rows gives the bits of the definitions: for any number of rows,
+ * and with rows that are not finite beside others. */
+MP_TEST(kernels_squared_f32_variants) {
+    static const int Ks[] = {1, 7, 15, 16, 17, 40, MP_K_CHUNK, MP_K_CHUNK + 1, 2 * MP_K_CHUNK + 13};
+    mp_test_random random = {651};
+    for (size_t i = 0; i < sizeof Ks / sizeof *Ks; i++)
+        for (int n = 1; n <= 37; n += i % 2 ? 5 : 4) {
+            const int K = Ks[i], ldw = K + 3;
+            float *w = kt_alloc(sizeof(float) * (size_t)(n * ldw)), *x = kt_alloc(sizeof(float) * (size_t)K);
+            kt_random(&random, w, n * ldw);
+            kt_random(&random, x, K);
+            check_squared(n, K, w, ldw, x);
+            kt_extreme(&random, (enum kt_extreme)(n % KT_EXTREMES), w + n / 2 * ldw, K);
+            check_squared(n, K, w, ldw, x);
+            kt_free(w), kt_free(x);
+        }
+}
+
 /* The whole reason of each outcome without a library. */
 MP_TEST(kernels_blas_missing) {
     static const struct { const char *path, *why; bool goes_on; } cases[] = {

@@ -195,6 +195,33 @@ MP_TEST(vectors_search_extreme_vectors_change_no_other_score) {
     return_threads(team, &lease);
 }
 
+/* A query alone is multiplied in the pass that measures the vectors, two queries as the vectors are stored, and three
+ * by packed vectors: the scores of a query have the same bits. */
+MP_TEST(vectors_search_scores_do_not_depend_on_other_queries) {
+    enum { COUNT = 300, DIM = 421, QUERIES = 3 };
+    mp_lease lease;
+    mp_team *team = lease_threads(1, &lease);
+    scene s = make_scene(QUERIES, COUNT, DIM, COUNT, true);
+    static float scores[QUERIES][QUERIES * COUNT];
+    static int64_t numbers[QUERIES][QUERIES * COUNT];
+    for (int i = 0; i < COUNT * DIM; i++)
+        s.vectors[i] += 0.1f * (float)(i % 7); /* sums that are rounded */
+    for (int cosine = 0; cosine < 2; cosine++) {
+        for (int queries = 1; queries <= QUERIES; queries++) {
+            s.plan.cosine = cosine;
+            s.plan.scan.queries = queries;
+            mp_scan *search = create(&s);
+            add_all(search, &lease, &s, 0, COUNT, UINT64_MAX);
+            mp_scan_nearest(search, numbers[queries - 1], scores[queries - 1]);
+            mp_scan_destroy(search);
+            MP_CHECK(memcmp(scores[queries - 1], scores[0], COUNT * sizeof(float)) == 0);
+            MP_CHECK(memcmp(numbers[queries - 1], numbers[0], COUNT * sizeof(int64_t)) == 0);
+        }
+    }
+    free_scene(&s);
+    return_threads(team, &lease);
+}
+
 /* A block has whole panels, at most 256 vectors, and 512 KiB if that is more than one panel: a search stops soon after
  * its time is up. */
 MP_TEST(vectors_search_bounds_the_vectors_of_a_block) {

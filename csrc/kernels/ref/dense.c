@@ -6,6 +6,7 @@
 
 #include "kernels/epilogue.h"
 #include "kernels/pack_dense.h"
+#include "kernels/ref/math.h"
 #include "kernels/variants.h"
 
 /* Finish one row's 32 sums: apply the epilogue, then store the columns below N. */
@@ -127,19 +128,31 @@ static void hadamard(const float *x, int K, int size, float *y) {
             }
 }
 
+static float product_of_row(const float *a, const float *w, int K) {
+    float sum = 0;
+    for (int k0 = 0; k0 < K; k0 += MP_K_CHUNK) {
+        const int k1 = K - k0 < MP_K_CHUNK ? K : k0 + MP_K_CHUNK;
+        float chain = 0;
+        for (int k = k0; k < k1; k++)
+            chain = fmaf(a[k], w[k], chain);
+        sum = k0 == 0 ? chain : sum + chain;
+    }
+    return sum;
+}
+
 static void stored_f32(const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m, float *y) {
-    const float *a = x->f32 + m * x->ld_f32;
     assert(x->kind == MP_A_F32);
-    for (int o = 0; o < n; o++) {
-        const float *w = (const float *)(const void *)(rows + (size_t)o * stride);
-        y[o] = 0;
-        for (int k0 = 0; k0 < x->K; k0 += MP_K_CHUNK) {
-            const int k1 = x->K - k0 < MP_K_CHUNK ? x->K : k0 + MP_K_CHUNK;
-            float chain = 0;
-            for (int k = k0; k < k1; k++)
-                chain = fmaf(a[k], w[k], chain);
-            y[o] = k0 == 0 ? chain : y[o] + chain;
-        }
+    for (int o = 0; o < n; o++)
+        y[o] = product_of_row(x->f32 + m * x->ld_f32, (const float *)(const void *)(rows + (size_t)o * stride), x->K);
+}
+
+static void squared_f32(const float *rows, int64_t ld, int n, int K, const float *x, float *y, float *squares) {
+    for (int o = 0; o < n; o++, rows += ld) {
+        float lane[MP_REF_LANES] = {0};
+        for (int k = 0; k < K; k++)
+            lane[k % MP_REF_LANES] = fmaf(rows[k], rows[k], lane[k % MP_REF_LANES]);
+        squares[o] = mp_ref_tree_sum(lane);
+        y[o] = product_of_row(x, rows, K);
     }
 }
 
@@ -152,4 +165,5 @@ void mp_ref_dense(mp_kernel_table *table) {
     MP_SET(table, acts_i8, acts_i8, "ref");
     MP_SET(table, hadamard, hadamard, "ref");
     MP_SET(table, stored_f32, stored_f32, "ref");
+    MP_SET(table, squared_f32, squared_f32, "ref");
 }

@@ -318,6 +318,61 @@ static void stored_f32(const uint8_t *rows, size_t stride, int n, const mp_acts 
         memcpy(y + o, out, (size_t)count * sizeof *y);
     }
 }
+
+/* ---- F32 rows as stored, and their squares ----------------------------------------------------------------------- */
+
+/* Adds the halves of the 16 sums of each row, at distances 8, 4, 2, 1 (slot dot), into lane[0]. */
+static MP_INLINE void add_lanes(__m256 *lane) {
+    for (int distance = 8; distance > 0; distance /= 2)
+        for (int i = 0; i < distance; i++)
+            lane[i] = _mm256_add_ps(lane[i], lane[i + distance]);
+}
+
+/* As stored_f32. Lane r of the sums of squares lane[k % 16] is row r, so they have the order of slot dot. Prefetches
+ * into the L2 cache the group of rows that is at least 16 KiB ahead: the prefetchers of the CPU do not follow eight
+ * rows, and prefetches into the L1 cache had no effect (Zen 4). 16 rows at a time by AVX-512 were slower. */
+static void squared_f32(const float *rows, int64_t ld, int n, int K, const float *x, float *y, float *squares) {
+    enum { ROWS = 8, LANES = 16, AHEAD = 16384 / sizeof(float) };
+    const int64_t ahead = (AHEAD + ROWS * ld - 1) / (ROWS * ld) * ROWS * ld;
+    for (int o = 0; o < n; o += ROWS) {
+        const int count = n - o < ROWS ? n - o : ROWS;
+        const float *row[ROWS];
+        for (int r = 0; r < ROWS; r++) /* rows beyond the last repeat it */
+            row[r] = rows + (o + (r < count ? r : count - 1)) * ld;
+        __m256 sum = _mm256_setzero_ps(), lane[LANES];
+        for (int i = 0; i < LANES; i++)
+            lane[i] = _mm256_setzero_ps();
+        for (int k0 = 0; k0 < K; k0 += MP_K_CHUNK) {
+            const int k1 = K - k0 < MP_K_CHUNK ? K : k0 + MP_K_CHUNK;
+            __m256 chain = _mm256_setzero_ps(), v[8];
+            int k = k0;
+            for (; k + LANES <= k1; k += LANES) {
+                for (int r = 0; r < ROWS; r++)
+                    _mm_prefetch((const char *)(const void *)(row[r] + ahead + k), _MM_HINT_T1);
+                for (int half = 0; half < LANES; half += 8) {
+                    load_columns(row, k + half, v);
+                    for (int i = 0; i < 8; i++) {
+                        chain = _mm256_fmadd_ps(_mm256_broadcast_ss(x + k + half + i), v[i], chain);
+                        lane[half + i] = _mm256_fmadd_ps(v[i], v[i], lane[half + i]);
+                    }
+                }
+            }
+            for (; k < k1; k++) {
+                const __m256 last = _mm256_setr_ps(row[0][k], row[1][k], row[2][k], row[3][k], row[4][k], row[5][k],
+                                                   row[6][k], row[7][k]);
+                chain = _mm256_fmadd_ps(_mm256_broadcast_ss(x + k), last, chain);
+                lane[k % LANES] = _mm256_fmadd_ps(last, last, lane[k % LANES]);
+            }
+            sum = k0 == 0 ? chain : _mm256_add_ps(sum, chain);
+        }
+        add_lanes(lane);
+        float out[2][ROWS];
+        _mm256_storeu_ps(out[0], sum);
+        _mm256_storeu_ps(out[1], lane[0]);
+        memcpy(y + o, out[0], (size_t)count * sizeof *y);
+        memcpy(squares + o, out[1], (size_t)count * sizeof *squares);
+    }
+}
 MP_TARGET_END
 
 void mp_avx2_dense(mp_kernel_table *table) {
@@ -328,5 +383,6 @@ void mp_avx2_dense(mp_kernel_table *table) {
     MP_SET(table, acts_i8, acts_i8, "avx2");
     MP_SET(table, hadamard, hadamard, "avx2");
     MP_SET(table, stored_f32, stored_f32, "avx2");
+    MP_SET(table, squared_f32, squared_f32, "avx2");
 }
 #endif
