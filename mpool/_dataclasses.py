@@ -44,11 +44,11 @@ else:
                     deferred.append("__hash__")
                 else:
                     cls.__hash__ = None
-            made = _Made(cls, namespace, {"init": True, "repr": repr, "eq": eq, "frozen": frozen, "kw_only": kw_only,
-                                          "slots": slots})
+            made = _LazyDataclass(cls, namespace, {"init": True, "repr": repr, "eq": eq, "frozen": frozen,
+                                                   "kw_only": kw_only, "slots": slots})
             for name in deferred:
                 if name == "__hash__" or name not in namespace:
-                    setattr(cls, name, _Deferred(made, name))
+                    setattr(cls, name, _LazyAttribute(made, name))
             if frozen:
                 cls.__setattr__, cls.__delattr__ = _refusals(cls)
             return cls
@@ -88,7 +88,7 @@ def _refusals(cls: Any) -> tuple[Callable[..., None], Callable[..., None]]:
 _METHODS = {"__init__": "init", "__repr__": "repr", "__eq__": "eq", "__hash__": "eq"}
 
 
-class _Made:
+class _LazyDataclass:
     """A class that is made a dataclass later.
 
     Args:
@@ -115,17 +115,17 @@ class _Made:
             setattr(twin.__dataclass_params__, method, self.options[method])
         found = dict(vars(twin))
         for one, value in list(vars(cls).items()):
-            if isinstance(value, _Deferred) and _METHODS.get(one) in (None, wanted):
+            if isinstance(value, _LazyAttribute) and _METHODS.get(one) in (None, wanted):
                 setattr(cls, one, found[one])
         return found[name]
 
 
-class _Deferred:
+class _LazyAttribute:
     """Placeholder of a class attribute that is generated on first use."""
 
     __slots__ = ("made", "name")
 
-    def __init__(self, made: _Made, name: str) -> None:
+    def __init__(self, made: _LazyDataclass, name: str) -> None:
         self.made, self.name = made, name
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

@@ -53,7 +53,7 @@ def _of_model(verb: Verb) -> Method:
     return _named(method, verb, "model", f"See :func:`mpool.{verb.name}`. Uses this model.")
 
 
-class _Method:
+class _LazyMethod:
     """Method of a verb that is built on first use: the signature of a verb has up to 50 parameters."""
 
     def __init__(self, home: type, verb: Verb, build: Callable[[Verb], Method]) -> None:
@@ -83,6 +83,6 @@ class ModelVerbs:
 
 
 for _verb in VERBS.values():
-    setattr(PoolVerbs, _verb.name, _Method(PoolVerbs, _verb, _of_pool))
+    setattr(PoolVerbs, _verb.name, _LazyMethod(PoolVerbs, _verb, _of_pool))
     if not _verb.name.startswith("describe_"):
-        setattr(ModelVerbs, _verb.name, _Method(ModelVerbs, _verb, _of_model))
+        setattr(ModelVerbs, _verb.name, _LazyMethod(ModelVerbs, _verb, _of_model))

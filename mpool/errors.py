@@ -8,6 +8,8 @@ raises the same classes.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -20,27 +22,59 @@ class MpoolError(Exception):
         code: number of the error, stable across versions.
         name: name of the error in ``status.def`` (``"FORMAT"``, ``"TIMEOUT"``, ...).
         message: error text without ``key`` and ``hint``.
-        param: parameter or field with the invalid value, or ``None``.
+        param: parameter or field with the invalid value, or ``None``. An element of a list has its index:
+            ``inputs[3]``.
         got: the invalid value, shortened for display (:func:`mpool.checks.shown`), or ``None``.
         allowed: allowed values, as a phrase that completes "must be ...", or ``None``.
         hint: suggested next step, or ``None``.
         key: key of the model concerned, or ``None``.
+        problem: the message without the parameter that it begins with; ``None``: it does not begin with ``param``.
+        addition: clause at the end of the message, or ``None``.
     """
 
     code: ClassVar[int] = 81
     name: ClassVar[str] = "INTERNAL"
+    addition: str | None = None
     _of_files: bool = False  # raised while the files of a model were read, so the message may contain a path
 
     def __init__(self, message: str = "", *, param: str | None = None, got: str | None = None,
                  allowed: str | None = None, hint: str | None = None, key: str | None = None) -> None:
         if not message and param is not None:
-            subject = param if " " in param else f"`{param}`"
-            message = f"{subject} must be {allowed}, got {got}"
+            message = f"{_quoted(param)} must be {allowed}, got {got}"
         self.message = message
         self.param, self.got, self.allowed = param, got, allowed
         self.hint = hint
         self.key = key
+        if param is not None and message.startswith(_quoted(param)):
+            self.problem = message.removeprefix(_quoted(param))
         super().__init__(message)
+
+    @property
+    def message(self) -> str:
+        """Error text without ``key`` and ``hint``."""
+        text = self._message if self.problem is None or self.param is None else _quoted(self.param) + self.problem
+        return f"{text}; {self.addition}" if self.addition else text
+
+    @message.setter
+    def message(self, text: str) -> None:
+        self._message: str = text
+        self.problem: str | None = None
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give ``param`` the name that the caller has for it: a field of a request, an option of a command.
+
+        Args:
+            names: parameter, or parameter with an index or field -> name of the caller. The name of a parameter also
+                applies to its elements and fields.
+        """
+        if self.param is None:
+            return
+        if self.param in names:
+            self.param = names[self.param]
+            return
+        root = re.match(r"\w*", self.param)
+        assert root is not None
+        self.param = names.get(root[0], root[0]) + self.param[root.end():]
 
     def __str__(self) -> str:
         text = self.message
@@ -50,6 +84,11 @@ class MpoolError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def _quoted(name: str) -> str:
+    """Return a name as a message has it: words and options of a command stand without backticks."""
+    return name if " " in name or name.startswith("-") else f"`{name}`"
 
 
 def sentence(text: str) -> str:
@@ -163,9 +202,20 @@ class FileError(MpoolError, OSError):
 
 
 class OfflineError(MpoolError, OSError):
-    """The file is not on this machine and downloads are disabled; the hint says how to fetch it."""
+    """The file is not on this machine and downloads are disabled; the hint says how to fetch it.
+
+    Attributes:
+        missing: what is not on this machine or is incomplete there: the message without the cause.
+        cause: why nothing is downloaded, or ``None``.
+    """
 
     code, name = 31, "OFFLINE"
+
+    def __init__(self, message: str = "", *, missing: str | None = None, cause: str | None = None,
+                 param: str | None = None, hint: str | None = None, key: str | None = None) -> None:
+        """Compose the message of ``missing`` and ``cause``, if it is empty."""
+        super().__init__(message or f"{missing}, and {cause}", param=param, hint=hint, key=key)
+        self.missing, self.cause = message if missing is None else missing, cause
 
 
 class IntegrityError(MpoolError, OSError):

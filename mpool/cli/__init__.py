@@ -100,26 +100,19 @@ _HINTS = {"no_truncate": ("set truncate=True", "leave out --no-truncate"),
 
 def _text_of(error: MpoolError, arguments: object) -> str:
     """Return the text of an error, with command-line options (``--top-k``) instead of the parameters (``top_k``)."""
-    from ..errors import sentence
-
     for name, (python, option) in _HINTS.items():
         if error.hint and hasattr(arguments, name):
             error.hint = error.hint.replace(python, option)
     if (error.got or "").startswith("half of a surrogate pair"):  # Python's form of a byte that is not UTF-8
         error.hint = f"Arguments must be {sys.getfilesystemencoding().upper()}, the encoding of the locale"
     param = str(error.param)
-    if param == "response_format":
+    if param.startswith("response_format"):
         from .formats import flag_of
 
-        error.message = error.message.replace("`response_format`", f"`{flag_of(arguments) or param}`")
-    if None in (error.param, error.got, error.allowed) or not hasattr(arguments, param) \
-            or param in getattr(arguments, "positionals", ()):
-        return str(error)
-    flag = _FLAGS.get(param) or f"--{param.replace('_', '-')}"
-    text = f"{flag} must be {error.allowed}, got {error.got}"
-    if error.key is not None:
-        text = f"{error.key}: {text}"
-    return f"{sentence(text)} {error.hint}" if error.hint else text
+        error.rename({param: flag_of(arguments) or param})
+    elif hasattr(arguments, param) and param not in getattr(arguments, "positionals", ()):
+        error.rename({param: _FLAGS.get(param) or f"--{param.replace('_', '-')}"})
+    return str(error)
 
 
 def _follows_interrupt(error: BaseException | None) -> bool:

@@ -24,8 +24,8 @@ _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *rang
 #: a file without line ends, such as /dev/zero, fills the memory.
 MAX_READ = 1 << 24
 
-#: Start of an error or a hint about a text or image of a list, with its index.
-_TEXT = re.compile(r"`?(?:text |texts\[|documents\[|images\[)(\d+)\]?(?:\[\d\])?`?(?= )")
+#: Parameter of an error about a text or image of a list, with its index.
+_ELEMENT = re.compile(r"(?:inputs|texts|iterable|documents|images)\[(\d+)\](?:\[\d\])?")
 
 
 @contextmanager
@@ -223,16 +223,11 @@ class Texts(Iterator[str]):
         try:
             yield
         except MpoolError as error:
-            error.message = self._with_place(error.message, given)
-            error.hint = error.hint and self._with_place(error.hint, given)
+            element = _ELEMENT.fullmatch(error.param or "")
+            if element is not None and (given is None or int(element[1]) < len(given)):
+                place = self.place(int(element[1]) if given is None else given[int(element[1])])
+                error.rename({element[0]: place or element[0]})
             raise
-
-    def _with_place(self, message: str, given: Sequence[int] | None) -> str:
-        found = _TEXT.match(message)
-        if found is None or given is not None and int(found[1]) >= len(given):
-            return message
-        place = self.place(int(found[1]) if given is None else given[int(found[1])])
-        return message if place is None else place + message[found.end():]
 
 
 def texts_of(arguments: argparse.Namespace) -> Texts:

@@ -211,10 +211,10 @@ def _not_downloaded(name: str, error: OfflineError) -> OfflineError:
     from ..models.sources import offline_variables, when_online
 
     command = f"mpool pull {name}"
-    reason, _, local = error.message.partition("; there is no file or folder ")
-    reason = reason.partition(", and ")[0] + ", and `mpool show` downloads nothing"
-    return OfflineError(reason + (f"; there is no file or folder {local}" if local else ""),
-                        hint=when_online(command) if offline_variables() else f"To download it, run: {command}")
+    found = OfflineError(missing=error.missing, cause="`mpool show` downloads nothing",
+                         hint=when_online(command) if offline_variables() else f"To download it, run: {command}")
+    found.addition = error.addition
+    return found
 
 
 def _expert_bytes(model: ModelDescription) -> int:

@@ -74,8 +74,7 @@ def serve(arguments: argparse.Namespace) -> int:
                            queue_capacity=same_queue_capacities(arguments.queue_capacity)))
     with pool:
         if arguments.draft is not None and len(models) != 1:
-            raise InvalidArgument("`draft` needs exactly one model", param="draft", got=f"{len(models)} models",
-                                  allowed="used with exactly one --model")
+            raise InvalidArgument(param="draft", got=f"{len(models)} models", allowed="used with exactly one --model")
         server = Serving(settings, pool, models, not arguments.only, arguments.compute,
                          adapters=arguments.adapter)
         if arguments.load or arguments.draft is not None:

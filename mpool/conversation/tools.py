@@ -143,9 +143,9 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
     if not grammar.installed():
         if not tools.forced and strict is None and response is None:
             return None
-        needs = "`tool_choice` requires a call, which" if tools.forced else "`response_format`" \
-            if response is not None else f"`tools`: the tool {strict} is strict, which"
-        raise Unsupported(f"{needs} needs the package llguidance", param=needs.split("`")[1], key=key,
+        param, because = ("tool_choice", " requires a call, which") if tools.forced else ("response_format", "") \
+            if response is not None else ("tools", f": the tool {strict} is strict, which")
+        raise Unsupported(f"`{param}`{because} needs the package llguidance", param=param, key=key,
                           hint=install_hint("grammar"))
     functions: Sequence[Function] = tools.functions
     if any(not function.strict and may_have_patterns(function.parameters) for function in functions):

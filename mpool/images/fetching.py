@@ -239,8 +239,9 @@ def fetch(url: str, name: str, most: int, timeout: float | None = None, public: 
     except MpoolError:
         raise
     except urllib.error.HTTPError as error:
-        raise DownloadError(f"{name} could not be fetched: the server responded with status {error.code}") from None
+        raise DownloadError(f"`{name}` could not be fetched: the server responded with status {error.code}",
+                            param=name) from None
     except (OSError, http.client.HTTPException, ValueError, UnicodeError) as error:
         why = "no response in time" if isinstance(error, TimeoutError) or isinstance(
             getattr(error, "reason", None), TimeoutError) else "the server cannot be reached"
-        raise DownloadError(f"{name} could not be fetched: {why}") from None
+        raise DownloadError(f"`{name}` could not be fetched: {why}", param=name) from None

@@ -69,7 +69,7 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
         except (OfflineError, DownloadError) as error:
             if isinstance(reference, HubRef) and not reference.file and not os.path.exists(str(reference)):
                 # a misspelt folder looks like the name of a repository
-                error.message += f"; there is no file or folder {reference} in {os.getcwd()} either"
+                error.addition = f"there is no file or folder {reference} in {os.getcwd()} either"
             raise
         if listed and found.source in ("hub", "pip"):
             from . import downloaded

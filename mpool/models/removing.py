@@ -45,9 +45,8 @@ def remove(ref: str, dry_run: bool = False) -> Removed:
     try:
         found = resolve(ref, offline=True, progress=False)
     except OfflineError as error:  # its hint is about a download
-        reason = error.message.partition(", and ")[0]
-        raise OfflineError(reason, hint=f"To delete it, complete the download first: mpool pull {ref}"
-                           if "incomplete" in reason else "`mpool list` lists the downloaded models") from error
+        raise OfflineError(error.missing, hint=f"To delete it, complete the download first: mpool pull {ref}"
+                           if "incomplete" in error.missing else "`mpool list` lists the downloaded models") from error
     if found.source == "hub":
         freed = _remove_from_hub(found, dry_run)
     else:

@@ -37,8 +37,7 @@ async def computed(context: Context, verb: Verb, given: dict[str, Any], field: s
     try:
         return await counted(verb, context.state.pool, given, most_bytes)
     except MpoolError as error:
-        for name in others:
-            error.message = error.message.replace(f"`{name}", f"`{field}").replace(f"{name}[", f"{field}[")
+        error.rename(dict.fromkeys(others, field))
         raise
 
 

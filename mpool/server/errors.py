@@ -135,16 +135,19 @@ class Refusal(Exception):
         return f"{self.row.text} {self.detail}" if self.detail else self.row.text
 
 
-def refusal_of(error: BaseException, request: str) -> Refusal:
+def refusal_of(error: BaseException, request: str, names: Mapping[str, str] = {}) -> Refusal:
     """Convert an exception to the error that the client receives, and log its details.
 
     Args:
         error: Any exception.
         request: Id of the request, for the log.
+        names: Parameter of the library -> the client's field, where they differ. The error gets this name.
     """
     if isinstance(error, Refusal):
         return error
     error = error_of(error) or error
+    library = param_of(error)
+    detail = renamed(error, names) if isinstance(error, pool_errors.MpoolError) else ""
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "internal")
     if code in _DETAILED and getattr(error, "_of_files", False):
         code = "load_failed"  # the message names a file of this machine
@@ -161,17 +164,28 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
         return Refusal(code, pool_errors.sentence(f"{error.key}: {error.message}"), "model")
     if code not in _DETAILED or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)
-    field = (error.param or "").partition("[")[0].partition(".")[0]
-    param = field if field in _PARAMS else None
-    if code == "request_too_large" and param in _SCHEMA_PARAMS:  # the schema is too complex, not too long
+    param = names.get(library, library) if library in _PARAMS else None
+    if code == "request_too_large" and library in _SCHEMA_PARAMS:  # the schema is too complex, not too long
         code = "invalid_value"
-    return Refusal(code, pool_errors.sentence(error.message[:_MAX_DETAIL]), param)
+    return Refusal(code, pool_errors.sentence(detail), param)
 
 
-def with_schema_field(detail: str, field: str) -> str:
-    """Return a message of the library about ``response_format`` with ``field``, the client's name, in its place."""
-    found = detail.replace("`response_format", f"`{field}")
-    return found if found.startswith("`") else f"`{field}`: {found}"
+def param_of(error: BaseException) -> str:
+    """Return the parameter of an error, without index and field; "": it has none."""
+    return str(getattr(error, "param", None) or "").partition("[")[0].partition(".")[0]
+
+
+def renamed(error: pool_errors.MpoolError, names: Mapping[str, str]) -> str:
+    """Give the parameter of an error the client's name, and return the message, which begins with this name.
+
+    Args:
+        error: An error of the library.
+        names: Parameter of the library -> the client's field.
+    """
+    name = names.get(param_of(error))
+    error.rename(names)
+    detail = error.message[:_MAX_DETAIL]
+    return detail if name is None or error.problem is not None else f"`{name}`: {detail}"
 
 
 # ---- error formats -------------------------------------------------------------------------------------------------
@@ -206,8 +220,8 @@ def openai_error(refusal: Refusal) -> bytes:
 
 
 def plain_error(refusal: Refusal) -> bytes:
-    """Encode an error for Ollama's API, whose clients know the library's `context_length` as `num_ctx`."""
-    return _encode(PlainError(refusal.message.replace("`context_length`", "`num_ctx`")))
+    """Encode an error for Ollama's API."""
+    return _encode(PlainError(refusal.message))
 
 
 class AnthropicErrorBody(msgspec.Struct):
@@ -343,5 +357,5 @@ def error_format(path: str, anthropic: bool = False) -> ErrorFormat:
 
 
 __all__ = ["ANTHROPIC", "INFERENCE", "OLLAMA", "OPENAI", "TABLE", "AnthropicError", "ErrorFormat", "ErrorResponse",
-           "PlainError", "Refusal", "WorkerError", "error_format", "openai_error", "plain_error", "refusal_of",
-           "with_schema_field", "worker_code", "worker_error"]
+           "PlainError", "Refusal", "WorkerError", "error_format", "openai_error", "param_of", "plain_error",
+           "refusal_of", "renamed", "worker_code", "worker_error"]

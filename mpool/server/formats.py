@@ -15,7 +15,7 @@ from ..conversation import grammar, tool_schemas
 from ..conversation.tool_schemas import ToolFields
 from ..conversation.tools import arguments_of
 from ..errors import MpoolError, sentence
-from .errors import Refusal, with_schema_field
+from .errors import Refusal, renamed
 
 if TYPE_CHECKING:
     from .openai.structs import TextRequest
@@ -76,7 +76,7 @@ def constraint(context: Context, body: TextRequest) -> dict[str, Any]:
     if others:
         raise Refusal("invalid_value", f"A request has one constraint of the completion, got `{name}` and "
                                        f"`{others[0]}`.", others[0])
-    value, context.schema_field = given[name], name
+    value, context.names["response_format"] = given[name], name
     if name == "response_format":
         return openai_format(value)
     if name == "json_schema":
@@ -147,7 +147,7 @@ def _response_format(wanted: dict[str, Any], name: str) -> dict[str, Any]:
     try:
         grammar.check(wanted)
     except MpoolError as error:
-        raise Refusal("invalid_value", sentence(with_schema_field(error.message[:200], name)), name) from None
+        raise Refusal("invalid_value", sentence(renamed(error, {"response_format": name})), name) from None
     return {"response_format": wanted}
 
 

@@ -23,6 +23,7 @@ from ..tasks.sampling import ALIASES
 from ..tasks.verbs import EMBED
 from . import fill_in, formats, ollama_models, thinking
 from .errors import Refusal, plain_error
+from .ollama_models import PARAMETERS
 from .ollama_structs import (
     CopyRequest,
     CreateRequest,
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder().encode
 #: Sampler options that the library does not support -> value that turns the sampler off.
 _OFF = {"mirostat": 0, "tfs_z": 1.0, "typical_p": 1.0}
+#: Parameters of the library -> fields of the requests, for errors.
+_NAMES = {**PARAMETERS, "response_format": "format"}
 #: Minimum of ``num_ctx`` in Ollama.
 _MIN_CONTEXT = 4
 #: Sampling options that have the same name, or an alias of this name, in the library.
@@ -510,9 +513,9 @@ async def version(context: Context, body: None) -> Response:
 
 OPERATIONS = (
     Operation("POST", "/api/generate", generate, GenerateRequest, GenerateResponse, "Complete a prompt", LINES,
-              "ollama_generate", schema_field="format"),
+              "ollama_generate", names=_NAMES),
     Operation("POST", "/api/chat", chat, OllamaChatRequest, OllamaChatResponse, "Complete a conversation", LINES,
-              "ollama_chat", schema_field="format"),
+              "ollama_chat", names=_NAMES),
     Operation("POST", "/api/embed", embed, EmbedRequest, EmbedResponse, "Embed texts", name="ollama_embed"),
     Operation("POST", "/api/embeddings", embeddings, OllamaEmbeddingsRequest, OllamaEmbeddingsResponse,
               "Embed one text", name="ollama_embeddings"),

@@ -33,7 +33,7 @@ log = logging.getLogger("mpool.server")
 _CAPABILITIES = {"text_embedding": "embedding", "text_to_text": "completion", "vision": "vision",
                  "image_embedding": "embedding", "text_to_image": "image"}
 #: Option of the library -> its name in a Modelfile, where it differs.
-_PARAMETERS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict", "context_length": "num_ctx"}
+PARAMETERS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict", "context_length": "num_ctx"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def describe(served: ServedModel) -> OllamaDescription:
 def parameters(options: Mapping[str, Any]) -> str:
     """Return sampling options as Ollama lists a model's parameters: one per line, and one for each stop string."""
     lines = []
-    for name, given in sorted((_PARAMETERS.get(name, name), value) for name, value in options.items()):
+    for name, given in sorted((PARAMETERS.get(name, name), value) for name, value in options.items()):
         for value in given if isinstance(given, (list, tuple)) else (given,):
             shown = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value
             lines.append(f"{name:<30} {shown}")

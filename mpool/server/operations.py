@@ -12,8 +12,8 @@ import base64
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,7 +25,7 @@ from ..errors import MpoolError, WrongCapability
 from ..runtime import tally
 from . import bodies
 from .disconnects import DisconnectListener, DisconnectReports
-from .errors import Refusal, refusal_of, with_schema_field
+from .errors import Refusal, refusal_of
 from .guard import header, may_be_browser, refusal_response
 from .peers import user_of
 from .state import RunningRequest
@@ -65,7 +65,7 @@ class Operation:
         on_loop: Parse the body on the event loop's thread even if it is long.
         media_type: Media type of a text response.
         owner_only: Without a token, only clients of the server's own user (or of root) may call the operation.
-        schema_field: Field of the body that the library calls ``response_format``, for error messages.
+        names: Parameters of the library -> fields of the body, where they differ, for errors.
     """
 
     method: str
@@ -79,7 +79,7 @@ class Operation:
     on_loop: bool = False
     media_type: str = "text/plain"
     owner_only: bool = False
-    schema_field: str = "response_format"
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 class Context:
@@ -92,20 +92,20 @@ class Context:
         scope: Scope of ASGI.
         started: ``time.monotonic()`` when the body was complete.
         images: Names of the fields of the body with an image.
-        schema_field: Field of the body that the library calls ``response_format``, for error messages; None: the
-            operation names it.
+        names: Parameters of the library -> fields of the body, for errors: those of the operation, and those that this
+            body chose.
         ignored: Names of fields of the body that are ignored because the operation does not have them: the log names
             each once, and the response header ``x-mpool-ignored`` names them all. None: such fields are errors.
     """
 
-    __slots__ = ("operation", "state", "id", "scope", "started", "ignored", "images", "schema_field")
+    __slots__ = ("operation", "state", "id", "scope", "started", "ignored", "images", "names")
 
     def __init__(self, operation: Operation, state: State, scope: Scope) -> None:
         self.operation, self.state, self.scope = operation, state, scope
         self.id, self.started = state.new_id(), time.monotonic()
         self.ignored: list[str] | None = None if state.settings.strict else []
         self.images: set[str] = set()
-        self.schema_field: str | None = None
+        self.names = dict(operation.names)
 
     def ignore(self, name: str, message: str, param: str, code: str = "unsupported_parameter") -> None:
         """Report that a part of the body has no effect.
@@ -128,10 +128,7 @@ class Context:
 
         The error names the field and the model as the client does.
         """
-        refusal = refusal_of(error, self.id)
-        if refusal.param == "response_format":
-            refusal.param = self.schema_field or self.operation.schema_field
-            refusal.detail = with_schema_field(refusal.detail, refusal.param)
+        refusal = refusal_of(error, self.id, self.names)
         if isinstance(error, MpoolError) and error.param in self.images:
             refusal.param = error.param
         if isinstance(error, WrongCapability):

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from .. import native_calls
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, sentence
 from ..tasks.running import chat_ids
 from . import formats
 from .errors import Refusal
@@ -109,8 +109,8 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> Response:
     try:
         text = await native_calls.REQUESTS.arun(lambda: served.model.detokenize(body.tokens, skip_special=False))
     except InvalidArgument as error:
-        name = (error.param or "").replace("ids", "tokens", 1)
-        raise Refusal("invalid_value", f"`{name}` must be {error.allowed}, got {error.got}.", name) from None
+        error.rename({"ids": "tokens"})
+        raise Refusal("invalid_value", sentence(error.message), error.param) from None
     return json_response(DetokenizeResponse(text))
 
 

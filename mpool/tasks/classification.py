@@ -199,7 +199,7 @@ def check(texts: Any, options: ClassifyOptions, most: int) -> Checked:
     for at, text in enumerate(given):
         _check_text(text, f"texts[{at}]")
     if len(given) * len(labels) > most:
-        raise LimitError(f"`labels` and `texts` must make at most {most:,} pairs, got {len(given):,} texts times "
+        raise LimitError(f"`labels` must make at most {most:,} pairs with the texts, got {len(given):,} texts times "
                          f"{len(labels):,} labels", param="labels",
                          hint="max_inputs= or PoolConfig.max_embed_inputs raises the limit")
     return Checked(given, single, False, labels, hypotheses)
@@ -230,7 +230,7 @@ def _check_options(options: ClassifyOptions, most: int) -> tuple[tuple[str, ...]
 
 
 def _check_text(text: Any, name: str) -> None:
-    """Raise the error for a text that is not a str or too long. ``name``: description of the text in the message."""
+    """Raise the error for a text that is not a str or too long. ``name``: its name in errors."""
     fault = embedding.fault_of(text, name, 0)
     if fault is not None:
         raise fault
@@ -302,7 +302,7 @@ def request(plan: Plan, checked: Checked, options: ClassifyOptions, call: Call) 
         scores = activate(rows, function)
         return _result(scores, classifier.labels, plan, top_k, checked.single)
 
-    kind = _PAIRS if checked.pairs else embedding.TEXTS
+    kind = _PAIRS if checked.pairs else embedding.TEXTS.called(inputs="texts")
     slices = _slices_of_pairs if checked.pairs else embedding.slices
     return VectorRequest(kind, plan, checked.texts, slices, checked.single, options.progress, call, finish)
 
@@ -395,9 +395,9 @@ def _encoded_hypotheses(plan: Plan, checked: Checked, call: Call) -> list[Sequen
     room = plan.max_tokens - sum(map(len, plan.tokenizer.pair_ids))
     for at, ids in enumerate(encoded):
         if len(ids) >= room:
-            raise ContextOverflow(f"the hypothesis of labels[{at}] has {len(ids)} tokens, which leaves no room for a "
+            raise ContextOverflow(f"`labels[{at}]` has a hypothesis of {len(ids)} tokens, which leaves no room for a "
                                   f"text: the model accepts {room} tokens of both", tokens=len(ids), limit=room - 1,
-                                  key=plan.entry.key, hint="Shorten the label or the template")
+                                  param=f"labels[{at}]", key=plan.entry.key, hint="Shorten the label or the template")
     return encoded
 
 
@@ -590,7 +590,7 @@ def _pack_pairs(plan: Plan, pairs: list[Any], start: int, single: bool, call: Ca
                          lambda at: f"texts[{start + at // 2}][{at % 2}]")
         joined = plan.tokenizer.join_pairs([(parts[first], parts[second]) for first, second in pairs],
                                            max_tokens=plan.max_tokens, truncate=plan.truncate,
-                                           name=lambda at: f"texts[{start + at}]")
+                                           name=lambda at: f"texts[{start + at}]", partner="")
         return embedding.Pack(joined.ids, joined.offsets, None, len(pairs), (), joined.second)
 
     return native_calls.tokenized(_chars_of(pairs), made, deadline=call.deadline)
@@ -606,7 +606,7 @@ def _pack_zero_shot(hypotheses: list[Sequence[int]], plan: Plan, inputs: list[An
         parts = _encoded(plan, [text for text, _ in inputs], plan.max_tokens if plan.truncate else None, name)
         joined = plan.tokenizer.join_pairs([(parts[text], hypotheses[label]) for text, label in inputs],
                                            max_tokens=plan.max_tokens, truncate=plan.truncate, keep_second=True,
-                                           name=lambda at: name(at) + " with its hypothesis")
+                                           name=name, partner=" with its hypothesis")
         return embedding.Pack(joined.ids, joined.offsets, None, len(inputs), (), joined.second)
 
     return native_calls.tokenized(_chars_of(inputs), made, deadline=call.deadline)

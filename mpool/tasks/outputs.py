@@ -367,7 +367,7 @@ def _looked_up(plan: OutputPlan, texts: list[Any], start: int) -> Part:
 def _query_ids(plan: OutputPlan, texts: list[Any], start: int) -> Any:
     """Return the token ids of queries, without special tokens."""
     for at, text in enumerate(texts, start):
-        fault = embedding.fault_of(text, f"text {at}", 0) or embedding.surrogate_of(text, f"text {at}")
+        fault = embedding.fault_of(text, f"inputs[{at}]", 0) or embedding.surrogate_of(text, f"inputs[{at}]")
         if fault is not None:
             fault.key = plan.entry.key
             raise fault
@@ -379,9 +379,7 @@ def _query_ids(plan: OutputPlan, texts: list[Any], start: int) -> Any:
         for at, text in enumerate(texts, start):
             tokens = plan.tokenizer.count(plan.prompt + text, add_special=False, parse_special=plan.parse_special)
             if tokens > plan.max_tokens:
-                raise ContextOverflow(f"text {at} has {tokens} tokens, the model accepts at most {plan.max_tokens}",
-                                      tokens=tokens, limit=plan.max_tokens, key=plan.entry.key,
-                                      hint="Shorten it, or set truncate=True") from None
+                raise embedding.too_long(f"inputs[{at}]", tokens, plan) from None
         raise error
 
 

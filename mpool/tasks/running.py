@@ -70,7 +70,7 @@ def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
     """Run a request and return its result or its stream. Consumes ``given``, the result of :meth:`Verb.bind`."""
     if verb.name in _DESCRIBE:
         return run(VISION, pool, _DESCRIBE[verb.name](given)).text
-    if isinstance(given.get("iterable"), AsyncIterable):
+    if verb.name == "embed_iter" and isinstance(given["iterable"], AsyncIterable):  # needs an event loop
         refuse("iterable", given["iterable"], "an iterable of str",
                hint="mpool.aio.embed_iter accepts asynchronous iterables")
     validated, call, stream = _begin(verb, pool, given)

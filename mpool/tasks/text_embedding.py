@@ -313,7 +313,7 @@ def fault_of(text: Any, name: str, least: int = 1) -> MpoolError | None:
 
     Args:
         text: text of the caller.
-        name: description of the text in the message.
+        name: parameter with the text, with an index if it is in a list.
         least: minimum number of characters, 0 or 1.
     """
     return None if is_sized(text, least) else _misfit(text, name, least)
@@ -483,8 +483,9 @@ def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
         if not isinstance(sequence, (list, tuple)):
             refuse(f"inputs[{at}]", sequence, "a list of token ids, as the first input", key=plan.entry.key)
         if not sequence or len(sequence) > plan.max_tokens:
-            raise _keyed(ContextOverflow(f"text {at} has {len(sequence)} tokens, the model accepts 1 to "
-                                         f"{plan.max_tokens}", tokens=len(sequence), limit=plan.max_tokens), plan)
+            raise _keyed(ContextOverflow(f"`inputs[{at}]` has {len(sequence)} tokens, the model accepts 1 to "
+                                         f"{plan.max_tokens}", tokens=len(sequence), limit=plan.max_tokens,
+                                         param=f"inputs[{at}]"), plan)
         try:
             ids += [check_id(f"inputs[{at}][{index}]", token, plan.tokenizer.vocab_size)
                     for index, token in enumerate(sequence)]
@@ -542,8 +543,9 @@ def _pack_rendered(plan: Plan, template: ChatTemplate, documents: list[Any], sta
         pair = rendered(document)
         if len(pair) > plan.max_tokens:
             if not plan.truncate:
-                raise ContextOverflow(f"document {at} with the query has {len(pair)} tokens, the limit is "
+                raise ContextOverflow(f"`documents[{at}]` with the query has {len(pair)} tokens, the limit is "
                                       f"{plan.max_tokens}", tokens=len(pair), limit=plan.max_tokens,
+                                      param=f"documents[{at}]",
                                       hint="Shorten it, or set truncate=True")
             suffix = suffix or _common_end(rendered("0"), rendered("a"))
             if len(suffix) >= plan.max_tokens:
@@ -578,8 +580,8 @@ def _padded(plan: Plan, ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> t
 
 
 def _name(at: int, single: bool) -> str:
-    """Return the description of a text in errors."""
-    return "the text" if single else f"text {at}"
+    """Return the name of a text in errors."""
+    return "inputs" if single else f"inputs[{at}]"
 
 
 def _keyed(error: MpoolError, plan: Plan) -> MpoolError:
@@ -599,9 +601,14 @@ def _tokenizing_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
                                     hint="Leave it out, or call embed with on_error='null', which returns a row of NaN "
                                          "for it")
         elif tokens > plan.max_tokens and not plan.truncate:
-            fault = ContextOverflow(f"{name} has {tokens} tokens, the model accepts at most {plan.max_tokens}",
-                                    tokens=tokens, limit=plan.max_tokens, hint="Shorten it, or set truncate=True")
+            fault = too_long(name, tokens, plan)
     return fault
+
+
+def too_long(name: str, tokens: int, plan: Plan, hint: str = "Shorten it, or set truncate=True") -> ContextOverflow:
+    """Return the error for a text with too many tokens. ``name``: parameter with the text, and its index."""
+    return ContextOverflow(f"`{name}` has {tokens} tokens, the model accepts at most {plan.max_tokens}", tokens=tokens,
+                           limit=plan.max_tokens, param=name, hint=hint, key=plan.entry.key)
 
 
 def halves(pack: Pack) -> tuple[Pack, ...]:

@@ -232,9 +232,11 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
             tools = replace(tools, constrained=format is not None, calls_or_format=schema is not None)
     space = most - len(ids)
     if space < 1:
-        limit, allows = most - 1, "the model supports" if most == settings.context_length else "`context_length` allows"
-        raise ContextOverflow(f"the prompt has {len(ids)} tokens, but {allows} at most {limit} plus one "
-                              "generated token", tokens=len(ids), limit=limit, hint="Shorten the prompt", key=entry.key)
+        limit, param = most - 1, None if most == settings.context_length else "context_length"
+        has, most_tokens = f"the prompt has {len(ids)} tokens", f"at most {limit} plus one generated token"
+        raise ContextOverflow(f"{has}, but the model supports {most_tokens}" if param is None else
+                              f"`{param}` allows {most_tokens}, but {has}", tokens=len(ids), limit=limit, param=param,
+                              hint="Shorten the prompt", key=entry.key)
     max_tokens = space if chosen.max_tokens is None else min(chosen.max_tokens, space)
     adapter = 0 if options.get("adapter") is None else entry.adapter_id(options["adapter"])
     return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, max_tokens, splitter,

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import native_calls
 from ..checks import integer, refuse
-from ..errors import ContextOverflow, InvalidArgument, LimitError
+from ..errors import InvalidArgument, LimitError
 from . import outputs
 from . import text_embedding as embedding
 from .options import AGGREGATIONS
@@ -314,9 +314,8 @@ def _windows(plan: SpanPlan, texts: list[str], start: int) -> SpanPack:
         for at, one in enumerate(encoded, start):
             if len(one.ids) > room:
                 tokens = len(one.ids) + plan.max_tokens - room
-                raise ContextOverflow(f"texts[{at}] has {tokens} tokens, the model accepts at most {plan.max_tokens}",
-                                      tokens=tokens, limit=plan.max_tokens, key=plan.entry.key,
-                                      hint="Shorten it, set truncate=True, or pass a stride")
+                raise embedding.too_long(f"texts[{at}]", tokens, plan,
+                                         "Shorten it, set truncate=True, or pass a stride")
     _spend(plan, [len(one.ids) for one in encoded], room)
     rows: list[Any] = []
     tokens_of: list[Tokens] = []

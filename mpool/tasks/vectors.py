@@ -13,13 +13,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from .._dataclasses import dataclass
 from ..checks import is_same, refuse
-from ..errors import InvalidArgument, MemoryExhausted, NumericError
+from ..errors import InvalidArgument, MemoryExhausted, MpoolError, NumericError
 from ..resources import of_caller
 from ..runtime.logs import log
 from . import options as _options
@@ -181,6 +183,23 @@ class Kind:
     heavy: Callable[[Any, list[Any]], bool]
     tokens: Callable[[Any], int]
     threads: ThreadGroup
+
+    def called(self, **names: str) -> Kind:
+        """Return this kind for a function whose parameters have other names, so that errors have the names of that
+        function."""
+        return replace(self, pack=partial(_pack_under, names, self.pack))
+
+
+def _pack_under(names: Mapping[str, str], pack: Callable[..., Any], *given: Any) -> Any:
+    """Pack inputs; errors have the names of parameters that ``names`` states."""
+    try:
+        found = pack(*given)
+    except MpoolError as error:
+        error.rename(names)
+        raise
+    for _, fault in getattr(found, "faults", ()):
+        fault.rename(names)
+    return found
 
 
 def empty(plan: VectorPlan, count: int = 0) -> NDArray[np.float32]:

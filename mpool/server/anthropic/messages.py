@@ -191,7 +191,7 @@ class _Blocks:
 
 OPERATIONS = (
     Operation("POST", "/v1/messages", messages, MessagesRequest, MessageResponse, "Complete a conversation", EVENTS,
-              "messages", schema_field="output_config.format"),
+              "messages", names={"response_format": "output_config.format"}),
     Operation("POST", "/v1/messages/count_tokens", count_tokens, CountTokensRequest, CountTokensResponse,
               "Count the tokens of a conversation", name="count_tokens"),
 )

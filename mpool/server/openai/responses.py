@@ -272,7 +272,7 @@ class _Events:
 
 OPERATIONS = (
     Operation("POST", "/v1/responses", responses, ResponsesRequest, ResponseObject, "Respond to an input", EVENTS,
-              "responses", schema_field="text.format"),
+              "responses", names={"response_format": "text.format"}),
 )
 
 __all__ = ["OPERATIONS"]

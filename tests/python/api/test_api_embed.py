@@ -230,11 +230,11 @@ def test_progress(pool: mpool.Pool, bert: Path) -> None:
     (3.5, "must be a str .*, got float"),
     ("ab\ud800", r"must be Unicode text, got half of a surrogate pair \(U\+D800\) at character 2")])
 def test_texts_that_cannot_be_embedded(pool: mpool.Pool, bert: Path, text: object, message: str) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="text 2 " + message) as caught:
+    with pytest.raises(mpool.InvalidArgument, match=r"`inputs\[2\]` " + message) as caught:
         pool.embed(["fine", "good", text], bert)
-    assert caught.value.param == "text 2" and caught.value.key == str(bert)
+    assert caught.value.param == "inputs[2]" and caught.value.key == str(bert)
     if isinstance(text, str):
-        with pytest.raises(mpool.InvalidArgument, match="the text " + message):
+        with pytest.raises(mpool.InvalidArgument, match="`inputs` " + message):
             pool.embed(text, bert)
     rows = pool.embed(["fine", text, "good"], bert, on_error="null")
     assert np.isnan(rows).all(axis=1).tolist() == [False, True, False]
@@ -249,7 +249,7 @@ def test_texts_that_cannot_be_embedded(pool: mpool.Pool, bert: Path, text: objec
     (b"x", "Decode it first, for example with decode()"), (3.5, None)])
 def test_values_of_tables_that_are_not_texts(pool: mpool.Pool, bert: Path, value: object, hint: str | None) -> None:
     """Missing values of pandas, scalars of pyarrow, and bytes: the error says what to do."""
-    with pytest.raises(mpool.InvalidArgument, match="text 1 must be a str") as caught:
+    with pytest.raises(mpool.InvalidArgument, match=r"`inputs\[1\]` must be a str") as caught:
         pool.embed(["fine", value], bert)
     assert caught.value.hint == hint
 
@@ -267,7 +267,7 @@ def test_an_empty_text_has_the_vector_of_its_special_tokens(pool: mpool.Pool, be
 def test_an_error_has_the_index_of_the_text_in_the_request(pool: mpool.Pool, bert: Path) -> None:
     texts = ["A sentence that goes on for a while."] * 3000
     texts[2789] = "\udc00"
-    with pytest.raises(mpool.InvalidArgument, match="text 2789 must be Unicode text, got half"):
+    with pytest.raises(mpool.InvalidArgument, match=r"`inputs\[2789\]` must be Unicode text, got half"):
         pool.embed(texts, bert)
     idle(pool)
 
@@ -276,7 +276,7 @@ def test_rows_of_nan_are_counted_in_a_warning(pool: mpool.Pool, bert: Path, capl
     with caplog.at_level(logging.WARNING, "mpool"):
         rows = pool.embed(["", "x", None], bert, on_error="null")
     assert np.isnan(rows[:, 0]).tolist() == [True, False, True]
-    assert "2 of 3 texts have no vector" in caplog.text and "text 0 must be a str" in caplog.text
+    assert "2 of 3 texts have no vector" in caplog.text and "`inputs[0]` must be a str" in caplog.text
     assert np.isnan(pool.embed("", bert, on_error="null")).all()
     assert np.isnan(pool.embed(["", ""], bert, on_error="null")).all()
 
@@ -291,7 +291,7 @@ def test_truncation(pool: mpool.Pool, bert: Path) -> None:
     with pytest.raises(mpool.ContextOverflow) as caught:
         pool.embed(["x", long], bert, truncate=False)
     assert caught.value.limit == 64 and caught.value.tokens is not None and caught.value.tokens > 500
-    assert f"text 1 has {caught.value.tokens} tokens, the model accepts at most 64" in str(caught.value)
+    assert f"`inputs[1]` has {caught.value.tokens} tokens, the model accepts at most 64" in str(caught.value)
     assert isinstance(caught.value, ValueError)
     rows = pool.embed(["x", long], bert, truncate=False, on_error="null")
     assert np.isnan(rows[:, 0]).tolist() == [False, True]
@@ -504,7 +504,7 @@ def test_iter_counts_invalid_texts(pool: mpool.Pool, bert: Path) -> None:
 def test_iter_yields_the_vectors_before_an_invalid_text(pool: mpool.Pool, bert: Path) -> None:
     vectors = pool.embed_iter([*["fine"] * 5000, None, "never"], bert)
     count = 0
-    with pytest.raises(mpool.InvalidArgument, match="text 5000 must be a str .*, got NoneType"):
+    with pytest.raises(mpool.InvalidArgument, match=r"`iterable\[5000\]` must be a str .*, got NoneType"):
         for _ in vectors:
             count += 1
     assert 1024 <= count <= 5000

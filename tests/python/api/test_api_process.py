@@ -106,7 +106,7 @@ atexit.register(runtime._at_exit)
 def test_an_uncaught_error_ends_the_process(bert: Path) -> None:
     status, _, err = process("mpool.embed([None], bert)", bert, bert)
     assert status == 1
-    assert "mpool.errors.InvalidArgument: text 0 must be a str of 0 to 1,000,000 characters, got NoneType" \
+    assert "mpool.errors.InvalidArgument: `inputs[0]` must be a str of 0 to 1,000,000 characters, got NoneType" \
         in err.replace(f"{bert}: ", "")
 
 

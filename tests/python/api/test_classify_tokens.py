@@ -313,7 +313,7 @@ def test_texts_of_control_tokens_are_plain_text(pool: mpool.Pool, folders: dict[
     (TEXTS, {"ignore_labels": None}, mpool.InvalidArgument, "`ignore_labels` must be a list of str, got None"),
     (TEXTS, {"ignore_labels": ["O", 3]}, mpool.InvalidArgument, r"`ignore_labels\[1\]` must be a str, got 3"),
     (TEXTS, {"ignore_labels": ["O"] * 70_000}, mpool.LimitError, "at most 65,536 labels"),
-    (TEXTS, {"truncate": False}, mpool.ContextOverflow, r"texts\[13\] has 82 tokens, the model accepts at most 64"),
+    (TEXTS, {"truncate": False}, mpool.ContextOverflow, r"`texts\[13\]` has 82 tokens, the model accepts at most 64"),
     (TEXTS, {"labels": ["a"]}, mpool.InvalidArgument, "`labels` is not an option of classify_tokens"),
     (TEXTS, {"top_k": 1}, mpool.InvalidArgument, "`top_k` is not an option of classify_tokens"),
     (TEXTS, {"progress": 1}, mpool.InvalidArgument, "`progress` must be"),

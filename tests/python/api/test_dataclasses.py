@@ -104,7 +104,7 @@ def both() -> Iterator[tuple[types.ModuleType, types.ModuleType]]:
 
 
 def _deferred(cls: type) -> set[str]:
-    return {name for name, value in vars(cls).items() if isinstance(value, _dataclasses._Deferred)}
+    return {name for name, value in vars(cls).items() if isinstance(value, _dataclasses._LazyAttribute)}
 
 
 #: What a program may ask of a class or an instance first.

@@ -76,12 +76,13 @@ def test_queries_of_a_table(pool: mpool.Pool, routed: str, form: str) -> None:
     assert found.values.tobytes() == expected.values.tobytes() and found.shape == expected.shape
     assert call([[20, 21, 20], [30]]).indices.tolist() == [20, 21, 30]
     assert len(call("")) == 1
-    for bad, message in ((["a", 3], "text 1 must be a str"), (["w1", "w1 " * 400_000], "text 1 must be a str"),
-                         (["w1", "\ud800"], "text 1 must be Unicode"), ([[20], "w1"], r"inputs\[1\]"),
+    for bad, message in ((["a", 3], r"`inputs\[1\]` must be a str"),
+                         (["w1", "w1 " * 400_000], r"`inputs\[1\]` must be a str"),
+                         (["w1", "\ud800"], r"`inputs\[1\]` must be Unicode"), ([[20], "w1"], r"inputs\[1\]"),
                          ([[20], [VOCAB]], r"inputs\[1\]\[0\]")):
         with pytest.raises(mpool.InvalidArgument, match=message):
             call(bad)
-    with pytest.raises(mpool.ContextOverflow, match="text 1 has 100 tokens"):
+    with pytest.raises(mpool.ContextOverflow, match=r"`inputs\[1\]` has 100 tokens"):
         call(["w1", "w1 " * 100], truncate=False)
 
 

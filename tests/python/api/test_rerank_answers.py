@@ -66,7 +66,7 @@ def test_scores_match_cross_encoder(pool: mpool.Pool, folder: Path) -> None:
     _compare(pool, folder)
     near = pool.rerank(QUERY, DOCUMENTS, str(folder), compute="bfloat16")
     assert np.abs(np.array(near.scores) - _expected(folder)).max() <= 0.1
-    with pytest.raises(mpool.ContextOverflow, match="document 3 with the query has .* the limit is 500"):
+    with pytest.raises(mpool.ContextOverflow, match=r"`documents\[3\]` with the query has .* the limit is 500"):
         pool.rerank(QUERY, DOCUMENTS, str(folder), truncate=False)
 
 

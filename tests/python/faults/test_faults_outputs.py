@@ -188,7 +188,7 @@ def test_texts_that_are_hard_to_tokenise(pool: mpool.Pool, case: tuple[Output, P
 @pytest.mark.parametrize(("ids", "where"), [
     ([[5, -1]], r"inputs\[0\]\[1\]"), ([[5], [6, 1 << 40]], r"inputs\[1\]\[1\]"), ([[5, 6.5]], r"inputs\[0\]\[1\]"),
     ([[5], "text"], r"inputs\[1\]"), ([[True]], r"inputs\[0\]\[0\]"), ([[5, float("nan")]], r"inputs\[0\]\[1\]"),
-    ([[5, "6"]], r"inputs\[0\]\[1\]"), ([[5, 197]], r"inputs\[0\]\[1\]"), ([[]], "text 0 must be a str"),
+    ([[5, "6"]], r"inputs\[0\]\[1\]"), ([[5, 197]], r"inputs\[0\]\[1\]"), ([[]], r"`inputs\[0\]` must be a str"),
     (np.array([[5, 197]]), "inputs")], ids=str)
 @pytest.mark.parametrize("name", [name for name, one in OUTPUTS.items() if one.model in ("m3", "splade", "colbert")])
 def test_token_ids_that_are_refused(pool: mpool.Pool, name: str, ids: Any, where: str,

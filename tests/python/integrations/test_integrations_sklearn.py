@@ -148,7 +148,7 @@ def test_errors(bert: Path) -> None:
     assert (caught.value.param, caught.value.got) == ("X", "the shape (2, 2)")
     with pytest.raises(ValueError, match="`X` must be a list of str, got one str"):
         made.transform("one text")
-    with pytest.raises(ValueError, match="text 1 must be a str of 0 to 1,000,000 characters, got float"):
+    with pytest.raises(ValueError, match=r"`inputs\[1\]` must be a str of 0 to 1,000,000 characters, got float"):
         made.transform([TEXTS[0], float("nan")])
     with pytest.raises(ValueError, match="dimensions"):
         EmbeddingTransformer(str(bert), dimensions=33).fit(TEXTS)

@@ -385,7 +385,7 @@ def test_bad_input(pool: mpool.Pool, m3: Path, tmp_path: Path) -> None:
         pool.embed_sparse(TEXTS, plain)
     for name in ("embed_sparse", "embed_tokens", "embed_all"):
         call = getattr(pool, name)
-        with pytest.raises(mpool.InvalidArgument, match="text 1 must be a str"):
+        with pytest.raises(mpool.InvalidArgument, match=r"`inputs\[1\]` must be a str"):
             call(["a", 5], str(m3))
         with pytest.raises(mpool.InvalidArgument, match="surrogate"):
             call("\ud800", str(m3))

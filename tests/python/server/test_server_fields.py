@@ -234,6 +234,16 @@ def test_num_ctx_limits_prompt_and_completion(server: Any, path: str) -> None:
         whole["eval_count"]
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_errors_have_the_names_of_ollama_s_options(server: Any, path: str) -> None:
+    """And keep a value that reads like a parameter of the library."""
+    for options, name in (({"repeat_penalty": -1}, "repeat_penalty"), ({"top_k": -3}, "top_k")):
+        status, _, found = post(server, path, {**BODIES[path], "options": options})
+        assert status == 400 and found["error"].startswith(f"`{name}` must be "), found
+    status, _, found = post(server, path, {**BODIES[path], "format": {"type": "`response_format`"}})
+    assert status == 400 and found["error"].startswith("`format`") and "`response_format`" in found["error"], found
+
+
 @pytest.mark.parametrize("value", [1, 0, -1, 2.5, "8", True])
 def test_context_length_of_the_library(server: Any, value: Any) -> None:
     with pytest.raises(mpool.InvalidArgument, match="`context_length` must be an integer of 2 or more, or None"):

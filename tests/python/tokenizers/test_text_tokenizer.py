@@ -148,7 +148,7 @@ def test_truncation_keeps_special_tokens(parse: bool) -> None:
     assert ids.tolist() == [0, 261, 261, 261, 1, 0, 261, 1, 0, 1] and offsets.tolist() == [0, 5, 8, 10]
     assert tokenizer.encode_batch(texts, max_tokens=2, parse_special=parse).ids.tolist() == [0, 1] * 3
     assert tokenizer.encode_batch(texts[:1], max_tokens=12, truncate=False, parse_special=parse).offsets[-1] == 12
-    with pytest.raises(ContextOverflow, match="text 1 has 12 tokens, the limit is 11") as caught:
+    with pytest.raises(ContextOverflow, match=r"`texts\[1\]` has 12 tokens, the limit is 11") as caught:
         tokenizer.encode_batch(["", texts[0]], max_tokens=11, truncate=False, parse_special=parse)
     assert (caught.value.tokens, caught.value.limit) == (12, 11)
     with pytest.raises(InvalidArgument, match="must be [24] or more"):
