@@ -280,7 +280,7 @@ def command(record: dict[str, Any], path: str) -> str:
     options = record["options"]
     texts = [f"--text-model {found['name']}" for kind, found in record["weights"].items() if kind != "embed"]
     numbers = " ".join(f"--{name} {','.join(map(str, value)) if isinstance(value, list) else value}"
-                       for name in ("rounds", "again", "topics", "prompts", "depths")
+                       for name in ("rounds", "again", "repeat", "topics", "prompts", "depths", "touch", "weights")
                        if (value := options.get(name)) is not None)
     engines = options.get("engines", [])
     programs = [f"--program {name}=FOLDER" for name in dict.fromkeys(split(engine)[0] for engine in engines)

@@ -159,6 +159,7 @@ def test_a_missing_field_is_found(path: tuple[str | int, ...]) -> None:
 @pytest.mark.parametrize("change, message", [
     (lambda made: made["turns"][0].update(disturbed="noise"), "its probes give None"),
     (lambda made: made["turns"][0]["measures"].clear(), "no measures"),
+    (lambda made: made["turns"][0].update(samples={"mixed texts/s": [1.0]}), "samples of mixed texts/s"),
     (lambda made: made["turns"][0]["frame"]["after"].pop("int8"), "after.int8"),
     (lambda made: made["turns"][0]["frame"].update(before=None), "frame.before is None"),
     (lambda made: made["machine"].update(instruction_sets=[]), "no instruction sets"),
@@ -263,7 +264,8 @@ def test_the_command_of_a_record_runs_again() -> None:
     """The command below the plot is made of the record, and compare understands it."""
     made = record(five())
     made["options"] = {"rounds": 5, "again": 0, "topics": ["embed"], "prompts": [128, 512], "depths": [8],
-                       "engines": ["mpool", "openvino:float32:latency", "ik"]}
+                       "engines": ["mpool", "openvino:float32:latency", "ik"], "repeat": 7, "touch": 6000,
+                       "weights": "packed"}
     found = tables.command(made, PATH).replace("\\\n", " ").splitlines()[1].split()
     assert found[:4] == ["python", "-m", "benchmarks", "compare"]
     arguments = compare.parse(found[4:])
