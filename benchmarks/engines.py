@@ -160,7 +160,7 @@ class MpoolGenerator:
         return {"weights MB": row.model_bytes / 1e6, "caches MB": row.engine_bytes / 1e6}
 
     def tokens(self, text: str) -> list[int]:
-        """Tokenise a text. All engines get these ids."""
+        """Tokenize a text. All engines get these ids."""
         return self.model.tokenize(text)
 
 
