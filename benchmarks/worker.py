@@ -53,18 +53,19 @@ def embed(task: dict[str, Any]) -> dict[str, Any]:
         "long": lambda turn: texts.same(count // 3, 90, turn)}
     first = engine.embed(texts.mixed(count)[:64])
     found: dict[str, Any] = {}
+    rates: dict[str, list[float]] = {}
     for name, batch_of in lists.items():
         engine.embed(batch_of(repeat + 1)[:32])
         batches = [batch_of(turn + 1) for turn in range(repeat)]
-        seconds = statistics.median(seconds_of(lambda: engine.embed(batch)) for batch in batches)
-        found[f"{name} texts/s"] = len(batches[0]) / seconds
+        rates[f"{name} texts/s"] = [len(batch) / seconds_of(lambda: engine.embed(batch)) for batch in batches]
+        found[f"{name} texts/s"] = statistics.median(rates[f"{name} texts/s"])
     for text in texts.same(20, 9):
         engine.embed([text])
     single = texts.same(240, 9, 1)
     found["one text ms"] = statistics.median(seconds_of(lambda: engine.embed([text])) for text in single) * 1e3
     found |= many_threads(engine, texts.same(task["calls"], 9, 2))
-    return {"measures": found, "counts": {"one text ms": len(single), P99: task["calls"]}, "vectors": first.tolist(),
-            "rss MB": rss(), "compute": getattr(engine, "used", None)}
+    return {"measures": found, "counts": {"one text ms": len(single), P99: task["calls"]}, "samples": rates,
+            "vectors": first.tolist(), "rss MB": rss(), "compute": getattr(engine, "used", None)}
 
 
 def many_threads(engine: Any, single: list[str]) -> dict[str, float]:

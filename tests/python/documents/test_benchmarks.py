@@ -175,31 +175,6 @@ def test_peers_that_generate_are_compared_with_the_default() -> None:
     assert report.against("ik", ["mpool:float32", "ik"]) is None
 
 
-def test_share_of_the_hardware_limit() -> None:
-    """The share is computed from arithmetic by precision and threads, or from bytes read. It is None if the probe did
-    not measure that limit."""
-    frame = Frame({"read_1": 10.0, "read_2": 20.0, "fp32": 100.0, "bf16": 200.0}, {"read_2": 25.0}, 0.0)
-    for measure, arithmetic, part in (({"operations": 2e9}, "float32", 0.1), ({"operations": 2e9}, "bfloat16", 0.05),
-                                      ({"operations": 2e9}, "int8", None), ({"bytes": 5e8}, "int8", 0.2)):
-        assert limits.share(measure, 10.0, frame, 2, arithmetic) == part
-    assert limits.share({"bytes": 1.0}, 1.0, Frame(None, None, None), 2, "int8") is None
-    found = report.summary([turn("mpool:float32", 0, {"mixed texts/s": 10.0}, {**NEAR, "fp32": 100.0})],
-                           {"embed": {"mixed texts/s": {"operations": 1e9}}}, 2)
-    assert found["embed"]["mixed texts/s"]["mpool:float32"]["limit"] == 0.05
-
-
-def test_operations_and_bytes_are_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Operations per text grow with its length, and generating a token reads every weight once."""
-    paths = {"embed": str(tinymodels.cached(tmp_path_factory, "bert")),
-             "generate": str(tinymodels.cached(tmp_path_factory, "llama"))}
-    found = limits.work(paths, 48, [16, 32], [8])
-    assert found["embed"]["short texts/s"]["operations"] < found["embed"]["long texts/s"]["operations"]
-    found = found["generate"]
-    assert found["pp16 tokens/s"]["operations"] < found["pp32 tokens/s"]["operations"]
-    weights = sum(file.stat().st_size for file in Path(paths["generate"]).glob("*.safetensors"))
-    assert 0.3 * weights < found["tg@8 tokens/s"]["bytes"] <= weights
-
-
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder for the peers' converted weights, which their settings share."""
