@@ -23,6 +23,7 @@
     parquet            texts from Parquet files to Parquet files, in one process and by Ray
     shares             CPU time of tokenizers and of image preparation beside the model
     success            the success criteria: time to load large files, memory, logs, times of a worker
+    wheel              a built wheel compared with the build in place: rates, and hashes of results
     tables             write the tables of README.md and docs/ from the committed records, or check them
     synthetic          write a GGUF file with the shapes of a published model and random values
 
@@ -40,7 +41,7 @@ COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image
             "pool": "pool", "isolation": "isolation", "masks": "masks", "drafts": "drafts", "adapters": "adapters",
             "kernels": "kernel_rates", "search": "search", "contexts": "contexts", "low-bits": "low_bits",
             "half-memory": "half_memory", "replay": "replay", "parquet": "parquet", "shares": "shares",
-            "success": "success", "tables": "tables", "synthetic": "synthetic"}
+            "success": "success", "wheel": "wheel", "tables": "tables", "synthetic": "synthetic"}
 
 
 def main() -> int:

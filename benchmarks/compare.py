@@ -28,6 +28,8 @@ from .rotation import Rotation, add_options, finish, rotated, say
 
 #: Folder for the peers' converted weights, one subfolder per hash of the weights.
 MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "peers"
+#: The tests' module that joins weights from packages.
+JOINED = Path(__file__).resolve().parents[1] / "tests" / "python" / "helpers" / "joined.py"
 #: Options that a record names.
 OPTIONS = ("engines", "topics", "rounds", "again", "repeat", "prompts", "depths", "quick", "touch", "weights")
 TOPICS = ("import", "cold-embed", "cold-generate", "embed", "generate")
@@ -182,7 +184,7 @@ def weights(given: str | None, capability: str) -> str:
     from mpool.models import load_catalogue, resolve
 
     key = given or load_catalogue().default(capability).key
-    joined = _joined()
+    joined = module_at(JOINED)
     if key not in joined.WEIGHTS:
         return resolve(key).path
     try:
@@ -195,10 +197,9 @@ def weights(given: str | None, capability: str) -> str:
         return str(joined.resolve(key))
 
 
-def _joined() -> Any:
-    """Import the tests' module that joins weights from packages."""
-    path = Path(__file__).resolve().parents[1] / "tests" / "python" / "helpers" / "joined.py"
-    spec = importlib.util.spec_from_file_location("joined", path)
+def module_at(path: Path) -> Any:
+    """Import a module of the repository that no package contains."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

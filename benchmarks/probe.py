@@ -44,10 +44,13 @@ class Probe:
         done = subprocess.run([self.program, *map(str, pair)], capture_output=True, text=True, timeout=60)
         return json.loads(done.stdout) if done.returncode == 0 else None
 
-    def around(self, run: Callable[[], T]) -> tuple[T, Frame]:
-        """Return the result of ``run``, and the probes before and after it."""
+    def around(self, run: Callable[[], T], own: Callable[[], float] = lambda: 0.0) -> tuple[T, Frame]:
+        """Return the result of ``run``, and the probes before and after it.
+
+        ``own``: returns the CPU seconds of processes that belong to the measurement and go on after it.
+        """
         before = self.run()
-        with Watch() as watch:
+        with Watch(own) as watch:
             found = run()
         return found, Frame(before, self.run(), watch.others)
 
@@ -67,8 +70,11 @@ class Frame:
 
 class Watch:
     """Measures the CPU time of other processes while it is open: the busy time in /proc/stat minus that of our
-    children.
+    children, and of the processes that ``own`` adds up.
     """
+
+    def __init__(self, own: Callable[[], float] = lambda: 0.0) -> None:
+        self.more = own
 
     def __enter__(self) -> Watch:
         self.cpus = os.sched_getaffinity(0)
@@ -96,10 +102,10 @@ class Watch:
                 total += user + nice + system + irq + soft + steal
         return total / os.sysconf("SC_CLK_TCK")
 
-    @staticmethod
-    def _own() -> float:
-        return sum(use.ru_utime + use.ru_stime for use in map(resource.getrusage, (resource.RUSAGE_SELF,
-                                                                                   resource.RUSAGE_CHILDREN)))
+    def _own(self) -> float:
+        ended = sum(use.ru_utime + use.ru_stime for use in map(resource.getrusage, (resource.RUSAGE_SELF,
+                                                                                    resource.RUSAGE_CHILDREN)))
+        return ended + self.more()
 
     def describe(self) -> str:
         """Describe the CPU use of other processes, in words."""

@@ -96,10 +96,11 @@ class Recorder:
         self.turns: list[Turn] = []
         self.weights: dict[str, dict[str, Any]] = {}
         self.versions, self.failures = {"mpool": mpool.__version__}, list[str]()
+        self.agreement: dict[str, Any] = {}
 
-    def measure(self, run: Callable[[], T]) -> tuple[T, Frame]:
-        """Return the result of ``run``, and the probes around it."""
-        return self.probe.around(run)
+    def measure(self, run: Callable[[], T], own: Callable[[], float] = lambda: 0.0) -> tuple[T, Frame]:
+        """Return the result of ``run``, and the probes around it; arguments as for :meth:`Probe.around`."""
+        return self.probe.around(run, own)
 
     def add(self, topic: str, engine: str, number: int, measures: dict[str, float], frame: Frame,
             memory: float | None = None) -> None:

@@ -6,6 +6,7 @@
     python tools/wheels.py build --arch x86_64 --python python3.10   # also a wheel for 3.10, which has no abi3 wheel
     python tools/wheels.py check python3.11 python3.13     # install the wheel without a compiler; demo and light tests
     python tools/wheels.py light                           # light tests of the mpool that this Python has installed
+    python -m benchmarks wheel dist/mpool-...-x86_64.whl   # its speed, and hashes of results, beside the build in place
 
 zig's clang compiles against glibc 2.28. The wheels are built from the unpacked sdist, so a file that the sdist lacks
 fails the build. Python 3.11 and later share one wheel per architecture (cp311-abi3), which this script builds with the
@@ -183,6 +184,14 @@ def run_light_tests(python: Path, sources: Path, options: list[str], env: dict[s
     return said.splitlines()[-1]
 
 
+def empty_environment(python: str, folder: str) -> dict[str, str]:
+    """Make an environment of a Python. Return the variables for its programs, with no other program on the path."""
+    run(python, "-m", "venv", folder)
+    alone = {**os.environ, "PATH": f"{folder}/bin", "CC": "false"}
+    alone.pop("PYTHONPATH", None)
+    return alone
+
+
 def check(arguments: argparse.Namespace) -> None:
     """Install the wheel into an empty environment of each Python, without a compiler on the path. Run the demo there,
     and then the light tests of the sdist."""
@@ -191,10 +200,7 @@ def check(arguments: argparse.Namespace) -> None:
         sys.exit(f"wheels: {arguments.out} must have one sdist, found {len(sdists)}")
     for python in arguments.python:
         with tempfile.TemporaryDirectory() as folder:
-            run(python, "-m", "venv", folder)
-            alone = {**os.environ, "PATH": f"{folder}/bin", "CC": "false"}
-            alone.pop("PYTHONPATH", None)
-            pip = f"{folder}/bin/pip"
+            alone, pip = empty_environment(python, folder), f"{folder}/bin/pip"
             # pip chooses among these wheels only: a package index may have another mpool
             run(pip, "download", "-q", "--no-index", "--find-links", arguments.out.resolve(), "--only-binary=:all:",
                 "--no-deps", "--dest", "wheel", "mpool", env=alone, cwd=folder)

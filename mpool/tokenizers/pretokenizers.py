@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .._dataclasses import dataclass
+from ..models.formats import deepseek_words
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,12 @@ _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SYMBOLS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTIONS + "|" + _WORD + r"|\p{N}{1,3}" + _SYMBOLS + _SPACES
 _QWEN2 = _CONTRACTIONS + "|" + _WORD + r"|\p{N}" + _SYMBOLS + _SPACES
-_DEEPSEEK3 = (_PUNCTUATION + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*" + _SPACES)
 # llama.cpp classifies white space outside ASCII as \s only, whatever range it is in.
 _CJK = "[[\u0800-\u9fa5\uac00-\ud7ff]&&[^\\s]]+"
-_HAN_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _SENTENCE_MARKS = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
 # In llama.cpp, an upper-case letter is any letter but a-z, and a lower-case letter is any letter but A-Z.
@@ -72,25 +70,11 @@ def _cased(upper: str, lower: str, suffix: str, digits: str, ends: str = r"\r\n/
             rf"| ?[^\s\p{{L}}\p{{N}}]+[{ends}]*" + _SPACES)
 
 
-#: DeepSeek's letters: all letters that have a case. Written as escapes, since Unicode normalisation would change some.
-_DEEPSEEK_LETTERS = (
-    "\\s?["
-    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
-    "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
-    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
-    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d"
-    "\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4"
-    "\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
-    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
-    "\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a"
-    "\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
-    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943]+")
-
 _gpt2 = PreTokenizer((_GPT2,))
 _digits_gpt2 = PreTokenizer((r"\p{N}", _GPT2))
 _llama3 = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _qwen2 = PreTokenizer((_QWEN2,))
-_deepseek3 = PreTokenizer((r"\p{N}{1,3}", _HAN_KANA, _DEEPSEEK3))
+_deepseek3 = PreTokenizer(deepseek_words.V3)
 _gpt4o = PreTokenizer((_cased(_UPPER, _LOWER, _CONTRACTIONS + "?", r"\p{N}{1,3}"),))
 _marks = PreTokenizer((_SENTENCE_MARKS,))
 _bailing = PreTokenizer((r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|" + _WORD + r"|\p{N}" + _SYMBOLS +
@@ -127,18 +111,18 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
                     _digits_gpt2),
     # DeepSeek
-    "deepseek-llm": PreTokenizer((r"[\r\n]", _DEEPSEEK_LETTERS,
+    "deepseek-llm": PreTokenizer((r"[\r\n]", deepseek_words.LETTERS,
                                   "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001-\u3002]+", r"\s+$", _CJK,
                                   r"\p{N}+")),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _deepseek3),
-    "spark2_5": PreTokenizer((r"\p{N}{1,3}", _HAN_KANA, _PUNCTUATION +
+    "spark2_5": PreTokenizer((r"\p{N}{1,3}", deepseek_words.HAN_KANA, deepseek_words.PUNCTUATION +
                               r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+",
                               r"\p{N}")),
     "youtu": PreTokenizer((
         "[\uac00-\ud7a3\u3131-\u318e]+|"
         "[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
-        "|[\u3105-\u312f]+|" + _HAN_KANA,
+        "|[\u3105-\u312f]+|" + deepseek_words.HAN_KANA,
         r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+" + _CONTRACTIONS + r"?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES),
         ignore_merges=True),
     # OpenAI's o200k and Mistral's tekken: words are split where the case changes

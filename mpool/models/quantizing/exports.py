@@ -6,8 +6,9 @@ cannot express is refused, because the file would compute something else.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import Unsupported
@@ -16,8 +17,12 @@ from ..families.llama import windowed_layers
 from ..families.smollm import INTERVAL, rope_layers
 from ..spec import Value
 
+log = logging.getLogger("mpool.models")
+
 #: Hint of the error for a folder that mpool does not convert.
 CONVERT_ELSEWHERE = "Convert the folder with llama.cpp's convert_hf_to_gguf.py; mpool quantises the .gguf"
+#: Values of ``expert_gating_func``.
+_SOFTMAX, _SIGMOID = 1, 2
 
 
 class Settings:
@@ -97,6 +102,30 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class HeadRows:
+    """Rows of each head of a matrix ``[heads * stride, columns]``, which are a tensor of their own in the file.
+
+    Attributes:
+        kind: kind of the tensor in the file.
+        heads: number of heads.
+        stride: rows of a head.
+        first, count: first row that the tensor takes of each head, and number of rows.
+        transposed: True if the file stores ``[heads, columns, count]`` instead of ``[heads, count, columns]``.
+    """
+
+    kind: str
+    heads: int
+    stride: int
+    first: int
+    count: int
+    transposed: bool = False
+
+    def shape(self, columns: int) -> tuple[int, int, int]:
+        """Return the shape of the tensor, outermost dimension first."""
+        return (self.heads, columns, self.count) if self.transposed else (self.heads, self.count, columns)
+
+
+@dataclass(frozen=True)
 class Export:
     """How an architecture is written.
 
@@ -104,17 +133,27 @@ class Export:
         complete: function that takes the settings which only this architecture has, and adds the keys of the file.
         interleaved: kinds of tensors whose rows llama.cpp orders differently: the halves of each head interleaved.
         fused: kind of tensor in the file -> kinds whose rows it concatenates.
+        split: function of the settings that returns, by kind of tensor in the folder, the tensors that the file has
+            in its place.
         activation: activation that the architecture's files imply.
         windows: True if the file states the sliding window.
         norm_offset: number that the folder's network adds to the weights of norms; the file stores the sums.
+        rope_neox: True if folders store the first halves of all rotary pairs of a head before the second halves.
+        rope_factors: True if the file may have tensors with divisors of RoPE's frequencies.
+        yarn_scales_rope: True if YaRN also scales rotated queries and keys, by a factor that readers compute; False if
+            the architecture's readers scale only the attention scores.
     """
 
     complete: Callable[[Settings], None] = lambda settings: None
     interleaved: tuple[str, ...] = ()
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    split: Callable[[Settings], Mapping[str, Sequence[HeadRows]]] = lambda settings: {}
     activation: str = "silu"
     windows: bool = False
     norm_offset: float = 0.0
+    rope_neox: bool = True
+    rope_factors: bool = True
+    yarn_scales_rope: bool = True
 
 
 def _qwen3moe(settings: Settings) -> None:
@@ -163,6 +202,48 @@ def _phi3(settings: Settings) -> None:
         settings.put("rope.scaling.attn_factor", settings.number("rope_attention_factor", 1.0))
 
 
+def _deepseek2(settings: Settings) -> None:
+    """Write the latent KV head as the only one, as llama.cpp does since kv_b is split in two tensors; the ``_mla`` keys
+    have the sizes of the model's heads."""
+    rank, rotated = settings.integer("attention.kv_lora_rank"), settings.integer("rope.dimension_count")
+    epsilon, key = settings.key("attention.layer_norm_rms_epsilon"), settings.integer("attention.key_length_mla")
+    if settings.number("latent_epsilon", 0.0) != epsilon:
+        log.warning("%s: readers of GGUF files use rms_norm_eps, %s, also in the norms of the latents, where the model "
+                    "uses 1e-06: the results differ slightly", settings.path, epsilon)
+    settings.put("attention.head_count_kv", 1)
+    settings.put("attention.key_length", rank + rotated)
+    settings.put("attention.value_length", rank)
+    if not settings.key("attention.q_lora_rank"):
+        settings.drop("attention.q_lora_rank")
+    shared = settings.integer("expert_shared_feed_forward_length")
+    settings.drop("expert_shared_feed_forward_length")
+    settings.put("expert_shared_count", shared // settings.integer("expert_feed_forward_length"))
+    is_sigmoid = settings.take("expert_gate", "softmax") == "sigmoid"
+    settings.fixed("expert_corrected", is_sigmoid)
+    settings.put("expert_gating_func", _SIGMOID if is_sigmoid else _SOFTMAX)
+    settings.put("expert_weights_norm", bool(settings.take("expert_normalise", False)))
+    settings.put("expert_weights_scale", settings.number("expert_scale", 1.0))
+    groups, used = settings.take("expert_groups", 1), settings.take("expert_groups_used", 1)
+    if groups != 1:
+        settings.put("expert_group_count", groups)
+        settings.put("expert_group_used_count", used)
+    factor = settings.scaling("factor", 1.0)
+    assert isinstance(factor, (int, float))
+    if settings.scaling("type", "none") == "yarn" and factor > 1:
+        if "attention_scale" not in settings:  # llama.cpp would scale the rotated queries and keys
+            settings.refuse("rope.scaling.type yarn without mscale_all_dim")
+        scale = math.sqrt(settings.number("attention_scale", 1.0) * math.sqrt(key))
+        settings.put("rope.scaling.yarn_log_multiplier", (scale - 1) / math.log(factor))
+
+
+def _latent_halves(settings: Settings) -> dict[str, tuple[HeadRows, HeadRows]]:
+    """Return the key half and the value half of each head of kv_b."""
+    heads, value = settings.integer("attention.head_count"), settings.integer("attention.value_length_mla")
+    plain = settings.integer("attention.key_length_mla") - settings.integer("rope.dimension_count")
+    return {"attn_kv_b": (HeadRows("attn_k_b", heads, plain + value, 0, plain, transposed=True),
+                          HeadRows("attn_v_b", heads, plain + value, plain, value))}
+
+
 EXPORTS = {
     "llama": Export(interleaved=("attn_q", "attn_k")),
     "qwen2": Export(),
@@ -172,6 +253,7 @@ EXPORTS = {
     "granite": Export(_granite, interleaved=("attn_q", "attn_k")),
     "phi3": Export(_phi3, fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")},
                    windows=True),
+    "deepseek2": Export(_deepseek2, split=_latent_halves, rope_neox=False, rope_factors=False, yarn_scales_rope=False),
     "gemma2": Export(_gemma, activation="gelu_tanh", windows=True, norm_offset=1.0),
     "gemma3": Export(_gemma, activation="gelu_tanh", windows=True, norm_offset=1.0),
 }

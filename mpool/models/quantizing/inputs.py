@@ -7,7 +7,7 @@ import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import Unsupported
@@ -18,7 +18,7 @@ from ..formats.gguf_model import describe_gguf
 from ..formats.gguf_tables import read_gguf
 from ..formats.hf_folder import describe_folder
 from ..spec import ModelSpec, TensorEntry, Value
-from .exports import CONVERT_ELSEWHERE, EXPORTS, Export, Settings
+from .exports import CONVERT_ELSEWHERE, EXPORTS, Export, HeadRows, Settings
 from .gguf_layout import read_values, value
 from .recipes import Model
 from .vocabulary import tokenizer_keys
@@ -40,6 +40,7 @@ class Tensor:
         shape: shape, outermost dimension first.
         parts: where its values are: tensors whose rows are written one after the other. Empty: in ``data``.
         heads: heads whose halves are interleaved; 0: rows are copied in their order.
+        rows: rows of each head of the only part that the tensor has; None: all rows.
         data: values in float32, if they are not in a file.
         folder: True if the tensor is from a folder: small tensors are then written as F32.
         offset: number that is added to every value; the values are then written as F32.
@@ -49,6 +50,7 @@ class Tensor:
     shape: tuple[int, ...]
     parts: tuple[TensorEntry, ...]
     heads: int = 0
+    rows: HeadRows | None = None
     data: bytes = b""
     folder: bool = False
     offset: float = 0.0
@@ -119,7 +121,8 @@ def _from_folder(path: str) -> Input:
     keys = {key: _stored(path, key, one) for key, one in settings.keys.items()}
     keys |= tokenizer_keys(Folder(path), model, rows)
     heads = {"attn_q": settings.integer("attention.head_count"), "attn_k": settings.integer("attention.head_count_kv")}
-    tensors = _tensors(written, export, heads)
+    split = export.split(settings)
+    tensors = [one for tensor in _tensors(written, export, heads) for one in _split(tensor, split)]
     tensors += [Tensor(f"{kind}.weight", (len(one),), (), data=struct.pack(f"<{len(one)}f", *one))
                 for kind, one in factors.items()]
     general = {"general.architecture": value(name), "general.type": value("model"),
@@ -169,13 +172,22 @@ def _tensors(entries: Sequence[TensorEntry], export: Export, heads: Mapping[str,
     return tensors
 
 
+def _split(tensor: Tensor, split: Mapping[str, Sequence[HeadRows]]) -> list[Tensor]:
+    """Return the tensors that the file has in place of a tensor of the folder."""
+    match = _LAYER.fullmatch(tensor.name)
+    if match is None or match[2] not in split:
+        return [tensor]
+    return [replace(tensor, name=f"{match[1]}{rows.kind}{match[3]}", shape=rows.shape(tensor.shape[1]), rows=rows)
+            for rows in split[match[2]]]
+
+
 def _take_common(settings: Settings, export: Export) -> dict[str, list[float]]:
     """Take the settings that architectures share. Return the factors of RoPE, which are tensors, by their names.
 
     Raises:
         Unsupported: a GGUF file cannot express a setting.
     """
-    settings.fixed("rope_neox", True)
+    settings.fixed("rope_neox", export.rope_neox)
     settings.fixed("activation", export.activation)
     settings.take("scale_block", 0)  # the file stores no separate scales
     kind, scaling = settings.scaling("type", "none"), "rope.scaling."
@@ -184,10 +196,10 @@ def _take_common(settings: Settings, export: Export) -> dict[str, list[float]]:
     if kind == "yarn":
         settings.fixed("rope_yarn_truncate", True)
         for name, usual in (("yarn_beta_fast", 32.0), ("yarn_beta_slow", 1.0)):
-            if settings.scaling(name, usual) != usual:
-                settings.refuse(f"{scaling}{name}")
-            settings.drop(f"{scaling}{name}")  # readers have the same defaults
-        settings.fixed("rope_attention_factor", 0.1 * math.log(max(factor, 1.0)) + 1)
+            if settings.scaling(name, usual) == usual:
+                settings.drop(f"{scaling}{name}")  # readers have the same defaults
+        usual_scale = 0.1 * math.log(max(factor, 1.0)) + 1 if export.yarn_scales_rope else 1.0
+        settings.fixed("rope_attention_factor", usual_scale)
     elif kind == "llama3":
         found["rope_freqs"] = _llama3_factors(settings, factor)
         settings.drop(scaling)
@@ -195,6 +207,8 @@ def _take_common(settings: Settings, export: Export) -> dict[str, list[float]]:
         if f"rope_{name}_factors" in settings:
             factors = settings.take(f"rope_{name}_factors", [])
             found[f"rope_factors_{name}"] = [float(one) for one in factors]  # type: ignore[union-attr, arg-type]
+    if found and not export.rope_factors:
+        settings.refuse(f"rope.scaling.type {kind}")
     export.complete(settings)
     if not export.windows and f"{settings.architecture}.attention.sliding_window" in settings.keys:
         settings.refuse("sliding_window")

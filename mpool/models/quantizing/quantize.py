@@ -24,6 +24,7 @@ from ...resources import cpus
 from ..files import close, open_regular, read_exactly
 from ..formats.hf_quantised import DTYPES
 from ..spec import TensorEntry
+from .exports import HeadRows
 from .gguf_layout import header, padding, value
 from .inputs import Input, Tensor, read_input
 from .recipes import BLOCK, RECIPES, type_of
@@ -180,7 +181,7 @@ def _planned(type: str, model: Input, tensor: Tensor) -> _Planned:
     dtype = type_of(type, model.model, tensor.name, tensor.shape)
     if dtype is None:
         dtype = "F32" if tensor.folder or not tensor.parts else tensor.parts[0].dtype
-    if len(tensor.parts) == 1 and dtype == tensor.parts[0].dtype:
+    if len(tensor.parts) == 1 and dtype == tensor.parts[0].dtype and tensor.rows is None:
         return _Planned(tensor, dtype, tensor.parts[0].nbytes)
     items = int(np.prod(tensor.shape, dtype=object))
     return _Planned(tensor, dtype, items // BLOCK[dtype] * _BYTES[dtype])
@@ -239,11 +240,11 @@ def _layout(tensor: Tensor, part: TensorEntry) -> tuple[int, int]:
 
 
 def _ranges(tensor: Tensor) -> Iterator[tuple[TensorEntry, int, int]]:
-    """Yield part, first row and number of rows of each chunk. Rows of a head whose halves are interleaved stay
-    together."""
+    """Yield part, first row and number of rows of each chunk. The rows of a head stay together if the file has them in
+    another order, or only some of them."""
     for part in tensor.parts:
         rows, columns = _layout(tensor, part)
-        unit = rows // tensor.heads if tensor.heads else 1
+        unit = tensor.rows.stride if tensor.rows else rows // tensor.heads if tensor.heads else 1
         step = max(1, _CHUNK // (columns * unit)) * unit
         for first in range(0, rows, step):
             yield part, first, min(step, rows - first)
@@ -271,6 +272,9 @@ def _convert(one: _Planned, part: TensorEntry, first: int, rows: int,
     tensor = one.tensor
     all_rows, columns = _layout(tensor, part)
     data, dtype = read(first, rows, all_rows)
+    if tensor.rows:
+        data = _rows_of_heads(tensor.rows, data, rows, columns)
+        rows = rows // tensor.rows.stride * tensor.rows.count
     if tensor.heads:
         half, stride = all_rows // tensor.heads // 2, len(data) // rows
         data = np.frombuffer(data, np.uint8).reshape(-1, 2, half, stride).swapaxes(1, 2).tobytes()
@@ -285,6 +289,13 @@ def _convert(one: _Planned, part: TensorEntry, first: int, rows: int,
         raise FormatError(file=path, offset=part.offset, field=part.name,
                           got=f"NaN, infinity, or a value outside {one.dtype} in rows {first} to {first + rows - 1}",
                           allowed="finite weights") from error
+
+
+def _rows_of_heads(part: HeadRows, data: bytes, rows: int, columns: int) -> bytes:
+    """Return the rows that a tensor takes of whole heads."""
+    width = len(data) // (rows * columns)
+    taken = np.frombuffer(data, f"V{width}").reshape(-1, part.stride, columns)[:, part.first:part.first + part.count]
+    return (taken.swapaxes(1, 2) if part.transposed else taken).tobytes()
 
 
 def _rename_new(temporary: str, target: str) -> None:

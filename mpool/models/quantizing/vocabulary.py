@@ -1,8 +1,10 @@
-"""The tokenizer of a model folder as keys of a GGUF file: byte-level BPE, and SentencePiece's BPE with byte tokens."""
+"""The tokenizer of a model folder as keys of a GGUF file: byte-level BPE, also in Kimi's ``tiktoken.model``, and
+SentencePiece's BPE with byte tokens."""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 from typing import Any
 
@@ -10,7 +12,9 @@ from ...errors import FormatError, Unsupported
 from .. import json_strict
 from ..fields import Fields
 from ..files import Folder, read_small
+from ..formats import deepseek_words, tiktoken_ranks
 from ..formats.byte_pairs import check_splitting
+from ..layout import RANKS_NAME
 from ..spec import ModelDescription
 from .exports import CONVERT_ELSEWHERE
 from .gguf_layout import value
@@ -21,10 +25,13 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-#: Expression that splits texts -> name in ``tokenizer.ggml.pre``. None: the expression of GPT-2.
-_NAMES: dict[tuple[bool, str | None], str] = {
-    (False, None): "gpt-2", (True, None): "smollm", (False, _WORDS + r"\p{N}{1,3}" + _REST): "llama-bpe",
-    (False, _WORDS + r"\p{N}" + _REST): "qwen2"}
+_DIGITS = r"\p{N}"
+#: Expressions that split texts, in the order in which they are applied -> name in ``tokenizer.ggml.pre``. None: the
+#: expression of GPT-2, which ``tokenizer.json`` does not spell out.
+_NAMES: dict[tuple[str | None, ...], str] = {
+    (None,): "gpt-2", (_DIGITS, None): "smollm", (_WORDS + r"\p{N}{1,3}" + _REST,): "llama-bpe",
+    (_WORDS + _DIGITS + _REST,): "qwen2", (*deepseek_words.V2, _DIGITS): "deepseek-llm",
+    deepseek_words.V3: "deepseek-v3"}
 _MAX_FILE = 256 << 20
 
 
@@ -41,40 +48,13 @@ def tokenizer_keys(folder: Folder, model: ModelDescription, rows: int) -> dict[s
         FormatError: the file is malformed.
         LimitError: the tokens of a SentencePiece vocabulary are too long.
     """
-    path = folder.path_of("tokenizer.json")
-    table = Fields.of(json_strict.loads(read_small(path, _MAX_FILE), file=path, max_bytes=_MAX_FILE), file=path)
-    bpe = table.section("model")
-    if bpe.get("type", "BPE") != "BPE":
-        raise _unsupported(path, "BPE tokenizers")
-    vocabulary = bpe.section("vocab")
-    if len(vocabulary.values) > rows:
-        bpe.fail("vocab", f"{len(vocabulary.values)} tokens", f"at most {rows}, the rows of the token embedding")
-    texts: list[str] = [f"[PAD{i}]" for i in range(rows)]
-    types = [_UNUSED] * rows
-
-    def put(text: str, token: Any, kind: int) -> None:
-        if type(token) is not int or not 0 <= token < rows:
-            raise FormatError(file=path, field="id of a token", got=repr(token)[:40], allowed=f"0 to {rows - 1}")
-        texts[token], types[token] = text, kind
-
-    for text, token in vocabulary.values.items():
-        put(text, token, _NORMAL)
-    for entry in table.list("added_tokens", []):
-        added = Fields.of(entry, file=path, at="added_tokens")
-        put(added.str("content"), added.int("id"), _CONTROL if added.bool("special", False) else _USER_DEFINED)
-    if len(set(texts)) < rows:
-        raise FormatError(file=path, field="model.vocab", got="a token twice", allowed="different tokens")
-    merges = [_merge(one, path) for one in bpe.list("merges", limit=1 << 22)]
-    ids = {text: token for token, text in enumerate(texts)}
-    if bpe.get("byte_fallback"):
-        _mark_sentencepiece(bpe, texts, types)
-        kind, pre, rest = "llama", "default", _sentencepiece(table, texts, types, merges)
-    else:
-        kind, pre = "gpt2", _pre_tokenizer(table)
-        rest = {"merges": value([" ".join(merge) for merge in merges])}
-    keys = {"model": value(kind), "pre": value(pre), "tokens": value(texts), "token_type": value(types), **rest}
-    config = folder.fields("config.json")
     settings = folder.fields("tokenizer_config.json", missing_ok=True, wide_ints=True)
+    source = model.tokenizer.json_path if model.tokenizer is not None else None
+    if source is not None and os.path.basename(source) == RANKS_NAME:
+        table, keys, ids = _of_ranks(source, settings, rows)
+    else:
+        table, keys, ids = _of_json(folder.path_of("tokenizer.json"), rows)
+    config = folder.fields("config.json")
     for name in ("bos", "eos", "pad", "unk"):
         token = _special(settings, config, name, ids, rows)
         if token is not None:
@@ -85,6 +65,74 @@ def tokenizer_keys(folder: Folder, model: ModelDescription, rows: int) -> dict[s
     if model.chat_template:
         found["tokenizer.chat_template"] = value(model.chat_template)
     return found
+
+
+class _Tokens:
+    """The tokens of a vocabulary: texts and types by id. Ids that no token has are unused."""
+
+    def __init__(self, path: str, rows: int) -> None:
+        self.path, self.rows = path, rows
+        self.texts = [f"[PAD{i}]" for i in range(rows)]
+        self.types = [_UNUSED] * rows
+
+    def put(self, text: str, token: Any, kind: int) -> None:
+        """Set the text and the type of a token."""
+        if type(token) is not int or not 0 <= token < self.rows:
+            raise FormatError(file=self.path, field="id of a token", got=repr(token)[:40],
+                              allowed=f"0 to {self.rows - 1}")
+        self.texts[token], self.types[token] = text, kind
+
+    def ids(self) -> dict[str, int]:
+        """Return the ids by text."""
+        found = {text: token for token, text in enumerate(self.texts)}
+        if len(found) < self.rows:
+            raise FormatError(file=self.path, field="tokens", got="a text twice", allowed="different texts")
+        return found
+
+    def keys(self, kind: str, pre: str, **rest: bytes) -> dict[str, bytes]:
+        """Return the keys of a tokenizer, without ``tokenizer.ggml.``."""
+        return {"model": value(kind), "pre": value(pre), "tokens": value(self.texts), "token_type": value(self.types),
+                **rest}
+
+
+def _of_json(path: str, rows: int) -> tuple[Fields, dict[str, bytes], dict[str, int]]:
+    """Read a ``tokenizer.json``. Returns its content, the keys, and the ids by text."""
+    table = Fields.of(json_strict.loads(read_small(path, _MAX_FILE), file=path, max_bytes=_MAX_FILE), file=path)
+    bpe = table.section("model")
+    if bpe.get("type", "BPE") != "BPE":
+        raise _unsupported(path, "BPE tokenizers")
+    vocabulary = bpe.section("vocab")
+    if len(vocabulary.values) > rows:
+        bpe.fail("vocab", f"{len(vocabulary.values)} tokens", f"at most {rows}, the rows of the token embedding")
+    tokens = _Tokens(path, rows)
+    for text, token in vocabulary.values.items():
+        tokens.put(text, token, _NORMAL)
+    for entry in table.list("added_tokens", []):
+        added = Fields.of(entry, file=path, at="added_tokens")
+        tokens.put(added.str("content"), added.int("id"), _CONTROL if added.bool("special", False) else _USER_DEFINED)
+    ids = tokens.ids()
+    merges = [_merge(one, path) for one in bpe.list("merges", limit=1 << 22)]
+    if bpe.get("byte_fallback"):
+        _mark_sentencepiece(bpe, tokens.texts, tokens.types)
+        return table, tokens.keys("llama", "default", **_sentencepiece(table, tokens.texts, tokens.types, merges)), ids
+    return table, tokens.keys("gpt2", _pre_tokenizer(table), merges=_joined(merges)), ids
+
+
+def _of_ranks(path: str, settings: Fields, rows: int) -> tuple[Fields, dict[str, bytes], dict[str, int]]:
+    """Read a ``tiktoken.model``. Returns as :func:`_of_json`; the content is that of tokenizer_config.json."""
+    ranks = tiktoken_ranks.read(path, settings)
+    tokens = _Tokens(path, rows)
+    for token, text in enumerate(ranks.texts):
+        tokens.put(text, token, _NORMAL)
+    for token, (text, is_control) in enumerate(ranks.special, len(ranks.texts)):
+        tokens.put(text, token, _CONTROL if is_control else _USER_DEFINED)
+    ids = tokens.ids()
+    return settings, tokens.keys("gpt2", tiktoken_ranks.PRE_TOKENIZER, merges=_joined(ranks.merges())), ids
+
+
+def _joined(merges: list[tuple[str, str]]) -> bytes:
+    """Return merges as the file stores them."""
+    return value([" ".join(merge) for merge in merges])
 
 
 def _unsupported(path: str, kinds: str) -> Unsupported:
@@ -169,20 +217,24 @@ def _pre_tokenizer(table: Fields) -> str:
     top = table.section("pre_tokenizer")
     parts = [Fields.of(part, file=table.file, at="pre_tokenizer") for part in top.list("pretokenizers", limit=16)] \
         if top.get("type") == "Sequence" else [top]
-    kinds = [part.get("type") for part in parts]
-    digits, pattern, known = False, None, bool(kinds) and kinds[-1] == "ByteLevel"
+    last = parts[-1] if parts else top
+    known = last.get("type") == "ByteLevel" and not last.get("add_prefix_space", True)
+    splits: list[str | None] = []
     for part in parts[:-1]:
+        pattern = part.get("pattern")
+        regex = pattern.get("Regex") if isinstance(pattern, dict) else None
         if part.get("type") == "Digits" and part.get("individual_digits"):
-            digits = True
-        elif part.get("type") == "Split" and isinstance(part.get("pattern"), dict) and pattern is None:
-            pattern = part.get("pattern").get("Regex")
-            known &= part.get("behavior") == "Isolated" and not part.get("invert") and isinstance(pattern, str)
+            splits.append(_DIGITS)
+        elif part.get("type") == "Split" and isinstance(regex, str) and part.get("behavior") == "Isolated" \
+                and not part.get("invert"):
+            splits.append(regex.replace("\r", r"\r").replace("\n", r"\n"))  # some files have the characters themselves
         else:
             known = False
-    known = known and (pattern is None) == bool(parts[-1].get("use_regex", True))
-    if not known or (digits, pattern) not in _NAMES or parts[-1].get("add_prefix_space", True):
+    if last.get("use_regex", True):
+        splits.append(None)
+    if not known or tuple(splits) not in _NAMES:
         raise _unsupported(table.file, "the pre-tokenizers of " + ", ".join(_NAMES.values()))
-    return _NAMES[digits, pattern]
+    return _NAMES[tuple(splits)]
 
 
 def _special(settings: Fields, config: Fields, name: str, ids: dict[str, int], rows: int) -> int | None:

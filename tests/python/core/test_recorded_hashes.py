@@ -6,7 +6,8 @@ compilers give the same bits. They are the same on every CPU (csrc/kernels/kerne
 are recorded for each instruction set.
 
 ``python tests/python/core/test_recorded_hashes.py`` records them again after a change of the arithmetic on purpose;
-with MPOOL_CPU=avx2 or another instruction set that the CPU has, also those in bfloat16 for this set.
+with MPOOL_CPU=avx2 or another instruction set that the CPU has, also those in bfloat16 for this set. With ``--print``,
+it prints the hashes instead: ``python -m benchmarks wheel`` compares those of two builds.
 """
 
 from __future__ import annotations
@@ -119,9 +120,15 @@ def test_every_hash_has_a_case() -> None:
     assert len(set(recorded.values())) >= len(cases)
 
 
-if __name__ == "__main__":
-    before = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
+def hashes() -> dict[str, str]:
+    """Return the hashes of all cases."""
     with mpool.Pool() as made:
-        found = {key_of(name, compute): hash_of(CASES[name][0](made, compute)) for name, compute in PAIRS}
+        return {key_of(name, compute): hash_of(CASES[name][0](made, compute)) for name, compute in PAIRS}
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--print"]:
+    print(json.dumps(hashes()))
+elif __name__ == "__main__":
+    before = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
     print(_core.config()["compiler"], platform.machine())
-    FILE.write_text(json.dumps(dict(sorted({**before, **found}.items())), indent=1) + "\n", "utf-8")
+    FILE.write_text(json.dumps(dict(sorted({**before, **hashes()}.items())), indent=1) + "\n", "utf-8")

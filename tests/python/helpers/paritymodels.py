@@ -206,8 +206,8 @@ def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bo
     config = find_class(config_class)(
         vocab_size=vocab, hidden_size=hidden, intermediate_size=160 if family == "gpt_oss" else 144,
         num_hidden_layers=layers, max_position_embeddings=positions, tie_word_embeddings=tie,
-        bos_token_id=0, eos_token_id=1, pad_token_id=0, rms_norm_eps=1e-5,
-        **{"num_attention_heads": 6, "num_key_value_heads": 2, **extra})
+        bos_token_id=0, eos_token_id=1, pad_token_id=0,
+        **{"rms_norm_eps": 1e-5, "num_attention_heads": 6, "num_key_value_heads": 2, **extra})
     return find_class(model_class)(config).eval()
 
 

@@ -25,6 +25,12 @@ ROWS = 336
 TEXT = "Hello, world! It's 12345 o'clock.\n\n  The quick   brown fox."
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+#: The expressions in DeepSeek-V3's tokenizer.json.
+V3_WORDS = (r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|""" "[^\r\n" r"\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+            r"| ?[\p{P}\p{S}]+" "[\r\n]*" r"|\s*" "[\r\n]+" r"|\s+(?!\S)|\s+")
+#: The norms of latents have the same epsilon as all others, as in DeepSeek's models.
+LATENT = {"rms_norm_eps": 1e-6}
 #: Name -> family, settings of the model, pre-tokenizer. Sizes of 96 have no whole superblocks.
 FOLDERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("llama", {"layers": 9, "hidden": 256, "num_attention_heads": 8}, "llama-bpe"),
@@ -37,6 +43,10 @@ FOLDERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "smollm3": ("smollm3", {"layers": 5}, "llama-bpe"),
     "granite": ("granite", {"tie": True}, "gpt-2"),
     "granite_biased": ("granite_biased", {}, "smollm"),
+    "deepseek2": ("deepseek2", {"layers": 3, **LATENT}, "deepseek-v3"),
+    "deepseek2_kimi": ("deepseek2_kimi", {"layers": 3, **LATENT}, "deepseek-v3"),
+    "deepseek2_lite": ("deepseek2_lite", LATENT, "deepseek-llm"),
+    "deepseek2_v2": ("deepseek2_v2", LATENT, "deepseek-llm"),
     "phi3": ("phi3", {}, "spm-prepend"),
     "phi3_partial": ("phi3_partial", {}, "spm-metaspace"),
     "phi3_long": ("phi3_long", {}, "spm-prepend"),
@@ -77,10 +87,17 @@ def _byte_level(pre: str) -> Any:
     """Train a byte-level BPE tokenizer."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
+    from mpool.models.formats import deepseek_words
+
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ("gpt-2", "smollm"))
     steps: list[Any] = [byte_level]
     if pre == "smollm":
         steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    elif pre.startswith("deepseek"):
+        words = V3_WORDS if pre == "deepseek-v3" else deepseek_words.V2
+        steps[:0] = [pre_tokenizers.Split(Regex(one), "isolated") for one in words]
+        if pre == "deepseek-llm":
+            steps.insert(-1, pre_tokenizers.Digits(individual_digits=True))
     elif pre != "gpt-2":
         digits = r"\p{N}{1,3}" if pre == "llama-bpe" else r"\p{N}"
         steps.insert(0, pre_tokenizers.Split(Regex(WORDS + digits + REST), "isolated"))
@@ -104,7 +121,8 @@ def write_tokenizer(folder: Path, pre: str) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({
         "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": {"content": "<|endoftext|>"},
-        "add_bos_token": pre == "llama-bpe", "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}))
+        "add_bos_token": pre in ("llama-bpe", "deepseek-v3"),
+        "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}))
 
 
 def save(name: str, folder: Path) -> Any:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import re
-import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +14,15 @@ import pytest
 
 tiktoken = pytest.importorskip("tiktoken")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "parity" / "text"))
-
-from make_lines import lines  # noqa: E402
-
 import mpool  # noqa: E402
+from kimifiles import BYTES, NAMED, WORDS, rank_file, settings, trained, write  # noqa: E402
+from make_lines import lines  # noqa: E402
 from mpool.errors import FormatError, LimitError  # noqa: E402
 from mpool.models.formats import tiktoken_ranks  # noqa: E402
 from mpool.models.sources.hub_files import choose_folder  # noqa: E402
 from mpool.models.spec import TokenizerSource  # noqa: E402
 from mpool.tokenizers import open_tokenizer  # noqa: E402
 from mpool.tokenizers.tokenizer import Tokenizer  # noqa: E402
-
-#: The expression in Kimi's tokenization_kimi.py.
-WORDS = "|".join((
-    r"[\p{Han}]+", *(r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]" + upper
-                     + r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]" + lower + r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-                     for upper, lower in (("*", "+"), ("+", "*"))),
-    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"))
-BYTES = [bytes((byte,)) for byte in range(256)]
-#: Places and texts of named special tokens, as in Kimi K2's tokenizer_config.json, and whether they are special.
-NAMED = {0: ("[BOS]", True), 1: ("[EOS]", True), 2: ("<|im_end|>", True), 3: ("<|im_user|>", True),
-         4: ("<|im_assistant|>", True), 10: ("<|im_system|>", True), 11: ("<|tool_calls_section_begin|>", False),
-         17: ("<|im_middle|>", True), 254: ("[UNK]", True), 255: ("[PAD]", True)}
-TEMPLATE = ("{% for m in messages %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content }}<|im_end|>{% endfor %}"
-            "{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}")
-
-
-def rank_file(tokens: Sequence[bytes]) -> str:
-    return "".join(f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
-
-
-def settings(first: int, **changes: Any) -> dict[str, Any]:
-    decoder = {str(first + at): {"content": text, "special": special, "lstrip": False, "rstrip": False,
-                                 "normalized": False, "single_word": False} for at, (text, special) in NAMED.items()}
-    return {"added_tokens_decoder": decoder, "tokenizer_class": "TikTokenTokenizer", "bos_token": "[BOS]",
-            "eos_token": "[EOS]", "unk_token": "[UNK]", "pad_token": "[PAD]", "chat_template": TEMPLATE,
-            "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}, **changes}
-
-
-def write(folder: Path, tokens: Sequence[bytes], **changes: Any) -> Path:
-    (folder / "tiktoken.model").write_text(rank_file(tokens))
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings(len(tokens), **changes)))
-    return folder
 
 
 def opened(folder: Path, **config: Any) -> Tokenizer:
@@ -71,23 +34,6 @@ def reference(tokens: Sequence[bytes]) -> Any:
     special = {NAMED.get(at, (f"<|reserved_token_{first + at}|>", True))[0]: first + at for at in range(256)}
     return tiktoken.Encoding("kimi", pat_str=WORDS, mergeable_ranks=dict(zip(tokens, range(first))),
                              special_tokens=special)
-
-
-@cache
-def trained() -> tuple[bytes, ...]:
-    """A vocabulary that byte-pair encoding makes out of text."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORDS), "isolated"),
-                                                       pre_tokenizers.ByteLevel(False, use_regex=False)])
-    tokenizer.train_from_iterator(lines(1500), trainers.BpeTrainer(vocab_size=3000, show_progress=False))
-    chars = [*map(chr, (*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)))]
-    missing = [byte for byte in range(256) if chr(byte) not in chars]
-    values = {char: ord(char) for char in chars} | {chr(0x100 + at): byte for at, byte in enumerate(missing)}
-    made = [bytes(map(values.__getitem__, text))
-            for text, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
-    return (*BYTES, *(token for token in made if len(token) > 1))
 
 
 def test_ids_as_tiktoken(tmp_path: Path) -> None:
