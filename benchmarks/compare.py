@@ -31,7 +31,7 @@ MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "peers"
 #: The tests' module that joins weights from packages.
 JOINED = Path(__file__).resolve().parents[1] / "tests" / "python" / "helpers" / "joined.py"
 #: Options that a record names.
-OPTIONS = ("engines", "topics", "rounds", "again", "prompts", "depths", "quick", "touch", "weights")
+OPTIONS = ("engines", "topics", "rounds", "again", "repeat", "prompts", "depths", "quick", "touch", "weights")
 TOPICS = ("import", "cold-embed", "cold-generate", "embed", "generate")
 #: Type of quantised weights that peers repack for their fastest kernels. Its files come first in comparisons of text.
 FIRST = "q4_k_m"
@@ -90,7 +90,7 @@ class Bench(Rotation):
             return {"topic": topic, "module": MODULES[engine]}
         kind, model = kind_of(topic), topic.removeprefix("cold-")
         common = {"topic": "cold" if topic.startswith("cold-") else kind, "kind": kind, "path": self.paths[model],
-                  "repeat": 1 if quick else 3}
+                  "repeat": 1 if quick else self.arguments.repeat}
         if kind == "embed":
             return {**common, "texts": self.texts, "calls": self.calls,
                     "folder": str(MADE / hashed(self.paths["embed"])[:16])}
@@ -291,6 +291,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add_options(parser)
     parser.add_argument("--again", type=int, default=2, metavar="N",
                         help="further turns for an engine without a comparable turn (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N",
+                        help="repetitions of each measure in a turn, of which the median counts (default: %(default)s)")
     parser.add_argument("--program", action="append", default=[], metavar="ENGINE=FOLDER",
                         help="folder of the programs of a peer without a Python package: ik")
     parser.add_argument("--embedding-model", metavar="REF", help="a sentence-transformers folder")

@@ -49,8 +49,8 @@ class Generator(Protocol):
         """
 
     def together(self, prompts: list[list[int]], count: int) -> float:
-        """Generate ``count`` tokens for every prompt at the same time. Return the seconds, prefill included. All
-        prompts have the same length.
+        """Generate ``count`` tokens for every prompt at the same time. Return the seconds after the first tokens of all
+        prompts. All prompts have the same length.
         """
 
 
@@ -134,18 +134,25 @@ class MpoolGenerator:
 
     def generate(self, ids: list[int], count: int) -> tuple[list[int], float]:
         """See Generator. All time of a call except prefill counts as decode."""
+        written, first, end = self._generate(ids, count)
+        return written, end - first
+
+    def _generate(self, ids: list[int], count: int) -> tuple[list[int], float, float]:
+        """Return the tokens, the time of the first one, and the time at the end of the call."""
         import time
 
         start = time.perf_counter()
         done = self.model.generate(ids, temperature=0, max_tokens=count, ignore_eos=True)
-        total = time.perf_counter() - start
+        end = time.perf_counter()
         if done.usage.cached_tokens:
             raise RuntimeError(f"{done.usage.cached_tokens} tokens of the prompt came from the prefix cache")
-        return list(done.token_ids), total - done.timings.queued - done.timings.prompt
+        return list(done.token_ids), start + done.timings.queued + done.timings.prompt, end
 
     def together(self, prompts: list[list[int]], count: int) -> float:
         """See Generator. Each prompt has its own thread."""
-        return together(len(prompts), lambda number: self.generate(prompts[number], count))
+        calls: list[tuple[list[int], float, float]] = []
+        together(len(prompts), lambda number: calls.append(self._generate(prompts[number], count)))
+        return max(end for _, _, end in calls) - max(first for _, first, _ in calls)
 
     def memory(self) -> dict[str, float]:
         """Return the size of the packed weights, and of keys and values, in units of 10**6 bytes."""
@@ -153,7 +160,7 @@ class MpoolGenerator:
         return {"weights MB": row.model_bytes / 1e6, "caches MB": row.engine_bytes / 1e6}
 
     def tokens(self, text: str) -> list[int]:
-        """Tokenise a text. All engines get these ids."""
+        """Tokenize a text. All engines get these ids."""
         return self.model.tokenize(text)
 
 
@@ -222,8 +229,8 @@ class LlamaCpp:
             rows = (self.lib.llama_get_logits_ith(context, row) for row in last)
             return [int(np.argmax(np.ctypeslib.as_array(row, shape=(self.vocab,)))) for row in rows]
 
-        start = time.perf_counter()
         tokens = step(prompts, 0)
+        start = time.perf_counter()
         for past in range(len(prompts[0]), len(prompts[0]) + count - 1):
             tokens = step([[token] for token in tokens], past)
         seconds = time.perf_counter() - start

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import resource
+import statistics
 import subprocess
 import tempfile
 from pathlib import Path
@@ -36,13 +37,14 @@ class IkLlama:
 
     def measures(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return the same measures as ``worker.generate``."""
-        best: dict[str, float] = {}
+        best: dict[str, list[float]] = {}
         for repacking in REPACKING:
             together = self._together(task, repacking) if task["streams"] else []
-            for name, rate in (*self._alone(task, repacking), *together):
-                best[name] = max(rate, best.get(name, 0.0))
+            for name, rates in (*self._alone(task, repacking), *together):
+                best[name] = max(rates, best.get(name, [0.0]), key=statistics.median)
         used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
-        return {"measures": best, "rss MB": used, "version": self.version}
+        return {"measures": {name: statistics.median(rates) for name, rates in best.items()}, "samples": best,
+                "rss MB": used, "version": self.version}
 
     def _run(self, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         with tempfile.TemporaryDirectory() as scratch:  # the program writes a log into its working directory
@@ -52,7 +54,7 @@ class IkLlama:
             raise RuntimeError(f"{program}: {done.stderr.strip()[-400:]}")
         return done
 
-    def _alone(self, task: dict[str, Any], repacking: int) -> list[tuple[str, float]]:
+    def _alone(self, task: dict[str, Any], repacking: int) -> list[tuple[str, list[float]]]:
         depths = [item for depth in task["depths"] for item in ("-gp", f"{depth},{task['write']}")]
         rows = json.loads(self._run(
             "llama-bench", "-m", task["path"], "-t", task["threads"], "-fa", 1, "-rtr", repacking, "-n", 0, "-o",
@@ -60,18 +62,20 @@ class IkLlama:
         found = []
         self.version = rows[0].get("build_commit", "?")
         for row in rows:
-            # a row of decode after a prompt is called "tg64@pp512"; its rate is of the decode alone
+            # a row of decode after a prompt is called "tg64@pp512"; its rates are of the decode alone
             prompt, written = row["n_prompt"], row["n_gen"]
             name = f"tg@{prompt}" if written else f"pp{prompt}"
-            found.append((f"{name} tokens/s", float(row["avg_ts"])))
+            found.append((f"{name} tokens/s", [float(rate) for rate in row["samples_ts"]]))
         return found
 
-    def _together(self, task: dict[str, Any], repacking: int) -> list[tuple[str, float]]:
+    def _together(self, task: dict[str, Any], repacking: int) -> list[tuple[str, list[float]]]:
         streams, prompt, written = task["streams"], task["depths"][0], task["write"]
         done = self._run("llama-batched-bench", "-m", task["path"], "-c", streams * (prompt + written) + 64, "-b", 2048,
-                          "-ub", 512, "-npp", prompt, "-ntg", written, "-npl", streams, "-fa", "on", "-t",
-                          task["threads"], *["-rtr"] * repacking)
+                          "-ub", 512, "-npp", prompt, "-ntg", written, "-npl",
+                         ",".join([str(streams)] * task["repeat"]), "-fa", "on", "-t", task["threads"],
+                         *["-rtr"] * repacking)
         cells = [line.strip("| \n").split("|") for line in (done.stdout + done.stderr).splitlines()
                  if line.startswith("|")]
         head = [cell.strip() for cell in cells[0]]
-        return [(f"{streams} streams tokens/s", float(cells[-1][head.index("S_TG t/s")]))]
+        rates = [float(row[head.index("S_TG t/s")]) for row in cells if row[0].strip().isdigit()]
+        return [(f"{streams} streams tokens/s", rates)]

@@ -1,12 +1,14 @@
 """Limits of the machine: the work of each measure, divided by the probe's figures.
 
 The work of an encoder or a prefill is counted in operations: linear layers take two per weight and row, attention four
-per pair of positions and component. The work of decode is counted in bytes: each token reads every weight once.
+per pair of positions and component. The work of decode is counted in bytes: each token reads every weight once. Only
+the experts that the router chooses for a row count.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from . import texts
@@ -45,21 +47,32 @@ def _decoding(path: str, prompts: list[int], depths: list[int]) -> dict[str, Any
     for length in prompts:
         found[f"pp{length} tokens/s"] = {"operations": _operations(decoder, length, (length + 1) / 2) / length}
     for depth in depths:
-        found[f"tg@{depth} tokens/s"] = {"bytes": sum(tensor.nbytes for tensor in decoder.spec.tensors
-                                                      if len(tensor.shape) == 2 and _is_read(decoder, tensor.name))}
+        found[f"tg@{depth} tokens/s"] = {"bytes": sum(tensor.nbytes * _used(decoder, tensor)
+                                                      for tensor in decoder.spec.tensors
+                                                      if _is_read(decoder, tensor.name))}
     return found
 
 
 def _operations(model: Any, rows: int, keys: float) -> float:
     layers, width = _facts(model)
-    weights = sum(math.prod(tensor.shape) for tensor in model.spec.tensors
-                  if len(tensor.shape) == 2 and tensor.name.startswith("blk."))
+    weights = sum(math.prod(tensor.shape) * _used(model, tensor) for tensor in model.spec.tensors
+                  if tensor.name.startswith("blk."))
     return 2.0 * weights * rows + 4.0 * layers * width * rows * keys
 
 
 def _facts(model: Any) -> tuple[int, int]:
     kv, name = model.spec.kv, model.spec.architecture
     return int(kv[f"{name}.block_count"]), int(kv[f"{name}.embedding_length"])
+
+
+def _used(model: Any, tensor: Any) -> float:
+    """Return the share of a tensor that one row multiplies: 0 for other tensors than matrices."""
+    if len(tensor.shape) < 2 or not tensor.name.endswith(".weight"):
+        return 0.0
+    if not re.search(r"_exps\.weight$|\.\d+\.weight$", tensor.name):
+        return 1.0
+    kv, name = model.spec.kv, model.spec.architecture
+    return int(kv[f"{name}.expert_used_count"]) / int(kv[f"{name}.expert_count"])
 
 
 def _is_read(model: Any, name: str) -> bool:

@@ -152,7 +152,7 @@ def network_of(shape: str, folder: str, finished: bool = True) -> Any:
 
 
 class Tokens(peers.Tokens):
-    """Tokenises texts, and for ColBERT puts the mark of documents behind the first token."""
+    """Tokenizes texts, and for ColBERT puts the mark of documents behind the first token."""
 
     def __init__(self, path: str, shape: str) -> None:
         super().__init__(path)

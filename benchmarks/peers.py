@@ -28,7 +28,7 @@ CALIBRATION, CALIBRATION_TURN = 300, 99
 
 
 class Tokens:
-    """Tokenises texts to padded ids and masks, int64 (texts, longest)."""
+    """Tokenizes texts to padded ids and masks, int64 (texts, longest)."""
 
     def __init__(self, path: str) -> None:
         from tokenizers import Tokenizer

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,9 +52,11 @@ class Turn:
 
     def as_json(self) -> dict[str, Any]:
         """Return the turn as the record holds it."""
-        return {"topic": self.topic, "engine": self.engine, "round": self.round, "disturbed": self.disturbed,
-                "compute": self.result.get("compute"), "counts": self.result.get("counts", {}),
-                "measures": self.result["measures"], "rss MB": self.result["rss MB"], "frame": self.frame.as_json()}
+        found = {"topic": self.topic, "engine": self.engine, "round": self.round, "disturbed": self.disturbed,
+                 "compute": self.result.get("compute"), "counts": self.result.get("counts", {}),
+                 "measures": self.result["measures"], "rss MB": self.result["rss MB"], "frame": self.frame.as_json()}
+        samples = self.result.get("samples")  # measure -> the rate of each repetition
+        return {**found, "samples": samples} if samples else found
 
 
 def turns(record: dict[str, Any]) -> list[Turn]:
@@ -251,6 +254,8 @@ def _contradictions(record: dict[str, Any]) -> list[str]:
         wrong = [name for name, value in turn["measures"].items() if not isinstance(value, NUMBER) or not value > 0]
         wrong += [f"{side}.{name}" for side in ("before", "after") for name in PROBES
                   if name not in turn["frame"][side]]
+        wrong += [f"samples of {name}" for name, rates in turn.get("samples", {}).items()
+                  if statistics.median(rates) != turn["measures"].get(name)]
         if wrong or not turn["measures"]:
             found.append(f"turns[{number}]: {', '.join(wrong) or 'no measures'}")
     if found:

@@ -9,6 +9,7 @@ from typing import Any
 from . import limits
 from .engines import EMBEDDERS, split
 from .probe import disturbance
+from .timing import percentile
 
 #: Suffixes of measures for which less is better.
 LESS = (" ms", " s", " MB")
@@ -49,8 +50,10 @@ def summary(turns: list[Any], work: dict[str, Any] | None = None, threads: int =
     ``median``, ``min`` and ``max`` are over the undisturbed turns, of which there are ``n`` among ``turns``. ``ratio``,
     ``ratio_min`` and ``ratio_max`` are over pairs of comparable turns of one round; ``pairs`` is the number of the
     pairs, and ``ratio_n`` that of the turns of the engine that has fewer turns in them. If ``n`` or ``pairs`` is 0,
-    these figures are computed from all turns. ``limit`` is the share of the machine's limit (limits.py), for measures
-    whose ``work`` is known: topic -> measure -> work (``limits.work``).
+    these figures are computed from all turns. ``fast`` is the rate that a tenth of all repetitions reach, and
+    ``fast_ratio`` compares these rates: virtual machines change their speed within a turn, and the fastest repetitions
+    of each engine are those of the machine's fastest state. ``limit`` is the share of the machine's limit (limits.py),
+    for measures whose ``work`` is known: topic -> measure -> work (``limits.work``).
     """
     found: dict[str, Any] = {}
     for topic in dict.fromkeys(turn.topic for turn in turns):
@@ -83,6 +86,9 @@ def _cell_of(name: str, engine: str, turns: list[Any]) -> dict[str, Any]:
     values = [measures(turn)[name] for turn in good or mine]
     cell: dict[str, Any] = {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(good),
                             "turns": len(mine)}
+    fast = _fast(name, mine)
+    if fast:
+        cell["fast"] = fast
     rival = against(engine, [turn.engine for turn in turns])
     ours = [turn for turn in turns if turn.engine == rival and name in measures(turn)]
     pairs = [(a, b) for a in ours for b in mine if a.round == b.round]
@@ -92,7 +98,15 @@ def _cell_of(name: str, engine: str, turns: list[Any]) -> dict[str, Any]:
         cell |= {"against": rival, "ratio": statistics.median(ratios), "ratio_min": min(ratios),
                  "ratio_max": max(ratios), "pairs": len(sound),
                  "ratio_n": min(len({id(pair[side]) for pair in sound}) for side in (0, 1))}
+        if fast and (best := _fast(name, ours)):
+            cell["fast_ratio"] = best / fast
     return cell
+
+
+def _fast(name: str, turns: list[Any]) -> float | None:
+    """Return the rate that a tenth of the repetitions in all turns reach; None if the turns have no repetitions."""
+    rates = [rate for turn in turns for rate in turn.result.get("samples", {}).get(name, [])]
+    return percentile(rates, 0.9) if rates else None
 
 
 def _ratio(name: str, ours: float, theirs: float) -> float:
@@ -151,7 +165,8 @@ def text(record: dict[str, Any]) -> str:
                       "that is named), and the number of pairs of comparable turns behind it. ?: no pair of turns "
                       "was comparable,",
                       "because the machine was busy or changed its state: disregard the factor. %: share of the",
-                      "machine's limit, from the probes before and after the turn."])
+                      "machine's limit, from the probes before and after the turn. fast: the rate of the fastest tenth",
+                      "of the repetitions in all turns, which the machine's fastest state gives."])
 
 
 def markdown(record: dict[str, Any]) -> str:
@@ -180,10 +195,12 @@ def _cell(found: dict[str, Any] | None) -> str:
     figure = number(found["median"])
     if "limit" in found:
         figure += f" {found['limit']:.0%}"
-    if "ratio" not in found:
-        return figure
-    rival = "" if found["against"] == "mpool" else " of " + found["against"].partition(":")[2]
-    return f"{figure} ({found['ratio']:.2f}x{rival}, {found['pairs'] or '?'})"
+    rival = "" if found.get("against", "mpool") == "mpool" else " of " + found["against"].partition(":")[2]
+    if "ratio" in found:
+        figure += f" ({found['ratio']:.2f}x{rival}, {found['pairs'] or '?'})"
+    if "fast" in found:
+        figure += f" fast {number(found['fast'])}"
+    return f"{figure} ({found['fast_ratio']:.2f}x{rival})" if "fast_ratio" in found else figure
 
 
 def number(value: float) -> str:

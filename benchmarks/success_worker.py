@@ -96,7 +96,7 @@ class _Records(logging.Handler):
 
 
 def logs(task: dict[str, Any]) -> dict[str, Any]:
-    """Count the log records at INFO of a load, of requests, of an eviction and of the end of a pool, and the others."""
+    """Count the log records at INFO of a load, of requests, of an unload and of the end of a pool, and the others."""
     import mpool
 
     records, path, requests = _Records(), task["path"], task["requests"]

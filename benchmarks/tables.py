@@ -219,7 +219,13 @@ def text(record: dict[str, Any], path: str) -> str:
     """All measures of generation, one table per model file."""
     shown: list[dict[str, Any]] = []
     tables = [_text_table(record, kind, found, shown) for kind, found in record["weights"].items() if kind != "embed"]
-    return "\n\n".join([about(record, path, shown), *tables])
+    more = []
+    if record["options"].get("weights", "auto") != "auto":
+        more.append(f"mpool's option: `weights=\"{record['options']['weights']}\"`.")
+    if any("fast" in cell for cell in shown):
+        more.append("Fastest tenth: the rate that a tenth of all repetitions reach. It compares engines on a machine "
+                    "that changes its speed within turns.")
+    return "\n\n".join([about(record, path, shown, " ".join(more)), *tables])
 
 
 def _text_table(record: dict[str, Any], kind: str, weights: dict[str, Any], shown: list[dict[str, Any]]) -> str:
@@ -227,14 +233,22 @@ def _text_table(record: dict[str, Any], kind: str, weights: dict[str, Any], show
     found = {**warm, **{measure: row for measure, row in cold.items() if measure not in warm}}
     peers = list(dict.fromkeys(engine for row in found.values() for engine, cell in row.items()
                                if cell.get("against") == "mpool" and split(engine)[0] != "mpool"))
-    rows = []
+    rows, with_fast = [], any("fast" in row.get("mpool", {}) for row in found.values())
     for measure, row in found.items():
         label = text_label(measure)
         if label and "mpool" in row:
             rows.append([label, value(row["mpool"], True),
                          *(ratio(peer, row[peer], True) if peer in row else "" for peer in peers)])
+            if with_fast:
+                rows[-1] += [number(row["mpool"]["fast"]) if "fast" in row["mpool"] else "",
+                             *(_fast_ratio(row.get(peer, {})) for peer in peers)]
             shown += [row[name] for name in ("mpool", *peers) if name in row]
-    return grid([f"`{weights['path']}`", "mpool", *(f"ratio to {named(peer)}" for peer in peers)], rows)
+    ratios = [f"ratio to {named(peer)}" for peer in peers]
+    return grid([f"`{weights['path']}`", "mpool", *ratios, *(["fastest tenth", *ratios] if with_fast else [])], rows)
+
+
+def _fast_ratio(cell: dict[str, Any]) -> str:
+    return f"{cell['fast_ratio']:.2f}x" if "fast_ratio" in cell else ""
 
 
 def text_label(measure: str) -> str | None:
@@ -280,7 +294,7 @@ def command(record: dict[str, Any], path: str) -> str:
     options = record["options"]
     texts = [f"--text-model {found['name']}" for kind, found in record["weights"].items() if kind != "embed"]
     numbers = " ".join(f"--{name} {','.join(map(str, value)) if isinstance(value, list) else value}"
-                       for name in ("rounds", "again", "topics", "prompts", "depths")
+                       for name in ("rounds", "again", "repeat", "topics", "prompts", "depths", "touch", "weights")
                        if (value := options.get(name)) is not None)
     engines = options.get("engines", [])
     programs = [f"--program {name}=FOLDER" for name in dict.fromkeys(split(engine)[0] for engine in engines)

@@ -40,11 +40,6 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def median(run: Callable[[], object], times: int) -> float:
-    """Return the median seconds of several calls."""
-    return statistics.median(seconds_of(run) for _ in range(times))
-
-
 def embed(task: dict[str, Any]) -> dict[str, Any]:
     """Measure texts/s of lists, milliseconds of one text, and calls/s and the 99th percentile of 8 threads.
 
@@ -58,18 +53,19 @@ def embed(task: dict[str, Any]) -> dict[str, Any]:
         "long": lambda turn: texts.same(count // 3, 90, turn)}
     first = engine.embed(texts.mixed(count)[:64])
     found: dict[str, Any] = {}
+    rates: dict[str, list[float]] = {}
     for name, batch_of in lists.items():
         engine.embed(batch_of(repeat + 1)[:32])
         batches = [batch_of(turn + 1) for turn in range(repeat)]
-        seconds = statistics.median(seconds_of(lambda: engine.embed(batch)) for batch in batches)
-        found[f"{name} texts/s"] = len(batches[0]) / seconds
+        rates[f"{name} texts/s"] = [len(batch) / seconds_of(lambda: engine.embed(batch)) for batch in batches]
+        found[f"{name} texts/s"] = statistics.median(rates[f"{name} texts/s"])
     for text in texts.same(20, 9):
         engine.embed([text])
     single = texts.same(240, 9, 1)
     found["one text ms"] = statistics.median(seconds_of(lambda: engine.embed([text])) for text in single) * 1e3
     found |= many_threads(engine, texts.same(task["calls"], 9, 2))
-    return {"measures": found, "counts": {"one text ms": len(single), P99: task["calls"]}, "vectors": first.tolist(),
-            "rss MB": rss(), "compute": getattr(engine, "used", None)}
+    return {"measures": found, "counts": {"one text ms": len(single), P99: task["calls"]}, "samples": rates,
+            "vectors": first.tolist(), "rss MB": rss(), "compute": getattr(engine, "used", None)}
 
 
 def many_threads(engine: Any, single: list[str]) -> dict[str, float]:
@@ -91,35 +87,31 @@ def generate(task: dict[str, Any]) -> dict[str, Any]:
     engine = make(task, "generate")
     if hasattr(engine, "measures"):
         return engine.measures(task)
-    ids, written, found = task["ids"], task["write"], {}
+    ids, written = task["ids"], task["write"]
     engine.weights = task.get("weights", "auto")  # only mpool reads it
     engine.load(task["path"], task["threads"], max([*task["prompts"], *task["depths"]]) + written + FIRST)
-    found[f"first pp{FIRST} tokens/s"] = FIRST / seconds_of(lambda: engine.generate(ids[-FIRST:], 1))
+    rates = {f"first pp{FIRST} tokens/s": [FIRST / seconds_of(lambda: engine.generate(ids[-FIRST:], 1))]}
     first, _ = engine.generate(ids[:32], 32)
     shift = 0
-    for length in task["prompts"]:
-        def read() -> None:
-            nonlocal shift
-            shift += 1  # a new prompt in every repetition: a prefix cache does not help
-            engine.generate(ids[shift:shift + length], 1)
 
-        found[f"pp{length} tokens/s"] = length / median(read, task["repeat"])
+    def prompt_of(length: int) -> list[int]:
+        nonlocal shift
+        shift += 1  # a new prompt in every repetition: a prefix cache does not help
+        return ids[shift:shift + length]
+
+    def repeated(name: str, rate: Callable[[], float]) -> None:
+        rates[f"{name} tokens/s"] = [rate() for _ in range(task["repeat"])]
+
+    for length in task["prompts"]:
+        repeated(f"pp{length}", lambda: length / seconds_of(lambda: engine.generate(prompt_of(length), 1)))
     for depth in task["depths"]:
-        rates = []
-        for _ in range(task["repeat"]):
-            shift += 1
-            _, seconds = engine.generate(ids[shift:shift + depth], written + 1)
-            rates.append(written / seconds)
-        found[f"tg@{depth} tokens/s"] = statistics.median(rates)
+        repeated(f"tg@{depth}", lambda: written / engine.generate(prompt_of(depth), written + 1)[1])
     streams, each = task["streams"], task["depths"][0]
-    rates = []
-    for _ in range(task["repeat"] if streams else 0):
-        shift += streams
-        prompts = [ids[shift + number:shift + number + each] for number in range(streams)]
-        rates.append(streams * written / engine.together(prompts, written))
     if streams:
-        found[f"{streams} streams tokens/s"] = statistics.median(rates)
-    return {"measures": found, "first": first, "rss MB": rss(), "compute": getattr(engine, "used", None),
+        repeated(f"{streams} streams", lambda: streams * written / engine.together(
+            [prompt_of(each) for _ in range(streams)], written + 1))
+    return {"measures": {name: statistics.median(values) for name, values in rates.items()}, "samples": rates,
+            "first": first, "rss MB": rss(), "compute": getattr(engine, "used", None),
             "memory": engine.memory() if hasattr(engine, "memory") else None}
 
 

@@ -129,7 +129,7 @@ def _forwarded(name: str) -> Callable[..., Any]:
 def submit(capability: str, **request: Any) -> Any:
     """Start a request and return a job without waiting for the result.
 
-    Before it returns, the function reads the model's files (on first use) and tokenises the inputs. It does not wait
+    Before it returns, the function reads the model's files (on first use) and tokenizes the inputs. It does not wait
     for the weights to load or for the computation. A full queue is an error.
 
     Args:

@@ -9,7 +9,7 @@
 
 A request needs no thread of its own: each event loop watches one file descriptor, which the core makes readable when
 requests have progressed. Only operations that would block the loop run in a thread: reading the files of a model on
-first use, ``load``, ``unload`` and ``swap``, tokenising a long text, decoding images, compiling a grammar, and
+first use, ``load``, ``unload`` and ``swap``, tokenizing a long text, decoding images, compiling a grammar, and
 searching a batch for the input that gave NaN.
 
 Cancelling a task cancels its request. Several tasks may await one job or stream, also in event loops of different
@@ -54,19 +54,25 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
 
 @typed_async
 async def load(ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
-    """Run :func:`mpool.load` in a thread."""
+    """Asynchronous form of :func:`mpool.load`, with its arguments and errors. ``pool``: the pool to use; None: that of
+    ``ref`` if it is a :class:`mpool.Model`, else the process-wide pool. Runs in a thread.
+    """
     return await native_calls.REQUESTS.arun(partial(_pool_for(pool, ref).load, ref, **options))
 
 
 @typed_async
 async def unload(alias: Any, *, timeout: float | None = None, pool: Pool | None = None) -> None:
-    """Run :func:`mpool.unload` in a thread."""
+    """Asynchronous form of :func:`mpool.unload`, with its arguments and errors. ``pool``: as for :func:`load`, with
+    ``alias``. Runs in a thread.
+    """
     await native_calls.REQUESTS.arun(partial(_pool_for(pool, alias).unload, alias, timeout=timeout))
 
 
 @typed_async
 async def swap(key: Any, ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
-    """Run :func:`mpool.swap` in a thread. A cancelled task leaves the swap running."""
+    """Asynchronous form of :func:`mpool.swap`, with its arguments and errors. ``pool``: as for :func:`load`, with
+    ``key``. Runs in a thread; a cancelled task leaves the swap running.
+    """
     return await native_calls.SWAPS.arun(partial(_pool_for(pool, key).swap, key, ref, **options))
 
 

@@ -111,8 +111,9 @@ class PoolConfig:
             packed as requests use them. Smaller models, text encoders except those with float32 weights that compute in
             float32, and models with ``isolation="process"`` are packed before the first result. Weights of image
             networks are packed, whatever the value; so are those of language models that compute in another type than
-            that of their file (float32 as bfloat16, or int8). Experts are read as they are used; with ``"auto"`` and
-            ``"packed"``, packed copies of them are kept while a third of the memory limit stays free.
+            that of their file (float32 as bfloat16, or int8). Experts are read from the file as they are
+            used. Packed copies of them are kept while a third of the memory limit stays free: with ``"packed"``, a load
+            makes them; with ``"auto"``, requests and idle workers do. Worker processes make none.
             :func:`mpool.load` can override it for a model.
         kv_dtype: type of the keys and values of language models in their KV cache, ``"auto"`` or ``"int8"``;
             :func:`mpool.load` describes the values, and can override it for a model. Other models have no KV cache.

@@ -71,8 +71,8 @@ def maxsim(query: ArrayLike | Sequence[ArrayLike] | _Ragged, documents: ArrayLik
         documents: token vectors of documents in the same forms. float32 and int8 are used as they are, without a
             copy; other types are converted block by block. With ``scales``, a token's vector is ``values[i] *
             scales[i]``: see :func:`quantize_tokens`. A document without tokens scores ``-inf``. For int8 documents,
-            each query token is rounded to 24 bits, with an error of at most 1.004 * 2^-23 of its largest component;
-            the products are exact.
+            each query token is rounded to 24 bits, with an error of at most 1.004 * 2^-23 of its largest absolute
+            component; the products are exact.
         top_k: ``None``, or the number of best documents to return for each query, at least 1.
 
     Returns:
@@ -127,7 +127,7 @@ def quantize_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged) -> Pac
 
     Returns:
         :class:`PackedTokens` with int8 ``values`` and float32 ``scales``. ``values[i] * scales[i]`` differs from the
-        vector by at most half of its scale, which is its largest component / 127.
+        vector by at most half of its scale, which is its largest absolute component / 127.
 
     Raises:
         InvalidArgument: a shape is not allowed, or a number is NaN or infinite.

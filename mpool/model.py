@@ -125,7 +125,20 @@ class Model(ModelVerbs):
     @typed
     def batch_embed(self, texts: Iterable[str], task: Literal["query", "document"] | None = None,
                     **options: Any) -> NDArray[Any]:
-        """Embed several texts; see :func:`mpool.embed`. Returns an array ``(n, d)``, also for one text."""
+        """Embed several texts; see :func:`mpool.embed`.
+
+        Args:
+            texts: any iterable of texts, read completely before the request.
+            task: as for :func:`mpool.embed`.
+            **options: other options of :func:`mpool.embed`.
+
+        Returns:
+            Array ``(n, d)``, also for one text; float32, or the dtype that ``precision`` selects.
+
+        Raises:
+            InvalidArgument: ``texts`` is a single str.
+            MpoolError: as for :func:`mpool.embed`.
+        """
         if isinstance(texts, str):
             raise InvalidArgument(param="texts", got="a single str", allowed="an iterable of str",
                                   hint="Use embed for a single text")
@@ -133,22 +146,22 @@ class Model(ModelVerbs):
 
     @typed
     def count_tokens(self, text: str) -> int:
-        """Count the tokens of a text; see :func:`mpool.count_tokens`."""
+        """Count the tokens of a text. Arguments and errors are those of :func:`mpool.count_tokens`."""
         return self.pool.count_tokens(text, self)
 
     @typed
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Convert a text to token ids; see :func:`mpool.tokenize`."""
+        """Convert a text to token ids. Arguments and errors are those of :func:`mpool.tokenize`."""
         return self.pool.tokenize(text, self, add_special=add_special, parse_special=parse_special)
 
     @typed
     def detokenize(self, ids: Sequence[int] | NDArray[np.integer], *, skip_special: bool = True) -> str:
-        """Convert token ids to text; see :func:`mpool.detokenize`."""
+        """Convert token ids to text. Arguments and errors are those of :func:`mpool.detokenize`."""
         return self.pool.detokenize(ids, self, skip_special=skip_special)
 
     @typed
     def unload(self, *, timeout: float | None = None) -> None:
-        """Free the model's memory; see :func:`mpool.unload`."""
+        """Free the model's memory. ``timeout`` and errors are those of :func:`mpool.unload`."""
         self.pool.unload(self, timeout=timeout)
 
     def __repr__(self) -> str:

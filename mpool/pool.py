@@ -631,7 +631,11 @@ class Pool(PoolVerbs):
 
     @property
     def registry(self) -> _core.Registry:
-        """The core's registry, created on first use."""
+        """The core's registry, created on first use.
+
+        Raises:
+            ShuttingDown: the pool is closed.
+        """
         registry = self._registry
         if registry is None:
             from . import _core, _functions

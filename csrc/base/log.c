@@ -1,9 +1,10 @@
 /* log.c: see log.h. */
 #include "base/log.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h> /* vsnprintf only */
+#include <stdio.h> /* snprintf and vsnprintf only */
 #include <string.h>
 
 #include "base/mpsc_ring.h"
@@ -43,5 +44,14 @@ int mp_log_drain(void (*take)(const mp_log_record *record, void *arg), void *arg
     int taken = 0;
     for (mp_log_record record; mp_mpsc_take(&ring, &record); taken++)
         take(&record, arg);
+    static uint64_t reported; /* read and written by the draining thread */
+    const uint64_t dropped = mp_log_dropped();
+    if (dropped != reported) {
+        mp_log_record lost = {.time_ns = mp_sys_now_ns(), .level = MP_LOG_WARNING};
+        snprintf(lost.text, sizeof lost.text, "%" PRIu64 " log records were lost: more arrived than could be passed on",
+                 dropped - reported);
+        reported = dropped;
+        take(&lost, arg);
+    }
     return taken;
 }

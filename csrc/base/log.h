@@ -1,7 +1,8 @@
 /* log.h: log records.
  *
  * The core prints nothing and writes no log file. mp_log puts a record into a bounded ring, and the binding's drain
- * thread passes it to Python's logging. A full ring drops the record and counts it. mp_log takes no lock. */
+ * thread passes it to Python's logging. A full ring drops the record, and the next drain passes on a record with
+ * the number of dropped ones. mp_log takes no lock. */
 #ifndef MP_BASE_LOG_H
 #define MP_BASE_LOG_H
 
@@ -27,7 +28,8 @@ void mp_log(int level, const char *format, ...) __attribute__((format(printf, 2,
 void mp_log_set_level(int level);
 /* Returns true if `level` is recorded. Call it before preparing expensive arguments of mp_log. */
 bool mp_log_enabled(int level);
-/* Pass every published record to `take`, oldest first, and return their count. Must be called by one thread at a time.
+/* Pass every published record to `take`, oldest first, and return their count. If records were dropped since the last
+ * call, pass a WARNING with their number after them, which is not counted. Must be called by one thread at a time.
  * `take` may call mp_log. */
 int mp_log_drain(void (*take)(const mp_log_record *record, void *arg), void *arg);
 /* Number of records dropped by this process; in a forked child, also those that its parent dropped before the fork. */

@@ -290,7 +290,7 @@ void mp_team_lease_at(mp_team *team, const mp_team_place *places, int count, mp_
     lease->threads = lease->near = 1;
     lease->cancelled = NULL;
     lease->bound = false;
-    lease->together = false;
+    lease->barrier_bound = false;
     lease->watched_ns = lease->lost_ns = 0;
     atomic_store_explicit(&lease->heartbeat, mp_sys_now_ns(), memory_order_relaxed);
     int want = 0;

@@ -44,7 +44,7 @@ typedef struct mp_lease {
     _Atomic uint64_t heartbeat;   /* time of the last mp_lease_poll in ns; read by the watchdog */
     int helpers[255];             /* private: indices of the helpers held */
     int near;                     /* number of threads at the first mp_team_place */
-    bool together;                /* set by the worker: the threads meet at barriers many times per millisecond */
+    bool barrier_bound;           /* set by the worker: the threads meet at barriers many times per millisecond */
     /* Sums over the regions of this lease that were measured. watched_ns: their duration. lost_ns: time during which
      * the most delayed thread of each region was ready to run but had no CPU (or waited for a page). */
     uint64_t watched_ns, lost_ns;

@@ -1,6 +1,6 @@
 /* bpe.h: extract the part of a byte-pair vocabulary that given words need, directly from the arrays of a GGUF header.
  *
- * To tokenise a word, byte-pair encoding uses only the tokens that are substrings of the word, and the merges that
+ * To tokenize a word, byte-pair encoding uses only the tokens that are substrings of the word, and the merges that
  * produce such a token. A tokenizer built from only these tokens and merges returns the same ids as the full tokenizer
  * and is built in 1 % of the time. This module finds these tokens and merges. */
 #ifndef MP_FILES_BPE_H

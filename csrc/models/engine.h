@@ -47,7 +47,7 @@ typedef struct mp_plan {
     uint32_t amount[MP_PLAN_MAX]; /* units of work for each item in this step; the engine defines the unit */
     int threads;                  /* compute threads that the step can use */
     bool masks;                   /* at least one item is blocked on a grammar mask; if all items are, `count` is 0 */
-    bool together;                /* the threads synchronize many times a millisecond: fewer threads may be faster */
+    bool barrier_bound;           /* threads meet at barriers many times per millisecond: fewer may be faster */
     uint64_t cost_ns;             /* predicted */
 } mp_plan;
 
@@ -74,8 +74,8 @@ typedef struct mp_engine_ops { /* called by the worker that owns the engine, one
     /* Bytes charged to the budget now, for scratch and caches. NULL: the predicted number of bytes. */
     uint64_t (*bytes)(const mp_engine *engine);
     /* Do optional work that makes later steps faster, for about 2 ms and with the calling thread only. Returns true if
-     * more is left. lease NULL: do nothing, and return whether there is any. Called while no item is admitted. NULL:
-     * there never is any. */
+     * more is left. `lease` NULL: do nothing, and return whether there is such work; take no lock, because the worker
+     * then holds its entry's lock. Call only while no item is admitted. NULL: the engine has no optional work. */
     bool (*improve)(mp_engine *engine, mp_lease *lease);
 } mp_engine_ops;
 /* Savings by prefix reuse. Written by the worker, read (relaxed) by any thread while the engine lives. */

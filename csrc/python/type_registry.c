@@ -179,7 +179,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         Py_CLEAR(self);
     }
     if (self)
-        self->grace_ns = config.shutdown_grace_ns ? config.shutdown_grace_ns : 5000ull * 1000 * 1000;
+        self->grace_ns = config.shutdown_grace_ns ? config.shutdown_grace_ns : MP_SHUTDOWN_GRACE_NS;
     if (self) {
         self->start_ns = config.load_timeout_ns / 4 * 3;
         self->stall_ns = config.stall_timeout_ns / 4 * 3;

@@ -42,8 +42,8 @@ struct mp_cpu_allocator {
     int forfeited;     /* forfeited leases that have not been returned */
     int leased[MP_NODES_MAX]; /* 0 <= leased <= capacity; the sum is `used` */
     int workers[MP_NODES_MAX]; /* number of workers whose home is this node */
-    /* Measurements from which `learn` sets `together`, since the last decision: `many` of leases of several CPUs, `all`
-     * of leases of at least `together` CPUs. */
+    /* Measurements from which `learn` sets `barrier_threads`, since the last decision: `many` of leases of several
+     * CPUs, `all` of leases of at least `barrier_threads` CPUs. */
     mp_lost many, all;
     uint64_t raised_ns, hold_ns, raise_after_ns;
     /* the forking thread holds the lock. Several registries may share the allocator: the first hook sets this, and
@@ -52,7 +52,7 @@ struct mp_cpu_allocator {
     /* written under lock, read without it as a hint */
     _Atomic int used;    /* CPUs leased; 0 <= used <= threads */
     _Atomic int waiting; /* threads in the list `first` */
-    _Atomic int together; /* returned by mp_cpu_allocator_barrier_threads; 1 <= together <= threads */
+    _Atomic int barrier_threads; /* returned by mp_cpu_allocator_barrier_threads; 1 <= barrier_threads <= threads */
     /* counters */
     _Atomic int runnable; /* workers between mp_cpu_allocator_enter and mp_cpu_allocator_leave */
     _Atomic int spinning; /* threads that spin on a CPU that no lease computes on */
@@ -104,7 +104,7 @@ mp_status mp_cpu_allocator_open_on(int threads, const mp_topology *topology, mp_
     if (allocator->threads > MOST)
         allocator->threads = MOST;
     share_out(allocator);
-    atomic_init(&allocator->together, allocator->threads);
+    atomic_init(&allocator->barrier_threads, allocator->threads);
     atomic_init(&allocator->references, 1);
     mp_mutex_init(&allocator->lock);
     allocator->process_wide = threads == 0;
@@ -416,11 +416,11 @@ bool mp_cpu_allocator_lend(mp_cpu_allocator *allocator, int home, int want, mp_l
 /* --- compute threads that wait for each other --- */
 
 int mp_cpu_allocator_barrier_threads(const mp_cpu_allocator *allocator) {
-    return atomic_load_explicit(&allocator->together, memory_order_relaxed);
+    return atomic_load_explicit(&allocator->barrier_threads, memory_order_relaxed);
 }
 
-static void set_together(mp_cpu_allocator *allocator, int threads) {
-    atomic_store_explicit(&allocator->together, threads, memory_order_relaxed);
+static void set_barrier_threads(mp_cpu_allocator *allocator, int threads) {
+    atomic_store_explicit(&allocator->barrier_threads, threads, memory_order_relaxed);
     allocator->many = allocator->all = (mp_lost){0};
 }
 
@@ -444,7 +444,7 @@ static double lost_share(mp_lost *lost, uint64_t watched_ns, double lost_ns) {
 static void learn(mp_cpu_allocator *allocator, const mp_lease *lease) {
     const uint64_t SOON_NS = 100 * 1000 * 1000, HOLD_NS = 100 * 1000 * 1000, MOST_NS = 2000 * 1000 * 1000u;
     const double TOO_MUCH = 0.8, LARGE = 0.2, MOST_OF_IT = 0.6, LITTLE = 0.4;
-    int together = atomic_load_explicit(&allocator->together, memory_order_relaxed), threads = lease->threads;
+    int most = atomic_load_explicit(&allocator->barrier_threads, memory_order_relaxed), threads = lease->threads;
     uint64_t now = mp_sys_now_ns();
     double lost = (double)lease->lost_ns;
     if (threads > 1) {
@@ -456,23 +456,23 @@ static void learn(mp_cpu_allocator *allocator, const mp_lease *lease) {
                                  : 2 * allocator->hold_ns < MOST_NS ? 2 * allocator->hold_ns
                                                                     : MOST_NS;
             allocator->raise_after_ns = now + allocator->hold_ns;
-            if (fewer < together)
-                set_together(allocator, fewer);
+            if (fewer < most)
+                set_barrier_threads(allocator, fewer);
             return;
         }
     }
-    if (threads < together || together == allocator->threads)
+    if (threads < most || most == allocator->threads)
         return;
     double share = lost_share(&allocator->all, lease->watched_ns, lost);
-    if (share >= 0 && share * (together + 1) < LITTLE && now >= allocator->raise_after_ns) {
+    if (share >= 0 && share * (most + 1) < LITTLE && now >= allocator->raise_after_ns) {
         allocator->raised_ns = now;
-        set_together(allocator, together + 1);
+        set_barrier_threads(allocator, most + 1);
     }
 }
 
 void mp_cpu_allocator_return(mp_cpu_allocator *allocator, mp_lease *lease, const mp_core_lease *cores,
                              bool forfeited) {
-    if (lease->together && lease->watched_ns) {
+    if (lease->barrier_bound && lease->watched_ns) {
         mp_mutex_lock(&allocator->lock);
         learn(allocator, lease);
         mp_mutex_unlock(&allocator->lock);
@@ -563,7 +563,7 @@ void mp_cpu_allocator_fork_child(mp_cpu_allocator *allocator) {
     atomic_store(&allocator->waiting, 0);
     atomic_store(&allocator->runnable, 0);
     atomic_store(&allocator->spinning, 0);
-    atomic_store(&allocator->together, allocator->threads);
+    atomic_store(&allocator->barrier_threads, allocator->threads);
     allocator->many = allocator->all = (mp_lost){0};
     allocator->raised_ns = 0;
 }

@@ -586,7 +586,8 @@ void mp_entry_quit(mp_entry *entry) {
     mp_entry_finish_list(entry, list, NULL);
 }
 
-/* Must hold the lock. Returns a worker that may be abandoned because its thread is inside a step or a load, or NULL. */
+/* Must hold the lock. Returns a worker that may be abandoned because its thread is inside a step, a load or a slice of
+ * optional work, or NULL. */
 static mp_worker *find_abandonable(mp_entry *entry) {
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];

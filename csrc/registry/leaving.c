@@ -135,8 +135,11 @@ void mp_worker_leave(mp_worker *worker) {
     mp_worker_free_engine(worker);
     mp_governor_notify(services->governor);
     if (served) {
-        mp_log(sound ? MP_LOG_DEBUG : MP_LOG_INFO, "Evicted worker %u (%s)", worker->id,
-               sound ? "no fault" : worker->fault.message);
+        if (sound)
+            mp_log(MP_LOG_DEBUG, "Evicted worker %u for %s", worker->id, entry->key);
+        else
+            mp_log(MP_LOG_INFO, "Worker %u for %s ended after a fault: %s", worker->id, entry->key,
+                   worker->fault.message);
         mp_count(services, MP_METRIC_workers_evicted, 1);
         mp_events_post(sound ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, 0,
                        worker->fault.code);

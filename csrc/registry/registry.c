@@ -298,7 +298,7 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
         return mp_fail_memory(error, sizeof(*registry), "a registry");
     mp_mutex_init(&registry->lock);
     mp_cond_init(&registry->changed);
-    registry->grace_ns = mp_or_default(config->shutdown_grace_ns, 5000 * MS);
+    registry->grace_ns = mp_or_default(config->shutdown_grace_ns, MP_SHUTDOWN_GRACE_NS);
     mp_upkeep_init(&registry->upkeep, mp_or_default(config->maintenance_every_ns, 60000 * MS));
     registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .possible = possible, .later = later, .arg = registry};
     mp_status status = create_services(registry, config, error);

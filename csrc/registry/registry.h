@@ -43,6 +43,8 @@ typedef struct mp_chaos_rule { /* chances, 0 to 1, with a sum of at most 1; all 
     double fail, stall, die, slow, memory; /* per step of a worker */
 } mp_chaos_rule;
 
+#define MP_SHUTDOWN_GRACE_NS (5ull * 1000 * 1000 * 1000) /* the default */
+
 typedef struct mp_registry_config { /* 0 = default */
     /* Compute threads and bytes belong to the process and are shared by all registries that leave `threads` and
      * `memory_limit` at 0. A registry that sets one of them has a CPU allocator or a budget of its own. */
@@ -51,7 +53,7 @@ typedef struct mp_registry_config { /* 0 = default */
     uint64_t step_budget_ns; /* default: MPOOL_STEP_BUDGET_MS */
     /* how long a worker or a caller spins before it parks; default: MPOOL_SPIN_US; 1 = never spin */
     uint64_t spin_ns;
-    uint64_t shutdown_grace_ns;    /* default 5 s */
+    uint64_t shutdown_grace_ns;    /* default MP_SHUTDOWN_GRACE_NS */
     uint64_t load_timeout_ns;      /* since the last progress; default 30 s */
     uint64_t load_ceiling_ns;      /* for the whole load; default 10 min */
     uint64_t stall_timeout_ns;     /* a step without progress for this long: the worker is abandoned; default 30 s */

@@ -267,7 +267,7 @@ static bool take_work(mp_worker *w) {
         uint64_t poll_ns = w->engine->lost ? mp_sys_now_ns() + LOST_POLL_NS : 0;
         if (poll_ns && (!until_ns || poll_ns < until_ns))
             until_ns = poll_ns;
-        const uint64_t improve_ns = mp_worker_improve_at(w);
+        const uint64_t improve_ns = mp_worker_next_improve_ns(w);
         if (improve_ns && mp_sys_now_ns() >= improve_ns) {
             mp_mutex_unlock(&entry->lock);
             return true;
@@ -470,7 +470,7 @@ static int plan_step(mp_worker *w, int n, uint64_t budget_ns, bool *lost) {
     for (int turn = 0; !w->plan.count && !*lost && (count = offer(w, n, turn)) > 0; turn++) {
         offered = count;
         w->plan.threads = 1;
-        w->plan.masks = w->plan.together = false;
+        w->plan.masks = w->plan.barrier_bound = false;
         w->plan.cost_ns = 0;
         w->engine->ops->plan(w->engine, w->offered, count, budget_ns, &w->plan);
         assert((w->plan.count > 0 || w->plan.masks) && w->plan.count <= count);
@@ -703,10 +703,10 @@ static bool step(mp_worker *w) {
         wait_for_masks(w);
         return true;
     }
-    int most = w->plan.together ? mp_cpu_allocator_barrier_threads(services->allocator_pinned) : w->plan.threads;
+    int most = w->plan.barrier_bound ? mp_cpu_allocator_barrier_threads(services->allocator_pinned) : w->plan.threads;
     if (!mp_worker_lease(w, w->plan.threads < most ? w->plan.threads : most))
         return true; /* an active request was cancelled: the next round ends it and plans again */
-    w->lease.together = w->plan.together;
+    w->lease.barrier_bound = w->plan.barrier_bound;
     uint64_t began_ns = mp_sys_now_ns();
     bool live = enter_step(w, began_ns);
     if (live) {

@@ -90,8 +90,8 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
             uint64_t limit = services->stall_timeout_ns;
             uint64_t beat = atomic_load_explicit(&worker->lease.heartbeat, memory_order_relaxed);
             if (mp_watch_check(&worker->watch, beat, now_ns, limit) && !worker->moving) {
-                mp_fail(error, MP_RECV, "%s: worker %u made no progress for %.3g s in a step", entry->key,
-                        worker->id, (double)limit * 1e-9);
+                mp_fail(error, MP_RECV, "%s: worker %u made no progress for %.3g s in %s", entry->key, worker->id,
+                        (double)limit * 1e-9, worker->active_count > 0 ? "a step" : "optional work");
                 return worker;
             }
             sooner(next, now_ns + limit / 4);

@@ -14,7 +14,7 @@
  *
  * A worker that is EVICTING or FAILED frees itself. A DEAD worker was abandoned: it is off the entry's list, its
  * requests have ended with an error and its compute threads are leased to others. Its thread may still be inside a
- * step or a load; its memory stays charged until that thread returns and frees everything.
+ * step, a load or a slice of optional work; its memory stays charged until that thread returns and frees everything.
  *
  * Only the worker's own thread touches what the worker owns (engine, plan, active items), so no lock guards a model.
  * The entry's lock guards what other threads read. */
@@ -89,7 +89,7 @@ typedef struct mp_worker {
     bool exclusive;   /* the active request has MP_POLICY_SEQUENTIAL: no other request may join it */
     bool memory_tight; /* the engine refused a request for lack of memory: admit none until memory is freed */
     int step_live;     /* items of the running step that are not cancelled */
-    bool in_step;
+    bool in_step; /* its thread is inside a step, or a slice of optional work (improve.c): the sweep watches both */
     int threads;      /* compute threads leased; 0 = none, or written off when the worker was abandoned */
     mp_core_lease cores; /* the leased CPUs; written before `threads` and constant while it is not 0 */
     bool moving;   /* it is taking or returning a lease, so `threads` may be too low: do not abandon it now */
@@ -123,7 +123,7 @@ typedef struct mp_worker {
     uint64_t clock_ns[MP_WORKER_FLOWS]; /* by slot: service of a request that gets an equal share of its flow */
     bool suspects_next;                 /* the last step left a suspect out */
     uint64_t retry_ns;   /* when to admit again after memory was refused; 0 = not before a request leaves */
-    uint64_t improve_ns; /* when to let the engine improve itself; 0 = not planned; MP_FOREVER = not before a request */
+    uint64_t improve_ns; /* time of the next optional work; 0 = not planned; MP_FOREVER = not before a request */
     bool trimmed;        /* the engine was trimmed, and no request has left since */
     mp_error fault;      /* why the worker stops; code MP_OK: no fault */
     bool unwanted;       /* no request needs its load any more */
@@ -145,10 +145,11 @@ void mp_worker_return_threads(mp_worker *worker);
 /* Records whether the worker has work: only workers with work count when the CPUs are shared. */
 void mp_worker_set_runnable(mp_worker *worker, bool runnable);
 
-/* For the worker's thread; must hold the lock. Returns the time at which the idle worker shall call mp_worker_improve
- * (improve.c); 0 = not before the next request. */
-uint64_t mp_worker_improve_at(mp_worker *worker);
-/* For the worker's thread; must not hold the lock. Lets the engine improve itself for a moment. Returns false if the
+/* For the worker's thread; must hold the lock. Returns the time at which the idle worker must call mp_worker_improve
+ * (improve.c); 0 = not before the next request. Postpones that time while requests are queued, workers compute or
+ * memory is short. */
+uint64_t mp_worker_next_improve_ns(mp_worker *worker);
+/* For the worker's thread; must not hold the lock. Lets the engine do a slice of optional work. Returns false if the
  * worker was abandoned meanwhile. */
 bool mp_worker_improve(mp_worker *worker);
 

@@ -47,7 +47,7 @@ _REFUSED = {b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF", b"MM\0+": "TIF
             b"\0\0\0\x0cJXL ": "JPEG XL", b"qoif": "QOI", b"DDS ": "DDS", b"<svg": "SVG", b"<?xml": "SVG"}
 #: Brands of ISO media files, at byte 8 -> their names.
 _BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC"}
-_INPUTS = "a path, a URL, bytes, base64 text, a Pillow image or an array [height, width, 3]"
+_INPUTS = "a path, a URL, bytes, base64 text, a Pillow image or an array [height, width] or [height, width, 1, 3 or 4]"
 MAX_BYTES = 1 << 26
 MAX_PIXELS = 1 << 26
 MIN_SIDE, MAX_SIDE = 2, 1 << 15

@@ -3,7 +3,7 @@
 The core keeps the old model under each key of the name and stages the new one beside it. Once every part of the new
 model is loaded, one call of the core gives all keys to it, and the pool's names follow under the same locks. Requests
 that the core accepted before are completed by the old model. A request carries the revision of the model that it was
-prepared for (tokenised, rendered). If its key belongs to another revision when the request is submitted, the core
+prepared for (tokenized, rendered). If its key belongs to another revision when the request is submitted, the core
 refuses the request, and the drivers in :mod:`mpool.tasks` prepare it again for the new model.
 """
 
@@ -34,7 +34,7 @@ def for_current(prepare: Callable[[], R], use: Callable[[R], T]) -> T:
     """Prepare a request and use it; begin again if its model is replaced before the core accepts the request.
 
     Args:
-        prepare: prepares the request (tokenises, renders) for the model that has the name now. Its result has an
+        prepare: prepares the request (tokenizes, renders) for the model that has the name now. Its result has an
             ``entry``, or a ``plan`` with one.
         use: runs or submits the request.
 

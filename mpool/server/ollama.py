@@ -203,7 +203,7 @@ def _shortened(messages: list[dict[str, Any]], error: ContextOverflow, attempt: 
     """Drop the oldest turns of a conversation that exceeds the context window.
 
     The function estimates the number of turns to drop from the share of tokens in excess, and drops at least one. It
-    keeps system messages and the last turn. Each attempt tokenises the whole conversation, so the share doubles with
+    keeps system messages and the last turn. Each attempt tokenizes the whole conversation, so the share doubles with
     every attempt: turns with fewer tokens per character than the rest would otherwise need one attempt each.
 
     Args:

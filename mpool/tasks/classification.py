@@ -170,7 +170,7 @@ class Checked:
 
     @property
     def is_long(self) -> bool:
-        """True if tokenising the hypotheses would block an event loop for too long."""
+        """True if tokenizing the hypotheses would block an event loop for too long."""
         return sum(map(len, self.hypotheses)) >= native_calls.LONG_ON_LOOP
 
 
@@ -388,7 +388,7 @@ def _zero_shot_kind(plan: Plan, checked: Checked, call: Call) -> Kind:
 
 
 def _encoded_hypotheses(plan: Plan, checked: Checked, call: Call) -> list[Sequence[int]]:
-    """Tokenise the hypothesis of each label once for all texts; check that each leaves room for a text."""
+    """Tokenize the hypothesis of each label once for all texts; check that each leaves room for a text."""
     hypotheses = checked.hypotheses
     encoded: list[Sequence[int]] = native_calls.tokenized(
         sum(map(len, hypotheses)), plan.tokenizer.encode_parts, hypotheses, plan.parse_special, deadline=call.deadline)
@@ -552,7 +552,7 @@ class _PairCutter(Cutter):
 class _LabelCutter(Cutter):
     """Cuts a sequence of texts with indices of labels into slices of bounded characters and count.
 
-    A text counts once in a slice, because it is tokenised once.
+    A text counts once in a slice, because it is tokenized once.
     """
 
     def add(self, item: Any) -> tuple[int, list[Any]] | None:
@@ -578,13 +578,13 @@ def _slices_of_zero_shot(inputs: list[tuple[str, int]]) -> Iterator[tuple[int, l
 
 
 def _chars_of(inputs: list[Any]) -> int:
-    """Return the number of characters that are tokenised for pairs or for texts with indices of labels."""
+    """Return the number of characters that are tokenized for pairs or for texts with indices of labels."""
     texts = {text for one in inputs for text in one if isinstance(text, str)}
     return sum(map(len, texts))
 
 
 def _pack_pairs(plan: Plan, pairs: list[Any], start: int, single: bool, call: Call) -> Pack:
-    """Tokenise pairs of texts."""
+    """Tokenize pairs of texts."""
     def made() -> Pack:
         parts = _encoded(plan, [text for pair in pairs for text in pair], None,
                          lambda at: f"texts[{start + at // 2}][{at % 2}]")
@@ -598,7 +598,7 @@ def _pack_pairs(plan: Plan, pairs: list[Any], start: int, single: bool, call: Ca
 
 def _pack_zero_shot(hypotheses: list[Sequence[int]], plan: Plan, inputs: list[Any], start: int, single: bool,
                     call: Call) -> Pack:
-    """Tokenise texts, and join each with the hypothesis of its label."""
+    """Tokenize texts, and join each with the hypothesis of its label."""
     def made() -> Pack:
         def name(at: int) -> str:
             return f"texts[{(start + at) // len(hypotheses)}]"

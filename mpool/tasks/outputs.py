@@ -327,7 +327,7 @@ def _kept(plan: OutputPlan, pack: Pack, rows: Any) -> tuple[Any, Any]:
 def of_queries(plan: OutputPlan, texts: list[Any], start: int, call: Call) -> Part:
     """Return the sparse vectors of queries from the table of weights: no token counts twice.
 
-    Queries are texts, or sequences of token ids as for :func:`mpool.embed`. Long texts are tokenised on threads for
+    Queries are texts, or sequences of token ids as for :func:`mpool.embed`. Long texts are tokenized on threads for
     native calls.
 
     Args:

@@ -1,7 +1,7 @@
 """Build the request of each verb from its arguments, in two stages.
 
 Stage one, the function of this module, validates the arguments that need no model and returns a :class:`Validated`.
-Stage two, its ``prepare``, reads the model's files, tokenises the inputs and returns the request. The stages are
+Stage two, its ``prepare``, reads the model's files, tokenizes the inputs and returns the request. The stages are
 separate because :mod:`mpool.aio` runs a slow ``prepare`` on a thread.
 """
 
@@ -293,7 +293,7 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 def _text_entry(pool: Host, model: Any, options: dict[str, Any], capability: str = "text_to_text") -> tuple[Entry, Any]:
     entry: Entry = pool._find(model, capability)
     compute = _chosen(model, options.pop("compute", "auto"))
-    entry.core_key(compute)  # start to load the weights before the prompt is tokenised
+    entry.core_key(compute)  # start to load the weights before the prompt is tokenized
     return entry, compute
 
 

@@ -58,7 +58,7 @@ class Take:
 
 @dataclass(slots=True)
 class Pack:
-    """Tokenise or decode the inputs: the arrays that the core computes on.
+    """Tokenize or decode the inputs: the arrays that the core computes on.
 
     Attributes:
         following: pack of the next slice, which the sync driver starts before it waits for this one: the tokenizer's
@@ -84,14 +84,14 @@ class Pack:
         return pending.result()
 
     def begin(self) -> None:
-        """Start to tokenise the inputs, if that takes long. Not for images: two slices of them need too much memory."""
+        """Start to tokenize the inputs, if that takes long. Not for images: two slices of them need too much memory."""
         if self.pending is None and self.kind.threads is native_calls.TEXTS and self.kind.heavy(self.plan, self.inputs):
             with suppress(Overloaded, SpawnFailed, MemoryExhausted):  # `now` tries again, and raises in its turn
                 self.pending = self.kind.threads.begin(self.kind.pack, self.plan, self.inputs, self.start, self.single,
                                                        self.call, deadline=self.call.deadline)
 
     def leave(self) -> None:
-        """Stop waiting for inputs that :meth:`begin` has started to tokenise."""
+        """Stop waiting for inputs that :meth:`begin` has started to tokenize."""
         if self.pending is not None:
             self.pending.leave()
 

@@ -1,4 +1,4 @@
-"""Text embedding and reranking before the core: plans, prompts, validation, tokenising and slicing.
+"""Text embedding and reranking before the core: plans, prompts, validation, tokenizing and slicing.
 
 vectors.py contains the part that is shared with image embedding.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..tokenizers import Packed, Tokenizer
     from .options import Call
 
-#: Maximum size of a slice, in characters and in texts. Tokenising a slice takes about 20 ms.
+#: Maximum size of a slice, in characters and in texts. Tokenizing a slice takes about 20 ms.
 SLICE_CHARS, SLICE_TEXTS = 1 << 16, 1024
 #: Task -> names that models use for its prompt; the first one that a model has is used.
 TASKS = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -65,7 +65,7 @@ class Plan(VectorPlan):
         template: for a reranker that is a language model, the chat template that renders a pair; else None.
         generation_prompt: True if the template appends the start of an assistant message to a rendered pair.
         special_tokens: True if the tokenizer's special tokens are put around a text.
-        most_chars: number of characters to which truncation cuts a text before it is tokenised; None: no limit.
+        most_chars: number of characters to which truncation cuts a text before it is tokenized; None: no limit.
         adapter: id of the adapter in the core; 0: none. Not part of cached plans.
     """
 
@@ -398,7 +398,7 @@ class Pack:
 
 
 def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False, deadline: float | None = None) -> Pack:
-    """Validate and tokenise the texts of a slice.
+    """Validate and tokenize the texts of a slice.
 
     Args:
         plan: plan of the request.
@@ -505,7 +505,7 @@ def _has_openai_ids(tokenizer: Tokenizer) -> bool:
 
 
 def _pack_pairs(plan: Plan, documents: list[Any], start: int, deadline: float | None) -> Pack:
-    """Validate and tokenise pairs of ``plan.query`` and each document; ``start``: index of the first document."""
+    """Validate and tokenize pairs of ``plan.query`` and each document; ``start``: index of the first document."""
     assert plan.query is not None
     for at, text in enumerate(documents, start):
         fault = fault_of(text, f"documents[{at}]", 0)
@@ -527,7 +527,7 @@ def _pack_pairs(plan: Plan, documents: list[Any], start: int, deadline: float | 
 
 def _pack_rendered(plan: Plan, template: ChatTemplate, documents: list[Any], start: int,
                    deadline: float | None) -> Pack:
-    """Tokenise pairs that the chat template renders.
+    """Tokenize pairs that the chat template renders.
 
     A pair that is too long loses the end of its document; the template's text after the document is kept.
     """
@@ -625,7 +625,7 @@ def halves(pack: Pack) -> tuple[Pack, ...]:
 
 
 def packed(plan: Plan, texts: list[Any], start: int, single: bool, call: Call) -> Pack:
-    """Pack texts, or sequences of token ids; long texts are tokenised on threads for native calls."""
+    """Pack texts, or sequences of token ids; long texts are tokenized on threads for native calls."""
     if are_token_ids(texts):
         return pack_ids(plan, texts, start)
     chars = sum(len(text) for text in texts if isinstance(text, str)) + len(plan.query or "")
@@ -647,7 +647,7 @@ def _start(plan: Plan, pack: Pack, **keywords: Any) -> _core.Ticket:
 
 
 def _heavy(plan: Plan, inputs: list[Any]) -> bool:
-    """Return True if tokenising these inputs, or rendering them, would block an event loop for too long."""
+    """Return True if tokenizing these inputs, or rendering them, would block an event loop for too long."""
     if plan.template is not None:
         return True
     if are_token_ids(inputs):

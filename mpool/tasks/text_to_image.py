@@ -1,4 +1,4 @@
-"""Image generation: validation, tokenisation, noise schedule, requests, steps and images."""
+"""Image generation: validation, tokenization, noise schedule, requests, steps and images."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def errors_with_key(entry: Entry) -> Iterator[None]:
 def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping[str, Any],
             splitter: Callable[[], Splitter] | None = None, images: Images | None = None,
             tools: Tools | None = None) -> Request:
-    """Make a request from a tokenised prompt.
+    """Make a request from a tokenized prompt.
 
     Args:
         entry: the model.

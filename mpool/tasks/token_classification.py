@@ -283,7 +283,7 @@ def _room(plan: Plan) -> int:
 
 
 def _packed(plan: SpanPlan, texts: list[Any], start: int, single: bool, call: Call) -> SpanPack:
-    """Tokenise texts, and cut or truncate those that are too long. Long texts are tokenised on threads for native
+    """Tokenize texts, and cut or truncate those that are too long. Long texts are tokenized on threads for native
     calls.
 
     Raises:

@@ -285,7 +285,7 @@ EMBED_ITER = Verb(
     ), _options.EmbedIterOptions, 'EmbedIterator',
     text=r"""Embeds any number of texts, lazily and in order: dense vectors, or with ``output`` others.
 
-The iterator reads at most 4,097 texts ahead and tokenises the next texts while the core computes earlier ones. Its
+The iterator reads at most 4,097 texts ahead and tokenizes the next texts while the core computes earlier ones. Its
 memory use does not depend on the number of texts. Closing the iterator early cancels the requests in flight.
 
 {args}
@@ -620,8 +620,7 @@ VISION = Verb(
     'vision', 'vision', (
         Parameter('images', 'ImageInput | Sequence[ImageInput]',
               'an image or a list of images; each a path, a URL (see ``allow_urls``), the bytes of a PNG, JPEG, WebP, '
-              'GIF or BMP file, base64 text, a Pillow image, or an array of shape ``(height, width, 3)``, uint8 or '
-              'floats from 0 to 1.'),
+              'GIF or BMP file, base64 text, a Pillow image, or an array as for :func:`embed_image`.'),
         Parameter('prompt', 'str',
               'question about the images.'),
         _model('a vision model, specified as for :func:`embed`; None: SmolVLM-256M-Instruct.'),

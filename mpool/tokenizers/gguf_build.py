@@ -215,7 +215,7 @@ def _unigram(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, 
 
 
 class _UnigramText:
-    """SentencePiece's normalisation of text before tokenisation."""
+    """SentencePiece's normalisation of text before tokenization."""
 
     def __init__(self, vocab: GGUFVocab, charsmap: CharsMap | None, factor: int) -> None:
         self._map, self._factor = charsmap, factor

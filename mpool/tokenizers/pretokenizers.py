@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .._dataclasses import dataclass
-from ..models.formats.byte_pairs import DEEPSEEK_LETTERS, DEEPSEEK_V3_WORDS, HAN_KANA, PUNCTUATION
+from ..models.formats import byte_pairs
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ _gpt2 = PreTokenizer((_GPT2,))
 _digits_gpt2 = PreTokenizer((r"\p{N}", _GPT2))
 _llama3 = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _qwen2 = PreTokenizer((_QWEN2,))
-_deepseek3 = PreTokenizer(DEEPSEEK_V3_WORDS)
+_deepseek3 = PreTokenizer(byte_pairs.DEEPSEEK_V3)
 _gpt4o = PreTokenizer((_cased(_UPPER, _LOWER, _CONTRACTIONS + "?", r"\p{N}{1,3}"),))
 _marks = PreTokenizer((_SENTENCE_MARKS,))
 _bailing = PreTokenizer((r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|" + _WORD + r"|\p{N}" + _SYMBOLS +
@@ -111,18 +111,18 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
                     _digits_gpt2),
     # DeepSeek
-    "deepseek-llm": PreTokenizer((r"[\r\n]", DEEPSEEK_LETTERS,
+    "deepseek-llm": PreTokenizer((r"[\r\n]", byte_pairs.DEEPSEEK_LETTERS,
                                   "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001-\u3002]+", r"\s+$", _CJK,
                                   r"\p{N}+")),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _deepseek3),
-    "spark2_5": PreTokenizer((r"\p{N}{1,3}", HAN_KANA, PUNCTUATION +
+    "spark2_5": PreTokenizer((r"\p{N}{1,3}", byte_pairs.HAN_KANA, byte_pairs.PUNCTUATION +
                               r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+",
                               r"\p{N}")),
     "youtu": PreTokenizer((
         "[\uac00-\ud7a3\u3131-\u318e]+|"
         "[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
-        "|[\u3105-\u312f]+|" + HAN_KANA,
+        "|[\u3105-\u312f]+|" + byte_pairs.HAN_KANA,
         r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+" + _CONTRACTIONS + r"?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES),
         ignore_merges=True),
     # OpenAI's o200k and Mistral's tekken: words are split where the case changes

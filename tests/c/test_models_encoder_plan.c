@@ -46,7 +46,7 @@ static void plan_of(tiny_model *tiny, mp_item **items, int n, int64_t tokens, in
             }
     }
     MP_CHECK(all > 0);
-    MP_CHECK_INT(plan.together, all == 1);
+    MP_CHECK_INT(plan.barrier_bound, all == 1);
     if (all > 1) /* each thread computes whole texts */
         MP_CHECK_INT(plan.threads, all < 256 ? all : 256);
     MP_CHECK_INT(plan.cost_ns, planned * TOKEN_NS);
@@ -102,7 +102,7 @@ MP_TEST(models_encoder_plan_threads) {
     make_weights_large(&model->base.facts, barriers);
     tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
     MP_CHECK_INT(plan.threads, mp_threads_worth(&model->base.facts, SHORT, barriers));
-    MP_CHECK(plan.threads >= 199 && plan.threads <= 201 && plan.together);
+    MP_CHECK(plan.threads >= 199 && plan.threads <= 201 && plan.barrier_bound);
     model->base.facts.weight_bytes = 1;
     model->base.facts.parameters = (int64_t)1 << 40;
     tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);

@@ -44,7 +44,7 @@ MP_TEST(models_hash_keys_of_prefixes) {
         mp_prefix_chain chain = mp_prefix_begin(&cache, i == 1, false);
         MP_CHECK_OK(mp_prefix_take(&cache, &ids[0], &error), &error);
         MP_CHECK(!mp_prefix_find(&cache, &chain, tokens[i == 2], &found));
-        mp_prefix_give(&cache, ids[0]);
+        mp_prefix_unref_block(&cache, ids[0]);
         keys[i] = chain.key;
     }
     mp_prefix_chain chain = mp_prefix_begin(&cache, 0, false);
@@ -59,7 +59,7 @@ MP_TEST(models_hash_keys_of_prefixes) {
             if (keys[i] == keys[j])
                 MP_FAIL("keys %d and %d are equal", i, j);
     for (int i = 1; i >= 0; i--)
-        mp_prefix_give(&cache, ids[i]);
+        mp_prefix_unref_block(&cache, ids[i]);
     mp_prefix_deinit(&cache);
 }
 

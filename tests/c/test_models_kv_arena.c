@@ -288,7 +288,7 @@ MP_TEST(models_kv_cache_blocks_are_zero) {
             memset(cache.window_memory[ids[i]], 0xff, cache.window_bytes);
         }
         for (int i = 0; i < BLOCKS; i++) {
-            cache.seen[ids[i]] = 0;
+            cache.window_references[ids[i]] = 0;
             if (i != 7 || round == 3)
                 mp_kv_give(&cache, ids[i]);
         }
@@ -296,7 +296,7 @@ MP_TEST(models_kv_cache_blocks_are_zero) {
             while (mp_kv_release(&cache))
                 continue;
     }
-    cache.seen[ids[7]] = 0;
+    cache.window_references[ids[7]] = 0;
     mp_kv_deinit(&cache);
 }
 
@@ -326,11 +326,11 @@ MP_TEST(models_kv_cache_blocks_without_window_parts) {
             budget.limit = budget.used + MP_HUGE_PAGE;
             MP_CHECK_STATUS(mp_kv_take(&cache, &id, &error), MP_MEMORY_EXHAUSTED, &error);
             MP_CHECK(cache.free_count == 1 && cache.free_ids[0] == i && !mp_kv_has_window(&cache, i));
-            MP_CHECK(cache.references[i] == 0 && cache.seen[i] == 0);
+            MP_CHECK(cache.references[i] == 0 && cache.window_references[i] == 0);
             budget.limit = UINT64_MAX;
         }
         MP_CHECK_OK(mp_kv_take(&cache, &id, &error), &error);
-        MP_CHECK(id == i && cache.references[i] == 1 && cache.seen[i] == 1 && mp_kv_has_window(&cache, i));
+        MP_CHECK(id == i && cache.references[i] == 1 && cache.window_references[i] == 1 && mp_kv_has_window(&cache, i));
     }
     budget.limit = budget.used + MP_HUGE_PAGE; /* the cache may be dropped in this state */
     MP_CHECK_STATUS(mp_kv_take(&cache, &id, &error), MP_MEMORY_EXHAUSTED, &error);
@@ -362,8 +362,8 @@ MP_TEST_SECONDS(models_kv_arena_under_a_prefix_cache, 60) {
         if (held[at].n > 0) {
             while (held[at].n > 0) {
                 held[at].n--;
-                mp_prefix_unref(&cache, held[at].ids[held[at].n]);
-                mp_prefix_give(&cache, held[at].ids[held[at].n]);
+                mp_prefix_unref_window(&cache, held[at].ids[held[at].n]);
+                mp_prefix_unref_block(&cache, held[at].ids[held[at].n]);
             }
         } else {
             const int n = 1 + (int)(mp_test_random_u64(&random) % DEEP);

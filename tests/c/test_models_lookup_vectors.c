@@ -253,7 +253,7 @@ MP_TEST(models_lookup_plans_have_threads_and_a_limit) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mp_embedding_request *call;
         mp_item item = {0}, *items[] = {&item};
-        mp_plan plan = {.together = true};
+        mp_plan plan = {.barrier_bound = true};
         uint64_t cost;
         MP_CHECK_OK(make_embedding_request(cases[i].texts, ids, offsets, NULL, &call, &error), &error);
         atomic_store(&((mp_lookup *)tiny.model)->token_ns, 3);
@@ -263,7 +263,7 @@ MP_TEST(models_lookup_plans_have_threads_and_a_limit) {
         MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
         MP_CHECK(item.state); /* from admit to retire */
         tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
-        MP_CHECK(plan.count == 1 && !plan.together);
+        MP_CHECK(plan.count == 1 && !plan.barrier_bound);
         MP_CHECK_INT(plan.threads, cases[i].threads);
         MP_CHECK_INT(plan.amount[0], cases[i].amount);
         tiny.engine->ops->retire(tiny.engine, &item);

@@ -29,7 +29,7 @@ static void load(tiny_model *tiny, const tiny_kind *kind, int threads) {
     MP_CHECK_OK(mp_options_init(&error), &error);
     tiny_load(tiny, tiny_decoder_spec_as(kind, types, TYPES, 5, -1), MP_COMPUTE_AUTO, threads);
     MP_CHECK(experts_of(tiny) != NULL);
-    experts_of(tiny)->keep_share = 0;
+    experts_of(tiny)->pack_share = 0;
 }
 
 static uint64_t run(tiny_model *tiny, int index) {
@@ -102,7 +102,7 @@ MP_TEST_SECONDS(models_packed_experts_give_the_same_bits, 120) {
         for (int threads = 1; threads <= 3; threads++) {
             tiny_model tiny;
             load(&tiny, &kinds[k], threads);
-            MP_CHECK(run(&tiny, 0) == expected[0]); /* packs nothing for single rows: keep_share is 0 */
+            MP_CHECK(run(&tiny, 0) == expected[0]); /* packs nothing for single rows: pack_share is 0 */
             run_all(&tiny, got);
             MP_CHECK(memcmp(got, expected, sizeof got) == 0);
             const int some = panels_in(&tiny, MP_PANEL_KEPT);
@@ -130,7 +130,7 @@ MP_TEST(models_packed_experts_of_single_rows_are_kept_in_time) {
     }
     const uint64_t expected = run(&tiny, 0);
     MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
-    experts_of(&tiny)->keep_share = MUCH;
+    experts_of(&tiny)->pack_share = MUCH;
     MP_CHECK(run(&tiny, 0) == expected);
     MP_CHECK(panels_in(&tiny, MP_PANEL_KEPT) > 0);
     MP_CHECK(run(&tiny, 0) == expected);
@@ -147,13 +147,13 @@ MP_TEST(models_packed_experts_of_the_last_layer_are_kept_in_time) {
         MP_SKIP("all panels are packed before use on this CPU");
     }
     mp_packed_experts *experts = experts_of(&tiny);
-    experts->keep_share = MUCH;
+    experts->pack_share = MUCH;
     run(&tiny, 0);
     const int chosen = panels_in(&tiny, MP_PANEL_KEPT);
     MP_CHECK(chosen > 0);
     mp_packed_experts_drop(experts);
-    mp_pack_budget_set(&experts->time, 0);
-    experts->keep_share = 8; /* an eighth of it counts in passes that decode */
+    mp_pack_budget_set(&experts->pass_time, 0);
+    experts->pack_share = 8; /* an eighth of it counts in passes that decode */
     for (int i = 0; i < 20000 && panels_in(&tiny, MP_PANEL_KEPT) < chosen; i++)
         run(&tiny, 0);
     MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), chosen);
@@ -167,26 +167,26 @@ MP_TEST(models_packed_experts_finish_what_they_started) {
     load(&tiny, &kinds[0], 1);
     mp_packed_experts *experts = experts_of(&tiny);
     mp_packed_matrix *matrix = experts->first;
-    experts->keep_share = 3;
+    experts->pack_share = 3;
     MP_CHECK(matrix->panels > 1);
     MP_CHECK(!mp_packed_wants(matrix, 0, 0, true));
-    mp_packed_earn(matrix, 1000);
-    MP_CHECK_INT(atomic_load(&experts->time.left_ns), 3000);
+    mp_packed_note_stored(matrix, 1000);
+    MP_CHECK_INT(atomic_load(&experts->pass_time.left_ns), 3000);
     MP_CHECK(mp_packed_wants(matrix, 0, 0, true));
-    mp_pack_budget_set(&experts->time, 0);
+    mp_pack_budget_set(&experts->pass_time, 0);
     MP_CHECK(mp_packed_wants(matrix, 0, 1, true));
     MP_CHECK(!mp_packed_wants(matrix, 1, 0, true));
     /* time that could not be used, because copies were refused, does not collect */
-    mp_packed_earn(matrix, UINT64_C(1) << 40);
+    mp_packed_note_stored(matrix, UINT64_C(1) << 40);
     mp_packed_experts_end(experts, mp_packed_experts_begin(experts, 100));
-    MP_CHECK_INT(atomic_load(&experts->time.left_ns), 50 * 1000 * 1000);
-    /* passes that decode earn an eighth */
-    const struct { int rows; int64_t earned; } passes[] = {{1, 375}, {8, 375}, {9, 3000}, {512, 3000}};
+    MP_CHECK_INT(atomic_load(&experts->pass_time.left_ns), 50 * 1000 * 1000);
+    /* passes that decode count an eighth */
+    const struct { int rows; int64_t left_ns; } passes[] = {{1, 375}, {8, 375}, {9, 3000}, {512, 3000}};
     for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
         mp_packed_experts_end(experts, mp_packed_experts_begin(experts, passes[i].rows));
-        mp_pack_budget_set(&experts->time, 0);
-        mp_packed_earn(matrix, 1000);
-        MP_CHECK_INT(atomic_load(&experts->time.left_ns), passes[i].earned);
+        mp_pack_budget_set(&experts->pass_time, 0);
+        mp_packed_note_stored(matrix, 1000);
+        MP_CHECK_INT(atomic_load(&experts->pass_time.left_ns), passes[i].left_ns);
     }
     tiny_unload(&tiny);
 }
@@ -228,50 +228,50 @@ MP_TEST(models_packed_experts_are_packed_between_requests) {
     mp_packed_experts *experts = experts_of(&tiny);
     const mp_engine_ops *ops = tiny.engine->ops;
     const uint64_t expected = run(&tiny, 0);
-    MP_CHECK(!ops->improve(tiny.engine, NULL)); /* keep_share is 0: no time */
+    MP_CHECK(!ops->improve(tiny.engine, NULL)); /* pack_share is 0: there is no time */
     MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
-    int asked = 0, panels = 0, stored = panels_in(&tiny, MP_PANEL_STORED);
+    int pending = 0, panels = 0, stored = panels_in(&tiny, MP_PANEL_STORED);
     for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
         for (int e = 0; e < matrix->count; e++)
-            if (atomic_load(&matrix->asked[e])) {
-                asked++;
+            if (atomic_load(&matrix->pending[e])) {
+                pending++;
                 panels += matrix->panels;
             }
-    MP_CHECK(asked > 0 && panels < stored);
-    MP_CHECK_INT(atomic_load(&experts->asked), asked);
-    experts->keep_share = 1;
+    MP_CHECK(pending > 0 && panels < stored);
+    MP_CHECK_INT(atomic_load(&experts->pending), pending);
+    experts->pack_share = 1;
     mp_packed_experts_begin(experts, 1);
-    mp_packed_earn(experts->first, 1000); /* counts in full, also if passes may spend less */
+    mp_packed_note_stored(experts->first, 1000); /* counts in full, also if passes may spend less */
     mp_packed_experts_end(experts, 0);
-    MP_CHECK_INT(atomic_load(&experts->owed.left_ns), 1000);
+    MP_CHECK_INT(atomic_load(&experts->idle_time.left_ns), 1000);
     MP_CHECK(ops->improve(tiny.engine, NULL));
     for (int i = 0; i < 1000 && ops->improve(tiny.engine, &tiny.lease); i++) {
     }
-    MP_CHECK(atomic_load(&experts->owed.left_ns) <= 0); /* one matrix takes longer than 1 us */
-    MP_CHECK(atomic_load(&experts->asked) >= asked - 1); /* none is done if a slice is too short for it */
-    mp_pack_budget_set(&experts->owed, UINT64_C(1) << 40);
+    MP_CHECK(atomic_load(&experts->idle_time.left_ns) <= 0); /* one matrix takes longer than 1 us */
+    MP_CHECK(atomic_load(&experts->pending) >= pending - 1); /* none is done if a slice is too short for it */
+    mp_pack_budget_set(&experts->idle_time, UINT64_C(1) << 40);
     int slices = 1;
     while (slices < 1000 && ops->improve(tiny.engine, &tiny.lease))
         slices++;
     MP_CHECK(slices < 1000 && !ops->improve(tiny.engine, NULL));
-    MP_CHECK_INT(atomic_load(&experts->asked), 0);
+    MP_CHECK_INT(atomic_load(&experts->pending), 0);
     MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), panels);
     MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKING), 0);
     MP_CHECK_INT(tiny.budget.used, tiny.model->ops->bytes(tiny.model) + tiny.engine->ops->bytes(tiny.engine));
     MP_CHECK(run(&tiny, 0) == expected);
     MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), panels); /* the same experts: none is left */
 
-    experts->keep_share = 0;
+    experts->pack_share = 0;
     run(&tiny, 2);
-    MP_CHECK(mp_packed_owes(experts));
+    MP_CHECK(mp_packed_has_pending(experts));
     mp_packed_experts_drop(experts); /* memory was needed: only later passes give time again */
-    MP_CHECK(!mp_packed_owes(experts) && atomic_load(&experts->asked) == 0);
-    MP_CHECK(atomic_load(&experts->owed.left_ns) == 0);
+    MP_CHECK(!mp_packed_has_pending(experts) && atomic_load(&experts->pending) == 0);
+    MP_CHECK(atomic_load(&experts->idle_time.left_ns) == 0);
     MP_CHECK(run(&tiny, 0) == expected);
-    mp_pack_budget_set(&experts->owed, UINT64_C(1) << 40);
+    mp_pack_budget_set(&experts->idle_time, UINT64_C(1) << 40);
     tiny.budget.limit = tiny.budget.used / 4 * 5; /* room for scratch, none for copies */
-    MP_CHECK(mp_packed_owes(experts));
-    MP_CHECK(!ops->improve(tiny.engine, &tiny.lease) && !mp_packed_owes(experts));
+    MP_CHECK(mp_packed_has_pending(experts));
+    MP_CHECK(!ops->improve(tiny.engine, &tiny.lease) && !mp_packed_has_pending(experts));
     MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
     tiny_unload(&tiny);
 }
@@ -374,7 +374,7 @@ MP_TEST_SECONDS(models_packed_experts_are_shared_by_engines, 60) {
     mp_error error;
     expect(&kinds[0], expected);
     load(&tiny, &kinds[0], 1);
-    experts_of(&tiny)->keep_share = 1;
+    experts_of(&tiny)->pack_share = 1;
     for (int i = 0; i < ENGINES; i++) {
         runs[i].tiny = tiny;
         MP_CHECK_OK(mp_team_create(0, &runs[i].tiny.team, &error), &error);

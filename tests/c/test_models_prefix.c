@@ -46,7 +46,7 @@ static mp_prefix_chain publish(bench *b, uint32_t tenant, const int32_t *tokens,
 
 static void give(bench *b, const uint32_t *ids, int n) {
     while (n > 0)
-        mp_prefix_give(&b->cache, ids[--n]);
+        mp_prefix_unref_block(&b->cache, ids[--n]);
 }
 
 static int find(bench *b, uint32_t tenant, const int32_t *tokens, int n, uint32_t *ids) {
@@ -269,8 +269,8 @@ MP_TEST(models_prefix_free_blocks_become_window_parts) {
     for (int i = 0; i < 5; i++)
         MP_CHECK_OK(mp_prefix_take(&b.cache, &ids[i], &error), &error);
     for (int i = 0; i < 5; i++) {
-        mp_prefix_unref(&b.cache, ids[i]);
-        mp_prefix_give(&b.cache, ids[i]);
+        mp_prefix_unref_window(&b.cache, ids[i]);
+        mp_prefix_unref_block(&b.cache, ids[i]);
         MP_CHECK_INT(mp_kv_release(&b.cache.kv), b.cache.kv.window_bytes);
     }
     MP_CHECK_INT(b.cache.kv.free_count, 5);
@@ -283,8 +283,8 @@ MP_TEST(models_prefix_free_blocks_become_window_parts) {
     MP_CHECK_STATUS(mp_prefix_take(&b.cache, &ids[2], &error), MP_MEMORY_EXHAUSTED, &error);
     MP_CHECK_INT(b.cache.kv.free_count, 1); /* a block and its window part need two free blocks */
     for (int i = 0; i < 2; i++) {
-        mp_prefix_unref(&b.cache, ids[i]);
-        mp_prefix_give(&b.cache, ids[i]);
+        mp_prefix_unref_window(&b.cache, ids[i]);
+        mp_prefix_unref_block(&b.cache, ids[i]);
     }
     take_down(&b);
 }
@@ -301,7 +301,7 @@ MP_TEST(models_prefix_window_parts_are_replaced) {
     mp_prefix_init(&b.cache, &group, &b.budget, 25);
     const mp_kv_cache *kv = &b.cache.kv;
     publish(&b, 0, b.tokens, 1, &first);
-    mp_prefix_unref(&b.cache, first); /* the sequence continues beyond the window */
+    mp_prefix_unref_window(&b.cache, first); /* the sequence continues beyond the window */
     MP_CHECK_INT(mp_prefix_shrink(&b.cache, 1), kv->window_bytes);
     MP_CHECK(!mp_kv_has_window(kv, first));
     mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0, false);
@@ -311,12 +311,12 @@ MP_TEST(models_prefix_window_parts_are_replaced) {
     mp_prefix_publish(&b.cache, &chain, b.tokens, &second);
     MP_CHECK_INT(second, first);
     MP_CHECK(kv->window_memory[first] == part && !kv->window_memory[own]);
-    MP_CHECK_INT(kv->seen[first], 1);
-    MP_CHECK_INT(kv->seen[own], 0);
+    MP_CHECK_INT(kv->window_references[first], 1);
+    MP_CHECK_INT(kv->window_references[own], 0);
     MP_CHECK_INT(kv->references[first], 3); /* two sequences and the cache */
     MP_CHECK_INT(kv->references[own], 0);
     MP_CHECK_INT(b.budget.used, 2 * kv->block_bytes + kv->window_bytes);
-    mp_prefix_unref(&b.cache, second);
+    mp_prefix_unref_window(&b.cache, second);
     give(&b, &second, 1);
     give(&b, &first, 1);
     take_down(&b);
@@ -336,7 +336,7 @@ MP_TEST(models_prefix_reach_needs_the_last_window_parts) {
     mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0, false);
     for (int i = 0; i < BLOCKS; i++) {
         MP_CHECK_INT(mp_prefix_reach(&b.cache, &chain, b.tokens, BLOCKS), BLOCKS);
-        mp_prefix_unref(&b.cache, ids[i]);
+        mp_prefix_unref_window(&b.cache, ids[i]);
         mp_prefix_shrink(&b.cache, 1);
         MP_CHECK(!mp_kv_has_window(&b.cache.kv, ids[i]));
     }

@@ -32,13 +32,13 @@ MP_TEST(models_prefix_growth_keeps_published_blocks) {
                 MP_CHECK_INT(again[k], ids[k]);
             }
             for (int k = i; k >= 0; k--)
-                mp_prefix_give(&cache, again[k]);
+                mp_prefix_unref_block(&cache, again[k]);
         }
     }
     MP_CHECK(growths >= 2 && cache.capacity >= BLOCKS);
     MP_CHECK_INT(cache.counters.blocks, BLOCKS);
     for (int i = BLOCKS - 1; i >= 0; i--)
-        mp_prefix_give(&cache, ids[i]);
+        mp_prefix_unref_block(&cache, ids[i]);
     MP_CHECK_INT(cache.idle, BLOCKS);
     mp_prefix_deinit(&cache);
     MP_CHECK_INT(budget.used, 0);

@@ -36,7 +36,7 @@ static void publish(bench *b, uint32_t tenant, uint32_t variant, uint32_t ids[BL
 
 static void give(bench *b, const uint32_t ids[BLOCKS]) {
     for (int i = BLOCKS - 1; i >= 0; i--)
-        mp_prefix_give(&b->cache, ids[i]);
+        mp_prefix_unref_block(&b->cache, ids[i]);
 }
 
 /* Returns the first block that a new sequence finds, or MP_PREFIX_NONE. `key`: that of another chain, as if keys
@@ -50,7 +50,7 @@ static uint32_t first_found(bench *b, uint32_t tenant, uint32_t variant, uint64_
     bool found = mp_prefix_find(&b->cache, &chain, b->tokens, &id);
     MP_CHECK_INT(reach, found);
     if (found)
-        mp_prefix_give(&b->cache, id);
+        mp_prefix_unref_block(&b->cache, id);
     return found ? id : MP_PREFIX_NONE;
 }
 

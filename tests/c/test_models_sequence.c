@@ -51,10 +51,10 @@ MP_TEST(models_sequence_wipes_its_rows_only) {
                                     cache.kv.k_bytes + cache.kv.v_bytes) == 0);
     }
     for (int b = BLOCKS - 1; b >= 0; b--) {
-        mp_prefix_unref(&cache, ids[b]);
-        mp_prefix_unref(&expected, same[b]);
-        mp_prefix_give(&cache, ids[b]);
-        mp_prefix_give(&expected, same[b]);
+        mp_prefix_unref_window(&cache, ids[b]);
+        mp_prefix_unref_window(&expected, same[b]);
+        mp_prefix_unref_block(&cache, ids[b]);
+        mp_prefix_unref_block(&expected, same[b]);
     }
     mp_prefix_deinit(&cache);
     mp_prefix_deinit(&expected);

@@ -342,7 +342,7 @@ MP_TEST(models_steps_plan_threads) {
     mp_item *item = &job.item;
     tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
     MP_CHECK_INT(plan.threads, mp_threads_worth(facts, PROMPT, BARRIERS));
-    MP_CHECK(plan.threads >= 199 && plan.threads <= 201 && plan.together);
+    MP_CHECK(plan.threads >= 199 && plan.threads <= 201 && plan.barrier_bound);
     facts->weight_bytes = 1;
     facts->parameters = 21000000; /* the arithmetic of 200 rows takes as long as those weights */
     tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
@@ -433,7 +433,7 @@ MP_TEST_SECONDS(models_steps_fork_windows, 60) {
         MP_CHECK(tiny_job_hash(&first) == tiny_job_hash(&again));
         const mp_kv_cache *kv = &((const mp_text_engine *)tiny.engine)->cache.kv;
         for (uint32_t id = 0; id < kv->blocks; id++)
-            MP_CHECK_INT(kv->seen[id], 0);
+            MP_CHECK_INT(kv->window_references[id], 0);
         mp_request_destroy(&first.call->base);
         mp_request_destroy(&again.call->base);
         tiny_unload(&tiny);

@@ -484,7 +484,7 @@ static void check_large(const char *arch, int threads) {
         atomic_store(&model->mega_ns, 1);
         tiny.engine->ops->plan(tiny.engine, items, others ? 3 : 2, budget_ns, &plan);
         MP_CHECK_INT(plan.count, others ? 2 : 1);
-        MP_CHECK(plan.items[plan.count - 1] == items[0] && plan.amount[plan.count - 1] == 1 && plan.together);
+        MP_CHECK(plan.items[plan.count - 1] == items[0] && plan.amount[plan.count - 1] == 1 && plan.barrier_bound);
         MP_CHECK(!others || plan.items[0] == &item[2]);
         tiny.lease.cancelled = steps == 9 ? &raised : NULL;
         tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);

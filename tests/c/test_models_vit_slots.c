@@ -25,7 +25,7 @@ MP_TEST(models_vit_large_images_take_over_slots) {
         mp_item *one = &item[i];
         atomic_store(&model->mega_ns, 1); /* one part per step */
         tiny.engine->ops->plan(tiny.engine, &one, 1, 0, &plan);
-        MP_CHECK(plan.count == 1 && plan.items[0] == one && plan.amount[0] == 1 && plan.together);
+        MP_CHECK(plan.count == 1 && plan.items[0] == one && plan.amount[0] == 1 && plan.barrier_bound);
         tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
         MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
     }

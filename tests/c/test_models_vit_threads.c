@@ -57,7 +57,7 @@ MP_TEST(models_vit_plan_threads) {
         check_item(&tiny, &item, call);
         tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
         MP_CHECK_INT(plan.amount[0], n);
-        MP_CHECK_INT(plan.together, n == 1);
+        MP_CHECK_INT(plan.barrier_bound, n == 1);
         MP_CHECK_INT(plan.threads, n > 1 ? 256 : mp_threads_worth(&model->base.facts, 2, BARRIERS));
         MP_CHECK(n > 1 || (plan.threads >= 199 && plan.threads <= 201));
         tiny.engine->ops->retire(tiny.engine, &item);

@@ -27,7 +27,7 @@ static void report(mp_cpu_allocator *allocator, int threads, uint64_t watched_ns
     mp_core_lease at;
     MP_CHECK(mp_cpu_allocator_lend(allocator, 0, threads, &lease, &at, NULL, NULL));
     MP_CHECK_INT(lease.threads, threads);
-    lease.together = true;
+    lease.barrier_bound = true;
     lease.watched_ns = watched_ns;
     lease.lost_ns = lost_ns;
     mp_cpu_allocator_return(allocator, &lease, &at, false);

@@ -14,13 +14,13 @@
 static mp_error error;
 
 /* Leases up to `want` CPUs and returns them with `lost_ms` of `watched_ms` reported as lost. */
-static int lend_as(mp_cpu_allocator *allocator, int want, uint64_t watched_ms, uint64_t lost_ms, bool together) {
+static int lend_as(mp_cpu_allocator *allocator, int want, uint64_t watched_ms, uint64_t lost_ms, bool barrier_bound) {
     mp_lease lease;
     mp_core_lease threads;
     int home = mp_cpu_allocator_assign_home(allocator);
     MP_CHECK(mp_cpu_allocator_lease(allocator, home, want, &lease, &threads, NULL, NULL));
     int got = lease.threads;
-    lease.together = together;
+    lease.barrier_bound = barrier_bound;
     lease.watched_ns = watched_ms * 1000 * 1000;
     lease.lost_ns = lost_ms * 1000 * 1000;
     mp_cpu_allocator_return(allocator, &lease, &threads, false);

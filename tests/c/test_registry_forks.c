@@ -633,7 +633,7 @@ static int compute(mp_cpu_allocator *allocator, int want, uint64_t watched_ms, u
     mp_core_lease at;
     MP_CHECK(mp_cpu_allocator_lease(allocator, 0, want, &lease, &at, NULL, NULL));
     int got = lease.threads;
-    lease.together = true;
+    lease.barrier_bound = true;
     lease.watched_ns = FAKE_MS(watched_ms);
     lease.lost_ns = FAKE_MS(lost_ms);
     mp_cpu_allocator_return(allocator, &lease, &at, false);

@@ -140,7 +140,7 @@ MP_TEST(registry_records_of_a_worker_with_a_fault) {
     fake_until_freed(&fake);
     mp_registry_close(registry, 0);
     check_records((expected[]){
-        {" (a: a model file was changed", MP_LOG_INFO, 1, 0},
+        {" for a ended after a fault: a: a model file was changed", MP_LOG_INFO, 1, 0},
         {"Loaded a in ", MP_LOG_INFO, 1, 0},
         {"Unloaded a", MP_LOG_INFO, 0, 1},
         {"Memory: ", MP_LOG_INFO, 0, 1},

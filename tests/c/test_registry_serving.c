@@ -312,10 +312,10 @@ static const mp_engine_ops *real_ops;
 static int plans;
 
 static void check_plan(mp_engine *engine, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
-    MP_CHECK(plan->count == 0 && plan->threads == 1 && plan->cost_ns == 0 && !plan->masks && !plan->together);
+    MP_CHECK(plan->count == 0 && plan->threads == 1 && plan->cost_ns == 0 && !plan->masks && !plan->barrier_bound);
     real_ops->plan(engine, items, n, budget_ns, plan);
     plan->threads = 2;
-    plan->together = true;
+    plan->barrier_bound = true;
     plans++;
 }
 

@@ -1,4 +1,4 @@
-/* The time between the end of a request or a load and the end of its worker. A caller that has its answer may call the
+/* The time between the end of a request or a load and the end of its worker. A caller that has its result may call the
  * registry again at once: the next call must not depend on how far the worker has come. The tests stop the worker at
  * one of these points:
  *

@@ -257,7 +257,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan_image_part(engine, budget_ns, plan);
         plan->threads = plan->threads > IMAGE_THREADS ? plan->threads : IMAGE_THREADS;
     }
-    plan->together = true;
+    plan->barrier_bound = true;
 }
 
 /* ---- step: before the pass --------------------------------------------------------------------------------------- */
@@ -266,25 +266,15 @@ static mp_status reserve(mp_text_engine *engine, size_t bytes, mp_error *error) 
     if (bytes <= engine->arena.size)
         return MP_OK;
     bytes += bytes / 8; /* contexts grow: avoid a new arena every 64 tokens */
-    size_t more = bytes - engine->arena.size;
-    if (!mp_budget_take(engine->budget, more) &&
-        (mp_drafter_release(&engine->drafter) == 0 || !mp_budget_take(engine->budget, more)) &&
-        (mp_decoder_images_shrink(&engine->images, more) == 0 || !mp_budget_take(engine->budget, more)) &&
-        (mp_prefix_shrink(&engine->cache, more) < more || !mp_budget_take(engine->budget, more)))
-        return mp_fail_memory(error, bytes, "the scratch of a step");
-    mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
-    if (status != MP_OK && mp_prefix_shrink(&engine->cache, bytes) > 0)
-        status = mp_arena_reserve(&engine->arena, bytes, error);
-    if (status != MP_OK) {
-        mp_budget_give(engine->budget, more);
-        if (engine->arena.size == 0) {
-            mp_budget_give(engine->budget, engine->charged);
-            engine->charged = 0;
-        }
-        return status;
-    }
-    engine->charged += more;
-    return MP_OK;
+    mp_arena *arena = &engine->arena;
+    mp_status status = mp_engine_reserve(arena, bytes, engine->budget, &engine->charged, error);
+    if (status != MP_OK && mp_drafter_release(&engine->drafter) > 0)
+        status = mp_engine_reserve(arena, bytes, engine->budget, &engine->charged, error);
+    if (status != MP_OK && mp_decoder_images_shrink(&engine->images, bytes - arena->size) > 0)
+        status = mp_engine_reserve(arena, bytes, engine->budget, &engine->charged, error);
+    if (status != MP_OK && mp_prefix_shrink(&engine->cache, bytes - arena->size) > 0)
+        status = mp_engine_reserve(arena, bytes, engine->budget, &engine->charged, error);
+    return status;
 }
 
 static mp_status add_step(mp_text_engine *engine, const mp_step_seq *step, mp_error *error) {

@@ -217,6 +217,45 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **model, mp_error *
     return mp_decoder_load_with(args, NULL, model, error);
 }
 
+/* floats: true if the layers compute in float32. */
+static mp_status choose_kv_dtype(mp_decoder *model, const mp_spec *spec, bool *floats, mp_error *error) {
+    bool in_bytes;
+    *floats = true;
+    for (int i = 0; i < model->layer_count; i++)
+        *floats = *floats && in_floats(&model->layers[i]);
+    MP_TRY(mp_decoder_kv_in_bytes(spec, &in_bytes, error));
+    model->kv.dtype = mp_kv_dtype(*floats, in_bytes);
+    return model->kv.dtype == MP_I8 ? mp_decoder_balance(model, error) : MP_OK;
+}
+
+/* Sets the facts, and the speed that is assumed until a step is measured. parameters: without those of an image
+ * network. */
+static void set_facts(mp_decoder *model, const mp_builder *builder, int64_t parameters, const char *compute) {
+    int64_t idle = 0; /* parameters that a row does not use */
+    uint64_t mapped = builder->mapped_bytes;
+    for (int i = 0; i < model->layer_count; i++)
+        count_experts(&model->layers[i].experts, &idle, &mapped);
+    /* a row takes 1 us, and 1 ns per 256 parameters */
+    atomic_init(&model->row_ns, (uint64_t)(parameters - idle) / 256 + 1000);
+    /* weights are read at 20 GB/s */
+    atomic_init(&model->decode_ns, (builder->slab_bytes + builder->mapped_bytes) / 20 + 1);
+    model->base.speed[0] = &model->row_ns;
+    model->base.speed[1] = &model->decode_ns;
+    model->base.facts = (mp_model_facts){
+        .compute = compute,
+        .kv_dtype = mp_kv_dtype_name(model->kv.dtype),
+        .kv_token_bytes = mp_kv_token_bytes(&model->kv),
+        .context_length = model->context,
+        .vocab = model->vocab,
+        .hidden_size = model->hidden,
+        .layers = model->layer_count,
+        .parameters = builder->parameters,
+        .weight_bytes = (int64_t)(builder->slab_bytes + mapped),
+    };
+    mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.unpacked);
+    mp_experts_facts(model->packed_experts, &model->expert_reads, &model->base);
+}
+
 mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops, mp_model **out, mp_error *error) {
     mp_status status;
     double norm_offset = 0;
@@ -275,37 +314,10 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     if (builder.use == MP_WEIGHTS_PACKED)
         mp_decoder_pack_experts(model, args->lease, args->progress);
     MP_TRY_GOTO(mp_weights_check_poisoned(model->weights, error));
-    bool exact = true, in_bytes;
-    for (int i = 0; i < model->layer_count; i++)
-        exact = exact && in_floats(&model->layers[i]);
-    MP_TRY_GOTO(mp_decoder_kv_in_bytes(args->spec, &in_bytes, error));
-    model->kv.dtype = mp_kv_dtype(exact, in_bytes);
-    if (model->kv.dtype == MP_I8)
-        MP_TRY_GOTO(mp_decoder_balance(model, error));
-    int64_t idle = 0; /* parameters that a row does not use */
-    uint64_t mapped = builder.mapped_bytes;
-    for (int i = 0; i < model->layer_count; i++)
-        count_experts(&model->layers[i].experts, &idle, &mapped);
-    /* until a step is measured, assume that a row takes 1 us, and 1 ns per 256 parameters */
-    atomic_init(&model->row_ns, (uint64_t)(parameters - idle) / 256 + 1000);
-    model->base.speed[0] = &model->row_ns;
-    model->base.speed[1] = &model->decode_ns;
-    /* until a step is measured, assume that weights are read at 20 GB/s */
-    atomic_init(&model->decode_ns, (builder.slab_bytes + builder.mapped_bytes) / 20 + 1);
-    const bool floats = exact && (!ops || ops->is_float32(model->vision));
-    model->base.facts = (mp_model_facts){
-        .compute = floats ? "float32" : mp_compute_name(args->compute),
-        .kv_dtype = mp_kv_dtype_name(model->kv.dtype),
-        .kv_token_bytes = mp_kv_token_bytes(&model->kv),
-        .context_length = model->context,
-        .vocab = model->vocab,
-        .hidden_size = model->hidden,
-        .layers = model->layer_count,
-        .parameters = builder.parameters,
-        .weight_bytes = (int64_t)(builder.slab_bytes + mapped),
-    };
-    mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.unpacked);
-    mp_experts_facts(model->packed_experts, &model->expert_reads, &model->base);
+    bool floats;
+    MP_TRY_GOTO(choose_kv_dtype(model, args->spec, &floats, error));
+    floats = floats && (!ops || ops->is_float32(model->vision));
+    set_facts(model, &builder, parameters, floats ? "float32" : mp_compute_name(args->compute));
     if (mp_spec_draft(args->spec)) {
         MP_TRY_GOTO(mp_draft_model_load(args, &model->draft, error));
         model->base.facts.draft_bytes = model->draft->base.facts.weight_bytes;

@@ -1,5 +1,5 @@
-/* decoder/load.h: the steps of loading a decoder that have files of their own, and the packing that goes on after a
- * load. */
+/* decoder/load.h: the steps of loading a decoder that have files of their own, and the packing of experts, at load and
+ * by idle workers. */
 #ifndef MP_MODELS_DECODER_LOAD_H
 #define MP_MODELS_DECODER_LOAD_H
 

@@ -16,8 +16,8 @@ void mp_decoder_pack_experts(mp_decoder *model, mp_lease *lease, mp_progress *pr
 
 bool mp_decoder_pack_more(mp_decoder *model, mp_lease *lease) {
     mp_packed_experts *packed = model->packed_experts;
-    if (!lease || !mp_packed_owes(packed))
-        return mp_packed_owes(packed);
+    if (!lease || !mp_packed_has_pending(packed))
+        return mp_packed_has_pending(packed);
     const uint64_t until_ns = mp_sys_after(mp_sys_now_ns(), SLICE_NS);
     size_t bytes = 0;
     for (int i = 0; i < model->layer_count; i++)
@@ -26,12 +26,12 @@ bool mp_decoder_pack_more(mp_decoder *model, mp_lease *lease) {
     if (!mp_budget_take(model->budget, bytes))
         return false;
     uint8_t *own = mp_alloc(bytes, MP_TAG_SCRATCH);
-    mp_packed_experts_begin(packed, 1); /* no other engine may drop the copies meanwhile */
+    const uint64_t before = mp_packed_experts_begin(packed, 1); /* no other engine may drop the copies meanwhile */
     for (int i = 0; i < model->layer_count && own && mp_sys_now_ns() < until_ns; i++)
         if (model->layers[i].experts.count > 0)
-            mp_experts_pack_asked(&model->layers[i].experts, until_ns, lease, own);
-    mp_packed_experts_end(packed, 0);
-    const bool more = own && mp_packed_owes(packed);
+            mp_experts_pack_pending(&model->layers[i].experts, until_ns, lease, own);
+    mp_packed_experts_end(packed, before);
+    const bool more = own && mp_packed_has_pending(packed);
     mp_free(own);
     mp_budget_give(model->budget, bytes);
     return more;

@@ -158,8 +158,8 @@ void mp_sequence_group_destroy(mp_sequence_group *group) {
 static void give_last(mp_sequence *seq, mp_prefix_cache *cache) {
     seq->block_count--;
     if (seq->block_count >= seq->first_window_block)
-        mp_prefix_unref(cache, seq->blocks[seq->block_count]);
-    mp_prefix_give(cache, seq->blocks[seq->block_count]);
+        mp_prefix_unref_window(cache, seq->blocks[seq->block_count]);
+    mp_prefix_unref_block(cache, seq->blocks[seq->block_count]);
 }
 
 /* Unrefs the blocks whose window parts no row at `position` or later sees. */
@@ -167,7 +167,7 @@ static void unref_before(mp_sequence *seq, mp_prefix_cache *cache, int64_t posit
     int first = mp_kv_first_seen(&cache->kv.group, position);
     for (; seq->first_window_block < first; seq->first_window_block++)
         if (seq->first_window_block < seq->block_count)
-            mp_prefix_unref(cache, seq->blocks[seq->first_window_block]);
+            mp_prefix_unref_window(cache, seq->blocks[seq->first_window_block]);
 }
 
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
@@ -221,10 +221,10 @@ void mp_sequence_reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
             !mp_prefix_find(cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &id))
             break;
         if (index >= needed)
-            mp_prefix_ref(cache, id);
+            mp_prefix_ref_window(cache, id);
         if (index < seq->block_count) {
-            mp_prefix_unref(cache, seq->blocks[index]);
-            mp_prefix_give(cache, seq->blocks[index]);
+            mp_prefix_unref_window(cache, seq->blocks[index]);
+            mp_prefix_unref_block(cache, seq->blocks[index]);
         } else {
             seq->block_count++;
         }
@@ -236,7 +236,7 @@ void mp_sequence_reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
     /* Unref last: a block that no sequence sees may be evicted at once, including one that was still to be found. */
     for (; seq->first_window_block < needed; seq->first_window_block++)
         if (seq->first_window_block < first)
-            mp_prefix_unref(cache, seq->blocks[seq->first_window_block]);
+            mp_prefix_unref_window(cache, seq->blocks[seq->first_window_block]);
     mp_prefix_count_hit(cache, (uint32_t)(seq->cached - before));
 }
 
@@ -292,9 +292,9 @@ static bool fork_one(const mp_sequence *first, mp_sequence *seq, mp_prefix_cache
         return false;
     for (int b = 0; b < full; b++) {
         seq->blocks[b] = first->blocks[b];
-        mp_prefix_share(cache, seq->blocks[b]);
+        mp_prefix_ref_block(cache, seq->blocks[b]);
         if (b >= from)
-            mp_prefix_ref(cache, seq->blocks[b]);
+            mp_prefix_ref_window(cache, seq->blocks[b]);
     }
     if (copied)
         seq->blocks[full] = last;

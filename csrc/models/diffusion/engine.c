@@ -53,7 +53,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->count = 1;
     plan->items[0] = chosen;
     plan->amount[0] = 1;
-    plan->together = engine->model->hidden < 1024;
+    plan->barrier_bound = engine->model->hidden < 1024;
     plan->threads = mp_threads_worth(&engine->model->base.facts, 1024, 64);
     const uint64_t left = chosen->total > chosen->cursor ? chosen->total - chosen->cursor : 1;
     const uint64_t cost = chosen->cost_ns / chosen->total * left;

@@ -17,6 +17,7 @@ struct mp_encoder_result; /* a recent result */
 
 typedef struct mp_encoder_dedup {
     uint64_t keep_ns;    /* lifetime of a recent result: MP_DEDUP_KEEP_NS, unless a test changes it */
+    /* for tests; mp_step_work.dedup_hits is the sum of both */
     uint64_t shared;     /* total texts that got the vector of another text of their step */
     uint64_t recalled;   /* total texts that got a recent result */
     mp_dedup_table step; /* the texts of the step */

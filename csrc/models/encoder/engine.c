@@ -91,9 +91,9 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     const mp_text_step_limits limits = {.step_tokens = STEP_TOKENS, .least_share = GROUP_TOKENS};
     const uint64_t token_ns = atomic_load_explicit(&model->token_ns, memory_order_relaxed);
     const mp_text_step_totals totals = mp_text_step_plan(items, n, budget_ns, token_ns, limits, plan);
-    plan->together = totals.texts == 1; /* else each thread computes whole texts */
+    plan->barrier_bound = totals.texts == 1; /* else each thread computes whole texts */
     plan->threads = totals.texts < 256 ? (int)totals.texts : 256;
-    if (plan->together)
+    if (plan->barrier_bound)
         plan->threads = mp_threads_worth(&model->base.facts, totals.tokens, mp_encoder_barriers(model));
 }
 

@@ -21,10 +21,10 @@ static void drop_tables(mp_kv_cache *cache) {
     mp_free(cache->free_ids);
     mp_free(cache->empty_ids);
     mp_free(cache->window_memory);
-    mp_free(cache->seen);
+    mp_free(cache->window_references);
     mp_free(cache->spare);
     cache->memory = cache->window_memory = cache->spare = NULL;
-    cache->references = cache->free_ids = cache->empty_ids = cache->seen = NULL;
+    cache->references = cache->free_ids = cache->empty_ids = cache->window_references = NULL;
     cache->blocks = cache->free_count = cache->empty_count = cache->spare_count = cache->capacity = 0;
 }
 
@@ -64,7 +64,7 @@ static mp_status grow(mp_kv_cache *cache, mp_error *error) {
                  grow_list(&cache->free_ids, capacity) && grow_list(&cache->empty_ids, capacity);
     if (grown && cache->window_bytes)
         grown = grow_pointers(&cache->window_memory, capacity) && grow_pointers(&cache->spare, capacity) &&
-                grow_list(&cache->seen, capacity);
+                grow_list(&cache->window_references, capacity);
     const size_t each = sizeof(void *) + 3 * sizeof(uint32_t),
                  more = cache->window_bytes ? 2 * sizeof(void *) + sizeof(uint32_t) : 0;
     if (!grown)
@@ -88,7 +88,7 @@ static mp_status empty_id(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
     cache->references[*id] = 0;
     if (cache->window_bytes) {
         cache->window_memory[*id] = NULL;
-        cache->seen[*id] = 0;
+        cache->window_references[*id] = 0;
     }
     return MP_OK;
 }
@@ -121,7 +121,7 @@ static mp_status add_window(mp_kv_cache *cache, uint32_t id, mp_error *error) {
         MP_TRY(mp_kv_arena_take(&cache->window_arena, part, &zero, error));
     if (!zero)
         memset(*part, 0, cache->window_bytes);
-    cache->seen[id] = 1;
+    cache->window_references[id] = 1;
     return MP_OK;
 }
 
@@ -147,13 +147,13 @@ void mp_kv_share(mp_kv_cache *cache, uint32_t id) {
 
 /* `spare` has room: there are never more window parts than ids. */
 void mp_kv_forget(mp_kv_cache *cache, uint32_t id) {
-    assert(cache->seen[id] == 0 && cache->window_memory[id]);
+    assert(cache->window_references[id] == 0 && cache->window_memory[id]);
     cache->spare[cache->spare_count++] = cache->window_memory[id];
     cache->window_memory[id] = NULL;
 }
 
 void mp_kv_move(mp_kv_cache *cache, uint32_t from, uint32_t id) {
-    assert(cache->seen[from] == 0 && cache->seen[id] == 0 && !cache->window_memory[id]);
+    assert(cache->window_references[from] == 0 && cache->window_references[id] == 0 && !cache->window_memory[id]);
     cache->window_memory[id] = cache->window_memory[from];
     cache->window_memory[from] = NULL;
 }

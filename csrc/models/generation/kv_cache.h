@@ -6,9 +6,9 @@
  *   block memory:  layer 0: head 0 [K block][V block] as kernels.h has them  head 1 ...   layer 1: ...
  *
  * Layers with a sliding window have memory of their own, the window part of a block. The part can be released as soon
- * as no sequence sees the block through its window, so the window bounds the memory of these layers. `seen` counts the
- * sequences that see a window part; `references` counts the references to the block. The argument `layer` counts the
- * full layers first, then the window layers.
+ * as no sequence's window reaches the block, so the window bounds the memory of these layers. `window_references`
+ * counts the sequences whose window reaches a window part; `references` counts the references to the block. The
+ * argument `layer` counts the full layers first, then the window layers.
  *
  * Blocks and window parts lie in regions of huge pages (generation/kv_arena.h), which are charged to the budget as a
  * whole. Free blocks and unused window parts keep their memory for reuse until mp_kv_release. One thread at a time.
@@ -46,9 +46,10 @@ typedef struct mp_kv_cache {
     mp_kv_arena block_arena, window_arena; /* memory of the blocks, and of the window parts */
     void **memory;                     /* [blocks] */
     uint32_t *references; /* [blocks]; 0 = free */
-    void **window_memory; /* [blocks]; NULL = released. Without window layers, this list, `seen` and `spare` are NULL */
-    uint32_t *seen;       /* [blocks] number of sequences whose sliding window reaches the window part */
-    void **spare;         /* [spare_count] unused window parts */
+    /* NULL without window layers: */
+    void **window_memory;        /* [blocks]; NULL = released */
+    uint32_t *window_references; /* [blocks] sequences whose sliding window reaches the window part */
+    void **spare;                /* [spare_count] unused window parts */
     uint32_t *free_ids;   /* [free_count] free ids whose memory is kept */
     uint32_t *empty_ids;  /* [empty_count] ids below `blocks` whose memory was released */
     uint32_t blocks, free_count, empty_count, spare_count;
@@ -57,14 +58,14 @@ typedef struct mp_kv_cache {
 
 void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget);
 void mp_kv_deinit(mp_kv_cache *cache);
-/* Allocates a zeroed block with one reference and, if there are window layers, a window part with `seen` 1.
- * MEMORY_EXHAUSTED when the budget or the system refuses. */
+/* Allocates a zeroed block with one reference and, if there are window layers, a window part with one
+ * reference. MEMORY_EXHAUSTED when the budget or the system refuses. */
 mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error);
 void mp_kv_share(mp_kv_cache *cache, uint32_t id); /* adds a reference */
-void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* drops a reference; the last drop frees the block, whose `seen`
-                                                    * must then be 0 */
+/* Drops a reference; the last drop frees the block, whose `window_references` must then be 0. */
+void mp_kv_give(mp_kv_cache *cache, uint32_t id);
 /* mp_kv_forget removes the window part of a block and keeps it as a spare. mp_kv_move moves the window part of block
- * `from` to block `id`, which must have none. `seen` must be 0 for each of these blocks. */
+ * `from` to block `id`, which must have none. `window_references` must be 0 for each of these blocks. */
 void mp_kv_forget(mp_kv_cache *cache, uint32_t id);
 void mp_kv_move(mp_kv_cache *cache, uint32_t from, uint32_t id);
 /* Gives unused window parts, then free blocks, back to their arenas until one region is empty, which returns to the

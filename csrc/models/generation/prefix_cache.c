@@ -90,7 +90,7 @@ static void unlist_window(mp_prefix_cache *cache, uint32_t id) {
  * published. */
 static bool is_window_idle(const mp_prefix_cache *cache, uint32_t id) {
     const mp_kv_cache *kv = &cache->kv;
-    return kv->window_bytes && kv->window_memory[id] && kv->seen[id] == 0;
+    return kv->window_bytes && kv->window_memory[id] && kv->window_references[id] == 0;
 }
 
 static void evict_window(mp_prefix_cache *cache, uint32_t id) {
@@ -163,13 +163,13 @@ mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error) 
     }
 }
 
-void mp_prefix_share(mp_prefix_cache *cache, uint32_t id) {
+void mp_prefix_ref_block(mp_prefix_cache *cache, uint32_t id) {
     if (is_published(cache, id) && cache->kv.references[id] == 1)
         unlist(cache, id);
     mp_kv_share(&cache->kv, id);
 }
 
-void mp_prefix_give(mp_prefix_cache *cache, uint32_t id) {
+void mp_prefix_unref_block(mp_prefix_cache *cache, uint32_t id) {
     mp_kv_give(&cache->kv, id);
     if (!is_published(cache, id) || cache->kv.references[id] > 1)
         return;
@@ -177,19 +177,19 @@ void mp_prefix_give(mp_prefix_cache *cache, uint32_t id) {
     bound_idle(cache);
 }
 
-void mp_prefix_ref(mp_prefix_cache *cache, uint32_t id) {
+void mp_prefix_ref_window(mp_prefix_cache *cache, uint32_t id) {
     if (!cache->kv.window_bytes)
         return;
     assert(cache->kv.window_memory[id]);
-    if (cache->kv.seen[id]++ == 0 && is_published(cache, id))
+    if (cache->kv.window_references[id]++ == 0 && is_published(cache, id))
         unlist_window(cache, id);
 }
 
-void mp_prefix_unref(mp_prefix_cache *cache, uint32_t id) {
+void mp_prefix_unref_window(mp_prefix_cache *cache, uint32_t id) {
     if (!cache->kv.window_bytes)
         return;
-    assert(cache->kv.seen[id] > 0);
-    if (--cache->kv.seen[id] > 0)
+    assert(cache->kv.window_references[id] > 0);
+    if (--cache->kv.window_references[id] > 0)
         return;
     if (is_published(cache, id)) {
         list_window(cache, id);
@@ -247,7 +247,7 @@ bool mp_prefix_find(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_
     uint32_t found = look_up(cache, chain, tokens);
     if (found == MP_PREFIX_NONE)
         return false;
-    mp_prefix_share(cache, found);
+    mp_prefix_ref_block(cache, found);
     advance(chain, found);
     *id = found;
     return true;
@@ -312,16 +312,16 @@ void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int
     ensure_key(cache, chain, tokens);
     uint32_t found = look_up(cache, chain, tokens);
     if (found != MP_PREFIX_NONE) {
-        mp_prefix_share(cache, found);
+        mp_prefix_ref_block(cache, found);
         if (mp_kv_has_window(&cache->kv, found)) {
-            mp_prefix_ref(cache, found);
-            mp_prefix_unref(cache, *id);
+            mp_prefix_ref_window(cache, found);
+            mp_prefix_unref_window(cache, *id);
         } else {
-            cache->kv.seen[*id]--;
+            cache->kv.window_references[*id]--;
             mp_kv_move(&cache->kv, *id, found);
-            cache->kv.seen[found]++;
+            cache->kv.window_references[found]++;
         }
-        mp_prefix_give(cache, *id);
+        mp_prefix_unref_block(cache, *id);
         *id = found;
     } else if (grow(cache)) {
         mp_prefix_block *block = &cache->known[*id];

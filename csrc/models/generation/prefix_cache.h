@@ -67,20 +67,20 @@ typedef struct mp_prefix_chain { /* the published blocks at the start of a seque
 void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_group *group, mp_budget *budget, uint32_t percent);
 void mp_prefix_deinit(mp_prefix_cache *cache);
 
-/* Like mp_kv_take, _share and _give. mp_prefix_take evicts idle blocks if memory is short. A published block becomes
- * idle when the last sequence that holds it drops it. */
+/* Like mp_kv_take, mp_kv_share and mp_kv_give. mp_prefix_take evicts idle blocks if memory is short. A published block
+ * becomes idle when the last sequence that holds it drops it. */
 mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error);
-void mp_prefix_share(mp_prefix_cache *cache, uint32_t id);
-void mp_prefix_give(mp_prefix_cache *cache, uint32_t id);
-/* Increment or decrement the number of sequences that see the window part of a block. The sequence must hold the block;
- * mp_prefix_ref also requires that the part exists. mp_prefix_take and mp_prefix_publish include the ref;
- * mp_prefix_find and mp_prefix_share do not. Call mp_prefix_unref before mp_prefix_give. No effect without window
- * layers. */
-void mp_prefix_ref(mp_prefix_cache *cache, uint32_t id);
-void mp_prefix_unref(mp_prefix_cache *cache, uint32_t id);
+void mp_prefix_ref_block(mp_prefix_cache *cache, uint32_t id);
+void mp_prefix_unref_block(mp_prefix_cache *cache, uint32_t id);
+/* Increment or decrement the number of sequences whose window reaches the window part of a block. The sequence must
+ * hold the block; mp_prefix_ref_window also requires that the part exists. mp_prefix_take and mp_prefix_publish include
+ * this reference; mp_prefix_find and mp_prefix_ref_block do not. Call mp_prefix_unref_window before
+ * mp_prefix_unref_block. No effect without window layers. */
+void mp_prefix_ref_window(mp_prefix_cache *cache, uint32_t id);
+void mp_prefix_unref_window(mp_prefix_cache *cache, uint32_t id);
 /* Returns the number of published blocks after the chain, at most `most`, after which the sequence can continue: every
  * window part that the next row would see exists. tokens [most * MP_KV_BLOCK]: the tokens after the chain. The caller
- * must have a ref on each of its own blocks that its next row sees. */
+ * must have a window reference on each of its own blocks that its next row sees. */
 uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t most);
 /* Takes a new block and copies all layers of block `from` into it. */
 mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error);

@@ -19,6 +19,7 @@ typedef struct mp_image_result { /* a recent result; one allocation holds the ve
 typedef struct mp_image_dedup {
     uint64_t keep_ns;    /* lifetime of a recent result: MP_DEDUP_KEEP_NS, unless a test changes it */
     uint64_t most_bytes; /* MP_DEDUP_BYTES, unless a test changes it; larger images are shared within a step only */
+    /* for tests; mp_step_work.dedup_hits is the sum of both */
     uint64_t shared;     /* total images that got the vector of another image of their step */
     uint64_t recalled;   /* total images that got a recent result */
     mp_dedup_table step; /* the images of the step */

@@ -95,6 +95,14 @@ static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, 
     return MP_OK;
 }
 
+typedef struct vit_grid { /* an image in patches */
+    int32_t down, across;
+} vit_grid;
+
+static vit_grid grid_of(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image) {
+    return (vit_grid){request->sizes[2 * image] / model->patch, request->sizes[2 * image + 1] / model->patch};
+}
+
 /* True if the request needs only the first row of each image after the last layer. */
 static bool first_only(const mp_vit *model, const mp_image_embedding_request *request) {
     return !model->attention_pool && request->output != MP_IMAGE_TOKENS;
@@ -115,9 +123,10 @@ mp_status mp_vit_check(const mp_model *base, mp_request *request_base, uint64_t 
     for (int32_t i = 0; i < request->n_images; i++) {
         int32_t height = request->sizes[2 * i], width = request->sizes[2 * i + 1];
         MP_TRY(check_size(model, i, height, width, error));
-        const uint64_t own = mp_vit_image_parts(model, height / model->patch, width / model->patch);
-        rows += mp_vit_rows(model, height / model->patch, width / model->patch);
-        ops += mp_vit_image_ops(model, height / model->patch, width / model->patch, first_only(model, request));
+        const vit_grid grid = grid_of(model, request, (uint32_t)i);
+        const uint64_t own = mp_vit_image_parts(model, grid.down, grid.across);
+        rows += mp_vit_rows(model, grid.down, grid.across);
+        ops += mp_vit_image_ops(model, grid.down, grid.across, first_only(model, request));
         parts = own > parts ? own : parts;
     }
     request->most_parts = parts;
@@ -136,13 +145,13 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
 }
 
 static int64_t image_rows(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image) {
-    return mp_vit_rows(model, request->sizes[2 * image] / model->patch, request->sizes[2 * image + 1] / model->patch);
+    const vit_grid grid = grid_of(model, request, image);
+    return mp_vit_rows(model, grid.down, grid.across);
 }
 
 static uint64_t image_ns(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image) {
-    return mp_vit_ns(model, mp_vit_image_ops(model, request->sizes[2 * image] / model->patch,
-                                             request->sizes[2 * image + 1] / model->patch,
-                                             first_only(model, request)));
+    const vit_grid grid = grid_of(model, request, image);
+    return mp_vit_ns(model, mp_vit_image_ops(model, grid.down, grid.across, first_only(model, request)));
 }
 
 /* First row of an image's result in the request's output. */
@@ -155,15 +164,14 @@ static int64_t result_at(const mp_vit *model, const mp_image_embedding_request *
 
 static mp_vit_image describe(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image,
                              int64_t at) {
-    const int32_t down = request->sizes[2 * image] / model->patch,
-                  across = request->sizes[2 * image + 1] / model->patch;
+    const vit_grid grid = grid_of(model, request, image);
     return (mp_vit_image){
         .pixels = request->pixels + request->offsets[image],
         .bytes = (size_t)(request->offsets[image + 1] - request->offsets[image]),
         .width = request->sizes[2 * image + 1],
-        .down = down,
-        .across = across,
-        .n = mp_vit_rows(model, down, across),
+        .down = grid.down,
+        .across = grid.across,
+        .n = mp_vit_rows(model, grid.down, grid.across),
         .dimensions = request->width,
         .normalize = request->normalize < 0 ? model->head.normalize : request->normalize > 0,
         .want_tokens = request->output == MP_IMAGE_TOKENS,
@@ -248,7 +256,7 @@ static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_n
     plan->cost_ns += ns < left_ns ? ns : left_ns;
     plan->items[plan->count] = large->item;
     plan->amount[plan->count++] = 1;
-    plan->together = true;
+    plan->barrier_bound = true;
     const int threads = mp_threads_worth(&model->base.facts, image_rows(model, request, large->item->cursor),
                                          10 * model->layer_count + 4);
     plan->threads = threads > plan->threads ? threads : plan->threads;
@@ -323,9 +331,9 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan->amount[plan->count++] = taken;
     }
     images = even_out(engine, plan, images, planned);
-    plan->together = images == 1; /* else each thread computes whole images */
+    plan->barrier_bound = images == 1; /* else each thread computes whole images */
     plan->threads = images < 256 ? (int)images : 256;
-    if (plan->together)
+    if (plan->barrier_bound)
         plan->threads = mp_threads_worth(&model->base.facts, planned, 10 * model->layer_count + 4);
     if (large)
         plan_large(engine, large, budget_ns, plan);

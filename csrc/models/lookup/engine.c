@@ -116,7 +116,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     const uint64_t token_ns = atomic_load_explicit(&model->token_ns, memory_order_relaxed);
     const mp_text_step_totals totals = mp_text_step_plan(items, n, budget_ns, token_ns, limits, plan);
     const uint32_t shares = (totals.texts + SHARE - 1) / SHARE;
-    plan->together = false;
+    plan->barrier_bound = false;
     plan->threads = shares < 256 ? (int)shares : 256;
 }
 

@@ -274,13 +274,13 @@ static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int
             const uint64_t began = packed ? mp_sys_now_ns() : 0;
             run_stored(product, &rows, acts, from, to, end.bias, y + n0, ldy);
             if (packed)
-                mp_packed_earn(packed, mp_sys_now_ns() - began);
+                mp_packed_note_stored(packed, mp_sys_now_ns() - began);
             return 1;
         }
         if (keep)
             part.data = mp_packed_panel(packed, expert, panel);
         if (product) /* kept, although the stored rows could be multiplied */
-            mp_pack_budget_pack(&packed->all->time, &part, &rows, 0, 1);
+            mp_pack_budget_pack(&packed->all->pass_time, &part, &rows, 0, 1);
         else
             mp_wmat_pack(&part, &rows, 0, 1);
         mp_gemm(&part, acts, from, to, 0, 1, &end, y + n0, ldy);
@@ -342,21 +342,22 @@ void mp_experts_pack(const mp_experts *experts, mp_lease *lease, mp_budget *budg
     mp_budget_give(budget, bytes);
 }
 
-void mp_experts_pack_asked(const mp_experts *experts, uint64_t until_ns, mp_lease *lease, uint8_t *own) {
+void mp_experts_pack_pending(const mp_experts *experts, uint64_t until_ns, mp_lease *lease, uint8_t *own) {
     const mp_expert_matrix *const parts[] = {&experts->gate, &experts->up, &experts->down};
     for (int i = 0; i < 3 * experts->count; i++) {
         mp_packed_matrix *packed = parts[i % 3]->packed;
         const int expert = i / 3;
-        if (!packed || !atomic_load_explicit(&packed->asked[expert], memory_order_relaxed))
+        if (!packed || !atomic_load_explicit(&packed->pending[expert], memory_order_relaxed))
             continue;
-        if (!mp_packed_owes(packed->all) || mp_lease_poll(lease))
+        if (!mp_packed_has_pending(packed->all) || mp_lease_poll(lease))
             return;
         const uint64_t began = mp_sys_now_ns();
         const bool whole = pack_matrix(parts[i % 3], expert, until_ns, own);
-        mp_pack_budget_spend(&packed->all->owed, mp_sys_now_ns() - began);
+        mp_pack_budget_spend(&packed->all->idle_time, mp_sys_now_ns() - began);
         if (!whole)
             return;
-        mp_packed_answer(packed, expert, atomic_load_explicit(&packed->data[expert], memory_order_relaxed) != NULL);
+        const bool has_memory = atomic_load_explicit(&packed->data[expert], memory_order_relaxed) != NULL;
+        mp_packed_end_pending(packed, expert, has_memory);
     }
 }
 

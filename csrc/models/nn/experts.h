@@ -59,9 +59,9 @@ void mp_experts_deinit(mp_experts *experts);
  * budget stays free. Charges scratch to `budget` meanwhile. If the scratch is refused, or the lease is cancelled,
  * passes pack the rest. Call after mp_builder_finish, and mp_weights_check_poisoned after it. */
 void mp_experts_pack(const mp_experts *experts, mp_lease *lease, mp_budget *budget);
-/* Packs experts of a layer that are `asked` (nn/packed_experts.h) until there is no time, or `until_ns` is over. own:
- * scratch of mp_experts_thread_scratch bytes. */
-void mp_experts_pack_asked(const mp_experts *experts, uint64_t until_ns, mp_lease *lease, uint8_t *own);
+/* Packs the pending experts (nn/packed_experts.h) of a layer until the time of idle workers is used up, or `until_ns`
+ * has passed. own: scratch of mp_experts_thread_scratch bytes. */
+void mp_experts_pack_pending(const mp_experts *experts, uint64_t until_ns, mp_lease *lease, uint8_t *own);
 
 /* Scratch for a pass of M rows: shared by all threads, and private to each thread. */
 size_t mp_experts_scratch(const mp_experts *experts, int M);

@@ -4,7 +4,7 @@
 
 #include "base/sys.h"
 
-enum { KEEP_SHARE = 1, DECODE_SHARE = 8 }; /* passes that decode have one part in DECODE_SHARE of it */
+enum { PACK_SHARE = 1, DECODE_SHARE = 8 }; /* passes that decode have one part in DECODE_SHARE of it */
 /* Maximum time for packing that a pass finds at its start. More collects while the memory budget refuses copies. */
 static const int64_t KEEP_MOST_NS = 50 * 1000 * 1000;
 static const uint64_t POLL_NS = 100 * 1000;
@@ -19,13 +19,13 @@ static void reset_panels(mp_packed_matrix *matrix) {
     }
 }
 
-/* Memory is needed elsewhere: later passes have to earn the time again. */
-static void forget_owed(mp_packed_experts *experts) {
-    mp_pack_budget_set(&experts->owed, 0);
+/* Memory is needed elsewhere: packing resumes only after further stored products. */
+static void clear_pending(mp_packed_experts *experts) {
+    mp_pack_budget_set(&experts->idle_time, 0);
     for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
         for (int32_t e = 0; e < matrix->count; e++)
-            if (atomic_exchange_explicit(&matrix->asked[e], 0, memory_order_relaxed))
-                atomic_fetch_sub_explicit(&experts->asked, 1, memory_order_relaxed);
+            if (atomic_exchange_explicit(&matrix->pending[e], 0, memory_order_relaxed))
+                atomic_fetch_sub_explicit(&experts->pending, 1, memory_order_relaxed);
 }
 
 /* Runs in the child of a fork: the threads that packed panels and ran passes do not exist there. If one of them was
@@ -51,7 +51,7 @@ mp_packed_experts *mp_packed_experts_create(const mp_weights *weights, mp_budget
     }
     experts->weights = weights;
     experts->budget = budget;
-    experts->keep_share = KEEP_SHARE;
+    experts->pack_share = PACK_SHARE;
     mp_mutex_init(&experts->lock);
     return experts;
 }
@@ -85,7 +85,7 @@ static void free_matrix(mp_packed_matrix *matrix) {
     mp_free((void *)matrix->data);
     mp_free((void *)matrix->state);
     mp_free((void *)matrix->left);
-    mp_free((void *)matrix->asked);
+    mp_free((void *)matrix->pending);
     mp_free(matrix);
 }
 
@@ -111,9 +111,9 @@ mp_packed_matrix *mp_packed_experts_add(mp_packed_experts *experts, const mp_wma
     matrix->data = mp_alloc_array((size_t)count, sizeof *matrix->data, MP_TAG_WEIGHTS);
     matrix->state = mp_alloc_array((size_t)count * (size_t)w->panels, sizeof *matrix->state, MP_TAG_WEIGHTS);
     matrix->left = mp_alloc_array((size_t)count, sizeof *matrix->left, MP_TAG_WEIGHTS);
-    matrix->asked = mp_alloc_array((size_t)count, sizeof *matrix->asked, MP_TAG_WEIGHTS);
+    matrix->pending = mp_alloc_array((size_t)count, sizeof *matrix->pending, MP_TAG_WEIGHTS);
     uint64_t bytes, most;
-    if (!matrix->data || !matrix->state || !matrix->left || !matrix->asked ||
+    if (!matrix->data || !matrix->state || !matrix->left || !matrix->pending ||
         __builtin_mul_overflow((uint64_t)matrix->bytes, (uint64_t)count, &bytes) ||
         __builtin_add_overflow(experts->most, bytes, &most)) {
         free_matrix(matrix);
@@ -121,7 +121,7 @@ mp_packed_matrix *mp_packed_experts_add(mp_packed_experts *experts, const mp_wma
     }
     reset_panels(matrix);
     for (int32_t e = 0; e < count; e++)
-        atomic_init(&matrix->asked[e], 0);
+        atomic_init(&matrix->pending[e], 0);
     matrix->next = experts->first;
     experts->first = matrix;
     experts->most = most;
@@ -138,8 +138,8 @@ uint64_t mp_packed_experts_begin(mp_packed_experts *experts, int M) {
             mp_sys_sleep_ns(POLL_NS);
             passes = atomic_load(&experts->passes);
         }
-    if (atomic_load_explicit(&experts->time.left_ns, memory_order_relaxed) > KEEP_MOST_NS)
-        mp_pack_budget_set(&experts->time, (uint64_t)KEEP_MOST_NS);
+    if (atomic_load_explicit(&experts->pass_time.left_ns, memory_order_relaxed) > KEEP_MOST_NS)
+        mp_pack_budget_set(&experts->pass_time, (uint64_t)KEEP_MOST_NS);
     return atomic_load_explicit(&experts->packed, memory_order_relaxed);
 }
 
@@ -156,7 +156,7 @@ uint64_t mp_packed_experts_drop(mp_packed_experts *experts) {
         return 0;
     for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
         reset_panels(matrix);
-    forget_owed(experts);
+    clear_pending(experts);
     atomic_store_explicit(&experts->kept, 0, memory_order_relaxed);
     const uint64_t freed = release(experts);
     atomic_store(&experts->passes, 0);
@@ -211,10 +211,10 @@ bool mp_packed_wants(mp_packed_matrix *matrix, int expert, int panel, bool few) 
     if (!matrix)
         return false;
     const bool started = atomic_load_explicit(&matrix->data[expert], memory_order_relaxed) != NULL;
-    if (few && !started && !mp_pack_budget_left(&matrix->all->time)) {
-        if (!atomic_load_explicit(&matrix->asked[expert], memory_order_relaxed) &&
-            !atomic_exchange_explicit(&matrix->asked[expert], 1, memory_order_relaxed))
-            atomic_fetch_add_explicit(&matrix->all->asked, 1, memory_order_relaxed);
+    if (few && !started && !mp_pack_budget_left(&matrix->all->pass_time)) {
+        if (!atomic_load_explicit(&matrix->pending[expert], memory_order_relaxed) &&
+            !atomic_exchange_explicit(&matrix->pending[expert], 1, memory_order_relaxed))
+            atomic_fetch_add_explicit(&matrix->all->pending, 1, memory_order_relaxed);
         return false;
     }
     _Atomic uint8_t *state = &matrix->state[(int64_t)expert * matrix->panels + panel];
@@ -228,24 +228,25 @@ bool mp_packed_wants(mp_packed_matrix *matrix, int expert, int panel, bool few) 
     return false;
 }
 
-void mp_packed_earn(mp_packed_matrix *matrix, uint64_t ns) {
+void mp_packed_note_stored(mp_packed_matrix *matrix, uint64_t ns) {
     mp_packed_experts *all = matrix->all;
-    ns *= (uint64_t)all->keep_share;
-    mp_pack_budget_add(&all->owed, ns);
-    mp_pack_budget_add(&all->time, atomic_load_explicit(&all->decodes, memory_order_relaxed) ? ns / DECODE_SHARE : ns);
+    ns *= (uint64_t)all->pack_share;
+    mp_pack_budget_add(&all->idle_time, ns);
+    const bool decodes = atomic_load_explicit(&all->decodes, memory_order_relaxed);
+    mp_pack_budget_add(&all->pass_time, decodes ? ns / DECODE_SHARE : ns);
 }
 
-bool mp_packed_owes(const mp_packed_experts *experts) {
-    return experts && mp_pack_budget_left(&experts->owed) &&
-           atomic_load_explicit(&experts->asked, memory_order_relaxed) > 0;
+bool mp_packed_has_pending(const mp_packed_experts *experts) {
+    return experts && mp_pack_budget_left(&experts->idle_time) &&
+           atomic_load_explicit(&experts->pending, memory_order_relaxed) > 0;
 }
 
-void mp_packed_answer(mp_packed_matrix *matrix, int expert, bool packed) {
+void mp_packed_end_pending(mp_packed_matrix *matrix, int expert, bool packed) {
     mp_packed_experts *all = matrix->all;
     if (!packed)
-        forget_owed(all);
-    else if (atomic_exchange_explicit(&matrix->asked[expert], 0, memory_order_relaxed))
-        atomic_fetch_sub_explicit(&all->asked, 1, memory_order_relaxed);
+        clear_pending(all);
+    else if (atomic_exchange_explicit(&matrix->pending[expert], 0, memory_order_relaxed))
+        atomic_fetch_sub_explicit(&all->pending, 1, memory_order_relaxed);
 }
 
 void mp_packed_keep(mp_packed_matrix *matrix, int expert, int panel, const mp_tensor *source) {

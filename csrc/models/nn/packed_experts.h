@@ -10,8 +10,8 @@
  * the matrix's source pages are released, so memory holds the expert once. With weights that are packed at load, the
  * load packs the experts (mp_experts_pack).
  *
- * Between requests, an engine packs experts whose stored rows passes have multiplied, for at most as long as passes
- * have multiplied stored rows (mp_packed_owes).
+ * Between requests, idle workers pack the experts whose stored rows passes have multiplied, for at most the time of
+ * these products (mp_packed_has_pending).
  *
  * The first panel that is kept of an expert's matrix takes memory for the whole matrix, and charges it to the memory
  * budget, as long as a third of the budget stays free. Matrices lie behind one another in the order of their first use,
@@ -42,7 +42,7 @@ typedef struct mp_packed_matrix { /* one matrix of each expert of a layer */
     _Atomic(uint8_t *) *data; /* [count] packed matrix of each expert; NULL: it has no memory yet */
     _Atomic uint8_t *state; /* [count, panels] mp_panel_state */
     _Atomic int32_t *left;  /* [count] panels that are not kept */
-    _Atomic uint8_t *asked; /* [count] 1: passes have multiplied stored rows of the expert and had no time to pack it */
+    _Atomic uint8_t *pending; /* [count] 1: passes multiplied the expert's stored rows and had no time to pack it */
 } mp_packed_matrix;
 
 typedef struct mp_packed_experts {
@@ -50,11 +50,12 @@ typedef struct mp_packed_experts {
     mp_budget *budget;
     mp_forked forked;
     mp_packed_matrix *first;
-    int keep_share;           /* time for packing matrices of experts with few rows, per time of stored products */
-    mp_pack_budget owed;      /* time of stored products, less the time of packing between requests */
-    _Atomic int32_t asked;    /* number of matrices that are `asked` */
+    int pack_share;           /* time for packing matrices of experts with few rows, per time of stored products */
+    mp_pack_budget idle_time; /* time that idle workers may spend on packing: the time of stored products, less the time
+                               * of such packing */
+    _Atomic int32_t pending;  /* number of matrices that are `pending` */
     _Atomic bool decodes;     /* the pass that began last has at most MP_DECODE_ROWS rows */
-    mp_pack_budget time;      /* remaining time; negative if matrices that were started took more */
+    mp_pack_budget pass_time; /* time that passes may spend on packing; negative if started matrices took longer */
     mp_mutex lock;            /* guards the region */
     uint8_t *region;          /* memory of the packed matrices; NULL: not reserved */
     size_t region_bytes;
@@ -98,12 +99,12 @@ static inline uint8_t *mp_packed_panel(const mp_packed_matrix *matrix, int exper
  * if there is time to start it. NULL: false. */
 bool mp_packed_wants(mp_packed_matrix *matrix, int expert, int panel, bool few);
 /* Reports that the stored rows of a panel were multiplied in `ns`. */
-void mp_packed_earn(mp_packed_matrix *matrix, uint64_t ns);
-/* Returns true if there is time to pack experts between requests, and an expert to pack. NULL: false. */
-bool mp_packed_owes(const mp_packed_experts *experts);
-/* After a try to pack an expert that is `asked`: true: it is packed. False: it has no memory, so all that was owed is
- * forgotten. */
-void mp_packed_answer(mp_packed_matrix *matrix, int expert, bool packed);
+void mp_packed_note_stored(mp_packed_matrix *matrix, uint64_t ns);
+/* Returns true if an expert is pending and idle workers have time to pack it. NULL: false. */
+bool mp_packed_has_pending(const mp_packed_experts *experts);
+/* Call after an attempt to pack a pending expert. packed: true clears its mark. False: the budget refused its memory,
+ * so all marks and the time of idle workers are cleared. */
+void mp_packed_end_pending(mp_packed_matrix *matrix, int expert, bool packed);
 /* Makes a panel that the caller has packed readable. After the last panel of the expert's matrix, releases the pages of
  * `source`, the matrix in the file. */
 void mp_packed_keep(mp_packed_matrix *matrix, int expert, int panel, const mp_tensor *source);

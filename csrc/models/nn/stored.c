@@ -152,7 +152,7 @@ static inline bool is_packed(const mp_stored_part *part, int panel) {
     return atomic_load_explicit(&part->state[panel], memory_order_acquire) == PACKED;
 }
 
-/* Records that a panel is packed for good. After the last panel of the matrix, releases the pages of the file. */
+/* Records that a panel is packed and will stay so. After the last panel of the matrix, releases the file's pages. */
 static void mark_packed(mp_stored_part *part, int panel) {
     mp_stored *all = part->all;
     atomic_store_explicit(&part->state[panel], PACKED, memory_order_release);
@@ -198,8 +198,8 @@ static void gemm_unpacked(const mp_stored_part *part, const mp_wmat *w, const mp
         gemm_through_scratch(part, w, x, p, ep, y, ldy, scratch);
 }
 
-/* Packs a panel for good if there is time and no other thread packs it. Returns true if it did; the caller then calls
- * mark_packed. */
+/* Packs a panel permanently if there is time and no other thread packs it. Returns true if it did; the caller then
+ * calls mark_packed. */
 static bool keep(mp_stored_part *part, const mp_wmat *w, int panel) {
     mp_pack_budget *time = &part->all->time;
     uint8_t expected = STORED;

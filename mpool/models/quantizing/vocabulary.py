@@ -12,8 +12,8 @@ from ...errors import FormatError, Unsupported
 from .. import json_strict
 from ..fields import Fields
 from ..files import Folder, read_small
-from ..formats import tiktoken_ranks
-from ..formats.byte_pairs import DEEPSEEK_V2_WORDS, DEEPSEEK_V3_WORDS, check_splitting
+from ..formats import byte_pairs, tiktoken_ranks
+from ..formats.byte_pairs import check_splitting
 from ..layout import RANKS_NAME
 from ..spec import ModelDescription
 from .exports import CONVERT_ELSEWHERE
@@ -30,8 +30,8 @@ _DIGITS = r"\p{N}"
 #: expression of GPT-2, which ``tokenizer.json`` does not spell out.
 _NAMES: dict[tuple[str | None, ...], str] = {
     (None,): "gpt-2", (_DIGITS, None): "smollm", (_WORDS + r"\p{N}{1,3}" + _REST,): "llama-bpe",
-    (_WORDS + _DIGITS + _REST,): "qwen2", (*DEEPSEEK_V2_WORDS, _DIGITS): "deepseek-llm",
-    DEEPSEEK_V3_WORDS: "deepseek-v3"}
+    (_WORDS + _DIGITS + _REST,): "qwen2", (*byte_pairs.DEEPSEEK_V2, _DIGITS): "deepseek-llm",
+    byte_pairs.DEEPSEEK_V3: "deepseek-v3"}
 _MAX_FILE = 256 << 20
 
 

@@ -330,7 +330,7 @@ _LONG = [f"{number} " + "A cat sat on the mat. " * 700 for number in range(16)]
 
 
 class Packing:
-    """Spy on the function that tokenises a slice."""
+    """Spy on the function that tokenizes a slice."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None]) -> None:
         self.begun, pack = [threading.Event() for _ in range(4)], embedding.pack
@@ -345,7 +345,7 @@ class Packing:
 
 
 @pytest.mark.parametrize("output", ["dense", "sparse"])
-def test_the_next_slice_is_tokenised_meanwhile(pool: mpool.Pool, bert: Path, m3: Path, output: str,
+def test_the_next_slice_is_tokenized_meanwhile(pool: mpool.Pool, bert: Path, m3: Path, output: str,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     def embed() -> Any:
         return pool.embed(_LONG, bert).tobytes() if output == "dense" else pool.embed_sparse(_LONG, m3).values.tobytes()
@@ -360,7 +360,7 @@ def test_the_next_slice_is_tokenised_meanwhile(pool: mpool.Pool, bert: Path, m3:
     assert embed() == expected and all(event.is_set() for event in packing.begun)
 
 
-def test_an_iterator_is_not_read_ahead_of_the_slice_that_is_tokenised(pool: mpool.Pool, bert: Path,
+def test_an_iterator_is_not_read_ahead_of_the_slice_that_is_tokenized(pool: mpool.Pool, bert: Path,
                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     read, at_pack = 0, []
 
@@ -375,7 +375,7 @@ def test_an_iterator_is_not_read_ahead_of_the_slice_that_is_tokenised(pool: mpoo
     assert at_pack == [5, 9, 13, 16]
 
 
-def test_an_error_leaves_the_slice_that_is_tokenised_ahead(pool: mpool.Pool, bert: Path,
+def test_an_error_leaves_the_slice_that_is_tokenized_ahead(pool: mpool.Pool, bert: Path,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[bool] = []
 

@@ -222,7 +222,7 @@ def _swap_words(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["load", "unload"])
 def test_a_request_for_old_files_is_prepared_again(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The files change, and are read anew, between the tokenisation of a text and its submission."""
+    """The files change, and are read anew, between the tokenization of a text and its submission."""
     changes = [_swap_words]
 
     def prepared_early(prepare: Any, use: Any) -> Any:

@@ -251,7 +251,7 @@ def test_bad_input(pool: mpool.Pool, folders: dict[str, Path], texts: Any, optio
         pool.classify(texts, folders["bert"], **options)
 
 
-def test_a_text_of_a_million_characters_is_tokenised_once_per_slice(pool: mpool.Pool, folders: dict[str, Path],
+def test_a_text_of_a_million_characters_is_tokenized_once_per_slice(pool: mpool.Pool, folders: dict[str, Path],
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """Zero-shot requests do not multiply work: each text and each hypothesis is encoded once per 1,024 pairs."""
     from mpool.tokenizers.tokenizer import Tokenizer

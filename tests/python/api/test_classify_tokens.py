@@ -248,9 +248,9 @@ def test_only_tokens_that_the_model_reads_are_examined(pool: mpool.Pool, folders
     assert seen == [62]
 
 
-def test_long_texts_are_not_tokenised_whole(pool: mpool.Pool, folders: dict[str, Path],
+def test_long_texts_are_not_tokenized_whole(pool: mpool.Pool, folders: dict[str, Path],
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a stride, only the beginning of a long text is labelled: the rest is not tokenised."""
+    """Without a stride, only the beginning of a long text is labelled: the rest is not tokenized."""
     from mpool.tokenizers.native import Native
 
     spans, seen = Native.spans, []

@@ -365,7 +365,7 @@ def test_zero_shot_classification_of_long_texts(pool: mpool.Pool, nli: Path) -> 
         list(pool.classify(long, nli, labels=LABELS))
 
 
-def test_many_hypotheses_are_tokenised_outside_of_the_loop(pool: mpool.Pool, nli: Path,
+def test_many_hypotheses_are_tokenized_outside_of_the_loop(pool: mpool.Pool, nli: Path,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     encoded = classification._encoded_hypotheses
@@ -436,7 +436,7 @@ def test_pairs_of_iterators(pool: mpool.Pool, ranker: Path) -> None:
         list(pool.embed_iter([*(TEXTS * 20)[:1100], ("w1", "w2")], ranker, output="labels"))
 
 
-def test_long_pairs_are_tokenised_outside_of_the_loop(pool: mpool.Pool, ranker: Path,
+def test_long_pairs_are_tokenized_outside_of_the_loop(pool: mpool.Pool, ranker: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     packed = classification._pack_pairs

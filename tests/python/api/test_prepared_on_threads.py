@@ -55,7 +55,7 @@ ROWS: list[tuple[str, dict[str, Any], tuple[bool, ...]]] = [
 
 @pytest.mark.parametrize(("verb", "given", "flags"), ROWS, ids=[f"{row[0]}-{at}" for at, row in enumerate(ROWS)])
 def test_preparation(verb: str, given: dict[str, Any], flags: tuple[bool, ...]) -> None:
-    """Long texts, grammars, chat templates and images take milliseconds; texts of vectors are tokenised in slices."""
+    """Long texts, grammars, chat templates and images take milliseconds; texts of vectors are tokenized in slices."""
     pool: Any = SimpleNamespace(config=mpool.PoolConfig())
     found = getattr(requests, verb)(pool, dict(given), PLAIN)
     assert (found.long, found.chat, found.images) == flags

@@ -97,7 +97,7 @@ def _hammer(threads: int, call: Callable[[], Any], work: Callable[[], None]) -> 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_vectors_are_those_of_one_model(own: mpool.Pool, bert: Path, isolation: Any) -> None:
-    """The two models pool differently; each answer is one of the two, and after swap() only the new one's."""
+    """The two models pool differently; each vector is that of one of the two, and after swap() only the new one's."""
     texts = ["one text", "another text", "a third text"]
     models = [{"pooling": "cls"}, {"pooling": "max"}]
     wanted = [own.embed(texts, _answers(own, bert, **settings)) for settings in models]

@@ -222,7 +222,7 @@ def test_a_renderer_is_small(renderers: rendering.Renderers) -> None:
 
 
 def test_memory_of_renders_does_not_accumulate(renderers: rendering.Renderers) -> None:
-    """A renderer that keeps much memory after an answer ends; large compiled templates count, too."""
+    """A renderer that keeps much memory after a render ends; large compiled templates count, too."""
     template = ChatTemplate("{% for m in messages %}{{ m.content | upper | lower }}{% endfor %}")
     for at in range(4):
         text = "é" * 1_000_000 + str(at)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import mpool
 import tinymodels
 from benchmarkrecords import check_record
 
@@ -127,12 +128,12 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
     (tmp_path / "mpool-1-cp311-abi3-linux.whl").write_bytes(b"wheel")
     (tmp_path / "hashes.py").write_text(printed)
-    build = wheel.Build
+    build, tested = wheel.Build, str(Path(mpool.__file__).parents[1])
     monkeypatch.setattr(wheel, "HASHES", tmp_path / "hashes.py")
     monkeypatch.setattr(wheel, "SECONDS", 0.0)
     monkeypatch.setattr(wheel, "install", lambda path, folder: sys.executable)
     monkeypatch.setattr(wheel, "check_places", lambda facts, python: None)
-    monkeypatch.setattr(wheel, "Build", lambda engine, python, path: build(engine, python, str(ROOT)))
+    monkeypatch.setattr(wheel, "Build", lambda engine, python, path: build(engine, python, tested))
     code = wheel.main([str(tmp_path / "mpool-1-cp311-abi3-linux.whl"), "--turns", "2", "--embedding-model", str(bert),
                        "--text-model", str(llama), "--json", str(tmp_path / "record.json")])
     return code, json.loads((tmp_path / "record.json").read_text())

@@ -47,8 +47,19 @@ import json, sys
 arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 by = 1 + int(arguments["-rtr"])
 depth, written = map(int, arguments["-gp"].split(","))
-print(json.dumps([{{"n_prompt": int(arguments["-p"]), "n_gen": 0, "avg_ts": 150 * by, "build_commit": "8337e4cd3"}},
-                  {{"n_prompt": depth, "n_gen": written, "avg_ts": 10 * by}}]))
+print(json.dumps([{{"n_prompt": int(arguments["-p"]), "n_gen": 0, "samples_ts": [150 * by] * int(arguments["-r"]),
+                   "build_commit": "8337e4cd3"}},
+                  {{"n_prompt": depth, "n_gen": written, "samples_ts": [10 * by] * int(arguments["-r"])}}]))
+"""
+
+
+#: The program prints its table among other lines. It runs with and without -rtr; the better run counts.
+FAKE_BATCHED_BENCH = """#!{python}
+import sys
+numbers = dict(zip(sys.argv[1:], sys.argv[2:]))["-npl"].split(",")
+print("main: n_kv_max = 88\\n\\n|    PP |     TG |    B |   N_KV | S_TG t/s |\\n|-------|--------|------|--------|---|")
+for number, batch in enumerate(numbers):
+    print("|     8 |      4 |    %s |     24 | %8.2f |" % (batch, ("-rtr" in sys.argv) * 20 + 20 + number))
 """
 
 
@@ -126,6 +137,20 @@ def test_measurements_in_different_machine_states_are_not_compared() -> None:
     assert (cell["median"], cell["ratio"], cell["pairs"]) == (2.5, 2.0, 1)
 
 
+def test_repetitions_in_the_fastest_state_are_compared() -> None:
+    """If the machine changes its state within turns, the medians tell which engine met the slow state. The fastest
+    tenth of the repetitions of all turns compares the engines."""
+    slow, fast = [50.0] * 5, [88.0, 90.0, 91.0]
+    turns = [turn("mpool", 0, {"a": 50.0}, samples={"a": slow + fast[:1]}), turn("mpool", 1, {"a": 90.0},
+                                                                               samples={"a": fast})]
+    turns += [turn("peer", 0, {"a": 75.0}, samples={"a": [75.0] * 8 + [74.0]}), turn("old", 0, {"a": 75.0})]
+    row = report.summary(turns)["embed"]["a"]
+    assert row["mpool"]["fast"] == 91.0 and row["peer"]["fast"] == 75.0
+    assert row["peer"]["fast_ratio"] == pytest.approx(91 / 75)
+    assert "fast" not in row["old"] and "fast_ratio" not in row["old"]  # records without repetitions
+    assert turns[0].as_json()["samples"] == {"a": slow + fast[:1]} and "samples" not in turns[-1].as_json()
+
+
 def test_repeated_turns_of_a_round_count_once() -> None:
     """Two turns of one engine and three of another give six pairs, but no more than two independent ratios."""
     turns = [turn("mpool", 0, {"a": 2.0 + at}) for at in range(2)]
@@ -148,31 +173,6 @@ def test_peers_that_generate_are_compared_with_the_default() -> None:
     """llama.cpp computes with the weights as stored, as mpool's default does, and not in float32."""
     assert report.against("llama-cpp", ["mpool", "mpool:float32", "llama-cpp"]) == "mpool"
     assert report.against("ik", ["mpool:float32", "ik"]) is None
-
-
-def test_share_of_the_hardware_limit() -> None:
-    """The share is computed from arithmetic by precision and threads, or from bytes read. It is None if the probe did
-    not measure that limit."""
-    frame = Frame({"read_1": 10.0, "read_2": 20.0, "fp32": 100.0, "bf16": 200.0}, {"read_2": 25.0}, 0.0)
-    for measure, arithmetic, part in (({"operations": 2e9}, "float32", 0.1), ({"operations": 2e9}, "bfloat16", 0.05),
-                                      ({"operations": 2e9}, "int8", None), ({"bytes": 5e8}, "int8", 0.2)):
-        assert limits.share(measure, 10.0, frame, 2, arithmetic) == part
-    assert limits.share({"bytes": 1.0}, 1.0, Frame(None, None, None), 2, "int8") is None
-    found = report.summary([turn("mpool:float32", 0, {"mixed texts/s": 10.0}, {**NEAR, "fp32": 100.0})],
-                           {"embed": {"mixed texts/s": {"operations": 1e9}}}, 2)
-    assert found["embed"]["mixed texts/s"]["mpool:float32"]["limit"] == 0.05
-
-
-def test_operations_and_bytes_are_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Operations per text grow with its length, and generating a token reads every weight once."""
-    paths = {"embed": str(tinymodels.cached(tmp_path_factory, "bert")),
-             "generate": str(tinymodels.cached(tmp_path_factory, "llama"))}
-    found = limits.work(paths, 48, [16, 32], [8])
-    assert found["embed"]["short texts/s"]["operations"] < found["embed"]["long texts/s"]["operations"]
-    found = found["generate"]
-    assert found["pp16 tokens/s"]["operations"] < found["pp32 tokens/s"]["operations"]
-    weights = sum(file.stat().st_size for file in Path(paths["generate"]).glob("*.safetensors"))
-    assert 0.3 * weights < found["tg@8 tokens/s"]["bytes"] <= weights
 
 
 @pytest.fixture(scope="module")
@@ -469,9 +469,13 @@ def test_programs_of_ik_state_their_version(tmp_path: Path) -> None:
     """The better rate of the two runs counts, and the record names the commit of the programs."""
     (tmp_path / "llama-bench").write_text(FAKE_LLAMA_BENCH.format(python=sys.executable))
     (tmp_path / "llama-bench").chmod(0o755)
+    (tmp_path / "llama-batched-bench").write_text(FAKE_BATCHED_BENCH.format(python=sys.executable))
+    (tmp_path / "llama-batched-bench").chmod(0o755)
     found = ik.IkLlama(str(tmp_path)).measures({"path": "model.gguf", "threads": 1, "prompts": [16], "depths": [8],
-                                                "write": 4, "repeat": 1, "streams": 0})
-    assert found["measures"] == {"pp16 tokens/s": 300.0, "tg@8 tokens/s": 20.0} and found["version"] == "8337e4cd3"
+                                                "write": 4, "repeat": 3, "streams": 2})
+    assert found["measures"] == {"pp16 tokens/s": 300.0, "tg@8 tokens/s": 20.0, "2 streams tokens/s": 41.0}
+    assert found["samples"] == {"pp16 tokens/s": [300.0] * 3, "tg@8 tokens/s": [20.0] * 3,
+                                "2 streams tokens/s": [40.0, 41.0, 42.0]} and found["version"] == "8337e4cd3"
     bench = compare.Bench.__new__(compare.Bench)
     bench.turns = []
     assert bench.version("ik") == "?"

@@ -173,7 +173,7 @@ def test_texts_that_are_refused(pool: mpool.Pool, case: tuple[Output, Path], tex
 
 
 @pytest.mark.sample(4)
-def test_texts_that_are_hard_to_tokenise(pool: mpool.Pool, case: tuple[Output, Path]) -> None:
+def test_texts_that_are_hard_to_tokenize(pool: mpool.Pool, case: tuple[Output, Path]) -> None:
     """NUL, names of special tokens, combining marks, and a run of characters without a break: the same bytes alone and
     beside other texts, in bounded time."""
     output, folder = case

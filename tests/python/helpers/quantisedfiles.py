@@ -87,14 +87,14 @@ def _byte_level(pre: str) -> Any:
     """Train a byte-level BPE tokenizer."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-    from mpool.models.formats.byte_pairs import DEEPSEEK_V2_WORDS
+    from mpool.models.formats import byte_pairs
 
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ("gpt-2", "smollm"))
     steps: list[Any] = [byte_level]
     if pre == "smollm":
         steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
     elif pre.startswith("deepseek"):
-        words = V3_WORDS if pre == "deepseek-v3" else DEEPSEEK_V2_WORDS
+        words = V3_WORDS if pre == "deepseek-v3" else byte_pairs.DEEPSEEK_V2
         steps[:0] = [pre_tokenizers.Split(Regex(one), "isolated") for one in words]
         if pre == "deepseek-llm":
             steps.insert(-1, pre_tokenizers.Digits(individual_digits=True))

@@ -158,7 +158,7 @@ class Soak:
 
     def over(self, kind: Kind, way: str, limit_at: float, found: Any = None,
              error: BaseException | None = None) -> None:
-        """Record the one answer of a request. `limit_at` is when it must have ended."""
+        """Record the one outcome of a request. `limit_at` is when it must have ended."""
         late = time.monotonic() - limit_at
         what = f"{way} {kind.verb} of {Path(kind.model).name}"
         how = "completed" if error is None else type(error).__name__

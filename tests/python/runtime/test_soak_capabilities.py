@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/statm").
 
 @pytest.mark.parametrize("memory", ["some", "one"])
 def test_all_capabilities(tmp_path: Path, request: pytest.FixtureRequest, memory: str) -> None:
-    """Every request has one answer, within its deadline and GRACE, with the result that it has alone; nothing stays."""
+    """Every request has one outcome, within its deadline and GRACE, with the result it has alone; nothing stays."""
     for name in ("bert", "isolated"):
         tinymodels.bert(tmp_path / name, normalize=name == "bert")
     tinymodels.llama(tmp_path / "llama")

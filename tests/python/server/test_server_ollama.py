@@ -254,7 +254,7 @@ def test_asynchronous_client(server: Any) -> None:
 
 
 def test_dropping_turns_takes_few_passes_over_the_conversation() -> None:
-    """The event loop drops the turns: the work is linear in their number. Every attempt tokenises the conversation, so
+    """The event loop drops the turns: the work is linear in their number. Every attempt tokenizes the conversation, so
     there are few of them, also if most characters of the conversation are worth hardly any tokens."""
     reads = 0
 

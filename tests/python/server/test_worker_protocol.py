@@ -296,7 +296,7 @@ def test_job_id_must_be_unique(slow_worker: Worker) -> None:
 def test_threads_of_a_worker_process(llama: Path, tmp_path: Path, captured: bool) -> None:
     """The process has only these threads, during the first job and later ones: the event loop, the thread team, the
     core's log, and with a capture the thread that writes it. It never starts a thread for requests, bodies or
-    tokenisation."""
+    tokenization."""
     more = ("--capture", str(tmp_path / "jobs")) if captured else ()
     with Process("worker", "-m", f"tiny={llama}", "--threads", "2", *more) as process:
         folder = f"/proc/{process.process.pid}/task"
