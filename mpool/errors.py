@@ -34,6 +34,7 @@ class MpoolError(Exception):
 
     code: ClassVar[int] = 81
     name: ClassVar[str] = "INTERNAL"
+    problem: str | None
     addition: str | None = None
     _of_files: bool = False  # raised while the files of a model were read, so the message may contain a path
 
@@ -57,8 +58,8 @@ class MpoolError(Exception):
 
     @message.setter
     def message(self, text: str) -> None:
-        self._message: str = text
-        self.problem: str | None = None
+        self._message = text
+        self.problem = None
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Give ``param`` the name that the caller has for it: a field of a request, an option of a command.
