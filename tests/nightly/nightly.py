@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the tests that take too long for every change, and keep a summary of each one's last run.
 
-    python tests/nightly/nightly.py run                       # every job but `clients` and `wheels`: many hours
+    python tests/nightly/nightly.py run                       # every job that needs no packages of its own: many hours
     python tests/nightly/nightly.py run soak cluster          # some jobs
     python tests/nightly/nightly.py run stress --part "-k pixel_limit"   # a part of a job
     python tests/nightly/nightly.py record soak junit.xml       # results of pytest --junitxml, from elsewhere
@@ -92,6 +92,8 @@ JOBS: dict[str, Job] = {
                            *(f"integrations/test_integrations_{name}.py"
                              for name in ("llama_index", "haystack", "chroma", "lancedb", "examples"))),
                    {"MPOOL_CLIENT_TESTS": "1"}, all=True, hours=1, named=True),
+    "aider": Job("the program aider edits a file: MPOOL_AIDER is the path of its command, in an environment of its own",
+                 _python("server/test_server_aider.py"), all=True, hours=1, named=True),
     "library": Job("the tests of sentence-transformers with mpool's classes, in the checkout that "
                    "MPOOL_SENTENCE_TRANSFORMERS names: see CONTRIBUTING.md",
                    _python("integrations/test_library_tests.py"), all=True, hours=1),
