@@ -206,14 +206,16 @@ class Texts(Iterator[str]):
                 raise FileError(f"{path} is not UTF-8 text: {error.reason}",
                                 hint="Convert it first, for example with iconv") from None
 
-    def place(self, at: int) -> str | None:
-        """Return the line and the file of the text with this index; None: it is a text of the command line."""
-        found = next(((first, name) for first, name in reversed(self._files) if first <= at), None)
-        return None if found is None else f"line {at - found[0] + 1} of {found[1]}"
+    def place(self, at: int) -> str:
+        """Return where the text with this index stands, for errors: its line and file, or "the command line"."""
+        for first, name in reversed(self._files):
+            if first <= at:
+                return f"line {at - first + 1} of {name}"
+        return f"text {at + 1} of the command line"
 
     @contextmanager
     def named(self, given: Sequence[int] | None = None) -> Iterator[None]:
-        """Let errors about a text name its line and file.
+        """Let errors about a text name its place.
 
         Args:
             given: indices of the texts that are passed to the library; None: all texts are.
@@ -225,8 +227,8 @@ class Texts(Iterator[str]):
         except MpoolError as error:
             element = _ELEMENT.fullmatch(error.param or "")
             if element is not None and (given is None or int(element[1]) < len(given)):
-                place = self.place(int(element[1]) if given is None else given[int(element[1])])
-                error.rename({element[0]: place or element[0]})
+                at = int(element[1])
+                error.rename({element[0]: self.place(at if given is None else given[at])})
             raise
 
 

@@ -164,7 +164,7 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) ->
     kind, source, model = _enforceable(*_read(response_format))
     if kind == "text":
         return None
-    _check_ends("a response_format", sampling)
+    _check_ends("a format", sampling)
     try:
         compiler, compiled = _compiled(tokenizer, kind, source)
     except ImportError:

@@ -210,8 +210,8 @@ def _from_file(path: str | bytes, name: str) -> bytes:
         fd, size = open_regular(shown)
     except MpoolError as error:
         if isinstance(error, FileError):
-            error.hint = error.hint or f"`{name}` was read as a path; a string is a path, a URL or base64 of an image"
-            raise
+            raise FileError(f"`{name}` was read as a path: {error.message}", param=name,
+                            hint=error.hint or "A string is a path, a URL or base64 of an image") from None
         raise InvalidArgument(param=name, got="a path that is not a regular file",
                               allowed=f"a {FORMAT_WORDS} file") from None
     with os.fdopen(fd, "rb", closefd=True) as file:

@@ -421,7 +421,7 @@ class Sizes:
         if self.most is not None and self.most < limit:
             limit, source = self.most, " of this route"
         if size > limit:
-            raise LimitError(f"the result of `{plan.parameter}` needs at least {size / 1e6:,.1f} MB, the limit is "
+            raise LimitError(f"`{plan.parameter}` needs at least {size / 1e6:,.1f} MB for its result, the limit is "
                              f"{limit / 1e6:,.1f} MB{source}", param=plan.parameter,
                              key=plan.entry.key, hint="Pass fewer texts per request")
 

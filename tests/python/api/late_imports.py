@@ -31,7 +31,7 @@ mpool.checks  mpool.foreign_names  2  start-up
 mpool.cli  logging  1  start-up
 mpool.cli  mpool.cli.formats  1  start-up
 mpool.cli  mpool.cli.parser  1  start-up
-mpool.cli  mpool.errors  2  start-up
+mpool.cli  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.debug.comparing  1  start-up
 mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up

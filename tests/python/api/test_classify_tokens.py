@@ -331,7 +331,7 @@ def test_results_are_limited_in_bytes(folders: dict[str, Path], tmp_path: Path) 
     folder = make_token_classifier(tmp_path / "model", "bert", tuple(f"L{at}" for at in range(900)))
     with mpool.Pool(mpool.PoolConfig(memory_bytes=60 * 10**6)) as small:
         assert len(small.classify_tokens(["dog " * 60] * 60, folder)) == 60
-        with pytest.raises(mpool.LimitError, match="the result of `texts` needs at least .* the limit is 15.0 MB"):
+        with pytest.raises(mpool.LimitError, match="`texts` needs at least .* MB for its result, the limit is 15.0 MB"):
             small.classify_tokens(["dog " * 60] * 100, folder)
     spans = [mpool.LabelledSpan("a", 0.5, 0, 1, "dog")] * 10
     assert token_labels.size_of(spans) == 10 * (256 + 12)

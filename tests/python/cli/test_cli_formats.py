@@ -69,13 +69,13 @@ def test_every_command_of_text_has_the_options(command: list[str]) -> None:
 @pytest.mark.parametrize("arguments, words", [
     (["--grammar", "missing.gbnf"], "--grammar must be a GBNF or Lark grammar, or the path of a file with one, got "
                                     "'missing.gbnf'"),
-    (["--grammar", "root ::= other"], "`--grammar`: the grammar cannot be used: it is not valid GBNF: Rule 'other'"),
-    (["--regex", "(?=a)"], "`--regex`: the regular expression cannot be used"),
+    (["--grammar", "root ::= other"], "--grammar: the grammar cannot be used: it is not valid GBNF: Rule 'other'"),
+    (["--regex", "(?=a)"], "--regex: the regular expression cannot be used"),
     (["--json-schema", "[1]"], "--json-schema must be a JSON schema, which is an object, or the path of a file with "
                                "one, got '[1]'"),
     (["--json-schema", "missing.json"], "got 'missing.json'"), (["--json-schema", "a\0b"], "--json-schema must be"),
-    (["--json-schema", '{"uniqueItems": true, "type": "array"}'], "`--json-schema`"),
-    (["--regex", "a", "--ignore-eos"], "--ignore-eos must be unset")])
+    (["--json-schema", '{"uniqueItems": true, "type": "array"}'], "--json-schema: the JSON schema cannot be used"),
+    (["--regex", "a", "--ignore-eos"], "--ignore-eos cannot be set together with a format: the format decides")])
 def test_errors_name_the_option(llama: str, arguments: list[str], words: str,
                                 capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "-m", llama, "The", *arguments]) == 1

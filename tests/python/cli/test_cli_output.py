@@ -400,7 +400,7 @@ def test_places_of_texts(tmp_path: Path) -> None:
     assert list(found) == ["1", "2", "3"]
     assert [found.place(at) for at in range(3)] == [
         f"line 1 of {paths[0]}", f"line 2 of {paths[0]}", f"line 1 of {paths[1]}"]
-    assert Texts(["x"]).place(0) is None
+    assert Texts(["x"]).place(0) == "text 1 of the command line"
     for given, said in ((None, f"line 2 of {paths[0]} is bad"), ([2], r"`texts\[1\]` is bad"),
                         ([0, 2], f"line 1 of {paths[1]} is bad")):
         with pytest.raises(mpool.InvalidArgument, match=said), found.named(given):

@@ -197,4 +197,5 @@ def test_nightly_mode(empty: Machine, tests: str, nightly: str) -> None:
     at = calls.index("python tests/nightly/nightly.py run")
     assert calls[at - 1].startswith("pytest") and calls[-1] == "python tests/nightly/nightly.py run clients"
     assert any(call.startswith("pip install") and "[clients]" in call for call in calls[at + 1:-1]), calls
+    assert "python tests/nightly/nightly.py run aider" in calls[at + 1:-1], calls
     assert code == int(tests != "0" or nightly != "0") and "5 passed" in said.splitlines()[-1], said

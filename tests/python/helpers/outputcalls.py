@@ -28,7 +28,6 @@ class Output:
         command: arguments of the command that prints it.
         of_line: function from a line of the command, parsed as JSON, to the result of a text.
         of_text: function from the result of a text to what ``of_route`` and ``of_line`` return.
-        named: how an error of an iterator names a text.
         queued: False if a job is complete when it is submitted, because no network computes the result.
     """
 
@@ -44,7 +43,6 @@ class Output:
     command: tuple[str, ...] = ()
     of_line: Callable[[dict[str, Any]], Any] = dict
     of_text: Callable[[Any], Any] = list
-    named: str = "text {}"
     queued: bool = True
 
     def call(self, pool: mpool.Pool, texts: list[str], model: Any, **more: Any) -> Any:
@@ -210,7 +208,7 @@ def _spans_of(model: str, aggregation: str, *command: str, **more: Any) -> Outpu
                                for row in rows],
         command=("classify", "--tokens", "--json", *command),
         of_line=lambda line: [[one["label"], one["score"], one["start"], one["end"]] for one in line["spans"]],
-        of_text=_spans, named="`texts\\[{}\\]`", **more)
+        of_text=_spans, **more)
 
 
 #: Labels of the tests of zero-shot classification.
@@ -238,16 +236,14 @@ OUTPUTS = {
     "zero-shot": Output(
         "nli", "classify", "texts", {"labels": LABELS}, {"max_inputs": 1 << 20}, "labels",
         command=("classify", "--json", "--labels", ",".join(LABELS)), of_line=lambda line: _by_label(line["results"]),
-        of_text=lambda one: _by_label([{"label": each.label, "score": each.score} for each in one]),
-        named="`texts\\[{}\\]`"),
+        of_text=lambda one: _by_label([{"label": each.label, "score": each.score} for each in one])),
     "spans": _spans_of("tagger", "simple"),
     "spans of words": _spans_of("names", "first", "--aggregation", "first",
                                 body={"parameters": {"aggregation_strategy": "first"}}),
     "scores": Scores(
         "ranker", "rerank", "documents", submit="labels", path="/rerank",
         of_route=lambda rows: [one["score"] for one in sorted(rows, key=lambda one: one["index"])],
-        command=("rerank", "--json", QUERY), of_line=lambda line: line["score"], of_text=float,
-        named="`texts\\[{}\\]\\[1\\]`")}
+        command=("rerank", "--json", QUERY), of_line=lambda line: line["score"], of_text=float)}
 
 
 def texts_of(result: Any) -> list[Any]:

@@ -76,7 +76,7 @@ def test_batches_of_other_vectors(m3: Path, vectors: str) -> None:
     assert found == wanted
     empty = made(table.slice(0, 0))
     assert len(empty) == 0 and empty.schema == table.schema
-    with pytest.raises(mpool.InvalidArgument, match=r"`iterable\[1\]` must be a str"):
+    with pytest.raises(mpool.InvalidArgument, match=r"`inputs\[1\]` must be a str"):
         made(pa.table({"body": ["w1", None]}))
 
 

@@ -157,7 +157,7 @@ def test_cancelled_stream_has_one_final_event(llama: Path) -> None:
                                   "twice"])
 def test_cancelled_stream_has_one_final_event_at_any_time(server: Any, when: str) -> None:
     """Cancel a stream at a given time, with a client whose reading the test controls."""
-    from mpool.server.operations import Context
+    from mpool.server.operations import Context, Operation
     from mpool.server.state import RunningRequest
     from mpool.server.streaming import LINES, StreamedResponse
 
@@ -180,8 +180,9 @@ def test_cancelled_stream_has_one_final_event_at_any_time(server: Any, when: str
                 await blocked.wait()  # simulates a client that does not read
             sent.append(message.get("body", b"head"))
 
-        made: Any = (None, state, {})
-        response = StreamedResponse(Context(*made), chunks(), lambda refusal: f"{refusal.code}\n".encode(), LINES,
+        operation: Any = Operation("GET", "/", None, None, None, "")  # type: ignore[arg-type]
+        response = StreamedResponse(Context(operation, state, {}), chunks(),
+                                    lambda refusal: f"{refusal.code}\n".encode(), LINES,
                                     lambda: calls.append("closed"))
         running = state.running["id"] = RunningRequest("id", "/", "model", None)
         task = asyncio.ensure_future(response({}, None, send))

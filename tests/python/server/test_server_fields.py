@@ -239,9 +239,10 @@ def test_errors_have_the_names_of_ollama_s_options(server: Any, path: str) -> No
     """And keep a value that reads like a parameter of the library."""
     for options, name in (({"repeat_penalty": -1}, "repeat_penalty"), ({"top_k": -3}, "top_k")):
         status, _, found = post(server, path, {**BODIES[path], "options": options})
-        assert status == 400 and found["error"].startswith(f"`{name}` must be "), found
+        assert status == 400 and f" `options.{name}` must be " in found["error"], found
     status, _, found = post(server, path, {**BODIES[path], "format": {"type": "`response_format`"}})
-    assert status == 400 and found["error"].startswith("`format`") and "`response_format`" in found["error"], found
+    assert status == 400, found
+    assert " `format`: the JSON schema" in found["error"] and "`response_format`" in found["error"], found
 
 
 @pytest.mark.parametrize("value", [1, 0, -1, 2.5, "8", True])

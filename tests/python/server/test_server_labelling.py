@@ -77,7 +77,7 @@ def test_the_size_of_many_spans_is_computed_on_another_thread(server: Any, monke
 
 def test_errors_name_the_field_of_the_route(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpool.server.labelling.MAX_RESPONSE", 200)
-    for body, words in (({"inputs": TEXTS}, "the result of `inputs` needs"),
+    for body, words in (({"inputs": TEXTS}, "`inputs` needs at least"),
                         ({"inputs": TEXTS, "truncate": False}, "inputs[")):
         status, found = ask(server, "/classify_tokens", body)
         assert status in (400, 413) and words in found["error"]["message"] and "texts" not in found["error"]["message"]
