@@ -42,7 +42,7 @@ from .probe import Watch
 from .timing import percentile, spread
 
 #: Requests from which a 99th percentile is printed.
-LEAST_REQUESTS = 2000
+MIN_REQUESTS = 2000
 PROMPT = "Write a long story about a lighthouse."
 
 
@@ -224,7 +224,7 @@ def embeddings(args: argparse.Namespace) -> None:
     print(f"{'clients':>8}{'texts':>8}{'texts/s':>26}{'request p50, p99 ms':>24}{'requests':>10}")
     for (clients, each), found in rates.items():
         waits = times[clients, each]
-        last = f"{percentile(waits, 0.99) * 1e3:8.1f}" if len(waits) >= LEAST_REQUESTS else f"{'-':>8}"
+        last = f"{percentile(waits, 0.99) * 1e3:8.1f}" if len(waits) >= MIN_REQUESTS else f"{'-':>8}"
         print(f"{clients:8}{each:8}{spread(found):>26}{percentile(waits, 0.5) * 1e3:15.1f},{last}{len(waits):10}")
 
 

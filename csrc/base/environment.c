@@ -51,7 +51,7 @@ static void swap_to(char **entries) { __atomic_store_n(&environ, entries, __ATOM
 
 mp_status mp_environment_override_begin(mp_environment_override *self, const char *const *variables, int count,
                                         mp_error *error) {
-    assert(count <= MP_ENVIRONMENT_MOST);
+    assert(count <= MP_ENVIRONMENT_MAX);
     *self = (mp_environment_override){.before = environ, .variable_count = count};
     size_t old_count = 0, made = 0;
     while (self->before && self->before[old_count])

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-enum { MP_ENVIRONMENT_MOST = 4 };
+enum { MP_ENVIRONMENT_MAX = 4 };
 
 /* The environment of the process: "NAME=value" strings, then NULL; or NULL. Another thread may change it at any
  * time. */
@@ -18,8 +18,8 @@ char **mp_environment(void);
 typedef struct mp_environment_override { /* caller's storage */
     struct mp_environment_array *array;
     char **before;                             /* `environ` before the override */
-    const char *variables[MP_ENVIRONMENT_MOST]; /* "NAME=value" */
-    char *old[MP_ENVIRONMENT_MOST];            /* previous entry of each variable; NULL: was not set */
+    const char *variables[MP_ENVIRONMENT_MAX]; /* "NAME=value" */
+    char *old[MP_ENVIRONMENT_MAX];             /* previous entry of each variable; NULL: was not set */
     int variable_count;
 } mp_environment_override;
 

@@ -525,14 +525,14 @@ bool mp_sys_read_text(const char *path, char *to, size_t size) {
 
 bool mp_sys_fill(int fd, size_t from, size_t bytes) {
     /* Allocate in parts: a signal interrupts fallocate and undoes the current part only. */
-    enum { LARGEST = 16 << 20, LEAST = 64 << 10 };
+    enum { LARGEST = 16 << 20, MIN = 64 << 10 };
     size_t part = LARGEST;
     for (size_t done = 0; done < bytes;) {
         size_t now = bytes - done < part ? bytes - done : part;
         if (SYS(fallocate)(fd, (int64_t)(from + done), (int64_t)now) == 0)
             done += now;
         else if (errno == EINTR)
-            part = part > LEAST ? part / 2 : LEAST;
+            part = part > MIN ? part / 2 : MIN;
         else
             return errno == EOPNOTSUPP || errno == ENOSYS;
     }

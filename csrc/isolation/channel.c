@@ -12,7 +12,7 @@ static const uint64_t PARENT_POLL_NS = 4 * 1000 * 1000;   /* the child may die o
 static const uint64_t CHILD_POLL_NS = 1000 * 1000 * 1000; /* long: the system kills the child when its parent dies */
 _Static_assert(sizeof(mp_frame) == 24, "frames have the same layout on both sides");
 _Static_assert((MP_RING_BYTES & (MP_RING_BYTES - 1)) == 0, "positions wrap by a mask");
-_Static_assert(MP_FRAME_MOST + sizeof(mp_frame) + ALIGN <= MP_RING_BYTES / 2, "reading and writing overlap");
+_Static_assert(MP_FRAME_MAX + sizeof(mp_frame) + ALIGN <= MP_RING_BYTES / 2, "reading and writing overlap");
 
 void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error, bool (*poll)(void *arg),
                      void *arg) {
@@ -157,7 +157,7 @@ bool mp_channel_receive(mp_channel *channel, bool spin, mp_frame *frame, uint8_t
     if (there > MP_RING_BYTES || there < sizeof(*frame) || there % ALIGN)
         return mp_channel_break(channel, "its position is impossible");
     get(channel->in, channel->tail, frame, sizeof(*frame));
-    if (frame->bytes > MP_FRAME_MOST || frame_cost(frame->bytes) > there)
+    if (frame->bytes > MP_FRAME_MAX || frame_cost(frame->bytes) > there)
         return mp_channel_break(channel, "its length is impossible");
     get(channel->in, channel->tail + sizeof(*frame), data, frame->bytes);
     if (frame->checksum != mp_frame_checksum(frame, data))

@@ -3,7 +3,7 @@
  *   parent --requests--> child          ring buffer: | read, free again | written, not read | free |
  *   parent <--replies--- child                       0                  tail                head   capacity
  *
- * A frame is a header (kind, length, number, checksum) and up to MP_FRAME_MOST bytes, which wrap at the ring's end.
+ * A frame is a header (kind, length, number, checksum) and up to MP_FRAME_MAX bytes, which wrap at the ring's end.
  * Each side keeps its own positions in private memory and trusts nothing in the shared page. It copies a frame out
  * before parsing it, and checks that the other side's position is possible and that the frame's number and checksum are
  * right. A violation breaks the channel permanently.
@@ -22,7 +22,7 @@
 
 enum {
     MP_RING_BYTES = 256 * 1024,
-    MP_FRAME_MOST = 32 * 1024,
+    MP_FRAME_MAX = 32 * 1024,
 };
 
 enum { /* exit codes of a child that could not report an error in a frame */
@@ -98,7 +98,7 @@ void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp
                      void *arg);
 /* Write a frame. Waits for free space in the ring. Returns false when the channel is broken. */
 bool mp_channel_send(mp_channel *channel, mp_frame_kind kind, bool last, const void *data, size_t bytes);
-/* Wait for a frame and copy it from the ring to *frame and `data`. `data` must hold MP_FRAME_MOST bytes. `spin`: spin
+/* Wait for a frame and copy it from the ring to *frame and `data`. `data` must hold MP_FRAME_MAX bytes. `spin`: spin
  * before parking. Returns false when the channel is broken. */
 bool mp_channel_receive(mp_channel *channel, bool spin, mp_frame *frame, uint8_t *data);
 /* Returns true if the other side has written a frame, or claims to have. */

@@ -18,11 +18,11 @@ void mp_wire_begin(mp_wire_out *out, mp_channel *channel, mp_frame_kind kind) {
 void mp_put(mp_wire_out *out, const void *data, size_t bytes) {
     const uint8_t *from = data;
     while (bytes && !out->failed) {
-        if (out->used == MP_FRAME_MOST) { /* full and more data follows: send, so the last frame is not empty */
+        if (out->used == MP_FRAME_MAX) { /* full and more data follows: send, so the last frame is not empty */
             out->failed = !mp_channel_send(out->channel, out->kind, false, out->buffer, out->used);
             out->used = 0;
         }
-        size_t part = MP_FRAME_MOST - out->used;
+        size_t part = MP_FRAME_MAX - out->used;
         part = part < bytes ? part : bytes;
         memcpy(out->buffer + out->used, from, part);
         out->used += part;

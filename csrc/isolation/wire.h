@@ -13,7 +13,7 @@ typedef struct mp_wire_out {
     mp_frame_kind kind;
     size_t used;
     bool failed;
-    uint8_t buffer[MP_FRAME_MOST];
+    uint8_t buffer[MP_FRAME_MAX];
 } mp_wire_out;
 
 void mp_wire_begin(mp_wire_out *out, mp_channel *channel, mp_frame_kind kind);
@@ -32,7 +32,7 @@ typedef struct mp_wire_in {
     mp_frame_kind kind; /* kind of the message */
     size_t used, at;
     bool last, failed;
-    uint8_t buffer[MP_FRAME_MOST];
+    uint8_t buffer[MP_FRAME_MAX];
 } mp_wire_in;
 
 /* Wait for a message. Returns false if the channel is broken. */

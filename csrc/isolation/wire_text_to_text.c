@@ -230,7 +230,7 @@ static mp_status text_get_request(mp_wire_in *in, mp_request **out, mp_error *er
     args->vision = mp_get_u8(in) != 0;
     if (args->vision)
         ok = get_images(in, &args->images) && ok;
-    args->mask_bytes = (int64_t)mp_get_count(in, MP_TEXT_MOST_MASK_BYTES / sizeof(uint32_t), "a mask is too long") *
+    args->mask_bytes = (int64_t)mp_get_count(in, MP_TEXT_MAX_MASK_BYTES / sizeof(uint32_t), "a mask is too long") *
                        (int64_t)sizeof(uint32_t);
     void *mask = args->mask_bytes ? mp_alloc_zeroed((size_t)args->mask_bytes, MP_TAG_REQUEST) : NULL;
     ok = ok && (mask || !args->mask_bytes);

@@ -49,7 +49,7 @@ size_t mp_acts_bytes(mp_akind kind, int32_t M, int32_t K) {
 void mp_acts_init(mp_acts *x, mp_akind kind, int32_t M, int32_t K, void *memory) {
     assert(M >= 0 && K >= 0);
     assert(kind != MP_A_Q8 || K % 32 == 0);
-    assert(kind != MP_A_I8 || K <= MP_I8_MOST_INPUTS);
+    assert(kind != MP_A_I8 || K <= MP_I8_MAX_INPUTS);
     assert(((uintptr_t)memory & 63) == 0);
     const acts_layout l = layout_of(kind, M, K);
     uint8_t *base = memory;
@@ -68,7 +68,7 @@ void mp_acts_init(mp_acts *x, mp_akind kind, int32_t M, int32_t K, void *memory)
 
 /* Rotate and quantise one row at a time. */
 static void fill_i8(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
-    _Alignas(64) float rotated[MP_I8_MOST_INPUTS];
+    _Alignas(64) float rotated[MP_I8_MAX_INPUTS];
     const mp_kernels *k = mp_kernels_get();
     const int K = x->K;
     for (int m = row0; m < row1; m++) {

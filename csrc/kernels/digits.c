@@ -30,7 +30,7 @@ static float unit_of(float top) {
     int exponent;
     frexpf(top, &exponent); /* top < 2^exponent */
     exponent = exponent - 23 < -126 ? -126 : exponent - 23;
-    if (rounded(top, ldexp(1.0, -exponent)) > MP_DIGITS_MOST)
+    if (rounded(top, ldexp(1.0, -exponent)) > MP_DIGITS_MAX)
         exponent++;
     return ldexpf(1.0f, exponent);
 }

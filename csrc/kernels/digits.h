@@ -1,7 +1,7 @@
 /* digits.h: float vectors as fixed-point numbers of three digits, for exact products with int8 (slot row_maxima_i8).
  *
  * A vector x with top = max|x| is stored as integers q and a unit: x is nearly q * unit. The unit is the least power of
- * two with |q| <= MP_DIGITS_MOST and at least 2^-126. q is x / unit rounded once, to nearest even, so the error of a
+ * two with |q| <= MP_DIGITS_MAX and at least 2^-126. q is x / unit rounded once, to nearest even, so the error of a
  * component is at most unit / 2, which is at most 1.004 * 2^-23 * top or 2^-127. Denormal components count as zero, so
  * that the result does not depend on the thread's floating-point mode: their error is below 2^-126. x must be finite.
  *
@@ -23,7 +23,7 @@
 
 enum {
     MP_DIGITS = 3,
-    MP_DIGITS_MOST = 127 * 65536 + 127 * 256 + 127,
+    MP_DIGITS_MAX = 127 * 65536 + 127 * 256 + 127,
     MP_DIGITS_PAD = 64,
     MP_DIGITS_LINE = MP_PANEL_N * 4,                /* bytes of one digit of 4 inputs of all columns */
     MP_DIGITS_STEP = MP_DIGITS * MP_DIGITS_LINE,    /* bytes of 4 inputs */

@@ -30,9 +30,9 @@ void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int
 }
 
 mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows) {
-    enum { MOST_ROWS = 2 };
+    enum { MAX_ROWS = 2 };
     const mp_kernels *k = mp_kernels_get();
-    if (rows > MOST_ROWS || acts != (dtype == MP_F32 ? MP_A_F32 : MP_A_Q8))
+    if (rows > MAX_ROWS || acts != (dtype == MP_F32 ? MP_A_F32 : MP_A_Q8))
         return NULL;
     switch (dtype) {
 #define CASE(type, slot) case type: return mp_kernels_is_ref(MP_SLOT_##slot) ? NULL : k->slot

@@ -27,7 +27,7 @@ enum {
     MP_K_CHUNK = 384,   /* inputs in one fp32 chain */
     MP_KV_BLOCK = 64,   /* tokens in one KV block */
     MP_ATTN_ROWS = 64,  /* maximum of rows * group (mp_attn_kv) in one attention call */
-    MP_I8_MOST_INPUTS = 16384, /* maximum K of W_I8: one row fits the stack, and its dot product fits int32 */
+    MP_I8_MAX_INPUTS = 16384, /* maximum K of W_I8: one row fits the stack, and its dot product fits int32 */
 };
 
 /* ---- weight matrices --------------------------------------------------------------------------------------------- */
@@ -178,7 +178,7 @@ typedef struct mp_epilogue {
  *   Q2_K:              per 16 inputs: the same; then f = fma(-(dmin * (float)mn), sa * (float)sum16, f)
  *   TQ, IQ2_XXS, IQ3, IQ4_NL, IQ4_XS, MXFP4:  f = fma((float)i, s * sa, f)
  *   IQ2_XS, NVFP4:     per 16 inputs: f = fma((float)i16, s * sa, f)
- *   I8:                one dot over all K: y = (float)i * (sw * sa)   of rotated inputs (K up to MP_I8_MOST_INPUTS)
+ *   I8:                one dot over all K: y = (float)i * (sw * sa)   of rotated inputs (K up to MP_I8_MAX_INPUTS)
  *   BF16:              AVX-512: vdpbf16ps on pairs (k, k+1), K ascending. ARM: bfdot and bfmmla, which add the two
  *                      products first and round to odd (arm/dot.h). AMX: sums of 32 inputs (x86/amx_dense.c). ref, AVX2
  *                      and NEON: fp32 FMAs on the rounded values. */
@@ -307,27 +307,27 @@ enum { MP_ATTN_BF16_DEPTH = 512 };
  * softmax weights MP_I16_WEIGHT. Sums over 128 components or 64 tokens are therefore exact in int32. A row x of keys,
  * queries or values with top = max|x| and limit = MP_I16_KEY or MP_I16_VALUE is stored as
  *   scale = top / limit,  integers = x * (limit / top) rounded once, to nearest even;
- *   scale 0 and zeros when top < MP_I16_LEAST;  scale NaN and zeros when top is NaN or Inf.
+ *   scale 0 and zeros when top < MP_I16_MIN;  scale NaN and zeros when top is NaN or Inf.
  * Notation: sq, sk, sv are the scales of query, key t and value t; i0, i1, ... are the exact dot products of 128
  * components each, ascending.
  *   x[t] = ((float)i0 + (float)i1 + ...) * sk;   f = sq * scale;   top = max x over the visible t;   m = top * f + 0
  *   p[t] = exp2((x[t] - top) * f2),  f2 = f * MP_LOG2E, NaN if m is infinite; exp2 as in math_const.h (0 when masked)
  *   l = tree sum of the 64 p;   w[t] = p[t] * sv (0 when masked);   most = max w, NaN if any w is NaN
  *   n[t] = w[t] * (MP_I16_WEIGHT / most) rounded once, to nearest even;   by = most / MP_I16_WEIGHT
- *   (most < MP_I16_LEAST: n = 0, by = 0;  most NaN or Inf: n = 0, by = NaN)
+ *   (most < MP_I16_MIN: n = 0, by = 0;  most NaN or Inf: n = 0, by = NaN)
  *   o[d] = (float)(sum over t of n[t] * v[t, d]) * by
  * The merge, and the result of a row that sees no token, are as for F32.
  *
  * I8: as I16. The integer of a component is its byte times the multiplier of its group. The limits of rows are
- * MP_I8_MOST times MP_I8_KEY or MP_I8_VALUE, the greatest multipliers. The multiplier of a group is mp_i8_multiplier of
+ * MP_I8_MAX times MP_I8_KEY or MP_I8_VALUE, the greatest multipliers. The multiplier of a group is mp_i8_multiplier of
  * the group's max|x|; its bytes are x * ((limit / top) / multiplier), rounded once. So a group has a scale of its own,
  * and the sums are as exact as those of I16.
  *
  * Softcap: s = softcap * tanh(s / softcap) in all formats, after scale. In I16 and I8, x[t] becomes softcap *
  * tanh(x[t] * f / softcap), and then f = 1. */
 enum { MP_I16_KEY = 4095, MP_I16_VALUE = 2047, MP_I16_WEIGHT = 16383, MP_I16_DEPTH = 128 };
-enum { MP_I8_GROUP = 32, MP_I8_MOST = 127, MP_I8_KEY = 32, MP_I8_VALUE = 16 };
-#define MP_I16_LEAST 0x1p-100f /* limit that keeps scales, their inverses and products with integers normal floats */
+enum { MP_I8_GROUP = 32, MP_I8_MAX = 127, MP_I8_KEY = 32, MP_I8_VALUE = 16 };
+#define MP_I16_MIN 0x1p-100f /* limit that keeps scales, their inverses and products with integers normal floats */
 
 /* Returns the v_dim for values of `dim` components: rows of V are padded with zeros to whole vectors. */
 static inline int mp_kv_width(int dim) { return (dim + 15) / 16 * 16; }
@@ -340,9 +340,9 @@ static inline size_t mp_kv_bytes(mp_dtype dtype, int dim) {
                              : most + scales + MP_KV_BLOCK * groups;
 }
 /* Returns the multiplier of a group of an I8 block: the least integer from 1 to `most` that is not below greatest *
- * (factor / MP_I8_MOST). `factor` is the row's limit / top; 0: the row is stored as zeros, with multiplier 1. */
+ * (factor / MP_I8_MAX). `factor` is the row's limit / top; 0: the row is stored as zeros, with multiplier 1. */
 static inline int mp_i8_multiplier(float greatest, float factor, int most) {
-    const float least = factor > 0.0f ? greatest * (factor / (float)MP_I8_MOST) : 0.0f;
+    const float least = factor > 0.0f ? greatest * (factor / (float)MP_I8_MAX) : 0.0f;
     const int whole = (int)least, up = whole + ((float)whole < least);
     return up < 1 ? 1 : up < most ? up : most;
 }

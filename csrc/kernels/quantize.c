@@ -176,7 +176,7 @@ static void put_scales(const uint8_t *scales, const uint8_t *mins, uint8_t *to) 
 
 /* Q4_K (last 15) and Q5_K (last 31): d, dmin, scales, then for Q5_K the fifth bits, then nibbles. */
 static void write_offset_super(const float *x, int last, uint8_t *out) {
-    enum { PARTS = SUPER / BLOCK, MOST = 63 };
+    enum { PARTS = SUPER / BLOCK, MAX = 63 };
     float scale[PARTS], least[PARTS], most_scale = 0, most_least = 0;
     uint8_t codes[SUPER], scales[PARTS], mins[PARTS], *fifth = out + 16, *nibbles = last == 15 ? fifth : fifth + 32;
     for (int p = 0; p < PARTS; p++) {
@@ -184,12 +184,12 @@ static void write_offset_super(const float *x, int last, uint8_t *out) {
         most_scale = scale[p] > most_scale ? scale[p] : most_scale;
         most_least = -least[p] > most_least ? -least[p] : most_least;
     }
-    put_half(out, most_scale / MOST);
-    put_half(out + 2, most_least / MOST);
+    put_half(out, most_scale / MAX);
+    put_half(out + 2, most_least / MAX);
     const float d = mp_half_load(out), dmin = mp_half_load(out + 2);
     for (int p = 0; p < PARTS; p++) {
-        scales[p] = (uint8_t)to_int(nearest(most_scale > 0 ? scale[p] / most_scale * MOST : 0), 0, MOST);
-        mins[p] = (uint8_t)to_int(nearest(most_least > 0 ? -least[p] / most_least * MOST : 0), 0, MOST);
+        scales[p] = (uint8_t)to_int(nearest(most_scale > 0 ? scale[p] / most_scale * MAX : 0), 0, MAX);
+        mins[p] = (uint8_t)to_int(nearest(most_least > 0 ? -least[p] / most_least * MAX : 0), 0, MAX);
         const float step = d * (float)scales[p], offset = dmin * (float)mins[p];
         for (int i = 0; i < BLOCK; i++)
             codes[p * BLOCK + i] =

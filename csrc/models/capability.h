@@ -58,7 +58,7 @@ static inline void mp_request_publish(_Atomic int32_t *done, int32_t count) {
 
 /* ---- text_embedding -------------------------------------------------------------------------------------------- */
 
-enum { MP_EMBED_MOST_TEXTS = 1 << 24 };
+enum { MP_EMBED_MAX_TEXTS = 1 << 24 };
 /* Outputs of one pass, combined in a mask: one vector per text; hidden states, one per token; the rows of the model's
  * row head, one per token; one sparse vector per text. */
 enum { MP_EMBED_POOLED = 1, MP_EMBED_TOKENS = 2, MP_EMBED_ROWS = 4, MP_EMBED_SPARSE = 8, MP_EMBED_ALL = 15 };
@@ -98,8 +98,8 @@ static inline int64_t mp_embedding_sparse_at(const mp_embedding_request *request
 /* ---- image_embedding ------------------------------------------------------------------------------------------- */
 
 enum {
-    MP_IMAGE_MOST = 1 << 20,
-    MP_IMAGE_MOST_SIDE = 1 << 14, /* pixels */
+    MP_IMAGE_MAX = 1 << 20,
+    MP_IMAGE_MAX_SIDE = 1 << 14, /* pixels */
     MP_IMAGE_CHANNELS = 3
 };
 enum { MP_IMAGE_POOLED = 0, MP_IMAGE_TOKENS = 1 }; /* one vector per image, or one per patch (before pooling) */
@@ -130,13 +130,13 @@ static inline int64_t mp_image_embedding_request_rows(const mp_image_embedding_r
 /* ---- text_to_text ---------------------------------------------------------------------------------------------- */
 
 enum {
-    MP_TEXT_MOST_TOKENS = INT32_MAX / 8, /* maximum length of a prompt, and of a completion */
-    MP_TEXT_MOST_CHOICES = 128,
-    MP_TEXT_MOST_STOPS = 64,
-    MP_TEXT_MOST_STOP_BYTES = 1024,
-    MP_TEXT_MOST_IDS = 4096, /* maximum stop ids, and maximum ids with a bias */
-    MP_TEXT_MOST_LOGPROBS = 20,
-    MP_TEXT_MOST_MASK_BYTES = 1 << 20
+    MP_TEXT_MAX_TOKENS = INT32_MAX / 8, /* maximum length of a prompt, and of a completion */
+    MP_TEXT_MAX_CHOICES = 128,
+    MP_TEXT_MAX_STOPS = 64,
+    MP_TEXT_MAX_STOP_BYTES = 1024,
+    MP_TEXT_MAX_IDS = 4096, /* maximum stop ids, and maximum ids with a bias */
+    MP_TEXT_MAX_LOGPROBS = 20,
+    MP_TEXT_MAX_MASK_BYTES = 1 << 20
 };
 
 typedef enum mp_finish {
@@ -174,7 +174,7 @@ typedef struct mp_choice { /* one of n completions; written by the engine, read 
 
 /* Images of a prompt, for models that accept images (models/vision/vision.h). */
 enum { MP_IMAGE_KEY = 16, /* bytes of a collision-resistant hash */
-       MP_TEXT_MOST_TILES = 4096 };
+       MP_TEXT_MAX_TILES = 4096 };
 
 typedef struct mp_image_run {
     int32_t start, rows; /* the run's tokens in the prompt: first index and number */
@@ -257,12 +257,12 @@ mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_by
 /* ---- text_to_image --------------------------------------------------------------------------------------------- */
 
 enum {
-    MP_T2I_MOST_SIDE = 8192, /* pixels */
-    MP_T2I_MOST_IMAGES = 64,
-    MP_T2I_MOST_STEPS = 1000,
+    MP_T2I_MAX_SIDE = 8192, /* pixels */
+    MP_T2I_MAX_IMAGES = 64,
+    MP_T2I_MAX_STEPS = 1000,
     MP_T2I_TEXTS = 2, /* the prompt, and the negative prompt */
     MP_T2I_ENCODERS = 3,
-    MP_T2I_MOST_TOKENS = 4096 /* for one encoder */
+    MP_T2I_MAX_TOKENS = 4096 /* for one encoder */
 };
 
 #define MP_SCHEMA "models/requests/text_to_image.def"
@@ -290,7 +290,7 @@ static inline uint32_t mp_image_generation_steps(const mp_image_generation_reque
 }
 /* Returns the number of floats of one image's latents. */
 static inline int64_t mp_image_generation_latents(const mp_image_generation_request *request) {
-    return (int64_t)request->channels * request->high * request->wide;
+    return (int64_t)request->channels * request->latent_height * request->latent_width;
 }
 /* Returns the number of values of one image: width * height * 3. */
 static inline int64_t mp_image_generation_pixels(const mp_image_generation_request *request) {

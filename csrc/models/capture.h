@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 enum {                                  /* bounds of a request; checked when the request is created */
-       MP_CAPTURE_MOST_VALUES = 1 << 20,
+       MP_CAPTURE_MAX_VALUES = 1 << 20,
        MP_CAPTURE_OTHERS = 3 /* records of a token that are not layer outputs */
 };
 

@@ -6,14 +6,14 @@
 enum {
     PLANS = 64,       /* plans after which a round is given up: its passes differ too much */
     PAUSE = 64,       /* passes until the next round, once neither direction is faster */
-    MOST_PAUSE = 4096 /* longest pause: each one is four times as long as the one before */
+    MAX_PAUSE = 4096 /* longest pause: each one is four times as long as the one before */
 };
 
 /* A trial is faster if its time is below this share of the base's time. A smaller gain is noise. */
 static const double FASTER = 0.98;
 
 static int bounded(double threads, int least) {
-    return threads >= MP_THREADS_MOST ? MP_THREADS_MOST : threads >= least ? (int)threads : least;
+    return threads >= MP_THREADS_MAX ? MP_THREADS_MAX : threads >= least ? (int)threads : least;
 }
 
 int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
@@ -43,7 +43,7 @@ static void fail_round(mp_tuned *tuned) {
     begin_round(tuned);
     tuned->up = !tuned->up;
     if (tuned->failed) {
-        tuned->pause = tuned->pause == 0 ? PAUSE : tuned->pause < MOST_PAUSE ? 4 * tuned->pause : MOST_PAUSE;
+        tuned->pause = tuned->pause == 0 ? PAUSE : tuned->pause < MAX_PAUSE ? 4 * tuned->pause : MAX_PAUSE;
         tuned->wait = tuned->pause;
     }
     tuned->failed = !tuned->failed;
@@ -51,7 +51,7 @@ static void fail_round(mp_tuned *tuned) {
 
 int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows) {
     mp_tuned *tuned = class_of(tuner, rows);
-    const int least = worth < MP_THREADS_LEAST ? worth : MP_THREADS_LEAST;
+    const int least = worth < MP_THREADS_MIN ? worth : MP_THREADS_MIN;
     tuner->planned = tuned;
     tuner->worth = worth;
     tuner->threads = tuned->factor > 0 ? bounded(worth * tuned->factor + 0.5, least) : worth;
@@ -67,14 +67,14 @@ int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows) {
 /* Returns the number to compare with `threads`: the next power of two, or 1.5 times one, that differs by at least a
  * fifth. Matrices can be split evenly into that number of parts. */
 static int neighbour(int threads, bool up) {
-    int found = MP_THREADS_LEAST;
-    for (int n = MP_THREADS_LEAST; n <= MP_THREADS_MOST; n = n & (n - 1) ? n / 3 * 4 : n / 2 * 3) {
+    int found = MP_THREADS_MIN;
+    for (int n = MP_THREADS_MIN; n <= MP_THREADS_MAX; n = n & (n - 1) ? n / 3 * 4 : n / 2 * 3) {
         if (up && 4 * n >= 5 * threads)
             return n;
         if (5 * n <= 4 * threads)
             found = n;
     }
-    return up ? MP_THREADS_MOST : found;
+    return up ? MP_THREADS_MAX : found;
 }
 
 /* Chooses the numbers of threads of a round after its first pass. Returns false if there is no other number to try. */
@@ -82,7 +82,7 @@ static bool choose(const mp_thread_tuner *tuner, mp_tuned *tuned, int threads) {
     tuned->base = threads;
     tuned->trial = neighbour(threads, tuned->up);
     const bool limited = threads < tuner->threads; /* there are no more threads */
-    return threads > MP_THREADS_LEAST && tuned->trial != threads && !(tuned->up && limited);
+    return threads > MP_THREADS_MIN && tuned->trial != threads && !(tuned->up && limited);
 }
 
 static double median(const double *values) {

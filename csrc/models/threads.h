@@ -6,21 +6,21 @@
  * the number in use and the next one below or above, and the faster one remains in use. Results do not depend on the
  * number of threads.
  *
- * A round needs a lease of more than MP_THREADS_LEAST threads, and never plans fewer than MP_THREADS_LEAST. The tuner
- * therefore changes nothing on machines with at most MP_THREADS_LEAST CPUs. */
+ * A round needs a lease of more than MP_THREADS_MIN threads, and never plans fewer than MP_THREADS_MIN. The tuner
+ * therefore changes nothing on machines with at most MP_THREADS_MIN CPUs. */
 #ifndef MP_MODELS_THREADS_H
 #define MP_MODELS_THREADS_H
 
 #include "models/model.h"
 
 enum {
-    MP_THREADS_LEAST = 8,
-    MP_THREADS_MOST = 256,
+    MP_THREADS_MIN = 8,
+    MP_THREADS_MAX = 256,
     MP_TUNER_PAIRS = 5,    /* pairs of passes in a round */
     MP_TUNER_CLASSES = 10, /* classes of passes: 1 row, 2 to 3 rows, 4 to 7 rows, ..., 512 and more */
 };
 
-/* Returns the number of threads, 1 to MP_THREADS_MOST, with which a pass of `rows` rows and `barriers` barriers is
+/* Returns the number of threads, 1 to MP_THREADS_MAX, with which a pass of `rows` rows and `barriers` barriers is
  * fastest at the assumed rates. The result is a limit only for machines with very many CPUs, or for passes with very
  * little work. */
 int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers);
@@ -44,7 +44,7 @@ typedef struct mp_thread_tuner { /* belongs to one engine. Zeroed: ready for use
 } mp_thread_tuner;
 
 /* Returns the number of threads for the next pass of `rows` rows. `worth`: the result of mp_threads_worth for it. Never
- * fewer than the smaller one of `worth` and MP_THREADS_LEAST. */
+ * fewer than the smaller one of `worth` and MP_THREADS_MIN. */
 int mp_tuner_plan(mp_thread_tuner *tuner, int worth, int64_t rows);
 /* Learns from the pass that was planned last: it had `rows` rows and took `ns` with `threads` threads. */
 void mp_tuner_note(mp_thread_tuner *tuner, int threads, int64_t rows, uint64_t ns);

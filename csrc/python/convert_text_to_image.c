@@ -124,8 +124,8 @@ PyObject *mp_image_generation_result(mp_state *state, mp_ticket *ticket, const c
         return NULL;
     PyObject *dict = PyDict_New();
     npy_intp pixels[] = {c->n_images, c->height, c->width, 3};
-    npy_intp latents[] = {c->n_images, c->channels, c->high, c->wide};
-    npy_intp history[] = {c->n_images, c->n_steps, c->channels, c->high, c->wide};
+    npy_intp latents[] = {c->n_images, c->channels, c->latent_height, c->latent_width};
+    npy_intp history[] = {c->n_images, c->n_steps, c->channels, c->latent_height, c->latent_width};
     npy_intp texts[] = {c->n_texts, c->text_rows, c->text_width}, pooled[] = {c->n_texts, c->pooled_width};
     if (dict && put(dict, "pixels", mp_borrowed_array(ticket, 4, pixels, NPY_FLOAT32, c->pixels)) &&
         put(dict, "latents", mp_borrowed_array(ticket, 4, latents, NPY_FLOAT32, c->latents)) &&

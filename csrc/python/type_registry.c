@@ -565,7 +565,7 @@ static void append_entry(void *arg, const mp_entry_info *info) {
             "capacity", info->capacity[0], info->capacity[1], "pinned", info->pinned ? Py_True : Py_False,
             "model_bytes", (unsigned long long)info->model_bytes, "predicted_bytes",
             (unsigned long long)info->predicted_bytes, "engine_bytes", (unsigned long long)info->engine_bytes, "calls",
-            (unsigned long long)info->calls, "errors", (unsigned long long)info->errors, "idle_seconds",
+            (unsigned long long)info->accepted, "errors", (unsigned long long)info->errors, "idle_seconds",
             (double)info->idle_ns * 1e-9, "keep_alive",
             info->keep_alive_ns == MP_FOREVER ? Py_HUGE_VAL : (double)info->keep_alive_ns * 1e-9, "last_error",
             info->last_error == MP_OK ? "" : mp_status_find(info->last_error)->name, "arrivals", info->arrivals,

@@ -8,8 +8,8 @@
 
 static const uint64_t MS = 1000 * 1000;
 enum { SLOWER = 4 }; /* a slow step lasts this multiple of its duration longer */
-static const uint64_t SLOWER_LEAST_NS = 5 * 1000 * 1000;
-enum { STALL_MOST = 4 }; /* a stall ends after this multiple of the stall limit, even if the worker was not abandoned */
+static const uint64_t SLOWER_MIN_NS = 5 * 1000 * 1000;
+enum { STALL_MAX = 4 }; /* a stall ends after this multiple of the stall limit, even if the worker was not abandoned */
 
 typedef struct chaos_engine {
     mp_engine base;
@@ -105,7 +105,7 @@ static void stall(const mp_services *services, const mp_lease *lease) {
     for (;;) {
         uint64_t passed = mp_sys_now_ns() - began;
         bool unwanted = atomic_load_explicit(lease->cancelled, memory_order_acquire) != 0;
-        if (passed >= limit * STALL_MOST || (passed > limit && unwanted))
+        if (passed >= limit * STALL_MAX || (passed > limit && unwanted))
             return;
         mp_sys_sleep_ns(slice < 50 * MS ? slice : 50 * MS);
     }
@@ -147,7 +147,7 @@ static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     }
     uint64_t longer = (mp_sys_now_ns() - began) * SLOWER;
     if (chaos == MP_CHAOS_SLOW)
-        delay(lease, longer > SLOWER_LEAST_NS ? longer : SLOWER_LEAST_NS);
+        delay(lease, longer > SLOWER_MIN_NS ? longer : SLOWER_MIN_NS);
 }
 
 static void chaos_preempt(mp_engine *base, mp_item *item) {

@@ -82,9 +82,9 @@ mp_status mp_cpu_allocator_open(int threads, mp_cpu_allocator **allocator_out, m
 mp_status mp_cpu_allocator_open_on(int threads, const mp_topology *topology, mp_cpu_allocator **allocator_out,
                                    mp_error *error) {
     *allocator_out = NULL;
-    enum { MOST = 256 };
-    if (threads < 0 || threads > MOST)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "`threads` must be 0 (all CPUs of this process) to %d, got %d", MOST,
+    enum { MAX = 256 };
+    if (threads < 0 || threads > MAX)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "`threads` must be 0 (all CPUs of this process) to %d, got %d", MAX,
                        threads);
     if (threads == 0 && (*allocator_out = mp_shared_take(&process_allocator)))
         return MP_OK;
@@ -101,8 +101,8 @@ mp_status mp_cpu_allocator_open_on(int threads, const mp_topology *topology, mp_
         return status;
     }
     allocator->threads = threads ? threads : default_threads();
-    if (allocator->threads > MOST)
-        allocator->threads = MOST;
+    if (allocator->threads > MAX)
+        allocator->threads = MAX;
     share_out(allocator);
     atomic_init(&allocator->barrier_threads, allocator->threads);
     atomic_init(&allocator->references, 1);
@@ -442,19 +442,19 @@ static double lost_share(mp_lost *lost, uint64_t watched_ns, double lost_ns) {
  * also exceed LARGE. While the threads lose little, one more thread is tried: first after HOLD_NS, and after twice the
  * time whenever the last try had to be undone. */
 static void learn(mp_cpu_allocator *allocator, const mp_lease *lease) {
-    const uint64_t SOON_NS = 100 * 1000 * 1000, HOLD_NS = 100 * 1000 * 1000, MOST_NS = 2000 * 1000 * 1000u;
-    const double TOO_MUCH = 0.8, LARGE = 0.2, MOST_OF_IT = 0.6, LITTLE = 0.4;
+    const uint64_t SOON_NS = 100 * 1000 * 1000, HOLD_NS = 100 * 1000 * 1000, MAX_NS = 2000 * 1000 * 1000u;
+    const double TOO_MUCH = 0.8, LARGE = 0.2, MAX_OF_IT = 0.6, LITTLE = 0.4;
     int most = atomic_load_explicit(&allocator->barrier_threads, memory_order_relaxed), threads = lease->threads;
     uint64_t now = mp_sys_now_ns();
     double lost = (double)lease->lost_ns;
     if (threads > 1) {
         double share = lost_share(&allocator->many, lease->watched_ns, lost);
         if (share > LARGE && share * threads > TOO_MUCH) {
-            int fewer = share > MOST_OF_IT ? threads / 2 : threads - 1;
+            int fewer = share > MAX_OF_IT ? threads / 2 : threads - 1;
             bool in_vain = allocator->raised_ns && now - allocator->raised_ns < SOON_NS;
             allocator->hold_ns = !in_vain                           ? HOLD_NS
-                                 : 2 * allocator->hold_ns < MOST_NS ? 2 * allocator->hold_ns
-                                                                    : MOST_NS;
+                                 : 2 * allocator->hold_ns < MAX_NS ? 2 * allocator->hold_ns
+                                                                    : MAX_NS;
             allocator->raise_after_ns = now + allocator->hold_ns;
             if (fewer < most)
                 set_barrier_threads(allocator, fewer);

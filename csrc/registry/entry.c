@@ -10,10 +10,10 @@
 #include "base/log.h"
 
 static const uint64_t MS = 1000 * 1000;
-static const uint64_t BACKOFF_FIRST_MS = 100, BACKOFF_MOST_MS = 10000;
+static const uint64_t BACKOFF_FIRST_MS = 100, BACKOFF_MAX_MS = 10000;
 /* The model is broken if as many workers as `death_ns` holds died within this time. */
 static const uint64_t DEATHS_WITHIN_MS = 60000;
-enum { DEATHS_MOST = sizeof(((mp_entry *)NULL)->death_ns) / sizeof(uint64_t) };
+enum { DEATHS_MAX = sizeof(((mp_entry *)NULL)->death_ns) / sizeof(uint64_t) };
 
 /* --- life --- */
 
@@ -133,8 +133,8 @@ void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
         mp_entry_set_health(entry, MP_HEALTH_FAILED);
     }
     entry->backoff_ns = entry->backoff_ns ? entry->backoff_ns * 2 : BACKOFF_FIRST_MS * MS;
-    if (entry->backoff_ns > BACKOFF_MOST_MS * MS)
-        entry->backoff_ns = BACKOFF_MOST_MS * MS;
+    if (entry->backoff_ns > BACKOFF_MAX_MS * MS)
+        entry->backoff_ns = BACKOFF_MAX_MS * MS;
     entry->retry_ns = mp_sys_now_ns() + entry->backoff_ns;
     mp_cond_broadcast(&entry->changed);
 }
@@ -156,8 +156,8 @@ static void note_external_kill(mp_entry *entry) {
     uint64_t now = mp_sys_now_ns();
     bool again = entry->kill_backoff_ns && now - entry->killed_ns < DEATHS_WITHIN_MS * MS;
     entry->kill_backoff_ns = again ? entry->kill_backoff_ns * 2 : BACKOFF_FIRST_MS * MS;
-    if (entry->kill_backoff_ns > BACKOFF_MOST_MS * MS)
-        entry->kill_backoff_ns = BACKOFF_MOST_MS * MS;
+    if (entry->kill_backoff_ns > BACKOFF_MAX_MS * MS)
+        entry->kill_backoff_ns = BACKOFF_MAX_MS * MS;
     entry->killed_ns = now;
     entry->spawn_ns = now + entry->kill_backoff_ns;
 }
@@ -169,13 +169,13 @@ void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *er
         note_external_kill(entry);
         return;
     }
-    entry->death_ns[entry->deaths++ % DEATHS_MOST] = now;
-    for (int i = 0; i < DEATHS_MOST && i < entry->deaths; i++)
+    entry->death_ns[entry->deaths++ % DEATHS_MAX] = now;
+    for (int i = 0; i < DEATHS_MAX && i < entry->deaths; i++)
         lately += now - entry->death_ns[i] < DEATHS_WITHIN_MS * MS;
-    for (int i = 1; i < lately && backoff_ns < BACKOFF_MOST_MS * MS; i++)
+    for (int i = 1; i < lately && backoff_ns < BACKOFF_MAX_MS * MS; i++)
         backoff_ns *= 2;
     entry->spawn_ns = now + backoff_ns;
-    if (lately < DEATHS_MOST || entry->health == MP_HEALTH_BROKEN)
+    if (lately < DEATHS_MAX || entry->health == MP_HEALTH_BROKEN)
         return;
     mp_entry_set_health(entry, MP_HEALTH_BROKEN);
     mp_fail(&entry->failure, MP_NO_WORKERS, "%s: %d workers failed within %.0f s; no more are started until the model "
@@ -665,7 +665,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
         info->full_ns[kind] = mp_queue_full_ns(&entry->queue, kind, now);
     info->running = mp_entry_running(entry);
     info->pinned = entry->pinned;
-    info->calls = entry->calls;
+    info->accepted = entry->accepted;
     info->keep_alive_ns = entry->keep_alive_ns;
     info->latency = entry->latency;
     info->units_in = entry->units_in;

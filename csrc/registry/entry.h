@@ -161,7 +161,7 @@ struct mp_entry {
     mp_breaker breaker;
     mp_forecast forecast; /* used with predictive_scaling only */
     uint64_t keep_alive_ns;
-    uint64_t calls;     /* accepted requests; the value becomes mp_item.sequence */
+    uint64_t accepted;  /* accepted requests; the value becomes mp_item.sequence */
     uint64_t completed; /* requests completed since the model was loaded */
     /* Running means of a step's duration divided by its predicted cost; 0 = unknown. */
     double pace, full_pace; /* over all steps; over steps that had no room for some offered item */

@@ -27,7 +27,7 @@ void mp_forecast_serve(mp_forecast *forecast, uint64_t busy_ns) {
 
 double mp_forecast_rate(const mp_forecast *forecast, uint64_t now_ns) {
     uint64_t known_ns = since(forecast->first_ns, now_ns);
-    if (!forecast->first_ns || known_ns < MP_FORECAST_LEAST_NS)
+    if (!forecast->first_ns || known_ns < MP_FORECAST_MIN_NS)
         return 0;
     double weight = forecast->weight * left_after(since(forecast->last_ns, now_ns));
     /* The weight that one request per second reaches in `known_ns`: the integral of the decayed weights. */

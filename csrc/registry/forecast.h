@@ -17,7 +17,7 @@
 
 #define MP_FORECAST_HALF_LIFE_NS (10ull * 1000 * 1000 * 1000)
 /* no prediction until this long after the first request */
-#define MP_FORECAST_LEAST_NS     (1000ull * 1000 * 1000)
+#define MP_FORECAST_MIN_NS     (1000ull * 1000 * 1000)
 #define MP_FORECAST_BUSY         0.7 /* target share of a worker's time in steps */
 
 typedef struct mp_forecast {

@@ -9,7 +9,7 @@
 #include "base/options.h"
 
 enum { POLL_NS = 20 * 1000 * 1000 };
-static const uint64_t RESERVE_MOST = 2048ull << 20;
+static const uint64_t RESERVE_MAX = 2048ull << 20;
 
 typedef struct turn {
     struct turn *next;
@@ -43,7 +43,7 @@ static void destroy(mp_governor *governor) {
 }
 
 uint64_t mp_governor_limit_of(uint64_t offered, uint64_t *most) {
-    *most = offered - (offered / 4 < RESERVE_MOST ? offered / 4 : RESERVE_MOST);
+    *most = offered - (offered / 4 < RESERVE_MAX ? offered / 4 : RESERVE_MAX);
     return *most / 5 * 4;
 }
 

@@ -120,10 +120,33 @@ static bool is_last(const mp_worker *worker) {
     return worker->entry->worker_count == 1 && worker->entry->starting == 0;
 }
 
-/* Must hold the lock. Records that the load of the model, or of this worker's engine, failed. Returns the queued
- * requests that must fail with it. */
-static mp_ticket *fail_load(mp_worker *worker, bool loading, const mp_error *error) {
+/* Must hold the lock. The worker, which owns `held` bytes, serves from now on. */
+static void become_ready(mp_worker *worker, bool loading, uint64_t held) {
     mp_entry *entry = worker->entry;
+    if (loading) {
+        entry->resident = mp_resident_pin(worker->resident);
+        entry->attempts_over++;
+        entry->loads++;
+        entry->completed = 0;
+    }
+    entry->backoff_ns = 0;
+    mp_entry_clear_failed(entry);
+    worker->process = worker->engine->process;
+    worker->held_bytes = held;
+    mp_worker_set_state(worker, MP_WORKER_READY);
+    mp_count(entry->services, MP_METRIC_workers_spawned, 1); /* under the lock: a READY worker must be counted */
+    mp_count(entry->services, MP_METRIC_loads, loading);
+    worker->woken = true; /* the worker is about to check the queue */
+}
+
+/* Must hold the lock. The load of the model, or of this worker's engine, failed. Returns the queued requests that must
+ * fail with it. */
+static mp_ticket *become_failed(mp_worker *worker, bool loading, const mp_error *error) {
+    mp_entry *entry = worker->entry;
+    /* mp_entry_remove cancels a load for which no request waits */
+    worker->unwanted |= entry->removal != MP_REMOVAL_NONE && !entry->queue.count;
+    mp_worker_set_state(worker, MP_WORKER_FAILED);
+    mp_count(entry->services, MP_METRIC_load_failures, !worker->unwanted);
     mp_entry_scale_later(entry);
     if (loading)
         entry->attempts_over++;
@@ -189,32 +212,14 @@ bool mp_worker_start(mp_worker *worker) {
     mp_mutex_lock(&entry->lock);
     bool dead = worker->state == MP_WORKER_DEAD, off = entry->shutdown == MP_SHUTDOWN_QUITTING;
     mp_ticket *list = NULL;
-    if (dead) {
+    if (dead)
         status = MP_SPAWN_TIMEOUT; /* mp_worker_abandon's caller has already ended the waiting requests */
-    } else if (status == MP_OK) {
-        if (loading) {
-            entry->resident = mp_resident_pin(worker->resident);
-            entry->attempts_over++;
-            entry->loads++;
-            entry->completed = 0;
-        }
-        entry->backoff_ns = 0;
-        mp_entry_clear_failed(entry);
-        worker->process = worker->engine->process;
-        worker->held_bytes = held;
-        mp_worker_set_state(worker, MP_WORKER_READY);
-        mp_count(services, MP_METRIC_workers_spawned, 1); /* under the lock: a READY worker must be counted */
-        mp_count(services, MP_METRIC_loads, loading);
-        worker->woken = true; /* the worker is about to check the queue */
-        if (second.governor)
-            entry->starting++;
-    } else {
-        /* mp_entry_remove cancels a load for which no request waits */
-        worker->unwanted |= entry->removal != MP_REMOVAL_NONE && !entry->queue.count;
-        list = fail_load(worker, loading, &error);
-        mp_worker_set_state(worker, MP_WORKER_FAILED);
-        mp_count(services, MP_METRIC_load_failures, !worker->unwanted);
-    }
+    else if (status != MP_OK)
+        list = become_failed(worker, loading, &error);
+    else
+        become_ready(worker, loading, held);
+    if (status == MP_OK && second.governor)
+        entry->starting++;
     mp_mutex_unlock(&entry->lock);
     mp_guard_release(&worker->guard); /* not earlier: from now on the entry tells that its model is in use */
 
@@ -225,9 +230,7 @@ bool mp_worker_start(mp_worker *worker) {
         return true;
     }
     mp_guard_release(&second);
-    if (dead)
-        return false;
-    if (worker->unwanted)
+    if (dead || worker->unwanted)
         return false;
     mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, status);
     if (!off)

@@ -172,7 +172,7 @@ typedef struct mp_entry_info {
     int predicted;   /* workers predicted for these arrivals; 0 = unknown or off */
     bool pinned;
     uint64_t model_bytes, engine_bytes; /* bytes of the model; of the engines of all workers */
-    uint64_t calls, errors;             /* accepted requests; failed requests, without timeouts and cancellations */
+    uint64_t accepted, errors;          /* requests: accepted; failed, without timeouts and cancellations */
     uint64_t idle_ns; /* time since the last worker became idle; 0 = a worker has a request, or no worker serves */
     uint64_t keep_alive_ns;
     uint64_t predicted_bytes; /* predicted size of the model before it was loaded */

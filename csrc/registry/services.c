@@ -8,7 +8,7 @@
 #include "registry/chaos.h"
 
 static const uint64_t MS = 1000 * 1000;
-static const uint64_t BATCH_WAIT_MOST_NS = 2 * 1000 * 1000;
+static const uint64_t BATCH_WAIT_MAX_NS = 2 * 1000 * 1000;
 
 /* --- configuration --- */
 
@@ -40,9 +40,9 @@ mp_status mp_services_check(const mp_registry_config *config, mp_error *error) {
     if (config->max_workers < 0 || config->max_workers > MP_WORKERS_MAX)
         return mp_fail(error, MP_INVALID_ARGUMENT, "`max_workers` must be 1 to %d, or 0 for the default of 4, got %d",
                        MP_WORKERS_MAX, config->max_workers);
-    if (config->batch_wait_ns > BATCH_WAIT_MOST_NS)
+    if (config->batch_wait_ns > BATCH_WAIT_MAX_NS)
         return mp_fail(error, MP_INVALID_ARGUMENT, "`batch_wait` must be at most %.0f ms, got %.3f ms",
-                       (double)BATCH_WAIT_MOST_NS * 1e-6, (double)config->batch_wait_ns * 1e-6);
+                       (double)BATCH_WAIT_MAX_NS * 1e-6, (double)config->batch_wait_ns * 1e-6);
     if (config->breaker_threshold < -1 || config->breaker_threshold > MP_BREAKER_FAULTS_MAX)
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "`breaker_threshold` must be 1 to %d, -1 (never open) or 0 for the default of 5, got %d",

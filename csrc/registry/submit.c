@@ -150,7 +150,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         stretch_patience(entry, ticket);
         if (mp_queue_push(&entry->queue, &ticket->node) == MP_QUEUE_TAKEN) {
             mp_ticket_set_state(ticket, MP_TICKET_QUEUED);
-            ticket->item.sequence = ++entry->calls;
+            ticket->item.sequence = ++entry->accepted;
             ticket->timed = mp_ticket_due(ticket) != MP_FOREVER;
             if (ticket->timed)
                 mp_maintenance_begin_timed(&services->maintenance);

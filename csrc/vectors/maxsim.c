@@ -15,7 +15,7 @@ enum {
     BLOCK = 64,                /* maximum of documents in a block */
     BLOCK_TOKENS = 4096,       /* maximum of tokens in a block, a millisecond or less */
     GROUP_BYTES = 64 * 1024,   /* rows of a group, which stay in L2 while panels stream past */
-    MOST_TOKENS = 1 << 20,     /* maximum of all queries together */
+    MAX_TOKENS = 1 << 20,      /* maximum of all queries together */
 };
 
 typedef struct maxsim {
@@ -157,9 +157,9 @@ static mp_status check_queries(const mp_maxsim_plan *plan, const float *tokens, 
     for (int32_t q = 0; q < plan->scan.queries; q++) {
         if (offsets[q + 1] <= offsets[q])
             return mp_fail(error, MP_INVALID_ARGUMENT, "query %d must have at least one token, got 0", q);
-        if (offsets[q + 1] > MOST_TOKENS)
+        if (offsets[q + 1] > MAX_TOKENS)
             return mp_fail(error, MP_INVALID_ARGUMENT, "queries must have at most %d tokens, got %lld",
-                           MOST_TOKENS, (long long)offsets[q + 1]);
+                           MAX_TOKENS, (long long)offsets[q + 1]);
         if (!mp_kernels_get()->all_finite(tokens + offsets[q] * plan->dim, (offsets[q + 1] - offsets[q]) * plan->dim))
             return mp_fail(error, MP_INVALID_ARGUMENT, "query %d has a component that is not finite", q);
     }

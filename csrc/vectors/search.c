@@ -17,7 +17,7 @@ enum {
 };
 
 /* Squared lengths between which fp32 products neither overflow nor lose digits to denormals. */
-static const float LEAST_SQUARE = 1e-24f, MOST_SQUARE = 1e30f;
+static const float MIN_SQUARE = 1e-24f, MAX_SQUARE = 1e30f;
 
 typedef struct tiles { /* the scratch of a thread; the packed block follows it in memory */
     float scores[TILE_QUERIES * BLOCK];
@@ -59,7 +59,7 @@ static void square(const float *vectors, int32_t dim, int32_t count, float *squa
  * the vector is USUAL. */
 static vector_kind examine(const float *vector, int32_t dim, float square, float *inverse) {
     *inverse = 0.0f;
-    if (!(square >= LEAST_SQUARE && square <= MOST_SQUARE))
+    if (!(square >= MIN_SQUARE && square <= MAX_SQUARE))
         return mp_kernels_get()->all_finite(vector, dim) ? EXTREME : NOT_FINITE;
     *inverse = 1.0f / sqrtf(square);
     return USUAL;

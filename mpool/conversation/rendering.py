@@ -1,7 +1,7 @@
 """Renders chat templates in renderers: child processes that can be killed (:mod:`mpool.child_processes`).
 
 A template is part of a model, and models are not trusted. No template is compiled or rendered in this process. At most
-``MOST`` renderers exist. A template that has not been rendered yet, or whose last render exceeded a limit, uses one
+``MAX`` renderers exist. A template that has not been rendered yet, or whose last render exceeded a limit, uses one
 renderer at a time; no template uses all of them. After ``STRIKES`` such renders in a row, a template is refused for
 1 s, and after each further one for twice as long, up to 60 s. If no renderer can be started, rendering fails. A
 renderer has about 20 MB of resident memory.
@@ -20,12 +20,12 @@ from ..child_processes import Children, Limits, Program, Source, wait
 from ..tokenizers import limits
 
 #: Maximum number of renderers of this process.
-MOST = 4
+MAX = 4
 #: Renders in a row that exceed a limit, after which a template is refused for 1 s and longer.
 STRIKES = 3
 #: The program of a renderer; it keeps compiled templates.
 PROGRAM = Program(file=os.path.join(os.path.dirname(os.path.abspath(__file__)), "renderer.py"),
-                  packages=("jinja2", "markupsafe"), what="render the chat template", most=MOST, kept=32)
+                  packages=("jinja2", "markupsafe"), what="render the chat template", most=MAX, kept=32)
 
 #: Longest time for which a template is refused.
 _REFUSED_SECONDS = 60.0
@@ -143,7 +143,7 @@ class Renderers:
                     left = record.until - time.monotonic()
                     if left > 0 or record.active:  # one request at a time finds out if the template works again
                         return record, record.failure._replace(refused=max(left, limits.max_template_seconds))
-                if record.active < (MOST - 1 if record.proven else 1):
+                if record.active < (MAX - 1 if record.proven else 1):
                     break
                 wait(self._changed, deadline)
             if len(self._records) > _RECORDS:
@@ -169,4 +169,4 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["MOST", "PROGRAM", "STRIKES", "Renderers", "Source", "TemplateResult", "renderers"]
+__all__ = ["MAX", "PROGRAM", "STRIKES", "Renderers", "Source", "TemplateResult", "renderers"]

@@ -121,7 +121,7 @@ def convert_image(image: Any, name: str, convert: Callable[[Image], T], *, allow
     """Return ``convert(read_image(image, ...))``. Reads the file on this thread; decodes and converts the image on a
     thread of :data:`mpool.native_calls.IMAGES`.
 
-    The memory of the decoded image counts towards :data:`mpool.images.memory.MOST` until ``convert`` returns.
+    The memory of the decoded image counts towards :data:`mpool.images.memory.MAX` until ``convert`` returns.
     """
     if isinstance(image, str):
         image = _from_text(image, name, allow_urls, timeout)

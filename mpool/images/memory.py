@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from .. import native_calls
 
 #: Maximum bytes of the decoded images that exist at a time, unless a single image needs more.
-MOST = 1 << 30
+MAX = 1 << 30
 #: Bytes per pixel while an image is decoded: Pillow stores RGB in four bytes, and conversions and rotations need a
 #: source and a destination beside the decoded image.
 BYTES_PER_PIXEL = 12
@@ -37,7 +37,7 @@ def reserved(pixels: int) -> Iterator[None]:
     """
     budget, size = _budget, pixels * BYTES_PER_PIXEL
     with budget.changed:
-        while budget.used and budget.used + size > MOST:
+        while budget.used and budget.used + size > MAX:
             if budget.changed.wait(_TICK):
                 native_calls.progress()  # another image was completed, so the queue moves
             else:

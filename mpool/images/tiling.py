@@ -138,7 +138,7 @@ def _sources(grid: int, down: int, across: int, height: int, width: int) -> NDAr
 # ---- Idefics3 and SmolVLM: tiles labelled with row and column, then the whole image ----------------------------------
 
 #: Maximum side in pixels after the first resize, before the image is split.
-_MOST_SIDE = 4096
+_MAX_SIDE = 4096
 _AROUND = "<fake_token_around_image>"
 
 
@@ -151,10 +151,10 @@ def _longest_side(height: int, width: int, side: int) -> tuple[int, int]:
         height, width = side, int(side * (width / height))
         width += width % 2
     height, width = max(height, 1), max(width, 1)
-    if max(height, width) > _MOST_SIDE:
+    if max(height, width) > _MAX_SIDE:
         ratio = width / height
-        height, width = (int(_MOST_SIDE / ratio), _MOST_SIDE) if width >= height else \
-            (_MOST_SIDE, int(_MOST_SIDE * ratio))
+        height, width = (int(_MAX_SIDE / ratio), _MAX_SIDE) if width >= height else \
+            (_MAX_SIDE, int(_MAX_SIDE * ratio))
     return max(height, 1), max(width, 1)
 
 

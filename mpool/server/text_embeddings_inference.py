@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 #: Bytes of a weight with its index, in JSON and in arrays.
 _WEIGHT_BYTES, _WEIGHT_ARRAY_BYTES = 50, 8
 #: Maximum number of inputs that a body can have; the pool's limit of texts is lower.
-_MOST = Meta(max_length=1_000_000)
+_MAX = Meta(max_length=1_000_000)
 #: A text, its token ids, or a list of either.
-Inputs = str | Annotated[list[str | Token | list[Token]], _MOST]
+Inputs = str | Annotated[list[str | Token | list[Token]], _MAX]
 Direction = Literal["Left", "left", "Right", "right"]
 Task = Literal["query", "document"]
 
@@ -73,7 +73,7 @@ class TextsRequest(Fields, kw_only=True):
     reranker."""
 
     query: str
-    texts: Annotated[list[str], _MOST]
+    texts: Annotated[list[str], _MAX]
     truncate: bool | None = None
     truncation_direction: Direction = "Right"
     raw_scores: bool = False
@@ -93,7 +93,7 @@ class SimilarityInput(Fields, kw_only=True):
     """A text, and texts to compare it with."""
 
     source_sentence: str
-    sentences: Annotated[list[str], _MOST]
+    sentences: Annotated[list[str], _MAX]
 
 
 class SimilarityParameters(Fields, kw_only=True):

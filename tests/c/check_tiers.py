@@ -60,8 +60,8 @@ MAY_INCLUDE: dict[str, set[str]] = {
 # Folders that may also include the schemas of requests, which are tables of macros without code.
 READ_SCHEMAS = ("models", "isolation", "python")
 OPENBLAS_FILE = "kernels/blas.c"
-MOST_LINES = 1200
-MOST_COLUMNS = 120
+MAX_LINES = 1200
+MAX_COLUMNS = 120
 
 STDIO_STREAMS = set("""
     printf fprintf vprintf vfprintf dprintf vdprintf __printf_chk __fprintf_chk __vfprintf_chk __vprintf_chk
@@ -189,13 +189,13 @@ def check_include(csrc: Path, path: Path, folder: str, number: int, line: str, r
 def check_size(path: Path, text: str, report: Report) -> None:
     """Check the lines of a file and the columns of each line. Tables (.def) have no limit of columns."""
     lines = text.splitlines()
-    if len(lines) > MOST_LINES:
-        report.add(path, MOST_LINES + 1, f"{len(lines)} lines, at most {MOST_LINES}: split it")
+    if len(lines) > MAX_LINES:
+        report.add(path, MAX_LINES + 1, f"{len(lines)} lines, at most {MAX_LINES}: split it")
     if path.suffix == ".def":
         return
     for number, line in enumerate(lines, 1):
-        if len(line) > MOST_COLUMNS:
-            report.add(path, number, f"{len(line)} columns, at most {MOST_COLUMNS}")
+        if len(line) > MAX_COLUMNS:
+            report.add(path, number, f"{len(line)} columns, at most {MAX_COLUMNS}")
         if "\t" in line and path.suffix != ".py":
             report.add(path, number, "a tab: indentation is four blanks")
 

@@ -14,7 +14,7 @@ typedef struct optional_key {
     const char *other; /* a value that changes the result, or NULL: no other value fits the file */
 } optional_key;
 
-enum { VALUES_MOST = 8 };
+enum { VALUES_MAX = 8 };
 
 static inline mp_value value_of(const char *text, double *list) {
     mp_value value = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = 1};
@@ -26,7 +26,7 @@ static inline mp_value value_of(const char *text, double *list) {
     } else if (strchr(text, ',')) {
         value.type = MP_VALUE_FLOATS;
         value.as.reals = list;
-        for (value.count = 0; *text && value.count < VALUES_MOST; text = *end ? end + 1 : end)
+        for (value.count = 0; *text && value.count < VALUES_MAX; text = *end ? end + 1 : end)
             list[value.count++] = strtod(text, &end);
     } else if (*text && (value.as.integer = strtoll(text, &end, 10), !*end)) {
         value.type = MP_VALUE_INT;
@@ -43,7 +43,7 @@ static inline mp_value value_of(const char *text, double *list) {
  * reference to `base`. */
 static inline void check_defaults(mp_spec *base, uint64_t (*hash)(mp_spec *spec), int count, const optional_key *keys) {
     char key[128];
-    double list[VALUES_MOST];
+    double list[VALUES_MAX];
     for (int i = 0; i < count; i++) {
         snprintf(key, sizeof key, "%s%s", keys[i].key[0] == '.' ? mp_spec_architecture(base) : "", keys[i].key);
         const uint64_t without = hash(spec_with(base, key, NULL));

@@ -30,7 +30,7 @@ static inline void pair_init(pair *p) {
     mp_channel_init(&p->child, p->page, false, &p->child_error, never, NULL);
 }
 
-enum { VOCAB = TINY_VOCAB, MOST_TOKENS = 4, TOPS = 2, PAYLOAD = 4096, SPARE = 3 };
+enum { VOCAB = TINY_VOCAB, MAX_TOKENS = 4, TOPS = 2, PAYLOAD = 4096, SPARE = 3 };
 
 typedef struct scene { /* a proxy without a process, one admitted request, and the child's next message */
     pair p;

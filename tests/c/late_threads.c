@@ -18,10 +18,10 @@ void __wrap_mp_lease_run(mp_lease *lease, region_body *body, void *arg);
 bool __real_mp_lease_poll(mp_lease *lease);
 bool __wrap_mp_lease_poll(mp_lease *lease);
 
-enum { MOST_THREADS = 8, PAUSE_US = 10, MOST_PAUSES = 100000 };
+enum { MAX_THREADS = 8, PAUSE_US = 10, MAX_PAUSES = 100000 };
 
 static _Atomic int late = -1, met, polls;
-static _Atomic uint32_t reached[MOST_THREADS]; /* barriers that each thread has reached; UINT32_MAX after its end */
+static _Atomic uint32_t reached[MAX_THREADS]; /* barriers that each thread has reached; UINT32_MAX after its end */
 
 typedef struct region {
     region_body *body;
@@ -47,7 +47,7 @@ static void let_others_go_first(const mp_team_thread *thread) {
         return;
     for (int other = 0; other < thread->count; other++)
         for (int pauses = 0; other != thread->index && atomic_load(&reached[other]) <= own; pauses++) {
-            if (pauses == MOST_PAUSES)
+            if (pauses == MAX_PAUSES)
                 return;
             usleep(PAUSE_US);
         }
@@ -76,8 +76,8 @@ void __wrap_mp_lease_run(mp_lease *lease, region_body *body, void *arg) {
         __real_mp_lease_run(lease, body, arg);
         return;
     }
-    MP_CHECK(lease->threads <= MOST_THREADS);
-    for (int i = 0; i < MOST_THREADS; i++)
+    MP_CHECK(lease->threads <= MAX_THREADS);
+    for (int i = 0; i < MAX_THREADS; i++)
         atomic_store(&reached[i], 0);
     __real_mp_lease_run(lease, run_late, &(region){body, arg});
 }

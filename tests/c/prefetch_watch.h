@@ -7,15 +7,15 @@
 #include <string.h>
 
 /* Since `watch`: the prefetches of each line of 64 bytes from `watched` on, and all prefetches. */
-enum { MOST_LINES = 1 << 14 };
+enum { MAX_LINES = 1 << 14 };
 static const uint8_t *watched;
-static uint8_t hits[MOST_LINES];
+static uint8_t hits[MAX_LINES];
 static int64_t prefetched;
 
 static void note_prefetch(const void *address) {
     const uintptr_t line = ((uintptr_t)address - (uintptr_t)watched) / 64;
     prefetched++;
-    if (line < MOST_LINES)
+    if (line < MAX_LINES)
         hits[line]++;
 }
 

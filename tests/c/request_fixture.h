@@ -7,7 +7,7 @@
 /* Create a request with default options. Reads offsets[n_texts] only if `n_texts` is in the allowed range. */
 static inline mp_status make_embedding_request(int32_t n_texts, const int32_t *ids, const int64_t *offsets,
                                         const int32_t *skip, mp_embedding_request **call, mp_error *error) {
-    bool legal = n_texts > 0 && n_texts <= MP_EMBED_MOST_TEXTS;
+    bool legal = n_texts > 0 && n_texts <= MP_EMBED_MAX_TEXTS;
     return mp_embedding_request_create(&(mp_embedding_args){.n_texts = n_texts,
                                                  .n_tokens = legal ? offsets[n_texts] : 0,
                                                  .ids = ids,

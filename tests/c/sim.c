@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 static const uint64_t TICK_NS = 50; /* how far each reading advances the clock */
-static const uint64_t LATE_MOST_NS = 1000ull * 1000 * 1000;
+static const uint64_t LATE_MAX_NS = 1000ull * 1000 * 1000;
 enum { STACK = 128 * 1024, GUARD = 4096 };
 
 sim_core sim = {.current = -1};
@@ -148,7 +148,7 @@ void sim_point(const char *op, const void *object) {
     watch(sim.watch_step);
     if (sim.faults && sim_sched_chance(sim.setup->spurious))
         sim_wake_spuriously();
-    if (sim.faults && sim.nearest_ns && sim.nearest_ns - sim.clock_ns < LATE_MOST_NS &&
+    if (sim.faults && sim.nearest_ns && sim.nearest_ns - sim.clock_ns < LATE_MAX_NS &&
         sim_sched_chance(sim.setup->late)) {
         sim_note("late");
         sim.late_jumps++;

@@ -14,10 +14,10 @@
 #include "registry/pool/pool.h"
 
 static const uint64_t MS = 1000 * 1000;
-enum { MOST = 4, DUES = 8 };
+enum { MAX = 4, DUES = 8 };
 
 static mp_error error;
-static mp_thread threads[MOST];
+static mp_thread threads[MAX];
 
 static void start(int n, void (*body)(void *arg), void *arg) {
     for (int i = 0; i < n; i++)

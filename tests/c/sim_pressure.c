@@ -7,7 +7,7 @@ static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 
 /* --- kills: another program kills worker processes, often; the model stays up --- */
 
-static const uint64_t KILLS_BACKOFF_MOST = 10ull * 1000 * 1000 * 1000;
+static const uint64_t KILLS_BACKOFF_MAX = 10ull * 1000 * 1000 * 1000;
 
 static void kills_tune(mp_registry_config *config) {
     config->breaker_threshold = 1 + of(3);
@@ -48,7 +48,7 @@ static void kills_finish(void) {
             status = sim_call_once(sim_keys[i], &error);
         if (status != MP_OK)
             sim_fail("a request after the kills ended in %s: %s", mp_status_find(status)->name, error.message);
-        if (sim_now() - began > 2 * KILLS_BACKOFF_MOST)
+        if (sim_now() - began > 2 * KILLS_BACKOFF_MAX)
             sim_fail("a request waited %.0f s after the last kill", (double)(sim_now() - began) * 1e-9);
     }
 }

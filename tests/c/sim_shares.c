@@ -7,13 +7,13 @@ static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 
 /* --- tenants: tenants with chosen numbers queue the same number of requests each --- */
 
-enum { TENANTS_MOST = 10000, EACH_MOST = 6 };
+enum { TENANTS_MAX = 10000, EACH_MAX = 6 };
 
 static struct {
     int count, each, ended;
     uint32_t stride;
-    int16_t had[TENANTS_MOST];
-    mp_ticket *tickets[TENANTS_MOST * 2];
+    int16_t had[TENANTS_MAX];
+    mp_ticket *tickets[TENANTS_MAX * 2];
 } crowd;
 
 /* Every tenant has the same number of requests. Shares are equal in measured time, so a tenant whose steps were not
@@ -29,8 +29,8 @@ static void check_share(const sim_call *call) {
 static void tenants_tune(mp_registry_config *config) {
     static const int counts[] = {17, 20, 33, 64};
     static const uint32_t strides[] = {1, 16, 64, 4096, 65536};
-    crowd.count = w.kind->crowd ? TENANTS_MOST : counts[of(4)];
-    crowd.each = crowd.count > 1000 ? 2 : EACH_MOST - of(2);
+    crowd.count = w.kind->crowd ? TENANTS_MAX : counts[of(4)];
+    crowd.each = crowd.count > 1000 ? 2 : EACH_MAX - of(2);
     crowd.stride = strides[of(5)];
     crowd.ended = 0;
     for (int i = 0; i < crowd.count; i++)

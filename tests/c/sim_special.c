@@ -149,12 +149,12 @@ const sim_special sim_deadlines = {.tune = deadlines_tune, .script = deadlines_s
 
 /* --- flapping: every other request makes the model fail; the breaker opens, half-opens, and opens again --- */
 
-static const uint64_t FLAPPING_BACKOFF_MOST = 20ull * 1000 * 1000;
+static const uint64_t FLAPPING_BACKOFF_MAX = 20ull * 1000 * 1000;
 
 static void flapping_tune(mp_registry_config *config) {
     config->breaker_threshold = 1 + of(3);
     config->breaker_window_ns = SECOND;
-    config->breaker_backoff_ns = MS + sim_below(FLAPPING_BACKOFF_MOST - MS);
+    config->breaker_backoff_ns = MS + sim_below(FLAPPING_BACKOFF_MAX - MS);
     w.capacity = config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE] =
         config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_BULK] = 8;
 }
@@ -224,7 +224,7 @@ static void flapping_bursts(void) {
         }
         if (strcmp(state, "open") != 0)
             continue;
-        mp_sys_sleep_ns(FLAPPING_BACKOFF_MOST);
+        mp_sys_sleep_ns(FLAPPING_BACKOFF_MAX);
         int first = count;
         for (int i = 0; i < BURST; i++)
             if ((ticket = submit_now(percent(40))))

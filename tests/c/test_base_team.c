@@ -9,7 +9,7 @@
 #include "base/team.h"
 #include "mp_test.h"
 
-enum { MOST = 4, APART = 16 };
+enum { MAX = 4, APART = 16 };
 
 static mp_team *make_team(int helpers, const char *spin_us) {
     mp_error error;
@@ -23,7 +23,7 @@ static mp_team *make_team(int helpers, const char *spin_us) {
 
 typedef struct rounds {
     int count;
-    int64_t cells[MOST * APART];
+    int64_t cells[MAX * APART];
     _Atomic int wrong;
 } rounds;
 
@@ -396,7 +396,7 @@ static void take_units(const mp_team_thread *thread, void *arg) {
 
 MP_TEST(base_team_next_takes_each_unit_once) {
     static const int64_t sizes[] = {0, 1, 2, 3, 4, 5, 11, 12, 33, 1000}, leasts[] = {1, 3, 100, 5000};
-    for (int threads = 1; threads <= MOST; threads++) {
+    for (int threads = 1; threads <= MAX; threads++) {
         mp_team *team = make_team(threads - 1, "20");
         mp_lease lease;
         mp_team_lease(team, 99, &lease);

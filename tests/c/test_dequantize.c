@@ -64,18 +64,18 @@ MP_TEST(kernels_dequantize_floats) {
 
 /* Rows of any length, which the loop of F16 cuts into parts of 64. Nothing after the row is written. */
 MP_TEST(kernels_dequantize_lengths_of_floats) {
-    enum { MOST = 200 };
+    enum { MAX = 200 };
     static const mp_dtype types[] = {MP_F16, MP_BF16};
     for (int type = 0; type < 2; type++)
-        for (int n = 0; n <= MOST; n++) {
-            uint8_t bytes[1 + 2 * MOST];
-            float out[MOST + 1];
-            for (int k = 0; k <= MOST; k++)
+        for (int n = 0; n <= MAX; n++) {
+            uint8_t bytes[1 + 2 * MAX];
+            float out[MAX + 1];
+            for (int k = 0; k <= MAX; k++)
                 out[k] = -77.0f;
-            for (int k = 0; k < MOST; k++)
+            for (int k = 0; k < MAX; k++)
                 put_half(bytes + 1 + 2 * k, (uint16_t)(0x3c01 + 5 * k)); /* normal numbers in both types */
             mp_dequantize_row(types[type], bytes + 1, n, out);
-            for (int k = 0; k <= MOST; k++) {
+            for (int k = 0; k <= MAX; k++) {
                 const int bits = 0x3c01 + 5 * k;
                 const float half = ldexpf((float)(1024 + bits % 1024), bits / 1024 - 25);
                 MP_CHECK(k >= n ? out[k] == -77.0f : type ? kt_bits(out[k]) == (uint32_t)bits << 16 : out[k] == half);

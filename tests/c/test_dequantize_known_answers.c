@@ -12,7 +12,7 @@ static const uint64_t no_key[2];
 /* Bytes of a linear congruential generator whose seed is the number of the type in the GGUF format. Values that are not
  * finite count as 0, because the sign and payload of a NaN are not specified. */
 MP_TEST(kernels_dequantize_known_answers) {
-    enum { BLOCKS = 64, MOST_ITEMS = 256, MOST_BYTES = 210 };
+    enum { BLOCKS = 64, MAX_ITEMS = 256, MAX_BYTES = 210 };
     static const struct { mp_dtype dtype; uint64_t hash; } cases[] = {
         {MP_Q4_0, 0xaadf9fa144c6e38d}, {MP_Q4_1, 0x262abb7f16392acb}, {MP_Q5_0, 0x35697045375b0d56},
         {MP_Q5_1, 0x491e51c2c720b137}, {MP_Q8_0, 0x3613a0db9c9630f3}, {MP_Q2_K, 0xa233247cecc08894},
@@ -23,8 +23,8 @@ MP_TEST(kernels_dequantize_known_answers) {
         {MP_IQ1_M, 0xa756135cf1485dbb}, {MP_TQ1_0, 0x9e76feed23309ba3}, {MP_TQ2_0, 0x2f45e8375c762b04},
         {MP_MXFP4, 0xdb23ba3008d9d175}, {MP_NVFP4, 0xf7350eecf01cba34},
     };
-    static uint8_t bytes[BLOCKS * MOST_BYTES];
-    static float values[BLOCKS * MOST_ITEMS];
+    static uint8_t bytes[BLOCKS * MAX_BYTES];
+    static float values[BLOCKS * MAX_ITEMS];
     int quantised = 0;
     for (int d = 0; d < MP_DTYPE_COUNT; d++)
         quantised += mp_dtype_get((mp_dtype)d)->items > 1 && !mp_dtype_is_scaled((mp_dtype)d);

@@ -13,7 +13,7 @@
 #include "registry/fork.h"
 #include "test_registry_fake.h"
 
-enum { SLOTS = 1024, MOST_HELD = 8, EVERYTHING = (1 << MP_EVENT_COUNT) - 1 };
+enum { SLOTS = 1024, MAX_HELD = 8, EVERYTHING = (1 << MP_EVENT_COUNT) - 1 };
 
 static void post(mp_event_kind kind, uint64_t request) {
     mp_events_post(kind, 7, "a", 3, request, MP_OK);
@@ -222,7 +222,7 @@ MP_TEST(events_report_refused_requests) {
     expect_refused(&received, registry, "a", MP_MEMORY_EXHAUSTED);
 
     atomic_store(&fake.hold, true);
-    mp_ticket *held[MOST_HELD];
+    mp_ticket *held[MAX_HELD];
     int count = 0;
     mp_submit_options alone = {.priority = 2, .policy = MP_POLICY_SEQUENTIAL, .fail_fast = true};
     for (mp_ticket *ticket;; held[count++] = ticket) {
@@ -230,7 +230,7 @@ MP_TEST(events_report_refused_requests) {
         if (status == MP_OVERLOADED)
             break;
         MP_CHECK_OK(status, &error);
-        MP_CHECK(count < MOST_HELD - 1);
+        MP_CHECK(count < MAX_HELD - 1);
         fake_until(&fake.in_steps, 1);
     }
     expect_refused(&received, registry, "a", MP_OVERLOADED);

@@ -113,9 +113,9 @@ MP_TEST(files_bpe_many_tokens) {
 
 /* The bytes of a merge are limited: 512 with the space, so that the joint text fits. */
 MP_TEST(files_bpe_merges_of_long_tokens) {
-    enum { LEFT = 250, MOST = 512 };
-    for (int bytes = MOST; bytes <= MOST + 1; bytes++) {
-        char texts[2 * MOST], merge[MOST + 1]; /* "lr" "lr" are the tokens l, r and lr */
+    enum { LEFT = 250, MAX = 512 };
+    for (int bytes = MAX; bytes <= MAX + 1; bytes++) {
+        char texts[2 * MAX], merge[MAX + 1]; /* "lr" "lr" are the tokens l, r and lr */
         const size_t right = (size_t)bytes - 1 - LEFT;
         memset(texts, 'l', LEFT);
         memset(texts + LEFT, 'r', right);
@@ -131,7 +131,7 @@ MP_TEST(files_bpe_merges_of_long_tokens) {
         MP_CHECK_OK(mp_spec_set(spec, "tokenizer.ggml.tokens", &tokens, &error), &error);
         MP_CHECK_OK(mp_spec_set(spec, "tokenizer.ggml.merges", &rows, &error), &error);
         mp_bpe *bpe = bpe_of(spec);
-        MP_CHECK_INT(bpe != NULL, bytes == MOST);
+        MP_CHECK_INT(bpe != NULL, bytes == MAX);
         if (bpe)
             MP_CHECK_INT(mp_bpe_find(bpe, texts, LEFT + right), 2);
         mp_bpe_destroy(bpe);

@@ -31,7 +31,7 @@ static void *refuse_large(size_t bytes, size_t alignment) {
  * headers of its block. */
 MP_TEST(files_gguf_refused_memory_has_its_size) {
 #ifdef MP_SEAM
-    enum { MOST = 200000 };
+    enum { MAX = 200000 };
     static const struct { size_t key; uint32_t type, each, bytes; uint64_t count, needed; } cases[] = {
         {1, G_STRING, 0, 1, 199999, 200000},
         {59999, G_STRING, 0, 1, 1, 60000},
@@ -42,7 +42,7 @@ MP_TEST(files_gguf_refused_memory_has_its_size) {
         {1, G_ARRAY, G_STRING, 8, 7003, 56032}, /* offsets, one more than strings */
     };
     uint64_t headers = 0;
-    uint8_t *zeros = calloc(1, MOST);
+    uint8_t *zeros = calloc(1, MAX);
     MP_CHECK(zeros);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         test_bytes b = {0};
@@ -92,12 +92,12 @@ MP_TEST(files_gguf_refused_memory_has_its_size) {
 
 #ifdef MP_SEAM
 /* Sizes of all allocations of a run, of which one is refused. */
-enum { MOST_ALLOCATIONS = 64 };
-static uint64_t asked[MOST_ALLOCATIONS];
+enum { MAX_ALLOCATIONS = 64 };
+static uint64_t asked[MAX_ALLOCATIONS];
 static int asked_count, refused_at;
 
 static void *refuse_one(size_t bytes, size_t alignment) {
-    MP_CHECK(asked_count < MOST_ALLOCATIONS);
+    MP_CHECK(asked_count < MAX_ALLOCATIONS);
     asked[asked_count] = bytes - MP_TEST_HEADER;
     return asked_count++ == refused_at ? NULL : mp_sys_real.alloc(bytes, alignment);
 }

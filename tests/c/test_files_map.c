@@ -449,13 +449,13 @@ MP_TEST(files_map_closes_descriptor_zero) {
 }
 
 MP_TEST(files_map_limit) {
-    enum { MOST = 4096 };
-    static mp_file_map *maps[MOST];
+    enum { MAX = 4096 };
+    static mp_file_map *maps[MAX];
     char path[400];
     mp_error error;
     mp_file_map *more;
     maps[0] = map_of(path, sizeof path, "a", 10);
-    for (int i = 1; i < MOST; i++)
+    for (int i = 1; i < MAX; i++)
         MP_CHECK_OK(mp_file_map_open(path, &maps[i], &error), &error);
     const int mapped = mappings(path);
     MP_CHECK_STATUS(mp_file_map_open(path, &more, &error), MP_LIMIT, &error);
@@ -463,9 +463,9 @@ MP_TEST(files_map_limit) {
     mp_file_map_close(maps[100]);
     MP_CHECK_OK(mp_file_map_open(path, &maps[100], &error), &error);
     MP_CHECK_INT(truncate(path, 0), 0);
-    MP_CHECK_INT(sum_of(maps[MOST - 1], 0, 10), 0);
-    MP_CHECK(mp_file_map_poisoned(maps[MOST - 1]) && !mp_file_map_poisoned(maps[0]));
-    for (int i = 0; i < MOST; i++)
+    MP_CHECK_INT(sum_of(maps[MAX - 1], 0, 10), 0);
+    MP_CHECK(mp_file_map_poisoned(maps[MAX - 1]) && !mp_file_map_poisoned(maps[0]));
+    for (int i = 0; i < MAX; i++)
         mp_file_map_close(maps[i]);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
 }

@@ -181,24 +181,24 @@ MP_TEST(files_spec_counts_that_overflow) {
 
 /* A spec and a byte-pair vocabulary take 2^20 tokens. One more is too many for both. */
 MP_TEST(files_most_tokens) {
-    enum { MOST = 1 << 20, BYTES = 8 };
+    enum { MAX = 1 << 20, BYTES = 8 };
     static const char *const first[] = {"a", "b", "ab"};
     static const uint64_t merge_offsets[] = {0, 3};
     mp_error error;
-    char *texts = malloc(BYTES * (MOST + 1) + BYTES);
-    uint64_t *offsets = malloc((MOST + 2) * sizeof *offsets);
-    uint8_t *control = calloc(1, MOST + 1);
+    char *texts = malloc(BYTES * (MAX + 1) + BYTES);
+    uint64_t *offsets = malloc((MAX + 2) * sizeof *offsets);
+    uint8_t *control = calloc(1, MAX + 1);
     MP_CHECK(texts && offsets && control);
     offsets[0] = 0;
-    for (unsigned i = 0; i <= MOST; i++) {
+    for (unsigned i = 0; i <= MAX; i++) {
         char token[16];
         snprintf(token, sizeof token, "t%x", i);
         const char *text = i < 3 ? first[i] : token;
         memcpy(texts + offsets[i], text, strlen(text));
         offsets[i + 1] = offsets[i] + strlen(text);
     }
-    for (int32_t count = MOST; count <= MOST + 1; count++) {
-        const bool fits = count == MOST;
+    for (int32_t count = MAX; count <= MAX + 1; count++) {
+        const bool fits = count == MAX;
         const mp_token_table table = {.count = count, .bytes = (const uint8_t *)texts, .offsets = offsets,
                                       .control = control};
         mp_spec *spec = mp_spec_create();
@@ -211,7 +211,7 @@ MP_TEST(files_most_tokens) {
         MP_CHECK_OK(mp_bpe_create(spec, &bpe, &error), &error);
         MP_CHECK_INT(bpe != NULL, fits);
         if (bpe)
-            MP_CHECK_INT(mp_bpe_find(bpe, "tfffff", 6), MOST - 1);
+            MP_CHECK_INT(mp_bpe_find(bpe, "tfffff", 6), MAX - 1);
         mp_bpe_destroy(bpe);
         mp_spec_unpin(spec);
     }

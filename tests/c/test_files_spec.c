@@ -178,15 +178,15 @@ MP_TEST(files_spec_many_files) {
 
 /* A spec has at most 2^19 files, and the error says so. */
 MP_TEST(files_spec_most_files) {
-    enum { MOST = 1 << 19 };
+    enum { MAX = 1 << 19 };
     mp_error error;
     mp_spec *spec = mp_spec_create();
-    for (int i = 0; i < MOST; i++)
+    for (int i = 0; i < MAX; i++)
         MP_CHECK_OK(mp_spec_add_file(spec, "f", &error), &error);
     MP_CHECK_STATUS(mp_spec_add_file(spec, "one more", &error), MP_LIMIT, &error);
     MP_CHECK_HAS(error.message, "at most 524288");
-    MP_CHECK_INT(mp_spec_file_count(spec), MOST);
-    MP_CHECK_STR(mp_spec_file(spec, MOST - 1), "f");
+    MP_CHECK_INT(mp_spec_file_count(spec), MAX);
+    MP_CHECK_STR(mp_spec_file(spec, MAX - 1), "f");
     mp_spec_unpin(spec);
 }
 
@@ -444,25 +444,25 @@ MP_TEST(files_spec_integers) {
 /* Names of hyper-parameters have at most 255 bytes, not counting "{arch}". The longest name of an architecture fits in
  * addition. */
 MP_TEST(files_spec_long_names_of_hyper_parameters) {
-    enum { MOST = 255 };
+    enum { MAX = 255 };
     mp_error error;
     int64_t out = 0;
-    char key[6 + MOST + 2], architecture[MP_SPEC_MAX_ARCHITECTURE + 1], stored[MP_SPEC_MAX_ARCHITECTURE + sizeof key];
+    char key[6 + MAX + 2], architecture[MP_SPEC_MAX_ARCHITECTURE + 1], stored[MP_SPEC_MAX_ARCHITECTURE + sizeof key];
     mp_spec *spec = llama();
     memset(architecture, 'a', MP_SPEC_MAX_ARCHITECTURE);
     architecture[MP_SPEC_MAX_ARCHITECTURE] = 0;
     MP_CHECK_OK(mp_spec_set_architecture(spec, architecture, &error), &error);
-    for (int length = MOST; length <= MOST + 1; length++) {
+    for (int length = MAX; length <= MAX + 1; length++) {
         snprintf(key, sizeof key, "{arch}%0*d", length, 7);
-        if (length == MOST) {
+        if (length == MAX) {
             snprintf(stored, sizeof stored, "%s%s", architecture, key + 6);
             set(spec, stored, integer(5));
         }
         for (int with = 0; with < 2; with++) { /* with and without the architecture */
             out = 0;
             mp_status status = mp_spec_int(spec, with ? key : key + 6, 0, 9, &(int64_t){3}, &out, &error);
-            MP_CHECK_STATUS(status, length == MOST ? MP_OK : MP_INTERNAL, &error);
-            MP_CHECK_INT(out, length > MOST ? 0 : with ? 5 : 3);
+            MP_CHECK_STATUS(status, length == MAX ? MP_OK : MP_INTERNAL, &error);
+            MP_CHECK_INT(out, length > MAX ? 0 : with ? 5 : 3);
         }
     }
     MP_CHECK_HAS(error.message, "256 bytes");

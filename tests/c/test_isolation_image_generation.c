@@ -106,7 +106,7 @@ static mp_image_generation_request *small_call(void) {
     mp_kernels_init();
     MP_CHECK_OK(mp_image_generation_request_create(&args, &call, &error), &error);
     call->channels = 1;
-    call->high = call->wide = 2;
+    call->latent_height = call->latent_width = 2;
     MP_CHECK_OK(mp_image_generation_request_output(call, &error), &error);
     MP_CHECK_INT(call->n_previews, 1);
     return call;

@@ -25,7 +25,7 @@ static mp_text_request *make_call(int choices, bool masked, bool captured) {
     mp_text_args args = {.n_prompt = 2, .prompt = prompt, .n_choices = choices, .n_stop_ids = 1, .stop_ids = stop_ids,
                          .capture_values = captured ? VALUES : 0, .capture_records = captured ? 1000 : 0,
                          .mask = masked ? mask_of(first, 1) : NULL, .mask_bytes = masked ? WORDS * 4 : 0,
-                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS, .logprobs = -1}};
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MAX_TOKENS, .logprobs = -1}};
     mp_text_request *call;
     mp_error error;
     MP_CHECK_OK(mp_text_request_create(&args, &call, &error), &error);

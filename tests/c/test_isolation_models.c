@@ -215,32 +215,32 @@ MP_TEST_SECONDS(isolation_vectors_have_the_same_bytes_in_any_process, 60) {
 enum { ALL_WITHIN, MORE_CHOICES, MORE_STOPS, MORE_STOP_BYTES, MORE_STOP_IDS, MORE_BIASES, MORE_LOGPROBS, EXCESSES };
 
 static mp_status make_largest(int excess, mp_text_request **call, mp_error *error) {
-    static int32_t prompt[] = {1, 2, 3}, stop_bytes[MP_TEXT_MOST_STOPS + 1], ids[MP_TEXT_MOST_IDS + 1];
-    static char text[MP_TEXT_MOST_STOP_BYTES + 1];
-    static const char *stop[MP_TEXT_MOST_STOPS + 1];
-    static float bias[MP_TEXT_MOST_IDS + 1];
+    static int32_t prompt[] = {1, 2, 3}, stop_bytes[MP_TEXT_MAX_STOPS + 1], ids[MP_TEXT_MAX_IDS + 1];
+    static char text[MP_TEXT_MAX_STOP_BYTES + 1];
+    static const char *stop[MP_TEXT_MAX_STOPS + 1];
+    static float bias[MP_TEXT_MAX_IDS + 1];
     memset(text, '~', sizeof text);
-    for (int i = 0; i <= MP_TEXT_MOST_STOPS; i++) {
+    for (int i = 0; i <= MP_TEXT_MAX_STOPS; i++) {
         stop[i] = text;
-        stop_bytes[i] = MP_TEXT_MOST_STOP_BYTES + (excess == MORE_STOP_BYTES && i == 7);
+        stop_bytes[i] = MP_TEXT_MAX_STOP_BYTES + (excess == MORE_STOP_BYTES && i == 7);
     }
-    for (int i = 0; i <= MP_TEXT_MOST_IDS; i++) {
+    for (int i = 0; i <= MP_TEXT_MAX_IDS; i++) {
         ids[i] = 300 + i % 10;
         bias[i] = (float)(i % 3) * 1e-3f;
     }
     mp_text_args args = {.n_prompt = 3,
                          .prompt = prompt,
-                         .n_choices = MP_TEXT_MOST_CHOICES + (excess == MORE_CHOICES),
-                         .n_stop = MP_TEXT_MOST_STOPS + (excess == MORE_STOPS),
+                         .n_choices = MP_TEXT_MAX_CHOICES + (excess == MORE_CHOICES),
+                         .n_stop = MP_TEXT_MAX_STOPS + (excess == MORE_STOPS),
                          .stop = stop,
                          .stop_bytes = stop_bytes,
-                         .n_stop_ids = MP_TEXT_MOST_IDS + (excess == MORE_STOP_IDS),
+                         .n_stop_ids = MP_TEXT_MAX_IDS + (excess == MORE_STOP_IDS),
                          .stop_ids = ids,
-                         .n_bias = MP_TEXT_MOST_IDS + (excess == MORE_BIASES),
+                         .n_bias = MP_TEXT_MAX_IDS + (excess == MORE_BIASES),
                          .bias_ids = ids,
                          .bias = bias,
                          .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = 3, .max_tokens = 2,
-                                      .logprobs = MP_TEXT_MOST_LOGPROBS + (excess == MORE_LOGPROBS)}};
+                                      .logprobs = MP_TEXT_MAX_LOGPROBS + (excess == MORE_LOGPROBS)}};
     return mp_text_request_create(&args, call, error);
 }
 
@@ -278,7 +278,7 @@ MP_TEST(isolation_requests_beyond_the_limits_are_refused) {
         MP_CHECK_STATUS(make_largest(excess, &call, &error), MP_INVALID_ARGUMENT, &error);
         MP_CHECK(!call);
     }
-    MP_CHECK_STATUS(make_embedding_request(MP_EMBED_MOST_TEXTS + 1, ids, offsets, NULL, &embed, &error),
+    MP_CHECK_STATUS(make_embedding_request(MP_EMBED_MAX_TEXTS + 1, ids, offsets, NULL, &embed, &error),
                     MP_INVALID_ARGUMENT, &error);
     MP_CHECK_HAS(error.message, "must be 1 to 16777216");
 }

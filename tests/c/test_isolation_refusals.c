@@ -34,9 +34,9 @@ MP_TEST(isolation_frames_are_refused_for_the_right_reason) {
         {{0, MP_FRAME_STEP, 1, 1, 0}, MP_RING_BYTES + 8, "its position is impossible"},
         {{1, MP_FRAME_STEP, 1, 1, 0}, HEAD, "its length is impossible"},
         {{1, MP_FRAME_STEP, 1, 1, 0}, HEAD + 8, ""},
-        {{MP_FRAME_MOST + 1, MP_FRAME_STEP, 1, 1, 0}, MP_RING_BYTES, "its length is impossible"},
+        {{MP_FRAME_MAX + 1, MP_FRAME_STEP, 1, 1, 0}, MP_RING_BYTES, "its length is impossible"},
     };
-    static uint8_t got[MP_FRAME_MOST];
+    static uint8_t got[MP_FRAME_MAX];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         pair p;
         mp_frame frame = cases[i].frame;
@@ -55,8 +55,8 @@ MP_TEST(isolation_frames_are_refused_for_the_right_reason) {
 
 /* Frames may fill the ring completely. The writer waits for the reader only if the next frame does not fit. */
 MP_TEST(isolation_a_ring_can_be_full) {
-    enum { COST = MP_FRAME_MOST, COUNT = MP_RING_BYTES / COST };
-    static uint8_t data[COST - sizeof(mp_frame)], got[MP_FRAME_MOST];
+    enum { COST = MP_FRAME_MAX, COUNT = MP_RING_BYTES / COST };
+    static uint8_t data[COST - sizeof(mp_frame)], got[MP_FRAME_MAX];
     mp_frame frame;
     pair p;
     pair_init(&p);
@@ -96,8 +96,8 @@ static mp_wire_in in;
 
 /* A message has no frame more than its bytes need, and is read to its end and no further. */
 MP_TEST(isolation_messages_span_frames) {
-    static uint8_t sent[3 * MP_FRAME_MOST], got[sizeof sent + 1];
-    static const size_t sizes[] = {0, 1, MP_FRAME_MOST, MP_FRAME_MOST + 1, 2 * MP_FRAME_MOST, 3 * MP_FRAME_MOST};
+    static uint8_t sent[3 * MP_FRAME_MAX], got[sizeof sent + 1];
+    static const size_t sizes[] = {0, 1, MP_FRAME_MAX, MP_FRAME_MAX + 1, 2 * MP_FRAME_MAX, 3 * MP_FRAME_MAX};
     static const uint64_t frames[] = {1, 1, 1, 2, 2, 3};
     for (size_t k = 0; k < sizeof sent; k++)
         sent[k] = (uint8_t)(k * 31 + k / 256);

@@ -20,7 +20,7 @@ static size_t cross(mp_request *request, int at, mp_request **got) {
     mp_wire_begin(&out, &p.parent, MP_FRAME_ADMIT);
     wire->put_request(&out, &item, progress);
     const size_t bytes = out.used;
-    MP_CHECK(bytes < MP_FRAME_MOST);
+    MP_CHECK(bytes < MP_FRAME_MAX);
     if (at >= 0)
         out.buffer[at] ^= 0x81;
     MP_CHECK(mp_wire_end(&out) && mp_wire_receive(&in, &p.child, false));
@@ -144,7 +144,7 @@ MP_TEST(isolation_image_generation_requests_are_transferred_unchanged) {
 }
 
 /* Admit a request with these fields through a proxy. Returns the size of the message that its process gets. */
-static size_t admit_message(mp_item item, uint8_t copy[MP_FRAME_MOST]) {
+static size_t admit_message(mp_item item, uint8_t copy[MP_FRAME_MAX]) {
     static const int32_t ids[] = {5};
     static const int64_t offsets[] = {0, 1};
     static scene s;
@@ -175,7 +175,7 @@ static size_t admit_message(mp_item item, uint8_t copy[MP_FRAME_MOST]) {
 
 /* A process gets priority and tenant of a request. Deadline, service class and order are the registry's concern. */
 MP_TEST(isolation_requests_carry_what_processes_read) {
-    static uint8_t plain[MP_FRAME_MOST], same[MP_FRAME_MOST], other[MP_FRAME_MOST];
+    static uint8_t plain[MP_FRAME_MAX], same[MP_FRAME_MAX], other[MP_FRAME_MAX];
     mp_item item = {.priority = 2, .tenant = 3};
     const size_t bytes = admit_message(item, plain);
     item.service_class = 1;

@@ -40,7 +40,7 @@ static void make(side *s, int choices, bool masked, bool captured) {
                          .stop_bytes = stop_bytes, .mask = masked ? mask : NULL,
                          .mask_bytes = masked ? (int64_t)sizeof mask : 0, .capture_values = captured ? VALUES : 0,
                          .capture_records = captured ? 1000 : 0,
-                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MAX_TOKENS,
                                       .logprobs = TOPS}};
     mp_text_request *call;
     mp_error error;

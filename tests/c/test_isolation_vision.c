@@ -288,7 +288,7 @@ static mp_text_request *small_call(bool vision) {
     static const int32_t prompt[] = {1, 2, 3}, sizes[] = {SIDE_OF_ONE, SIDE_OF_ONE}, runs[] = {1, 1, 1};
     static const uint8_t pixels[SIDE_OF_ONE * SIDE_OF_ONE * 3], keys[MP_IMAGE_KEY] = {1};
     mp_text_args args = {.n_prompt = 3, .prompt = prompt, .n_choices = 1, .vision = vision,
-                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS, .logprobs = -1}};
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MAX_TOKENS, .logprobs = -1}};
     if (vision)
         args.images = (mp_text_image_args){.n_tiles = 1, .n_runs = 1, .sizes = sizes, .pixels = pixels,
                                            .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys,
@@ -363,7 +363,7 @@ MP_TEST(isolation_images_that_never_finish_are_failed) {
             run_step(&s);
         }
         MP_CHECK_INT(steps, 5 + 1 + most + 1);
-        MP_CHECK_INT(most, 16 + 3 + MOST_TOKENS + (vision ? 2 * PARTS : 0));
+        MP_CHECK_INT(most, 16 + 3 + MAX_TOKENS + (vision ? 2 * PARTS : 0));
         MP_CHECK_HAS(s.item.error.message, "made no progress on a request");
         MP_CHECK_INT(call->choices[0].token_count, 0);
         scene_end(&s);
@@ -427,7 +427,7 @@ static mp_status cross(bool images, int at, mp_error *error) {
     pair_init(&p);
     mp_wire_begin(&out, &p.parent, MP_FRAME_ADMIT);
     mp_wire_vision.put_request(&out, &item, progress);
-    MP_CHECK(out.used < MP_FRAME_MOST);
+    MP_CHECK(out.used < MP_FRAME_MAX);
     if (at >= 0 && (size_t)at < out.used)
         out.buffer[at] ^= 0x81;
     MP_CHECK(mp_wire_end(&out) && mp_wire_receive(&in, &p.child, false));

@@ -4,12 +4,12 @@
 #include "isolation_scene.h"
 
 MP_TEST(isolation_frames_arrive_as_sent) {
-    static uint8_t sent[MP_FRAME_MOST], got[MP_FRAME_MOST];
+    static uint8_t sent[MP_FRAME_MAX], got[MP_FRAME_MAX];
     mp_test_random random = {1};
     pair p;
     pair_init(&p);
     for (int i = 0; i < 400; i++) { /* wraps around the ring several times */
-        size_t bytes = i % 7 == 0 ? MP_FRAME_MOST : mp_test_random_u64(&random) % 5000;
+        size_t bytes = i % 7 == 0 ? MP_FRAME_MAX : mp_test_random_u64(&random) % 5000;
         for (size_t k = 0; k < bytes; k++)
             sent[k] = (uint8_t)mp_test_random_u64(&random);
         mp_channel *from = i % 2 ? &p.parent : &p.child, *to = i % 2 ? &p.child : &p.parent;
@@ -28,7 +28,7 @@ MP_TEST(isolation_frames_arrive_as_sent) {
 }
 
 MP_TEST(isolation_every_flipped_byte_of_a_frame_is_detected) {
-    static uint8_t data[100], got[MP_FRAME_MOST];
+    static uint8_t data[100], got[MP_FRAME_MAX];
     for (size_t i = 0; i < sizeof data; i++)
         data[i] = (uint8_t)(i * 7);
     enum { COST = 128 }; /* header, 100 bytes, padding */
@@ -49,7 +49,7 @@ MP_TEST(isolation_every_flipped_byte_of_a_frame_is_detected) {
 }
 
 MP_TEST(isolation_torn_repeated_and_forged_frames_are_refused) {
-    static uint8_t data[64], got[MP_FRAME_MOST];
+    static uint8_t data[64], got[MP_FRAME_MAX];
     static const uint64_t forged[] = {1, 4, 8, 16, 23, MP_RING_BYTES + 8, UINT64_MAX, UINT64_MAX - 7, 1ull << 63};
     mp_frame frame;
     pair p;

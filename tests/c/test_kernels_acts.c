@@ -40,7 +40,7 @@ static int magnitudes(float *out) {
     return (int)(sizeof all / sizeof *all);
 }
 
-enum { MOST_K = 97 };
+enum { MAX_K = 97 };
 
 /* K values of at most |top|, with `top` at index `at`. */
 static void fill(mp_test_random *random, float *x, int K, int at, float top) {
@@ -50,7 +50,7 @@ static void fill(mp_test_random *random, float *x, int K, int at, float top) {
 }
 
 static void check_i8(const kt_set *set, const float *x, int K, int at) {
-    int8_t want[MOST_K], got[MOST_K + 1];
+    int8_t want[MAX_K], got[MAX_K + 1];
     float scale, got_scale;
     int32_t got_sum;
     const int32_t sum = defined(x, K, want, &scale);
@@ -84,8 +84,8 @@ static void check_q8(const kt_set *set, const float *x, int at) {
 
 /* Every position of the largest value, so that no lane is left out of the maximum, with both signs. */
 MP_TEST(kernels_acts_scales_at_their_boundaries) {
-    static const int Ks[] = {1, 7, 16, 31, 64, MOST_K};
-    float tops[32], x[MOST_K];
+    static const int Ks[] = {1, 7, 16, 31, 64, MAX_K};
+    float tops[32], x[MAX_K];
     const int count = magnitudes(tops);
     mp_test_random random = {160};
     kt_set set = kt_ref();

@@ -28,7 +28,7 @@ static void begin_count(const void *base) {
 
 static void counted(int64_t *count) { ++*count; }
 
-static int64_t dots_before[MOST_LINES]; /* dots computed before a line is prefetched to L2 */
+static int64_t dots_before[MAX_LINES]; /* dots computed before a line is prefetched to L2 */
 
 static void note_share(const void *address) {
     dots_before[((const uint8_t *)address - watched) / 64] = done.dots;
@@ -58,13 +58,13 @@ static void note_share(const void *address) {
 
 /* ---- the paged cache ---- */
 
-enum { BLOCKS = 6, DIM = 32, V_DIM = 64, MOST_BYTES = MP_KV_BLOCK * V_DIM * 4 };
+enum { BLOCKS = 6, DIM = 32, V_DIM = 64, MAX_BYTES = MP_KV_BLOCK * V_DIM * 4 };
 
 typedef struct kv {
     mp_attn_kv a;
     mp_dtype type;
     mp_kernels call;
-    uint8_t *memory; /* [2 BLOCKS][MOST_BYTES]: blocks of keys, then of values */
+    uint8_t *memory; /* [2 BLOCKS][MAX_BYTES]: blocks of keys, then of values */
     void *k[BLOCKS], *v[BLOCKS], *scratch;
     float *q;
     mp_attn_partial state;
@@ -76,10 +76,10 @@ static void kv_make(kv *c, mp_dtype type, int rows, int group, int64_t pos0, int
     attention_fill(&table, "counted");
     attention_i16_fill(&table, "counted");
     *c = (kv){.type = type, .call = table.call};
-    c->memory = kt_alloc(2 * BLOCKS * (size_t)MOST_BYTES);
+    c->memory = kt_alloc(2 * BLOCKS * (size_t)MAX_BYTES);
     for (int b = 0; b < BLOCKS; b++) {
-        c->k[b] = c->memory + (size_t)b * MOST_BYTES;
-        c->v[b] = c->memory + (size_t)(BLOCKS + b) * MOST_BYTES;
+        c->k[b] = c->memory + (size_t)b * MAX_BYTES;
+        c->v[b] = c->memory + (size_t)(BLOCKS + b) * MAX_BYTES;
     }
     c->q = kt_alloc(sizeof(float) * (size_t)(rows * group * (DIM + 2)));
     kt_random(&random, c->q, rows * group * (DIM + 2));
@@ -254,7 +254,7 @@ MP_TEST(kernels_counted_single_blocks) {
 /* Check that lines [from, to) of a block are prefetched, each at most `most` times, and no other line of it. */
 static void check_lines(const kv *c, const void *next, int64_t from, int64_t to, int most, const char *what) {
     const int64_t first = ((const uint8_t *)next - c->memory) / 64;
-    for (int64_t line = 0; line < MOST_BYTES / 64; line++) {
+    for (int64_t line = 0; line < MAX_BYTES / 64; line++) {
         const bool inside = from <= line && line < to;
         if (hits[first + line] < inside || hits[first + line] > (inside ? most : 0))
             MP_FAIL("%s of %s, %d queries: line %lld is prefetched %d times", what, mp_dtype_get(c->type)->name,
@@ -282,7 +282,7 @@ static void check_shares(const void *next, int lines, int64_t dots, int64_t all,
 
 /* The next block is prefetched: by the rows that the only tile reads of its own, or in shares, each line once. */
 static void check_prefetch(const kv *c, int rows, int block, bool more) {
-    static const uint8_t none[MOST_LINES];
+    static const uint8_t none[MAX_LINES];
     int from, to, R = height_of(rows * c->a.group);
     if (!more) {
         MP_CHECK_INT(prefetched, 0);
@@ -402,12 +402,12 @@ MP_TEST(kernels_counted_full) {
 /* Tiles have at most 6 rows. Up to 3 rows are multiplied by both halves of the panel at once, more rows by those that
  * have columns. While a tile is multiplied by the first half, each line of the next tile's rows is prefetched once. */
 MP_TEST(kernels_counted_maxima) {
-    enum { K = MP_K_CHUNK + 64, MOST = 18 };
+    enum { K = MP_K_CHUNK + 64, MAX = 18 };
     static const struct { int rows, columns, tile, halves; } cases[] = {
         {1, 5, 1, 2}, {2, 16, 2, 2}, {3, 32, 3, 2}, {4, 16, 4, 1}, {4, 17, 4, 2}, {6, 32, 6, 2}, {12, 16, 6, 1},
         {12, 17, 6, 2},
     };
-    static _Alignas(64) float panel[K * MP_PANEL_N], rows[MOST * K], maxima[MP_PANEL_N];
+    static _Alignas(64) float panel[K * MP_PANEL_N], rows[MAX * K], maxima[MP_PANEL_N];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int n = cases[i].rows, tile = cases[i].tile, halves = cases[i].halves;
         begin_count(rows);
@@ -415,7 +415,7 @@ MP_TEST(kernels_counted_maxima) {
         MP_CHECK_INT(done.fmas, n * halves * (K + 1)); /* one finds scores that are not finite */
         MP_CHECK_INT(done.sets, (tile <= 3 ? 1 : halves) * n * K);
         MP_CHECK_INT(prefetched, n * K / 16);
-        for (int line = 0; line < MOST * K / 16; line++)
+        for (int line = 0; line < MAX * K / 16; line++)
             MP_CHECK_INT(hits[line], line / (K / 16) >= tile && line / (K / 16) < tile + n);
     }
 }
@@ -424,14 +424,14 @@ MP_TEST(kernels_counted_maxima) {
 
 /* Loads and stores of fewer than 16 floats, which are slower, occur only at the end of a row. */
 MP_TEST(kernels_counted_ends_of_rows) {
-    enum { MOST = 64, ROWS = 3 };
+    enum { MAX = 64, ROWS = 3 };
     mp_kernel_table table = {0};
     rows_fill(&table, "counted");
     const mp_kernels *k = &table.call;
     static const int lengths[] = {16, 64, 15, 17, 50};
-    float x[ROWS * MOST], y[2 * MOST] = {0}, w[MOST];
-    for (int i = 0; i < MOST; i++)
-        x[i] = x[MOST + i] = x[2 * MOST + i] = y[i] = w[i] = (float)(i + 1);
+    float x[ROWS * MAX], y[2 * MAX] = {0}, w[MAX];
+    for (int i = 0; i < MAX; i++)
+        x[i] = x[MAX + i] = x[2 * MAX + i] = y[i] = w[i] = (float)(i + 1);
     for (int i = 0; i < 5; i++) {
         const int n = lengths[i], end = n % 16 != 0;
 #define ENDS(loads, stores, call)                                  \
@@ -445,8 +445,8 @@ MP_TEST(kernels_counted_ends_of_rows) {
         ENDS(5, 1, (k->layer_norm(x, w, w, 1e-6f, n, y), 0));
         ENDS(2, 1, (k->add(x, n, y), 0));
         ENDS(3, 1, (k->mul_add(x, w, n, y), 0));
-        ENDS(ROWS, 1, (k->column_sums(x, MOST, ROWS, n, NULL, y), 0));
-        ENDS(ROWS + 1, 1, (k->column_sums(x, MOST, ROWS, n, w, y), 0));
+        ENDS(ROWS, 1, (k->column_sums(x, MAX, ROWS, n, NULL, y), 0));
+        ENDS(ROWS + 1, 1, (k->column_sums(x, MAX, ROWS, n, w, y), 0));
         ENDS(4, 1, (k->affine(x, w, w, w, MP_ACT_RELU, n, y), 0));
         ENDS(2, 1, (k->gated(MP_ACT_SILU, x, w, n, y), 0));
         ENDS(1, 1, (k->activate(MP_ACT_TANH, n, y), 0));

@@ -596,7 +596,7 @@ MP_TEST_SECONDS(kernels_dense_gemm_extremes, 60) {
 /* At the limit of int8, all rotated weights and activations are +-127 and the row has the maximum length: sums are
  * exact. */
 MP_TEST_SECONDS(kernels_dense_gemm_i8_is_exact_at_the_limit, 60) {
-    enum { K = MP_I8_MOST_INPUTS, N = 33, M = 2 };
+    enum { K = MP_I8_MAX_INPUTS, N = 33, M = 2 };
     const kt_set ref = kt_ref();
     problem p = make(MP_W_I8, M, N, K);
     for (int64_t i = 0; i < (int64_t)N * K; i++)

@@ -8,7 +8,7 @@
 #include "kernels/digits.h"
 #include "kernels/pack_dense.h"
 
-enum { MOST_ROWS = 40 };
+enum { MAX_ROWS = 40 };
 
 typedef struct scene { /* int8 rows [n, ld] and a panel of digits */
     int K, n, columns;
@@ -84,7 +84,7 @@ MP_TEST(kernels_digits_match_ref) {
     static const int inputs[] = {1, 3, 16, 63, 64, 65, 128, MP_K_CHUNK, MP_K_CHUNK + 1, 2 * MP_K_CHUNK + 5};
     mp_test_random random = {11};
     for (int i = 0; i < 10; i++)
-        for (int n = 1; n <= MOST_ROWS; n += n < 20 ? 1 : 9) {
+        for (int n = 1; n <= MAX_ROWS; n += n < 20 ? 1 : 9) {
             scene s = make_scene(&random, inputs[i], n, n % 4 == 0 ? 32 : 1 + (n * 7 + i) % 32);
             compare(&s);
             free_scene(&s);
@@ -125,7 +125,7 @@ static int32_t number_at(const uint8_t *panel, int k, int column) {
 MP_TEST(kernels_digits_sums_are_exact) {
     enum { K = 2 * MP_K_CHUNK, N = 17 };
     mp_test_random random = {14};
-    static const float tops[] = {0x1.fdfdfcp22f, -0x1.fdfdfcp22f, 0x1.ff7f7ep22f, -0x1.fe7e7ep22f}; /* +-MOST, ... */
+    static const float tops[] = {0x1.fdfdfcp22f, -0x1.fdfdfcp22f, 0x1.ff7f7ep22f, -0x1.fe7e7ep22f}; /* +-MAX, ... */
     for (int i = 0; i < 4; i++)
         for (int component = -128; component < 128; component += 255) {
             scene s = make_scene(&random, K, N, 32);
@@ -154,7 +154,7 @@ static void check_numbers(const float *x, int K) {
     MP_CHECK(frexp(unit, &exponent) == 0.5 && unit >= 0x1p-126);
     for (int k = 0; k < K; k++)
         top = fmax(top, fabs((double)x[k]));
-    MP_CHECK(unit == 0x1p-126 || rint(top / (unit / 2)) > MP_DIGITS_MOST); /* no smaller unit would do */
+    MP_CHECK(unit == 0x1p-126 || rint(top / (unit / 2)) > MP_DIGITS_MAX); /* no smaller unit would do */
     MP_CHECK(unit / 2 <= fmax(1.004 * 0x1p-23 * top, 0x1p-127));
     const int padded = (K + MP_DIGITS_PAD - 1) / MP_DIGITS_PAD * MP_DIGITS_PAD;
     for (int chunk = 0; chunk < padded; chunk += MP_K_CHUNK) {
@@ -163,7 +163,7 @@ static void check_numbers(const float *x, int K) {
         for (int k = chunk; k < padded && k < chunk + MP_K_CHUNK; k++) {
             const double value = k < K && fabsf(x[k]) >= FLT_MIN ? (double)x[k] : 0.0;
             const int32_t q = number_at(panel, k, 0);
-            MP_CHECK(abs(q) <= MP_DIGITS_MOST && q == (int32_t)rint(value / unit));
+            MP_CHECK(abs(q) <= MP_DIGITS_MAX && q == (int32_t)rint(value / unit));
             MP_CHECK_INT(number_at(panel, k, 1), 0);
             for (int d = 0; d < MP_DIGITS; d++)
                 sums[d] -= 128 * ((const int8_t *)panel)[mp_digits_byte(k, 0) + (size_t)d * MP_DIGITS_LINE];
@@ -204,7 +204,7 @@ MP_TEST(kernels_digits_find_what_is_not_finite) {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     mp_test_random random = {16};
     float maxima[MP_PANEL_N];
-    for (int n = 1; n <= MOST_ROWS; n += 13) {
+    for (int n = 1; n <= MAX_ROWS; n += 13) {
         scene s = make_scene(&random, K, n, 32);
         kt_set v = kt_ref();
         do

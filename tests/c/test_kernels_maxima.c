@@ -88,19 +88,19 @@ MP_TEST(kernels_maxima_are_those_of_gemm_f32) {
 }
 
 MP_TEST(kernels_maxima_find_what_is_not_finite) {
-    enum { K = 2 * MP_K_CHUNK, MOST = 14 };
+    enum { K = 2 * MP_K_CHUNK, MAX = 14 };
     static const float bad[] = {NAN, INFINITY, -INFINITY};
-    float *rows = kt_alloc(sizeof(float) * MOST * K), *panel = kt_alloc(sizeof(float) * K * MP_PANEL_N);
-    float scales[MOST], maxima[MP_PANEL_N];
-    for (int i = 0; i < MOST * K; i++)
+    float *rows = kt_alloc(sizeof(float) * MAX * K), *panel = kt_alloc(sizeof(float) * K * MP_PANEL_N);
+    float scales[MAX], maxima[MP_PANEL_N];
+    for (int i = 0; i < MAX * K; i++)
         rows[i] = 1.0f;
     for (int i = 0; i < K * MP_PANEL_N; i++)
         panel[i] = i % MP_PANEL_N == 5 ? -1e-3f : 0.0f; /* the other columns are zero */
-    for (int i = 0; i < MOST; i++)
+    for (int i = 0; i < MAX; i++)
         scales[i] = 1.0f;
     uint32_t asked = 0;
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_row_maxima);)
-        for (int n = 1; n <= MOST; n++)
+        for (int n = 1; n <= MAX; n++)
             for (int r = 0; r < n; r++) {
                 if (!mp_test_take(&asked))
                     continue;

@@ -246,12 +246,12 @@ MP_TEST(kernels_modelled_amx_prefetch) {
  * eight if there are more than two chunks, before the next chunk begins at the first of them. */
 MP_TEST(kernels_modelled_amx_chunks) {
     use_or_skip("amx model");
-    enum { PANELS = 9, BLOCKS = 4, MOST = 40 };
+    enum { PANELS = 9, BLOCKS = 4, MAX = 40 };
     static const struct {
         int steps, chunks;
-    } rows[] = {{16, 1}, {17, 2}, {18, 2}, {32, 2}, {33, 3}, {MOST, 3}};
+    } rows[] = {{16, 1}, {17, 2}, {18, 2}, {32, 2}, {33, 3}, {MAX, 3}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        uint8_t hits[PANELS * MOST * 32] = {0};
+        uint8_t hits[PANELS * MAX * 32] = {0};
         const int steps = rows[i].steps, chunks = rows[i].chunks, first = (steps + chunks - 1) / chunks * 32;
         const tile_model_counts c = counts_of(MP_W_BF16, 32 * BLOCKS, 32 * PANELS, 32 * steps, hits);
         MP_CHECK_INT(c.products, 4 * BLOCKS * PANELS * steps);
@@ -270,7 +270,7 @@ MP_TEST(kernels_modelled_amx_chunks) {
 /* Quantised weights are unpacked four units at a time. Unpacking a block prefetches the lines of the block that is two
  * such jobs further, each line once. */
 MP_TEST(kernels_modelled_amx_quant_prefetch) {
-    enum { M = 24, PANELS = 2, BLOCKS = 32, MOST = PANELS * BLOCKS * 17 };
+    enum { M = 24, PANELS = 2, BLOCKS = 32, MAX = PANELS * BLOCKS * 17 };
     static const struct { mp_wkind kind; int lines; } rows[] = {
         {MP_W_Q4_0, 9}, {MP_W_Q4_1, 10}, {MP_W_Q8_0, 17}, {MP_W_Q4_K, 9}, {MP_W_Q6_K, 13}, {MP_W_MXFP4, 9},
         {MP_W_Q2_K, 5}, {MP_W_Q3_K, 7}, {MP_W_TQ, 4}, {MP_W_IQ2_XXS, 6}, {MP_W_IQ2_XS, 6}, {MP_W_IQ3, 8},
@@ -278,7 +278,7 @@ MP_TEST(kernels_modelled_amx_quant_prefetch) {
     use_or_skip("amx model");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const int lines = rows[i].lines;
-        uint8_t hits[MOST] = {0};
+        uint8_t hits[MAX] = {0};
         mp_wmat w;
         mp_acts x;
         mp_wmat_init(&w, rows[i].kind, MP_PANEL_N * PANELS, 32 * BLOCKS);
@@ -288,7 +288,7 @@ MP_TEST(kernels_modelled_amx_quant_prefetch) {
         mp_acts_init(&x, MP_A_Q8, M, w.K, memory);
         mp_acts_fill(&x, zeros, w.K, 0, M);
         tile_model_reset();
-        tile_model_watch(w.data, MOST, hits);
+        tile_model_watch(w.data, MAX, hits);
         mp_gemm(&w, &x, 0, M, 0, PANELS, NULL, y, w.N);
         MP_CHECK_INT(tile_model_counted().prefetched, PANELS * BLOCKS * lines);
         const bool plain = w.panel_bytes == (size_t)(BLOCKS * lines * 64); /* blocks alone, without heads or a table */

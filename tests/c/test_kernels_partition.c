@@ -5,12 +5,12 @@
 #include "kernels/pack_dense.h"
 #include "zero_product.h"
 
-enum { MOST_CALLS = 4096 };
-static int calls, sizes[MOST_CALLS]; /* noted calls */
+enum { MAX_CALLS = 4096 };
+static int calls, sizes[MAX_CALLS]; /* noted calls */
 static mp_kernels original;
 
 static void note(int64_t size) {
-    if (calls < MOST_CALLS)
+    if (calls < MAX_CALLS)
         sizes[calls] = (int)size;
     calls++;
 }
@@ -76,7 +76,7 @@ MP_TEST(kernels_partition_of_quantised_products) {
         {97, 4096, 2}, {100, 4096, 3}, {50, 12288, 2}, {49, 12256, 2}, {33, 13000 / 32 * 32, 3},     {200, 2048, 2},
         {13, 2048, 7}, {13, 2048, 5},
     };
-    static int want[MOST_CALLS];
+    static int want[MAX_CALLS];
     int variants = 0;
     for (kt_set v = {0}; kt_next(&v, MP_SLOT_gemm_q5_0);) /* a slot that AMX has not */
         for (size_t h = 0; h < sizeof heights / sizeof *heights; h++) {
@@ -123,7 +123,7 @@ MP_TEST(kernels_partition_of_quantised_products_on_amx) {
         {MP_W_IQ3, 60, 16384},
     };
     static const char *const masks[] = {"amx", "amx model"};
-    static int want[MOST_CALLS];
+    static int want[MAX_CALLS];
     for (int m = 0; m < 2; m++) {
         if (!kt_use(masks[m]) || strstr(mp_kernels_variant(MP_SLOT_gemm_q4_0), "amx") == NULL)
             continue;
@@ -177,14 +177,14 @@ static int blocks_of(int M, int tall, int group, int *first) {
 MP_TEST(kernels_partition_of_dense_products) {
     enum { PANELS = 3 };
     static const int rows[] = {1, 2, 3, 4, 5, 6, 7, 12, 13, 25, 516, 517, 1033};
-    static int want[MOST_CALLS];
+    static int want[MAX_CALLS];
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (kt_set v = {0}; kt_next(&v, shapes[s].slot);) {
             if (strcmp(v.variant, shapes[s].variant) != 0)
                 continue;
             for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
                 const int M = rows[i], halves = MP_PANEL_N / shapes[s].columns;
-                int count = 0, firsts[MOST_CALLS];
+                int count = 0, firsts[MAX_CALLS];
                 const int blocks = blocks_of(M, shapes[s].tall, shapes[s].group, firsts);
                 product p = product_of(shapes[s].kind, M, MP_PANEL_N * PANELS, 4);
                 multiply(&p);
@@ -242,7 +242,7 @@ MP_TEST(kernels_partition_of_passes_on_amx) {
     enum { PANELS = 3, STEPS = 4 };
     static const struct { int M, first; } cases[] = {{511, 511}, {1023, 512}, {991, 512}, {1535, 512}};
     static const char *const masks[] = {"amx", "amx model"};
-    static int want[MOST_CALLS];
+    static int want[MAX_CALLS];
     for (int m = 0; m < 2; m++)
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             if (!kt_use(masks[m]) || strstr(mp_kernels_variant(MP_SLOT_gemm_bf16), "amx") == NULL)

@@ -30,7 +30,7 @@ MP_TEST(kernels_prefetches_of_dense_products) {
             product p = product_of(rows[i].kind, M, MP_PANEL_N * PANELS, K);
             const int step = rows[i].kind == MP_W_F32 ? 1 : rows[i].kind == MP_W_BF16 ? 2 : 4; /* inputs */
             const int lines = K / step * 2, stride = (int)(p.w.panel_bytes / 64);
-            static uint8_t want[MOST_LINES];
+            static uint8_t want[MAX_LINES];
             memset(want, 0, sizeof want);
             for (int panel = 0; panel < PANELS; panel++)
                 for (int line = 0; line < lines; line++) {
@@ -41,7 +41,7 @@ MP_TEST(kernels_prefetches_of_dense_products) {
             (rows[i].kind == MP_W_F32    ? table.call.gemm_f32
              : rows[i].kind == MP_W_BF16 ? table.call.gemm_bf16
                                          : table.call.gemm_i8)(&p.w, &p.x, 0, M, 0, PANELS, NULL, p.y, p.w.N);
-            for (int line = 0; line < MOST_LINES; line++)
+            for (int line = 0; line < MAX_LINES; line++)
                 if (hits[line] != want[line])
                     MP_FAIL("kind %d, %d rows: line %d is prefetched %d times, not %d", rows[i].kind, M, line,
                             hits[line], want[line]);

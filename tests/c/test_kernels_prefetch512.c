@@ -28,14 +28,14 @@ MP_TEST(kernels_prefetches_of_dense_products_on_cpus_that_read_ahead) {
             reads_ahead = own;
             product p = product_of(MP_W_F32, M, MP_PANEL_N * PANELS, K);
             const int stride = (int)(p.w.panel_bytes / 64), ahead = own && M <= 4 ? 0 : 8192 / 64;
-            static uint8_t want[MOST_LINES];
+            static uint8_t want[MAX_LINES];
             memset(want, 0, sizeof want);
             for (int panel = 0; panel < PANELS; panel++)
                 for (int line = 0; line < LINES; line++)
                     want[panel * stride + line + ahead]++;
             watch(p.w.data);
             table.call.gemm_f32(&p.w, &p.x, 0, M, 0, PANELS, NULL, p.y, p.w.N);
-            for (int line = 0; line < MOST_LINES; line++)
+            for (int line = 0; line < MAX_LINES; line++)
                 if (hits[line] != want[line])
                     MP_FAIL("%d rows, %d: line %d is prefetched %d times, not %d", M, own, line, hits[line],
                             want[line]);

@@ -38,14 +38,14 @@ MP_TEST(kernels_prefetches_of_quantised_products) {
                 continue;
             product p = product_of(kinds[i].kind, M, MP_PANEL_N * PANELS, K);
             const int lines = (int)(p.w.panel_bytes / 64), ahead = (M <= 2 ? 8192 : 12288) / 64;
-            static uint8_t want[MOST_LINES];
+            static uint8_t want[MAX_LINES];
             memset(want, 0, sizeof want);
             for (int panel = 0; panel < PANELS; panel++)
                 for (int line = kinds[i].table; line < lines; line++)
                     want[panel * lines + line + ahead]++;
             watch(p.w.data);
             kinds[i].gemm(&p.w, &p.x, 0, M, 0, PANELS, NULL, p.y, p.w.N);
-            for (int line = 0; line < MOST_LINES; line++)
+            for (int line = 0; line < MAX_LINES; line++)
                 if (hits[line] != want[line])
                     MP_FAIL("kind %d, %d rows: line %d is prefetched %d times, not %d", kinds[i].kind, M, line,
                             hits[line], want[line]);
@@ -60,13 +60,13 @@ MP_TEST(kernels_prefetches_of_stored_products) {
     static const struct { mp_stored_product *product; int items, bytes, every; } kinds[] = {
         {stored_q4_0, 32, 18, 2}, {stored_mxfp4, 32, 17, 2}, {stored_q8_0, 32, 34, 1}, {stored_q4_k, 256, 144, 1},
     };
-    enum { K = 2048, ROWS = 20, MOST = K / 256 * 144 };
+    enum { K = 2048, ROWS = 20, MAX = K / 256 * 144 };
     if (!kt_use("avx2"))
         MP_SKIP("needs AVX2");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         const int blocks = K / kinds[i].items, bytes = kinds[i].bytes, every = kinds[i].every;
         const size_t stride = (size_t)(blocks * bytes);
-        static uint8_t want[MOST_LINES];
+        static uint8_t want[MAX_LINES];
         uint8_t *rows = kt_alloc(stride * ROWS);
         void *memory = kt_alloc(mp_acts_bytes(MP_A_Q8, 1, K));
         float *zeros = kt_alloc(sizeof(float) * K), y[ROWS];
@@ -81,7 +81,7 @@ MP_TEST(kernels_prefetches_of_stored_products) {
                         want[((size_t)((r < ROWS ? r : ROWS - 1) + 8) * stride + (size_t)(b * bytes + byte)) / 64]++;
         watch(rows);
         kinds[i].product(rows, stride, ROWS, &x, 0, y);
-        for (int line = 0; line < MOST_LINES; line++)
+        for (int line = 0; line < MAX_LINES; line++)
             if (hits[line] != want[line])
                 MP_FAIL("blocks of %d bytes: line %d is prefetched %d times, not %d", bytes, line, hits[line],
                         want[line]);

@@ -750,27 +750,27 @@ MP_TEST(kernels_stored_product_for) {
 /* mp_gemm_stored gives the bits of mp_gemm for a part of the outputs, with an epilogue, and writes nothing else. It
  * refuses three rows, and types without a slot. */
 MP_TEST(kernels_stored_with_an_epilogue) {
-    enum { MOST = 3, N = 75, LD = N + 2, FROM = 5, TO = 70 };
+    enum { MAX = 3, N = 75, LD = N + 2, FROM = 5, TO = 70 };
     mp_test_random random = {29};
     static float tile[MP_STORED_TILE];
     for (int t = 0; t < TYPES; t++) {
         const int K = 2 * unit_of(&types[t]);
         mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, 7);
         mp_wmat w = pack_by(&types[t], &src, 1);
-        float x[MOST * 512], bias[N], residual[(MOST + 1) * LD], expected[(MOST + 1) * LD], got[(MOST + 1) * LD];
+        float x[MAX * 512], bias[N], residual[(MAX + 1) * LD], expected[(MAX + 1) * LD], got[(MAX + 1) * LD];
         MP_CHECK(K <= 512);
-        kt_random(&random, x, MOST * K), kt_random(&random, bias, N), kt_random(&random, residual, (MOST + 1) * LD);
+        kt_random(&random, x, MAX * K), kt_random(&random, bias, N), kt_random(&random, residual, (MAX + 1) * LD);
         kt_use("");
-        for (int M = 1; M <= MOST; M++) {
+        for (int M = 1; M <= MAX; M++) {
             mp_acts acts = make_acts(x, M, K);
             const mp_epilogue ep = {.bias = bias, .act = MP_ACT_GELU, .residual = residual, .ld_residual = LD};
-            for (int i = 0; i < (MOST + 1) * LD; i++)
+            for (int i = 0; i < (MAX + 1) * LD; i++)
                 expected[i] = got[i] = -77.0f;
             const bool taken = mp_gemm_stored(&src, &acts, FROM, TO, false, &ep, tile, got, LD);
             MP_CHECK_INT(taken, M < 3 && mp_stored_product_for(types[t].dtype, MP_A_Q8, M) != NULL);
             if (taken)
                 mp_gemm(&w, &acts, 0, M, 0, w.panels, &ep, expected, LD);
-            for (int i = 0; i < (MOST + 1) * LD; i++) {
+            for (int i = 0; i < (MAX + 1) * LD; i++) {
                 const float e = i % LD >= FROM && i % LD < TO ? expected[i] : -77.0f;
                 if (!kt_equal(e, got[i]))
                     MP_FAIL("%s, %d rows: output %d of row %d", name_of(&types[t]), M, i % LD, i / LD);

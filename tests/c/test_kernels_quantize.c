@@ -58,7 +58,7 @@ MP_TEST(quantize_takes_any_block) {
  * values; the others are mpool's own, recorded, because a file must not depend on the machine that quantised it.
  * tests/python/models/test_quantize.py compares their errors with those of ggml. */
 MP_TEST(quantize_known_answers) {
-    enum { VALUES = 48 * 256, MOST_BYTES = 4 * VALUES };
+    enum { VALUES = 48 * 256, MAX_BYTES = 4 * VALUES };
     static const struct { mp_dtype dtype; uint64_t hash; } cases[] = {
         {MP_F32, 0x1e53605f4fcb77f4}, {MP_F16, 0x7fa91eacf5174d3d}, {MP_BF16, 0x1936bb384401764c},
         {MP_Q4_0, 0x7bf5118949d0545f}, {MP_Q4_1, 0xb084c85f4784c3c5}, {MP_Q5_0, 0x37ebc24136156007},
@@ -67,7 +67,7 @@ MP_TEST(quantize_known_answers) {
     };
     static const uint64_t no_key[2];
     static float x[VALUES];
-    static uint8_t bytes[MOST_BYTES + 1];
+    static uint8_t bytes[MAX_BYTES + 1];
     uint32_t seed = 2026;
     for (int i = 0; i < VALUES; i++) {
         seed = seed * 1664525u + 1013904223u;

@@ -25,7 +25,7 @@ static bool next_variant(kt_set *set, int slot) {
 
 /* ---- the paged cache ---- */
 
-enum { BLOCKS = 6, DIM = 48, MOST_ROWS = 8 };
+enum { BLOCKS = 6, DIM = 48, MAX_ROWS = 8 };
 
 /* The call may name blocks before the window of its first row and after its last row. They need not exist. */
 MP_TEST(kernels_unseen_blocks) {
@@ -41,7 +41,7 @@ MP_TEST(kernels_unseen_blocks) {
                 const int rows = cases[i].rows, n = rows * cases[i].group;
                 const int64_t pos0 = cases[i].pos0, oldest = cases[i].window ? pos0 - cases[i].window + 1 : 0;
                 void *k[BLOCKS], *x[BLOCKS], *scratch = kt_alloc(mp_attn_kv_scratch(DIM));
-                float q[MOST_ROWS * 4 * (DIM + 2)];
+                float q[MAX_ROWS * 4 * (DIM + 2)];
                 float *m = kt_alloc(sizeof(float) * (size_t)n), *l = kt_alloc(sizeof(float) * (size_t)n);
                 float *o = kt_alloc(sizeof(float) * (size_t)(n * DIM));
                 for (int j = 0; j < n * (DIM + 2); j++)

@@ -6,7 +6,7 @@
 #include "models/nn/adapter.h"
 #include "parts_fixture.h"
 
-enum { ROWS = 70, ADAPTERS = 5, MOST_OUTPUTS = 200, EDGE = 3, PATTERNS = 5 };
+enum { ROWS = 70, ADAPTERS = 5, MAX_OUTPUTS = 200, EDGE = 3, PATTERNS = 5 };
 
 typedef struct shape {
     mp_dtype dtype;
@@ -105,7 +105,7 @@ static void body(const mp_team_thread *thread, void *arg) {
     mp_row_linear(&context, &p->s->linear, p->x, p->s->shape->K, p->M, p->residual ? &sum : NULL, p->y, p->ldy);
 }
 
-/* Compute rows [first, first + M) with their adapters (NULL: none), whose outputs are stored in out, [M, MOST_OUTPUTS].
+/* Compute rows [first, first + M) with their adapters (NULL: none), whose outputs are stored in out, [M, MAX_OUTPUTS].
  * own: each thread prepares the activations by itself. All memory has exactly the documented size. */
 static void forward(scene *s, const float *x, int first, int M, const uint8_t *adapters, bool residual, bool own,
                     float *out) {
@@ -132,7 +132,7 @@ static void forward(scene *s, const float *x, int first, int M, const uint8_t *a
     for (int r = 0; r < M; r++) {
         for (int i = s->N; i < p.ldy; i++)
             MP_CHECK(p.y[r * p.ldy + i] == 0.01f * (float)((r + first) % 7) + (float)i);
-        memcpy(out + (size_t)r * MOST_OUTPUTS, p.y + r * p.ldy, (size_t)s->N * sizeof(float));
+        memcpy(out + (size_t)r * MAX_OUTPUTS, p.y + r * p.ldy, (size_t)s->N * sizeof(float));
     }
     for (int t = 0; t < s->threads; t++)
         mp_free(p.own[t]);
@@ -165,7 +165,7 @@ static void fill_rows(const scene *s, float *x) {
  * adapters. */
 MP_TEST_SECONDS(models_adapters_rows_have_the_bits_of_each_alone, 60) {
     static const int sizes[] = {2, 4, 5, 31, 33, ROWS};
-    static float x[ROWS * 96], alone[PATTERNS][ROWS * MOST_OUTPUTS], plain[MOST_OUTPUTS], out[ROWS * MOST_OUTPUTS];
+    static float x[ROWS * 96], alone[PATTERNS][ROWS * MAX_OUTPUTS], plain[MAX_OUTPUTS], out[ROWS * MAX_OUTPUTS];
     uint8_t numbers[ROWS];
     uint32_t asked = 0;
     for (int k = 0; k < SHAPES; k++)
@@ -179,7 +179,7 @@ MP_TEST_SECONDS(models_adapters_rows_have_the_bits_of_each_alone, 60) {
                 const bool residual = pattern % 2 != 0;
                 fill_numbers(pattern, numbers);
                 for (int r = 0; r < ROWS && threads == 1; r++) {
-                    float *to = alone[pattern] + r * MOST_OUTPUTS;
+                    float *to = alone[pattern] + r * MAX_OUTPUTS;
                     forward(&s, x, r, 1, numbers, residual, r % 2 != 0, to);
                     forward(&s, x, r, 1, NULL, residual, false, plain);
                     const bool updated = numbers[r] && s.linear.updates[numbers[r] - 1];
@@ -192,7 +192,7 @@ MP_TEST_SECONDS(models_adapters_rows_have_the_bits_of_each_alone, 60) {
                         const int M = first + sizes[z] < ROWS ? sizes[z] : ROWS - first;
                         forward(&s, x, first, M, numbers, residual, M <= MP_PRIVATE_ROWS && first % 3 == 0, out);
                         for (int r = 0; r < M; r++)
-                            if (memcmp(out + r * MOST_OUTPUTS, alone[pattern] + (first + r) * MOST_OUTPUTS, bytes) != 0)
+                            if (memcmp(out + r * MAX_OUTPUTS, alone[pattern] + (first + r) * MAX_OUTPUTS, bytes) != 0)
                                 MP_FAIL("shape %d, %d threads, pattern %d: row %d of %d from row %d differs", k,
                                         threads, pattern, r, M, first);
                     }
@@ -227,7 +227,7 @@ static int row_of(int n, int N, int64_t heads) {
 
 /* The update of a row is scale * B (A x), as a reference in doubles computes it. */
 MP_TEST(models_adapters_add_the_product_of_two_matrices) {
-    static float x[ROWS * 96], plain[ROWS * MOST_OUTPUTS], out[ROWS * MOST_OUTPUTS];
+    static float x[ROWS * 96], plain[ROWS * MAX_OUTPUTS], out[ROWS * MAX_OUTPUTS];
     int compared = 0, moved = 0;
     for (int k = 0; k < SHAPES; k++) {
         scene s;
@@ -250,7 +250,7 @@ MP_TEST(models_adapters_add_the_product_of_two_matrices) {
                     double sum = 0;
                     for (int i = 0; i < rank; i++)
                         sum += scales[a] * (double)matrix_of(&s, a, p, 'b')[row * rank + i] * inner[i];
-                    const int at = r * MOST_OUTPUTS + column + n;
+                    const int at = r * MAX_OUTPUTS + column + n;
                     MP_CHECK_NEAR(out[at], (double)plain[at] + sum, 1e-5 * (1 + fabs((double)plain[at])));
                     compared += rank > 0;
                     moved += row != n;

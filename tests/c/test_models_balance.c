@@ -5,21 +5,21 @@
 #include "model_fixture.h"
 #include "models/decoder/load.h"
 
-enum { DIM = 16, HIDDEN = 24, MOST_HEADS = 6, LIMIT = 1024 };
+enum { DIM = 16, HIDDEN = 24, MAX_HEADS = 6, LIMIT = 1024 };
 
 /* A decoder whose layers share weights: `queries` query heads for each of `kv` KV heads. */
 typedef struct balanced {
     mp_decoder model;
     mp_decoder_layer layers[3];
     int group;
-    float q_rows[MOST_HEADS * DIM][HIDDEN], k_rows[MOST_HEADS * DIM][HIDDEN]; /* the projections */
-    float bias[3 * MOST_HEADS * DIM], norm[HIDDEN], q_norm[DIM], k_norm[DIM];
+    float q_rows[MAX_HEADS * DIM][HIDDEN], k_rows[MAX_HEADS * DIM][HIDDEN]; /* the projections */
+    float bias[3 * MAX_HEADS * DIM], norm[HIDDEN], q_norm[DIM], k_norm[DIM];
 } balanced;
 
 /* Makes a model without biases and norms; its projections are zeros. */
 static void make(balanced *b, int kv, int queries) {
     memset(b, 0, sizeof *b);
-    MP_CHECK(kv * queries <= MOST_HEADS);
+    MP_CHECK(kv * queries <= MAX_HEADS);
     b->group = queries;
     b->model = (mp_decoder){.hidden = HIDDEN, .heads = kv * queries, .kv_heads = kv, .groups = kv, .head_dim = DIM,
                             .value_dim = DIM, .layer_count = 1, .layers = b->layers, .rope = {{.dim = DIM}}};
@@ -75,7 +75,7 @@ static void fill(float *values, int count, float value) {
 /* Factors are the square roots of the ratios of a key's components to those of its queries. */
 MP_TEST(models_balance_of_biases) {
     static balanced b;
-    float factors[MOST_HEADS][DIM];
+    float factors[MAX_HEADS][DIM];
     make(&b, 2, 1);
     set_biases(&b);
     for (int h = 0; h < 2; h++)
@@ -94,12 +94,12 @@ MP_TEST(models_balance_of_biases) {
 MP_TEST(models_balance_of_rows) {
     enum { KV = 2, GROUP = 3 };
     static balanced b;
-    float factors[MOST_HEADS][DIM];
+    float factors[MAX_HEADS][DIM];
     for (int normed = 0; normed < 2; normed++) {
         make(&b, KV, GROUP);
         set_biases(&b);
-        fill(&b.q_rows[0][0], MOST_HEADS * DIM * HIDDEN, 1e9f); /* rows that are not read */
-        fill(&b.k_rows[0][0], MOST_HEADS * DIM * HIDDEN, 1e9f);
+        fill(&b.q_rows[0][0], MAX_HEADS * DIM * HIDDEN, 1e9f); /* rows that are not read */
+        fill(&b.k_rows[0][0], MAX_HEADS * DIM * HIDDEN, 1e9f);
         for (int h = 0; h < KV; h++)
             for (int s = 0; s < 4; s++) { /* squares of the rows: 24 h1^2 (1 + 4 + 9 + 16) / 4 and 4 times as much */
                 fill(b.k_rows[h * DIM + s * DIM / 4], HIDDEN, (float)(2 * (h + 1) * (s + 1)));
@@ -123,7 +123,7 @@ MP_TEST(models_balance_of_rows) {
 MP_TEST(models_balance_of_groups) {
     enum { KV = 2, GROUP = 3 };
     static balanced b;
-    float factors[MOST_HEADS][DIM];
+    float factors[MAX_HEADS][DIM];
     make(&b, KV, GROUP);
     set_biases(&b);
     for (int h = 0; h < KV; h++) {
@@ -141,13 +141,13 @@ MP_TEST(models_balance_of_groups) {
 /* The norms of queries and keys remove what biases and projections have scaled: they alone count, for every head. */
 MP_TEST(models_balance_of_norms) {
     static balanced b;
-    float factors[MOST_HEADS][DIM];
+    float factors[MAX_HEADS][DIM];
     make(&b, 3, 2);
     set_biases(&b);
     set_norms(&b);
-    fill(b.bias, 3 * MOST_HEADS * DIM, 77);
-    fill(&b.q_rows[0][0], MOST_HEADS * DIM * HIDDEN, NAN);
-    fill(&b.k_rows[0][0], MOST_HEADS * DIM * HIDDEN, 55);
+    fill(b.bias, 3 * MAX_HEADS * DIM, 77);
+    fill(&b.q_rows[0][0], MAX_HEADS * DIM * HIDDEN, NAN);
+    fill(&b.k_rows[0][0], MAX_HEADS * DIM * HIDDEN, 55);
     for (int i = 0; i < DIM; i++) {
         b.q_norm[i] = (float)(1 + i % 3);
         b.k_norm[i] = i % 5 ? -4.0f : 60.0f;
@@ -157,7 +157,7 @@ MP_TEST(models_balance_of_norms) {
         for (int i = 0; i < DIM; i++)
             MP_CHECK_NEAR(factors[h][i], sqrt((i % 5 ? 4.0 : 60.0) / (1 + i % 3)), 1e-5);
     b.layers[0].qkv.bias = NULL; /* as most models with such norms */
-    float again[MOST_HEADS][DIM];
+    float again[MAX_HEADS][DIM];
     compute(&b, NULL, again);
     MP_CHECK(memcmp(factors, again, 3 * sizeof *factors) == 0);
 }
@@ -194,7 +194,7 @@ static void rotate(const balanced *b, int64_t position, float *x) {
  * factors of both cancel within rounding. */
 MP_TEST(models_balance_of_rotary_pairs) {
     static balanced b;
-    float factors[MOST_HEADS][DIM];
+    float factors[MAX_HEADS][DIM];
     mp_test_random random = {5};
     mp_kernels_init();
     for (size_t r = 0; r < sizeof rotations / sizeof *rotations; r++)
@@ -258,7 +258,7 @@ MP_TEST(models_balance_limits) {
     };
     enum { CASES = sizeof cases / sizeof *cases };
     static balanced b;
-    float factors[MOST_HEADS][DIM];
+    float factors[MAX_HEADS][DIM];
     for (int normed = 0; normed < 2; normed++)
         for (int c = 0; c < CASES; c++) {
             make(&b, 1, 1);
@@ -280,7 +280,7 @@ MP_TEST(models_balance_limits) {
 MP_TEST(models_balance_of_hostile_rows) {
     static const float values[] = {NAN, INFINITY, -INFINITY, 1e30f};
     static balanced b;
-    float factors[MOST_HEADS][DIM];
+    float factors[MAX_HEADS][DIM];
     for (int v = 0; v < 4; v++)
         for (int side = 0; side < 2; side++) {
             make(&b, 2, 2);

@@ -4,7 +4,7 @@
 #include "models/generation/speculation.h"
 #include "speculation_fixture.h"
 
-enum { PROMPT = 70, ANSWER = 9, ALL = MP_CAPTURE_MOST_VALUES, RECORDS = TINY_LAYERS + MP_CAPTURE_OTHERS };
+enum { PROMPT = 70, ANSWER = 9, ALL = MP_CAPTURE_MAX_VALUES, RECORDS = TINY_LAYERS + MP_CAPTURE_OTHERS };
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int values, int records) {
     int32_t prompt[PROMPT];

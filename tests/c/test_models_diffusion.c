@@ -297,10 +297,10 @@ MP_TEST(models_image_generation_stages_stay_within_a_share) {
 
 /* Predicted memory, the memory that each step of a request takes, and its polls, as recorded. */
 MP_TEST(models_image_generation_sizes_recorded) {
-    enum { MOST = 64, COUNT = 6 };
+    enum { MAX = 64, COUNT = 6 };
     static const uint64_t recorded[2][COUNT] = {{0, 18167616, 106184, 384000, 64, 796},
                                                 {0, 18316352, 72315, 384000, 46, 551}};
-    static const uint64_t steps_recorded[2][MOST] = {
+    static const uint64_t steps_recorded[2][MAX] = {
         {68696, 68696, 53080, 68696, 68696, 53080, 76248, 76248, 54360, 76248, 76248, 54360, 93592, 93592, 50968,
          93592, 93592, 50968, 5720, 173784, 371416, 287192, 173784, 173784, 371416, 287192, 173784, 173784, 371416,
          287192, 173784, 173784, 371416, 287192, 173784, 116888, 260056, 123224, 260056, 260056, 260056, 241496,
@@ -318,7 +318,7 @@ MP_TEST(models_image_generation_sizes_recorded) {
         mp_item item = {0}, *items[1] = {&item};
         mp_plan plan;
         mp_outcome outcomes[MP_PLAN_MAX];
-        uint64_t got[COUNT], steps[MOST] = {0};
+        uint64_t got[COUNT], steps[MAX] = {0};
         int count = 0;
         tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
         (void)lease_polls();
@@ -332,7 +332,7 @@ MP_TEST(models_image_generation_sizes_recorded) {
             tiny_trim(&tiny); /* each step reserves what it needs */
             tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
             tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-            if (count < MOST)
+            if (count < MAX)
                 steps[count] = tiny.engine->ops->bytes(tiny.engine);
             count++;
         } while (outcomes[0] == MP_OUTCOME_MORE);
@@ -340,7 +340,7 @@ MP_TEST(models_image_generation_sizes_recorded) {
         got[4] = (uint64_t)count;
         got[5] = (uint64_t)lease_polls();
         wrong += !sizes_are(flux ? "flux" : "sd3", got, recorded[flux], COUNT);
-        wrong += !sizes_are(flux ? "flux, steps" : "sd3, steps", steps, steps_recorded[flux], MOST);
+        wrong += !sizes_are(flux ? "flux, steps" : "sd3, steps", steps, steps_recorded[flux], MAX);
         tiny.engine->ops->retire(tiny.engine, &item);
         mp_request_destroy(item.request);
         tiny_unload(&tiny);
@@ -411,7 +411,7 @@ MP_TEST(models_image_generation_cost_is_bounded) {
     tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
     mp_model_set_speed(tiny.model, slow);
     MP_CHECK_OK(make_call(true, 1, &base, &error), &error);
-    ((mp_image_generation_request *)base)->n_steps = MP_T2I_MOST_STEPS;
+    ((mp_image_generation_request *)base)->n_steps = MP_T2I_MAX_STEPS;
     MP_CHECK_OK(tiny.model->ops->check(tiny.model, base, &cost, &total, &error), &error);
     MP_CHECK_INT(cost, 1000000000000000000u);
     mp_request_destroy(base);
@@ -544,12 +544,12 @@ MP_TEST(models_image_generation_learns_its_time) {
 
 /* The footprint is that of the largest stage, which may be the last one: a decoder's three images of 4096 channels. */
 MP_TEST(models_image_generation_footprint_of_the_decoder) {
-    enum { PIXELS = 64, CHANNELS_MOST = 4096 };
+    enum { PIXELS = 64, CHANNELS_MAX = 4096 };
     uint64_t model, engine;
-    const int64_t widths[] = {8, CHANNELS_MOST};
+    const int64_t widths[] = {8, CHANNELS_MAX};
     const mp_value side = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = PIXELS};
     const mp_value wide = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = 2, .as.integers = widths};
-    const uint64_t images = 3 * sizeof(float) * (uint64_t)CHANNELS_MOST * PIXELS * PIXELS * 4; /* doubled once */
+    const uint64_t images = 3 * sizeof(float) * (uint64_t)CHANNELS_MAX * PIXELS * PIXELS * 4; /* doubled once */
     mp_spec *base = pipeline(true), *sized = spec_with(base, "pipeline.side", &side);
     mp_spec *larger = spec_with(sized, "vae.channels", &wide);
     mp_diffusion_footprint(sized, MP_COMPUTE_F32, &model, &engine);

@@ -6,7 +6,7 @@
 #include "models/nn/experts.h"
 #include "parts_fixture.h"
 
-enum { COUNT = 2, ROWS = 32, COLUMNS = 64, MOST = 3 };
+enum { COUNT = 2, ROWS = 32, COLUMNS = 64, MAX = 3 };
 
 typedef struct stored_tensor {
     const char *name; /* NULL: none */
@@ -19,7 +19,7 @@ typedef struct stored_experts {
     const char *part;
     int32_t rows, columns;
     bool biased;
-    stored_tensor tensors[MOST];
+    stored_tensor tensors[MAX];
     mp_status status;
     const char *message; /* part of it */
 } stored_experts;
@@ -42,12 +42,12 @@ typedef struct opened {
     mp_expert_matrix matrix;
 } opened;
 
-/* Read a matrix of experts from up to MOST tensors, which stand one after another in the file. */
+/* Read a matrix of experts from up to MAX tensors, which stand one after another in the file. */
 static mp_status open_matrix(opened *o, const char *path, const stored_experts *row, mp_error *error) {
     uint64_t used = 0;
     o->spec = mp_spec_create();
     MP_CHECK_OK(mp_spec_add_file(o->spec, path, error), error);
-    for (int t = 0; t < MOST && row->tensors[t].name; t++)
+    for (int t = 0; t < MAX && row->tensors[t].name; t++)
         add_tensor(o->spec, &row->tensors[t], &used);
     MP_CHECK_OK(mp_weights_open(o->spec, &o->weights, error), error);
     mp_builder_init(&o->builder, o->weights, MP_COMPUTE_F32);

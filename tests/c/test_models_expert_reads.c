@@ -156,16 +156,16 @@ MP_TEST(models_expert_reads_warn_once) {
 }
 
 #ifdef MP_SEAM
-enum { ADVISED_MOST = 4096 };
+enum { ADVISED_MAX = 4096 };
 static _Atomic int advised;
 static struct {
     uintptr_t from, end;
-} advice_of[ADVISED_MOST];
+} advice_of[ADVISED_MAX];
 
 static int note_advice(void *data, size_t bytes, int advice) {
     if (advice == MADV_WILLNEED) {
         const int at = atomic_fetch_add(&advised, 1);
-        MP_CHECK(at < ADVISED_MOST);
+        MP_CHECK(at < ADVISED_MAX);
         advice_of[at].from = (uintptr_t)data;
         advice_of[at].end = (uintptr_t)data + bytes;
     }

@@ -305,7 +305,7 @@ static void check_slices(mp_builder *builder, const char *part, mp_expert_layout
 /* One tensor may hold a matrix of all experts, by rows, or gate and up together by columns. The limit on the inputs of
  * int8 products concerns int8 alone. */
 MP_TEST(models_experts_in_one_tensor) {
-    enum { LONG = MP_I8_MOST_INPUTS + 1 };
+    enum { LONG = MP_I8_MAX_INPUTS + 1 };
     mp_error error;
     mp_weights *weights;
     mp_builder builder;
@@ -340,7 +340,7 @@ MP_TEST(models_experts_in_one_tensor) {
 
 /* The builder frees a matrix that it took, also if it refuses the matrix. */
 MP_TEST(models_refused_matrices_are_freed) {
-    enum { LONG = MP_I8_MOST_INPUTS + 1 };
+    enum { LONG = MP_I8_MAX_INPUTS + 1 };
     mp_error error;
     mp_builder builder;
     mp_linear linear = {0};

@@ -2,12 +2,12 @@
 #include "models/groups.h"
 #include "mp_test.h"
 
-enum { MOST_SEQUENCES = 8 };
+enum { MAX_SEQUENCES = 8 };
 
 MP_TEST(models_groups_of_sequences) {
     static const struct {
-        int sequences, rows[MOST_SEQUENCES], threads, most; /* the division */
-        int count, firsts[MOST_SEQUENCES], most_rows, most_sequences;
+        int sequences, rows[MAX_SEQUENCES], threads, most; /* the division */
+        int count, firsts[MAX_SEQUENCES], most_rows, most_sequences;
     } cases[] = {
         {1, {5}, 2, 256, 1, {0}, 5, 1},                            /* a sequence is not divided */
         {4, {5, 5, 5, 5}, 2, 256, 2, {0, 2}, 10, 2},               /* half of the rows for each of two threads */

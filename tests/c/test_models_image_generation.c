@@ -397,7 +397,7 @@ static uint64_t hash_of_rows(const tiny_model *tiny, const mp_item *item) {
     const mp_diff_state *state = item->state;
     const mp_dit_pass *pass = &state->pass;
     const mp_vae_image *image = &state->image_run;
-    const int64_t rows = pass->text_rows + (int64_t)pass->rows_high * pass->rows_wide;
+    const int64_t rows = pass->text_rows + (int64_t)pass->grid_height * pass->grid_width;
     const float *x = state->at.phase == MP_DIFF_ENCODE ? state->run.x : pass->h;
     int64_t n = state->at.phase == MP_DIFF_ENCODE ? (int64_t)state->run.T * state->run.encoder->hidden
                                                   : rows * model->hidden;
@@ -412,7 +412,7 @@ static uint64_t hash_of_rows(const tiny_model *tiny, const mp_item *item) {
         return 0;
     if (state->at.phase > MP_DIFF_DENOISE) {
         x = image->x;
-        n = (int64_t)image->high * image->wide * model->ops[state->at.block - 1].out;
+        n = (int64_t)image->height * image->width * model->ops[state->at.block - 1].out;
     }
     return tiny_hash_bytes(1, x, (size_t)n * sizeof *x);
 }
@@ -433,7 +433,7 @@ static void restart(tiny_model *tiny, mp_item *item, const mp_diff_position *unt
  * later attempt gives the bits of a request that was never stopped. */
 MP_TEST_SECONDS(models_image_generation_stops_at_any_poll, 60) {
 #ifdef MP_SEAM
-    enum { MOST_MORE = 6 }; /* another poll, and measurements at the end of a parallel region and of the step */
+    enum { MAX_MORE = 6 }; /* another poll, and measurements at the end of a parallel region and of the step */
     for (int flux = 0; flux < 2; flux++) {
         tiny_model tiny;
         mp_error error;
@@ -463,7 +463,7 @@ MP_TEST_SECONDS(models_image_generation_stops_at_any_poll, 60) {
                 if (!atomic_load(&unwanted))
                     break;
                 /* Barriers of several threads and the construction of weights read the clock as well. */
-                if (tiny.lease.threads == 1 && weights == built(&tiny) && reading_count > k + MOST_MORE)
+                if (tiny.lease.threads == 1 && weights == built(&tiny) && reading_count > k + MAX_MORE)
                     MP_FAIL("phase %d, block %d, reading %d: %d more readings", (int)at.phase, at.block, k,
                             reading_count - k);
                 const mp_diff_position now = ((const mp_diff_state *)item.state)->at;
@@ -628,16 +628,16 @@ static void unload_layers(layers *l) {
     mp_spec_unpin(l->spec);
 }
 
-static double plain_conv(const float *w, const float *bias, int size, const float *x, int high, int wide, bool doubled,
-                         int py, int px, int out) {
+static double plain_conv(const float *w, const float *bias, int size, const float *x, int height, int width,
+                         bool doubled, int py, int px, int out) {
     double sum = bias[out];
     const int reach = size / 2;
     for (int ky = 0; ky < size; ky++)
         for (int kx = 0; kx < size; kx++) {
             const int y = py + ky - reach, z = px + kx - reach;
-            if (y < 0 || z < 0 || y >= high || z >= wide)
+            if (y < 0 || z < 0 || y >= height || z >= width)
                 continue;
-            const int row = doubled ? y / 2 * (wide / 2) + z / 2 : y * wide + z;
+            const int row = doubled ? y / 2 * (width / 2) + z / 2 : y * width + z;
             for (int c = 0; c < IN; c++)
                 sum += (double)w[((out * IN + c) * size + ky) * size + kx] * x[row * IN + c];
         }
@@ -655,8 +655,8 @@ MP_TEST(models_conv_matches_plain_loops) {
                     &error);
         for (int s = 0; s < 3; s++)
             for (int doubled = 0; doubled < 2; doubled++) {
-                const int high = sizes[s][0] * (doubled ? 2 : 1), wide = sizes[s][1] * (doubled ? 2 : 1);
-                const int64_t rows = (int64_t)high * wide;
+                const int height = sizes[s][0] * (doubled ? 2 : 1), width = sizes[s][1] * (doubled ? 2 : 1);
+                const int64_t rows = (int64_t)height * width;
                 float *x = malloc((size_t)rows * IN * sizeof *x), *y = malloc((size_t)rows * OUT * sizeof *y);
                 float *parts = malloc((size_t)rows * OUT * sizeof *parts), *extra = malloc((size_t)rows * OUT * 4);
                 void *scratch = mp_alloc(mp_conv_scratch(&l.conv), MP_TAG_SCRATCH);
@@ -666,18 +666,18 @@ MP_TEST(models_conv_matches_plain_loops) {
                 for (int64_t i = 0; i < rows * OUT; i++)
                     extra[i] = mp_test_random_float(&random, -1, 1);
                 for (int64_t row = 0; row < rows; row += MP_CONV_ROWS)
-                    mp_conv_forward(&l.conv, x, high, wide, doubled, row,
+                    mp_conv_forward(&l.conv, x, height, width, doubled, row,
                                     row + MP_CONV_ROWS < rows ? row + MP_CONV_ROWS : rows, extra, y, scratch);
                 for (int64_t row = 0; row < rows; row += 7)
-                    mp_conv_forward(&l.conv, x, high, wide, doubled, row, row + 7 < rows ? row + 7 : rows, extra, parts,
-                                    scratch);
+                    mp_conv_forward(&l.conv, x, height, width, doubled, row, row + 7 < rows ? row + 7 : rows, extra,
+                                    parts, scratch);
                 MP_CHECK(memcmp(y, parts, (size_t)rows * OUT * sizeof *y) == 0);
                 for (int64_t row = 0; row < rows; row++)
                     for (int out = 0; out < OUT; out += 6)
                         MP_CHECK_NEAR(y[row * OUT + out],
                                       extra[row * OUT + out] +
-                                          plain_conv((const float *)tensor.data, l.conv.linear.bias, size, x, high,
-                                                     wide, doubled, (int)(row / wide), (int)(row % wide), out),
+                                          plain_conv((const float *)tensor.data, l.conv.linear.bias, size, x, height,
+                                                     width, doubled, (int)(row / width), (int)(row % width), out),
                                       1e-5);
                 free(x);
                 free(y);
@@ -692,11 +692,11 @@ MP_TEST(models_conv_matches_plain_loops) {
 MP_TEST(models_group_norm_matches_plain_loops) {
     layers l;
     load_layers(&l, 1);
-    enum { MOST = 777, WIDTH = NORMED / GROUPS };
-    static const int counts[] = {1, 63, 64, 65, MOST};
-    static float x[MOST * NORMED], sums[(MOST / MP_GROUP_NORM_ROWS + 1) * NORMED];
+    enum { MAX = 777, WIDTH = NORMED / GROUPS };
+    static const int counts[] = {1, 63, 64, 65, MAX};
+    static float x[MAX * NORMED], sums[(MAX / MP_GROUP_NORM_ROWS + 1) * NORMED];
     mp_test_random random = {5};
-    for (int i = 0; i < MOST * NORMED; i++)
+    for (int i = 0; i < MAX * NORMED; i++)
         x[i] = 40 + mp_test_random_float(&random, -1, 1) * (1 + i % NORMED);
     for (int k = 0; k < 5; k++) {
         const int rows = counts[k];

@@ -18,8 +18,8 @@ MP_TEST(models_kv_arena_regions_have_a_small_rest) {
     mp_budget budget = {.limit = UINT64_MAX};
     mp_test_random random = {3};
     for (int i = 0; i < 20000; i++) {
-        const size_t slot = i < 64 ? MP_KV_SLOT_LEAST + (size_t)i * 64
-                                   : MP_KV_SLOT_LEAST + (size_t)(mp_test_random_u64(&random) % (64u << 20)) / 64 * 64;
+        const size_t slot = i < 64 ? MP_KV_SLOT_MIN + (size_t)i * 64
+                                   : MP_KV_SLOT_MIN + (size_t)(mp_test_random_u64(&random) % (64u << 20)) / 64 * 64;
         mp_kv_arena arena;
         mp_kv_arena_init(&arena, slot, &budget);
         const size_t used = arena.slots * slot, bytes = arena.region_bytes;
@@ -30,7 +30,7 @@ MP_TEST(models_kv_arena_regions_have_a_small_rest) {
             MP_CHECK(less < slot || less % slot > less / 16);
     }
     mp_kv_arena small;
-    mp_kv_arena_init(&small, MP_KV_SLOT_LEAST - 1, &budget);
+    mp_kv_arena_init(&small, MP_KV_SLOT_MIN - 1, &budget);
     MP_CHECK_INT(small.region_bytes, 0);
     mp_kv_arena_init(&small, SLOT, &budget);
     MP_CHECK_INT(small.slots, PER_REGION);
@@ -128,18 +128,18 @@ static bool is_marked(const uint8_t *slot, uint32_t tag) {
 /* Random growth and shrinkage. Slots never overlap. A region is added only if no other has a free slot. The number of
  * regions never exceeds the number of slots in use, nor the regions that the largest number of slots so far needs. */
 MP_TEST_SECONDS(models_kv_arena_random_use, 60) {
-    enum { MOST = 300, STEPS = 20000 };
+    enum { MAX = 300, STEPS = 20000 };
     mp_budget budget = {.limit = UINT64_MAX};
     mp_kv_arena arena;
     mp_error error;
     mp_test_random random = {17};
-    static uint8_t *slots[MOST];
-    static uint32_t tags[MOST];
+    static uint8_t *slots[MAX];
+    static uint32_t tags[MAX];
     uint32_t count = 0, peak = 0, returned = 0;
     mp_kv_arena_init(&arena, SLOT, &budget);
     for (uint32_t step = 1; step <= STEPS; step++) {
         const bool grows = step % 4000 < 2000;
-        if (count < MOST && (count == 0 || mp_test_random_u64(&random) % 100 < (grows ? 60u : 40u))) {
+        if (count < MAX && (count == 0 || mp_test_random_u64(&random) % 100 < (grows ? 60u : 40u))) {
             const uint32_t regions = arena.count, room = regions * PER_REGION - count;
             void *slot;
             MP_CHECK_OK(take(&arena, &slot, &error), &error);

@@ -243,7 +243,7 @@ MP_TEST(models_lookup_refuses_types) {
 
 /* A table has at most 2^24 rows. The file has a hole, which takes no space. */
 MP_TEST(models_lookup_most_rows) {
-    enum { MOST = 1 << 24 };
+    enum { MAX = 1 << 24 };
     const kind of = {false, false};
     mp_error error;
     mp_kernels_init();
@@ -252,7 +252,7 @@ MP_TEST(models_lookup_most_rows) {
         mp_tensor_entry entry = *mp_spec_tensor_at(base, 0);
         MP_CHECK_STR(entry.name, "token_embd.weight");
         entry.dtype = MP_I8;
-        entry.shape[0] = MOST + more;
+        entry.shape[0] = MAX + more;
         entry.nbytes = (uint64_t)entry.shape[0] * WIDTH;
         MP_CHECK_INT(truncate(mp_spec_file(base, 0), (off_t)(entry.offset + entry.nbytes)), 0);
         MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);

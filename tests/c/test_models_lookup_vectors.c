@@ -239,15 +239,15 @@ MP_TEST(models_lookup_options_have_defaults) {
 
 /* Each thread of a step gets 64 texts, and a step of several texts has at most 2^18 tokens, whatever its budget. */
 MP_TEST(models_lookup_plans_have_threads_and_a_limit) {
-    enum { TOKENS = 60, MOST = 5000, STEP_TOKENS = 1 << 18 };
+    enum { TOKENS = 60, MAX = 5000, STEP_TOKENS = 1 << 18 };
     static const struct {
         int texts, threads, amount;
-    } cases[] = {{1, 1, 1}, {64, 1, 64}, {65, 2, 65}, {MOST, (STEP_TOKENS / TOKENS + 63) / 64, STEP_TOKENS / TOKENS}};
-    static int32_t ids[MOST * TOKENS];
-    static int64_t offsets[MOST + 1];
+    } cases[] = {{1, 1, 1}, {64, 1, 64}, {65, 2, 65}, {MAX, (STEP_TOKENS / TOKENS + 63) / 64, STEP_TOKENS / TOKENS}};
+    static int32_t ids[MAX * TOKENS];
+    static int64_t offsets[MAX + 1];
     tiny_model tiny;
     mp_error error;
-    for (int t = 0; t <= MOST; t++)
+    for (int t = 0; t <= MAX; t++)
         offsets[t] = (int64_t)t * TOKENS;
     tiny_load(&tiny, make_table(&(table){MP_F32, NONE, NONE, 8, true}, -1), MP_COMPUTE_AUTO, 1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -714,7 +714,7 @@ MP_TEST(models_outputs_normalize_rows_as_requested) {
 
 /* Weights that a pass packed from a changed file stay wrong, so later passes fail, although they read no file. */
 MP_TEST(models_outputs_of_corrupted_weights_fail) {
-    enum { MOST_STEPS = 100 };
+    enum { MAX_STEPS = 100 };
     static texts all;
     tiny_model tiny;
     mp_error error;
@@ -728,7 +728,7 @@ MP_TEST(models_outputs_of_corrupted_weights_fail) {
     MP_CHECK(mp_stored_left(stored));
     tiny_wait_until_fetched(stored);
     stored->keep_ns = stored->keep_row_ns = UINT64_MAX / 4;
-    for (int step = 0; step < MOST_STEPS && mp_stored_left(stored); step++) {
+    for (int step = 0; step < MAX_STEPS && mp_stored_left(stored); step++) {
         mp_embedding_request *call = make_outputs(&all, 0, TEXTS, MP_EMBED_TOKENS);
         MP_CHECK_INT(end_call(&tiny, &call->base, UINT64_MAX, &code), MP_OUTCOME_DONE);
         mp_request_destroy(&call->base);

@@ -16,12 +16,12 @@
 
 /* --- the weights file: a page without access counts its next use --- */
 
-enum { PAGES_MOST = 8192 };
+enum { PAGES_MAX = 8192 };
 static uint8_t *file_data;
 static size_t file_bytes, page;
-static _Atomic bool closed_page[PAGES_MOST];
-static _Atomic int uses[PAGES_MOST];
-static _Atomic int fetches[PAGES_MOST]; /* times that the kernel was told to read the page */
+static _Atomic bool closed_page[PAGES_MAX];
+static _Atomic int uses[PAGES_MAX];
+static _Atomic int fetches[PAGES_MAX]; /* times that the kernel was told to read the page */
 
 static void use_page(size_t at) {
     if (atomic_exchange(&closed_page[at], false))
@@ -47,7 +47,7 @@ static void close_pages(size_t from, size_t bytes) {
 
 static void *watched_mmap(size_t bytes, int fd) {
     void *data = mp_sys_real.mmap(bytes, fd);
-    MP_CHECK(data != MAP_FAILED && !file_data && bytes <= PAGES_MOST * page);
+    MP_CHECK(data != MAP_FAILED && !file_data && bytes <= PAGES_MAX * page);
     file_data = data;
     file_bytes = bytes;
     close_pages(0, bytes);
@@ -164,7 +164,7 @@ MP_TEST(models_pages_of_stored_weights_are_fetched) {
     tiny_model tiny;
     load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0");
     const mp_stored *stored = ((mp_decoder *)tiny.model)->stored;
-    static int expected[PAGES_MOST];
+    static int expected[PAGES_MAX];
     size_t most = 0;
     for (int i = 0; i < stored->count; i++) {
         const mp_tensor *tensor = &stored->parts[i].tensor;
@@ -173,7 +173,7 @@ MP_TEST(models_pages_of_stored_weights_are_fetched) {
             expected[at]++;
     }
     MP_CHECK(most > 10);
-    for (size_t at = 0; at < PAGES_MOST; at++)
+    for (size_t at = 0; at < PAGES_MAX; at++)
         if (atomic_load(&fetches[at]) != expected[at])
             MP_FAIL("page %zu was fetched %d times, expected %d", at, atomic_load(&fetches[at]), expected[at]);
     tiny_unload(&tiny);
@@ -182,7 +182,7 @@ MP_TEST(models_pages_of_stored_weights_are_fetched) {
 MP_TEST(models_pages_of_packed_weights_are_not_fetched) {
     tiny_model tiny;
     load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "1048576");
-    for (size_t at = 0; at < PAGES_MOST; at++)
+    for (size_t at = 0; at < PAGES_MAX; at++)
         MP_CHECK_INT(atomic_load(&fetches[at]), 0);
     tiny_unload(&tiny);
 }
@@ -252,18 +252,18 @@ static int noted_madvise(void *data, size_t bytes, int advice) {
     return 0;
 }
 
-enum { FETCH_CHUNK = 4 << 20, FETCHED_MOST = 4 };
+enum { FETCH_CHUNK = 4 << 20, FETCHED_MAX = 4 };
 
 /* Fetches matrices of these sizes, one after the other from byte `offset` of a page on, in chunks. The addresses are
  * numbers only: no memory is mapped there. Checks that every page of each matrix is fetched once, and no other page. */
 static void check_chunks(const size_t *sizes, int count, size_t offset, int expected_calls) {
-    static int expected[PAGES_MOST];
+    static int expected[PAGES_MAX];
     const mp_wmat w = {.panels = 1};
     mp_stored_part *part;
     mp_error error;
     size_t at = offset;
     mp_stored *stored;
-    MP_CHECK_OK(mp_stored_create(NULL, FETCHED_MOST, false, &stored, &error), &error);
+    MP_CHECK_OK(mp_stored_create(NULL, FETCHED_MAX, false, &stored, &error), &error);
     page = (size_t)sysconf(_SC_PAGESIZE);
     for (int i = 0; i < count; i++) {
         mp_tensor tensor = {.data = (void *)(((uintptr_t)1 << 30) + at), .nbytes = sizes[i]};
@@ -272,7 +272,7 @@ static void check_chunks(const size_t *sizes, int count, size_t offset, int expe
             expected[p]++;
         at += sizes[i];
     }
-    MP_CHECK(at < PAGES_MOST * page);
+    MP_CHECK(at < PAGES_MAX * page);
     file_data = (uint8_t *)((uintptr_t)1 << 30);
     mp_sys_table.madvise = noted_madvise;
     mp_stored_fetch(stored);
@@ -280,7 +280,7 @@ static void check_chunks(const size_t *sizes, int count, size_t offset, int expe
     mp_sys_table.madvise = mp_sys_real.madvise;
     MP_CHECK(atomic_load(&longest_fetch) <= FETCH_CHUNK);
     MP_CHECK_INT(atomic_load(&calls_of_fetch), expected_calls);
-    for (size_t p = 0; p < PAGES_MOST; p++)
+    for (size_t p = 0; p < PAGES_MAX; p++)
         if (atomic_load(&fetches[p]) != expected[p])
             MP_FAIL("page %zu was fetched %d times, expected %d", p, atomic_load(&fetches[p]), expected[p]);
     mp_stored_destroy(stored);

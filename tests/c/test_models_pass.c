@@ -5,7 +5,7 @@
 #include "models/decoder/pass.h"
 #include "sizes_fixture.h"
 
-enum { SEQUENCES = 5, MOST_THREADS = 8 };
+enum { SEQUENCES = 5, MAX_THREADS = 8 };
 
 typedef struct shape {
     int n;
@@ -32,7 +32,7 @@ static void check_shares(const mp_decoder_pass *pass, int threads) {
     int unit = 0;
     for (int b = 0; b < pass->block_count; b++) {
         const int *border = pass->thread_units + (ptrdiff_t)b * (threads + 1);
-        int64_t total = 0, largest = 0, own[MOST_THREADS] = {0};
+        int64_t total = 0, largest = 0, own[MAX_THREADS] = {0};
         for (int t = 0; t < threads; t++) {
             MP_CHECK_INT(border[t], unit);
             for (; unit < border[t + 1]; unit++) {
@@ -68,7 +68,7 @@ MP_TEST(models_pass_shares_and_memory) {
     const mp_decoder *model = (const mp_decoder *)tiny.model;
     MP_CHECK_INT(model->groups, TINY_KV_HEADS);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int threads = 1; threads <= MOST_THREADS; threads++) {
+        for (int threads = 1; threads <= MAX_THREADS; threads++) {
             mp_row_seq seq[SEQUENCES] = {{0}};
             mp_rows rows = {.n_seq = shapes[i].n, .seq = seq};
             mp_lease lease = {.threads = threads};

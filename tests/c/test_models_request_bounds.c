@@ -88,7 +88,7 @@ MP_TEST(models_request_bounds_of_texts) {
         {"the number of stop strings", I32, TEXT(n_stop), 0, 64, true},
         {"the number of stop ids", I32, TEXT(n_stop_ids), 0, 4096, true},
         {"the number of logit biases", I32, TEXT(n_bias), 0, 4096, true},
-        {"capture_values", I32, TEXT(capture_values), 0, MP_CAPTURE_MOST_VALUES, true},
+        {"capture_values", I32, TEXT(capture_values), 0, MP_CAPTURE_MAX_VALUES, true},
         {"capture_records", I32, TEXT(capture_records), 0, INT32_MAX, false},
         {"the bytes of a mask", I64, TEXT(mask_bytes), 0, 1048576, true},
         {"the number of tiles", I32, IMAGES(n_tiles), 0, 4096, true},

@@ -109,14 +109,15 @@ MP_TEST(models_requests_charge_texts) {
 }
 
 MP_TEST(models_requests_charge_image_generation) {
-    enum { STEPS = 4, IMAGES = 2, CHANNELS = 3, HIGH = 2, WIDE = 3, SIDE = 8, ROWS = 5, WIDTH = 6, POOLED = 7 };
-    static const float noise[IMAGES * CHANNELS * HIGH * WIDE], times[STEPS], sigmas[STEPS + 1];
+    enum { STEPS = 4, IMAGES = 2, CHANNELS = 3, LATENT_HEIGHT = 2, LATENT_WIDTH = 3, SIDE = 8 };
+    enum { ROWS = 5, WIDTH = 6, POOLED = 7 };
+    static const float noise[IMAGES * CHANNELS * LATENT_HEIGHT * LATENT_WIDTH], times[STEPS], sigmas[STEPS + 1];
     static const int32_t ids[9];
     for (int keep = 0; keep < 2; keep++) {
         mp_image_generation_args args = {.width = SIDE, .height = SIDE, .n_images = IMAGES, .n_steps = STEPS,
                                          .n_texts = 2, .times = times, .sigmas = sigmas, .noise = noise,
-                                         .n_noise = IMAGES * CHANNELS * HIGH * WIDE, .preview_every = 2 * keep,
-                                         .keep = keep};
+                                         .n_noise = IMAGES * CHANNELS * LATENT_HEIGHT * LATENT_WIDTH,
+                                         .preview_every = 2 * keep, .keep = keep};
         for (int e = 0; e < 2; e++) { /* the third encoder is not used */
             args.n_ids[e] = 4 + e;
             args.ids[0][e] = args.ids[1][e] = ids;
@@ -127,13 +128,13 @@ MP_TEST(models_requests_charge_image_generation) {
         MP_CHECK_OK(mp_image_generation_request_create(&args, &call, &error), &error);
         check_charge(&call->base, 0);
         call->channels = CHANNELS;
-        call->high = HIGH;
-        call->wide = WIDE;
+        call->latent_height = LATENT_HEIGHT;
+        call->latent_width = LATENT_WIDTH;
         call->text_rows = ROWS;
         call->text_width = WIDTH;
         call->pooled_width = POOLED;
         MP_CHECK_OK(mp_image_generation_request_output(call, &error), &error);
-        const uint64_t latents = CHANNELS * HIGH * WIDE * sizeof(float), pixels = SIDE * SIDE * 3;
+        const uint64_t latents = CHANNELS * LATENT_HEIGHT * LATENT_WIDTH * sizeof(float), pixels = SIDE * SIDE * 3;
         check_charge(&call->base, IMAGES * (latents + pixels * sizeof(float)) +
                                       (uint64_t)keep * (IMAGES * pixels + latents + IMAGES * STEPS * latents +
                                                         2 * (ROWS * WIDTH + POOLED) * sizeof(float)));

@@ -27,8 +27,8 @@ MP_TEST(models_draft_index_agrees_with_a_search) {
         for (int i = 0; i < COUNT; i++)
             tokens[i] = (int32_t)(mp_test_random_u64(&random) % (uint64_t)letters);
         for (int count = 1; count <= COUNT; count += 1 + (int)(mp_test_random_u64(&random) % 3)) {
-            int32_t draft[MP_DRAFT_MOST];
-            int run, most = 1 + (int)(mp_test_random_u64(&random) % MP_DRAFT_MOST);
+            int32_t draft[MP_DRAFT_MAX];
+            int run, most = 1 + (int)(mp_test_random_u64(&random) % MP_DRAFT_MAX);
             int found = mp_draft_find(&index, &budget, tokens, count, most, draft, &run);
             int end = count > MP_DRAFT_LONG ? last_run(tokens, count, MP_DRAFT_LONG) : 0;
             if (!end && count > MP_DRAFT_SHORT)
@@ -61,7 +61,7 @@ MP_TEST(models_draft_continues_repetitions) {
     mp_budget budget = {.limit = UINT64_MAX};
     mp_draft_index index = {0};
     const int32_t tokens[] = {9, 1, 2, 3, 1, 2, 3, 1, 2, 3};
-    int32_t draft[MP_DRAFT_MOST];
+    int32_t draft[MP_DRAFT_MAX];
     int run;
     MP_CHECK_INT(mp_draft_find(&index, &budget, tokens, 10, 7, draft, &run), 7);
     MP_CHECK_INT(run, 6);
@@ -74,7 +74,7 @@ MP_TEST(models_draft_memory_is_bounded_and_charged) {
     enum { COUNT = 400 * 1000 };
     mp_budget budget = {.limit = UINT64_MAX};
     mp_draft_index index = {0};
-    int32_t *tokens = malloc(COUNT * sizeof *tokens), draft[MP_DRAFT_MOST];
+    int32_t *tokens = malloc(COUNT * sizeof *tokens), draft[MP_DRAFT_MAX];
     int run;
     MP_CHECK(tokens);
     for (int i = 0; i < COUNT; i++)
@@ -107,7 +107,7 @@ MP_TEST(models_draft_index_keeps_its_memory) {
     enum { COUNT = 100 };
     mp_budget budget = {.limit = UINT64_MAX};
     mp_draft_index index = {0};
-    int32_t tokens[COUNT], draft[MP_DRAFT_MOST];
+    int32_t tokens[COUNT], draft[MP_DRAFT_MAX];
     int run;
     for (int i = 0; i < COUNT; i++)
         tokens[i] = i % 20;
@@ -148,7 +148,7 @@ static double gain(mp_speculation *s, const world *w, int steps, mp_test_random 
         if (mp_speculation_open(s, w->sequences, w->sequences)) {
             for (int i = 0; i < w->sequences; i++) {
                 draft[i].run = 3;
-                draft[i].count = mp_test_random_float(random, 0, 1) < w->found ? MP_DRAFT_MOST : 0;
+                draft[i].count = mp_test_random_float(random, 0, 1) < w->found ? MP_DRAFT_MAX : 0;
                 list[n++] = &draft[i];
             }
             mp_speculation_choose(s, list, n, w->sequences, w->sequences, 1000 * 1000);
@@ -301,7 +301,7 @@ MP_TEST(models_speculation_pays_or_backs_off) {
         mp_speculation s;
         mp_speculation_init(&s, MP_SPECULATE_AUTO);
         double best = 1;
-        for (int count = 0; count <= MP_DRAFT_MOST && w->sequences * (1 + count) <= MP_DRAFT_ROWS; count++)
+        for (int count = 0; count <= MP_DRAFT_MAX && w->sequences * (1 + count) <= MP_DRAFT_ROWS; count++)
             best = fmax(best, fixed_gain(w, count));
         double early = gain(&s, w, 200, &random), late = gain(&s, w, 5000, &random);
         if (early < 0.98 || late < 0.985)
@@ -761,7 +761,7 @@ static void survive_infinity(mp_dtype type) {
     tiny_job_finish(&tiny, &with);
     check_same(&without, &with, "with an infinite row in the block");
     /* drafted at most once per completion */
-    MP_CHECK(tiny.engine->work.draft_tokens > 0 && tiny.engine->work.draft_tokens <= 2 * MP_DRAFT_MOST);
+    MP_CHECK(tiny.engine->work.draft_tokens > 0 && tiny.engine->work.draft_tokens <= 2 * MP_DRAFT_MAX);
     MP_CHECK_INT(tiny.engine->work.accepted_draft_tokens, 0);
     mp_request_destroy(&without.call->base);
     mp_request_destroy(&with.call->base);

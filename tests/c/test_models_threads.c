@@ -60,7 +60,7 @@ static int run_passes(mp_thread_tuner *tuner, const machine *m, mp_test_random *
     int used = 0;
     for (int i = 0; i < passes; i++) {
         const int planned = mp_tuner_plan(tuner, worth, rows), threads = planned < m->cpus ? planned : m->cpus;
-        MP_CHECK(planned >= (worth < 8 ? worth : 8) && planned <= MP_THREADS_MOST);
+        MP_CHECK(planned >= (worth < 8 ? worth : 8) && planned <= MP_THREADS_MAX);
         if (tuner->planned->wait > 0)
             used = threads;
         mp_tuner_note(tuner, threads, rows, measured_ns(m, random, threads, rows));

@@ -150,7 +150,7 @@ MP_TEST(models_vit_refuses_invalid_requests) {
     const struct {
         int32_t height, width;
         int64_t bytes;
-    } refused[] = {{0, 1, 0}, {1, 0, 0}, {-1, -1, 3}, {4, 4, 47}, {4, 4, 49}, {MP_IMAGE_MOST_SIDE + 1, 1, 0}};
+    } refused[] = {{0, 1, 0}, {1, 0, 0}, {-1, -1, 3}, {4, 4, 47}, {4, 4, 49}, {MP_IMAGE_MAX_SIDE + 1, 1, 0}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const int32_t sizes[2] = {refused[i].height, refused[i].width};
         MP_CHECK_STATUS(make_image_embedding_request(1, sizes, pixels, refused[i].bytes, &call, &error),
@@ -296,9 +296,9 @@ static size_t run_tokens(tiny_model *tiny, const test_images *all, uint64_t budg
 
 /* The vectors of an image's tokens follow those of the image before, also if both images are computed in parts. */
 MP_TEST(models_vit_tokens_of_large_images) {
-    enum { MOST = 2 * ((MOST_SIDE / PATCH) * (MOST_SIDE / PATCH) + 1) * HIDDEN };
+    enum { MAX = 2 * ((MAX_SIDE / PATCH) * (MAX_SIDE / PATCH) + 1) * HIDDEN };
     static test_images all;
-    static float expected[MOST], out[MOST];
+    static float expected[MAX], out[MAX];
     make_images(&all, true);
     tiny_model tiny;
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
@@ -372,9 +372,9 @@ static int run_parts(tiny_model *tiny, const test_images *all, int first, int co
 /* A group computed in parts of few rows has the same bits as a group computed at once, and its operations equal the
  * predicted cost. The computation can stop after each part and resume. */
 MP_TEST_SECONDS(models_vit_parts, 60) {
-    enum { FIRST = 2, COUNT = 3, MOST_ROWS = COUNT * (MOST_SIDE / PATCH + 1) * (MOST_SIDE / PATCH + 1) };
+    enum { FIRST = 2, COUNT = 3, MAX_ROWS = COUNT * (MAX_SIDE / PATCH + 1) * (MAX_SIDE / PATCH + 1) };
     static test_images all;
-    static float whole[MOST_ROWS * HIDDEN], cut_up[MOST_ROWS * HIDDEN];
+    static float whole[MAX_ROWS * HIDDEN], cut_up[MAX_ROWS * HIDDEN];
     const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
     make_images(&all, true);
     for (int c = 0; c < 3; c++)

@@ -3,7 +3,7 @@
 #include "counted_fixture.h"
 #include "vit_fixture.h"
 
-enum { MOST_ROWS = 4 + (MOST_SIDE / PATCH) * (MOST_SIDE / PATCH) };
+enum { MAX_ROWS = 4 + (MAX_SIDE / PATCH) * (MAX_SIDE / PATCH) };
 
 /* Make a vector from the vectors of an image's tokens. */
 static void finish(const mp_vit *model, const float *tokens, float *out) {
@@ -84,7 +84,7 @@ static void serve_both(tiny_model *tiny, mp_image_embedding_request *const *call
 /* Vectors of images and of tokens in one group: both have the bits of requests of their own. */
 MP_TEST(models_vit_last_layer_beside_tokens) {
     static test_images all;
-    static float tokens[2 * MOST_ROWS * HIDDEN], pooled[2 * WIDTH];
+    static float tokens[2 * MAX_ROWS * HIDDEN], pooled[2 * WIDTH];
     make_images(&all, true);
     for (int turn = 0; turn < 8; turn++) {
         const int threads = 1 + turn % 2, first = turn / 4; /* the tokens come first, or second */

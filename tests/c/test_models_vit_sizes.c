@@ -110,7 +110,7 @@ MP_TEST(models_vit_normalises_pixels) {
     tiny_model tiny;
     mp_spec *spec = make_spec("dinov2", false);
     for (int k = 0; k < 3; k++) {
-        double list[VALUES_MOST];
+        double list[VALUES_MAX];
         const mp_value value = value_of(texts[k], list);
         mp_spec *base = spec;
         spec = spec_with(base, keys[k], &value);

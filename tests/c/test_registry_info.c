@@ -98,7 +98,7 @@ MP_TEST(registry_info_has_every_field) {
     entry->breaker.state = MP_BREAKER_HALF_OPEN;
     entry->abandoned = 2;
     entry->pinned = true;
-    entry->calls = odd(1);
+    entry->accepted = odd(1);
     entry->keep_alive_ns = odd(2);
     entry->latency.count = odd(3);
     entry->units_in = odd(4);
@@ -123,7 +123,7 @@ MP_TEST(registry_info_has_every_field) {
         MP_CHECK_INT(info.capacity[i], scene.services->queue_capacity[MP_TEXT_EMBEDDING][i]);
     MP_CHECK(info.capacity[0] != info.capacity[1]);
     MP_CHECK(info.pinned);
-    MP_CHECK_INT(info.calls, odd(1));
+    MP_CHECK_INT(info.accepted, odd(1));
     MP_CHECK_INT(info.keep_alive_ns, odd(2));
     MP_CHECK_INT(info.latency.count, odd(3));
     MP_CHECK_INT(info.units_in, odd(4));

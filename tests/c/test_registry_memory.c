@@ -298,8 +298,8 @@ MP_TEST(registry_memory_of_a_load_evicts_as_many_models_as_are_needed) {
 
 /* While memory is critical, a check of the memory frees a tenth of the limit. */
 MP_TEST(registry_memory_that_is_critical_frees_a_tenth) {
-    enum { MB = 1000 * 1000, LIMIT = 100 * MB, MOST = 12, EVICTIONS = 4 };
-    static const char *const keys[MOST] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"};
+    enum { MB = 1000 * 1000, LIMIT = 100 * MB, MAX = 12, EVICTIONS = 4 };
+    static const char *const keys[MAX] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"};
     /* Four models are the least that reach a tenth. With the first row three would free 9.9 % of the limit, with the
      * second row four free exactly a tenth. Both leave less than 85 % in use. */
     static const struct {
@@ -308,7 +308,7 @@ MP_TEST(registry_memory_that_is_critical_frees_a_tenth) {
     } rows[] = {{643 * MB / 10, 33 * MB / 10, 9}, {64 * MB, 25 * MB / 10, 12}};
     static const uint64_t every_ns = FAKE_MS(250);
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
-        fake fakes[MOST], pinned;
+        fake fakes[MAX], pinned;
         mp_governor *governor;
         mp_registry *registry;
         mp_registry_stats stats;

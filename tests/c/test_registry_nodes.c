@@ -362,7 +362,7 @@ MP_TEST(registry_nodes_workers_are_spread_and_report_their_node) {
 
 /* --- CPUs of two nodes in one lease --- */
 
-enum { NODES = 2, A_NODE = 2, MOST_THREADS = NODES * A_NODE };
+enum { NODES = 2, A_NODE = 2, MAX_THREADS = NODES * A_NODE };
 
 /* Describes two nodes of two compute threads each, on two CPUs of this machine. Returns false if it has one CPU. */
 static bool two_by_two(mp_topology *topology, mp_cpu_set *all) {
@@ -386,7 +386,7 @@ static void note_place(const mp_team_thread *thread, void *arg) {
 static void check_places(mp_cpu_allocator *allocator, const mp_topology *topology, int home, int want,
                          const char *expected) {
     holder h = {.home = home};
-    mp_cpu_set ran[MOST_THREADS], before, after;
+    mp_cpu_set ran[MAX_THREADS], before, after;
     MP_CHECK(mp_sys_get_affinity(&before));
     take(allocator, &h, want);
     MP_CHECK_STR(where(&h, NODES), expected);
@@ -410,7 +410,7 @@ MP_TEST(registry_nodes_threads_of_two_nodes_run_in_place) {
     if (!two_by_two(&topology, &all))
         MP_SKIP("one CPU");
     mp_cpu_allocator *allocator;
-    MP_CHECK_OK(mp_cpu_allocator_open_on(MOST_THREADS, &topology, &allocator, &error), &error);
+    MP_CHECK_OK(mp_cpu_allocator_open_on(MAX_THREADS, &topology, &allocator, &error), &error);
     for (int round = 0; round < 50; round++) { /* threads move between the nodes */
         check_places(allocator, &topology, 0, 3, "0:2,1");
         check_places(allocator, &topology, 1, 2, "1:0,2");

@@ -14,7 +14,7 @@
 #include "registry/entry.h"
 #include "test_registry_fake.h"
 
-enum { STATES_MOST = 8 };
+enum { STATES_MAX = 8 };
 
 typedef struct scene { /* one object of each type that has a state, without a registry or threads */
     mp_services services;
@@ -39,7 +39,7 @@ static void scene_deinit(scene *scene) {
 
 typedef struct walk {
     const mp_state_machine *machine;
-    const char *legal[STATES_MOST]; /* row = from, column = to; x = legal */
+    const char *legal[STATES_MAX]; /* row = from, column = to; x = legal */
     void (*put)(scene *scene, int state); /* stores the state directly */
     int (*get)(const scene *scene);
     void (*set)(scene *scene, int state); /* calls the setter under test */
@@ -68,7 +68,7 @@ static void expect_refusal(const walk *walk, scene *scene, int to) {
 
 static void walk_every_pair(const walk *walk) {
     const mp_state_machine *machine = walk->machine;
-    MP_CHECK(machine->count >= 2 && machine->count <= STATES_MOST);
+    MP_CHECK(machine->count >= 2 && machine->count <= STATES_MAX);
     for (int from = 0; from < machine->count; from++) {
         MP_CHECK(walk->legal[from] && strlen(walk->legal[from]) == (size_t)machine->count);
         MP_CHECK(machine->states[from] && machine->states[from][0]);
@@ -90,7 +90,7 @@ static void walk_every_pair(const walk *walk) {
             scene_deinit(&scene);
         }
     }
-    MP_CHECK(machine->count == STATES_MOST || !walk->legal[machine->count]);
+    MP_CHECK(machine->count == STATES_MAX || !walk->legal[machine->count]);
 }
 
 /* Defines the functions put, get and set of a walk. */

@@ -3,11 +3,11 @@
 #include "registry/upkeep.h"
 #include "test_registry_scene.h"
 
-enum { MOST = 3, HELD = 100000, MODEL = 1000 };
+enum { MAX = 3, HELD = 100000, MODEL = 1000 };
 
 typedef struct several { /* entries of one registry; entry 0 is idle for longest */
-    scene scenes[MOST];
-    mp_entry *entries[MOST];
+    scene scenes[MAX];
+    mp_entry *entries[MAX];
     int count;
 } several;
 
@@ -118,7 +118,7 @@ MP_TEST(registry_upkeep_evicts_idle_models_only) {
 MP_TEST(registry_upkeep_trims_what_is_lacking) {
     static const struct {
         uint64_t bytes;
-        bool before[MOST], after[MOST]; /* which workers have been told */
+        bool before[MAX], after[MAX]; /* which workers have been told */
         uint64_t coming;
     } rows[] = {
         {1, {0}, {1, 0, 0}, HELD},
@@ -133,12 +133,12 @@ MP_TEST(registry_upkeep_trims_what_is_lacking) {
     };
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
         several all;
-        open_several(&all, MOST);
-        for (int i = 0; i < MOST; i++)
+        open_several(&all, MAX);
+        for (int i = 0; i < MAX; i++)
             all.entries[i]->workers[0]->trim = rows[row].before[i];
         mp_shortage shortage = shortage_of(&all, rows[row].bytes);
-        uint64_t coming = mp_upkeep_reclaim(all.entries, MOST, &shortage, true);
-        for (int i = 0; i < MOST; i++) {
+        uint64_t coming = mp_upkeep_reclaim(all.entries, MAX, &shortage, true);
+        for (int i = 0; i < MAX; i++) {
             if (told(&all, i) != rows[row].after[i])
                 MP_FAIL("row %zu: worker %d was %s to trim", row, i, told(&all, i) ? "told" : "not told");
             MP_CHECK_INT(all.entries[i]->workers[0]->woken, rows[row].after[i] && !rows[row].before[i]);
@@ -163,11 +163,11 @@ MP_TEST(registry_upkeep_evicts_what_is_lacking) {
                 {3 * EACH + 1, 0, false, 3 * HELD}}; /* caches first */
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
         several all;
-        open_several(&all, MOST);
+        open_several(&all, MAX);
         mp_shortage shortage = shortage_of(&all, rows[row].bytes);
-        MP_CHECK_INT(mp_upkeep_reclaim(all.entries, MOST, &shortage, rows[row].whole), rows[row].coming);
+        MP_CHECK_INT(mp_upkeep_reclaim(all.entries, MAX, &shortage, rows[row].whole), rows[row].coming);
         int evicted = 0;
-        for (int i = 0; i < MOST; i++)
+        for (int i = 0; i < MAX; i++)
             evicted += all.entries[i]->unload == MP_UNLOAD_REQUESTED;
         MP_CHECK_INT(evicted, rows[row].evicted);
         close_several(&all);
@@ -223,11 +223,11 @@ static uint64_t no_bytes(void *arg) {
 /* While memory is critical, a check of several models in use asks for a tenth of the limit, and a check of a single one
  * trims its caches: the model stays. */
 MP_TEST(registry_upkeep_of_critical_memory) {
-    for (int in_use = 0; in_use <= MOST; in_use++)
+    for (int in_use = 0; in_use <= MAX; in_use++)
         for (int critical = 0; critical < 2; critical++) {
             several all;
             asked asked = {0};
-            open_several(&all, MOST);
+            open_several(&all, MAX);
             mp_governor *governor = all.scenes[0].services->governor;
             mp_budget *budget = mp_governor_budget(governor);
             mp_reclaimer reclaimer = {.reclaim = note_call, .possible = no_bytes, .later = no_bytes, .arg = &asked};
@@ -235,14 +235,14 @@ MP_TEST(registry_upkeep_of_critical_memory) {
             uint64_t more = 900 * 1000 - atomic_load(&budget->used);
             if (critical)
                 MP_CHECK(mp_budget_take(budget, more));
-            for (int i = 0; i < MOST; i++) {
+            for (int i = 0; i < MAX; i++) {
                 all.entries[i]->keep_alive_ns = MP_FOREVER;
                 if (i >= in_use)
                     all.entries[i]->worker_count = 0;
             }
             mp_upkeep upkeep;
             mp_upkeep_init(&upkeep, 1);
-            mp_upkeep_sweep(&upkeep, all.scenes[0].services, all.entries, MOST, mp_sys_now_ns() + 10);
+            mp_upkeep_sweep(&upkeep, all.scenes[0].services, all.entries, MAX, mp_sys_now_ns() + 10);
             MP_CHECK_INT(asked.calls, critical && in_use > 1);
             if (asked.calls) {
                 MP_CHECK_INT(asked.bytes, 100 * 1000);
@@ -253,7 +253,7 @@ MP_TEST(registry_upkeep_of_critical_memory) {
             mp_governor_remove_reclaimer(governor, &reclaimer);
             if (critical)
                 mp_budget_give(budget, more);
-            for (int i = 0; i < MOST; i++)
+            for (int i = 0; i < MAX; i++)
                 all.entries[i]->worker_count = 1;
             close_several(&all);
         }

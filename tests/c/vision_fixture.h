@@ -5,7 +5,7 @@
 #include "model_fixture.h"
 
 enum { ITEMS = 8, ANSWER = 5, MARK = TINY_VOCAB - 1, SIDE = 16, PATCH = 4, HIDDEN = 24, FFN = 40, ENCODER_LAYERS = 3,
-       MOST = 3, ROWS = (SIDE / PATCH) * (SIDE / PATCH), PIXELS = SIDE * SIDE * 3 };
+       MAX = 3, ROWS = (SIDE / PATCH) * (SIDE / PATCH), PIXELS = SIDE * SIDE * 3 };
 
 static int tile_rows = ROWS; /* rows per tile */
 static bool oblong;          /* tiles are alternately 2 SIDE wide and 2 SIDE high, and each has SIDE * SIDE pixels */
@@ -118,7 +118,7 @@ static inline void add_axial(tiny_file *file) {
 
 /* Prompts around images, by item number; `turned` prompts have their image's rows in reverse, then the newline row. */
 static const struct {
-    int before, n, images[MOST], between, after, choices;
+    int before, n, images[MAX], between, after, choices;
     bool logits, turned;
     uint32_t tenant;
 } rows[ITEMS] = {
@@ -129,8 +129,8 @@ static const struct {
 };
 
 static inline void make_call(int index, mp_text_request **call, mp_error *error) {
-    static uint8_t pixels[MOST * PIXELS], keys[MOST * MP_IMAGE_KEY], run_keys[MOST * MP_IMAGE_KEY];
-    int32_t prompt[512], sizes[2 * MOST], runs[3 * MOST], sources[MOST * (ROWS + 2)], at = 0, used = 0;
+    static uint8_t pixels[MAX * PIXELS], keys[MAX * MP_IMAGE_KEY], run_keys[MAX * MP_IMAGE_KEY];
+    int32_t prompt[512], sizes[2 * MAX], runs[3 * MAX], sources[MAX * (ROWS + 2)], at = 0, used = 0;
     mp_test_random text = {77};
     memset(keys, 0, sizeof keys);
     memset(run_keys, 0, sizeof run_keys);

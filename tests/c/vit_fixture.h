@@ -7,7 +7,7 @@
 #include "models/image/vit.h"
 #include "request_fixture.h"
 
-enum { HIDDEN = 48, LAYERS = 2, PATCH = 7, GRID = 5, WIDTH = 32, IMAGES = 13, MOST_SIDE = 90 };
+enum { HIDDEN = 48, LAYERS = 2, PATCH = 7, GRID = 5, WIDTH = 32, IMAGES = 13, MAX_SIDE = 90 };
 
 /* Make the fp32 spec of dinov2 (any image size), dinov2_with_registers or siglip (attention pooling). */
 static inline mp_spec *make_spec(const char *arch, bool gated) {
@@ -91,7 +91,7 @@ static inline mp_spec *make_spec(const char *arch, bool gated) {
 typedef struct test_images {
     int32_t sizes[2 * IMAGES];
     int64_t offsets[IMAGES + 1];
-    uint8_t pixels[IMAGES * 3 * MOST_SIDE * MOST_SIDE];
+    uint8_t pixels[IMAGES * 3 * MAX_SIDE * MAX_SIDE];
 } test_images;
 
 static inline void make_images(test_images *all, bool any_size) {
@@ -99,7 +99,7 @@ static inline void make_images(test_images *all, bool any_size) {
     for (int i = 0; i < IMAGES; i++) {
         for (int side = 0; side < 2; side++)
             all->sizes[2 * i + side] =
-                any_size && i % 4 ? PATCH + (int)(mp_test_random_u64(&random) % (MOST_SIDE - PATCH)) : PATCH * GRID;
+                any_size && i % 4 ? PATCH + (int)(mp_test_random_u64(&random) % (MAX_SIDE - PATCH)) : PATCH * GRID;
         int64_t bytes = 3 * (int64_t)all->sizes[2 * i] * all->sizes[2 * i + 1];
         for (int64_t b = 0; b < bytes; b++)
             all->pixels[all->offsets[i] + b] = (uint8_t)mp_test_random_u64(&random);

@@ -10,7 +10,7 @@
 #include "isolation/proxy.h"
 #include "isolation/spec_codec.h"
 
-enum { VOCAB = 50, MOST_TOKENS = 6, CHOICES = 2, TOPS = 2, TEXTS = 3, WIDTH = 4, TOTAL = 20 };
+enum { VOCAB = 50, MAX_TOKENS = 6, CHOICES = 2, TOPS = 2, TEXTS = 3, WIDTH = 4, TOTAL = 20 };
 
 static bool never(void *arg) {
     (void)arg;
@@ -41,7 +41,7 @@ static const mp_isolation_kind no_kind;
 
 /* Read from a ring whose positions, headers and data are arbitrary. */
 static void read_ring(const uint8_t *data, size_t size) {
-    static uint8_t frame_data[MP_FRAME_MOST];
+    static uint8_t frame_data[MP_FRAME_MAX];
     mp_channel channel;
     mp_error error;
     mp_frame frame;
@@ -53,7 +53,7 @@ static void read_ring(const uint8_t *data, size_t size) {
     atomic_store(&page.replies.head, head);
     mp_channel_init(&channel, &page, true, &error, never, NULL);
     while (mp_channel_waiting(&channel) && mp_channel_receive(&channel, false, &frame, frame_data))
-        REQUIRE(frame.bytes <= MP_FRAME_MOST);
+        REQUIRE(frame.bytes <= MP_FRAME_MAX);
 }
 
 /* Send `data` in frames of up to 100 bytes, so that values cross frame boundaries. */
@@ -90,7 +90,7 @@ static mp_request *make_call(kind kind) {
     }
     mp_text_args args = {.n_prompt = 4, .prompt = ids, .n_choices = CHOICES, .n_stop = 1, .stop = stop,
                          .stop_bytes = stop_bytes,
-                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MAX_TOKENS,
                                       .logprobs = TOPS}};
     static const int32_t sides[] = {1, 1}, runs[] = {1, 2, 1};
     static const uint8_t pixels[3], key[MP_IMAGE_KEY];
@@ -128,7 +128,7 @@ static void check_text(const mp_text_request *call) {
     REQUIRE(call->capture.sampled <= call->choices[0].token_count + 1);
     for (int c = 0; c < call->n_choices; c++) {
         const mp_choice *choice = &call->choices[c];
-        REQUIRE(choice->token_count <= MOST_TOKENS && choice->text_bytes <= choice->text_capacity);
+        REQUIRE(choice->token_count <= MAX_TOKENS && choice->text_bytes <= choice->text_capacity);
         REQUIRE(mp_is_utf8(choice->text, choice->text_bytes));
         REQUIRE(choice->finish >= MP_FINISH_NONE && choice->finish <= MP_FINISH_CANCELLED);
         for (uint32_t t = 0; t < choice->token_count; t++) {

@@ -161,7 +161,7 @@ static float to_integers(const float *x, int n, int most, int16_t *to) {
     for (int i = 0; i < n; i++)
         top = mp_ref_bits(fabsf(x[i])) > top ? mp_ref_bits(fabsf(x[i])) : top;
     const float max = mp_ref_float(top);
-    const bool finite = max < INFINITY, nothing = !finite || max < MP_I16_LEAST;
+    const bool finite = max < INFINITY, nothing = !finite || max < MP_I16_MIN;
     for (int i = 0; i < n; i++) {
         int16_t y = nothing ? 0 : (int16_t)(fmaf(x[i], (float)most / max, MP_ROUND_MAGIC) - MP_ROUND_MAGIC);
         memcpy(to + i, &y, sizeof y);
@@ -213,8 +213,8 @@ static void to_bytes(const float *x, int n, int most, int slot, void *block, int
     uint32_t top = 0;
     for (int i = 0; i < n; i++)
         top = mp_ref_bits(fabsf(x[i])) > top ? mp_ref_bits(fabsf(x[i])) : top;
-    const float max = mp_ref_float(top), limit = (float)(MP_I8_MOST * most);
-    const bool finite = max < INFINITY, nothing = !finite || max < MP_I16_LEAST;
+    const float max = mp_ref_float(top), limit = (float)(MP_I8_MAX * most);
+    const bool finite = max < INFINITY, nothing = !finite || max < MP_I16_MIN;
     const float factor = nothing ? 0.0f : limit / max;
     scales(block, n, 1)[slot] = !finite ? NAN : nothing ? 0.0f : max / limit;
     for (int d = 0; d < n; d += MP_I8_GROUP) {
@@ -304,7 +304,7 @@ static void integer_block(const mp_attn_kv *a, int width, int rows, int block, m
         }
         out->l[i] = mp_ref_tree_sum(sum);
         const float high = mp_ref_float(most);
-        const bool finite = high < INFINITY, nothing = !finite || high < MP_I16_LEAST;
+        const bool finite = high < INFINITY, nothing = !finite || high < MP_I16_MIN;
         const float by = !finite ? NAN : nothing ? 0.0f : high / (float)MP_I16_WEIGHT;
         int32_t n[MP_KV_BLOCK] = {0};
         for (int t = from; t < to && !nothing; t++)

@@ -55,8 +55,8 @@ static void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0,
 /* One block of one row at a time is packed as the first output of a panel. */
 static void stored_product(mp_wkind kind, mp_dtype dtype, const uint8_t *rows, size_t stride, int n, const mp_acts *x,
                            int m, float *y) {
-    enum { MOST = 256 * MP_PANEL_N * 9 / 8 + 1024 };
-    _Alignas(64) uint8_t panel[MOST];
+    enum { MAX = 256 * MP_PANEL_N * 9 / 8 + 1024 };
+    _Alignas(64) uint8_t panel[MAX];
     const mp_dtype_row *row = mp_dtype_get(dtype);
     mp_pack_view view;
     mp_wmat w;

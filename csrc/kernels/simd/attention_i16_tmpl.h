@@ -193,8 +193,8 @@ static VEC_INLINE float i16_greatest(const float *x, int n) {
 /* Returns the factor that converts a row to integers (0: the integers are 0), and sets the row's *scale. */
 static VEC_INLINE float i16_factor(const float *x, int n, int most, float *scale) {
     const float max = i16_greatest(x, n);
-    *scale = max < INFINITY ? max < MP_I16_LEAST ? 0.0f : max / (float)most : NAN;
-    return max < INFINITY && max >= MP_I16_LEAST ? (float)most / max : 0.0f;
+    *scale = max < INFINITY ? max < MP_I16_MIN ? 0.0f : max / (float)most : NAN;
+    return max < INFINITY && max >= MP_I16_MIN ? (float)most / max : 0.0f;
 }
 
 /* Returns x * factor, rounded to integers in the low bits of each lane; zeros if factor is 0, even for NaN. */
@@ -318,7 +318,7 @@ static void attn_kv_fill_i16(const float *k, const float *v, int64_t ld, int dim
  * apart. `to` is the first byte. */
 static VEC_INLINE void i8_store(const float *x, int n, int most, int slot, void *block, int8_t *to, int64_t pair_step,
                                 int64_t byte_step) {
-    const float factor = i16_factor(x, n, MP_I8_MOST * most, i16_scales(block, n, 1) + slot);
+    const float factor = i16_factor(x, n, MP_I8_MAX * most, i16_scales(block, n, 1) + slot);
     int8_t *by = i8_multipliers(block, n) + slot;
     for (int d = 0; d < n; d += MP_I8_GROUP, by += MP_KV_BLOCK) {
         const int count = n - d < MP_I8_GROUP ? n - d : MP_I8_GROUP;
@@ -533,7 +533,7 @@ static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, i16_rows 
                     lanes->top[r]);
     vec_store(l, vec_each_sum(N, lanes->sum[0]));
     const vec most = vec_each_top_bits(N, lanes->top[0]), weight = vec_set((float)MP_I16_WEIGHT), zero = vec_zero();
-    const vmask finite = vec_less(most, vec_set(INFINITY)), tiny = vec_less(most, vec_set(MP_I16_LEAST));
+    const vmask finite = vec_less(most, vec_set(INFINITY)), tiny = vec_less(most, vec_set(MP_I16_MIN));
     vec_store(inverse, vec_select(tiny, zero, vec_select(finite, vec_div(weight, most), zero)));
     vec_store(x->by + base, vec_select(tiny, zero, vec_select(finite, vec_div(most, weight), vec_set(NAN))));
     for (int r = 0; r < rows; r++) {

@@ -15,7 +15,7 @@
 
 enum {
     SAMPLES = 4, /* rows of a head's projection that are read */
-    MOST = 1024  /* limit of the factors and of their inverses: hostile weights must not make finite keys infinite */
+    MAX = 1024   /* limit of the factors and of their inverses: hostile weights must not make finite keys infinite */
 };
 
 /* Returns the component that the rotary embedding turns together with component i of a head; i itself if it is not
@@ -67,7 +67,7 @@ static void measure(const mp_decoder *model, const mp_decoder_layer *layer, cons
 static void balance_head(const mp_decoder *model, const mp_decoder_layer *layer, int head, float *row, float *factors) {
     const int d = model->head_dim, group = model->heads / model->kv_heads;
     double q_rest = 0, k_rest = 0; /* squared sizes without the biases */
-    float q[MP_HEAD_MOST], k[MP_HEAD_MOST];
+    float q[MP_HEAD_MAX], k[MP_HEAD_MAX];
     if (layer->k_norm.weight) {
         measure(model, layer, layer->q_norm.weight, 1, 0, q);
         measure(model, layer, layer->k_norm.weight, 1, 0, k);
@@ -80,7 +80,7 @@ static void balance_head(const mp_decoder *model, const mp_decoder_layer *layer,
     for (int i = 0; i < d; i++) {
         const float factor = sqrtf(sqrtf((k[i] + (float)k_rest) / (q[i] + (float)q_rest)));
         /* NaN, from sizes of 0 or infinity, fails the comparison */
-        factors[i] = factor >= 1.0f / MOST && factor <= MOST ? factor : 1;
+        factors[i] = factor >= 1.0f / MAX && factor <= MAX ? factor : 1;
     }
 }
 

@@ -24,7 +24,7 @@
 
 enum {
     POLL_LAYERS = 4,
-    GATED_LEAST = 16 /* minimum rows for computing gate and up panel by panel: with fewer rows, reading the weights from
+    GATED_MIN = 16 /* minimum rows for computing gate and up panel by panel: with fewer rows, reading the weights from
                       * memory takes the time, and reading two matrices one after the other is faster than alternating
                       * between them */
 };
@@ -106,7 +106,7 @@ static void store_row(const mp_decoder_pass *pass, const thread_view *view, cons
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
     norm_and_rotate(pass, layer, &layer->k_norm, seq->row0 + row, k);
-    float padded[MP_HEAD_MOST];
+    float padded[MP_HEAD_MAX];
     if (model->kv.v_dim > model->value_dim) { /* rows of V are padded with zeros: mp_kv_width */
         memset(padded, 0, (size_t)model->kv.v_dim * sizeof *padded);
         v = memcpy(padded, v, (size_t)model->value_dim * sizeof *padded);
@@ -460,7 +460,7 @@ static void feed_forward(const mp_decoder_pass *pass, const mp_team_thread *thre
         if (layer->ffn == 0)
             return;
     }
-    if (M >= GATED_LEAST && !pass->unpacked && !view->adapters && model->residual_scale == 1 &&
+    if (M >= GATED_MIN && !pass->unpacked && !view->adapters && model->residual_scale == 1 &&
         mp_linear_fits(&layer->gate_up, &layer->down)) {
         mp_linear_into(&layer->gate_up, &layer->down, thread, in, hidden, M, pass->acts, model->act, pass->inner);
         mp_team_barrier(thread);

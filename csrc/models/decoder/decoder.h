@@ -10,7 +10,7 @@
 #include "models/nn/mlp.h"
 #include "models/generation/kv_cache.h"
 
-enum { MP_ROPES = 2, MP_HEAD_MOST = 1024 /* components of a head; latent attention may have more */ };
+enum { MP_ROPES = 2, MP_HEAD_MAX = 1024 /* components of a head; latent attention may have more */ };
 
 typedef struct mp_mla { /* sizes of multi-head latent attention (decoder/mla.h); rank 0: the model has none */
     int32_t rank, q_rank;   /* components of a token's latent vector, and of the latent vector of its queries; q_rank

@@ -10,7 +10,7 @@
 
 enum {
     SLICE = 256,      /* maximum rows of a pass that computes a prompt */
-    LEAST_SLICE = 16, /* rows of such a pass, however little time is left */
+    MIN_SLICE = 16, /* rows of such a pass, however little time is left */
     FEW_ROWS = 4,     /* missing rows per sequence that the draft model always computes */
     HORIZON = 256,    /* computing a prompt must pay off within this number of completion tokens */
     PAUSE = 256       /* steps */
@@ -290,7 +290,7 @@ static int64_t list_sequences(draft_step *step, const mp_plan *plan, mp_step_seq
 static void limit_rows(draft_step *step, uint64_t draft_row_ns) {
     const bool always = step->engine->speculation.mode == MP_SPECULATE_ALWAYS;
     uint64_t fits = atomic_load_explicit(&step->engine->model->decode_ns, memory_order_relaxed) / draft_row_ns;
-    int left = always || fits > SLICE ? SLICE : fits < LEAST_SLICE ? LEAST_SLICE : (int)fits;
+    int left = always || fits > SLICE ? SLICE : fits < MIN_SLICE ? MIN_SLICE : (int)fits;
     for (int g = 0; g < step->n; g++) {
         draft_seq *one = &step->seqs[g];
         const int wanted = one->rows, room = left > FEW_ROWS ? left : FEW_ROWS;

@@ -15,8 +15,8 @@
 #include "models/decoder/load.h"
 
 enum {
-    STEP_ROWS = 512,    /* maximum rows of a pass; a prefill may add LEAST_ROWS */
-    LEAST_ROWS = 16,    /* minimum prefill rows, however little time is left */
+    STEP_ROWS = 512,      /* maximum rows of a pass; a prefill may add MIN_ROWS */
+    MIN_ROWS = 16,      /* minimum prefill rows, however little time is left */
     PASSES_ALONE = 4,   /* a step without decode rows may take as long as this number of decode steps */
     PASSES_BESIDE = 2,  /* a step with decode rows may take as long as this number of decode steps */
     IMAGE_THREADS = 64  /* threads worth using for an image layer of hundreds of rows */
@@ -202,7 +202,7 @@ static void plan_image_part(mp_text_engine *engine, uint64_t budget_ns, mp_plan 
 }
 
 /* Plans all decode rows first; prefills share the rows for which time is left, in the given order. The first prefill
- * may always have LEAST_ROWS rows, so that many decoding sequences cannot starve it. */
+ * may always have MIN_ROWS rows, so that many decoding sequences cannot starve it. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t row_ns = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed) + 1;
@@ -232,7 +232,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
                 choose_image_part(engine, items[i], missing);
             if (decoding == (prompts == 1) || rows == 0)
                 continue;
-            int room = !prompts ? STEP_ROWS - planned : first && left < LEAST_ROWS ? LEAST_ROWS : left;
+            int room = !prompts ? STEP_ROWS - planned : first && left < MIN_ROWS ? MIN_ROWS : left;
             if (prompts && rows > room)
                 rows = room;
             if (rows <= 0 || rows > room)

@@ -11,15 +11,15 @@ static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *er
     int64_t heads, kv_heads, key, value, absent = 0, hidden = model->hidden;
     MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count", 1, hidden, NULL, &heads, error));
     MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count_kv", 1, heads, &heads, &kv_heads, error));
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.key_length", 1, MP_HEAD_MOST, &absent, &key, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.key_length", 1, MP_HEAD_MAX, &absent, &key, error));
     if (key == absent) {
-        if (hidden % heads || hidden / heads > MP_HEAD_MOST)
+        if (hidden % heads || hidden / heads > MP_HEAD_MAX)
             return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
                                 "a divisor of the width that leaves a head size of at most 1,024", "%lld of width %lld",
                                 (long long)heads, (long long)hidden);
         key = hidden / heads;
     }
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.value_length", 1, MP_HEAD_MOST, &key, &value, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.value_length", 1, MP_HEAD_MAX, &key, &value, error));
     if (heads % kv_heads)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count_kv",
                             "a divisor of the number of heads", "%lld of %lld heads", (long long)kv_heads,
@@ -121,7 +121,7 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
  * to true if there are divisors. */
 static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, const char *tensor_name, const char *key,
                         bool *found, mp_error *error) {
-    double divisors[MP_HEAD_MOST / 2];
+    double divisors[MP_HEAD_MAX / 2];
     int64_t shape[1] = {rope->dim / 2};
     const mp_value *list = mp_spec_find(spec, key);
     *found = list || mp_weights_has(model->weights, tensor_name);
@@ -198,7 +198,7 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
     for (int i = 0; i < model->layer_count; i++)
         model->layers[i].rope = (int)tables[i];
     int64_t sections[3], unused = 0;
-    MP_TRY(mp_spec_ints(args->spec, "mpool.rope_sections", 3, 0, MP_HEAD_MOST, &unused, sections, error));
+    MP_TRY(mp_spec_ints(args->spec, "mpool.rope_sections", 3, 0, MP_HEAD_MAX, &unused, sections, error));
     if (sections[0] == 0)
         return MP_OK;
     if (sections[0] + sections[1] + sections[2] != rope->dim / 2 || model->ropes > 1 || model->long_from > 0)

@@ -277,7 +277,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     mp_builder_init(&builder, model->weights, args->compute);
     builder.shared = args->shared;
     MP_TRY_GOTO(mp_builder_read_use(&builder, error));
-    builder.on_use = MP_ON_USE_EXACT;
+    builder.unpacked = MP_UNPACKED_EXACT;
     if (model->experts.count > 0)
         MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, &model->packed_experts, &model->expert_reads,
                                     error));
@@ -299,7 +299,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
         mp_progress_part(args->progress, "mapping", (uint64_t)i + 1, (uint64_t)model->layer_count);
     }
     MP_TRY_GOTO(mp_adapters_check(&model->adapters, args->spec, error));
-    builder.on_use = MP_ON_USE_NEVER;
+    builder.unpacked = MP_UNPACKED_NONE;
     MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
     const int64_t parameters = builder.parameters;
     if (ops)
@@ -336,7 +336,7 @@ typedef enum tensor_use {
     OF_ADAPTER, /* packed by mp_adapters_add */
     OF_LATENTS, /* packed by mp_mla_read_layer as floats */
     ROUTER,     /* packed as fp32 by mp_experts_init */
-    OF_LAYERS,  /* a matrix of the layers or the head, which load adds with MP_ON_USE_EXACT */
+    OF_LAYERS,  /* a matrix of the layers or the head, which load adds with MP_UNPACKED_EXACT */
 } tensor_use;
 
 static tensor_use use_of(const mp_spec *spec, const mp_tensor_entry *entry) {
@@ -355,17 +355,18 @@ static tensor_use use_of(const mp_spec *spec, const mp_tensor_entry *entry) {
 static bool is_of_layers(const mp_spec *spec, const mp_tensor_entry *entry) { return use_of(spec, entry) == OF_LAYERS; }
 
 mp_matrices mp_decoder_predict_weights(const mp_spec *spec, mp_compute compute) {
-    return mp_weights_predict(spec, compute, MP_ON_USE_EXACT, is_of_layers);
+    return mp_weights_predict(spec, compute, MP_UNPACKED_EXACT, is_of_layers);
 }
 
 /* Predicts the bytes of a matrix of the layers or the head, or of a router, in packed order; 0 if the matrix is never
  * packed, or if the load will fail. */
-static uint64_t packed_bytes(const mp_tensor_entry *entry, mp_compute compute, mp_on_use on_use, mp_weights_use use) {
+static uint64_t packed_bytes(const mp_tensor_entry *entry, mp_compute compute, mp_unpacked unpacked,
+                             mp_weights_use use) {
     mp_wkind kind;
     mp_wmat w;
     if (entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX ||
         !mp_wmat_kind_for(entry->dtype, compute, &kind) ||
-        (use == MP_WEIGHTS_MAPPED && mp_may_stay_unpacked(on_use, use, entry->dtype, kind)))
+        (use == MP_WEIGHTS_MAPPED && mp_may_stay_unpacked(unpacked, use, entry->dtype, kind)))
         return 0;
     mp_wmat_init(&w, kind, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);
     return mp_wmat_bytes(&w);
@@ -386,10 +387,10 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
             bytes += mp_mla_footprint(entry, compute);
             break;
         case ROUTER:
-            bytes += packed_bytes(entry, MP_COMPUTE_F32, MP_ON_USE_NEVER, use);
+            bytes += packed_bytes(entry, MP_COMPUTE_F32, MP_UNPACKED_NONE, use);
             break;
         case OF_LAYERS:
-            bytes += packed_bytes(entry, compute, MP_ON_USE_EXACT, use);
+            bytes += packed_bytes(entry, compute, MP_UNPACKED_EXACT, use);
             break;
         }
     }

@@ -6,7 +6,7 @@
 
 #include "files/scaled_weights.h"
 
-enum { MOST_RANK = 4096, MOST_PART = 1024, CHUNK = 64 /* rows that a thread multiplies at once for a head */ };
+enum { MAX_RANK = 4096, MAX_PART = 1024, CHUNK = 64 /* rows that a thread multiplies at once for a head */ };
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
@@ -17,11 +17,11 @@ static mp_status refuse_size(const mp_spec *spec, const char *field, const char 
 
 mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t heads, rank, q_rank, key, value, rotated, none = 0;
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.head_count", 1, MOST_PART, NULL, &heads, error));
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.kv_lora_rank", 1, MOST_RANK, NULL, &rank, error));
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.q_lora_rank", 0, 4 * MOST_RANK, &none, &q_rank, error));
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.key_length_mla", 2, MOST_PART, NULL, &key, error));
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.value_length_mla", 1, MOST_PART, NULL, &value, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.head_count", 1, MAX_PART, NULL, &heads, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.kv_lora_rank", 1, MAX_RANK, NULL, &rank, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.q_lora_rank", 0, 4 * MAX_RANK, &none, &q_rank, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.key_length_mla", 2, MAX_PART, NULL, &key, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.value_length_mla", 1, MAX_PART, NULL, &value, error));
     MP_TRY(mp_spec_int(spec, "{arch}.rope.dimension_count", 2, key - 1, NULL, &rotated, error));
     if (rank % MP_PANEL_N)
         return refuse_size(spec, "attention.kv_lora_rank", "a multiple of 32", rank, error);

@@ -344,7 +344,7 @@ int mp_sequence_most_drafts(const mp_decoder *model, const mp_item *item, int ch
     const mp_sequence *seq = &((const mp_sequence_group *)item->state)->seqs[choice];
     /* draft no tokens beyond max_tokens or the end of the context: the completion could not keep them */
     int rows = smaller(request->n_prompt + request->sampling.max_tokens - 1, model->context) - seq->count;
-    return smaller(rows, MP_DRAFT_MOST);
+    return smaller(rows, MP_DRAFT_MAX);
 }
 
 bool mp_sequence_may_draft(const mp_decoder *model, const mp_item *item, int32_t id) {

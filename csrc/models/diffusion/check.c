@@ -3,7 +3,7 @@
 
 #include "models/diffusion/diffusion.h"
 
-static const double MOST_NS = 1e18; /* limit of a predicted cost, about 30 years */
+static const double MAX_NS = 1e18; /* limit of a predicted cost, about 30 years */
 
 static mp_status fail_size(const mp_diffusion *model, const mp_image_generation_request *request, mp_error *error) {
     const int32_t grain = mp_diff_scale(model) * MP_DIFF_PATCH, most = model->position_side * grain;
@@ -56,23 +56,23 @@ mp_status mp_diff_check(const mp_model *base, mp_request *request_base, uint64_t
     if (request->n_texts > 1 && model->flux)
         return mp_fail(error, MP_INVALID_ARGUMENT, "this model takes no negative prompt: leave it out");
     request->channels = model->channels;
-    request->high = request->height / scale;
-    request->wide = request->width / scale;
+    request->latent_height = request->height / scale;
+    request->latent_width = request->width / scale;
     request->text_rows = (model->flux ? 0 : request->n_ids[MP_DIFF_CLIP_L]) + request->n_ids[MP_DIFF_T5];
     request->text_width = model->text_width;
     request->pooled_width = model->pooled_width;
-    const int64_t latents = (int64_t)request->n_images * request->channels * request->high * request->wide;
+    const int64_t latents = request->n_images * mp_image_generation_latents(request);
     if (request->n_noise != latents)
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "there are %lld initial latents, the model takes %lld: "
                        "(%d, %d, %d, %d)",
                        (long long)request->n_noise, (long long)latents, request->n_images, request->channels,
-                       request->high, request->wide);
-    const int64_t rows = (int64_t)request->high * request->wide / (MP_DIFF_PATCH * MP_DIFF_PATCH);
+                       request->latent_height, request->latent_width);
+    const int64_t rows = (int64_t)request->latent_height * request->latent_width / (MP_DIFF_PATCH * MP_DIFF_PATCH);
     const double gflop =
         mp_diff_gflop(model, request->text_rows, rows) * request->n_texts * request->n_steps * request->n_images;
     const double ns = gflop * (double)atomic_load_explicit(&model->gflop_ns, memory_order_relaxed);
-    *cost_ns = ns < MOST_NS ? (uint64_t)ns + 1 : (uint64_t)MOST_NS;
+    *cost_ns = ns < MAX_NS ? (uint64_t)ns + 1 : (uint64_t)MAX_NS;
     *total = (uint32_t)(request->n_images * (request->n_steps + 1));
     return mp_image_generation_request_output(request, error);
 }

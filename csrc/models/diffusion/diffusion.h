@@ -235,7 +235,7 @@ bool mp_diff_text_forward(mp_diff_thread *l, const mp_diff_text *text, const mp_
 
 /* One pass of the transformer, block by block. Text rows precede image rows. */
 typedef struct mp_dit_pass {
-    int32_t text_rows, rows_high, rows_wide; /* image rows: high * wide */
+    int32_t text_rows, grid_height, grid_width; /* image rows: grid_height * grid_width */
     const float *texts;                      /* [text_rows, text_width] */
     const float *pooled;                     /* [pooled_width] */
     const float *latents;                    /* [image rows, 4 channels]; a row is a patch: (channel, y, x) */
@@ -261,12 +261,12 @@ bool mp_dit_end(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends 
 
 /* A run of the decoder, op by op. */
 typedef struct mp_vae_image {
-    int32_t high, wide;
+    int32_t height, width;
     float *x, *a, *b; /* [mp_vae_floats] each. x holds the image; a and b are scratch. If an op wrote its result to a,
                        * thread 0 swaps x and a before the last barrier of the op. */
 } mp_vae_image;
-/* Floats of the largest intermediate image while latents of high x wide are decoded. */
-uint64_t mp_vae_floats(const mp_diffusion *model, int32_t high, int32_t wide);
+/* Floats of the largest intermediate image while latents of height x width are decoded. */
+uint64_t mp_vae_floats(const mp_diffusion *model, int32_t height, int32_t width);
 size_t mp_vae_scratch(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels);
 size_t mp_vae_own(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels);
 bool mp_vae_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_diff_block *block, int index,

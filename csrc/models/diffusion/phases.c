@@ -107,24 +107,26 @@ static mp_status encode(mp_diffusion_engine *engine, mp_item *item, mp_lease *le
 
 /* ---- denoising --------------------------------------------------------------------------------------------------- */
 
-/* latents [channels, high, wide] <-> rows [high / 2 * wide / 2][channels][2][2] */
+/* latents [channels, height, width] <-> rows [height / 2 * width / 2][channels][2][2] */
 static void pack(const mp_image_generation_request *request, const float *latents, float *rows) {
-    const int32_t C = request->channels, high = request->high, wide = request->wide, across = wide / MP_DIFF_PATCH;
+    const int32_t C = request->channels, height = request->latent_height, width = request->latent_width;
+    const int32_t across = width / MP_DIFF_PATCH;
     for (int32_t c = 0; c < C; c++)
-        for (int32_t y = 0; y < high; y++)
-            for (int32_t x = 0; x < wide; x++) {
+        for (int32_t y = 0; y < height; y++)
+            for (int32_t x = 0; x < width; x++) {
                 const int64_t row = (int64_t)(y / 2) * across + x / 2;
-                rows[(row * C + c) * 4 + y % 2 * 2 + x % 2] = latents[((int64_t)c * high + y) * wide + x];
+                rows[(row * C + c) * 4 + y % 2 * 2 + x % 2] = latents[((int64_t)c * height + y) * width + x];
             }
 }
 
 static void unpack(const mp_image_generation_request *request, const float *rows, float *latents) {
-    const int32_t C = request->channels, high = request->high, wide = request->wide, across = wide / MP_DIFF_PATCH;
+    const int32_t C = request->channels, height = request->latent_height, width = request->latent_width;
+    const int32_t across = width / MP_DIFF_PATCH;
     for (int32_t c = 0; c < C; c++)
-        for (int32_t y = 0; y < high; y++)
-            for (int32_t x = 0; x < wide; x++) {
+        for (int32_t y = 0; y < height; y++)
+            for (int32_t x = 0; x < width; x++) {
                 const int64_t row = (int64_t)(y / 2) * across + x / 2;
-                latents[((int64_t)c * high + y) * wide + x] = rows[(row * C + c) * 4 + y % 2 * 2 + x % 2];
+                latents[((int64_t)c * height + y) * width + x] = rows[(row * C + c) * 4 + y % 2 * 2 + x % 2];
             }
 }
 
@@ -133,10 +135,10 @@ static mp_status begin_denoising(mp_diffusion_engine *engine, mp_diff_state *sta
     const mp_diffusion *model = engine->model;
     mp_dit_pass *pass = &state->pass;
     pass->text_rows = request->text_rows;
-    pass->rows_high = request->high / MP_DIFF_PATCH;
-    pass->rows_wide = request->wide / MP_DIFF_PATCH;
+    pass->grid_height = request->latent_height / MP_DIFF_PATCH;
+    pass->grid_width = request->latent_width / MP_DIFF_PATCH;
     const size_t latents = (size_t)mp_image_generation_latents(request), hidden = (size_t)model->hidden;
-    const size_t rows = (size_t)request->text_rows + (size_t)pass->rows_high * (size_t)pass->rows_wide;
+    const size_t rows = (size_t)request->text_rows + (size_t)pass->grid_height * (size_t)pass->grid_width;
     float **const parts[] = {&pass->h,        &pass->condition,    &pass->angles,
                              &state->latents, &state->velocity[0], &state->velocity[1]};
     const size_t sizes[] = {rows * hidden, hidden,  model->flux ? rows * (size_t)model->head_dim : 0,
@@ -217,7 +219,7 @@ static mp_status denoise(mp_diffusion_engine *engine, mp_item *item, mp_lease *l
     if (!*done)
         return MP_OK;
     if (measured) {
-        const int64_t rows = (int64_t)state->pass.rows_high * state->pass.rows_wide;
+        const int64_t rows = (int64_t)state->pass.grid_height * state->pass.grid_width;
         const double blocks = model->block_count[MP_DIFF_TRANSFORMER] - 1;
         const double gflop = mp_diff_gflop(model, request->text_rows, rows) / blocks;
         const uint64_t spent = (uint64_t)((double)(mp_sys_now_ns() - start) / (gflop > 1e-6 ? gflop : 1e-6));
@@ -235,19 +237,20 @@ static mp_status denoise(mp_diffusion_engine *engine, mp_item *item, mp_lease *l
 
 /* ---- decoding ---------------------------------------------------------------------------------------------------- */
 
-/* Fill in the decoder's input, pixel rows [high * wide, channels]: the latents of an image, or for a preview the
+/* Fill in the decoder's input, pixel rows [height * width, channels]: the latents of an image, or for a preview the
  * latents that the last step predicts. */
 static mp_status begin_decoding(mp_diffusion_engine *engine, mp_diff_state *state,
                                 const mp_image_generation_request *request, mp_error *error) {
     const mp_diffusion *model = engine->model;
     mp_vae_image *run = &state->image_run;
-    const size_t size = (size_t)mp_vae_floats(model, request->high, request->wide);
+    const size_t size = (size_t)mp_vae_floats(model, request->latent_height, request->latent_width);
     float **const parts[] = {&run->x, &run->a, &run->b};
     const size_t sizes[] = {size, size, size};
     MP_TRY(mp_diff_hold(engine, &state->decoding, MP_DIFF_DECODER, 3, parts, sizes, error));
-    run->high = request->high;
-    run->wide = request->wide;
-    const int64_t n = mp_image_generation_latents(request), plane = (int64_t)request->high * request->wide;
+    run->height = request->latent_height;
+    run->width = request->latent_width;
+    const int64_t plane = (int64_t)request->latent_height * request->latent_width;
+    const int64_t n = mp_image_generation_latents(request);
     const bool preview = state->at.phase == MP_DIFF_PREVIEW;
     const float *latents = preview ? request->preview_latents : request->latents + state->at.image * n;
     for (int64_t i = 0; i < plane; i++)

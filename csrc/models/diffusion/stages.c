@@ -166,11 +166,12 @@ mp_status mp_diff_run_block(mp_diffusion_engine *engine, mp_diff_state *state, m
     const mp_diff_block *block = &engine->blocks[stage][j.index];
     size_t shared;
     if (stage == MP_DIFF_TRANSFORMER) {
-        const int64_t rows = (int64_t)state->pass.rows_high * state->pass.rows_wide;
+        const int64_t rows = (int64_t)state->pass.grid_height * state->pass.grid_width;
         shared = mp_dit_scratch(model, &engine->blocks[stage][0], block, j.index, state->pass.text_rows, rows);
         j.run.own_bytes = mp_dit_own(model, state->pass.text_rows + rows);
     } else if (stage == MP_DIFF_DECODER) {
-        const int64_t pixels = (int64_t)state->image_run.high * state->image_run.wide << 2 * model->ops[index].doubled;
+        const mp_vae_image *image = &state->image_run;
+        const int64_t pixels = (int64_t)image->height * image->width << 2 * model->ops[index].doubled;
         shared = mp_vae_scratch(model, block, index, pixels);
         j.run.own_bytes = mp_vae_own(model, block, index, pixels);
     } else {

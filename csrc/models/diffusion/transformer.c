@@ -12,7 +12,7 @@ static size_t floats(int64_t rows, int64_t n) { return mp_arena_cost((size_t)(ro
 
 static int64_t chunk(int64_t rows) { return rows < MP_DIFF_ROWS ? rows : MP_DIFF_ROWS; }
 
-static int64_t image_rows(const mp_dit_pass *pass) { return (int64_t)pass->rows_high * pass->rows_wide; }
+static int64_t image_rows(const mp_dit_pass *pass) { return (int64_t)pass->grid_height * pass->grid_width; }
 
 double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t rows) {
     const double H = model->hidden, T = (double)(text_rows + rows);
@@ -88,8 +88,8 @@ void mp_dit_angles(const mp_diffusion *model, mp_dit_pass *pass) {
     for (int64_t row = 0; row < pass->text_rows + rows; row++) {
         float *to = pass->angles + row * 2 * half;
         const int64_t at = row - pass->text_rows;
-        const double place[MP_DIFF_AXES] = {0, at < 0 ? 0 : (double)(at / pass->rows_wide),
-                                            at < 0 ? 0 : (double)(at % pass->rows_wide)};
+        const double place[MP_DIFF_AXES] = {0, at < 0 ? 0 : (double)(at / pass->grid_width),
+                                            at < 0 ? 0 : (double)(at % pass->grid_width)};
         for (int axis = 0; axis < MP_DIFF_AXES; axis++)
             for (int i = 0; i < model->axes[axis] / 2; i++, to += 2) {
                 double angle = place[axis] * pow(10000.0, -2.0 * i / model->axes[axis]);
@@ -147,12 +147,12 @@ bool mp_dit_begin(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_end
         return false;
     if (!model->position_side)
         return true;
-    const int64_t top = (model->position_side - pass->rows_high) / 2;
-    const int64_t left = (model->position_side - pass->rows_wide) / 2;
+    const int64_t top = (model->position_side - pass->grid_height) / 2;
+    const int64_t left = (model->position_side - pass->grid_width) / 2;
     int64_t from, to;
     mp_team_split(l->thread, rows, 1, &from, &to);
     for (int64_t row = from; row < to; row++) {
-        int64_t at = (top + row / pass->rows_wide) * model->position_side + left + row % pass->rows_wide;
+        int64_t at = (top + row / pass->grid_width) * model->position_side + left + row % pass->grid_width;
         mp_dequantize_row(model->positions.dtype, mp_tensor_row(&model->positions, at), H, (float *)l->own);
         mp_kernels_get()->add((const float *)l->own, H, image + row * H);
     }
@@ -204,7 +204,7 @@ static bool attend(mp_diff_thread *l, const mp_diffusion *model, const float *qk
 static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out, const float *first,
                     const float *normed, int32_t H, int64_t M, const float *gate, buffers *r, float *h) {
     const mp_epilogue gelu = {.act = MP_ACT_GELU_TANH};
-    const int64_t wide = out->K;
+    const int64_t width = out->K;
     const bool fits = mp_linear_fits(up, out);
     for (int64_t row = 0; row < M; row += MP_DIFF_ROWS, normed += MP_DIFF_ROWS * (int64_t)H) {
         const int64_t rows = chunk(M - row);
@@ -213,15 +213,15 @@ static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out
         if (first && fits)
             mp_linear_lead(out, l->thread, first + row * H, H, H, (int)rows, r->inner);
         for (int64_t i = from; first && !fits && i < to; i++)
-            memcpy(r->inner + i * wide, first + (row + i) * H, (size_t)H * sizeof(float));
+            memcpy(r->inner + i * width, first + (row + i) * H, (size_t)H * sizeof(float));
         if (fits)
             mp_linear_into(up, out, l->thread, normed, H, (int)rows, r->acts, gelu.act, r->inner);
         if (fits ? !mp_diff_barrier(l)
-                 : !mp_diff_forward(l, up, normed, H, rows, &gelu, r->acts, r->inner + wide - up->N, wide))
+                 : !mp_diff_forward(l, up, normed, H, rows, &gelu, r->acts, r->inner + width - up->N, width))
             return false;
         /* the next rows overwrite `inner` and `acts`, which were read before the last barrier, and `rows` after their
          * first one */
-        if (!mp_diff_add_gated(l, out, fits ? NULL : r->inner, wide, rows, gate, fits ? r->inner : r->acts, r->rows,
+        if (!mp_diff_add_gated(l, out, fits ? NULL : r->inner, width, rows, gate, fits ? r->inner : r->acts, r->rows,
                                h + row * H))
             return false;
     }

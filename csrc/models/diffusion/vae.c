@@ -55,8 +55,8 @@ static int32_t widest(const mp_vae_op *op) {
     return op->kind == MP_VAE_ATTENTION ? 3 * op->in : op->in > op->out ? op->in : op->out;
 }
 
-uint64_t mp_vae_floats(const mp_diffusion *model, int32_t high, int32_t wide) {
-    uint64_t top = 0, pixels = (uint64_t)high * (uint64_t)wide;
+uint64_t mp_vae_floats(const mp_diffusion *model, int32_t height, int32_t width) {
+    uint64_t top = 0, pixels = (uint64_t)height * (uint64_t)width;
     for (int i = 0; i < model->op_count; i++) {
         const mp_vae_op *op = &model->ops[i];
         if (op->doubled)
@@ -103,13 +103,13 @@ size_t mp_vae_own(const mp_diffusion *model, const mp_diff_block *block, int ind
     return op->kind == MP_VAE_RESIDUAL ? mp_larger(bytes, mp_conv_scratch(&b->conv[1])) : bytes;
 }
 
-static bool convolve(mp_diff_thread *l, const mp_conv *conv, const float *x, int high, int wide, bool doubled,
+static bool convolve(mp_diff_thread *l, const mp_conv *conv, const float *x, int height, int width, bool doubled,
                      const float *residual, float *y) {
     int64_t from, to;
-    mp_team_split(l->thread, (int64_t)high * wide, 1, &from, &to);
+    mp_team_split(l->thread, (int64_t)height * width, 1, &from, &to);
     for (int64_t row = from; row < to && !mp_diff_poll(l); row += MP_CONV_ROWS)
-        mp_conv_forward(conv, x, high, wide, doubled, row, row + MP_CONV_ROWS < to ? row + MP_CONV_ROWS : to, residual,
-                        y, l->own);
+        mp_conv_forward(conv, x, height, width, doubled, row, row + MP_CONV_ROWS < to ? row + MP_CONV_ROWS : to,
+                        residual, y, l->own);
     return mp_diff_barrier(l);
 }
 
@@ -147,21 +147,21 @@ static void swap(float **a, float **b) {
 /* Writes the result to a. */
 static bool residual(mp_diff_thread *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_image *image,
                      float *x, float *a, float *b) {
-    const int high = image->high, wide = image->wide;
-    const int64_t rows = (int64_t)high * wide;
+    const int height = image->height, width = image->width;
+    const int64_t rows = (int64_t)height * width;
     const bool same = op->in == op->out;
     const buffers r = lay_out(op, rows, l->run->shared);
     if (!normalise(l, &r, &block->norm[0], x, rows, MP_ACT_SILU, a) ||
-        !convolve(l, &block->conv[0], a, high, wide, false, NULL, b) ||
+        !convolve(l, &block->conv[0], a, height, width, false, NULL, b) ||
         !normalise(l, &r, &block->norm[1], b, rows, MP_ACT_SILU, b) ||
-        !convolve(l, &block->conv[1], b, high, wide, false, same ? x : NULL, a))
+        !convolve(l, &block->conv[1], b, height, width, false, same ? x : NULL, a))
         return false;
-    return same || convolve(l, &block->shortcut, x, high, wide, false, a, a);
+    return same || convolve(l, &block->shortcut, x, height, width, false, a, a);
 }
 
 static bool attention(mp_diff_thread *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_image *image,
                       float *x, float *a, float *b) {
-    const int64_t rows = (int64_t)image->high * image->wide, n = op->in;
+    const int64_t rows = (int64_t)image->height * image->width, n = op->in;
     const mp_epilogue sum = {.residual = x, .ld_residual = n};
     const mp_attention head = {.heads = 1, .kv_heads = 1, .head_dim = op->in, .scale = 1 / sqrtf((float)n)};
     const mp_attention_rows qkv = {.q = b, .k = b + n, .v = b + 2 * n, .ld = 3 * n, .out = a, .ld_out = n};
@@ -177,12 +177,12 @@ bool mp_vae_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_diff_
     const mp_vae_op *op = &model->ops[index];
     const mp_vae_block *weights = &block->as.vae;
     float *x = image->x, *a = image->a, *b = image->b;
-    int32_t high = image->high << op->doubled, wide = image->wide << op->doubled;
+    int32_t height = image->height << op->doubled, width = image->width << op->doubled;
     bool done = false, in_a = true;
     buffers r;
     switch (op->kind) {
     case MP_VAE_CONV:
-        done = convolve(l, &weights->conv[0], x, high, wide, op->doubled, NULL, a);
+        done = convolve(l, &weights->conv[0], x, height, width, op->doubled, NULL, a);
         break;
     case MP_VAE_RESIDUAL:
         done = residual(l, op, weights, image, x, a, b);
@@ -192,9 +192,9 @@ bool mp_vae_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_diff_
         in_a = false;
         break;
     case MP_VAE_END:
-        r = lay_out(op, (int64_t)high * wide, l->run->shared);
-        done = normalise(l, &r, &weights->norm[0], x, (int64_t)high * wide, MP_ACT_SILU, b) &&
-               convolve(l, &weights->conv[0], b, high, wide, false, NULL, a);
+        r = lay_out(op, (int64_t)height * width, l->run->shared);
+        done = normalise(l, &r, &weights->norm[0], x, (int64_t)height * width, MP_ACT_SILU, b) &&
+               convolve(l, &weights->conv[0], b, height, width, false, NULL, a);
         break;
     }
     if (!done)
@@ -202,8 +202,8 @@ bool mp_vae_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_diff_
     if (l->thread->index == 0) {
         if (in_a)
             swap(&image->x, &image->a);
-        image->high = high;
-        image->wide = wide;
+        image->height = height;
+        image->width = width;
     }
     return mp_diff_barrier(l);
 }

@@ -22,7 +22,7 @@ static mp_status read_skipped(mp_sparse_head *head, const mp_spec *spec, mp_erro
     const mp_value *value = mp_spec_find(spec, "mpool.sparse_skipped");
     if (!value)
         return MP_OK;
-    if (value->type != MP_VALUE_INTS || value->count > MP_SPARSE_MOST_SKIPPED)
+    if (value->type != MP_VALUE_INTS || value->count > MP_SPARSE_MAX_SKIPPED)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.sparse_skipped", "at most 64 token ids",
                             value->type == MP_VALUE_INTS ? "%llu ids" : "another type",
                             (unsigned long long)value->count);
@@ -48,12 +48,12 @@ static mp_status read_output(mp_sparse_head *head, mp_builder *builder, mp_error
     head->logs = (int)logs;
     /* Pack this matrix at load, unless no matrix is ever packed: requests for other outputs do not use it, so packing
      * on use might never be complete. */
-    const mp_on_use before = builder->on_use;
-    builder->on_use = builder->use == MP_WEIGHTS_MAPPED ? MP_ON_USE_ENCODER : MP_ON_USE_NEVER;
+    const mp_unpacked before = builder->unpacked;
+    builder->unpacked = builder->use == MP_WEIGHTS_MAPPED ? MP_UNPACKED_ENCODER : MP_UNPACKED_NONE;
     mp_status status = mp_builder_linear(builder, &head->output, tied ? "token_embd.weight" : own,
                                          mp_weights_has(builder->weights, bias) ? bias : NULL, head->vocab,
                                          head->chain.out, error);
-    builder->on_use = before;
+    builder->unpacked = before;
     if (tied) /* already counted as the token table */
         builder->parameters -= (int64_t)head->vocab * head->chain.out;
     return status;

@@ -17,7 +17,7 @@
 
 typedef enum mp_sparse_kind { MP_SPARSE_NONE, MP_SPARSE_VOCABULARY, MP_SPARSE_TOKENS } mp_sparse_kind;
 
-enum { MP_SPARSE_MOST_SKIPPED = 64 };
+enum { MP_SPARSE_MAX_SKIPPED = 64 };
 
 typedef struct mp_row_head {
     mp_dense_chain chain;
@@ -33,7 +33,7 @@ typedef struct mp_sparse_head {
     bool sum;             /* VOCABULARY: sum over the tokens instead of the maximum */
     int logs;             /* VOCABULARY: how often log1p is applied, 1 or 2 */
     int skipped_count;
-    int32_t skipped[MP_SPARSE_MOST_SKIPPED]; /* TOKENS: ids that get no weight */
+    int32_t skipped[MP_SPARSE_MAX_SKIPPED]; /* TOKENS: ids that get no weight */
 } mp_sparse_head;
 
 /* A text's sparse vector; the arrays have room for all weights that the text can have. */

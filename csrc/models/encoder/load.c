@@ -397,10 +397,10 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         status = mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
         goto cleanup;
     }
-    builder.on_use = MP_ON_USE_ENCODER;
+    builder.unpacked = MP_UNPACKED_ENCODER;
     for (int i = 0; i < model->layer_count; i++)
         MP_TRY_GOTO(read_layer(model, &builder, i, error));
-    builder.on_use = MP_ON_USE_NEVER;
+    builder.unpacked = MP_UNPACKED_NONE;
     MP_TRY_GOTO(mp_adapters_check(&model->adapters, args->spec, error));
     MP_TRY_GOTO(read_windows(model, args->spec, error));
     if (model->flags & MP_ENCODER_LATENTS)
@@ -459,7 +459,7 @@ static bool is_layer_matrix(const mp_spec *spec, const mp_tensor_entry *entry) {
 }
 
 mp_matrices mp_encoder_predict_weights(const mp_spec *spec, mp_compute compute) {
-    return mp_weights_predict(spec, compute_type_for(compute, spec), MP_ON_USE_ENCODER, is_layer_matrix);
+    return mp_weights_predict(spec, compute_type_for(compute, spec), MP_UNPACKED_ENCODER, is_layer_matrix);
 }
 
 /* Name of the matrix that the sparse head packs; "" if there is none. */

@@ -14,7 +14,7 @@ enum {
     MP_DRAFT_SHORT = 2,
     MP_DRAFT_LONG = 3,
     MP_DRAFT_RUN = 16,    /* longest match length that is reported: callers do not distinguish longer ones */
-    MP_DRAFT_MOST = 15,   /* maximum number of draft tokens */
+    MP_DRAFT_MAX = 15,    /* maximum number of draft tokens */
     MP_DRAFT_CLASSES = 5, /* confidence classes: see mp_draft_confidence */
 };
 
@@ -25,7 +25,7 @@ typedef struct mp_draft_index { /* zero-initialise */
     uint64_t charged;           /* bytes taken from the budget */
 } mp_draft_index;
 
-/* Proposes up to `most` (<= MP_DRAFT_MOST) tokens to follow tokens [count]. Between calls, tokens may only be appended.
+/* Proposes up to `most` (<= MP_DRAFT_MAX) tokens to follow tokens [count]. Between calls, tokens may only be appended.
  * Sets *run to the length of the match: the number of tokens before the found position that equal the last tokens of
  * the sequence, at most MP_DRAFT_RUN. Returns the number of draft tokens; 0: no match, or no memory for the index. */
 int mp_draft_find(mp_draft_index *index, mp_budget *budget, const int32_t *tokens, int32_t count, int most,

@@ -23,7 +23,7 @@ static void set_region(mp_kv_arena *arena) {
 
 void mp_kv_arena_init(mp_kv_arena *arena, size_t slot_bytes, mp_budget *budget) {
     *arena = (mp_kv_arena){.budget = budget, .slot_bytes = slot_bytes};
-    if (slot_bytes >= MP_KV_SLOT_LEAST)
+    if (slot_bytes >= MP_KV_SLOT_MIN)
         set_region(arena);
 }
 

@@ -7,14 +7,14 @@
  *
  * A region is charged to the budget as a whole when it is reserved, and returned to the budget and to the system when
  * its last slot is given back. A new slot comes from the region with the lowest address that has a free one, so the
- * regions at high addresses become empty. Slots below MP_KV_SLOT_LEAST (small models) are separate allocations: a
+ * regions at high addresses become empty. Slots below MP_KV_SLOT_MIN (small models) are separate allocations: a
  * region would hold more than such a model needs. One thread at a time. */
 #ifndef MP_MODELS_GENERATION_KV_ARENA_H
 #define MP_MODELS_GENERATION_KV_ARENA_H
 
 #include "base/alloc.h"
 
-enum { MP_KV_SLOT_LEAST = 128 << 10, MP_KV_REGION_SLOTS = 256 };
+enum { MP_KV_SLOT_MIN = 128 << 10, MP_KV_REGION_SLOTS = 256 };
 
 typedef struct mp_kv_region {
     uint8_t *memory;

@@ -29,10 +29,10 @@ static struct mp_history_slot *history_slot(struct mp_history_slot *slots, uint3
     return &slots[at];
 }
 
-enum { HISTORY_LEAST = 256 };
+enum { HISTORY_MIN = 256 };
 
 size_t mp_history_bytes(uint32_t ids) {
-    size_t capacity = HISTORY_LEAST;
+    size_t capacity = HISTORY_MIN;
     while (capacity < 2 * (size_t)ids)
         capacity *= 2;
     return ids ? capacity * sizeof(struct mp_history_slot) : 0;
@@ -40,7 +40,7 @@ size_t mp_history_bytes(uint32_t ids) {
 
 mp_status mp_history_add(mp_history *history, int32_t id, bool prompt, mp_error *error) {
     if (2 * (history->count + 1) > history->capacity) {
-        uint32_t capacity = history->capacity ? 2 * history->capacity : HISTORY_LEAST;
+        uint32_t capacity = history->capacity ? 2 * history->capacity : HISTORY_MIN;
         struct mp_history_slot *slots = mp_alloc(capacity * sizeof *slots, MP_TAG_REQUEST);
         if (!slots)
             return mp_fail_memory(error, capacity * sizeof *slots, "the token history");

@@ -5,7 +5,7 @@ static const double TRIAL = 0.01;     /* share of the decode time that unprofita
 static const double OPENING = 2;      /* initial balance, in decode steps: pays for the first attempts, before anything
                                        * is measured */
 static const double MODEL_OPENING = 4; /* initial balance of a draft model, whose attempts cost more */
-static const double MOST_DRIFT = 0.2; /* maximum drift taken from one step, so that one delayed step does not distort
+static const double MAX_DRIFT = 0.2; /* maximum drift taken from one step, so that one delayed step does not distort
                                        * the estimates */
 static const double RESERVE = 8;      /* maximum balance, in decode steps */
 enum {
@@ -54,10 +54,10 @@ static bool record_first(mp_pace *pace, double ns) {
     return true;
 }
 
-/* Returns the relative difference of a measurement from the estimate, within MOST_DRIFT. */
+/* Returns the relative difference of a measurement from the estimate, within MAX_DRIFT. */
 static double drift_of(const mp_pace *pace, double ns) {
     const double drift = ns / pace->ns - 1;
-    return drift > MOST_DRIFT ? MOST_DRIFT : drift < -MOST_DRIFT ? -MOST_DRIFT : drift;
+    return drift > MAX_DRIFT ? MAX_DRIFT : drift < -MAX_DRIFT ? -MAX_DRIFT : drift;
 }
 
 /* Returns the time of a step of `rows` rows with drafts: measured, or interpolated from the nearest measurements. */
@@ -198,7 +198,7 @@ double mp_speculation_model_gain(const mp_speculation *s, mp_draft **drafts, int
     now = now > plain ? now : plain;
     for (int g = 0; g < n; g++)
         odds[g] = 1;
-    for (int i = 1; i <= MP_DRAFT_MOST && sequences + n * i <= MP_DRAFT_ROWS; i++) {
+    for (int i = 1; i <= MP_DRAFT_MAX && sequences + n * i <= MP_DRAFT_ROWS; i++) {
         for (int g = 0; g < n; g++)
             tokens += odds[g] *= odds_in(s, drafts[g], MP_ODDS_MEAN);
         double rate = tokens / (time_of(s, sequences, sequences + n * i, (double)row_ns) + i * pass);

@@ -35,10 +35,10 @@ enum {
 };
 
 typedef struct mp_draft { /* state of a sequence; zero-initialise */
-    int32_t tokens[MP_DRAFT_MOST];
+    int32_t tokens[MP_DRAFT_MAX];
     int count, run;      /* number of draft tokens; match length from mp_draft_find */
     bool of_model;       /* the draft model proposed the tokens */
-    uint8_t confidence[MP_DRAFT_MOST]; /* class of each token of the draft model: see mp_draft_confidence */
+    uint8_t confidence[MP_DRAFT_MAX]; /* class of each token of the draft model: see mp_draft_confidence */
     float odds[MP_ODDS]; /* 0 = unknown */
     uint32_t learned;    /* tokens that the draft model has proposed */
 } mp_draft;

@@ -5,7 +5,7 @@
 
 enum {
     PART_MS = 10,           /* duration of a part: a step of 25 ms then ends close to its limit */
-    LEAST_OPS = 200000000,  /* minimum operations of a part: below it, barriers and reading the weights cost noticeable
+    MIN_OPS = 200000000,    /* minimum operations of a part: below it, barriers and reading the weights cost noticeable
                              * time */
     SLOWEST_NS = 100000000  /* upper bound of the time per million operations */
 };
@@ -73,7 +73,7 @@ uint64_t mp_vit_ns(const mp_vit *model, uint64_t ops) {
 uint64_t mp_vit_part_ops(const mp_vit *model) {
     uint64_t mega_ns = atomic_load_explicit(&model->mega_ns, memory_order_relaxed);
     uint64_t ops = (uint64_t)PART_MS * 1000000 / mega_ns * 1000000;
-    ops = ops > LEAST_OPS ? ops : LEAST_OPS;
+    ops = ops > MIN_OPS ? ops : MIN_OPS;
     return ops < model->most_ops ? ops : model->most_ops;
 }
 

@@ -1,6 +1,6 @@
 /* image/engine.c: the step interface over an image transformer. A step is one batch of images from one or more
  * requests. An image that takes longer than a step's time limit is a large image: it is computed in parts. Up to
- * MOST_LARGE large images take turns, so that no request waits for another request's whole image. */
+ * MAX_LARGE large images take turns, so that no request waits for another request's whole image. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ enum {
     STEP_ROWS = 16384, /* maximum rows in a step, whatever the budget */
     EVEN_ROWS = 16,    /* minimum rows of an image that is left to the next step so that no thread is idle: with fewer
                         * rows, reading the weights once more would take longer */
-    MOST_LARGE = 4,    /* maximum large images in progress: each needs a state */
+    MAX_LARGE = 4,     /* maximum large images in progress: each needs a state */
     LARGE_MS = 25,     /* maximum time that a step spends on a large image: a request that arrives meanwhile waits until
                         * the step ends */
     TABLE_ROWS = 2048  /* maximum patches of a position table. For larger images each part computes its own positions:
@@ -56,7 +56,7 @@ typedef struct vit_engine {
     mp_groups groups; /* groups of the step's images */
     mp_image_dedup dedup;
     position_table positions;
-    large_image large[MOST_LARGE];
+    large_image large[MAX_LARGE];
     large_image *planned; /* the large image of the coming step, or NULL, and its planned time */
     uint64_t planned_ns;
 } vit_engine;
@@ -72,7 +72,7 @@ static void forget_large(vit_engine *engine, large_image *large) {
 }
 
 static large_image *large_of(vit_engine *engine, const mp_item *item) {
-    for (int i = 0; i < MOST_LARGE; i++)
+    for (int i = 0; i < MAX_LARGE; i++)
         if (engine->large[i].item == item)
             return &engine->large[i];
     return NULL;
@@ -89,9 +89,9 @@ static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, 
         return mp_fail(error, MP_INVALID_ARGUMENT, "image %d must have at least %d pixels per side, got %d x %d", image,
                        model->patch, width, height);
     int64_t rows = (int64_t)(height / model->patch) * (width / model->patch);
-    if (rows > MP_VIT_MOST_PATCHES)
+    if (rows > MP_VIT_MAX_PATCHES)
         return mp_fail(error, MP_LIMIT, "image %d must have at most %d patches, got %lld", image,
-                       (int)MP_VIT_MOST_PATCHES, (long long)rows);
+                       (int)MP_VIT_MAX_PATCHES, (long long)rows);
     return MP_OK;
 }
 
@@ -203,7 +203,7 @@ static bool is_large(vit_engine *engine, const mp_item *item, uint64_t budget_ns
  * `present`: the slots whose items this step can continue. Images in other slots do not count, because their requests
  * may be paused. */
 static bool awaits_equal(const vit_engine *engine, const mp_item *item, const bool *present) {
-    for (int s = 0; s < MOST_LARGE; s++) {
+    for (int s = 0; s < MAX_LARGE; s++) {
         if (!present[s])
             continue;
         const mp_vit_image own = next_image(engine, item), other = next_image(engine, engine->large[s].item);
@@ -217,9 +217,9 @@ static bool awaits_equal(const vit_engine *engine, const mp_item *item, const bo
  * item, the first item with a large image takes over slot 0. */
 static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uint64_t budget_ns) {
     mp_item *first = NULL;
-    bool present[MOST_LARGE] = {false};
+    bool present[MAX_LARGE] = {false};
     for (int i = 0; i < n; i++)
-        for (int s = 0; s < MOST_LARGE; s++)
+        for (int s = 0; s < MAX_LARGE; s++)
             present[s] |= engine->large[s].item == items[i];
     for (int i = 0; i < n; i++) {
         if (!is_large(engine, items[i], budget_ns))
@@ -571,7 +571,7 @@ static mp_status begin_large(vit_engine *engine, large_image *large, int32_t row
 
 /* True if other large images hold memory that they will release. */
 static bool others_begun(const vit_engine *engine, const large_image *large) {
-    for (int i = 0; i < MOST_LARGE; i++)
+    for (int i = 0; i < MAX_LARGE; i++)
         if (&engine->large[i] != large && engine->large[i].begun)
             return true;
     return false;
@@ -700,7 +700,7 @@ static void engine_retire(mp_engine *base, mp_item *item) {
 static uint64_t engine_bytes(const mp_engine *base) {
     const vit_engine *engine = (const vit_engine *)base;
     uint64_t bytes = engine->charged + engine->positions.bytes + engine->dedup.charged;
-    for (int i = 0; i < MOST_LARGE; i++)
+    for (int i = 0; i < MAX_LARGE; i++)
         bytes += engine->large[i].charged;
     return bytes;
 }
@@ -710,7 +710,7 @@ static uint64_t engine_trim(mp_engine *base) {
     vit_engine *engine = (vit_engine *)base;
     const uint64_t before = engine_bytes(base);
     mp_engine_release(&engine->arena, engine->budget, &engine->charged);
-    for (int i = 0; i < MOST_LARGE; i++)
+    for (int i = 0; i < MAX_LARGE; i++)
         if (!engine->large[i].begun)
             mp_engine_release(&engine->large[i].memory, engine->budget, &engine->large[i].charged);
     drop_positions(engine);
@@ -720,7 +720,7 @@ static uint64_t engine_trim(mp_engine *base) {
 
 static void engine_destroy(mp_engine *base) {
     vit_engine *engine = (vit_engine *)base;
-    for (int i = 0; i < MOST_LARGE; i++)
+    for (int i = 0; i < MAX_LARGE; i++)
         forget_large(engine, &engine->large[i]);
     engine_trim(base);
     mp_image_dedup_deinit(&engine->dedup);

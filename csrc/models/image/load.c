@@ -9,7 +9,7 @@
 
 enum { MAX_LAYERS = 1024, MAX_WIDTH = 65536, MAX_PATCH = 256, MAX_GRID = 256, MAX_REGISTERS = 64 };
 
-#define MOST_OPS ((uint64_t)100 * 1000 * 1000 * 1000) /* maximum operations of a part at any measured speed */
+#define MAX_OPS ((uint64_t)100 * 1000 * 1000 * 1000) /* maximum operations of a part at any measured speed */
 enum { FIRST_MEGA_NS = 8000 };
 
 static void vit_destroy(mp_model *base) {
@@ -264,7 +264,7 @@ mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, u
                       mp_error *error) {
     model->compute = builder->compute;
     model->grain = MP_VIT_GRAIN;
-    model->most_ops = MOST_OPS;
+    model->most_ops = MAX_OPS;
     atomic_init(&model->mega_ns, FIRST_MEGA_NS);
     MP_TRY(read_hyper(model, spec, flags, error));
     MP_TRY(mp_weights_check_biases(builder->weights, "v.blk.", model->layer_count, error));

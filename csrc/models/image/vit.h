@@ -16,7 +16,7 @@
 #include "models/nn/transformer.h"
 
 enum {
-    MP_VIT_MOST_PATCHES = 8192, /* maximum patches of an image */
+    MP_VIT_MAX_PATCHES = 8192, /* maximum patches of an image */
     MP_VIT_GRAIN = 96           /* granularity of a part in rows, a multiple of every kernel's tile */
 };
 

@@ -17,7 +17,7 @@ mp_status mp_adapters_open(mp_adapters *adapters, const mp_spec *spec, mp_error 
     *adapters = (mp_adapters){0};
     if (!ids)
         return MP_OK;
-    if (ids->type != MP_VALUE_INTS || ids->count > MP_ADAPTERS_MOST)
+    if (ids->type != MP_VALUE_INTS || ids->count > MP_ADAPTERS_MAX)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "at most 64 integers",
                             ids->type == MP_VALUE_INTS ? "%llu integers" : "another type",
                             (unsigned long long)ids->count);
@@ -119,9 +119,9 @@ static mp_status add_update(mp_adapters *adapters, mp_builder *builder, mp_linea
     int64_t heads;
     MP_TRY(mp_weights_get(builder->weights, a, 2, any, &first, error));
     const int64_t rank = first.shape[0];
-    if (rank > MP_ADAPTER_MOST_RANK)
+    if (rank > MP_ADAPTER_MAX_RANK)
         return mp_fail(error, MP_LIMIT, "tensor %s has the rank %lld, mpool supports at most %d", a, (long long)rank,
-                       MP_ADAPTER_MOST_RANK);
+                       MP_ADAPTER_MAX_RANK);
     MP_TRY(mp_spec_float(spec, factor, -1e6, 1e6, NULL, &scale, error));
     MP_TRY(mp_spec_int(spec, order, -N, N, &none, &heads, error));
     if (heads != 0 && N % (2 * heads) != 0)
@@ -195,9 +195,9 @@ static mp_status read_table(mp_adapters *adapters, const mp_weights *weights, co
         return MP_OK;
     MP_TRY(mp_weights_get(weights, a, 2, any, &out->a, error));
     const int64_t shape[2] = {out->a.shape[1], n};
-    if (shape[0] > n || shape[0] > MP_ADAPTER_MOST_RANK)
+    if (shape[0] > n || shape[0] > MP_ADAPTER_MAX_RANK)
         return mp_fail(error, MP_LIMIT, "tensor %s has the rank %lld, mpool supports at most %d", a,
-                       (long long)shape[0], n < MP_ADAPTER_MOST_RANK ? n : MP_ADAPTER_MOST_RANK);
+                       (long long)shape[0], n < MP_ADAPTER_MAX_RANK ? n : MP_ADAPTER_MAX_RANK);
     MP_TRY(mp_weights_get(weights, b, 2, shape, &out->b, error));
     MP_TRY(mp_spec_float(spec, factor, -1e6, 1e6, NULL, &scale, error));
     out->scale = (float)scale;

@@ -22,7 +22,7 @@
 #include "models/nn/linear.h"
 #include "models/nn/row_context.h"
 
-enum { MP_ADAPTERS_MOST = 64, MP_ADAPTER_MOST_RANK = 1024 };
+enum { MP_ADAPTERS_MAX = 64, MP_ADAPTER_MAX_RANK = 1024 };
 #define MP_ADAPTER_PREFIX "adapter."
 
 typedef struct mp_low_rank { /* the update of a layer by one adapter */
@@ -34,7 +34,7 @@ typedef struct mp_low_rank { /* the update of a layer by one adapter */
 
 typedef struct mp_adapters { /* the adapters of a model */
     int count;
-    int64_t ids[MP_ADAPTERS_MOST];
+    int64_t ids[MP_ADAPTERS_MAX];
     int32_t width;      /* largest sum of ranks of an update */
     bool *added;        /* by index of a tensor of the spec: the matrix was added; NULL without adapters */
     mp_low_rank *updates;

@@ -170,9 +170,9 @@ mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, i
         return mp_fail(error, MP_UNSUPPORTED,
                        "the experts of layer %d are stored as %s, which the requested compute type does not support",
                        layer, mp_dtype_get(matrix->dtype)->name);
-    if (matrix->kind == MP_W_I8 && K > MP_I8_MOST_INPUTS)
+    if (matrix->kind == MP_W_I8 && K > MP_I8_MAX_INPUTS)
         return mp_fail(error, MP_UNSUPPORTED, "the experts have %d inputs, int8 allows at most %d", K,
-                       MP_I8_MOST_INPUTS);
+                       MP_I8_MAX_INPUTS);
     builder->parameters += (int64_t)count * N * K;
     if (builder->expert_reads)
         builder->expert_reads->bytes += (uint64_t)count * mp_expert_bytes(matrix);
@@ -252,9 +252,9 @@ mp_tensor mp_expert_rows(const mp_expert_matrix *matrix, int expert, int32_t n0,
 }
 
 void mp_expert_biases(const mp_expert_matrix *matrix, int expert, int32_t n0, int32_t n, float *to) {
-    enum { MOST_STEP = 2 };
+    enum { MAX_STEP = 2 };
     const mp_tensor *all = &matrix->biases;
-    float stored[MOST_STEP * MP_PANEL_N];
+    float stored[MAX_STEP * MP_PANEL_N];
     const uint8_t *at = mp_tensor_row(all, expert) + (int64_t)matrix->step * n0 * mp_dtype_get(all->dtype)->bytes;
     mp_dequantize_row(all->dtype, at, (int64_t)matrix->step * n, stored);
     for (int32_t i = 0; i < n; i++)

@@ -47,15 +47,15 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
         return mp_fail_memory(error, (uint64_t)shape->count, "the list of used experts");
     /* The router computes in fp32: a rounding error can select another expert, which is not a small error. */
     const mp_compute compute = builder->compute;
-    const mp_on_use on_use = builder->on_use;
+    const mp_unpacked unpacked = builder->unpacked;
     builder->compute = MP_COMPUTE_F32;
-    builder->on_use = MP_ON_USE_NEVER;
+    builder->unpacked = MP_UNPACKED_NONE;
     snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", shape->layer);
     snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", shape->layer);
     mp_status status = mp_builder_linear(builder, &experts->router, name, shape->biased ? bias : NULL, shape->count,
                                          shape->hidden, error);
     builder->compute = compute;
-    builder->on_use = on_use;
+    builder->unpacked = unpacked;
     MP_TRY(status);
     snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", shape->layer);
     if (shape->routing.corrected)
@@ -363,7 +363,7 @@ void mp_experts_pack_pending(const mp_experts *experts, uint64_t until_ns, mp_le
 
 enum {
     READ_ROWS = 3,       /* reading a panel from memory takes about as long as multiplying three rows by it */
-    LEAST_INPUTS = 50000 /* inputs that one row and one panel multiply in about 10 us: the least work of a range */
+    MIN_INPUTS = 50000 /* inputs that one row and one panel multiply in about 10 us: the least work of a range */
 };
 
 /* Units of work of a panel of expert e. */
@@ -382,7 +382,7 @@ static void run_matrices(const mp_experts *experts, const mp_team_thread *thread
         units += panel_cost(s, e) * count * panels;
     mp_team_range range = {0};
     int e = 0, part = 0;
-    while (mp_team_next(thread, units, LEAST_INPUTS / parts[0]->K + 1, taken, &range))
+    while (mp_team_next(thread, units, MIN_INPUTS / parts[0]->K + 1, taken, &range))
         while (e < experts->count && at < range.end) {
             const int64_t cost = panel_cost(s, e), size = cost * panels;
             const int64_t from = range.begin - at, to = range.end - at < size ? range.end - at : size;

@@ -134,14 +134,14 @@ static mp_status add_part(mp_builder *builder, mp_linear *linear, mp_build_job j
         return mp_fail(error, MP_UNSUPPORTED,
                        "tensor %s is stored as %s, which the requested compute type does not support", name,
                        mp_dtype_get(job.tensor.dtype)->name);
-    if (kind == MP_W_I8 && K > MP_I8_MOST_INPUTS)
+    if (kind == MP_W_I8 && K > MP_I8_MAX_INPUTS)
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s has %d inputs, int8 allows at most %d", name, K,
-                       MP_I8_MOST_INPUTS);
+                       MP_I8_MAX_INPUTS);
     mp_wmat_init(&linear->w[part], kind, N, K);
     linear->acts[part] = (uint8_t)mp_wmat_acts(kind);
     linear->column[part] = linear->N;
     linear->K = K;
-    job.may_stay = job.may_stay && mp_may_stay_unpacked(builder->on_use, builder->use, job.tensor.dtype, kind);
+    job.may_stay = job.may_stay && mp_may_stay_unpacked(builder->unpacked, builder->use, job.tensor.dtype, kind);
     if (job.may_stay && builder->use == MP_WEIGHTS_MAPPED)
         builder->mapped_bytes += job.tensor.nbytes;
     else

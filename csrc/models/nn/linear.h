@@ -54,7 +54,7 @@ typedef struct mp_builder {
     uint64_t pack_on_use; /* threshold in bytes for finish with MP_WEIGHTS_AUTO. If the matrices that may stay unpacked
                            * have at least this total size, finish leaves all of them unpacked, else it packs all of
                            * them */
-    mp_on_use on_use;     /* which of the matrices added now may stay unpacked; calls of their layers must then pass
+    mp_unpacked unpacked; /* which of the matrices added now may stay unpacked; calls of their layers must then pass
                            * `panel_scratch` */
     uint64_t mapped_bytes; /* bytes in the files of the matrices that are never packed */
     float bias_scale;     /* factor on the biases of linear layers that are added next; 1 after init */

@@ -6,7 +6,7 @@
 
 enum { PACK_SHARE = 1, DECODE_SHARE = 8 }; /* passes that decode have one part in DECODE_SHARE of it */
 /* Maximum time for packing that a pass finds at its start. More collects while the memory budget refuses copies. */
-static const int64_t KEEP_MOST_NS = 50 * 1000 * 1000;
+static const int64_t KEEP_MAX_NS = 50 * 1000 * 1000;
 static const uint64_t POLL_NS = 100 * 1000;
 
 /* Marks all panels of a matrix as not kept. */
@@ -138,8 +138,8 @@ uint64_t mp_packed_experts_begin(mp_packed_experts *experts, int M) {
             mp_sys_sleep_ns(POLL_NS);
             passes = atomic_load(&experts->passes);
         }
-    if (atomic_load_explicit(&experts->pass_time.left_ns, memory_order_relaxed) > KEEP_MOST_NS)
-        mp_pack_budget_set(&experts->pass_time, (uint64_t)KEEP_MOST_NS);
+    if (atomic_load_explicit(&experts->pass_time.left_ns, memory_order_relaxed) > KEEP_MAX_NS)
+        mp_pack_budget_set(&experts->pass_time, (uint64_t)KEEP_MAX_NS);
     return atomic_load_explicit(&experts->packed, memory_order_relaxed);
 }
 

@@ -77,12 +77,12 @@ static void select_best(const float *merit, int32_t count, const bool *open, int
     }
 }
 
-enum { MOST_GROUPS = 4096 };
+enum { MAX_GROUPS = 4096 };
 
 static void open_groups(const mp_routing *routing, int32_t count, const float *merit, bool *open) {
     const int32_t each = count / routing->groups;
-    float group[MOST_GROUPS];
-    int32_t best[MOST_GROUPS];
+    float group[MAX_GROUPS];
+    int32_t best[MAX_GROUPS];
     for (int32_t g = 0; g < routing->groups; g++) {
         int32_t top[2];
         select_best(merit + (int64_t)g * each, each, NULL, 1, 2, top);
@@ -99,7 +99,7 @@ void mp_route(const mp_routing *routing, const float *correction, int32_t count,
               float *merit, int32_t *chosen, float *weight) {
     const mp_kernels *call = mp_kernels_get();
     const bool grouped = routing->groups > routing->groups_used;
-    bool open[MOST_GROUPS];
+    bool open[MAX_GROUPS];
     float sum = 1;
     if (routing->sigmoid)
         call->activate(MP_ACT_SIGMOID, count, scores);

@@ -50,24 +50,24 @@ uint64_t mp_weights_threshold(mp_weights_use use) {
                                       : UINT64_MAX;
 }
 
-bool mp_may_stay_unpacked(mp_on_use on_use, mp_weights_use use, mp_dtype dtype, mp_wkind kind) {
+bool mp_may_stay_unpacked(mp_unpacked unpacked, mp_weights_use use, mp_dtype dtype, mp_wkind kind) {
     if (mp_dtype_is_scaled(dtype))
         return false;
-    if (on_use == MP_ON_USE_ENCODER)
+    if (unpacked == MP_UNPACKED_ENCODER)
         return use == MP_WEIGHTS_MAPPED || (kind == MP_W_F32 && dtype == MP_F32);
-    return on_use == MP_ON_USE_EXACT && (kind == MP_W_BF16 ? dtype == MP_BF16 : kind != MP_W_I8);
+    return unpacked == MP_UNPACKED_EXACT && (kind == MP_W_BF16 ? dtype == MP_BF16 : kind != MP_W_I8);
 }
 
-mp_matrices mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_on_use on_use,
-                               bool (*adds_on_use)(const mp_spec *spec, const mp_tensor_entry *entry)) {
+mp_matrices mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_unpacked unpacked,
+                               bool (*may_stay)(const mp_spec *spec, const mp_tensor_entry *entry)) {
     uint64_t bytes = 0;
     int count = 0;
     const mp_weights_use use = mp_weights_use_or_auto(spec);
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         mp_wkind kind;
-        if (entry->ndim != 2 || mp_is_companion(entry->name) || !adds_on_use(spec, entry) ||
-            !mp_wmat_kind_for(entry->dtype, compute, &kind) || !mp_may_stay_unpacked(on_use, use, entry->dtype, kind))
+        if (entry->ndim != 2 || mp_is_companion(entry->name) || !may_stay(spec, entry) ||
+            !mp_wmat_kind_for(entry->dtype, compute, &kind) || !mp_may_stay_unpacked(unpacked, use, entry->dtype, kind))
             continue;
         bytes += entry->nbytes;
         count++;

@@ -19,20 +19,20 @@ mp_weights_use mp_weights_use_or_auto(const mp_spec *spec);
 
 /* Matrices that may stay unpacked. Rows of a matrix that is also a table of rows (mp_stored_row) must not depend on
  * packing, which rounds floats to bf16 and int8. */
-typedef enum mp_on_use {
-    MP_ON_USE_NEVER,
-    MP_ON_USE_EXACT,   /* those whose values packing does not round */
-    MP_ON_USE_ENCODER, /* AUTO: matrices of F32 that compute in fp32; MAPPED: all */
-} mp_on_use;
+typedef enum mp_unpacked {
+    MP_UNPACKED_NONE,
+    MP_UNPACKED_EXACT,   /* those whose values packing does not round */
+    MP_UNPACKED_ENCODER, /* AUTO: matrices of F32 that compute in fp32; MAPPED: all */
+} mp_unpacked;
 /* Returns true if a matrix of type `dtype`, packed as `kind`, may stay unpacked. */
-bool mp_may_stay_unpacked(mp_on_use on_use, mp_weights_use use, mp_dtype dtype, mp_wkind kind);
+bool mp_may_stay_unpacked(mp_unpacked unpacked, mp_weights_use use, mp_dtype dtype, mp_wkind kind);
 /* Reads `mpool.float32_fast` of the spec; false by default. */
 mp_status mp_weights_read_fast(const mp_spec *spec, bool *fast, mp_error *error);
 /* Matrices that may stay unpacked do so if together they have at least this many bytes. */
 uint64_t mp_weights_threshold(mp_weights_use use);
-/* Predicts `facts.weights` of a model after its load in this process, without loading it. adds_on_use: returns true for
- * the matrices that the family adds with `on_use`. */
-mp_matrices mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_on_use on_use,
-                               bool (*adds_on_use)(const mp_spec *spec, const mp_tensor_entry *entry));
+/* Predicts `facts.weights` of a model after its load in this process, without loading it. may_stay: returns true for
+ * the matrices that the family adds with `unpacked`. */
+mp_matrices mp_weights_predict(const mp_spec *spec, mp_compute compute, mp_unpacked unpacked,
+                               bool (*may_stay)(const mp_spec *spec, const mp_tensor_entry *entry));
 
 #endif

@@ -126,7 +126,7 @@ static mp_status check_text(const mp_text_args *args, mp_error *error) {
     MP_TRY(mp_check_range("capture_records", args->capture_records, args->capture_values > 0, INT32_MAX, error));
     if (args->capture_values > 0)
         MP_TRY(mp_check_range("n of a request with captures", args->n_choices, 1, 1, error));
-    MP_TRY(mp_check_range("the bytes of a mask", args->mask_bytes, 0, MP_TEXT_MOST_MASK_BYTES, error));
+    MP_TRY(mp_check_range("the bytes of a mask", args->mask_bytes, 0, MP_TEXT_MAX_MASK_BYTES, error));
     if (args->mask_bytes % 4 != 0)
         return mp_fail(error, MP_INVALID_ARGUMENT, "a mask must have a multiple of 4 bytes, got %lld",
                        (long long)args->mask_bytes);

@@ -105,7 +105,7 @@ static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
     int64_t side, patch, hidden, merge, width, one = 1;
     mp_error error;
     if (mp_spec_string(spec, "mpool.vision.image_encoder", mp_spec_architecture(spec), &name, &error) != MP_OK ||
-        mp_spec_int(spec, "{arch}.vision.image_size", 1, MP_IMAGE_MOST_SIDE, NULL, &side, &error) != MP_OK ||
+        mp_spec_int(spec, "{arch}.vision.image_size", 1, MP_IMAGE_MAX_SIDE, NULL, &side, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.vision.patch_size", 1, side, NULL, &patch, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.vision.embedding_length", 1, INT32_MAX, NULL, &hidden, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.embedding_length", 1, INT32_MAX, NULL, &width, &error) != MP_OK ||
@@ -113,7 +113,7 @@ static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
         return part_bytes; /* the load will fail */
     const mp_arch *arch = mp_arch_find(name);
     const bool any_size = arch && (arch->flags & MP_VIT_ANY_SIZE);
-    const uint64_t patches = any_size ? MP_VISION_MOST_PATCHES : (uint64_t)(side / patch * (side / patch));
+    const uint64_t patches = any_size ? MP_VISION_MAX_PATCHES : (uint64_t)(side / patch * (side / patch));
     const uint64_t state = 5 * mp_arena_cost((patches + 1) * (uint64_t)hidden * sizeof(float));
     const uint64_t row = (uint64_t)width * sizeof(float) + cache_bytes(spec, compute);
     return state + part_bytes + (patches / (uint64_t)(merge * merge) + 1) * row;
@@ -151,9 +151,9 @@ static mp_status check_tiles(const mp_vision *vision, const mp_text_images *imag
             return mp_fail(error, MP_INVALID_ARGUMENT, "tile %d is %d x %d pixels, the model takes %s of %d", t, width,
                            height, image_encoder->any_size ? "multiples" : "squares",
                            (image_encoder->any_size ? vision->merge : image_encoder->grid) * image_encoder->patch);
-        if ((int64_t)(height / image_encoder->patch) * (width / image_encoder->patch) > MP_VISION_MOST_PATCHES)
+        if ((int64_t)(height / image_encoder->patch) * (width / image_encoder->patch) > MP_VISION_MAX_PATCHES)
             return mp_fail(error, MP_LIMIT, "tile %d must have at most %d patches, got %lld", t,
-                           (int)MP_VISION_MOST_PATCHES,
+                           (int)MP_VISION_MAX_PATCHES,
                            (long long)(height / image_encoder->patch) * (width / image_encoder->patch));
     }
     return MP_OK;

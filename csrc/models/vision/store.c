@@ -7,8 +7,8 @@
 #include "models/vision/vision.h"
 
 enum {
-    MOST_TILES = 1024,  /* limited because a look-up scans all tiles */
-    MOST_NUMBERS = 4096 /* images with a remembered number */
+    MAX_TILES = 1024,   /* limited because a look-up scans all tiles */
+    MAX_NUMBERS = 4096 /* images with a remembered number */
 };
 
 static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
@@ -50,14 +50,14 @@ static uint64_t shrink_tiles(mp_image_store *store, uint64_t bytes, uint64_t kep
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes) { return shrink_tiles(store, bytes, 0); }
 
 /* Limits the bytes of idle tiles to a quarter of the limit for idle prefixes, and drops idle tiles beyond the
- * MOST_TILES most recently used tiles. */
+ * MAX_TILES most recently used tiles. */
 static void bound_tiles(mp_image_store *store) {
     uint64_t limit = atomic_load_explicit(&store->budget->limit, memory_order_relaxed);
     uint64_t percent = (uint64_t)mp_options_get()->prefix_percent;
     shrink_tiles(store, UINT64_MAX, percent == 0 ? 0 : limit == UINT64_MAX ? UINT64_MAX : limit / 400 * percent);
     int count = 0;
     for (mp_tile **at = &store->tiles; *at;) {
-        if (++count > MOST_TILES && (*at)->users == 0)
+        if (++count > MAX_TILES && (*at)->users == 0)
             drop_tile(store, at);
         else
             at = &(*at)->next;
@@ -163,10 +163,10 @@ static int32_t number_of(mp_image_store *store, const uint8_t *key) {
         if (memcmp(store->numbers[i].key, key, MP_IMAGE_KEY) == 0)
             return store->numbers[i].number;
     int at = store->number_count;
-    if (at < MOST_NUMBERS)
+    if (at < MAX_NUMBERS)
         store->number_count++;
     else
-        at = store->number_next++ % MOST_NUMBERS;
+        at = store->number_next++ % MAX_NUMBERS;
     /* Numbers wrap around after INT32_MAX. By then the prefixes cached under the first numbers have been evicted. */
     store->last_number = store->last_number < INT32_MAX ? store->last_number + 1 : 1;
     memcpy(store->numbers[at].key, key, MP_IMAGE_KEY);
@@ -220,9 +220,9 @@ mp_status mp_images_number(mp_image_store *store, const mp_text_request *request
                            mp_error *error) {
     const mp_text_images *images = &request->images;
     if (images->n_runs > 0 && !store->numbers)
-        store->numbers = mp_alloc_array(MOST_NUMBERS, sizeof *store->numbers, MP_TAG_SCRATCH);
+        store->numbers = mp_alloc_array(MAX_NUMBERS, sizeof *store->numbers, MP_TAG_SCRATCH);
     if (images->n_runs > 0 && !store->numbers)
-        return mp_fail_memory(error, MOST_NUMBERS * sizeof *store->numbers, "the image numbers");
+        return mp_fail_memory(error, MAX_NUMBERS * sizeof *store->numbers, "the image numbers");
     for (int32_t r = 0; r < images->n_runs; r++) {
         int32_t number = number_of(store, images->run_keys + (ptrdiff_t)r * MP_IMAGE_KEY);
         for (int c = 0; c < group->n; c++)

@@ -22,7 +22,7 @@
 #include "models/decoder/images.h"
 #include "models/image/vit.h"
 
-enum { MP_VISION_MOST_PATCHES = 16384 }; /* in one tile */
+enum { MP_VISION_MAX_PATCHES = 16384 }; /* in one tile */
 
 typedef struct mp_vision { /* the image part of a decoder; immutable once loaded */
     mp_vit image_encoder;  /* without a head; with its final norm only if the model uses that norm */

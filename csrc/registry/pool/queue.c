@@ -12,7 +12,7 @@ mp_status mp_queue_create(mp_queue *queue, const int capacity[MP_QUEUE_KINDS], m
     int flows = MP_QUEUE_SPARE_FLOWS;
     for (int i = 0; i < MP_QUEUE_KINDS; i++) {
         queue->capacity[i] = capacity[i];
-        flows = capacity[i] < MP_QUEUE_FLOWS_MOST - flows ? flows + capacity[i] : MP_QUEUE_FLOWS_MOST;
+        flows = capacity[i] < MP_QUEUE_FLOWS_MAX - flows ? flows + capacity[i] : MP_QUEUE_FLOWS_MAX;
     }
     MP_TRY(mp_flows_create(&queue->flows, flows, MP_QUEUE_PRIORITIES * MP_QUEUE_KINDS, error));
     size_t slots = (size_t)mp_flows_slots(&queue->flows);

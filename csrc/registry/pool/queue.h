@@ -9,7 +9,7 @@
  * flow that begins to wait starts at this time, or where it ended if that is later. So a tenant gains nothing by
  * pausing, by sending one request at a time, or by sending each request under another name.
  *
- * Every flow that waits has a slot of its own (flows.h), whatever numbers the tenants have: up to MP_QUEUE_FLOWS_MOST,
+ * Every flow that waits has a slot of its own (flows.h), whatever numbers the tenants have: up to MP_QUEUE_FLOWS_MAX,
  * there are more slots than the queue has room for nodes. Slots of idle flows are reused, the longest idle first.
  *
  * Capacity is per kind: nodes of one kind never use the capacity of another.
@@ -28,7 +28,7 @@ enum {
     MP_QUEUE_KINDS = 2,
     /* Slots for flows beyond the capacity: for idle flows, and for nodes that mp_queue_push_front puts back. */
     MP_QUEUE_SPARE_FLOWS = 256,
-    MP_QUEUE_FLOWS_MOST = 65536
+    MP_QUEUE_FLOWS_MAX = 65536
 };
 #define MP_QUEUE_AGEING_NS (2000ull * 1000 * 1000)
 
@@ -68,7 +68,7 @@ typedef struct mp_queue {
 
 typedef enum mp_queue_result { MP_QUEUE_TAKEN, MP_QUEUE_FULL } mp_queue_result;
 
-/* The memory of the queue grows with its capacity, up to MP_QUEUE_FLOWS_MOST slots. */
+/* The memory of the queue grows with its capacity, up to MP_QUEUE_FLOWS_MAX slots. */
 mp_status mp_queue_create(mp_queue *queue, const int capacity[MP_QUEUE_KINDS], mp_error *error);
 void mp_queue_destroy(mp_queue *queue); /* zeroed = legal */
 /* Initialise a node that is in no queue. `priority` is clamped to 0 to MP_QUEUE_PRIORITIES - 1; a positive kind is

@@ -13,7 +13,7 @@ from mpool.tasks import text_embedding
 from mpool.tasks.text_embedding import MAX_CHARS, Pack
 from mpool.tokenizers import Packed
 
-MOST, VOCAB = 6, 200
+MAX, VOCAB = 6, 200
 
 
 class Letters:
@@ -43,7 +43,7 @@ class Letters:
 
 def plan_with(**changes: Any) -> Any:
     fields: dict[str, Any] = dict(
-        tokenizer=Letters(), prompt="", skip=0, max_tokens=MOST, truncate=False, parse_special=False, allow_ids=True,
+        tokenizer=Letters(), prompt="", skip=0, max_tokens=MAX, truncate=False, parse_special=False, allow_ids=True,
         padding="", special_tokens=True, most_chars=None, null=False, query=None, template=None,
         entry=SimpleNamespace(key="k", ref="r"))
     return SimpleNamespace(**{**fields, **changes})
@@ -54,19 +54,19 @@ def rows_of(pack: Pack) -> list[list[int]]:
 
 
 def test_a_text_may_fill_the_context() -> None:
-    full, longer = "a" * MOST, "a" * (MOST + 1)
-    assert rows_of(text_embedding.pack(plan_with(), ["b", full])) == [[98], [97] * MOST]
+    full, longer = "a" * MAX, "a" * (MAX + 1)
+    assert rows_of(text_embedding.pack(plan_with(), ["b", full])) == [[98], [97] * MAX]
     with pytest.raises(mpool.ContextOverflow, match=r"`inputs\[8\]` has 7 tokens, .* at most 6") as caught:
         text_embedding.pack(plan_with(), ["b", longer], 7)
-    assert (caught.value.tokens, caught.value.limit, caught.value.key) == (MOST + 1, MOST, "k")
-    assert rows_of(text_embedding.pack(plan_with(truncate=True), [longer])) == [[97] * MOST]
+    assert (caught.value.tokens, caught.value.limit, caught.value.key) == (MAX + 1, MAX, "k")
+    assert rows_of(text_embedding.pack(plan_with(truncate=True), [longer])) == [[97] * MAX]
     with pytest.raises(mpool.ContextOverflow, match="`inputs` has 7 tokens"):
         text_embedding.pack(plan_with(), [longer], single=True)
 
 
 def test_texts_without_a_result_leave_out_no_other() -> None:
     """With ``on_error="null"``, each fault has its place, and the valid texts keep their order."""
-    texts = ["ab", 3, "~", "", "a" * (MOST + 1), "cd", "\ud800"]
+    texts = ["ab", 3, "~", "", "a" * (MAX + 1), "cd", "\ud800"]
     found = text_embedding.pack(plan_with(null=True, prompt="P"), texts, 10)
     assert rows_of(found) == [[80, 97, 98], [80], [80, 99, 100]] and found.count == len(texts)
     faults = {at: type(fault).__name__ for at, fault in found.faults}
@@ -98,17 +98,17 @@ def test_characters_are_cut_before_tokens() -> None:
 def test_padding(side: str, first: list[int]) -> None:
     found = text_embedding.pack(plan_with(padding=side, tokenizer=Letters({"pad": 0})), ["ab", "abcdef"])
     assert rows_of(found) == [first, [97, 98, 99, 100, 101, 102]]
-    assert found.ids.dtype == np.int32 and found.offsets.tolist() == [0, MOST, 2 * MOST]
+    assert found.ids.dtype == np.int32 and found.offsets.tolist() == [0, MAX, 2 * MAX]
     with pytest.raises(mpool.FormatError, match="padding token"):
         text_embedding.pack(plan_with(padding=side), ["ab"])
 
 
 def test_ids_of_tokens() -> None:
-    sequences = [[0, VOCAB - 1], [5] * MOST, [7]]
+    sequences = [[0, VOCAB - 1], [5] * MAX, [7]]
     found = text_embedding.pack_ids(plan_with(), sequences)
     assert rows_of(found) == sequences and found.count == 3
     assert found.ids.dtype == np.int32 and found.offsets.dtype == np.int64
-    for wrong in ([], [1] * (MOST + 1)):
+    for wrong in ([], [1] * (MAX + 1)):
         with pytest.raises(mpool.ContextOverflow, match=rf"`inputs\[5\]` has {len(wrong)} tokens, .* 1 to 6"):
             text_embedding.pack_ids(plan_with(), [[1], wrong], 4)
     for token in (VOCAB, -1, 1.5, "a", True):

@@ -150,7 +150,7 @@ def test_endless_templates_leave_renderers_to_others(renderers: rendering.Render
     for _ in range(50):
         assert plain.render(USER) == "[user]hi"
     assert all(thread.is_alive() for thread in hostile)  # the others did not wait for them
-    assert len(renderers.children._all) <= rendering.MOST
+    assert len(renderers.children._all) <= rendering.MAX
     for renderer in [*renderers.children._all]:
         renderer.process.send_signal(signal.SIGPROF)  # as if their limit had been reached
     monkeypatch.setattr(limits, "max_template_seconds", 0.05)
@@ -253,7 +253,7 @@ def test_without_processes_templates_fail(renderers: rendering.Renderers, monkey
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", refused)
         files = len(os.listdir("/proc/self/fd"))
-        for _ in range(rendering.MOST + 1):  # none of the failures uses up a place
+        for _ in range(rendering.MAX + 1):  # none of the failures uses up a place
             with pytest.raises(SpawnFailed, match="no process could be started to render the chat template.*ulimit -u"):
                 ChatTemplate(PLAIN).render(USER)
         with pytest.raises(SpawnFailed):
@@ -308,7 +308,7 @@ def test_many_threads() -> None:
     for thread in threads:
         thread.join(60)
     over.set()
-    assert not failures and len(rendering.renderers().children._all) <= rendering.MOST
+    assert not failures and len(rendering.renderers().children._all) <= rendering.MAX
 
 
 def test_a_waiting_render_is_woken_by_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_the_model_knows_the_numbers_of_the_core() -> None:
     source = (ROOT / "csrc" / "models" / "threads.c").read_text()
     header = (ROOT / "csrc" / "models" / "threads.h").read_text()
     for name, text in (("BYTES", source), ("OPERATIONS", source), ("BARRIER_NS", source), ("FASTER", source),
-                       ("MP_THREADS_LEAST", header), ("MP_THREADS_MOST", header)):
+                       ("MP_THREADS_MIN", header), ("MP_THREADS_MAX", header)):
         found = re.search(rf"\b{name} = ([\d.]+)", text)
         assert found is not None and float(found[1]) == getattr(model, name.removeprefix("MP_THREADS_")), name
     team = (ROOT / "csrc" / "base" / "team.c").read_text()

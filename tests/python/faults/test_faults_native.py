@@ -227,7 +227,7 @@ def test_a_mask_that_is_never_computed(pool: mpool.Pool, models: tuple[Path, Pat
 def test_memory_of_decoded_images_is_bounded(pool: mpool.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of all threads share one budget. An image that is larger than the budget is decoded alone."""
     monkeypatch.setattr(native_calls.IMAGES, "_size", 16)
-    monkeypatch.setattr(memory, "MOST", 3 * 1600 * memory.BYTES_PER_PIXEL)
+    monkeypatch.setattr(memory, "MAX", 3 * 1600 * memory.BYTES_PER_PIXEL)
     lock, seen, most = threading.Lock(), [0, 0], []
     decode = loading._decoded
 

@@ -16,7 +16,7 @@ def test_decoded_images_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoded image waits until the others leave enough of the budget; one that exceeds all of it runs alone."""
     budget = memory._Budget()
     monkeypatch.setattr(memory, "_budget", budget)
-    monkeypatch.setattr(memory, "MOST", 10 * memory.BYTES_PER_PIXEL)
+    monkeypatch.setattr(memory, "MAX", 10 * memory.BYTES_PER_PIXEL)
     turns: list[str] = []
 
     def left() -> None:
@@ -31,7 +31,7 @@ def test_decoded_images_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
         assert turns == []
         with pytest.raises(mpool.Timeout), memory.reserved(1):
             raise AssertionError("there was no memory for this image")
-        assert len(turns) == 3 and budget.used == memory.MOST
+        assert len(turns) == 3 and budget.used == memory.MAX
     assert budget.used == 0
     with pytest.raises(KeyError), memory.reserved(1):
         raise KeyError
@@ -42,7 +42,7 @@ def test_a_waiting_image_goes_on_when_another_is_done(monkeypatch: pytest.Monkey
     """The end of the other image is a sign of progress, which keeps the wait from counting as stuck."""
     budget, waits, moved = memory._Budget(), threading.Event(), threading.Event()
     monkeypatch.setattr(memory, "_budget", budget)
-    monkeypatch.setattr(memory, "MOST", 10 * memory.BYTES_PER_PIXEL)
+    monkeypatch.setattr(memory, "MAX", 10 * memory.BYTES_PER_PIXEL)
     monkeypatch.setattr(memory, "_TICK", 60.0)
     monkeypatch.setattr(native_calls, "progress", moved.set)
     wait = budget.changed.wait
