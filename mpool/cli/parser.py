@@ -22,8 +22,8 @@ SERVER_LIMITS = (
     ("max_n", int, "maximum completions or images per request (default: 16)"),
     ("max_tokens", int, "maximum tokens per completion (default: 16384)"),
     ("default_max_tokens", int, "maximum tokens per completion if the request sets no limit (default: 4096)"),
-    ("allow_token_ids", bool, "accept token ids as embedding input, which clients must take from the model's own "
-     "tokenizer; without this option, each request must allow them"),
+    ("allow_token_ids", bool, "accept token ids in /v1/embeddings and /pooling, which clients must take from the "
+     "model's own tokenizer; without this option, each request must allow them"),
     ("allow_image_urls", bool, "fetch images at https URLs in chat messages, from public addresses only"),
     ("strict", bool, "refuse requests with unknown fields; without this option, they are ignored, and the response "
      "header x-mpool-ignored names them"),
@@ -390,8 +390,8 @@ def _generate_image(command: argparse.ArgumentParser) -> None:
 
 
 def _quantize(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", metavar="IN", help="a .gguf file, a folder of Llama, Mistral, Qwen2, Qwen3, SmolLM3, "
-                                                      "Granite, Phi-3 or Gemma, or a reference to such a model")
+    command.add_argument("model", metavar="IN", help="a .gguf file, a folder of Llama, Mistral, Qwen2, Qwen3, "
+                         "DeepSeek, Kimi K2, SmolLM3, Granite, Phi-3 or Gemma, or a reference to such a model")
     command.add_argument("output", metavar="OUT", help="path of the .gguf file to write")
     command.add_argument("--type", required=True, choices=QUANTIZED, help="type of the weights; Q4_K_M, Q4_K_S and "
                          "Q5_K_M store the most sensitive weights in a more precise type")

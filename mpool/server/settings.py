@@ -53,8 +53,8 @@ class Settings:
         max_tokens: Maximum number of tokens per completion; a request for more is reduced to this.
         default_max_tokens: Maximum number of tokens per completion of a request without a limit of its own. A value
             above ``max_tokens`` counts as ``max_tokens``.
-        allow_token_ids: Accept token ids as embedding input for every model; False: only if the request sets
-            ``allow_token_ids``, or the model's vocabulary is OpenAI's cl100k_base.
+        allow_token_ids: Accept token ids as input of ``/v1/embeddings`` and ``/pooling`` for every model; False: only
+            if the request sets ``allow_token_ids``, or the model's vocabulary is OpenAI's cl100k_base.
         allow_image_urls: Fetch images at https URLs in chat messages, from public addresses only; False: accept images
             only in the body.
         strict: Refuse fields of a request that the server does not have; False: ignore them, name each once in the log,

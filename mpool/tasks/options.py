@@ -357,8 +357,8 @@ class EmbedOptions(TextVectorOptions):
                                     "``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
     allow_token_ids: bool = option(
         True, "False: refuse lists of token ids, because ids of another vocabulary would silently give wrong vectors; "
-        "a model whose vocabulary is OpenAI's cl100k_base accepts them all the same. The server passes False by "
-        "default.", choices=(True, False))
+        "a model whose vocabulary is OpenAI's cl100k_base accepts them all the same. OpenAI's and vLLM's routes of "
+        "the server pass False by default.", choices=(True, False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
