@@ -212,7 +212,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.5
     """Return at most ``count`` known names that are similar to ``name``, the most similar first, ignoring case.
 
     Args:
-        name: of any length.
+        name: a name of the caller; only its first 200 characters are compared.
         known: the names to choose from.
         count: maximum number of names.
         cutoff: minimum similarity, from 0 to 1. Names that contain ``name`` count as similar.

@@ -9,7 +9,7 @@ from .checks import real, refuse
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-#: A text of such parts. To search for the parts of any other text takes quadratic time.
+#: A whole text. It is matched first, because ``_PART.findall`` takes quadratic time for a long text of digits.
 _PARTS = re.compile(rf"(?:{_PART.pattern})+")
 
 

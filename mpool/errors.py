@@ -245,7 +245,8 @@ class NoWorkers(PoolError, RuntimeError):
 class Timeout(PoolError, TimeoutError):
     """A request, load, unload or swap did not end within its time limit.
 
-    A request is cancelled, or was never queued. A load or unload continues in the background.
+    A request is cancelled, or was never queued. A load or unload continues in the background. A swap drops the new
+    model, and the name keeps the old one.
     """
 
     code, name = 51, "TIMEOUT"

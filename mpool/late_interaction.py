@@ -251,7 +251,7 @@ def _groups(offsets: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
 
 
 def _add(search: _core.MaxSim, store: PackedTokens, scores: NDArray[np.float32] | None) -> None:
-    """Compare the queries of a search with all documents. scores: receives all scores, or None."""
+    """Compare the queries of a search with all documents, and write all scores to ``scores`` unless it is None."""
     count = len(store.offsets) - 1
     direct = store.values.dtype in (np.float32, np.int8) and store.values.flags.c_contiguous
     budget = max(1, _BLOCK // store.values.shape[1])

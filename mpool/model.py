@@ -108,7 +108,7 @@ class Model(ModelVerbs):
         """Maximum number of tokens, of a text to embed or of prompt and completion together.
 
         Raises:
-            WrongCapability: the model has no such limit (image generation).
+            WrongCapability: the model has no such limit: it generates images, or embeds images only.
         """
         description = self._entry.describe()
         if description.image is not None:

@@ -345,7 +345,7 @@ class ThreadGroup:
                 self._refuse_if_stuck()
 
     def _leave(self, call: _Call) -> None:
-        """The caller no longer waits. A running call keeps its thread."""
+        """Record that the caller no longer waits. A running call keeps its thread until it ends."""
         now = time.monotonic()
         with self._lock:
             call.left = True
@@ -398,7 +398,8 @@ class ThreadGroup:
         return last
 
     def _surplus(self) -> bool:
-        """Return True if this thread replaced a stuck one that has returned. Must hold the lock."""
+        """Return True if there are more threads than needed, because a stuck one has returned: then the calling thread
+        must end, and is no longer counted. The caller must hold the lock."""
         if self._threads <= self._capacity():
             return False
         self._threads -= 1

@@ -64,7 +64,7 @@ def _facts_of_files(found: Resolved) -> dict[str, Any]:
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 def models(arguments: argparse.Namespace) -> int:
-    """Run ``mpool models``."""
+    """Run ``mpool models`` or ``mpool list``."""
     from ..models import load_catalogue, verified
 
     catalogue = load_catalogue()

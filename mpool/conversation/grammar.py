@@ -52,7 +52,7 @@ _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_
           "grammar": ("response_format", "the grammar"), "tools": ("tools", "a schema")}
 #: Number and bytes of compiled formats cached per tokenizer; maximum number of threads that compute masks.
 _CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = 32, 128 << 20, 4
-#: Seconds that the masks after one token may take before their thread is replaced. Usual are 1 to 50 ms.
+#: Seconds that the masks after one token may take before their thread is replaced. They usually take 1 to 50 ms.
 _STUCK_SECONDS = 5.0
 #: CPU seconds that all masks of a request may take: a constant, and more for each sampled token.
 _MASK_SECONDS, _MASK_SECONDS_PER_TOKEN = 5.0, 0.1
@@ -610,7 +610,7 @@ class _MaskedRequest:
         begun = time.thread_time()
         mask = b"" if not matcher.consume_tokens(ids) else known or matcher.compute_bitmask()
         self._seconds += time.thread_time() - begun
-        if failure is not None and failure.error is not None:  # the tokenizer failed: the matcher is in error, too
+        if failure is not None and failure.error is not None:  # the tokenizer failed, and therefore the matcher
             raise failure.error
         if matcher.is_error():  # a limit of llguidance was exceeded: the mask allowed every sampled token
             raise LimitError(f"`{self._format.param}`: the grammar became too complex at token {self._counts[choice]}: "

@@ -76,7 +76,7 @@ def handle(tokenizer: Any, task: str, grammar: str) -> tuple[str, bytes]:
             wrong = llguidance.LLMatcher.validate_grammar(grammar)
             return "failed" if wrong else task, wrong.encode()
         before = _resident()
-        # with the arguments of _Compiler in grammar.py: what is tried is what will be compiled
+        # the arguments of _Compiler in grammar.py, which compiles the format after this trial
         matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0,
                                        limits=llguidance.LLParserLimits(verbose_errors=False))
         if matcher.is_error():

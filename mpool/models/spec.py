@@ -411,7 +411,7 @@ class TextInput:
 
     Attributes:
         folder: folder of its tokenizer; None: the pipeline does not have this encoder, and its hidden states are zero.
-        length: input length in tokens; for T5, the largest length.
+        length: input length in tokens; for T5, the maximum length.
         pad: padding token.
         clip: True if the tokenizer may consist of ``vocab.json`` and ``merges.txt``.
     """

@@ -51,7 +51,7 @@ class Budget:
     Attributes:
         most: number at the start.
         left: number that is left.
-        setting: what raises the number.
+        setting: options that raise the number, for error messages.
     """
 
     most: int

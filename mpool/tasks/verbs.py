@@ -344,9 +344,10 @@ _TEXTS = Parameter('inputs', _INPUTS,
 EMBED_SPARSE = Verb(
     'embed_sparse', 'text_embedding', (
         _TEXTS,
-        Parameter('model', MODEL, 'a sparse encoder: the folder or reference of a model of sentence-transformers\' '
-                  '``SparseEncoder`` (SPLADE, opensearch-neural-sparse-encoding, Granite sparse; of BERT, RoBERTa, '
-                  'XLM-RoBERTa, ModernBERT or MPNet), or of BGE-M3.', None),
+        Parameter('model', MODEL, 'a sparse encoder: a catalogue key such as ``"splade-v3"``, or the folder or '
+                  'reference of a model of sentence-transformers\' ``SparseEncoder`` (SPLADE, '
+                  'opensearch-neural-sparse-encoding, Granite sparse; of BERT, RoBERTa, XLM-RoBERTa, ModernBERT or '
+                  'MPNet), or of BGE-M3. None: all-MiniLM-L6-v2, which has no sparse vectors.', None),
     ), _options.SparseOptions, 'SparseVectors',
     text=r"""Computes sparse vectors: weights of tokens of the vocabulary, for retrieval with an inverted index.
 
@@ -370,9 +371,10 @@ Source:
 EMBED_TOKENS = Verb(
     'embed_tokens', 'text_embedding', (
         _TEXTS,
-        Parameter('model', MODEL, 'a model of token vectors: the folder or reference of a ColBERT model of '
-                  'sentence-transformers (``MultiVectorEncoder``), PyLate or Stanford\'s ColBERT, or of BGE-M3. Any '
-                  'other text encoder returns its hidden states; a model of static embeddings has none.', None),
+        Parameter('model', MODEL, 'a model of token vectors: a catalogue key such as ``"colbertv2.0"``, or the folder '
+                  'or reference of a ColBERT model of sentence-transformers (``MultiVectorEncoder``), PyLate or '
+                  'Stanford\'s ColBERT, or of BGE-M3. Any other text encoder returns its hidden states; a model of '
+                  'static embeddings has none. None: all-MiniLM-L6-v2.', None),
     ), _options.TokenOptions, 'TokenVectors',
     text=r"""Computes one vector per token, for late interaction (MaxSim).
 
@@ -424,11 +426,11 @@ RERANK = Verb(
               'a text of 1 to 1,000,000 characters.'),
         Parameter('documents', 'Sequence[str]',
               'a list, tuple, array or pandas Series of texts of at most 1,000,000 characters.'),
-        _model('a cross-encoder: the folder or reference of a sequence classifier with one label (BERT, DistilBERT, '
-             'ELECTRA, ALBERT, RoBERTa, XLM-RoBERTa, MPNet, DeBERTa v2 and v3, ModernBERT, GTE, JinaBERT, EuroBERT), '
-             'of a language model that its folder declares a reranker '
-             '(Qwen3-Reranker, in the format of sentence-transformers), or the GGUF file of a reranker; None: '
-             'ms-marco-MiniLM-L6-v2.'),
+        _model('a cross-encoder: a catalogue key such as ``"bge-reranker-v2-m3"``; the folder or reference of a '
+             'sequence classifier with one label (BERT, DistilBERT, ELECTRA, ALBERT, RoBERTa, XLM-RoBERTa, MPNet, '
+             'DeBERTa v2 and v3, ModernBERT, GTE, JinaBERT, EuroBERT), or of a language model that its folder declares '
+             'a reranker (Qwen3-Reranker, in the format of sentence-transformers); or the GGUF file of a reranker. '
+             'None: ms-marco-MiniLM-L6-v2.'),
     ), _options.RerankOptions, 'Ranking',
     text=r"""Ranks documents by relevance to a query, with a cross-encoder.
 
@@ -452,10 +454,10 @@ CLASSIFY = Verb(
               'a text of at most 1,000,000 characters; a list, tuple, array or pandas Series of texts; or a list of '
               'pairs of texts, such as premise and hypothesis. With ``labels``, no pairs.'),
         Parameter('model', 'str | os.PathLike[str] | Model',
-              'a sequence classifier: a name assigned with :func:`load` or :func:`register`, the path of a folder or a '
-              'reference such as ``"org/name"`` whose config.json names a class ForSequenceClassification (BERT, '
-              'RoBERTa, XLM-RoBERTa, DistilBERT, ELECTRA, ALBERT, DeBERTa, ModernBERT, MPNet, GTE), or a '
-              ':class:`mpool.Model`.'),
+              'a sequence classifier: a catalogue key such as ``"nli-deberta-v3-small"``, a name assigned with '
+              ':func:`load` or :func:`register`, the path of a folder or a reference such as ``"org/name"`` whose '
+              'config.json names a class ForSequenceClassification (BERT, RoBERTa, XLM-RoBERTa, DistilBERT, ELECTRA, '
+              'ALBERT, DeBERTa, ModernBERT, MPNet, GTE, JinaBERT, EuroBERT), or a :class:`mpool.Model`.'),
     ), _options.ClassifyOptions, 'Classifications',
     text=r"""Classifies a text, or a list of texts or pairs of texts.
 
@@ -487,10 +489,10 @@ CLASSIFY_TOKENS = Verb(
         Parameter('texts', 'list[str] | tuple[str, ...] | NDArray[Any]',
               'a text of at most 1,000,000 characters; or a list, tuple, array or pandas Series of texts.'),
         Parameter('model', 'str | os.PathLike[str] | Model',
-              'a token classifier: a name assigned with :func:`load` or :func:`register`, the path of a folder or a '
-              'reference such as ``"org/name"`` whose config.json names a class ForTokenClassification (BERT, RoBERTa, '
-              'XLM-RoBERTa, DistilBERT, ELECTRA, ALBERT, DeBERTa, ModernBERT, MPNet, GTE, EuroBERT), or a '
-              ':class:`mpool.Model`.'),
+              'a token classifier: the catalogue key ``"bert-base-NER"``, a name assigned with :func:`load` or '
+              ':func:`register`, the path of a folder or a reference such as ``"org/name"`` whose config.json names a '
+              'class ForTokenClassification (BERT, RoBERTa, XLM-RoBERTa, DistilBERT, ELECTRA, ALBERT, DeBERTa, '
+              'ModernBERT, MPNet, GTE, EuroBERT), or a :class:`mpool.Model`.'),
     ), _options.ClassifyTokensOptions, 'TokenClassifications',
     text=r"""Labels the tokens of a text, or of a list of texts: names, parts of speech, personal data.
 

@@ -18,7 +18,7 @@ from .tokenizer import Tokenizer, check_ids
 
 _ASCII_SPACES = " \t\n\v\f\r"
 
-#: Number of partial tokenizers used before the whole one is built in the background.
+#: Maximum number of calls that partial tokenizers encode before the whole tokenizer is built in the background.
 MAX_PARTIAL_USES = 4
 
 _building = threading.Lock()

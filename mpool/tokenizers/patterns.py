@@ -2,8 +2,8 @@
 
 HF tokenizers compiles them with Oniguruma, which backtracks. A hostile expression needs exponential time for a short
 text. Oniguruma gives up after 10,000,000 steps for one match; HF tokenizers then aborts the call with a Rust panic,
-whose message goes to standard error before Python can catch it. So before the first call, this module computes how the
-steps of one match grow with the length of the text.
+whose message goes to standard error before Python can catch it. Therefore this module computes, before the
+first call, how the steps of one match grow with the length of the text.
 """
 
 from __future__ import annotations

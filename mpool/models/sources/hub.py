@@ -38,7 +38,7 @@ log = logging.getLogger("mpool.models")
 
 #: Timeout for listing a repository, in seconds.
 LIST_SECONDS = 10.0
-#: Reasons of a DownloadError without an answer of the hub.
+#: Reasons of a DownloadError without a response of the hub.
 UNREACHABLE, SILENT = "the hub cannot be reached", "the hub does not respond"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
