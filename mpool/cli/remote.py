@@ -91,7 +91,7 @@ class Server:
             raise ModelError(_reason(error), hint=hint) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             cause = getattr(error, "reason", None) or error
-            raise SendError(f"{self.url} does not answer as mpool serve does: {cause}",
+            raise SendError(f"{self.url} does not respond as `mpool serve` does: {cause}",
                             hint="Start a server with `mpool serve`, or name its address with --url") from None
 
 

@@ -40,7 +40,8 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         refuse("messages", messages, "a list of messages", hint=_SHAPE)
     messages = list_of_caller(messages)
     if not messages:
-        raise InvalidArgument(param="messages", got="empty", allowed="a list of at least one message", hint=_SHAPE)
+        raise InvalidArgument(param="messages", got="an empty list", allowed="a list of at least one message",
+                              hint=_SHAPE)
     checked, chars = [], 0
     for at, message in enumerate(messages):
         where = f"messages[{at}]"
@@ -50,7 +51,8 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         if not isinstance(role, str) or role not in ROLES:
             refuse(f"{where}.role", role, "one of " + ", ".join(ROLES), hint=_SHAPE)
         if _is_set(message.get("images")) and images is None:
-            raise Unsupported(f"`{where}` has images; this model supports text only", param=f"{where}.images")
+            raise Unsupported(f"`{where}` has images; this model supports text only", param=f"{where}.images",
+                              hint="Use a vision model, or remove the images")
         content = _content(where, message, role, images)
         chars += sum(len(part.get("text", "")) for part in content) if isinstance(content, list) \
             else len(content or "")

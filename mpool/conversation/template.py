@@ -190,7 +190,7 @@ class ChatTemplate:
             raise InvalidArgument(param="messages", got=type(messages).__name__, allowed="a list of dicts")
         chat = _to_plain(list_of_caller(messages), "messages")
         if not chat:
-            raise InvalidArgument(param="messages", got="empty", allowed="a list of at least one message")
+            raise InvalidArgument(param="messages", got="an empty list", allowed="a list of at least one message")
         for at, message in enumerate(chat):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise InvalidArgument(param=f"messages[{at}]", got=shown(message), allowed="a message",

@@ -141,7 +141,8 @@ def _hold(entry: Entry, deadline: float | None, held: contextlib.ExitStack) -> b
     """Hold ``changing`` of an entry until ``held`` ends. Returns False, and holds nothing, if it lost its name."""
     seconds = _deadlines.remaining(deadline, entry.key)
     if not entry.changing.acquire(timeout=-1 if seconds is None else seconds):
-        raise Timeout("another swap of this model did not end within the timeout", key=entry.key)
+        raise Timeout("another swap of this model did not end within the timeout", key=entry.key,
+                      hint="Raise `timeout`, or try again after the other swap")
     held.callback(entry.changing.release)
     if entry.successor is None:
         return True

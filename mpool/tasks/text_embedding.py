@@ -302,9 +302,10 @@ def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
     with of_caller():
         size = len(inputs)
     if size > most:
-        more = "embed_iter accepts any number of texts; max_inputs= or PoolConfig.max_embed_inputs raises the limit"
+        options = "PoolConfig.max_embed_inputs" if name == "documents" else "max_inputs= or PoolConfig.max_embed_inputs"
+        more = "embed_iter accepts any number of texts; " if name == "inputs" else ""
         raise LimitError(f"`{name}` must hold at most {most:,} texts, got {size:,}", param=name,
-                         hint=more if name == "inputs" else "PoolConfig.max_embed_inputs raises the limit")
+                         hint=f"{more}{options} raises the limit")
     return list_of_caller(inputs)
 
 

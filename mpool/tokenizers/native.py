@@ -29,6 +29,8 @@ LONG_TEXT = 2048
 _MAX_PROBE = 12
 #: Bounds of a tokenizer that neither adds text nor has an expression with backtracking.
 _HARMLESS = Growth()
+#: Hint for a regular expression that gives up.
+_SHORTEN = "Shorten or split the text: a regular expression of the tokenizer takes too many steps for it"
 #: Characters that are normalised at a time when the length of a normalised text is measured.
 _SLICE = 1 << 19
 
@@ -61,7 +63,7 @@ def call(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
         raise
 
 
-def _failed(reason: str, hint: str = "A regular expression of the tokenizer takes too many steps") -> InvalidArgument:
+def _failed(reason: str, hint: str = _SHORTEN) -> InvalidArgument:
     return InvalidArgument(f"the tokenizer of the model cannot process this text: {' '.join(reason.split())[:200]}",
                            param="text", hint=hint)
 

@@ -63,7 +63,7 @@ def _size_errors() -> Iterator[None]:
     except InvalidArgument as error:
         if error.param not in ("width", "height"):
             raise
-        raise Refusal("invalid_value", f"size: {sentence(error.message)}", "size") from None
+        raise Refusal("invalid_value", f"`size`: {sentence(error.message)}", "size") from None
 
 
 def _size(image: Image) -> str:

@@ -169,7 +169,7 @@ def test_other_servers(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     """The message names the address of a server that is not mpool's."""
     with answering(200, body) as (url, _):
         assert main(["ps", "--url", url]) == 1
-        assert f"{url} does not answer as mpool serve does" in capsys.readouterr().err
+        assert f"{url} does not respond as `mpool serve` does" in capsys.readouterr().err
 
 
 def test_no_server_and_wrong_address(capsys: pytest.CaptureFixture[str]) -> None:
