@@ -64,10 +64,11 @@ class Server:
             body: body of a POST request; None: send a GET request.
 
         Raises:
-            SendError: the server does not respond.
+            SendError: there is no server, or the response is not one of mpool's server.
+            Timeout: the server does not respond in time.
             ModelError: the server refuses the request; the message is the server's.
         """
-        from ..errors import ModelError, SendError
+        from ..errors import ModelError, SendError, Timeout
 
         headers = {"content-type": "application/json"}
         if self.token is not None:
@@ -89,6 +90,9 @@ class Server:
                 if self.default_file is not None:
                     hint = f"The server does not accept the token in {self.default_file}. {hint}"
             raise ModelError(_reason(error), hint=hint) from None
+        except TimeoutError:  # connected, but there was no response; a failed connection is a URLError
+            raise Timeout(f"{self.url} did not respond within {_SECONDS:g} s",
+                          hint="Requests of the model may still run: mpool ps shows them") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             cause = getattr(error, "reason", None) or error
             raise SendError(f"{self.url} does not respond as `mpool serve` does: {cause}",
@@ -162,13 +166,13 @@ def _left(row: dict[str, Any]) -> str:
 
 def stop(arguments: argparse.Namespace) -> int:
     """Run ``mpool stop``. If a model cannot be unloaded, the others still are."""
-    from ..errors import ModelError
+    from ..errors import ModelError, Timeout
 
     server, failed = _server(arguments), False
     for name in arguments.model:
         try:
             server.request("/api/generate", "done", {"model": name, "keep_alive": 0})
-        except ModelError as error:
+        except (ModelError, Timeout) as error:
             note(f"mpool: {name}: {error}")
             failed = True
             continue

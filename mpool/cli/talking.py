@@ -103,6 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
         if model.capability == "text_to_image":
             raise WrongCapability("generates images", key=model.key,
                                   hint=f"Use mpool generate-image --model {arguments.model} PROMPT")
+        if model.capability == "image_embedding":
+            raise WrongCapability("returns vectors of images and cannot chat", key=model.key,
+                                  hint=f"Use mpool embed-image --model {arguments.model} FILE")
         if model.capability == "text_embedding":
             _refuse_conversation(model.key, prompt, arguments)
             say(json.dumps(model.embed(prompt).tolist()))

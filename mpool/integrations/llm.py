@@ -39,7 +39,7 @@ log = logging.getLogger("mpool.llm")
 
 #: Capability -> True: chat models, False: embedding models. Models of other capabilities are not registered.
 _IS_CHAT = {"text_to_text": True, "vision": True, "text_embedding": False, "image_embedding": False}
-_IMAGES = frozenset(("image/png", "image/jpeg", "image/webp"))
+_IMAGES = frozenset(("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"))
 #: Inputs per request: vectors of a long list are returned batch by batch.
 _BATCH = 256
 

@@ -90,12 +90,16 @@ class Row:
         return hint
 
 
+#: Function whose default model is not that of its capability -> the capability.
+OTHER_DEFAULTS = {"rerank": "text_embedding", "embed_sparse": "text_embedding"}
+
+
 class Catalogue:
-    """The rows by key, and the key of the default model of each capability and of ``"rerank"``.
+    """The rows by key, and the key of the default model of each capability and of each of :data:`OTHER_DEFAULTS`.
 
     Attributes:
         rows: rows by key, in the order of the file.
-        defaults: key of the default model, by capability or ``"rerank"``.
+        defaults: key of the default model, by capability or function.
     """
 
     def __init__(self, rows: Mapping[str, Row], defaults: Mapping[str, str]) -> None:
@@ -129,12 +133,12 @@ class Catalogue:
         return row
 
     def default(self, capability: str) -> Row:
-        """Return the row of the default model of a capability or of ``"rerank"``."""
+        """Return the row of the default model of a capability or of a function of :data:`OTHER_DEFAULTS`."""
         return self.rows[self.defaults[capability]]
 
     def default_note(self, key: str) -> str:
         """Return the text behind a key in lists of models: ``" (default)"`` for the default of its capability,
-        ``" (default for rerank)"`` for that of another task, else ``""``."""
+        ``" (default for rerank)"`` for that of a function, else ``""``."""
         task = next((task for task, default in self.defaults.items() if default == key), None)
         if task is None:
             return ""
@@ -208,7 +212,7 @@ def read(path: str) -> Catalogue:
     defaults = root.section("defaults")
     for capability in defaults:
         key = defaults.str(capability)
-        required = "text_embedding" if capability == "rerank" else capability
+        required = OTHER_DEFAULTS.get(capability, capability)
         if required not in CAPABILITIES or key not in rows or rows[key].capability != required:
             defaults.fail(capability, key, "the key of a model of that capability")
     return Catalogue(rows, {capability: defaults.str(capability) for capability in defaults})

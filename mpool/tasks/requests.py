@@ -117,7 +117,7 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
     output, own = _output_of(options)
-    _require(model, output)
+    model = _named(model, output)
     module = output.module()
     checked = module.iter_check(own, _limit(pool, None))
 
@@ -166,7 +166,7 @@ def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str) -> Valida
     from . import outputs
 
     output = OUTPUTS[name]
-    inputs, model = given.pop("inputs"), given.pop("model", None)
+    inputs, model = given.pop("inputs"), _named(given.pop("model", None), output)
     options: Any = _options.parse_options(output.options, output.function, given)
     vectors.check_progress(options.progress)
     texts = outputs.inputs_of(inputs, _limit(pool, options.max_inputs))
@@ -212,18 +212,23 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     return Validated(prepare, model, "text_embedding", options.compute)
 
 
-def _require(model: Any, output: TextOutput) -> None:
-    """Raise InvalidArgument if the caller names no model for an output without a default model."""
+def _named(model: Any, output: TextOutput) -> Any:
+    """Return the model that computes an output: that of the caller, or the key of the default model of the output's
+    function. None: the default model of the capability.
+
+    Raises:
+        InvalidArgument: the caller names no model, and the output has no default model.
+    """
     if model is None and output.needs is not None:
         refuse("model", None, output.needs, hint="This function has no default model: pass a folder or reference")
+    return load_catalogue().default(output.function).key if model is None and output.own_default else model
 
 
 def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.classify`."""
     from . import classification
 
-    texts, model = given.pop("texts"), given.pop("model", None)
-    _require(model, OUTPUTS["labels"])
+    texts, model = given.pop("texts"), _named(given.pop("model", None), OUTPUTS["labels"])
     options = _options.parse_options(ClassifyOptions, "classify", given)
     vectors.check_progress(options.progress)
     checked = classification.check(texts, options, _limit(pool, options.max_inputs))
@@ -238,8 +243,7 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.classify_tokens`."""
     from . import token_classification
 
-    texts, model = given.pop("texts"), given.pop("model", None)
-    _require(model, OUTPUTS["spans"])
+    texts, model = given.pop("texts"), _named(given.pop("model", None), OUTPUTS["spans"])
     options = _options.parse_options(ClassifyTokensOptions, "classify_tokens", given)
     vectors.check_progress(options.progress)
     checked = token_classification.check(texts, options, _limit(pool, options.max_inputs))
@@ -255,8 +259,7 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :data:`mpool.tasks.verbs.TOKEN_SCORES`."""
     from . import outputs, token_classification
 
-    inputs, model = given.pop("inputs"), given.pop("model", None)
-    _require(model, OUTPUTS["spans"])
+    inputs, model = given.pop("inputs"), _named(given.pop("model", None), OUTPUTS["spans"])
     options = _options.parse_options(TokenScoresOptions, "token_scores", given)
     texts = outputs.inputs_of(inputs, pool.config.max_embed_inputs)
 

@@ -347,7 +347,7 @@ EMBED_SPARSE = Verb(
         Parameter('model', MODEL, 'a sparse encoder: a catalogue key such as ``"splade-v3"``, or the folder or '
                   'reference of a model of sentence-transformers\' ``SparseEncoder`` (SPLADE, '
                   'opensearch-neural-sparse-encoding, Granite sparse; of BERT, RoBERTa, XLM-RoBERTa, ModernBERT or '
-                  'MPNet), or of BGE-M3. None: all-MiniLM-L6-v2, which has no sparse vectors.', None),
+                  'MPNet), or of BGE-M3. None: granite-embedding-30m-sparse.', None),
     ), _options.SparseOptions, 'SparseVectors',
     text=r"""Computes sparse vectors: weights of tokens of the vocabulary, for retrieval with an inverted index.
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ...checks import shown
 from ...errors import FormatError, InvalidArgument, Unsupported
 from ..fields import Fields
 from ..files import Folder, refuse_missing_weights
@@ -325,13 +326,14 @@ class _PipelineReader:
         if not channels or min(channels) < 1:
             config.fail("block_out_channels", str(channels), "one to eight positive integers")
         ups = config.list("up_block_types", ["UpDecoderBlock2D"], of=str, limit=8)
-        if config.bool("use_post_quant_conv", True) or config.str("act_fn", "silu") != "silu" or \
-                any(config.get(name) is not None for name in ("latents_mean", "latents_std")) or \
-                set(ups) != {"UpDecoderBlock2D"} or len(ups) != len(channels) or \
-                config.int("out_channels", 3) != 3:
-            raise Unsupported(f"{config.file}: the decoder is not supported; mpool supports AutoencoderKL with "
-                              "UpDecoderBlock2D blocks, the activation silu, three output channels, and without "
-                              "post_quant_conv, latents_mean and latents_std")
+        for name, found, supported in (
+                ("use_post_quant_conv", config.bool("use_post_quant_conv", True), False),
+                ("act_fn", config.str("act_fn", "silu"), "silu"), ("latents_mean", config.get("latents_mean"), None),
+                ("latents_std", config.get("latents_std"), None), ("out_channels", config.int("out_channels", 3), 3),
+                ("up_block_types", ups, ["UpDecoderBlock2D"] * len(channels))):
+            if found != supported:
+                raise Unsupported(f"{config.file}: a decoder with `{name}` {shown(found)} is not supported: it must be "
+                                  f"{supported!r}", param=name, got=shown(found), allowed=repr(supported))
         latents = config.int("latent_channels", 4, low=1)
         if latents != size.channels:
             config.fail("latent_channels", latents, f"{size.channels}, the latent channels of the transformer")
