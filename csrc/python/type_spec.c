@@ -228,7 +228,7 @@ static bool numbers_in(const char *key, PyObject *list, int kind, void *memory, 
         int item_kind = kind_of(key, item);
         /* integers may appear in a list of floats */
         if (item_kind >= 0 && item_kind != kind && !(kind == MP_VALUE_FLOAT && item_kind == MP_VALUE_INT))
-            PyErr_Format(PyExc_TypeError, "%s: the values of a list must have one type, item %llu is a %R", key,
+            PyErr_Format(PyExc_TypeError, "%s: the values of a list must have one type, item %llu has the type %R", key,
                          (unsigned long long)i, (PyObject *)Py_TYPE(item));
         if (PyErr_Occurred())
             return false;
@@ -263,7 +263,7 @@ static void *strings_in(const char *key, PyObject *list, mp_value *out) {
     for (uint64_t i = 0; i < out->count; i++) {
         PyObject *item = PyTuple_GetItem(list, (Py_ssize_t)i);
         if (!PyUnicode_Check(item) && !PyBytes_Check(item)) {
-            PyErr_Format(PyExc_TypeError, "%s: the values of a list must have one type, item %llu is a %R", key,
+            PyErr_Format(PyExc_TypeError, "%s: the values of a list must have one type, item %llu has the type %R", key,
                          (unsigned long long)i, (PyObject *)Py_TYPE(item));
             return NULL;
         }

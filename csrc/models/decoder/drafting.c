@@ -9,8 +9,8 @@
 #include "models/decoder/engine.h"
 
 enum {
-    SLICE = 256,    /* rows that the sequences of a pass share at most, each beyond its first FEW_ROWS */
-    MIN_SLICE = 16, /* rows that they share at least, even if these take longer than a decode step */
+    SLICE = 256,    /* maximum rows of a pass that computes prompts; sequences that find none left add FEW_ROWS each */
+    MIN_SLICE = 16, /* minimum of this limit, even if the rows take longer than a decode step */
     FEW_ROWS = 4,   /* missing rows per sequence that the draft model always computes */
     HORIZON = 256,  /* computing a prompt must pay off within this number of completion tokens */
     PAUSE = 256     /* steps without drafts of the model after a lack of memory */
