@@ -221,13 +221,15 @@ mp_status mp_cpu_init(const char *mask, mp_error *error) {
             continue;
         if (!machine_supports(&levels[i]))
             return mp_fail(error, MP_UNSUPPORTED,
-                           "MPOOL_CPU is \"%s\", which this CPU (%s) does not have; allowed here: %s", mask,
-                           machine_name, allowed);
+                           "the environment variable MPOOL_CPU must be a level that this CPU (%s) has: one of %s, got "
+                           "\"%s\"; correct or unset it",
+                           machine_name, allowed, mask);
         atomic_store_explicit(&masked_level, i, memory_order_relaxed);
         return MP_OK;
     }
-    return mp_fail(error, MP_INVALID_ARGUMENT, "MPOOL_CPU is \"%.32s\"; allowed here: %s; correct or unset it", mask,
-                   allowed);
+    return mp_fail(error, MP_INVALID_ARGUMENT,
+                   "the environment variable MPOOL_CPU must be one of %s, got \"%.32s\"; correct or unset it", allowed,
+                   mask);
 }
 
 uint32_t mp_cpu_features(void) { return level_in_use()->features; }

@@ -75,7 +75,7 @@ static inline void mp_event_count_notify(mp_event_count *self) {
 void mp_event_count_park(mp_event_count *self, uint32_t seen);
 /* Wait for the next notify: spin as `rule` permits (NULL: do not spin), then park. Must hold `lock`, which is released
  * during the wait and locked again before the return. Every notifier of this event count must hold `lock` too. May
- * return spuriously; returns at the deadline (0 = none) at the latest. */
+ * return spuriously. Returns at the deadline (0 = none), or up to rule->spin_ns after it: a spin does not check it. */
 void mp_event_count_wait(mp_event_count *self, mp_mutex *lock, const mp_spin_rule *rule, uint64_t deadline_ns);
 
 /* Notify and park on an event count in memory that processes share (base/shared_memory.h). mp_event_count_park_shared

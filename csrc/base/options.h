@@ -22,8 +22,8 @@ typedef struct mp_option_row {
 
 /* Options of the process. Never NULL; holds the defaults before mp_options_init. */
 const mp_options *mp_options_get(void);
-/* Read the environment. Call once, before other threads exist. INVALID_ARGUMENT names the variable, its value and the
- * allowed values. */
+/* Read the environment. Call once, before other threads exist. INVALID_ARGUMENT names the variable, its value (of a
+ * text: its length) and what is allowed. */
 mp_status mp_options_init(mp_error *error);
 const mp_option_row *mp_option_rows(int *count);
 /* Write the current value as text, for show_config. */

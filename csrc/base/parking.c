@@ -11,7 +11,7 @@ typedef struct bucket {
     mp_mutex lock;
     mp_cond changed;
     int waiting; /* guarded by: lock */
-    char apart[64]; /* two buckets do not share a cache line */
+    char padding[64]; /* two buckets do not share a cache line */
 } bucket;
 
 static bucket buckets[BUCKETS];

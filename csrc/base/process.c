@@ -191,7 +191,7 @@ static void limit(int what, uint64_t most) {
         return;
     rlim_t value = now.rlim_max == RLIM_INFINITY || most < now.rlim_max ? (rlim_t)most : now.rlim_max;
     now.rlim_cur = now.rlim_max = value;
-    setrlimit(what, &now); /* limits are only lowered, which the system never refuses */
+    setrlimit(what, &now); /* never refused: the hard limit only falls, and the soft limit equals it */
 }
 
 static void close_others(void) {

@@ -53,8 +53,8 @@ typedef struct mp_process_limits {
     int files;           /* limit of descriptors; 0 = unchanged */
 } mp_process_limits;
 /* Confine the calling process. It closes all descriptors above those of mp_process_command, writes no core file, and
- * ignores the signals that a terminal sends to its process group. On Linux it is killed when the parent's thread that
- * started it ends, and gains no privileges by exec. RECV when its parent is no longer `parent`. */
+ * ignores SIGINT, SIGQUIT and SIGHUP, which a terminal sends to all its processes. On Linux it is killed when the
+ * parent's thread that started it ends, and gains no privileges by exec. RECV when its parent is no longer `parent`. */
 mp_status mp_process_confine(int parent, const mp_process_limits *limits, mp_error *error);
 bool mp_process_has_parent(int parent);
 int mp_process_id(void);

@@ -12,8 +12,9 @@ typedef struct mp_bpe mp_bpe;
 
 /* Index the vocabulary of `spec`. Takes a reference to the spec, which must be frozen or no longer change. Sets *bpe to
  * NULL and returns MP_OK if `tokenizer.ggml.tokens` or `tokenizer.ggml.merges` is missing or unsuitable: duplicate
- * tokens; a merge that is not UTF-8, is not two tokens separated by a space, or whose joint text is not a token. The
- * reason is not reported. Fails only if memory is refused. */
+ * tokens, or more than MP_SPEC_MAX_TOKENS; a merge that is longer than 512 bytes, is not UTF-8, is not two tokens
+ * separated by a space, or whose joint text is not a token. Does not report the reason. Fails only if memory is
+ * refused. */
 mp_status mp_bpe_create(mp_spec *spec, mp_bpe **bpe, mp_error *error);
 void mp_bpe_destroy(mp_bpe *bpe); /* NULL is legal */
 

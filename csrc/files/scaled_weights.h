@@ -10,8 +10,8 @@
 #include "kernels/scaled.h"
 
 /* Get a matrix [N, K] of any weight type; a plain one sets `codes` only. FORMAT names a companion tensor that is
- * missing, has a wrong shape or type, or a value out of range: scales that are NaN, infinite, 0 or (AWQ, GPTQ) too
- * large for f16, and numbers of groups that do not exist. Reads all scales. */
+ * missing, has a wrong shape or type, or a value out of range: scales that are NaN, infinite, 0 or so large that a
+ * packed block would exceed f16, and numbers of groups that do not exist. Reads all scales. */
 mp_status mp_weights_get_matrix(const mp_weights *weights, const char *name, int64_t N, int64_t K, mp_scaled *matrix,
                                 mp_error *error);
 /* True for the name of a companion tensor. */

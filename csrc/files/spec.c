@@ -74,7 +74,8 @@ static mp_status names_reserve(name_list *list, void **payload, size_t size, mp_
     if (list->count < list->capacity)
         return MP_OK;
     if (list->capacity >= 1u << 28)
-        return mp_fail(error, MP_LIMIT, "a model spec must have at most %u names", 1u << 28);
+        return mp_fail(error, MP_LIMIT, "a model spec must have at most %u names, got %u", 1u << 28,
+                       list->count + 1);
     uint32_t capacity = list->capacity ? 2 * list->capacity : 64;
     uint64_t bytes = (uint64_t)capacity * (size > sizeof *list->names ? size : sizeof *list->names);
     uint32_t *table = mp_alloc_array(2 * (size_t)capacity, sizeof *table, MP_TAG_SPEC);
@@ -265,7 +266,8 @@ mp_status mp_spec_add_file(mp_spec *spec, const char *path, mp_error *error) {
                        "a model spec has a file with an empty path; pass the path of a file");
     if (spec->file_count == spec->file_capacity) {
         if (spec->file_capacity >= MAX_FILES)
-            return mp_fail(error, MP_LIMIT, "a model spec must have at most %d files", MAX_FILES);
+            return mp_fail(error, MP_LIMIT, "a model spec must have at most %d files, got %d", MAX_FILES,
+                           spec->file_count + 1);
         int capacity = spec->file_capacity ? 2 * spec->file_capacity : 4;
         const char **files = mp_realloc(spec->files, (size_t)capacity * sizeof *files, MP_TAG_SPEC);
         if (!files)
@@ -284,8 +286,8 @@ static mp_status check_key(const mp_spec *spec, const char *key, uint64_t length
                             (unsigned long long)length);
     for (uint64_t i = 0; i < length; i++)
         if (key[i] < 0x20 || key[i] > 0x7E)
-            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "key", "printable ASCII", "byte %02x",
-                                (uint8_t)key[i]);
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "key", "printable ASCII",
+                                "byte %02x at index %llu", (uint8_t)key[i], (unsigned long long)i);
     if (names_find(spec, &spec->keys, key, length) >= 0)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "each key once", "a duplicate");
     return MP_OK;
@@ -359,8 +361,8 @@ mp_status mp_spec_set(mp_spec *spec, const char *key, const mp_value *value, mp_
         MP_TRY(copy_strings(spec, key, value, &made, error));
         break;
     default:
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the value of %s has type %d, which is not an mp_value_type", key,
-                       (int)value->type);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the type of the value of %s must be an mp_value_type, 0 to %d, got "
+                       "%d", key, MP_VALUE_STRINGS, (int)value->type);
     }
     MP_TRY(copy_bytes(spec, key, length, "a key", &copy, error));
     return adopt(spec, copy, (uint32_t)length, &made, error);
@@ -428,7 +430,8 @@ mp_status mp_spec_add_tensor(mp_spec *spec, const mp_tensor_entry *entry, mp_err
     MP_TRY(check_not_frozen(spec, error));
     size_t length = strlen(entry->name);
     if (length == 0 || length > MP_SPEC_MAX_NAME)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "tensor name", "1 to 255 bytes", "%zu", length);
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "tensor name", "1 to 255 bytes",
+                            "%zu bytes long", length);
     if (!mp_is_utf8(entry->name, length))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "tensor name", "UTF-8", "not UTF-8");
     if (names_find(spec, &spec->tensor_names, entry->name, length) >= 0)
@@ -495,8 +498,12 @@ mp_status mp_spec_set_tokens(mp_spec *spec, const mp_token_table *tokens, mp_err
 
 mp_status mp_spec_set_draft(mp_spec *spec, mp_spec *draft, mp_error *error) {
     MP_TRY(check_not_frozen(spec, error));
+    const char *fault = draft == spec ? "the model itself"
+                        : spec->draft ? "a second one"
+                                      : "one that has a draft model";
     if (draft == spec || spec->draft || draft->draft)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "a model has at most one draft model, and a draft model has none");
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "a model must have at most one draft model, another model without a draft model, got %s", fault);
     mp_spec_freeze(draft);
     spec->draft = mp_spec_pin(draft);
     return MP_OK;

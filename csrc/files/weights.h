@@ -11,7 +11,7 @@ typedef struct mp_weights mp_weights;
 
 /* Map the files. Takes a reference to the spec and freezes it. Returns FORMAT for a tensor outside its file, a byte
  * count that does not match dtype and shape, or a misaligned tensor; IO if a file is missing; INTEGRITY if a file
- * changed since the spec was made. */
+ * has changed since the spec stored its identity (mp_spec_same_file). */
 mp_status mp_weights_open(mp_spec *spec, mp_weights **weights, mp_error *error);
 void mp_weights_close(mp_weights *weights); /* NULL is legal; invalidates all views */
 const mp_spec *mp_weights_spec(const mp_weights *weights);

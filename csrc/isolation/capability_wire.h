@@ -41,11 +41,11 @@ typedef struct mp_request_wire {
     void (*close)(mp_item *item);
 
     /* --- in the child --- */
-    /* Read a request and its progress into a new *request. The model then checks the request, which sets up its output
-     * buffers, and get_progress reads the progress into these buffers. */
+    /* The reverse of put_request, in two parts. get_request reads the request into a new *request. The model then
+     * checks the request, which sets up its output buffers, and get_progress reads the progress into these buffers. */
     mp_status (*get_request)(mp_wire_in *in, mp_request **request, mp_error *error);
     mp_status (*get_progress)(mp_wire_in *in, mp_item *item, void *progress, mp_error *error);
-    bool (*get_more)(mp_wire_in *in, mp_item *item); /* the reverse of put_more; false: the message was truncated */
+    bool (*get_more)(mp_wire_in *in, mp_item *item); /* the reverse of put_more; false: the message is invalid */
     void (*put_results)(mp_wire_out *out, const mp_item *item, void *progress);
 } mp_request_wire;
 

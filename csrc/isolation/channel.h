@@ -36,7 +36,7 @@ enum { /* exit codes of a child that could not report an error in a frame */
 
 typedef enum mp_frame_kind {
     MP_FRAME_NONE,
-    /* parent to child; the child replies with a frame of the same kind, except to RETIRE */
+    /* parent to child; the child replies with a message of the same kind, except to RETIRE */
     MP_FRAME_ADMIT,
     MP_FRAME_PLAN,
     MP_FRAME_STEP,

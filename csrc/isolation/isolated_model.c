@@ -257,10 +257,12 @@ static mp_status spec_open(const uint8_t *bytes, size_t size, mp_shm *weights, m
     spec_head head;
     mp_spec *spec;
     if (size < sizeof head)
-        return mp_fail(error, MP_INTEGRITY, "the description of a model is too short: %zu bytes", size);
+        return mp_fail(error, MP_INTEGRITY, "the description of a model must have at least %zu bytes, got %zu",
+                       sizeof head, size);
     memcpy(&head, bytes, sizeof head);
     if (head.compute > MP_COMPUTE_I8)
-        return mp_fail(error, MP_INTEGRITY, "the description of a model has an unknown compute type");
+        return mp_fail(error, MP_INTEGRITY, "the compute type in the description of a model must be 0 to %d, got %u",
+                       MP_COMPUTE_I8, head.compute);
     MP_TRY(mp_spec_decode(bytes + sizeof head, size - sizeof head, &spec, error));
     mp_lease lease = {.threads = 1};
     mp_status status =

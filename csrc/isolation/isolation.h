@@ -43,7 +43,7 @@ typedef struct mp_isolation_kind {
     /* Write the description from which a child loads the model again. Called after load. The caller frees *bytes with
      * mp_free. */
     mp_status (*describe)(void *self, uint8_t **bytes, size_t *size, mp_error *error);
-    void (*destroy)(void *self);
+    void (*destroy)(void *self);                                 /* or NULL */
     void (*facts)(const mp_model *model, mp_model_facts *facts); /* or NULL */
     /* --- in a child; weights->data is NULL if `load` stored no weights there --- */
     mp_status (*open)(const uint8_t *description, size_t bytes, mp_shm *weights, mp_budget *budget, mp_model **model,

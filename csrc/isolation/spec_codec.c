@@ -149,8 +149,8 @@ mp_status mp_spec_encode(const mp_spec *spec, uint8_t **bytes, size_t *size, mp_
 
 /* --- reading ---
  *
- * The lengths are checked here, because they decide what is read. The functions of spec_build.h check the rest, as for
- * any other source of a spec. */
+ * The lengths are checked here, because they decide what is read. The functions of spec.h that build a spec check the
+ * rest, as for any other source. */
 
 static mp_status refuse(const char *field, const char *allowed, uint64_t got, mp_error *error) {
     return mp_fail_file(error, MP_FORMAT, "spec", -1, field, allowed, "%llu", (unsigned long long)got);

@@ -1,7 +1,8 @@
 /* spec_codec.h: serialize a model spec, for a process that loads the same model again.
  *
- * Covers everything that a load reads: architecture, files with their stored identity, values, tensors, tokens. Omits
- * the values of tokenizers (keys "tokenizer.*"): no loader reads these, and they make up most of a spec. */
+ * Covers what a load reads: architecture, files with their stored identity, values, tensors, tokens. Omits the draft
+ * model, because worker processes do not support one, and the values of tokenizers (keys "tokenizer.*"): no loader
+ * reads these, and they make up most of a spec. */
 #ifndef MP_ISOLATION_SPEC_CODEC_H
 #define MP_ISOLATION_SPEC_CODEC_H
 

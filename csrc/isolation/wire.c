@@ -18,7 +18,7 @@ void mp_wire_begin(mp_wire_out *out, mp_channel *channel, mp_frame_kind kind) {
 void mp_put(mp_wire_out *out, const void *data, size_t bytes) {
     const uint8_t *from = data;
     while (bytes && !out->failed) {
-        if (out->used == MP_FRAME_MAX) { /* full and more data follows: send, so the last frame is not empty */
+        if (out->used == MP_FRAME_MAX) { /* send a full frame only when more data follows: it may be the last one */
             out->failed = !mp_channel_send(out->channel, out->kind, false, out->buffer, out->used);
             out->used = 0;
         }

@@ -111,8 +111,8 @@ static bool may_end(const mp_text_request *request, int c, const choice_progress
     return false;
 }
 
-/* Check a completion's progress after token `from`. One mask was sent for it, so at most one token or end is new, and
- * the mask must allow this token or end. */
+/* Check the part of a completion that is new, from token `from` on. The parent has sent at most one mask since, that of
+ * token `from`: so at most one token or end is new, and this mask must allow it. */
 static bool keeps_mask(mp_wire_in *in, const mp_text_request *request, int c, const choice_progress *seen,
                        uint32_t from) {
     const bool by_id =

@@ -7,7 +7,7 @@
 #include "kernels/attention_scratch.h"
 #include "kernels/variants.h"
 
-/* The least keys, and keys * D, from which attn_full_bf16 and mp_attn_full_i16 are faster than attn_full. */
+/* Numbers of keys, and of keys * D, from which attn_full_bf16 and mp_attn_full_i16 are faster than attn_full. */
 enum { BF16_MIN_KEYS = 48, I16_MIN_KEYS = 48, I16_MIN_INPUTS = 2816 };
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }

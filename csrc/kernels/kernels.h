@@ -417,8 +417,8 @@ size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for att
  *             exact dot products of the row with the two upper digits and with the lowest digit. n is at least 1.
  * kv_fill_i16  fills a pair of blocks with tokens 0 to n - 1 of k and v [n, ld], as kv_store_i16 stores them, and zeros
  *             in all other slots. A row has dim components; k_dim is dim rounded up to 2, v_dim mp_kv_width(dim).
- * kv_store, kv_store_i16, kv_store_i8    store k [k_dim] and v [v_dim] of one token into slot [0, MP_KV_BLOCK) of a
- *             pair of blocks. Threads may fill different slots of one block at the same time. */
+ * kv_store, kv_store_i16, kv_store_i8    store k [k_dim] and v [v_dim] of one token into one slot, 0 to
+ *             MP_KV_BLOCK - 1, of a pair of blocks. Threads may fill different slots of one block at the same time. */
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
@@ -441,8 +441,8 @@ const char *mp_kernels_slot(int index);
 const char *mp_kernels_variant(int index);
 
 /* ---- OpenBLAS (blas.c) ------------------------------------------------------------------------------------------- */
-/* Set the path of the library that is opened on first use: "system" is libopenblas.so.0, "" and "none" disable
- * OpenBLAS. Call before other threads start. */
+/* Set the path of the library that is opened on first use: "system" is libopenblas.so.0 (on macOS libopenblas.dylib),
+ * "" and "none" disable OpenBLAS. Call before other threads start. */
 #define MP_BLAS_PATH 4096 /* bytes of the longest path, with the final NUL: PATH_MAX of Linux */
 void mp_blas_set_path(const char *path);
 /* The core type of OpenBLAS ("SkylakeX", "Haswell", ...), or "" if it is not in use. Sets *why (`why` may be NULL) to a

@@ -17,9 +17,9 @@
 #include "kernels/kernels.h"
 
 typedef struct mp_scaled {
-    mp_tensor codes;  /* [N, K] of `dtype`; another type: a plain matrix, and the fields below are not used */
+    mp_tensor codes;  /* [N, K] of a type above; of another type: a plain matrix, and the fields below are not used */
     mp_tensor scales; /* F32, F16 or BF16 */
-    mp_tensor zeros;  /* AWQ4, GPTQ4 */
+    mp_tensor zeros;  /* AWQ4, GPTQ4, GPTQ4_ORDERED */
     mp_tensor order;  /* GPTQ4_ORDERED */
     int32_t N, K;
     int32_t rows, group; /* outputs and inputs that share a scale */

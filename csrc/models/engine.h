@@ -109,7 +109,7 @@ struct mp_engine {
 
 /* ---- loading: the interface by which the registry loads any model ------------------------------------------------ */
 
-typedef struct mp_model mp_model; /* shared, immutable once loaded, reference-counted */
+typedef struct mp_model mp_model; /* shared by its engines; only its measured speeds change once it is loaded */
 
 /* Progress of a load, written by the loader and read by waiting threads. */
 typedef struct mp_progress {

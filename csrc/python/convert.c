@@ -53,7 +53,7 @@ PyObject *mp_tuple_in(PyObject *sequence, const char *message) {
 
 static PyObject *list_in(mp_state *state, PyObject *object, const char *name, mp_entry_count *count) {
     if (!object || PyBytes_Check(object) || PyUnicode_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "the keyword %s is needed: a sequence, not one string", name);
+        PyErr_Format(PyExc_TypeError, "keyword argument %s must be given, as a sequence that is not one string", name);
         return NULL;
     }
     PyObject *list = mp_tuple_in(object, "a sequence is needed");

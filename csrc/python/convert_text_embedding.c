@@ -17,7 +17,8 @@ static mp_embedding_request *finished(mp_state *state, mp_ticket *ticket, const 
         return NULL;
     if (request->outputs & output)
         return request;
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "the request did not ask for this output: outputs is %d",
+    mp_raise_new(state, MP_INVALID_ARGUMENT,
+                 "the request did not ask for this output: `outputs` must have bit %u, got %d", output,
                  request->outputs);
     return NULL;
 }

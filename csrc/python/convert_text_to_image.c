@@ -9,7 +9,7 @@ enum { ARRAYS = MP_T2I_TEXTS * MP_T2I_ENCODERS };
 
 static bool counts_in(PyObject *counts, mp_image_generation_args *args) {
     if (!PyTuple_Check(counts)) {
-        PyErr_SetString(PyExc_TypeError, "counts must be a tuple of three numbers");
+        PyErr_Format(PyExc_TypeError, "counts must be a tuple of three numbers, got %R", (PyObject *)Py_TYPE(counts));
         return false;
     }
     return PyArg_ParseTuple(counts, "iii", &args->n_ids[0], &args->n_ids[1], &args->n_ids[2]);

@@ -17,7 +17,8 @@ static bool images_in(mp_state *state, PyObject *images, PyObject *parts[IMAGE_P
     if (images == Py_None)
         return true;
     if (!PyTuple_Check(images)) {
-        PyErr_SetString(PyExc_TypeError, "images must be a tuple of six arrays");
+        PyErr_Format(PyExc_TypeError, "images must be None or a tuple of six arrays, got %R",
+                     (PyObject *)Py_TYPE(images));
         return false;
     }
     if (!PyArg_ParseTuple(images, "OOOOOO:images", &in_pixels, &in_sizes, &in_tile_keys, &in_spans, &in_run_keys,
@@ -36,7 +37,7 @@ static bool mask_in(PyObject *mask, mp_text_args *args) {
     if (mask == Py_None)
         return true;
     if (!PyBytes_Check(mask)) {
-        PyErr_SetString(PyExc_TypeError, "mask must be bytes or None");
+        PyErr_Format(PyExc_TypeError, "mask must be bytes or None, got %R", (PyObject *)Py_TYPE(mask));
         return false;
     }
     args->mask = PyBytes_AsString(mask);

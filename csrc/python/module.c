@@ -300,7 +300,8 @@ static PyObject *dequantize(PyObject *module, PyObject *args, PyObject *kwargs) 
     if (!mp_dtype_from_name(name, &dtype)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "there is no storage type \"%s\"", name);
     } else if (mp_dtype_is_scaled(dtype) || !mp_wmat_kind_for(dtype, MP_COMPUTE_AUTO, &kind)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is no type of weights whose blocks have their own scales", name);
+        mp_raise_new(state, MP_INVALID_ARGUMENT,
+                     "dtype must be a type of weights without separate scale tensors, got \"%s\"", name);
     } else if (n < 0 || !mp_dtype_row_bytes(dtype, n, &bytes)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "n must be a multiple of %d, >= 0, got %zd",
                      mp_dtype_get(dtype)->items, n);
@@ -577,7 +578,8 @@ static bool find_main_thread(mp_state *state) {
 
 static int exec_module(PyObject *module) {
     if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
-        PyErr_SetString(PyExc_ImportError, "mpool._core cannot be imported in a sub-interpreter: numpy cannot either");
+        PyErr_SetString(PyExc_ImportError,
+                        "mpool._core must be imported in the main interpreter, because numpy needs it");
         return -1;
     }
     if (PyArray_ImportNumPyAPI() < 0)

@@ -36,7 +36,8 @@ static bool each_capability(mp_state *state, const char *name, PyObject *dict, m
     if (dict == Py_None)
         return true;
     if (!PyDict_Check(dict)) {
-        PyErr_Format(PyExc_TypeError, "%s must be a dict whose keys are names of capabilities", name);
+        PyErr_Format(PyExc_TypeError, "%s must be a dict whose keys are names of capabilities, got %R", name,
+                     (PyObject *)Py_TYPE(dict));
         return false;
     }
     PyObject *key, *value;
@@ -98,7 +99,8 @@ static bool chaos_in(PyObject *value, mp_chaos_rule *rule) {
     if (value == Py_None)
         return true;
     if (!PyTuple_Check(value)) {
-        PyErr_SetString(PyExc_TypeError, "chaos must be a tuple of a seed and five probabilities");
+        PyErr_Format(PyExc_TypeError, "chaos must be None or a tuple of a seed and five probabilities, got %R",
+                     (PyObject *)Py_TYPE(value));
         return false;
     }
     if (!PyArg_ParseTuple(value, "Kddddd;chaos: seed, fail, stall, die, slow, memory", &seed, &rule->fail, &rule->stall,

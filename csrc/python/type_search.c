@@ -41,7 +41,7 @@ static PyArrayObject *list_in(mp_state *state, PyObject *object, int type, const
     return array;
 }
 
-/* Check offsets [n + 1] of ragged rows: from 0, not descending, to `rows`. */
+/* Check offsets [n + 1] of ragged rows: they begin with 0, never decrease and end with `rows`. */
 static bool check_offsets(mp_state *state, PyArrayObject *offsets, int64_t rows, const char *name) {
     const int64_t *at = PyArray_DATA(offsets), count = PyArray_DIM(offsets, 0);
     bool valid = count > 0 && count <= INT32_MAX && at[0] == 0 && at[count - 1] == rows;
@@ -49,8 +49,15 @@ static bool check_offsets(mp_state *state, PyArrayObject *offsets, int64_t rows,
         valid = at[i] >= at[i - 1];
     if (!valid)
         mp_raise_new(state, MP_INVALID_ARGUMENT,
-                     "%s must ascend from 0 to the number of rows, %lld", name, (long long)rows);
+                     "%s must begin with 0, never decrease and end with the number of rows, %lld", name,
+                     (long long)rows);
     return valid;
+}
+
+static void refuse_results(mp_state *state, int32_t queries, int most) {
+    mp_raise_new(state, MP_INVALID_ARGUMENT,
+                 "the number of queries must be >= 1, most >= 0, and their product at most 2^40, got %d queries "
+                 "and most %d", queries, most);
 }
 
 /* Return a new object without a scan. */
@@ -86,7 +93,7 @@ static PyObject *search_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     plan.scan.queries = (int32_t)PyArray_DIM(queries, 0);
     plan.dim = (int32_t)PyArray_DIM(queries, 1);
     if (plan.scan.queries == 0 || most < 0 || plan.scan.queries * (int64_t)most > INT64_C(1) << 40) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "a search needs a query, most >= 0, and at most 2^40 results");
+        refuse_results(state, plan.scan.queries, most);
     } else if ((self = new_object(type, registry, plan.scan, plan.dim))) {
         mp_error error;
         if (mp_search_create(&plan, PyArray_DATA(queries), &self->scan, &error) != MP_OK) {
@@ -113,7 +120,7 @@ static PyObject *maxsim_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         mp_maxsim_plan plan = {.scan = {.queries = (int32_t)PyArray_DIM(offsets, 0) - 1, .most = most},
                                .dim = (int32_t)PyArray_DIM(tokens, 1)};
         if (plan.scan.queries == 0 || most < 0 || plan.scan.queries * (int64_t)most > INT64_C(1) << 40) {
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "a search needs a query, most >= 0, and at most 2^40 results");
+            refuse_results(state, plan.scan.queries, most);
         } else if ((self = new_object(type, registry, plan.scan, plan.dim))) {
             mp_error error;
             if (mp_maxsim_create(&plan, PyArray_DATA(tokens), PyArray_DATA(offsets), &self->scan, &error) != MP_OK) {

@@ -7,7 +7,7 @@
 
 typedef struct spec_object {
     PyObject_HEAD mp_spec *spec;
-    bool frozen; /* set at registration: from then on threads of the core share the spec */
+    bool frozen; /* set when the spec is registered, or used by a Matrix or as a draft model: the core then shares it */
 } spec_object;
 
 PyObject *mp_spec_object(mp_state *state, mp_spec *spec) {
@@ -71,7 +71,8 @@ static PyObject *apply(PyObject *object, change change) {
     MP_BEGIN_EXCLUSIVE(object);
     if (self->frozen)
         status = mp_fail(&error, MP_INVALID_ARGUMENT,
-                         "the spec is registered and can no longer be changed; create a new one");
+                         "the spec was registered, or used by a Matrix or as a draft model, and can no longer be "
+                         "changed; create a new one");
     else
         status = change.apply(self->spec, change.what, &error);
     MP_END_EXCLUSIVE();
@@ -181,7 +182,7 @@ static bool int_in(const char *key, PyObject *object, int64_t *out) {
         return true;
     if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
         PyErr_Clear();
-        PyErr_Format(PyExc_ValueError, "%s: %R does not fit 64 bits", key, object);
+        PyErr_Format(PyExc_ValueError, "%s: an int must fit 64 bits with its sign, got %R", key, object);
     }
     return false;
 }
@@ -227,8 +228,8 @@ static bool numbers_in(const char *key, PyObject *list, int kind, void *memory, 
         int item_kind = kind_of(key, item);
         /* integers may appear in a list of floats */
         if (item_kind >= 0 && item_kind != kind && !(kind == MP_VALUE_FLOAT && item_kind == MP_VALUE_INT))
-            PyErr_Format(PyExc_TypeError, "%s: the values of a list must have one type, item %llu has another", key,
-                         (unsigned long long)i);
+            PyErr_Format(PyExc_TypeError, "%s: the values of a list must have one type, item %llu has the type %R", key,
+                         (unsigned long long)i, (PyObject *)Py_TYPE(item));
         if (PyErr_Occurred())
             return false;
         if (kind == MP_VALUE_BOOL)
@@ -262,8 +263,8 @@ static void *strings_in(const char *key, PyObject *list, mp_value *out) {
     for (uint64_t i = 0; i < out->count; i++) {
         PyObject *item = PyTuple_GetItem(list, (Py_ssize_t)i);
         if (!PyUnicode_Check(item) && !PyBytes_Check(item)) {
-            PyErr_Format(PyExc_TypeError, "%s: the values of a list must have one type, item %llu has another", key,
-                         (unsigned long long)i);
+            PyErr_Format(PyExc_TypeError, "%s: the values of a list must have one type, item %llu has the type %R", key,
+                         (unsigned long long)i, (PyObject *)Py_TYPE(item));
             return NULL;
         }
         if (!bytes_in(item, &text, &length))

@@ -60,7 +60,7 @@ void mp_cpu_allocator_enter(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_leave(mp_cpu_allocator *allocator);
 /* True if any worker has work. */
 bool mp_cpu_allocator_busy(const mp_cpu_allocator *allocator);
-/* True if other workers have work or wait for CPUs. */
+/* Call as a worker with work. Returns true if another worker has work, or if any thread waits for CPUs. */
 bool mp_cpu_allocator_contended(mp_cpu_allocator *allocator);
 /* The CPUs of a lease by node: plain data of the holder. */
 typedef struct mp_core_lease {

@@ -28,7 +28,8 @@ typedef struct mp_maintenance {
     uint64_t (*sweep)(void *arg, uint64_t now_ns);
     void *arg;
     _Atomic uint64_t next_ns; /* when the next sweep is due; written under lock, read without */
-    /* Clock of requests: beats[count & 1] is valid. The thread fills the other beat, then increments `count`. */
+    /* Clock of requests: beats[count & 1] is valid. A tick, by any thread, fills the other beat and then increments
+     * `count`. */
     struct mp_beat {
         _Atomic uint64_t tick_ns;   /* time of the last tick; 0 = the thread does not tick */
         _Atomic uint64_t paused_ns; /* all pauses so far */

@@ -59,7 +59,7 @@ typedef struct mp_registry_config { /* 0 = default */
     uint64_t stall_timeout_ns;     /* a step without progress for this long: the worker is abandoned; default 30 s */
     uint64_t patience_ns;          /* for requests that set none (mp_submit_options); default: no limit */
     uint64_t keep_alive_ns;        /* an idle worker leaves after this time; default 5 min; MP_FOREVER: never */
-    uint64_t maintenance_every_ns; /* default 60 s */
+    uint64_t maintenance_every_ns; /* interval between checks of the memory pressure; default 60 s */
     uint64_t batch_wait_ns;        /* how long an idle worker waits for more requests; default 0 */
     int max_workers;               /* per model; default 4 */
     mp_policy policy[MP_CAPABILITY_COUNT];                    /* default: capabilities.def */

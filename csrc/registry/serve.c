@@ -421,7 +421,8 @@ static bool comes_before(const mp_worker *w, const mp_item *a, const mp_item *b)
     return a->sequence < b->sequence;
 }
 
-/* Sorts the active items by insertion: their order changes little between steps. Leaves out cancelled ones. */
+/* Sorts the active items by insertion: their order changes little between steps. Leaves out items that are cancelled or
+ * not admitted. */
 static int order_items(mp_worker *w) {
     int n = 0;
     for (int i = 0; i < w->active_count; i++) {

@@ -12,10 +12,10 @@
 #include "kernels/kernels.h"
 
 enum {
-    BLOCK = 64,                /* maximum of documents in a block */
-    BLOCK_TOKENS = 4096,       /* maximum of tokens in a block, a millisecond or less */
-    GROUP_BYTES = 64 * 1024,   /* rows of a group, which stay in L2 while panels stream past */
-    MAX_TOKENS = 1 << 20,      /* maximum of all queries together */
+    BLOCK = 64,                /* maximum number of documents in a block */
+    BLOCK_TOKENS = 4096,       /* maximum number of tokens in a block of several documents */
+    GROUP_BYTES = 64 * 1024,   /* rows of a group, which stay in L2 while all panels are multiplied by them */
+    MAX_TOKENS = 1 << 20,      /* maximum number of tokens of all queries together */
 };
 
 typedef struct maxsim {
@@ -25,7 +25,7 @@ typedef struct maxsim {
     mp_wmat panels;      /* the tokens of the queries [offsets[queries], dim] */
     size_t digits_bytes; /* bytes of one panel of digits */
     uint8_t *digits;     /* the same tokens as panels of digits.h, for documents of int8 */
-    bool has_digits;     /* filled before the first array of int8 */
+    bool has_digits;     /* `digits` is filled, which happens before the first array of int8 */
 } maxsim;
 
 static size_t item_bytes(const mp_maxsim_documents *documents) {
@@ -152,16 +152,17 @@ static void destroy(mp_scan *scan) { mp_free(scan); }
 static mp_status check_queries(const mp_maxsim_plan *plan, const float *tokens, const int64_t *offsets,
                                mp_error *error) {
     if (offsets[0] != 0)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the offsets of queries must begin with 0, got %lld",
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the offsets of `queries` must begin with 0, got %lld",
                        (long long)offsets[0]);
     for (int32_t q = 0; q < plan->scan.queries; q++) {
         if (offsets[q + 1] <= offsets[q])
             return mp_fail(error, MP_INVALID_ARGUMENT, "query %d must have at least one token, got 0", q);
         if (offsets[q + 1] > MAX_TOKENS)
-            return mp_fail(error, MP_INVALID_ARGUMENT, "queries must have at most %d tokens, got %lld",
+            return mp_fail(error, MP_INVALID_ARGUMENT, "`queries` must have at most %d tokens together, got %lld",
                            MAX_TOKENS, (long long)offsets[q + 1]);
         if (!mp_kernels_get()->all_finite(tokens + offsets[q] * plan->dim, (offsets[q + 1] - offsets[q]) * plan->dim))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "query %d has a component that is not finite", q);
+            return mp_fail(error, MP_INVALID_ARGUMENT,
+                           "`queries` must have finite components, got NaN or infinity in query %d", q);
     }
     return MP_OK;
 }

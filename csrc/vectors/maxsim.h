@@ -7,9 +7,8 @@
  * A dot product is multiplied by the scale of the document's token if there are scales. For float32 documents it has
  * the bits of gemm_f32 (kernels.h). For int8 documents, each token of a query is rounded once to fixed-point numbers of
  * 24 bits: the error of a component is at most 1.004 * 2^-23 of the token's largest absolute component, or 2^-126
- * (digits.h).
- * Integer products and their sums over MP_K_CHUNK components are exact, and are then rounded to float32 (slot
- * row_maxima_i8). For normally distributed vectors, int8 documents give scores that are nearer to float64 than
+ * (digits.h). Integer products and their sums over MP_K_CHUNK components are exact, and are then rounded to float32
+ * (slot row_maxima_i8). For normally distributed vectors, int8 documents give scores that are nearer to float64 than
  * those of float32 documents.
  *
  * The sum over the query's tokens is a chain of doubles in their order, rounded once; a sum beyond float32 becomes its

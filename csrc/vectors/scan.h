@@ -48,7 +48,7 @@ struct mp_scan { /* the first member of a search */
     const mp_scan_ops *ops;
     mp_scan_plan plan;
     size_t scratch_bytes;
-    int32_t block; /* maximum of items in a block; may change between calls of mp_scan_add */
+    int32_t block; /* maximum number of items in a block; may change between calls of mp_scan_add */
     int64_t base;  /* items added before the array that is being added */
     int64_t added;
     mp_scan_thread *threads[MP_SCAN_THREADS];
@@ -70,7 +70,7 @@ void mp_scan_merge(const mp_scan *scan, mp_scan_thread *thread, int32_t query, c
 
 /* The number of items kept for each query: `most`, or all that were added. */
 int32_t mp_scan_found(const mp_scan *scan);
-/* Writes the nearest items, best first, to arrays [queries, mp_scan_found]. Call at most once. */
+/* Writes the nearest items, best first, to arrays [queries, mp_scan_found]. Leaves the scan unchanged. */
 void mp_scan_nearest(mp_scan *scan, int64_t *numbers, float *scores);
 /* Writes the number of items with a score of at least `least` to out [queries]. */
 void mp_scan_counts(const mp_scan *scan, int64_t *out);

@@ -11,8 +11,8 @@
 #include "kernels/kernels.h"
 
 enum {
-    BLOCK = 256,                /* maximum of vectors in a block */
-    BLOCK_FLOATS = 128 * 1024,  /* maximum of components in a block of more than MP_PANEL_N vectors: 512 KiB */
+    BLOCK = 256,                /* maximum number of vectors in a block */
+    BLOCK_FLOATS = 128 * 1024,  /* maximum number of components in a block of more than MP_PANEL_N vectors: 512 KiB */
     TILE_QUERIES = 64,          /* queries in a tile of scores */
 };
 
@@ -166,7 +166,8 @@ static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items,
 
 static mp_status refuse(mp_scan *scan, const void *items, int64_t index, int64_t number, mp_error *error) {
     (void)scan, (void)items, (void)index;
-    return mp_fail(error, MP_INVALID_ARGUMENT, "vector %lld has a component that is not finite", (long long)number);
+    return mp_fail(error, MP_INVALID_ARGUMENT,
+                   "`vectors` must have finite components, got NaN or infinity in vector %lld", (long long)number);
 }
 
 static void destroy(mp_scan *scan) { mp_free(scan); }
@@ -195,7 +196,8 @@ mp_status mp_search_create(const mp_search_plan *plan, const float *queries, mp_
         square(query, dim, 1, &s->scales[q]);
         if (examine(query, dim, s->scales[q], &s->scales[q]) == NOT_FINITE) {
             mp_scan_destroy(&s->scan);
-            return mp_fail(error, MP_INVALID_ARGUMENT, "query %d has a component that is not finite", q);
+            return mp_fail(error, MP_INVALID_ARGUMENT,
+                           "`queries` must have finite components, got NaN or infinity in query %d", q);
         }
     }
     *out = &s->scan;

@@ -323,7 +323,7 @@ MP_TEST(files_messages_of_specs) {
                 "blanks"));
         SAYS(set(spec, "", integer(1)), MP_FORMAT, OF("key length is 0, allowed: 1 to 65535 bytes"));
         SAYS(set(spec, longer, integer(1)), MP_FORMAT, OF("key length is 65536, allowed: 1 to 65535 bytes"));
-        SAYS(set(spec, "a\xff", integer(1)), MP_FORMAT, OF("key is byte ff, allowed: printable ASCII"));
+        SAYS(set(spec, "a\xff", integer(1)), MP_FORMAT, OF("key is byte ff at index 1, allowed: printable ASCII"));
         MP_CHECK_OK(set(spec, "a", integer(1)), &error);
         SAYS(set(spec, "a", integer(1)), MP_FORMAT, OF("a is a duplicate, allowed: each key once"));
         mp_value strings = {.type = MP_VALUE_STRINGS, .count = 2, .as.strings = {"abc", late}};
@@ -333,9 +333,11 @@ MP_TEST(files_messages_of_specs) {
         SAYS(set(spec, "s", strings), MP_FORMAT,
              OF("s is an array of strings with other offsets, allowed: offsets that start at 0 and never decrease"));
         mp_tensor_entry tensor = {.name = "", .dtype = MP_F32, .ndim = 1, .shape = {1}, .nbytes = 4};
-        SAYS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT, OF("tensor name is 0, allowed: 1 to 255 bytes"));
+        SAYS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT,
+             OF("tensor name is 0 bytes long, allowed: 1 to 255 bytes"));
         tensor.name = longer + 65536 - 256;
-        SAYS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT, OF("tensor name is 256, allowed: 1 to 255 bytes"));
+        SAYS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT,
+             OF("tensor name is 256 bytes long, allowed: 1 to 255 bytes"));
         tensor.name = "\xff";
         SAYS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT, OF("tensor name is not UTF-8, allowed: UTF-8"));
         if (has_file) {
@@ -350,9 +352,9 @@ MP_TEST(files_messages_of_specs) {
     SAYS(mp_spec_add_file(spec, "", &error), MP_INVALID_ARGUMENT,
          "a model spec has a file with an empty path; pass the path of a file");
     SAYS(set(spec, "k", (mp_value){.type = (mp_value_type)99}), MP_INVALID_ARGUMENT,
-         "the value of k has type 99, which is not an mp_value_type");
+         "the type of the value of k must be an mp_value_type, 0 to 7, got 99");
     SAYS(mp_spec_set_draft(spec, spec, &error), MP_INVALID_ARGUMENT,
-         "a model has at most one draft model, and a draft model has none");
+         "a model must have at most one draft model, another model without a draft model, got the model itself");
     mp_spec_freeze(spec);
     SAYS(set(spec, "k", integer(1)), MP_INVALID_ARGUMENT,
          "the model spec is frozen and cannot be changed; create a new one");

@@ -566,13 +566,13 @@ MP_TEST(models_outputs_attend_to_the_first_tokens) {
                 MP_CHECK(memcmp(some + r * TINY_WIDTH, changed + r * TINY_WIDTH, row) != 0);
         }
         MP_CHECK_STATUS(states_of(&tiny, ids, N, N + 1, some, &error), MP_INVALID_ARGUMENT, &error);
-        MP_CHECK_HAS(error.message, "attended of text 0 must be 1 to 30, got 31");
+        MP_CHECK_HAS(error.message, "`attended` of text 0 must be 1 to 30, got 31");
         mp_encoder *model = (mp_encoder *)tiny.model;
         model->layers[1].base.window = 2 * (N - 1);
         MP_CHECK_OK(states_of(&tiny, ids, N, 8, some, &error), &error);
         model->layers[1].base.window = 2 * (N - 1) - 1;
         MP_CHECK_STATUS(states_of(&tiny, ids, N, 8, some, &error), MP_UNSUPPORTED, &error);
-        MP_CHECK_HAS(error.message, "the model's windows allow at most 29");
+        MP_CHECK_HAS(error.message, "text 0 must have at most 29 tokens, because layer 1 has a window, got 30");
         MP_CHECK_OK(states_of(&tiny, ids, N, N, some, &error), &error);
         model->layers[1].base.window = 0;
         model->attention.causal = true;

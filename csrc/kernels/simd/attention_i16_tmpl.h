@@ -179,7 +179,7 @@ static VEC_INLINE int i16_tile_rows(int rows) {
 
 /* ---- storing ---- */
 
-/* Returns the greatest magnitude of a row; NaN if there is any. */
+/* Returns the greatest magnitude of a row; NaN if a component is NaN. */
 static VEC_INLINE float i16_greatest(const float *x, int n) {
     vec top = vec_zero();
     int i = 0;

@@ -129,7 +129,7 @@ static MP_INLINE int integer_bytes(int kind) {
 
 static MP_INLINE int block_bytes(int kind) {
     const int scales = is_iq(kind) || kind == MP_W_TQ ? 0 : kind == MP_W_Q4_1 ? 2 * MP_PACK_HALVES : MP_PACK_HALVES;
-    return integer_bytes(kind) + scales; /* two small parts are as long as the halves */
+    return integer_bytes(kind) + scales; /* kinds with two small parts: these have the size of the halves */
 }
 
 /* Store group g of a block: to a tile of 8 lines, or to two tiles of 4 lines, 2 * 4 lines apart. */

@@ -16,7 +16,7 @@ MP_TARGET_AVX512_VNNI_BEGIN
 
 #define DIGITS_TILE
 enum { DIGITS_LANES = 16, DIGITS_ROWS = 8, DIGITS_EXPANDED = 0 }; /* 24 sums in 32 registers */
-typedef uint8_t digits_item; /* plus 128 */
+typedef uint8_t digits_item; /* a component plus 128: vpdpbusd takes one unsigned operand */
 typedef __m512 digits_floats;
 typedef struct digits_sums {
     __m512i low, middle, high;

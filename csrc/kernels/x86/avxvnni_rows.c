@@ -17,7 +17,7 @@ MP_TARGET_AVXVNNI_BEGIN
 
 #define DIGITS_TILE
 enum { DIGITS_LANES = 8, DIGITS_ROWS = 4, DIGITS_EXPANDED = 0 }; /* 12 sums in 16 registers */
-typedef uint8_t digits_item; /* plus 128 */
+typedef uint8_t digits_item; /* a component plus 128: vpdpbusd takes one unsigned operand */
 typedef __m256 digits_floats;
 typedef struct digits_sums {
     __m256i low, middle, high;

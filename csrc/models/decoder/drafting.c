@@ -9,11 +9,11 @@
 #include "models/decoder/engine.h"
 
 enum {
-    SLICE = 256,      /* maximum rows of a pass that computes a prompt */
-    MIN_SLICE = 16, /* rows of such a pass, however little time is left */
-    FEW_ROWS = 4,     /* missing rows per sequence that the draft model always computes */
-    HORIZON = 256,    /* computing a prompt must pay off within this number of completion tokens */
-    PAUSE = 256       /* steps */
+    SLICE = 256,    /* maximum rows of a pass that computes prompts; sequences that find none left add FEW_ROWS each */
+    MIN_SLICE = 16, /* minimum of this limit, even if the rows take longer than a decode step */
+    FEW_ROWS = 4,   /* missing rows per sequence that the draft model always computes */
+    HORIZON = 256,  /* computing a prompt must pay off within this number of completion tokens */
+    PAUSE = 256     /* steps without drafts of the model after a lack of memory */
 };
 
 /* ---- load -------------------------------------------------------------------------------------------------------- */
@@ -286,7 +286,8 @@ static int64_t list_sequences(draft_step *step, const mp_plan *plan, mp_step_seq
     return behind;
 }
 
-/* Limits the rows of the first pass to about the time of a decode step. Sequences beyond the limit take no part. */
+/* Limits the rows of the first pass to about the time of a decode step. Earlier sequences get their rows first. A
+ * sequence that exceeds the limit still gets up to FEW_ROWS. */
 static void limit_rows(draft_step *step, uint64_t draft_row_ns) {
     const bool always = step->engine->speculation.mode == MP_SPECULATE_ALWAYS;
     uint64_t fits = atomic_load_explicit(&step->engine->model->decode_ns, memory_order_relaxed) / draft_row_ns;

@@ -26,11 +26,12 @@ static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *er
                             (long long)heads);
     if (key != value || key % 2)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.key_length",
-                            "equal to value_length and an even number", "%lld and %lld", (long long)key,
-                            (long long)value);
+                            "an even number equal to value_length", "%lld, with a value_length of %lld",
+                            (long long)key, (long long)value);
     if (heads / kv_heads > MP_ATTN_ROWS)
         return mp_fail_file(error, MP_LIMIT, mp_spec_origin(spec), -1, "attention.head_count_kv",
-                            "at most 64 heads per KV head", "%lld", (long long)(heads / kv_heads));
+                            "at most 64 heads per KV head", "%lld for %lld heads", (long long)kv_heads,
+                            (long long)heads);
     model->heads = (int32_t)heads;
     model->kv_heads = model->groups = (int32_t)kv_heads;
     model->head_dim = model->value_dim = (int32_t)key;

@@ -17,19 +17,20 @@ enum {
 /* Rows after the attended ones see all of them, which layers with a window or causal attention do not allow. */
 static mp_status check_attended(const mp_encoder *model, int32_t text, int32_t attended, int64_t n, mp_error *error) {
     if (attended > n)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "attended of text %d must be 1 to %lld, got %d", text,
+        return mp_fail(error, MP_INVALID_ARGUMENT, "`attended` of text %d must be 1 to %lld, got %d", text,
                        (long long)n, attended);
     if (attended == n)
         return MP_OK;
     if (model->attention.causal)
-        return mp_fail(error, MP_UNSUPPORTED, "attended of text %d is %d, but the model's attention is causal", text,
-                       attended);
+        return mp_fail(error, MP_UNSUPPORTED,
+                       "`attended` of text %d must be its number of tokens, %lld, for a model with causal attention, "
+                       "got %d", text, (long long)n, attended);
     for (int i = 0; i < model->layer_count; i++) {
         const int32_t window = model->layers[i].base.window;
         if (window > 0 && n > window / 2 + 1)
             return mp_fail(error, MP_UNSUPPORTED,
-                           "text %d has %lld tokens, but with `attended` the model's windows allow at most %d", text,
-                           (long long)n, window / 2 + 1);
+                           "with `attended`, text %d must have at most %d tokens, because layer %d has a window, got "
+                           "%lld", text, window / 2 + 1, i, (long long)n);
     }
     return MP_OK;
 }

@@ -83,13 +83,14 @@ static mp_status multiply(mp_latent_attention *latent, const mp_weights *weights
                           mp_progress *progress, mp_error *error) {
     const int64_t D = latent->hidden, inner = (int64_t)latent->heads * size;
     const int64_t q[2] = {inner, D}, kv[2] = {2 * inner, D}, out[2] = {D, inner};
+    static const char *const names[] = {"latent.to_q.weight", "latent.to_kv.weight", "latent.to_out.weight"};
+    const int64_t *const shapes[] = {q, kv, out};
     mp_tensor tensors[3];
-    MP_TRY(mp_weights_get(weights, "latent.to_q.weight", 2, q, &tensors[0], error));
-    MP_TRY(mp_weights_get(weights, "latent.to_kv.weight", 2, kv, &tensors[1], error));
-    MP_TRY(mp_weights_get(weights, "latent.to_out.weight", 2, out, &tensors[2], error));
+    for (int i = 0; i < 3; i++)
+        MP_TRY(mp_weights_get(weights, names[i], 2, shapes[i], &tensors[i], error));
     for (int i = 0; i < 3; i++)
         if (mp_dtype_get(tensors[i].dtype)->items != 1)
-            return mp_fail(error, MP_UNSUPPORTED, "latent attention must be stored as floating-point numbers, got %s",
+            return mp_fail(error, MP_UNSUPPORTED, "tensor %s must be stored as F32, F16 or BF16, got %s", names[i],
                            mp_dtype_get(tensors[i].dtype)->name);
     const size_t part = ((size_t)D * (size_t)size * 2 + (size_t)latent->count * (size_t)size) * sizeof(float);
     const size_t first = mp_arena_cost((size_t)(latent->count + 2) * (size_t)D * sizeof(float));

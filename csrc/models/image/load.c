@@ -81,7 +81,8 @@ static mp_status read_axes(mp_vit *model, const mp_spec *spec, mp_error *error) 
     MP_TRY(mp_spec_float(spec, "mpool.image.rope_base", 1, 1e12, &usual, &base, error));
     if (model->head_dim % 4)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
-                            "a head size divisible by 4", "%d", model->head_dim);
+                            "heads whose size is divisible by 4", "%d, with heads of %d components", model->heads,
+                            model->head_dim);
     model->frames = (int32_t)frames;
     model->window = (int32_t)window;
     model->cell = (int32_t)cell;

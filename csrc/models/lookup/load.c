@@ -28,10 +28,11 @@ static uint64_t lookup_bytes(const mp_model *base) { return ((const mp_lookup *)
 static const mp_model_ops lookup_ops = {mp_lookup_engine, mp_lookup_check, lookup_healthy, lookup_bytes,
                                         lookup_destroy};
 
+/* `unit` follows the number. */
 static mp_status refuse(const mp_lookup *model, const char *tensor, const char *allowed, long long got,
-                        mp_error *error) {
-    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(model->weights)), -1, tensor, allowed, "%lld",
-                        got);
+                        const char *unit, mp_error *error) {
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(model->weights)), -1, tensor, allowed,
+                        "%lld%s", got, unit);
 }
 
 static mp_status refuse_type(const mp_lookup *model, const char *name, const char *allowed, mp_dtype found,
@@ -71,7 +72,7 @@ static mp_status read_mapping(mp_lookup *model, mp_budget *budget, mp_error *err
     mp_tensor tensor;
     if (!mp_weights_has(model->weights, name))
         return rows >= model->vocab ? MP_OK
-                                    : refuse(model, "token_embd.weight", "a row for each token", rows, error);
+                                    : refuse(model, "token_embd.weight", "a row for each token", rows, " rows", error);
     MP_TRY(mp_weights_get_any(model->weights, name, 1, shape, &tensor, error));
     if (tensor.dtype != MP_I32 && tensor.dtype != MP_I64)
         return refuse_type(model, name, "I32 or I64", tensor.dtype, error);
@@ -88,7 +89,7 @@ static mp_status read_mapping(mp_lookup *model, mp_budget *budget, mp_error *err
             row = narrow;
         }
         if (row < 0 || row >= rows)
-            return refuse(model, name, "rows of token_embd.weight", row, error);
+            return refuse(model, name, "rows of token_embd.weight", row, "", error);
         model->mapping[t] = (int32_t)row;
     }
     return MP_OK;
@@ -140,7 +141,7 @@ mp_status mp_lookup_load(const mp_load_args *args, mp_model **out, mp_error *err
         goto cleanup;
     }
     if (model->table.shape[0] > MAX_VOCAB) {
-        status = refuse(model, "token_embd.weight", "at most 16,777,216 rows", model->table.shape[0], error);
+        status = refuse(model, "token_embd.weight", "at most 16,777,216 rows", model->table.shape[0], " rows", error);
         goto cleanup;
     }
     MP_TRY_GOTO(read_mapping(model, args->budget, error));

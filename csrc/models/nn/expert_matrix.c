@@ -22,8 +22,8 @@ static mp_tensor slice(const mp_tensor *all, int64_t i, int64_t rows, int64_t co
 
 static mp_status check_columns(mp_dtype dtype, const char *name, mp_error *error) {
     if (dtype != MP_F32 && dtype != MP_F16 && dtype != MP_BF16)
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, transposed experts must be F32, F16 or "
-                       "BF16", name, mp_dtype_get(dtype)->name);
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s has transposed experts, which must be stored as F32, F16 or "
+                       "BF16, got %s", name, mp_dtype_get(dtype)->name);
     return MP_OK;
 }
 

@@ -276,7 +276,7 @@ def test_parts_of_a_vocabulary(world: SimpleNamespace) -> None:
     (lambda w: w.registry.load("m", timeout=-2.5), "timeout must be seconds >= 0, or None, got -2.5"),
     (lambda w: _core.Registry(queue_capacity={"vision": (3, 1000001)}),
      "queue_capacity of vision must be 1 to 1,000,000, got 1000001"),
-    (lambda w: w.ticket.rows(), "the request did not ask for this output: outputs is 1"),
+    (lambda w: w.ticket.rows(), "the request did not ask for this output: `outputs` must have bit 4, got 1"),
     (lambda w: w.ticket.text(0), "this ticket is for a request of text_embedding, not of text_to_text"),
 ])
 def test_messages_have_their_numbers(world: SimpleNamespace, call: Callable[[Any], Any], message: str) -> None:

@@ -83,7 +83,7 @@ def test_vectors_are_views_of_the_request(bert: tuple[_core.Registry, str]) -> N
     ticket = registry.submit_embed(key, IDS, OFFSETS, outputs=3)
     assert ticket.wait(30) and ticket.states().shape == (8, 32) and ticket.vectors().tobytes() == vectors.tobytes()
     for other in (ticket.rows, ticket.sparse):
-        with pytest.raises(mpool.InvalidArgument, match="did not ask for this output: outputs is 3"):
+        with pytest.raises(mpool.InvalidArgument, match="not ask for this output: `outputs` must have bit [48], got 3"):
             other()
     with pytest.raises(mpool.MpoolError, match="has no sparse vectors, it has: vectors of texts, hidden states"):
         registry.submit_embed(key, IDS, OFFSETS, outputs=8)
