@@ -136,7 +136,8 @@ bool mp_process_alive(mp_process *process) {
 void mp_process_kill(mp_process *process) {
     if (process->pid == 0)
         return;
-    for (uint64_t waited_ms = 0; mp_process_alive(process) && waited_ms < KILL_WAIT_MS; waited_ms++) {
+    const uint64_t until_ns = mp_sys_after(mp_sys_now_ns(), KILL_WAIT_MS * MS);
+    while (mp_process_alive(process) && mp_sys_now_ns() < until_ns) {
 #if MP_LINUX && defined(SYS_pidfd_send_signal)
         if (process->handle >= 0 && syscall(SYS_pidfd_send_signal, process->handle, SIGKILL, NULL, 0) == 0) {
             struct pollfd check = {.fd = process->handle, .events = POLLIN};

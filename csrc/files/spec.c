@@ -42,7 +42,8 @@ struct mp_spec {
     const char *architecture;
     const char **files;
     int file_count, file_capacity;
-    mp_file_id *seen; /* guarded by: identities; [file_count], NULL before the first use; size 0: not known yet */
+    mp_file_id *seen; /* guarded by: identities; [seen_count]; size 0: not known yet */
+    int seen_count;   /* guarded by: identities */
     name_list keys, tensor_names;
     mp_value *values;         /* [keys.capacity] */
     mp_tensor_entry *tensors; /* [tensor_names.capacity] */
@@ -528,13 +529,24 @@ int mp_spec_file_count(const mp_spec *spec) { return spec->file_count; }
 
 const char *mp_spec_origin(const mp_spec *spec) { return spec->file_count ? spec->files[0] : "model spec"; }
 
+/* Must hold the lock of identities. Returns true if `seen` has a place for every file. */
+static bool make_room(mp_spec *spec) {
+    if (spec->seen_count >= spec->file_count)
+        return true;
+    mp_file_id *grown = mp_realloc(spec->seen, (size_t)spec->file_count * sizeof *grown, MP_TAG_SPEC);
+    if (!grown)
+        return false;
+    memset(grown + spec->seen_count, 0, (size_t)(spec->file_count - spec->seen_count) * sizeof *grown);
+    spec->seen = grown;
+    spec->seen_count = spec->file_count;
+    return true;
+}
+
 bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
     mp_spec *spec = (mp_spec *)frozen; /* const does not cover `seen`, a cache */
     assert(index >= 0 && index < spec->file_count);
     lock_identities();
-    if (!spec->seen)
-        spec->seen = mp_alloc_array((size_t)spec->file_count, sizeof *spec->seen, MP_TAG_SPEC);
-    bool same = spec->seen != NULL; /* false when out of memory: no identity is stored, so report a change */
+    bool same = make_room(spec); /* false when out of memory: no identity is stored, so report a change */
     if (same && spec->seen[index].size == 0)
         spec->seen[index] = *id;
     else if (same)
@@ -554,7 +566,7 @@ bool mp_spec_file_identity(const mp_spec *frozen, int index, mp_file_id *id) {
     mp_spec *spec = (mp_spec *)frozen;
     assert(index >= 0 && index < spec->file_count);
     lock_identities();
-    bool known = spec->seen && spec->seen[index].size != 0;
+    bool known = index < spec->seen_count && spec->seen[index].size != 0;
     if (known)
         *id = spec->seen[index];
     unlock_identities();

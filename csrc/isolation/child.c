@@ -185,6 +185,7 @@ static bool plan(child *c) {
     }
     mp_put_u32(&c->out, (uint32_t)c->plan.threads);
     mp_put_u64(&c->out, c->plan.cost_ns);
+    mp_put_u8(&c->out, c->plan.barrier_bound);
     return mp_wire_end(&c->out);
 }
 
@@ -227,6 +228,8 @@ static void put_measurements(child *c) {
     if (c->kind->get_speed)
         c->kind->get_speed(c->model, speed);
     mp_put(&c->out, speed, sizeof speed);
+    mp_put_u64(&c->out, c->page->lease.watched_ns);
+    mp_put_u64(&c->out, c->page->lease.lost_ns);
 }
 
 static bool step(child *c) {

@@ -278,6 +278,7 @@ static bool get_plan(proxy *p, mp_item **items, int n, mp_plan *plan) {
     plan->count = (int)count;
     plan->threads = (int)mp_get_count(&p->in, 256, "a plan has too many threads");
     plan->cost_ns = mp_get_u64(&p->in);
+    plan->barrier_bound = mp_get_u8(&p->in) != 0;
     if (!p->in.failed && (plan->threads < 1 || plan->cost_ns > MAX_COST_NS))
         return mp_wire_refuse(&p->in, "a plan has an impossible cost");
     return !p->in.failed;
@@ -348,7 +349,7 @@ static void set_speed(proxy *p, uint64_t speed[MP_MODEL_SPEEDS], uint64_t took_n
     p->args.kind->set_speed(p->args.model, speed);
 }
 
-static void get_measurements(proxy *p, uint64_t began_ns, int threads) {
+static void get_measurements(proxy *p, uint64_t began_ns, mp_lease *lease) {
     uint64_t speed[MP_MODEL_SPEEDS], hits = mp_get_u64(&p->in), tokens = mp_get_u64(&p->in);
     uint64_t blocks = mp_get_u64(&p->in), evicted = mp_get_u64(&p->in);
     mp_step_work work, *known = &p->base.work;
@@ -361,14 +362,19 @@ static void get_measurements(proxy *p, uint64_t began_ns, int threads) {
     for (int i = 0; i < MP_MODEL_SPEEDS; i++)
         if (speed[i] > MAX_COST_NS)
             mp_wire_refuse(&p->in, "a speed is out of range");
+    const uint64_t took_ns = mp_sys_now_ns() - began_ns;
+    const uint64_t watched_ns = mp_get_u64(&p->in), lost_ns = mp_get_u64(&p->in);
     if (p->in.failed)
         return;
+    const uint64_t watched_bound = watched_ns < took_ns ? watched_ns : took_ns;
+    lease->watched_ns += watched_bound;
+    lease->lost_ns += lost_ns < watched_bound ? lost_ns : watched_bound;
     *known = work;
     atomic_store_explicit(&p->prefix.hits, hits, memory_order_relaxed);
     atomic_store_explicit(&p->prefix.tokens, tokens, memory_order_relaxed);
     atomic_store_explicit(&p->prefix.blocks, blocks, memory_order_relaxed);
     atomic_store_explicit(&p->prefix.evicted, evicted, memory_order_relaxed);
-    set_speed(p, speed, mp_sys_now_ns() - began_ns, threads);
+    set_speed(p, speed, took_ns, lease->threads);
 }
 
 /* Fail the requests of the step that the lost process was computing. If the step was cancelled, its requests do not
@@ -414,7 +420,7 @@ static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     for (int i = 0; ok && i < plan->count && !p->in.failed; i++)
         get_outcome(p, plan->items[i], plan->amount[i], &outcomes[i], &plan->items[i]->error);
     if (ok) {
-        get_measurements(p, began_ns, lease->threads);
+        get_measurements(p, began_ns, lease);
         ok = finish(p);
     }
     p->lease = NULL;

@@ -79,6 +79,7 @@ static inline void answer_plan(scene *s, uint32_t amount, bool target) {
     mp_put_u32(&s->out, amount);
     mp_put_u32(&s->out, 2);
     mp_put_u64(&s->out, 1000000);
+    mp_put_u8(&s->out, 0); /* not barrier-bound */
     send_answer(s, target);
     mp_item *items[1] = {&s->item};
     s->engine->ops->plan(s->engine, items, 1, 1000000, &s->plan);
@@ -93,6 +94,8 @@ static inline void put_learnt(scene *s) {
     mp_put(&s->out, &work, sizeof work);
     for (int i = 0; i < MP_MODEL_SPEEDS; i++)
         mp_put_u64(&s->out, s->speed ? s->speed : 1000);
+    mp_put_u64(&s->out, 0); /* no region of the lease was measured */
+    mp_put_u64(&s->out, 0);
 }
 
 static inline mp_outcome run_step(scene *s) {

@@ -687,6 +687,25 @@ MP_TEST(files_spec_notes_files) {
     mp_spec_unpin(spec);
 }
 
+/* A file that is added after others were noted has an identity of its own. */
+MP_TEST(files_spec_notes_files_that_are_added_later) {
+    enum { COUNT = 40 };
+    mp_error error;
+    mp_file_id id;
+    char path[512];
+    mp_spec *spec = mp_spec_create();
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(path, sizeof path, "%s/later%d.bin", mp_test_directory(), i);
+        mp_test_write_file(path, "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGH", (size_t)i + 1);
+        MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+        MP_CHECK(!mp_spec_file_identity(spec, i, &id));
+        mp_spec_note_files(spec);
+        for (int k = 0; k <= i; k++)
+            MP_CHECK(mp_spec_file_identity(spec, k, &id) && id.size == (uint64_t)k + 1);
+    }
+    mp_spec_unpin(spec);
+}
+
 /* Without memory for the identity of a file, the file counts as changed. */
 static mp_status note_file(void *arg, mp_error *error) {
     const mp_file_id id = {.size = 3};

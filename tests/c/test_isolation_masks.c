@@ -63,6 +63,7 @@ static int plan(masked_scene *m, uint32_t count) {
     }
     mp_put_u32(&m->s.out, 1);
     mp_put_u64(&m->s.out, 1000);
+    mp_put_u8(&m->s.out, 0);
     send_answer(&m->s, false);
     mp_item *items[1] = {&m->s.item};
     m->s.plan.masks = false;

@@ -212,6 +212,7 @@ typedef struct duo {
     scene s;
     mp_item second;
     mp_item *items[2];
+    uint64_t watched_ns, lost_ns; /* what a step measured of its regions */
 } duo;
 
 static mp_embedding_request *texts_of(void) {
@@ -300,6 +301,7 @@ MP_TEST(isolation_plans_are_refused_for_the_right_reason) {
         }
         mp_put_u32(&d.s.out, cases[i].threads);
         mp_put_u64(&d.s.out, cases[i].cost_ns);
+    mp_put_u8(&d.s.out, 0);
         send_answer(&d.s, false);
         mp_plan plan = {0};
         d.s.engine->ops->plan(d.s.engine, d.items, 2, 1000, &plan);
@@ -328,6 +330,8 @@ static mp_outcome step_with(duo *d, uint8_t outcome, const mp_step_work *work, c
     mp_put(&d->s.out, prefix, sizeof prefix);
     mp_put(&d->s.out, work, sizeof *work);
     mp_put(&d->s.out, speed, MP_MODEL_SPEEDS * sizeof *speed);
+    mp_put_u64(&d->s.out, d->watched_ns);
+    mp_put_u64(&d->s.out, d->lost_ns);
     send_answer(&d->s, false);
     d->s.engine->ops->step(d->s.engine, &d->s.lease, &d->s.plan, outcomes);
     return outcomes[0];
@@ -375,6 +379,45 @@ MP_TEST(isolation_counters_of_work_never_decrease) {
     }
 }
 
+/* The worker learns whether a plan meets at barriers, and what the child measured there: at most the time of the step.
+ */
+MP_TEST(isolation_plans_and_steps_tell_of_barriers) {
+    static const mp_step_work work;
+    static const uint64_t speed[MP_MODEL_SPEEDS];
+    static duo d;
+    for (int bound = 0; bound < 2; bound++) {
+        begin_duo(&d);
+        mp_wire_begin(&d.s.out, &d.s.p.child, MP_FRAME_PLAN);
+        mp_put_u32(&d.s.out, 1);
+        mp_put_u32(&d.s.out, 0);
+        mp_put_u32(&d.s.out, 1);
+        mp_put_u32(&d.s.out, 2);
+        mp_put_u64(&d.s.out, 1000);
+        mp_put_u8(&d.s.out, (uint8_t)bound);
+        send_answer(&d.s, false);
+        mp_plan plan = {.barrier_bound = !bound};
+        d.s.engine->ops->plan(d.s.engine, d.items, 1, 1000, &plan);
+        MP_CHECK_INT(plan.barrier_bound, bound);
+        end_duo(&d, "");
+    }
+    static const uint64_t times[][4] = {/* measured, lost; of these the worker takes */
+                                        {0, 0, 0, 0}, {5, 2, 5, 2}, {5, 9, 5, 5}, {UINT64_MAX, 3, UINT64_MAX, 3}};
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+        begin_duo(&d);
+        d.watched_ns = times[i][0];
+        d.lost_ns = times[i][1];
+        const uint64_t began_ns = mp_sys_now_ns();
+        MP_CHECK_INT(step_with(&d, MP_OUTCOME_MORE, &work, speed), MP_OUTCOME_MORE);
+        const uint64_t took_ns = mp_sys_now_ns() - began_ns;
+        MP_CHECK_INT(d.s.lease.lost_ns, times[i][3]);
+        if (times[i][2] == UINT64_MAX)
+            MP_CHECK(d.s.lease.watched_ns >= 3 && d.s.lease.watched_ns <= took_ns);
+        else
+            MP_CHECK_INT(d.s.lease.watched_ns, times[i][2]);
+        end_duo(&d, "");
+    }
+}
+
 MP_TEST(isolation_speeds_are_at_most_an_hour) {
     static const mp_step_work work;
     static duo d;
@@ -415,6 +458,7 @@ MP_TEST(isolation_plans_are_for_at_most_256_requests) {
     mp_put_u32(&d.s.out, 1);
     mp_put_u32(&d.s.out, 1);
     mp_put_u64(&d.s.out, 0);
+    mp_put_u8(&d.s.out, 0);
     send_answer(&d.s, false);
     d.s.engine->ops->plan(d.s.engine, items, OFFERED, 1000, &d.s.plan);
     uint64_t speed[MP_MODEL_SPEEDS];

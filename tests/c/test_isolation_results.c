@@ -46,7 +46,7 @@ static mp_text_request *text_call(void) {
     static const int32_t stop_bytes[] = {1};
     mp_text_args args = {.n_prompt = 2, .prompt = prompt, .n_choices = 1, .n_stop = 1, .stop = stop,
                          .stop_bytes = stop_bytes,
-                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MAX_TOKENS,
                                       .logprobs = TOPS}};
     mp_text_request *call;
     mp_error error;
@@ -64,7 +64,7 @@ static mp_text_request *text_call(void) {
 static void check_text(const mp_text_request *call) {
     const mp_choice *choice = &call->choices[0];
     uint32_t before = 0;
-    MP_CHECK(choice->token_count <= MOST_TOKENS && choice->text_bytes <= choice->text_capacity);
+    MP_CHECK(choice->token_count <= MAX_TOKENS && choice->text_bytes <= choice->text_capacity);
     for (uint32_t t = 0; t < choice->token_count; t++) {
         MP_CHECK(choice->tokens[t].id >= 0 && choice->tokens[t].id < VOCAB);
         MP_CHECK(choice->tokens[t].byte_end <= choice->text_capacity);
@@ -351,8 +351,8 @@ MP_TEST(isolation_capabilities_without_a_wire_are_refused) {
 typedef struct claim { /* the text and tokens of a reported result */
     const char *text;
     int count;
-    int32_t id[MOST_TOKENS];
-    uint32_t end[MOST_TOKENS];
+    int32_t id[MAX_TOKENS];
+    uint32_t end[MAX_TOKENS];
     int32_t top;
     uint32_t final, text_end;
     int finish, stop_index;

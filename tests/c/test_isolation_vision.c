@@ -331,6 +331,7 @@ MP_TEST(isolation_plans_of_image_parts_alone_are_for_vision) {
         mp_put_u32(&s.out, 0);
         mp_put_u32(&s.out, 1);
         mp_put_u64(&s.out, 1000000);
+    mp_put_u8(&s.out, 0);
         send_answer(&s, false);
         mp_item *items[1] = {&s.item};
         s.engine->ops->plan(s.engine, items, 1, 1000000, &s.plan);

@@ -113,7 +113,7 @@ MP_TEST(models_diffusion_check_of_units) {
             mp_image_generation_request *call = (mp_image_generation_request *)base;
             MP_CHECK_OK(check(&tiny, call, &costs[images - 1], &total, &error), &error);
             MP_CHECK_INT(total, images * (STEPS + 1));
-            MP_CHECK(call->channels == CHANNELS && call->high == HIGH && call->wide == WIDE);
+            MP_CHECK(call->channels == CHANNELS && call->latent_height == HIGH && call->latent_width == WIDE);
             MP_CHECK_INT(call->text_rows, flux ? T5_TOKENS : CLIP_TOKENS + T5_TOKENS); /* Flux pools the CLIP text */
             MP_CHECK_INT(call->text_width, 40);
             MP_CHECK_INT(call->pooled_width, flux ? 16 : 32);

@@ -30,7 +30,7 @@ MP_TEST(registry_completes_a_request) {
     fake_until_state(registry, "a", "ready");
     fake_info(registry, "a", &info);
     MP_CHECK_INT(info.workers, 1);
-    MP_CHECK_INT(info.calls, 1);
+    MP_CHECK_INT(info.accepted, 1);
     MP_CHECK_INT(info.model_bytes, 1000);
     mp_registry_stats stats;
     mp_registry_get_stats(registry, &stats);

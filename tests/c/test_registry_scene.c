@@ -148,7 +148,7 @@ mp_ticket *scene_ticket(scene *scene, uint32_t units, mp_submit_options options)
 
 void scene_queue(scene *scene, mp_ticket *ticket) {
     mp_ticket_set_state(ticket, MP_TICKET_QUEUED);
-    ticket->item.sequence = ++scene->entry->calls;
+    ticket->item.sequence = ++scene->entry->accepted;
     MP_CHECK_INT(mp_queue_push(&scene->entry->queue, &ticket->node), MP_QUEUE_TAKEN);
 }
 

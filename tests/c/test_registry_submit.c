@@ -33,7 +33,7 @@ MP_TEST(registry_submit_stretches_patience) {
         MP_CHECK_OK(submit(&scene, own, &gone, &error), &error);
         MP_CHECK_INT(ticket->patience_ns, FAKE_MS(rows[i].expected_ms));
         MP_CHECK_INT(own->patience_ns, FAKE_MS(100)); /* chosen by the caller */
-        MP_CHECK_INT(scene.entry->calls, 3);
+        MP_CHECK_INT(scene.entry->accepted, 3);
         MP_CHECK(ticket->timed && own->timed && !ahead->timed);
         MP_CHECK_INT(scene.services->maintenance.timed, 2);
         mp_ticket *endless = scene_ticket(&scene, 1, (mp_submit_options){.patience_ns = MP_FOREVER});
