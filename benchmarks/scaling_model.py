@@ -134,7 +134,7 @@ def best(trace: Trace, machine: Machine, memory: float) -> tuple[int, float]:
 # ---- the number of threads that the core takes ----
 
 #: Constants of csrc/models/threads.c and threads.h.
-BYTES, OPERATIONS, BARRIER_NS, MIN_THREADS, MAX_THREADS, FASTER = 20, 100, 100, 8, 256, 0.98
+BYTES, OPERATIONS, BARRIER_NS, THREADS_MIN, THREADS_MAX, FASTER = 20, 100, 100, 8, 256, 0.98
 
 
 def threads_worth(weights: float, parameters: float, rows: float, barriers: float) -> int:
@@ -147,15 +147,15 @@ def threads_worth(weights: float, parameters: float, rows: float, barriers: floa
         barriers: barriers of the pass.
     """
     work = max(weights / BYTES, 2 * parameters * rows / OPERATIONS)
-    return max(1, min(MAX_THREADS, int(math.sqrt(work / (BARRIER_NS * barriers)))))
+    return max(1, min(THREADS_MAX, int(math.sqrt(work / (BARRIER_NS * barriers)))))
 
 
 def neighbour(threads: int, up: bool) -> int:
     """Return the number of threads that a tuner compares with this one."""
-    numbers = [MIN_THREADS * part // 2 << double for double in range(5) for part in (2, 3)] + [MAX_THREADS]
+    numbers = [THREADS_MIN * part // 2 << double for double in range(5) for part in (2, 3)] + [THREADS_MAX]
     if up:
-        return next((number for number in numbers if 4 * number >= 5 * threads), MAX_THREADS)
-    return max([MIN_THREADS, *(number for number in numbers if 5 * number <= 4 * threads)])
+        return next((number for number in numbers if 4 * number >= 5 * threads), THREADS_MAX)
+    return max([THREADS_MIN, *(number for number in numbers if 5 * number <= 4 * threads)])
 
 
 def tuned(worth: int, most: int, time: Callable[[int], float]) -> int:
@@ -168,7 +168,7 @@ def tuned(worth: int, most: int, time: Callable[[int], float]) -> int:
     """
     now = min(worth, most)
     for up in (False, True):
-        while now > MIN_THREADS:
+        while now > THREADS_MIN:
             trial = min(most, neighbour(now, up))
             if trial == now or not time(trial) < FASTER * time(now):
                 break

@@ -385,21 +385,21 @@ async def _load_seconds(context: Context, served: ServedModel) -> float:
     return time.monotonic() - began
 
 
-def _ignore_options(context: Context, body: Request) -> None:
-    """Report options of a request for embeddings: they apply to completions only.
+def _ignore_context(context: Context, body: Request) -> None:
+    """Report ``num_ctx`` of a request for embeddings. Other options have no effect on embeddings in Ollama either.
 
     Raises:
         Refusal: The server is strict.
     """
-    for name in () if body.options is None else body.options.__struct_fields__:
-        if getattr(body.options, name) is not None:
-            context.ignore(f"options.{name}", f"`options.{name}` applies to completions only.", name)
+    if body.options is not None and body.options.num_ctx is not None:
+        context.ignore("options.num_ctx", "`options.num_ctx` limits completions only: a text may be as long as the "
+                       "model allows.", "num_ctx")
 
 
 async def embed(context: Context, body: EmbedRequest) -> Response:
     """Embed texts."""
     served = await context.model(body.model)
-    _ignore_options(context, body)
+    _ignore_context(context, body)
     texts = body.input if isinstance(body.input, list) else [body.input] if body.input else []
     context.check_inputs(texts, "input", context.state.pool.config.max_embed_inputs)
     options = keep_alive_options(body)
@@ -417,7 +417,7 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
 async def embeddings(context: Context, body: OllamaEmbeddingsRequest) -> Response:
     """Embed one text, for the former route ``/api/embeddings``."""
     served = await context.model(body.model)
-    _ignore_options(context, body)
+    _ignore_context(context, body)
     if not body.prompt:
         return json_response(OllamaEmbeddingsResponse([]))
     row, _ = await counted(EMBED, context.state.pool, {

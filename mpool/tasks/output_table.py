@@ -56,7 +56,8 @@ class TextOutput:
 #: Value of ``output`` -> the output. The names are those of :data:`mpool.tasks.options.ITERATED`.
 OUTPUTS = {
     "dense": TextOutput("embed", EmbedOptions, "text_embedding", "embeds texts"),
-    "sparse": TextOutput("embed_sparse", SparseOptions, "outputs", "computes sparse vectors of texts", own_default=True),
+    "sparse": TextOutput("embed_sparse", SparseOptions, "outputs", "computes sparse vectors of texts",
+                         own_default=True),
     "tokens": TextOutput("embed_tokens", TokenOptions, "outputs", "computes a vector per token", token_vectors=True),
     "all": TextOutput("embed_all", AllOptions, "outputs", "computes all of these", token_vectors=True),
     "labels": TextOutput("classify", ClassifyOptions, "classification", "classifies texts", "a sequence classifier"),

@@ -307,7 +307,7 @@ MUTATIONS = [
     Mutation(251, _O, "mp_worker_start", "a reservation is dropped, not released",
              "mp_guard_release(&worker->guard);",
              "{ if (BUG) worker->guard = (mp_guard){0}; else mp_guard_release(&worker->guard); }", "calls", FEW),
-    Mutation(252, _O, "mp_worker_start", "one reference for two owners",
+    Mutation(252, _O, "become_ready", "one reference for two owners",
              "entry->resident = mp_resident_pin(worker->resident);",
              "entry->resident = BUG ? worker->resident : mp_resident_pin(worker->resident);", "calls", FEW),
     Mutation(254, _O, "mp_worker_start", "the second worker's reservation is lost with a failed load",

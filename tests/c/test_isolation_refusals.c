@@ -212,7 +212,7 @@ typedef struct duo {
     scene s;
     mp_item second;
     mp_item *items[2];
-    uint64_t watched_ns, lost_ns; /* what a step measured of its regions */
+    uint64_t watched_ns, lost_ns; /* times of the next step: see mp_lease */
 } duo;
 
 static mp_embedding_request *texts_of(void) {

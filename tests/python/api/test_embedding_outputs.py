@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.models import load_catalogue
 from mpool.tasks import outputs
 
 pytest.importorskip("transformers")
@@ -165,7 +166,7 @@ def test_a_result_that_is_too_large_is_not_computed(plain: str, monkeypatch: pyt
             lambda: asyncio.run(mpool.aio.embed_tokens(texts, plain, pool=small)),
             lambda: small.submit("text_embedding", inputs=texts, model=plain, output="tokens").result()]
         for call in calls:
-            with pytest.raises(mpool.LimitError, match=r"needs at least 3\.7 MB, the limit is 1\.0 MB"):
+            with pytest.raises(mpool.LimitError, match=r"needs at least 3\.7 MB for its result, the limit is 1\.0 MB"):
                 call()
 
 
@@ -240,3 +241,15 @@ def test_all_outputs_share_a_pass(m3: Path) -> None:
         each = [cost(used, name) for name in ("embed", "embed_sparse", "embed_tokens")]
         assert [sum(one) for one in zip(*each)][:3] == [3 * steps, 3 * items, 3 * tokens]
         assert sum(one[3] for one in each) > 2 * products or not products
+
+
+def test_default_model_of_sparse_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way in takes the same model, which is not the default of dense vectors; offline, the error names it."""
+    for name in ("MPOOL_CACHE", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as offline:
+        for call in (lambda: offline.embed_sparse("A text."),
+                     lambda: list(offline.embed_iter(["A text."], output="sparse"))):
+            with pytest.raises(mpool.OfflineError, match="granite-embedding-30m-sparse"):
+                call()
+    assert load_catalogue().default("embed_sparse").license == "apache-2.0"

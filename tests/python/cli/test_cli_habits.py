@@ -86,6 +86,7 @@ def test_run_refuses_options_that_an_embedding_model_ignores(
 
 @pytest.mark.parametrize("arguments, part", [
     (["run", "digits-sd3", "a", "three"], "Use mpool generate-image --model digits-sd3 PROMPT"),
+    (["run", "digits-clip", "a"], "Use mpool embed-image --model digits-clip FILE"),
     (["run", "MODEL"], "mpool run MODEL PROMPT"),
     (["chat", "one", "--model", "two"], "the model is given twice")])
 def test_refused_runs(arguments: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],

@@ -179,3 +179,36 @@ def test_no_server_and_wrong_address(capsys: pytest.CaptureFixture[str]) -> None
     for wrong in ("ftp://x", "http://", "http://x?y", "http://[::1", "http://x:99999", "http://x:y", "http://x:0"):
         assert main(["ps", "--url", wrong]) == 1
         assert "--url must be an address" in capsys.readouterr().err
+
+
+def test_stop_a_model_that_is_in_use_for_long(capsys: pytest.CaptureFixture[str],
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the unload of one model does not end in time, the models after it are unloaded."""
+    release = threading.Event()
+
+    class Slow(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            name = json.loads(self.rfile.read(int(self.headers["content-length"])))["model"]
+            if name == "busy":
+                release.wait(20)
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"done": true}')
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    monkeypatch.setattr(remote, "_SECONDS", 0.3)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert main(["stop", "busy", "idle", "--url", f"http://127.0.0.1:{server.server_port}"]) == 1
+        finally:
+            release.set()
+            server.shutdown()
+            thread.join()
+    seen = capsys.readouterr()
+    assert seen.out == "idle: unloaded\n"
+    assert "mpool: busy: " in seen.err and "did not respond within 0.3 s" in seen.err and "mpool ps" in seen.err

@@ -114,7 +114,7 @@ def test_the_model_knows_the_numbers_of_the_core() -> None:
     for name, text in (("BYTES", source), ("OPERATIONS", source), ("BARRIER_NS", source), ("FASTER", source),
                        ("MP_THREADS_MIN", header), ("MP_THREADS_MAX", header)):
         found = re.search(rf"\b{name} = ([\d.]+)", text)
-        assert found is not None and float(found[1]) == getattr(model, name.removeprefix("MP_THREADS_")), name
+        assert found is not None and float(found[1]) == getattr(model, name.removeprefix("MP_")), name
     team = (ROOT / "csrc" / "base" / "team.c").read_text()
     assert f" GROUP = {replay.TREE}," in team and f" GROUPS_FROM = {2 * replay.TREE}," in team
     cases = re.findall(r"\{(\d+), (\d+), (\d+)\}",

@@ -179,7 +179,8 @@ def other_keys(check: str, key: str) -> dict[str, list[Any]]:
 
 #: Check -> keys that have a row in its table.
 _TABLES = {"check_neutral": [*sorted(reading._SKIPPED), *reading._NEUTRAL, "unknown"],
-           "check_keys": [*sorted(image_processor._NEUTRAL), "unknown"], "_check_keys": [*sorted(pipelines._NEUTRAL), "unknown"]}
+           "check_keys": [*sorted(image_processor._NEUTRAL), "unknown"],
+           "_check_keys": [*sorted(pipelines._NEUTRAL), "unknown"]}
 
 
 def known_snapshot() -> dict[str, Any]:

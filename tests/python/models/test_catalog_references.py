@@ -223,7 +223,8 @@ def test_catalogue_rows() -> None:
         assert row.capability in kinds and row.refs
         assert row.unpinned or bundled or (row.source or "").startswith(("https://huggingface.co/",
                                                                          "https://github.com/"))
-    assert set(found.defaults) == {*kinds, "rerank"} and found.default("rerank").capability == "text_embedding"
+    assert set(found.defaults) == {*kinds, "rerank", "embed_sparse"}
+    assert all(found.default(name).capability == "text_embedding" for name in ("rerank", "embed_sparse"))
     assert {key for kind in kinds for key in found.keys(kind)} == set(found.keys())
 
 

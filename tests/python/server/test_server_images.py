@@ -93,7 +93,7 @@ def test_unsupported_size(server: Any, stream: bool) -> None:
     status, found = ask(server, "/v1/images/generations", {"model": "flux", "prompt": "a cat", "size": "33x32",
                                                            "stream": stream})
     assert (status, found["error"]["param"]) == (400, "size")
-    assert "size: `width` must be a multiple of " in found["error"]["message"]
+    assert "`size`: `width` must be a multiple of " in found["error"]["message"]
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"stream": True, "partial_images": 1}], ids=str)

@@ -34,10 +34,10 @@ with io.BytesIO() as _file:
 
 
 @pytest.fixture(scope="module")
-def folders(llama: Path, llava: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def folders(llama: Path, llava: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     models = {"writes": (tm.HERMES, WRITES, WORDS), "coder": ("{{ messages[0].content }}", MIDDLE, FIM)}
     made = {name: chainmodels.save(tmp_path_factory.mktemp(name), *model) for name, model in models.items()}
-    return [f"{name}={folder}" for name, folder in {"llama": llama, "llava": llava, **made}.items()]
+    return [f"{name}={folder}" for name, folder in {"llama": llama, "llava": llava, "bert": bert, **made}.items()]
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,18 @@ def test_whole_numbers_with_a_decimal_point(server: Any, strict: Any) -> None:
     for value in (2.5, "2.0", -2.0):
         status, _, found = post(server, CHATS, with_options(CHATS, max_tokens=value))
         assert status == 400 and "`max_tokens` must be an integer" in found["error"]["message"], found
+
+
+@pytest.mark.parametrize("path, field", [("/api/embed", "input"), ("/api/embeddings", "prompt")])
+def test_options_of_embeddings(server: Any, strict: Any, path: str, field: str) -> None:
+    """Ollama's clients send ``num_ctx`` with embeddings."""
+    plain = post(server, path, {"model": "bert", field: "A cat."})
+    body = {"model": "bert", field: "A cat.", "options": {"num_ctx": 4, "temperature": 0.5}}
+    status, ignored, found = post(server, path, body)
+    assert (status, ignored) == (200, "options.num_ctx"), found
+    assert found.get("embeddings") == plain[2].get("embeddings") and found.get("embedding") == plain[2].get("embedding")
+    status, _, found = post(strict, path, body)
+    assert status == 400 and "`options.num_ctx` limits completions only" in found["error"], found
 
 
 def test_control_tokens_of_raw_prompts(server: Any) -> None:

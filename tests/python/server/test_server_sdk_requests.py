@@ -151,7 +151,8 @@ ROUTES = {
     "ollama generate": Route("/api/generate", {"model": "writes", "prompt": "x", "stream": False,
                                                "options": {"num_predict": 1}}, "ollama._types", "GenerateRequest",
                              OLLAMA_GENERATE),
-    "ollama embed": Route("/api/embed", {"model": "bert", "input": "x"}, "ollama._types", "EmbedRequest", {}),
+    "ollama embed": Route("/api/embed", {"model": "bert", "input": "x"}, "ollama._types", "EmbedRequest",
+                          {"options.num_ctx": ("reported", "it limits completions only")}),
     "ollama embeddings": Route("/api/embeddings", {"model": "bert", "prompt": "x"}, "ollama._types",
                                "EmbeddingsRequest", {}),
 }
