@@ -206,12 +206,17 @@ class Texts(Iterator[str]):
                 raise FileError(f"{path} is not UTF-8 text: {error.reason}",
                                 hint="Convert it first, for example with iconv") from None
 
-    def place(self, at: int) -> str:
-        """Return where the text with this index stands, for errors: its line and file, or "the command line"."""
+    def place(self, at: int, noun: str = "text") -> str:
+        """Return where the text with this index stands, for errors: its line and file, or its number as an argument.
+
+        Args:
+            at: index of the text.
+            noun: what the text is.
+        """
         for first, name in reversed(self._files):
             if first <= at:
                 return f"line {at - first + 1} of {name}"
-        return f"text {at + 1} of the command line"
+        return f"{noun} {at + 1} of the command line"
 
     @contextmanager
     def named(self, given: Sequence[int] | None = None) -> Iterator[None]:
@@ -228,7 +233,8 @@ class Texts(Iterator[str]):
             element = _ELEMENT.fullmatch(error.param or "")
             if element is not None and (given is None or int(element[1]) < len(given)):
                 at = int(element[1])
-                error.rename({element[0]: self.place(at if given is None else given[at])})
+                noun = "image" if element[0].startswith("images") else "text"
+                error.rename({element[0]: self.place(at if given is None else given[at], noun)})
             raise
 
 

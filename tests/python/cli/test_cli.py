@@ -603,7 +603,7 @@ def test_embed_image_files_and_stdin_agree(dino: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.png"
     bad.write_text("no image")
     failed = run("embed-image", "-m", str(dino), paths[0], str(bad), check=False)
-    assert failed.returncode == 1 and "`images[1]` must be a PNG" in failed.stderr
+    assert failed.returncode == 1 and "image 2 of the command line must be a PNG" in failed.stderr
     rows = [json.loads(line) for line in
             run("embed-image", "-m", str(dino), "--on-error", "null", paths[0], str(bad)).stdout.splitlines()]
     assert rows[1]["embedding"] is None and rows[0]["embedding"] is not None
