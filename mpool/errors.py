@@ -21,7 +21,6 @@ class MpoolError(Exception):
     Attributes:
         code: number of the error, stable across versions.
         name: name of the error in ``status.def`` (``"FORMAT"``, ``"TIMEOUT"``, ...).
-        message: error text without ``key`` and ``hint``.
         param: parameter or field with the invalid value, or ``None``. An element of a list has its index:
             ``inputs[3]``.
         got: the invalid value, shortened for display (:func:`mpool.checks.shown`), or ``None``.
@@ -34,14 +33,14 @@ class MpoolError(Exception):
 
     code: ClassVar[int] = 81
     name: ClassVar[str] = "INTERNAL"
-    problem: str | None
-    addition: str | None = None
     _of_files: bool = False  # raised while the files of a model were read, so the message may contain a path
 
     def __init__(self, message: str = "", *, param: str | None = None, got: str | None = None,
                  allowed: str | None = None, hint: str | None = None, key: str | None = None) -> None:
         if not message and param is not None:
             message = f"{_quoted(param)} must be {allowed}, got {got}"
+        self.problem: str | None = None
+        self.addition: str | None = None
         self.message = message
         self.param, self.got, self.allowed = param, got, allowed
         self.hint = hint
