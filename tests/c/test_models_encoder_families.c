@@ -14,6 +14,11 @@ static void check_families(mp_compute compute) {
 }
 
 MP_TEST_SECONDS(models_encoder_families_float32, 100) { check_families(MP_COMPUTE_F32); }
+MP_TEST_SECONDS(models_encoder_families_mapped, 100) { /* threads share texts of one group */
+    tiny_weights = "mapped";
+    check_families(MP_COMPUTE_F32);
+    tiny_weights = NULL;
+}
 MP_TEST_SECONDS(models_encoder_families_bfloat16, 100) { check_families(MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_families_int8, 100) { check_families(MP_COMPUTE_I8); }
 

@@ -29,11 +29,15 @@ static void begin(tiny_model *tiny, mp_item *item, int count, int length) {
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, item, &error), &error);
 }
 
+static void set_token_ns(tiny_model *tiny, uint64_t ns) {
+    atomic_store(&((mp_encoder_engine_state *)tiny->engine)->model->token_ns, ns);
+}
+
 /* The texts of each item in a step of `tokens` tokens; -1 for an item that is not in it. */
 static void plan_of(tiny_model *tiny, mp_item **items, int n, int64_t tokens, int *texts) {
     mp_plan plan;
     uint64_t all = 0;
-    atomic_store(&((mp_encoder_engine_state *)tiny->engine)->model->token_ns, TOKEN_NS);
+    set_token_ns(tiny, TOKEN_NS);
     tiny->engine->ops->plan(tiny->engine, items, n, (uint64_t)tokens * TOKEN_NS, &plan);
     uint64_t planned = 0;
     for (int i = 0; i < n; i++) {
@@ -87,6 +91,33 @@ MP_TEST(models_encoder_plan_shares_a_step) {
         tiny.engine->ops->retire(tiny.engine, items[i]);
         mp_request_destroy(items[i]->request);
     }
+    tiny_unload(&tiny);
+}
+
+/* While weights are unpacked, a step may have a group of rows, but at most as many as take 1.5 s. All threads share the
+ * texts of such a group, because each would pack all panels otherwise. */
+MP_TEST(models_encoder_plan_of_unpacked_weights) {
+    enum { MS = 1000000, ROWS_OF_LIMIT = 150 };
+    tiny_model tiny;
+    mp_item item, *items[1] = {&item};
+    mp_plan plan;
+    tiny_weights = "mapped";
+    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
+    tiny_weights = NULL;
+    begin(&tiny, &item, MANY, SHORT);
+    set_token_ns(&tiny, MS);
+    tiny.engine->ops->plan(tiny.engine, items, 1, 1, &plan);
+    MP_CHECK_INT(plan.amount[0], GROUP / SHORT);
+    MP_CHECK(plan.barrier_bound);
+    set_token_ns(&tiny, 1500 / ROWS_OF_LIMIT * MS);
+    tiny.engine->ops->plan(tiny.engine, items, 1, 1, &plan);
+    MP_CHECK_INT(plan.amount[0], ROWS_OF_LIMIT / SHORT);
+    MP_CHECK(plan.barrier_bound);
+    tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
+    MP_CHECK_INT(plan.amount[0], MANY);
+    MP_CHECK(!plan.barrier_bound);
+    tiny.engine->ops->retire(tiny.engine, &item);
+    mp_request_destroy(item.request);
     tiny_unload(&tiny);
 }
 

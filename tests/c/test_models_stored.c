@@ -129,6 +129,58 @@ MP_TEST_SECONDS(models_stored_weights_that_are_never_packed_give_the_same_bits, 
     tiny_weights = NULL;
 }
 
+/* Rows of a prompt of 150 tokens that a step without a time budget computes. */
+static int planned_rows(tiny_model *tiny, uint64_t row_ns) {
+    tiny_job job;
+    mp_error error;
+    mp_plan plan;
+    make_job(tiny, &job, 3);
+    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &job.item, &error), &error);
+    atomic_store(&((mp_decoder *)tiny->model)->row_ns, row_ns);
+    atomic_store(&((mp_decoder *)tiny->model)->decode_ns, 1);
+    mp_item *items[1] = {&job.item};
+    tiny->engine->ops->plan(tiny->engine, items, 1, 1, &plan);
+    MP_CHECK_INT(plan.count, 1);
+    tiny->engine->ops->retire(tiny->engine, &job.item);
+    mp_request_destroy(&job.call->base);
+    return (int)plan.amount[0];
+}
+
+/* Each pass packs all panels that it needs: while some are unpacked, a step may have 256 rows of prompts, but at most
+ * as many as take 1.5 s. Where other requests are being decoded, its time is limited as usual. */
+MP_TEST(models_stored_weights_make_longer_steps) {
+    enum { ALL = 150, USUAL = 16, MS = 1000000 };
+    tiny_model tiny;
+    tiny_weights = "packed";
+    load(&tiny, "0", 1, -1);
+    MP_CHECK_INT(planned_rows(&tiny, MS), USUAL);
+    tiny_unload(&tiny);
+    tiny_weights = "mapped";
+    load(&tiny, "0", 1, -1);
+    MP_CHECK_INT(planned_rows(&tiny, MS), ALL);
+    MP_CHECK_INT(planned_rows(&tiny, 10 * MS - 1), ALL);
+    MP_CHECK_INT(planned_rows(&tiny, 20 * MS - 1), 75);
+    MP_CHECK_INT(planned_rows(&tiny, 1000 * MS), USUAL);
+    tiny_job decoding;
+    make_job(&tiny, &decoding, 0);
+    mp_error error;
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &decoding.item, &error), &error);
+    tiny_job late;
+    make_job(&tiny, &late, 3);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &late.item, &error), &error);
+    mp_item *items[2] = {&decoding.item, &late.item};
+    mp_plan plan;
+    tiny.engine->ops->plan(tiny.engine, items, 2, 1, &plan);
+    MP_CHECK_INT(plan.count, 2);
+    MP_CHECK_INT(plan.amount[1], USUAL);
+    for (int i = 0; i < 2; i++)
+        tiny.engine->ops->retire(tiny.engine, items[i]);
+    mp_request_destroy(&decoding.call->base);
+    mp_request_destroy(&late.call->base);
+    tiny_unload(&tiny);
+    tiny_weights = NULL;
+}
+
 MP_TEST(models_stored_weights_have_a_minimum_size) {
     tiny_model tiny;
     load(&tiny, "1", 1, -1); /* the fixture is larger than the minimum of 1 byte */

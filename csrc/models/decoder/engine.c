@@ -221,7 +221,9 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             plan->cost_ns = planned ? pass : 0;
             /* every pass takes at least the time of reading the weights: allow enough rows to amortise it */
             const uint64_t least = (planned ? PASSES_BESIDE : PASSES_ALONE) * pass;
-            const uint64_t most = budget_ns > least ? budget_ns : least;
+            uint64_t most = budget_ns > least ? budget_ns : least;
+            if (!planned)
+                most = mp_stored_pass_ns(engine->model->stored, most, row_ns);
             const uint64_t fits = (most - plan->cost_ns) / row_ns;
             left = fits < (uint64_t)(STEP_ROWS - planned) ? (int)fits : STEP_ROWS - planned;
         }

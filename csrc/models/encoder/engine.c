@@ -87,12 +87,19 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
     return MP_OK;
 }
 
+/* Returns true if all threads share the texts of a step: a single text, or texts of one group while panels are unpacked,
+ * so that a panel is packed once for all of them. Otherwise, each thread computes whole texts. */
+static bool shared_by_threads(const mp_encoder *model, int64_t texts, int64_t rows) {
+    return texts == 1 || (mp_stored_left(model->stored) && rows <= GROUP_TOKENS);
+}
+
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     const mp_encoder *model = ((const mp_encoder_engine_state *)base)->model;
     const mp_text_step_limits limits = {.step_tokens = STEP_TOKENS, .least_share = GROUP_TOKENS};
     const uint64_t token_ns = atomic_load_explicit(&model->token_ns, memory_order_relaxed);
+    budget_ns = mp_stored_pass_ns(model->stored, budget_ns, token_ns);
     const mp_text_step_totals totals = mp_text_step_plan(items, n, budget_ns, token_ns, limits, plan);
-    plan->barrier_bound = totals.texts == 1; /* else each thread computes whole texts */
+    plan->barrier_bound = shared_by_threads(model, totals.texts, totals.tokens);
     plan->threads = totals.texts < 256 ? (int)totals.texts : 256;
     if (plan->barrier_bound)
         plan->threads = mp_threads_worth(&model->base.facts, totals.tokens, mp_encoder_barriers(model));
@@ -260,11 +267,11 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
-    mp_groups_make(&engine->groups, texts, rows, lease->threads, GROUP_TOKENS);
+    const bool together = lease->threads > 1 && shared_by_threads(engine->model, texts, rows);
+    mp_groups_make(&engine->groups, texts, rows, together ? 1 : lease->threads, GROUP_TOKENS);
     for (int t = 0; t < texts; t++)
         engine->texts[t].row = engine->groups.row0[t];
     const bool unpacked = mp_stored_left(engine->model->stored), warming = mp_stored_warming(engine->model->stored);
-    const bool together = texts == 1 && lease->threads > 1; /* all threads share a single text */
     if (unpacked)
         mp_stored_begin(engine->model->stored, (int)rows);
     const int most_rows = engine->groups.most_rows;

@@ -13,6 +13,10 @@ enum { STORED, KEEPING, PACKED };
  * them. */
 static const uint64_t KEEP_NS = 300ull * 1000 * 1000, KEEP_ROW_NS = 2000 * 1000;
 
+/* A pass over unpacked panels may have UNPACKED_ROWS rows if they take at most UNPACKED_NS, whatever its time budget. */
+enum { UNPACKED_ROWS = 256 };
+static const uint64_t UNPACKED_NS = 1500ull * 1000 * 1000;
+
 /* Maximum bytes that the fetching thread reads before it checks whether it shall end: the file may have to come from a
  * disk. Must be a multiple of the page size. */
 enum { FETCH_BYTES = 4 << 20 };
@@ -127,6 +131,13 @@ void mp_stored_fetch(mp_stored *stored) {
 void mp_stored_facts(const mp_stored *stored, mp_matrices *weights, const _Atomic int32_t **unpacked) {
     *weights = !stored ? MP_MATRICES_PACKED : stored->mapped ? MP_MATRICES_MAPPED : MP_MATRICES_PACKING;
     *unpacked = stored ? &stored->left : NULL;
+}
+
+uint64_t mp_stored_pass_ns(const mp_stored *stored, uint64_t budget_ns, uint64_t row_ns) {
+    if (!mp_stored_left(stored))
+        return budget_ns;
+    const uint64_t rows = row_ns < UNPACKED_NS / UNPACKED_ROWS ? UNPACKED_ROWS * row_ns : UNPACKED_NS;
+    return budget_ns > rows ? budget_ns : rows;
 }
 
 void mp_stored_begin(mp_stored *stored, int M) {
