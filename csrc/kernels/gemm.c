@@ -29,11 +29,11 @@ void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int
     by_kind[w->kind](w, x, m0, m1, panel0, panel1, ep, y, ldy);
 }
 
-mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows) {
-    enum { MAX_ROWS = 2 };
+/* ---- rows as stored ---------------------------------------------------------------------------------------------- */
+
+/* Returns the slot that multiplies one row of x by rows of a type, or NULL. */
+static mp_stored_product *product_for(mp_dtype dtype) {
     const mp_kernels *k = mp_kernels_get();
-    if (rows > MAX_ROWS || acts != (dtype == MP_F32 ? MP_A_F32 : MP_A_Q8))
-        return NULL;
     switch (dtype) {
 #define CASE(type, slot) case type: return mp_kernels_is_ref(MP_SLOT_##slot) ? NULL : k->slot
         CASE(MP_Q4_0, stored_q4_0);
@@ -46,6 +46,28 @@ mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows
 #undef CASE
     default: return NULL;
     }
+}
+
+/* Returns true if the slot of F32 that takes several rows of x has a variant. */
+static bool takes_f32_rows(mp_dtype dtype) { return dtype == MP_F32 && !mp_kernels_is_ref(MP_SLOT_stored_f32_rows); }
+
+bool mp_stored_can(mp_dtype dtype, mp_akind acts, int rows) {
+    enum { MAX_ROWS = 2, MAX_F32_ROWS = 28 };
+    if (acts != (dtype == MP_F32 ? MP_A_F32 : MP_A_Q8))
+        return false;
+    return takes_f32_rows(dtype) ? rows <= MAX_F32_ROWS : rows <= MAX_ROWS && product_for(dtype);
+}
+
+void mp_stored_multiply(mp_dtype dtype, const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m0, int m1,
+                        float *y, int64_t ldy) {
+    if (takes_f32_rows(dtype)) {
+        const int64_t ld = (int64_t)(stride / sizeof(float));
+        mp_kernels_get()->stored_f32_rows((const float *)(const void *)rows, ld, n, x, m0, m1, y, ldy);
+        return;
+    }
+    mp_stored_product *product = product_for(dtype);
+    for (int m = m0; m < m1; m++)
+        product(rows, stride, n, x, m, y + (m - m0) * ldy);
 }
 
 mp_squared_product *mp_squared_product_for(void) {
@@ -154,17 +176,15 @@ bool mp_gemm_stored_by_blas(const mp_tensor *w, const mp_acts *x, int outputs, b
 
 bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, bool fast, const mp_epilogue *ep,
                     float *tile, float *y, int64_t ldy) {
-    const size_t stride = (size_t)(w->nbytes / (uint64_t)w->shape[0]);
-    mp_stored_product *product = mp_stored_product_for(w->dtype, x->kind, x->M);
-    for (int n = n0, end; product && n < n1; n = end) {
-        end = n1 - n < MP_PANEL_N ? n1 : n + MP_PANEL_N;
-        for (int m = 0; m < x->M; m++) {
-            product(w->data + (size_t)n * stride, stride, end - n, x, m, tile);
-            put_tile(ep, m, m + 1, n, end, tile, y, ldy);
+    if (mp_stored_can(w->dtype, x->kind, x->M)) {
+        const size_t stride = (size_t)(w->nbytes / (uint64_t)w->shape[0]);
+        for (int n = n0, end; n < n1; n = end) {
+            end = n1 - n < MP_PANEL_N ? n1 : n + MP_PANEL_N;
+            mp_stored_multiply(w->dtype, w->data + (size_t)n * stride, stride, end - n, x, 0, x->M, tile, end - n);
+            put_tile(ep, 0, x->M, n, end, tile, y, ldy);
         }
-    }
-    if (product)
         return true;
+    }
     if (!mp_gemm_stored_by_blas(w, x, n1 - n0, fast))
         return false;
     stored_by_blas(w, x, n0, n1, takes_other_bits(fast), ep, tile, y, ldy);

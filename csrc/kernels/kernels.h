@@ -185,22 +185,24 @@ typedef struct mp_epilogue {
 void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
              float *y, int64_t ldy);
 
-/* Multiply row m of x by n weight rows as they are stored, without packing them: y[o] = x[m] . row o, for o < n. `rows`
- * points at the first row, and `stride` is the distance of rows in bytes. x is of kind A_F32 for rows of F32, otherwise
- * A_Q8. The bits are those of mp_gemm with the packed rows.
+/* Multiply rows [m0, m1) of x by n weight rows as they are stored, without packing them: y[(m - m0) * ldy + o] =
+ * x[m] . row o, for o < n. `rows` points at the first row, and `stride` is the distance of rows in bytes. x is of kind
+ * A_F32 for rows of F32, otherwise A_Q8. The bits are those of mp_gemm with the packed rows. Call only if mp_stored_can
+ * returns true.
  *
- * mp_stored_product_for returns the product for activations of kind `acts`, or NULL. NULL means: packing is faster for
- * `rows` rows of x, the type has no slot, `acts` is another kind, or the instruction set has no variant of the slot. */
-typedef void mp_stored_product(const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m, float *y);
-mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows);
+ * mp_stored_can returns false if packing is faster for `rows` rows of x, the type has no slot, `acts` is another kind,
+ * or the instruction set has no variant of the slot. */
+bool mp_stored_can(mp_dtype dtype, mp_akind acts, int rows);
+void mp_stored_multiply(mp_dtype dtype, const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m0, int m1,
+                        float *y, int64_t ldy);
 
-/* Multiply x [K] by n rows of F32 [n, ld], and each row by itself: y[o] = x . row o with the bits of mp_stored_product,
+/* Multiply x [K] by n rows of F32 [n, ld], and each row by itself: y[o] = x . row o with the bits of mp_stored_multiply,
  * squares[o] = row o . row o with the bits of slot dot. Each component is loaded once. mp_squared_product_for returns
  * the slot squared_f32, or NULL where the instruction set has no variant of it. */
 typedef void mp_squared_product(const float *rows, int64_t ld, int n, int K, const float *x, float *y, float *squares);
 mp_squared_product *mp_squared_product_for(void);
 
-/* Multiply all rows of x by outputs [n0, n1) of w, a tensor [N, K], without packing it: by mp_stored_product, or for
+/* Multiply all rows of x by outputs [n0, n1) of w, a tensor [N, K], without packing it: by mp_stored_multiply, or for
  * many rows of x and a tensor of F32 by OpenBLAS. ep, y and the bits are as for mp_gemm. Returns false, and does
  * nothing, where packing is faster. tile: scratch of the thread, MP_STORED_TILE floats. fast: allow a library whose
  * bits differ from those of mp_gemm (mp_blas_differs) and may depend on the number of rows. */

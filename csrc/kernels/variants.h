@@ -15,6 +15,9 @@ enum {
     MP_SLOT_COUNT
 };
 
+/* The slots stored_*, but for stored_f32_rows: multiply row m of x by n weight rows (see mp_stored_multiply). */
+typedef void mp_stored_product(const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m, float *y);
+
 typedef struct mp_kernel_table {
     mp_kernels call;
     const char *variant[MP_SLOT_COUNT];

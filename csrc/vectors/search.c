@@ -1,6 +1,6 @@
 /* search.c: see search.h. A block of vectors is packed like a matrix of weights, the queries are the activations, and
- * each tile of scores is merged into the thread's nearest vectors while it is in cache. One or two queries are
- * multiplied by the vectors as they are stored; the pass that measures the vectors also multiplies the first query. */
+ * each tile of scores is merged into the thread's nearest vectors while it is in cache. A few queries are multiplied
+ * by the vectors as they are stored; the pass that measures the vectors also multiplies the first query. */
 #include "vectors/search.h"
 
 #include <float.h>
@@ -106,15 +106,13 @@ static int32_t examine_block(const search *s, tiles *tile, const float *vectors,
 }
 
 /* Multiplies queries [from, to) by the vectors of a block into the tile. `matrix` is NULL or the packed block. */
-static void multiply(const search *s, float *scores, const mp_acts *acts, const mp_wmat *matrix,
-                     mp_stored_product *product, const float *vectors, int32_t count, int32_t from, int32_t to) {
-    if (matrix) {
+static void multiply(const search *s, float *scores, const mp_acts *acts, const mp_wmat *matrix, const float *vectors,
+                     int32_t count, int32_t from, int32_t to) {
+    if (matrix)
         mp_gemm(matrix, acts, from, to, 0, matrix->panels, NULL, scores - (int64_t)from * BLOCK, BLOCK);
-        return;
-    }
-    const size_t stride = (size_t)s->dim * sizeof(float);
-    for (int32_t q = from; q < to; q++)
-        product((const uint8_t *)vectors, stride, count, acts, q, scores + (int64_t)(q - from) * BLOCK);
+    else
+        mp_stored_multiply(MP_F32, (const uint8_t *)vectors, (size_t)s->dim * sizeof(float), count, acts, from, to,
+                           scores, BLOCK);
 }
 
 /* mp_scan_ops.compare */
@@ -123,8 +121,8 @@ static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items,
     tiles *tile = thread->scratch;
     const float *vectors = (const float *)items + first * s->dim;
     const int32_t queries = scan->plan.queries;
-    mp_stored_product *product = mp_stored_product_for(MP_F32, MP_A_F32, queries);
-    mp_squared_product *squared = product ? mp_squared_product_for() : NULL;
+    const bool stored = mp_stored_can(MP_F32, MP_A_F32, queries);
+    mp_squared_product *squared = stored ? mp_squared_product_for() : NULL;
     if (squared)
         squared(vectors, s->dim, count, s->dim, s->queries, tile->scores, tile->inverse);
     else
@@ -136,7 +134,7 @@ static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items,
     mp_acts_init(&acts, MP_A_F32, queries, s->dim, NULL);
     mp_acts_fill(&acts, s->queries, s->dim, 0, queries);
     mp_wmat matrix;
-    if (!product) {
+    if (!stored) {
         const uint64_t bytes = (uint64_t)count * (uint64_t)s->dim * sizeof(float);
         const mp_tensor tensor = {.dtype = MP_F32, .ndim = 2, .shape = {count, s->dim},
                                   .data = (const uint8_t *)vectors, .nbytes = bytes};
@@ -146,7 +144,7 @@ static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items,
     }
     for (int32_t from = 0, to; from < queries; from = to) {
         to = queries - from < TILE_QUERIES ? queries : from + TILE_QUERIES;
-        multiply(s, tile->scores + multiplied * BLOCK, &acts, product ? NULL : &matrix, product, vectors, count,
+        multiply(s, tile->scores + multiplied * BLOCK, &acts, stored ? NULL : &matrix, vectors, count,
                  from + multiplied, to);
         for (int32_t q = from; q < to; q++) {
             float *scores = tile->scores + (int64_t)(q - from) * BLOCK;

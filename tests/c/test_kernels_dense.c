@@ -768,7 +768,7 @@ MP_TEST(kernels_dense_dispatch) {
         const bool stored = strncmp(mp_kernels_slot(i), "stored_", 7) == 0;            /* variants for x86 only */
         MP_CHECK_STR(mp_kernels_variant(i), tiles || stored ? "ref" : "neon");
     }
-    MP_CHECK(!mp_stored_product_for(MP_Q4_K, MP_A_Q8, 1)); /* packing is faster than the slot's function of ref/ */
+    MP_CHECK(!mp_stored_can(MP_Q4_K, MP_A_Q8, 1)); /* packing is faster than the slot's function of ref/ */
     if (kt_use("dotprod")) {
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "dotprod");
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "dotprod");

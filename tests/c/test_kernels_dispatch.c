@@ -40,6 +40,8 @@ static const char *variant_of(const expected *row, int slot) {
         return row->tiles;
     if (slot == MP_SLOT_attn_full_bf16)
         return strncmp(row->bf16, "avx512bf16", 10) == 0 ? row->bf16 : row->tiles;
+    if (slot == MP_SLOT_stored_f32_rows)
+        return strcmp(row->rest, "avx512") == 0 ? "avx512" : "ref";
     if (slot == MP_SLOT_stored_f32 || slot == MP_SLOT_squared_f32)
         return "avx2"; /* they read eight rows at a time, so 512 bits would not help */
     if (strcmp(row->mask, "amx") == 0 && is_one_of(slot, by_tiles, (int)(sizeof by_tiles / sizeof *by_tiles)))

@@ -316,30 +316,41 @@ static void note_stored(const uint8_t *rows, size_t stride, int n, const mp_acts
     original.stored_f32(rows, stride, n, x, m, y);
 }
 
-/* Stored rows are multiplied 32 outputs at a time, for each row of activations, if there are at most two of these. */
+static void note_stored_rows(const float *rows, int64_t ld, int n, const mp_acts *x, int m0, int m1, float *y,
+                             int64_t ldy) {
+    MP_CHECK(m0 == 0 && m1 == x->M && ldy == n);
+    note(n + 1000 * ((rows - (const float *)(const void *)stored_base) / ld));
+    original.stored_f32_rows(rows, ld, n, x, m0, m1, y, ldy);
+}
+
+/* Stored rows are multiplied 32 outputs at a time: by each of at most two rows of activations, or by up to 28 of them
+ * at once. */
 MP_TEST(kernels_partition_of_stored_products) {
-    enum { N = 100, K = 16 };
-    static float w[N * K], rows[3 * K], tile[MP_STORED_TILE], y[3 * N];
+    enum { N = 100, K = 16, MAX = 29 };
+    static const char *const masks[] = {"avx2", "avx512"};
+    static float w[N * K], rows[MAX * K], tile[MP_STORED_TILE], y[MAX * N];
     const mp_tensor tensor = {.dtype = MP_F32, .ndim = 2, .shape = {N, K}, .data = (const uint8_t *)w,
                               .nbytes = sizeof w};
-    kt_use("");
     mp_blas_set_path("none");
-    if (mp_kernels_is_ref(MP_SLOT_stored_f32))
-        MP_SKIP("this CPU has no products of stored rows");
     stored_base = (const uint8_t *)w;
-    for (int M = 1; M <= 3; M++) {
-        mp_acts x;
-        int want[8], count = 0;
-        mp_acts_init(&x, MP_A_F32, M, K, NULL);
-        mp_acts_fill(&x, rows, K, 0, M);
-        replaceable()->stored_f32 = note_stored;
-        MP_CHECK_INT(mp_gemm_stored(&tensor, &x, 5, 80, false, NULL, tile, y, N), M <= 2);
-        for (int n = 5; n < 80; n += 32)
-            for (int m = 0; m < M && M <= 2; m++)
-                want[count++] = (80 - n < 32 ? 80 - n : 32) + 1000 * n + 1000000 * m;
-        check_calls(want, count, "stored rows", "mp_gemm_stored", M);
-        kt_use("");
+    for (int several = 0; several < 2; several++) {
+        const int most = several ? 28 : 2, Ms[] = {1, 2, most, most + 1};
+        for (int i = 0; i < 4 && kt_use(masks[several]); i++) {
+            mp_acts x;
+            int want[8], count = 0;
+            mp_acts_init(&x, MP_A_F32, Ms[i], K, NULL);
+            mp_acts_fill(&x, rows, K, 0, Ms[i]);
+            mp_kernels *table = replaceable();
+            table->stored_f32 = note_stored;
+            table->stored_f32_rows = note_stored_rows;
+            MP_CHECK_INT(mp_gemm_stored(&tensor, &x, 5, 80, false, NULL, tile, y, N), Ms[i] <= most);
+            for (int n = 5; n < 80; n += 32)
+                for (int m = 0; m < (several ? 1 : Ms[i]) && Ms[i] <= most; m++)
+                    want[count++] = (80 - n < 32 ? 80 - n : 32) + 1000 * n + 1000000 * m;
+            check_calls(want, count, "stored rows", "mp_gemm_stored", Ms[i]);
+        }
     }
+    kt_use("");
 }
 
 static void note_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,

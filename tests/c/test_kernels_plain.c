@@ -98,6 +98,54 @@ MP_TEST(kernels_stored_f32_variants) {
         }
 }
 
+/* Every variant of the product of several rows with rows as stored gives the bits of the definition, for any range of
+ * rows, and writes nothing else. */
+MP_TEST(kernels_stored_f32_rows_variants) {
+    static const int Ks[] = {1, 15, 16, 17, 40, MP_K_CHUNK, MP_K_CHUNK + 1, 2 * MP_K_CHUNK + 29};
+    enum { M = 30, N = 33, LD = N + 2 };
+    mp_test_random random = {652};
+    for (size_t i = 0; i < sizeof Ks / sizeof *Ks; i++)
+        for (int m1 = 0; m1 <= M; m1++) {
+            const int K = Ks[i], ldw = K + 3, ldx = K + 1, n = 1 + (m1 * 7) % N, m0 = m1 > 20 ? m1 - 20 : 0;
+            float *w = kt_alloc(sizeof(float) * (size_t)(n * ldw)), *x = kt_alloc(sizeof(float) * (size_t)(M * ldx));
+            float y[M * LD];
+            kt_random(&random, w, n * ldw);
+            kt_random(&random, x, M * ldx);
+            kt_extreme(&random, (enum kt_extreme)(m1 % KT_EXTREMES), w + n / 2 * ldw, K);
+            const mp_acts acts = {.kind = MP_A_F32, .M = M, .K = K, .f32 = x, .ld_f32 = ldx};
+            kt_set set = kt_ref();
+            do {
+                for (int v = 0; v < M * LD; v++)
+                    y[v] = -77.0f;
+                set.call.stored_f32_rows(w, ldw, n, &acts, m0, m1, y, LD);
+                for (int v = 0; v < M * LD; v++) {
+                    const int m = v / LD, o = v % LD;
+                    const bool written = m < m1 - m0 && o < n;
+                    if (!kt_equal(written ? chain(x + (m0 + m) * ldx, w + o * ldw, K) : -77.0f, y[v]))
+                        MP_FAIL("%s: n=%d K=%d rows %d to %d: output %d of row %d", set.mask, n, K, m0, m1, o, m);
+                }
+            } while (kt_next(&set, MP_SLOT_stored_f32_rows));
+            kt_free(w), kt_free(x);
+        }
+}
+
+/* Rows of float32 are multiplied as stored for 28 rows of activations where a variant takes several rows at once, else for two. */
+MP_TEST(kernels_stored_can_float32) {
+    static const struct {
+        const char *mask;
+        int most;
+    } cases[] = {{"avx2", 2}, {"avx512", 28}};
+    kt_ref();
+    MP_CHECK(!mp_stored_can(MP_F32, MP_A_F32, 1));
+    for (int i = 0; i < 2; i++)
+        if (kt_use(cases[i].mask)) {
+            MP_CHECK(mp_stored_can(MP_F32, MP_A_F32, 1));
+            MP_CHECK(mp_stored_can(MP_F32, MP_A_F32, cases[i].most));
+            MP_CHECK(!mp_stored_can(MP_F32, MP_A_F32, cases[i].most + 1));
+        }
+    kt_use("");
+}
+
 /* Checks squared_f32 of every variant against the definition of the product and the reference's dot. */
 static void check_squared(int n, int K, const float *w, int ldw, const float *x) {
     float *y = kt_alloc(sizeof(float) * (size_t)n), *squares = kt_alloc(sizeof(float) * (size_t)n);

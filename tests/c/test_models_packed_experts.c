@@ -124,7 +124,7 @@ MP_TEST_SECONDS(models_packed_experts_give_the_same_bits, 120) {
 MP_TEST(models_packed_experts_of_single_rows_are_kept_in_time) {
     tiny_model tiny;
     load(&tiny, &kinds[0], 1);
-    if (!mp_stored_product_for(MP_Q4_K, MP_A_Q8, 1)) {
+    if (!mp_stored_can(MP_Q4_K, MP_A_Q8, 1)) {
         tiny_unload(&tiny);
         MP_SKIP("all panels are packed before use on this CPU");
     }
@@ -142,7 +142,7 @@ MP_TEST(models_packed_experts_of_single_rows_are_kept_in_time) {
 MP_TEST(models_packed_experts_of_the_last_layer_are_kept_in_time) {
     tiny_model tiny;
     load(&tiny, &kinds[0], 1);
-    if (!mp_stored_product_for(MP_Q4_K, MP_A_Q8, 1)) {
+    if (!mp_stored_can(MP_Q4_K, MP_A_Q8, 1)) {
         tiny_unload(&tiny);
         MP_SKIP("all panels are packed before use on this CPU");
     }
@@ -221,7 +221,7 @@ MP_TEST_SECONDS(models_packed_experts_are_packed_at_load, 120) {
 MP_TEST(models_packed_experts_are_packed_between_requests) {
     tiny_model tiny;
     load(&tiny, &kinds[0], 1);
-    if (!mp_stored_product_for(MP_Q4_K, MP_A_Q8, 1)) {
+    if (!mp_stored_can(MP_Q4_K, MP_A_Q8, 1)) {
         tiny_unload(&tiny);
         MP_SKIP("all panels are packed before use on this CPU");
     }

@@ -146,6 +146,14 @@ static void stored_f32(const uint8_t *rows, size_t stride, int n, const mp_acts 
         y[o] = product_of_row(x->f32 + m * x->ld_f32, (const float *)(const void *)(rows + (size_t)o * stride), x->K);
 }
 
+static void stored_f32_rows(const float *rows, int64_t ld, int n, const mp_acts *x, int m0, int m1, float *y,
+                            int64_t ldy) {
+    assert(x->kind == MP_A_F32);
+    for (int m = m0; m < m1; m++)
+        for (int o = 0; o < n; o++)
+            y[(m - m0) * ldy + o] = product_of_row(x->f32 + m * x->ld_f32, rows + o * ld, x->K);
+}
+
 static void squared_f32(const float *rows, int64_t ld, int n, int K, const float *x, float *y, float *squares) {
     for (int o = 0; o < n; o++, rows += ld) {
         float lane[MP_REF_LANES] = {0};
@@ -165,5 +173,6 @@ void mp_ref_dense(mp_kernel_table *table) {
     MP_SET(table, acts_i8, acts_i8, "ref");
     MP_SET(table, hadamard, hadamard, "ref");
     MP_SET(table, stored_f32, stored_f32, "ref");
+    MP_SET(table, stored_f32_rows, stored_f32_rows, "ref");
     MP_SET(table, squared_f32, squared_f32, "ref");
 }

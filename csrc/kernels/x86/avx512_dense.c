@@ -42,6 +42,91 @@ static MP_INLINE __m512 f32_result(__m512 acc, const float *sw, float sa) {
 }
 #include "kernels/simd/dense_gemm.h"
 
+/* ---- F32 rows as stored ------------------------------------------------------------------------------------------ */
+
+enum { STORED_OUTPUTS = 16, STORED_ROWS = 12 };
+
+/* Load inputs [k, k + 16) of 16 rows, of which only the inputs in `mask` are read: v[i] has input k + i of every row. */
+static MP_INLINE void load_columns(const float *const *row, int k, __mmask16 mask, __m512 *v) {
+    __m512 pair[16], four[16];
+    for (int i = 0; i < 16; i += 2) { /* columns of two rows side by side */
+        const __m512 even = _mm512_maskz_loadu_ps(mask, row[i] + k), odd = _mm512_maskz_loadu_ps(mask, row[i + 1] + k);
+        pair[i] = _mm512_unpacklo_ps(even, odd);
+        pair[i + 1] = _mm512_unpackhi_ps(even, odd);
+    }
+    for (int i = 0; i < 16; i += 4) /* of four rows: lane l of four[i + c] has input k + 4 l + c */
+        for (int c = 0; c < 2; c++) {
+            const __m512d low = _mm512_castps_pd(pair[i + c]), high = _mm512_castps_pd(pair[i + 2 + c]);
+            four[i + 2 * c] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            four[i + 2 * c + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+    for (int c = 0; c < 4; c++) { /* of all rows */
+        const __m512 even0 = _mm512_shuffle_f32x4(four[c], four[c + 4], 0x88);
+        const __m512 odd0 = _mm512_shuffle_f32x4(four[c], four[c + 4], 0xdd);
+        const __m512 even1 = _mm512_shuffle_f32x4(four[c + 8], four[c + 12], 0x88);
+        const __m512 odd1 = _mm512_shuffle_f32x4(four[c + 8], four[c + 12], 0xdd);
+        v[c] = _mm512_shuffle_f32x4(even0, even1, 0x88);
+        v[c + 4] = _mm512_shuffle_f32x4(odd0, odd1, 0x88);
+        v[c + 8] = _mm512_shuffle_f32x4(even0, even1, 0xdd);
+        v[c + 12] = _mm512_shuffle_f32x4(odd0, odd1, 0xdd);
+    }
+}
+
+/* Multiply M rows of activations by 16 rows of weights, whose first inputs in the next group are at `next`: they are
+ * prefetched into the L2 cache one chunk ahead, because the prefetchers of the CPU do not follow 16 rows. */
+static MP_INLINE void stored_rows(const float *const *row, const float *next, int64_t ld, const mp_acts *x, int m0,
+                                  int M, __m512 *sum) {
+    const float *a[STORED_ROWS];
+    for (int m = 0; m < M; m++)
+        a[m] = x->f32 + (m0 + m) * x->ld_f32;
+    for (int k0 = 0; k0 < x->K; k0 += MP_K_CHUNK) {
+        const int k1 = x->K - k0 < MP_K_CHUNK ? x->K : k0 + MP_K_CHUNK;
+        const float *ahead = k0 + MP_K_CHUNK < x->K ? row[0] + k0 + MP_K_CHUNK : next;
+        __m512 chain[STORED_ROWS], v[16];
+        for (int m = 0; m < M; m++)
+            chain[m] = _mm512_setzero_ps();
+        int k = k0;
+        for (; k + 16 <= k1; k += 16, ahead += 16) {
+            for (int r = 0; r < STORED_OUTPUTS; r++)
+                _mm_prefetch((const char *)(const void *)(ahead + r * ld), _MM_HINT_T1);
+            load_columns(row, k, 0xffff, v);
+            for (int i = 0; i < 16; i++)
+                for (int m = 0; m < M; m++)
+                    chain[m] = _mm512_fmadd_ps(_mm512_set1_ps(a[m][k + i]), v[i], chain[m]);
+        }
+        if (k < k1) {
+            load_columns(row, k, (__mmask16)((1u << (k1 - k)) - 1), v);
+            for (int i = 0; i < k1 - k; i++)
+                for (int m = 0; m < M; m++)
+                    chain[m] = _mm512_fmadd_ps(_mm512_set1_ps(a[m][k + i]), v[i], chain[m]);
+        }
+        for (int m = 0; m < M; m++)
+            sum[m] = k0 == 0 ? chain[m] : _mm512_add_ps(sum[m], chain[m]);
+    }
+}
+
+static void stored_f32_rows(const float *rows, int64_t ld, int n, const mp_acts *x, int m0, int m1, float *y,
+                            int64_t ldy) {
+    for (int o = 0; o < n; o += STORED_OUTPUTS) {
+        const int count = n - o < STORED_OUTPUTS ? n - o : STORED_OUTPUTS;
+        const float *row[STORED_OUTPUTS], *next = rows + (o + STORED_OUTPUTS) * ld;
+        for (int r = 0; r < STORED_OUTPUTS; r++) /* rows beyond the last repeat it */
+            row[r] = rows + (o + (r < count ? r : count - 1)) * ld;
+        for (int m = m0, M; m < m1; m += M) {
+            __m512 sum[STORED_ROWS];
+            M = m1 - m < STORED_ROWS ? m1 - m : STORED_ROWS;
+            switch (M) {
+#define CASE(rows) case rows: stored_rows(row, next, ld, x, m, rows, sum); break
+            CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6);
+            CASE(7); CASE(8); CASE(9); CASE(10); CASE(11); CASE(12);
+#undef CASE
+            }
+            for (int i = 0; i < M; i++)
+                _mm512_mask_storeu_ps(y + (m - m0 + i) * ldy + o, (__mmask16)((1u << count) - 1), sum[i]);
+        }
+    }
+}
+
 /* ---- BF16 by fp32 FMAs: for CPUs without vdpbf16ps; the same bits as ref ----------------------------------------- */
 typedef struct bf16_pair {
     __m512 first, second; /* inputs k and k + 1 as fp32 */
@@ -240,6 +325,7 @@ void mp_avx512_dense(mp_kernel_table *table, uint32_t features) {
     MP_SET(table, acts_bf16, acts_bf16, "avx512");
     MP_SET(table, acts_i8, acts_i8, "avx512");
     MP_SET(table, hadamard, hadamard, "avx512");
+    MP_SET(table, stored_f32_rows, stored_f32_rows, "avx512");
     if (features & MP_CPU_AVX512_VNNI)
         MP_SET(table, gemm_i8, i8_gemm, "avx512vnni");
     if (features & MP_CPU_AVX512_BF16)

@@ -237,15 +237,13 @@ static mp_wmat part_of(const mp_expert_matrix *matrix, int panel, int panels, ui
 }
 
 /* Multiplies the stored rows of a panel. */
-static void run_stored(mp_stored_product *product, const mp_tensor *rows, const mp_acts *acts, int32_t from,
-                       int32_t to, const float *bias, float *y, int64_t ldy) {
+static void run_stored(const mp_tensor *rows, const mp_acts *acts, int32_t from, int32_t to, const float *bias,
+                       float *y, int64_t ldy) {
     const int32_t n = (int32_t)rows->shape[0];
-    for (int32_t m = from; m < to; m++) {
-        float *out = y + m * ldy;
-        product(rows->data, rows->nbytes / (uint64_t)n, n, acts, m, out);
-        for (int32_t i = 0; bias && i < n; i++)
-            out[i] += bias[i];
-    }
+    mp_stored_multiply(rows->dtype, rows->data, rows->nbytes / (uint64_t)n, n, acts, from, to, y + from * ldy, ldy);
+    for (int32_t m = from; bias && m < to; m++)
+        for (int32_t i = 0; i < n; i++)
+            y[m * ldy + i] += bias[i];
 }
 
 /* Computes the outputs of panels of an expert, the first of them `panel`, for entries [from, to). Returns the number of
@@ -267,19 +265,19 @@ static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int
         end.bias = biases;
     }
     if (!kept) {
-        mp_stored_product *product = mp_stored_product_for(matrix->dtype, acts->kind, to - from);
-        const bool keep = mp_packed_wants(packed, expert, panel, product != NULL);
+        const bool stored = mp_stored_can(matrix->dtype, acts->kind, to - from);
+        const bool keep = mp_packed_wants(packed, expert, panel, stored);
         const mp_tensor rows = mp_expert_rows(matrix, expert, n0, part.N, own + panel_bytes(matrix));
-        if (product && !keep) {
+        if (stored && !keep) {
             const uint64_t began = packed ? mp_sys_now_ns() : 0;
-            run_stored(product, &rows, acts, from, to, end.bias, y + n0, ldy);
+            run_stored(&rows, acts, from, to, end.bias, y + n0, ldy);
             if (packed)
                 mp_packed_note_stored(packed, mp_sys_now_ns() - began);
             return 1;
         }
         if (keep)
             part.data = mp_packed_panel(packed, expert, panel);
-        if (product) /* kept, although the stored rows could be multiplied */
+        if (stored) /* kept, although the stored rows could be multiplied */
             mp_pack_budget_pack(&packed->all->pass_time, &part, &rows, 0, 1);
         else
             mp_wmat_pack(&part, &rows, 0, 1);

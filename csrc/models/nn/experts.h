@@ -2,7 +2,7 @@
  * and their weighted outputs are added up ("Outrageously Large Neural Networks", arXiv:1701.06538).
  *
  * Expert matrices stay as stored. If an expert has few rows, its stored rows are multiplied as they are
- * (mp_stored_product_for); otherwise each thread packs one panel at a time and computes with it. Panels that it packs
+ * (mp_stored_can); otherwise each thread packs one panel at a time and computes with it. Panels that it packs
  * are kept while memory is plentiful (nn/packed_experts.h). Experts otherwise take no memory besides the mapped file,
  * and the bytes of an expert without rows are not read. Rows are grouped by expert, so each matrix is read once a pass.
  * The output of a row depends on its own routing alone: ties go to the lowest id, and expert outputs are added in
