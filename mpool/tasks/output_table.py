@@ -31,7 +31,6 @@ class TextOutput:
             ``checked`` is the result of ``iter_check``.
         purpose: what a model with this output does, for ``mpool show``.
         needs: what the model must be, for a function without a default model; None: the model is optional.
-        own_default: True if the catalogue has a default model for this function, which is not that of its capability.
         token_vectors: True if the result may have a vector per token, so that callers take few texts at a time.
     """
 
@@ -40,7 +39,6 @@ class TextOutput:
     module_name: str
     purpose: str
     needs: str | None = None
-    own_default: bool = False
     token_vectors: bool = False
 
     @property
@@ -56,8 +54,7 @@ class TextOutput:
 #: Value of ``output`` -> the output. The names are those of :data:`mpool.tasks.options.ITERATED`.
 OUTPUTS = {
     "dense": TextOutput("embed", EmbedOptions, "text_embedding", "embeds texts"),
-    "sparse": TextOutput("embed_sparse", SparseOptions, "outputs", "computes sparse vectors of texts",
-                         own_default=True),
+    "sparse": TextOutput("embed_sparse", SparseOptions, "outputs", "computes sparse vectors of texts"),
     "tokens": TextOutput("embed_tokens", TokenOptions, "outputs", "computes a vector per token", token_vectors=True),
     "all": TextOutput("embed_all", AllOptions, "outputs", "computes all of these", token_vectors=True),
     "labels": TextOutput("classify", ClassifyOptions, "classification", "classifies texts", "a sequence classifier"),

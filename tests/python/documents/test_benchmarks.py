@@ -6,6 +6,7 @@ import ast
 import asyncio
 import importlib
 import json
+import os
 import re
 import shutil
 import statistics
@@ -79,6 +80,20 @@ def test_every_command_is_described() -> None:
     for module in commands.COMMANDS.values():
         tree = ast.parse((ROOT / "benchmarks" / f"{module}.py").read_text())
         assert any(isinstance(part, ast.FunctionDef) and part.name == "main" for part in tree.body), module
+
+
+def test_measured_processes_have_bytecode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Bytecode is compiled before a command runs, and the processes that it starts may write more."""
+    package = tmp_path / "mpool"
+    (package / "inner").mkdir(parents=True)
+    for folder in (package, package / "inner"):
+        (folder / "__init__.py").write_text("")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(commands.importlib.util, "find_spec",
+                        lambda name: types.SimpleNamespace(submodule_search_locations=[str(package)]))
+    commands.write_bytecode()
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
+    assert len(list(package.rglob("*.pyc"))) == 2
 
 
 def test_texts_are_reproducible() -> None:
