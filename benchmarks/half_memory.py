@@ -3,15 +3,18 @@
 Every turn is a process in a control group whose limit is ``--share`` of the size of the file, so that its experts are
 read from the disk as they are chosen. The file leaves the page cache before each turn: pages that are there already
 count in no new group. ``--group`` names a folder of the memory controller (v1 or v2) below which groups can be made.
-Where there is none, ``--faked`` sets only the memory limit of mpool, and no engine reads from the disk: such a run
-shows that mpool serves the file within its budget, and compares nothing. Files are those of
-:mod:`benchmarks.synthetic`, with ``--routing`` of each kind.
+Where there is none, ``--ballast`` lets a process of its own hold so much memory of the machine that about the limit is
+left for the engine and the page cache; if an engine needs more than that, the system kills it. ``--faked`` sets only
+the memory limit of mpool, and no engine reads from the disk: such a run shows that mpool serves the file within its
+budget, and compares nothing. Files are those of :mod:`benchmarks.synthetic`, with ``--routing`` of each kind.
 
 Prints the rates of a prompt and of decoding after it, and the pages that had to be read from the disk.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import functools
 import json
 import os
@@ -19,7 +22,7 @@ import random
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,47 @@ class Group:
         self.folder.rmdir()
 
 
+#: A process that holds the memory of its first argument, in bytes, until its standard input ends.
+HOLD = """
+import mmap, sys
+held = mmap.mmap(-1, int(sys.argv[1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def available() -> int:
+    """Return the bytes that processes and the page cache can still have (``MemAvailable``)."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+
+
+def sacrifice() -> None:
+    """Make the system kill this process, rather than another one, if memory runs out."""
+    Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+@contextlib.contextmanager
+def ballast(limit: int) -> Iterator[Callable[[], None]]:
+    """Hold memory so that about ``limit`` bytes are left. Yields what a process of an engine calls first.
+
+    Raises:
+        RuntimeError: the memory cannot be held.
+    """
+    size = available() - limit
+    if size <= 0:
+        raise RuntimeError(f"{limit >> 20} MiB are not available, so that no limit is needed")
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as holder:
+        assert holder.stdin and holder.stdout
+        if holder.stdout.readline() != "held\n":
+            raise RuntimeError(f"{size >> 20} MiB could not be held")
+        try:
+            yield sacrifice
+        finally:
+            holder.stdin.close()
+
+
 def one_turn(python: str, task: dict[str, Any], enter: Callable[[], None] | None,
              environment: dict[str, str]) -> dict[str, Any]:
     """Measure an engine in a process of its own, which calls ``enter`` first.
@@ -83,12 +127,36 @@ def version(python: str, module: str) -> str:
     return done.stdout.strip() or "?"
 
 
+def run_turns(args: argparse.Namespace, task: dict[str, Any], limit: int, topic: str, recorder: Recorder,
+              enter: Callable[[], None] | None, environment: dict[str, str]) -> None:
+    """Measure all engines in turns. ``enter``: what their processes call first, unless they enter a group."""
+    for number in range(args.rounds):
+        for engine in args.engines[number % len(args.engines):] + args.engines[:number % len(args.engines)]:
+            python = args.peer_python if engine == "llama-cpp" else sys.executable
+            if drop(args.model) > 0.01:
+                recorder.failures.append("the system keeps the file in its cache")
+            group = Group(args.group, limit) if args.group else None
+            try:
+                found, frame = recorder.measure(functools.partial(
+                    one_turn, python, {**task, "engine": engine}, group.enter if group else enter, environment))
+            except RuntimeError as error:
+                recorder.failures.append(f"{engine}: {error}")
+                print(json.dumps({"engine": engine, "failed": str(error)}), flush=True)
+                continue
+            finally:
+                if group:
+                    group.remove()
+            recorder.turns.append(Turn(topic, engine, number, found, frame))
+            print(json.dumps({"engine": engine, "round": number, **found["measures"], **found["counts"]}), flush=True)
+
+
 def main() -> int:
     """Run the command line."""
     parser = parser_of("half-memory", __doc__)
     parser.add_argument("model", help="GGUF file of a model of experts")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--group", type=Path, help="folder of the memory controller below which a group can be made")
+    where.add_argument("--ballast", action="store_true", help="hold the memory of the machine above the limit")
     where.add_argument("--faked", action="store_true", help="limit mpool's budget only; compares nothing")
     parser.add_argument("--share", type=float, default=0.5, help="limit / size of the file (default: %(default)s)")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
@@ -108,29 +176,13 @@ def main() -> int:
             "write": args.tokens, "streams": 0, "threads": args.threads, "repeat": 1, "folder": None,
             "ids": [chance.randrange(*IDS) for _ in range(args.prompt + 64)]}
     recorder = Recorder("half-memory", args.threads, share=args.share, prompt=args.prompt, tokens=args.tokens,
-                        rounds=args.rounds, faked=args.faked)
-    environment = {"MPOOL_MEMORY_MB": str(limit >> 20)} if args.faked else {}
-    topic = f"{args.share:g} of the file" + (", faked" if args.faked else "")
+                        rounds=args.rounds, faked=args.faked, ballast=args.ballast)
+    environment = {"MPOOL_MEMORY_MB": str(limit >> 20)} if args.faked or args.ballast else {}
+    topic = f"{args.share:g} of the file" + (", faked" if args.faked else ", ballast" if args.ballast else "")
     if "llama-cpp" in args.engines:
         recorder.versions["llama-cpp"] = version(args.peer_python, "llama_cpp")
-    for number in range(args.rounds):
-        for engine in args.engines[number % len(args.engines):] + args.engines[:number % len(args.engines)]:
-            python = args.peer_python if engine == "llama-cpp" else sys.executable
-            if drop(args.model) > 0.01:
-                recorder.failures.append("the system keeps the file in its cache")
-            group = Group(args.group, limit) if args.group else None
-            try:
-                found, frame = recorder.measure(functools.partial(
-                    one_turn, python, {**task, "engine": engine}, group.enter if group else None, environment))
-            except RuntimeError as error:
-                recorder.failures.append(f"{engine}: {error}")
-                print(json.dumps({"engine": engine, "failed": str(error)}), flush=True)
-                continue
-            finally:
-                if group:
-                    group.remove()
-            recorder.turns.append(Turn(topic, engine, number, found, frame))
-            print(json.dumps({"engine": engine, "round": number, **found["measures"], **found["counts"]}), flush=True)
+    with ballast(limit) if args.ballast else contextlib.nullcontext() as enter:
+        run_turns(args, task, limit, topic, recorder, enter, environment)
     for name, row in report.summary(recorder.turns).get(topic, {}).items():
         if "ratio" in row.get("llama-cpp", {}):
             print(f"{name}: mpool over llama.cpp {row['llama-cpp']['ratio']:.2f}")

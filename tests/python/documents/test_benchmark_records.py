@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,28 @@ def test_adapters(tmp_path: Path, family: str, topics: tuple[str, ...], unit: st
 
 
 @pytest.mark.builds
+def test_a_ballast_holds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process holds what is available above the limit until the run ends; the engine is killed before others."""
+    held: list[subprocess.Popen[str]] = []
+
+    class Popen(subprocess.Popen[str]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            held.append(self)
+
+    monkeypatch.setattr(half_memory, "available", lambda: 150 << 20)
+    monkeypatch.setattr(half_memory.subprocess, "Popen", Popen)
+    with half_memory.ballast(100 << 20) as enter:
+        status = Path(f"/proc/{held[0].pid}/status").read_text()
+        assert int(re.search(r"VmRSS:\s*(\d+) kB", status)[1]) >= 50 << 10  # type: ignore[index]
+    assert held[0].wait(10) == 0
+    score = subprocess.run([sys.executable, "-c", "print(open('/proc/self/oom_score_adj').read())"], text=True,
+                           capture_output=True, preexec_fn=enter, check=True)
+    assert score.stdout.strip() == "1000"
+    with pytest.raises(RuntimeError, match="not available"), half_memory.ballast(200 << 20):
+        pass
+
+
 def test_half_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every turn is a process in a new group with a limit of half the file, and the record counts the faults."""
     pytest.importorskip("gguf")
