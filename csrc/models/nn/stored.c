@@ -13,7 +13,7 @@ enum { STORED, KEEPING, PACKED };
  * them. */
 static const uint64_t KEEP_NS = 300ull * 1000 * 1000, KEEP_ROW_NS = 2000 * 1000;
 
-/* A pass over unpacked panels may have UNPACKED_ROWS rows if they take at most UNPACKED_NS, whatever its time budget. */
+/* A pass over unpacked panels may take the time of UNPACKED_ROWS rows, but at most UNPACKED_NS, whatever its budget. */
 enum { UNPACKED_ROWS = 256 };
 static const uint64_t UNPACKED_NS = 1500ull * 1000 * 1000;
 
