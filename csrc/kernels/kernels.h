@@ -196,9 +196,9 @@ bool mp_stored_can(mp_dtype dtype, mp_akind acts, int rows);
 void mp_stored_multiply(mp_dtype dtype, const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m0, int m1,
                         float *y, int64_t ldy);
 
-/* Multiply x [K] by n rows of F32 [n, ld], and each row by itself: y[o] = x . row o with the bits of mp_stored_multiply,
- * squares[o] = row o . row o with the bits of slot dot. Each component is loaded once. mp_squared_product_for returns
- * the slot squared_f32, or NULL where the instruction set has no variant of it. */
+/* Multiply x [K] by n rows of F32 [n, ld], and each row by itself: y[o] = x . row o with the bits of
+ * mp_stored_multiply, squares[o] = row o . row o with the bits of slot dot. Each component is loaded once.
+ * mp_squared_product_for returns the slot squared_f32, or NULL where the instruction set has no variant of it. */
 typedef void mp_squared_product(const float *rows, int64_t ld, int n, int K, const float *x, float *y, float *squares);
 mp_squared_product *mp_squared_product_for(void);
 

@@ -129,7 +129,8 @@ MP_TEST(kernels_stored_f32_rows_variants) {
         }
 }
 
-/* Rows of float32 are multiplied as stored for 28 rows of activations where a variant takes several rows at once, else for two. */
+/* Rows of float32 are multiplied as stored for 28 rows of activations where a variant takes several at once, else for
+ * two. */
 MP_TEST(kernels_stored_can_float32) {
     static const struct {
         const char *mask;

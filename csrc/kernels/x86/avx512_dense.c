@@ -46,21 +46,21 @@ static MP_INLINE __m512 f32_result(__m512 acc, const float *sw, float sa) {
 
 enum { STORED_OUTPUTS = 16, STORED_ROWS = 12 };
 
-/* Load inputs [k, k + 16) of 16 rows, of which only the inputs in `mask` are read: v[i] has input k + i of every row. */
+/* Load inputs [k, k + 16) of 16 rows: v[i] has input k + i of every row. Only the inputs in `mask` are read. */
 static MP_INLINE void load_columns(const float *const *row, int k, __mmask16 mask, __m512 *v) {
     __m512 pair[16], four[16];
-    for (int i = 0; i < 16; i += 2) { /* columns of two rows side by side */
+    for (int i = 0; i < 16; i += 2) { /* each vector has the inputs of two rows side by side */
         const __m512 even = _mm512_maskz_loadu_ps(mask, row[i] + k), odd = _mm512_maskz_loadu_ps(mask, row[i + 1] + k);
         pair[i] = _mm512_unpacklo_ps(even, odd);
         pair[i + 1] = _mm512_unpackhi_ps(even, odd);
     }
-    for (int i = 0; i < 16; i += 4) /* of four rows: lane l of four[i + c] has input k + 4 l + c */
+    for (int i = 0; i < 16; i += 4) /* lane l of four[i + c] has input k + 4 l + c of four rows */
         for (int c = 0; c < 2; c++) {
             const __m512d low = _mm512_castps_pd(pair[i + c]), high = _mm512_castps_pd(pair[i + 2 + c]);
             four[i + 2 * c] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
             four[i + 2 * c + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
         }
-    for (int c = 0; c < 4; c++) { /* of all rows */
+    for (int c = 0; c < 4; c++) { /* each vector has one input of all rows */
         const __m512 even0 = _mm512_shuffle_f32x4(four[c], four[c + 4], 0x88);
         const __m512 odd0 = _mm512_shuffle_f32x4(four[c], four[c + 4], 0xdd);
         const __m512 even1 = _mm512_shuffle_f32x4(four[c + 8], four[c + 12], 0x88);

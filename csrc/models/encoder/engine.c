@@ -87,8 +87,8 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
     return MP_OK;
 }
 
-/* Returns true if all threads share the texts of a step: a single text, or texts of one group while panels are unpacked,
- * so that a panel is packed once for all of them. Otherwise, each thread computes whole texts. */
+/* Returns true if all threads share the texts of a step: a single text, or texts of one group while panels are
+ * unpacked, so that a panel is packed once for all of them. Otherwise, each thread computes whole texts. */
 static bool shared_by_threads(const mp_encoder *model, int64_t texts, int64_t rows) {
     return texts == 1 || (mp_stored_left(model->stored) && rows <= GROUP_TOKENS);
 }

@@ -69,9 +69,9 @@ static inline bool mp_stored_warming(const mp_stored *stored) {
     return mp_stored_left(stored) &&
            (!stored->mapped || atomic_load_explicit(&stored->fetching, memory_order_relaxed));
 }
-/* Returns the time that a pass of many rows may take whose budget is `budget_ns`, `row_ns` for each row. While panels are
- * unpacked, that is at least the time of 256 rows, but for that reason at most 1.5 s: every pass reads all
- * matrices and packs their panels, which takes as long as the products of dozens of rows. */
+/* Returns the time that a pass of many rows may take, given its budget and the time of a row. While panels are
+ * unpacked, the result is at least the time of 256 rows or 1.5 s, whichever is shorter: every pass reads all matrices
+ * and packs their panels, which takes as long as the products of dozens of rows. */
 uint64_t mp_stored_pass_ns(const mp_stored *stored, uint64_t budget_ns, uint64_t row_ns);
 /* Facts of a model whose matrices are in `stored` (NULL: none): `facts.weights` and `unpacked` of mp_model_base. */
 void mp_stored_facts(const mp_stored *stored, mp_matrices *weights, const _Atomic int32_t **unpacked);
