@@ -199,7 +199,7 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
     query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model", None)
     if model is None:
-        model = _default_of("rerank")
+        model = load_catalogue().default("rerank").key
     options = _options.parse_options(RerankOptions, "rerank", given)
     vectors.check_choice("function_to_apply", options.function_to_apply, (None, "sigmoid", "none"))
     texts, count = reranking.check(query, documents, options.top_k, pool.config.max_embed_inputs)
@@ -212,11 +212,6 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     return Validated(prepare, model, "text_embedding", options.compute)
 
 
-def _default_of(function: str) -> str | None:
-    """Return the key of the default model of a function that has one of its own; None: that of its capability."""
-    return load_catalogue().defaults.get(function)
-
-
 def _named(model: Any, output: TextOutput) -> Any:
     """Return the model that computes an output: that of the caller, or the key of the default model of the output's
     function. None: the default model of the capability.
@@ -226,7 +221,7 @@ def _named(model: Any, output: TextOutput) -> Any:
     """
     if model is None and output.needs is not None:
         refuse("model", None, output.needs, hint="This function has no default model: pass a folder or reference")
-    return _default_of(output.function) if model is None else model
+    return load_catalogue().defaults.get(output.function) if model is None else model
 
 
 def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
