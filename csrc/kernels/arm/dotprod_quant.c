@@ -14,7 +14,7 @@ MP_TARGET_DOTPROD_BEGIN
 
 typedef int q_part; /* unused: sdot accumulates in 32 bits */
 
-enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_FLUSH_Q7 = 4, Q_BYTES_OFFSET = 0 };
+enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_FLUSH_Q7 = 4, Q_BYTES_OFFSET = 0, Q_WIDE = 0 };
 #define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1)
 #define Q_ROWS       8
 #define Q_TALL       6 /* 12 float and 12 integer accumulators in 32 registers */
@@ -29,7 +29,8 @@ static MP_INLINE void q_dot(q_part *part, qi *sum, qi w, qi a) {
     sum->lo = arm_sdot(sum->lo, Q_BYTES(w.lo), Q_BYTES(a.lo));
     sum->hi = arm_sdot(sum->hi, Q_BYTES(w.hi), Q_BYTES(a.lo));
 }
-static MP_INLINE void q_dot_bytes(q_part *part, qi *sum, qi w, qi a) {
+static MP_INLINE void q_dot_bytes(q_part *part, qi *sum, qi w, qi a, qi odd) {
+    (void)odd;
     const int32x4_t sign = vdupq_n_s32((int32_t)0x80808080u);
     q_dot(part, sum, (qi){veorq_s32(w.lo, sign), veorq_s32(w.hi, sign)}, a);
 }

@@ -18,7 +18,7 @@ typedef struct q_part { /* each register: 4 products of each of 2 lanes of a qi 
     int16x8_t a, b, c, d;
 } q_part;
 
-enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_FLUSH_Q7 = 2, Q_BYTES_OFFSET = 0 };
+enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_FLUSH_Q7 = 2, Q_BYTES_OFFSET = 0, Q_WIDE = 0 };
 #define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1) /* registers: 16 q_part, 8 floats, 8 operands */
 #define Q_ROWS       4
 #define Q_TALL       4
@@ -50,7 +50,8 @@ static MP_INLINE int32x4_t add_bytes(int32x4_t sum, int32x4_t w, int32x4_t a) {
     const int16x8_t low = vmull_s8(vget_low_s8(value), vget_low_s8(Q_BYTES(a)));
     return vpadalq_s16(sum, vpaddq_s16(low, vmull_high_s8(value, Q_BYTES(a))));
 }
-static MP_INLINE void q_dot_bytes(q_part *part, qi *sum, qi w, qi a) {
+static MP_INLINE void q_dot_bytes(q_part *part, qi *sum, qi w, qi a, qi odd) {
+    (void)odd;
     (void)part;
     sum->lo = add_bytes(sum->lo, w.lo, a.lo);
     sum->hi = add_bytes(sum->hi, w.hi, a.hi);

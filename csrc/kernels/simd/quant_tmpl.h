@@ -11,10 +11,12 @@
  *   q_u8(p)                           Q_LANES bytes as integers
  *   qf_halves(p) qf_bf16(p) qf_i8(p)  Q_LANES halves, bf16 numbers or signed bytes as floats
  *   q_dot(part, sum, w, a)            adds the dot products of unsigned w with signed a to (part, sum)
- *   q_dot_bytes(part, sum, w, a)      the same for `bytes` and tables: w is value + 128
+ *   q_dot_bytes(part, sum, w, a, odd) the same for `bytes` and tables: w is value + 128. With Q_WIDE, a holds inputs 0
+ *                                     and 2 of each group as int16, and `odd` inputs 1 and 3; else `odd` equals a
  *   q_flush(part, sum)                adds part to sum and empties it
  *   Q_FLUSH_Q4, _Q5, _Q6, _Q7         dot products of each width between flushes, so that 16-bit parts never overflow
  *   Q_BYTES_OFFSET                    128 if q_dot_bytes uses w as it is, 0 if it restores the sign itself
+ *   Q_WIDE                            1 if q_dot_bytes multiplies rows of int16, which are prepared as well
  *   Q_VECTORS(R)                      vectors of outputs in a tile of R rows; divides 32 / Q_LANES
  *   Q_ROWS                            maximum rows of a tile: 4 or 8
  *   Q_TALL                            maximum rows of a tile if the product has more than Q_ROWS rows
@@ -32,6 +34,7 @@ enum { Q_PREPARED = 1024 };
 typedef struct q_rows {         /* [R][q_stride(R)]; one entry per block, two if groups are of 16 */
     int32_t start[Q_PREPARED];  /* initial integer accumulator: -(offset of the weights) * (sum of q) */
     float low[Q_PREPARED];      /* factor of the minimum: sa * (float)(sum of q) */
+    int16_t wide[Q_WIDE ? 32 * Q_PREPARED : 1]; /* q, of each group inputs 0, 2, 1, 3; for kinds with q_is_wide */
     int row;                    /* first row of the tile whose blocks are all prepared; -1: none */
 } q_rows;
 
@@ -63,6 +66,9 @@ static MP_INLINE int q_is_halved(int kind) { /* groups of 16 */
 static MP_INLINE int q_has_mins(int kind) {
     return kind == MP_W_Q4_1 || kind == MP_W_Q5_1 || q_is_super(kind) || kind == MP_W_Q2_K;
 }
+
+/* True if q_dot_bytes multiplies the kind with prepared rows of int16. */
+static MP_INLINE int q_is_wide(int kind) { return Q_WIDE && (kind == MP_W_Q8_0 || q_is_iq4(kind)); }
 
 static MP_INLINE int q_offset(int kind) {
     switch (kind) {
@@ -113,6 +119,16 @@ static MP_INLINE int q_head_bytes(int kind) {
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 
+/* Widen 32 n inputs. */
+static MP_INLINE void q_widen(const int8_t *q, int n, int16_t *wide) {
+    for (int i = 0; i < 32 * n; i += 4) {
+        wide[i] = q[i];
+        wide[i + 1] = q[i + 2];
+        wide[i + 2] = q[i + 1];
+        wide[i + 3] = q[i + 3];
+    }
+}
+
 /* Prepare blocks [b0, b0 + n) of rows m ... m + R - 1. */
 static MP_INLINE void q_prepare(int kind, int R, const mp_acts *x, int m, int b0, int n, q_rows *rows) {
     const int offset = q_offset(kind);
@@ -121,6 +137,8 @@ static MP_INLINE void q_prepare(int kind, int R, const mp_acts *x, int m, int b0
         const float *scale = x->scale + (int64_t)(m + r) * (x->K / 32) + b0;
         int32_t *start = rows->start + r * q_stride(R);
         float *low = rows->low + r * q_stride(R);
+        if (q_is_wide(kind))
+            q_widen(x->q + (m + r) * x->ldq + 32 * b0, n, rows->wide + 32 * r * q_stride(R));
         if (q_is_halved(kind)) {
             if (offset)
                 for (int h = 0; h < 2 * n; h++)
@@ -160,16 +178,18 @@ static MP_INLINE qi q_take(const uint8_t *part, int u, int j, int prefetch, int 
  * byte. */
 static MP_INLINE qi q_to_bit4(qi x, int at) { return at < 4 ? q_shl(x, 4 - at) : at > 4 ? q_shr(x, at - 4) : x; }
 
-/* Multiply weights of four inputs by R rows, with q_dot_bytes if `bytes`, else with q_dot. */
-static MP_INLINE void q_dots_row(int bytes, int R, int U, const qi *w, const int8_t *q, int64_t ldq, q_part *part,
-                                 qi *sum) {
+/* Multiply weights of group g by R rows of a block, with q_dot_bytes if `bytes`, else with q_dot. */
+static MP_INLINE void q_dots_row(int bytes, int g, int R, int U, const qi *w, const int8_t *q, int64_t ldq,
+                                 q_part *part, qi *sum) {
+    const int wide = Q_WIDE && bytes;
+    q += (wide ? 8 : 4) * g;
     MP_UNROLL
     for (int r = 0; r < R; r++) {
-        const qi a = q_spread(q + r * ldq);
+        const qi a = q_spread(q + r * ldq), odd = wide ? q_spread(q + r * ldq + 4) : a;
         MP_UNROLL
         for (int u = 0; u < U; u++) {
             if (bytes)
-                q_dot_bytes(&part[r * U + u], &sum[r * U + u], w[u], a);
+                q_dot_bytes(&part[r * U + u], &sum[r * U + u], w[u], a, odd);
             else
                 q_dot(&part[r * U + u], &sum[r * U + u], w[u], a);
         }
@@ -202,8 +222,8 @@ static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *blo
                 high[u] = q_or_and(high[u], q_to_bit4(bits, j + 4), bit4);
             }
         }
-        q_dots_row(0, R, U, low, q + 4 * j, ldq, part, sum);
-        q_dots_row(0, R, U, high, q + 16 + 4 * j, ldq, part, sum);
+        q_dots_row(0, j, R, U, low, q, ldq, part, sum);
+        q_dots_row(0, 4 + j, R, U, high, q, ldq, part, sum);
         if ((j + 1) % flush == 0)
             q_flush_all(R * U, part, sum);
     }
@@ -223,7 +243,7 @@ static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, in
             const qi pairs = q_take(at, u0 + u, 0, q_beside(R) && t == 0, ahead);
             w[u] = q_or_and(q_and(h ? q_shr(x, 4) : x, mask), q_to_bit4(pairs, 2 * t), bits45);
         }
-        q_dots_row(0, R, U, w, q + 16 * h + 4 * t, ldq, part, sum);
+        q_dots_row(0, 4 * h + t, R, U, w, q, ldq, part, sum);
         if ((t + 1) % Q_FLUSH_Q6 == 0)
             q_flush_all(R * U, part, sum);
     }
@@ -238,7 +258,7 @@ static MP_INLINE void q_dots_bytes(int R, int U, const uint8_t *block, int u0, i
         MP_UNROLL
         for (int u = 0; u < U; u++)
             w[u] = q_take(block, u0 + u, g, q_beside(R), ahead);
-        q_dots_row(1, R, U, w, q + 4 * g, ldq, part, sum);
+        q_dots_row(1, g, R, U, w, q, ldq, part, sum);
     }
 }
 
@@ -279,7 +299,7 @@ static MP_INLINE void q_dots_codes(int kind, int g0, int count, int R, int U, qi
             if (q_has_table(kind))
                 w[u] = q_lookup(table, w[u]);
         }
-        q_dots_row(q_is_iq4(kind), R, U, w, q + 4 * g, ldq, part, sum);
+        q_dots_row(q_is_iq4(kind), g, R, U, w, q, ldq, part, sum);
         if (!q_is_iq4(kind) && (i + 1) % flush == 0)
             q_flush_all(R * U, part, sum);
     }
@@ -288,7 +308,7 @@ static MP_INLINE void q_dots_codes(int kind, int g0, int count, int R, int U, qi
 /* ---- one block into the float accumulators ----------------------------------------------------------------------- */
 
 typedef struct q_at { /* the rows of a tile at the current block */
-    const int8_t *q;
+    const int8_t *q; /* with q_is_wide, of `rows` */
     const float *scale;
     int64_t ldq, ld_scale;
     const q_rows *rows;
@@ -448,8 +468,8 @@ static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *pane
     const int blocks = x->K / 32, bytes = q_block_bytes(kind), head_bytes = q_head_bytes(kind);
     const int integers = q_integers(kind), entries = q_is_halved(kind) ? 2 : 1, chunk = q_stride(R) / entries;
     const uint8_t *block = panel + (q_has_table(kind) ? MP_PACK_LINE : 0), *head = block;
-    q_at at = {.q = x->q + m * x->ldq, .scale = x->scale + m * (int64_t)blocks, .ldq = x->ldq, .ld_scale = blocks,
-               .rows = rows, .ahead = ahead};
+    q_at at = {.q = x->q + m * x->ldq, .scale = x->scale + m * (int64_t)blocks,
+               .ldq = q_is_wide(kind) ? 64 * q_stride(R) : x->ldq, .ld_scale = blocks, .rows = rows, .ahead = ahead};
     if (q_has_table(kind))
         at.table = q_table(panel);
     qf f[16];
@@ -462,6 +482,8 @@ static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *pane
             q_prepare(kind, R, x, m, b0, n, rows);
             rows->row = n == blocks ? m : -1;
         }
+        if (q_is_wide(kind))
+            at.q = (const int8_t *)rows->wide;
         for (int b = 0; b < n; b++) {
             if (head_bytes && b % 8 == 0) {
                 head = block;
@@ -478,7 +500,7 @@ static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *pane
             at.small = head + MP_PACK_HALVES + b % 8 * MP_PACK_SMALL;
             q_block(kind, R, U, head, block, u0, &at, f);
             block += bytes;
-            at.q += 32;
+            at.q += q_is_wide(kind) ? 64 : 32;
             at.scale++;
         }
     }

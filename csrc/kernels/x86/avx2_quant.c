@@ -2,8 +2,9 @@
  *
  * vpmaddubsw adds two products into 16 bits with saturation, which these operands never reach. Activations are within
  * +-127. A pair of products with 4-, 5-, 6- or 7-bit weights is therefore at most 3,810, 7,874, 16,002 or 32,258, and
- * 8, 4, 2 or 1 such pairs can be added in 16 bits. With 8-bit weights one pair of at most 2 x 128 x 127 = 32,512 fits,
- * because the sign of the weight is moved to the activation. */
+ * 8, 4, 2 or 1 such pairs can be added in 16 bits. Pairs with 8-bit weights exceed them: vpmaddwd multiplies these
+ * weights with rows of 16 bits, two instructions for four inputs. Moving the sign of the weight to the activation with
+ * vpsignb needs three that share two ports on Zen. */
 #if defined(__x86_64__)
 #include <assert.h>
 #include <immintrin.h>
@@ -19,7 +20,7 @@ MP_TARGET_AVX2_BEGIN
 
 #include "kernels/simd/quant_avx2.h"
 
-enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 4, Q_FLUSH_Q6 = 2, Q_FLUSH_Q7 = 1, Q_BYTES_OFFSET = 0 };
+enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 4, Q_FLUSH_Q6 = 2, Q_FLUSH_Q7 = 1, Q_BYTES_OFFSET = 128, Q_WIDE = 1 };
 #define Q_VECTORS(R) ((R) <= 2 ? 4 : 2) /* 8 integers in 16 registers; the floats stay in L1 and are read once per block
                                          */
 #define Q_ROWS 4
@@ -37,12 +38,12 @@ static MP_INLINE void q_flush(qi *part, qi *sum) {
     *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(*part, _mm256_set1_epi16(1)));
     *part = _mm256_setzero_si256();
 }
-static MP_INLINE void q_dot_bytes(qi *part, qi *sum, qi w, qi a) {
-    const qi value = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-    qi pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8(a, value));
-    q_flush(&pairs, sum);
-    q_keep(sum);
+static MP_INLINE void q_dot_bytes(qi *part, qi *sum, qi w, qi a, qi odd) {
     (void)part;
+    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0xff)), a));
+    q_keep(sum);
+    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(_mm256_srli_epi16(w, 8), odd));
+    q_keep(sum);
 }
 
 #include "kernels/simd/quant_tmpl.h"

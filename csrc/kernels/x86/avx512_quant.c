@@ -20,7 +20,7 @@ typedef __m512i q_part;
 typedef __m512 qf;
 typedef uint16_t q_words __attribute__((vector_size(64)));
 
-enum { Q_LANES = 16, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_FLUSH_Q7 = 4, Q_BYTES_OFFSET = 128 };
+enum { Q_LANES = 16, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_FLUSH_Q7 = 4, Q_BYTES_OFFSET = 128, Q_WIDE = 0 };
 /* One row from memory is 9 to 27 % faster with prefetches to L2 than to L1, whose 16 fill buffers are then free for the
  * loads (measured on a Xeon with AMX). */
 enum { Q_NEAR = 2, Q_KEEPS_HEAD = 1 };
@@ -75,7 +75,10 @@ static MP_INLINE void q_dot(qi *part, qi *sum, qi w, qi a) {
     (void)part;
     *sum = _mm512_dpbusd_epi32(*sum, w, a);
 }
-static MP_INLINE void q_dot_bytes(qi *part, qi *sum, qi w, qi a) { q_dot(part, sum, w, a); }
+static MP_INLINE void q_dot_bytes(qi *part, qi *sum, qi w, qi a, qi odd) {
+    (void)odd;
+    q_dot(part, sum, w, a);
+}
 static MP_INLINE void q_flush(qi *part, qi *sum) { (void)part, (void)sum; }
 
 #include "kernels/simd/quant_tmpl.h"

@@ -14,7 +14,7 @@ MP_TARGET_AVXVNNI_BEGIN
 #include "kernels/simd/quant_avx2.h"
 #include "kernels/simd/vpdpbusd.h"
 
-enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_FLUSH_Q7 = 4, Q_BYTES_OFFSET = 128 };
+enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_FLUSH_Q7 = 4, Q_BYTES_OFFSET = 128, Q_WIDE = 0 };
 #define Q_VECTORS(R) ((R) <= 2 ? 4 : (R) <= 6 ? 2 : 1) /* as in avx2_quant.c */
 #define Q_ROWS 8
 #define Q_TALL 4
@@ -23,7 +23,10 @@ static MP_INLINE void q_dot(q_part *part, qi *sum, qi w, qi a) {
     (void)part;
     *sum = vex_dpbusd(*sum, w, a);
 }
-static MP_INLINE void q_dot_bytes(q_part *part, qi *sum, qi w, qi a) { q_dot(part, sum, w, a); }
+static MP_INLINE void q_dot_bytes(q_part *part, qi *sum, qi w, qi a, qi odd) {
+    (void)odd;
+    q_dot(part, sum, w, a);
+}
 static MP_INLINE void q_flush(q_part *part, qi *sum) { (void)part, (void)sum; }
 
 #include "kernels/simd/quant_tmpl.h"
