@@ -23,8 +23,8 @@ typedef struct mp_groups {
  * zeroed mp_groups is valid and empty. */
 mp_status mp_groups_reserve(mp_groups *groups, int sequences, mp_error *error);
 void mp_groups_deinit(mp_groups *groups);
-/* Packs `sequences` consecutive sequences, which have `all_rows` rows in total, into groups of at most `most` rows and
- * at most the rows of an equal share for each of `threads` threads. A sequence with more rows is a group of its own. */
+/* Packs `sequences` consecutive sequences, which have `all_rows` rows in total, into groups. A group has at most `most`
+ * rows, and at most the share of one of `threads` threads. A longer sequence forms its own group. */
 void mp_groups_make(mp_groups *groups, int sequences, int64_t all_rows, int threads, int most);
 
 typedef struct mp_group_step { /* one step over the groups */

@@ -43,8 +43,9 @@ static mp_status audit_worker(const mp_entry *entry, const mp_worker *worker, mp
                  mp_ticket_state_machine.states[ticket->state]);
         in_step += ticket->state == MP_TICKET_STEPPING && !atomic_load(&ticket->cause);
     }
-    MP_AUDIT(!worker->in_step || worker->step_live == in_step, "%s: worker %u has %d live in its step and counts %d",
-             key, worker->id, in_step, worker->step_live);
+    MP_AUDIT(!worker->in_step || worker->step_live == in_step,
+             "%s: worker %u has %d live requests in its step and counts %d", key, worker->id, in_step,
+             worker->step_live);
     return MP_OK;
 }
 

@@ -118,8 +118,8 @@ void mp_dispatch_memory_free(mp_entry *entry) {
         mp_dispatch_wake_all(entry);
 }
 
-/* Returns the next request for this worker. This is the best request of the queue, or if the policy of that request
- * excludes this worker, the first one by priority and fair share whose policy allows this worker. NULL: none. */
+/* Returns the next request for this worker, or NULL if there is none: the best request of the queue. If the policy of
+ * that request excludes this worker, returns the first one by priority and fair share whose policy allows it. */
 static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
     uint64_t now = mp_sys_now_ns();
     mp_queue_node *node = mp_queue_best(&entry->queue, now);

@@ -60,8 +60,8 @@ static bool is_fault(mp_status status) {
            status == MP_RECV;
 }
 
-/* Combines the request's fingerprint with the entry's number: the same text sent to another entry, even to a later one
- * under the same key, differs. */
+/* Combines the request's fingerprint with the entry's number, so that the same text has different values in different
+ * entries, also in a later entry with the same key. */
 static uint64_t fingerprint_of(const mp_entry *entry, const mp_request *request) {
     return mp_mix(request->fingerprint(request) ^ mp_mix(entry->number));
 }

@@ -1,8 +1,8 @@
 /* fork.h: registries across a fork of the process. base/forked.h describes the protocol and the order of all locks.
  *
  * Before a fork the forking thread takes every lock of every registry, in the order stated in registry.c. It then takes
- * the locks of the objects that registries share, and last the slots through which those are found (shared.h). The
- * child therefore finds no structure half changed. The parent releases the locks. The child makes new locks and forgets
+ * the locks of the objects that registries share, and last those of the slots that point to them (shared.h). The child
+ * therefore finds no structure half changed. The parent releases the locks. The child makes new locks and forgets
  * threads, leases and requests, which exist in the parent only. Locks of tickets and notifiers are not taken: each
  * carries the fork generation it was made in, and a lock of an earlier generation is never taken again. */
 #ifndef MP_REGISTRY_FORK_H

@@ -48,8 +48,8 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
 bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard);
 /* Moves `bytes` of the reservation, or all of it if it is smaller, to a new guard. */
 mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes);
-/* Gives the reserved bytes back, because the load has charged them, but the load still counts as running: callers that
- * wait for memory wait for its end. */
+/* Releases the reserved bytes, because the load has charged them. The guard still counts as a running load, so callers
+ * that wait for memory wait until mp_guard_release. */
 void mp_guard_give(mp_guard *guard);
 void mp_guard_release(mp_guard *guard); /* legal for an empty guard */
 
@@ -70,9 +70,9 @@ typedef struct mp_shortage {
     uint64_t bytes, free; /* `bytes` were lacking when `free` bytes were free; UINT64_MAX: whatever is free */
 } mp_shortage;
 
-/* Returns the bytes that are still lacking: fewer than before if memory has become free. A reclaimer calls this after
- * it has counted the bytes that are being freed already. In the other order, bytes that become free between the two
- * would count as neither, and one model too many would be evicted. Must not hold a lock. */
+/* Returns the bytes that are still lacking: fewer than before if memory has become free. Must not hold a lock. Call
+ * this only after counting the bytes that are being freed already. In the other order, bytes that become free between
+ * the two calls would be in neither count, and one model too many would be evicted. */
 uint64_t mp_shortage_left(const mp_shortage *shortage);
 
 /* Frees memory on request. Must stay valid while registered. */

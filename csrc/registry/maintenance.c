@@ -64,7 +64,7 @@ static uint64_t tick(mp_maintenance *self, uint64_t now) {
     self->unneeded = is_needed(self) ? 0 : self->unneeded + 1;
     bool on = self->unneeded == 0 || (last && self->unneeded < UNNEEDED_TICKS);
     set_beat(self, on ? now : 0, pause);
-    if (!on && is_needed(self)) { /* a request that was accepted meanwhile has seen the last tick */
+    if (!on && is_needed(self)) { /* a new request has seen the last tick, and did not restart the clock */
         self->unneeded = 0;
         set_beat(self, now, 0);
         on = true;

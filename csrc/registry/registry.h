@@ -118,8 +118,8 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
                           mp_error *error);
 enum { MP_COMMIT_MAX = 16 };
 /* Gives all new requests for up to MP_COMMIT_MAX keys to the models that were staged with this revision
- * (mp_loader.revision), at one moment for all keys, loaded or not; the old models drain. Idempotent. SEND, and no
- * change, if a key has no model of this revision, neither staged nor current. */
+ * (mp_loader.revision), at one moment for all keys, loaded or not; the old models drain. Idempotent. Returns SEND
+ * and changes nothing if a key has neither a staged nor a current model of this revision. */
 mp_status mp_registry_commit(mp_registry *registry, const char *const *keys, int count, uint64_t revision,
                              mp_error *error);
 /* Drops the model that was staged with this revision, if there is one. Returns false if it is the current model of the

@@ -46,9 +46,9 @@ static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
     return expired;
 }
 
-/* Must hold the lock. A load that makes progress counts as progress of the requests that wait for it, but only the
- * first load that a request waits for: models that evict each other may be loaded repeatedly. The time in which a
- * load waits for memory or CPUs does not count as progress. */
+/* Must hold the lock. Progress of a load counts as progress of the requests that wait for it. Only the first load of a
+ * request counts, because models that evict each other may be loaded repeatedly. The time in which a load waits for
+ * memory or CPUs does not count as progress. */
 static void credit_load(mp_entry *entry, uint64_t age_ns) {
     uint64_t clock_ns = mp_maintenance_clock(&entry->services->maintenance, NULL);
     uint64_t beat_ns = clock_ns > age_ns ? clock_ns - age_ns : 0;
@@ -178,8 +178,8 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
         else
             start = mp_entry_begin(entry);
     }
-    /* The requests that waited for the end of the backoff have ended. No worker will start, and none is left that frees
-     * the model, so free it here. */
+    /* The requests that waited for the end of the backoff have ended. No worker exists or will start to free the model,
+     * so free it here. */
     bool idle = !entry->queue.count && !quit && !mp_entry_has_workers(entry) &&
                 ((entry->resident && entry->spawn_ns) || entry->removal == MP_REMOVAL_DRAINING);
     mp_mutex_unlock(&entry->lock);

@@ -550,7 +550,7 @@ class Entry:
         Args:
             compute: compute type, which the key includes unless it is ``"auto"``.
             replace: the key exists: the core replaces its model once this one is loaded.
-            staged: the core replaces the model when :mod:`mpool.runtime.swapping` says so.
+            staged: the core replaces the model when :mod:`mpool.runtime.swapping` commits the replacement.
         """
         name = self.key if self._main is None else f"{self.key} {self._network}"
         key = name if compute == "auto" else f"{name} ({compute})"

@@ -178,10 +178,10 @@ async def _iterate(verb: Verb, pool: Host, given: dict[str, Any]) -> AsyncIterat
 
 
 async def _prepared(pool: Host, validated: Validated, call: Call) -> Any:
-    """Return the request. Prepares it here if the model's files were read and nothing takes long, else on a thread.
+    """Return the request. Prepares it on this thread if the model's files were read and it is quick, else on another.
 
-    A chat template is rendered by another process, and this thread must not wait for it: a template of a hostile model
-    takes as long as its limit allows.
+    Another process renders the chat template. This thread must not wait for that process, because the template of a
+    hostile model takes as long as its limit allows.
     """
     entry = None
     if validated.capability != "text_to_image":

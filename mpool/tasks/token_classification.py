@@ -342,7 +342,7 @@ def _cuts(plan: SpanPlan, tokens: int, room: int) -> list[tuple[int, int]]:
 
 def _spend(plan: SpanPlan, lengths: list[int], room: int) -> None:
     """Check the number of windows and the memory of the logits of a slice before they are made."""
-    needed = total = 0  # windows, and their tokens with special ones
+    needed = total = 0  # number of windows; their tokens, special ones included
     for tokens in lengths:
         count = 1 if plan.stride is None else count_windows(tokens, room, plan.stride)
         needed += count * bool(tokens)

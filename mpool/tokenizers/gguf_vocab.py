@@ -300,7 +300,7 @@ class GGUFVocab:
                 continue
             if value >= len(self.texts):
                 raise self._bad(_SPECIAL_KEYS[name][0], f"nothing, so {value} by default",
-                                f"0 to {len(self.texts) - 1}", "Add the key to the file, or more tokens")
+                                f"0 to {len(self.texts) - 1}", "Add the key, or the missing tokens, to the file")
             self.special[name] = value
 
     def _correct_by_text(self) -> None:

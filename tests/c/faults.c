@@ -20,8 +20,8 @@ static struct {
     int64_t from, to; /* calls [from, to) fail, counted from 0 */
 } plan;
 
-/* Sizes of the allocations of the last run without faults, with the header of mp_alloc, and of the
- * first that failed. */
+/* sizes: those of all allocations of the last run without faults; refused: that of the first allocation that failed.
+ * Both include the header of mp_alloc. */
 enum { MAX_SIZES = 1 << 16 };
 static _Atomic uint64_t sizes[MAX_SIZES], refused;
 

@@ -37,7 +37,7 @@ static void stop_clock(void) { mp_sys_table = mp_sys_real; }
 
 static scene s;
 
-/* An embedding request in a proxy with this limit of silence. */
+/* Starts an embedding request in a proxy with the stall limit `stall_ns`. */
 static void begin(uint64_t stall_ns) {
     static const int32_t ids[] = {1};
     static const int64_t offsets[] = {0, 1};

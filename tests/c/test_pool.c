@@ -256,7 +256,7 @@ MP_TEST(pool_queue_does_not_charge_a_tenant_for_the_slot_of_another) {
     make(&queue, 4, 4);
     push(&queue, &first, 2, 0, 1, 1000 * 1000, 0);
     push(&queue, &others[0], 2, 0, 100, 1, 0);
-    MP_CHECK_INT(number_of(taken(&queue, 0)), 0); /* tenant 1 has had more than its share, and is idle for longest */
+    MP_CHECK_INT(number_of(taken(&queue, 0)), 0); /* tenant 1 got more than its share, and is idle for longest */
     taken(&queue, 0);
     MP_CHECK_INT(queue.flows.used, 2);
     for (int i = 1; i < queue.flows.count - 1; i++) { /* use all other slots once */

@@ -103,7 +103,7 @@ static const char *break_one(scene *scene, int fault) {
         return "a: an active request of worker 1 is stepping";
     case 18:
         busy->step_live = 5;
-        return "a: worker 1 has 2 live in its step and counts 5";
+        return "a: worker 1 has 2 live requests in its step and counts 5";
     case 19:
         entry->retry_ns = 1;
         return "a: no load failed, but requests are refused";

@@ -20,7 +20,7 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic int engine_failures; /* number of further engines whose creation fails with MP_IO */
     bool load_silent;            /* a load reports no progress at all */
     _Atomic bool load_stalls;    /* a load makes no progress and cannot be cancelled */
-    _Atomic uint64_t step_ns;    /* how long a step takes */
+    _Atomic uint64_t step_ns;    /* duration of a step */
     _Atomic uint32_t step_units; /* units per item and step; 0 = all */
     _Atomic int plan_items;      /* items per step; 0 = all */
     _Atomic int memory;          /* limit of the memory of all admitted items; 0 = no limit */

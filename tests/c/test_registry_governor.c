@@ -286,9 +286,9 @@ MP_TEST(registry_governor_asks_one_owner_after_the_other) {
     } rows[] = {
         {100, 100, 100, false, 100, {1, 0}, {100, 0}}, {60, 100, 100, false, 100, {1, 1}, {100, 40}},
         {60, 30, 100, false, 90, {1, 1}, {100, 40}},   {100, 100, 100, true, 100, {1, 0}, {100, 0}},
-        {60, 100, 100, true, 100, {1, 1}, {100, 100}}, /* the second one has all of it */
-        {60, 40, 100, true, 100, {2, 2}, {100, 40}},   /* together they have it */
-        {60, 39, 100, true, 0, {1, 1}, {100, 100}},    /* they do not: none frees anything */
+        {60, 100, 100, true, 100, {1, 1}, {100, 100}}, /* the second one has all */
+        {60, 40, 100, true, 100, {2, 2}, {100, 40}},   /* together they have all */
+        {60, 39, 100, true, 0, {1, 1}, {100, 100}},    /* together they lack one byte: neither frees anything */
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         owner owners[2];

@@ -300,8 +300,8 @@ MP_TEST(registry_memory_of_a_load_evicts_as_many_models_as_are_needed) {
 MP_TEST(registry_memory_that_is_critical_frees_a_tenth) {
     enum { MB = 1000 * 1000, LIMIT = 100 * MB, MAX = 12, EVICTIONS = 4 };
     static const char *const keys[MAX] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"};
-    /* Four models are the least that reach a tenth. With the first row three would free 9.9 % of the limit, with the
-     * second row four free exactly a tenth. Both leave less than 85 % in use. */
+    /* At least four models must be evicted to free a tenth of the limit. In the first row, three would free 9.9 %. In
+     * the second row, four free exactly a tenth. Both rows leave less than 85 % in use. */
     static const struct {
         uint64_t pinned, each;
         int count;

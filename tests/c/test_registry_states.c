@@ -234,7 +234,7 @@ MP_TEST(registry_audit_reports_what_does_not_agree) {
     worker->threads -= 2;
     worker->step_live++;
     MP_CHECK_STATUS(mp_registry_audit(registry, no_lock_is_held, &error), MP_INTERNAL, &error);
-    MP_CHECK_HAS(error.message, "has 1 live in its step and counts 2");
+    MP_CHECK_HAS(error.message, "has 1 live requests in its step and counts 2");
     worker->step_live--;
     MP_CHECK_OK(mp_registry_audit(registry, no_lock_is_held, &error), &error);
     mp_mutex_unlock(&entry->lock);

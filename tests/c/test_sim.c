@@ -276,8 +276,8 @@ MP_TEST(sim_accepts_correct_programs) {
 }
 
 MP_TEST(sim_visits_all_schedules) {
-    /* Two threads with two points each, the second started by the first: with enough preemptions all schedules
-     * occur. */
+    /* Two threads have two scheduling points each, and the first starts the second. With enough preemptions, all
+     * schedules occur. */
     int counts[4] = {0};
     for (int depth = 0; depth < 4; depth++) {
         sim_setup setup = {.world = "self", .scheduler = SIM_EXHAUSTIVE, .depth = depth, .coarse = true};

@@ -30,7 +30,7 @@ static VEC_INLINE bool kv_continues(const mp_attn_kv *a, int rows, int block) {
     return next < a->pos0 + rows && (!a->end || next < a->end);
 }
 
-/* How a merge treats one row of a partial. Stored as floats, so that vector operations decide 16 rows at once. */
+/* Actions of a merge for one row of a partial. Stored as floats, so that vector operations decide 16 rows at once. */
 enum { ATTN_SKIP, ATTN_TAKE, ATTN_MERGE };
 
 /* Compute the new m and l of a state, the factors a (of the state's o) and b (of the partial's o), and the action per

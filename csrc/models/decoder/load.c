@@ -228,7 +228,7 @@ static mp_status choose_kv_dtype(mp_decoder *model, const mp_spec *spec, bool *f
     return model->kv.dtype == MP_I8 ? mp_decoder_balance(model, error) : MP_OK;
 }
 
-/* Sets the facts, and the speed that is assumed until a step is measured. parameters: without those of an image
+/* Sets the facts, and the speed that is assumed until a step is measured. `parameters` excludes those of an image
  * network. */
 static void set_facts(mp_decoder *model, const mp_builder *builder, int64_t parameters, const char *compute) {
     int64_t idle = 0; /* parameters that a row does not use */

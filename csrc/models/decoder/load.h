@@ -16,7 +16,7 @@ mp_status mp_decoder_read_layers(mp_decoder *model, const mp_load_args *args, mp
  * all weights are loaded. */
 mp_status mp_decoder_balance(mp_decoder *model, mp_error *error);
 
-/* Packs all experts, while a third of the memory budget stays free. */
+/* Packs all experts, as long as a third of the memory budget stays free. */
 void mp_decoder_pack_experts(mp_decoder *model, mp_lease *lease, mp_progress *progress);
 /* `improve` of mp_engine_ops: packs experts that passes would otherwise multiply as stored. */
 bool mp_decoder_pack_more(mp_decoder *model, mp_lease *lease);

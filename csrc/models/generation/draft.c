@@ -40,7 +40,7 @@ static int32_t look_up(const mp_draft_index *index, const int32_t *tokens, int32
         return 0;
     int32_t end = (int32_t)index->ends[slot_of(index, tokens + count, run)];
     size_t bytes = (size_t)run * sizeof *tokens;
-    /* compare tokens: runs of both lengths, and runs with equal hashes, share the slots */
+    /* compare the tokens, because runs of both lengths and runs with equal hashes share slots */
     return end >= run && memcmp(tokens + end - run, tokens + count - run, bytes) == 0 ? end : 0;
 }
 

@@ -4,7 +4,7 @@
  * preparation has to be compared. By the numeric contract, a shared vector has the bits that a separate computation
  * would give. Only pooled vectors are shared.
  *
- * Each engine has one; only the engine's worker uses it. If there is no memory for recent results, none are kept. */
+ * Each engine has one cache, and only the engine's worker uses it. Without memory for recent results, none are kept. */
 #ifndef MP_MODELS_IMAGE_DEDUP_H
 #define MP_MODELS_IMAGE_DEDUP_H
 

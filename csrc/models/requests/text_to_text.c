@@ -221,7 +221,7 @@ mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_by
             return MP_OK;
         if (text_seen(&request->base)) /* a caller may be reading the outputs */
             return mp_fail(error, MP_MODEL,
-                           "the completion was begun by a model of other sizes; send the request again");
+                           "the completion began on a model of other sizes; send the request again");
         free_output(request);
     }
     bool ok = true;

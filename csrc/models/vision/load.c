@@ -204,7 +204,7 @@ mp_status mp_vision_check(const mp_vision *vision, mp_text_request *request, mp_
     const int64_t of_runs = mp_text_images_rows(images);
     if ((known && placeholders != rows) || rows != of_runs)
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "the prompt has %lld image placeholders, its images have %lld rows",
+                       "the prompt has %lld image placeholders, but its images have %lld rows",
                        (long long)placeholders, (long long)of_runs);
     return MP_OK;
 }

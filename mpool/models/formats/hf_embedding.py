@@ -45,7 +45,7 @@ class MaskedHead:
     Attributes:
         dense, norm: linear layer and norm of the transform, without ``.weight``.
         output: names of the matrix with one row per token; without any, the token embeddings are used.
-        bias: names of the bias of that matrix. The first that is stored counts: transformers computes with
+        bias: names of the bias of that matrix, of which the first stored one is used: transformers computes with
             ``decoder.bias``, and ties it to the other unless ``tie_word_embeddings`` is false.
         activation: key of config.json that names the activation of the transform.
         epsilon: key of config.json with the epsilon of the norm.

@@ -175,7 +175,7 @@ def test_errors_of_a_handler_of_signals_keep_their_class(handler: Any) -> None:
         assert resources.error_of(caught.value) is None
     finally:
         signal.signal(signal.SIGUSR1, before)
-    found = resources.error_of(caught.value)  # no handler raised it, as far as is known now
+    found = resources.error_of(caught.value)  # the handler that raised it is not installed any more
     assert type(found) is mpool.FileError
 
 

@@ -199,7 +199,7 @@ def test_errors_of_signal_handlers_keep_their_class(pool: mpool.Pool, llama: Pat
 def test_an_error_of_the_tokenizer_is_no_error_of_the_schema(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """llguidance calls the tokenizer while it compiles a format, and reports its errors as panics."""
     class Failing:
-        """A split that fails at its first calls: the first is that of llguidance's constructor."""
+        """Tokenizer whose first calls of ``split`` fail: llguidance's constructor makes the first call."""
 
         calls = 0
 

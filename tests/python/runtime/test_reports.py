@@ -45,7 +45,7 @@ def host(*rows: dict[str, Any], closed: bool = False, **stats: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The time of the reports."""
+    """Replace the clock of the health reports."""
     found = SimpleNamespace(now=50.0)
     monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: found.now))
     return found
