@@ -1,5 +1,5 @@
 /* capability_wire.h: how requests of a capability are sent to a worker process and their results come back. Each
- * capability has a row of functions (mp_request_wire) in wire_<capability>.c; vision reuses the functions of text. A
+ * capability has a row of functions (mp_request_wire) in wire_<capability>.c; vision has that of text. A
  * capability without a row is UNSUPPORTED in worker processes.
  *
  * The parent trusts no result: it checks each message of results against the request before a caller can see any of
@@ -11,8 +11,6 @@
 #include "models/engine.h"
 
 typedef struct mp_request_wire {
-    bool amount_may_be_0; /* a planned amount of 0 units is valid */
-
     /* Return the size of an item's progress: what this process last sent or received of the item. Each process keeps
      * it while the item is admitted, zeroes it at the start, and passes it to the functions below. */
     size_t (*progress_bytes)(const mp_request *request);
@@ -52,7 +50,7 @@ typedef struct mp_request_wire {
 /* NULL if the capability has no row. */
 const mp_request_wire *mp_request_wire_of(mp_capability capability);
 
-extern const mp_request_wire mp_wire_text_embedding, mp_wire_text_to_text, mp_wire_image_embedding, mp_wire_vision,
+extern const mp_request_wire mp_wire_text_embedding, mp_wire_text_to_text, mp_wire_image_embedding,
     mp_wire_text_to_image;
 
 #endif

@@ -269,7 +269,7 @@ static bool get_plan(proxy *p, mp_item **items, int n, mp_plan *plan) {
         uint32_t amount = mp_get_u32(&p->in);
         if (p->in.failed)
             return false;
-        if (taken[index] || (amount == 0 && !p->wire->amount_may_be_0))
+        if (taken[index] || amount == 0)
             return mp_wire_refuse(&p->in, "a plan has a request twice, or an amount of 0");
         taken[index] = true;
         plan->items[i] = items[index];

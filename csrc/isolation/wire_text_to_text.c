@@ -526,12 +526,9 @@ static void text_close(mp_item *item) {
     }
 }
 
-#define TEXT_FUNCTIONS                                                                                                \
-    .check = text_check, .progress_bytes = text_progress_bytes, .put_request = text_put_request,                      \
-    .put_more = text_put_more, .waits = text_waits, .get_results = text_get_results, .most_idle = text_most_idle,     \
-    .publish = text_publish, .close = text_close, .get_request = text_get_request, .get_progress = text_get_progress, \
-    .get_more = text_get_more, .put_results = text_put_results
-
-const mp_request_wire mp_wire_text_to_text = {TEXT_FUNCTIONS};
-/* A step may compute only an image, and no tokens. */
-const mp_request_wire mp_wire_vision = {.amount_may_be_0 = true, TEXT_FUNCTIONS};
+const mp_request_wire mp_wire_text_to_text = {
+    .check = text_check, .progress_bytes = text_progress_bytes, .put_request = text_put_request,
+    .put_more = text_put_more, .waits = text_waits, .get_results = text_get_results, .most_idle = text_most_idle,
+    .publish = text_publish, .close = text_close, .get_request = text_get_request, .get_progress = text_get_progress,
+    .get_more = text_get_more, .put_results = text_put_results,
+};

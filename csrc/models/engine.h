@@ -44,7 +44,8 @@ enum { MP_PLAN_MAX = 256 }; /* items in one step */
 typedef struct mp_plan {
     int count;
     mp_item *items[MP_PLAN_MAX];
-    uint32_t amount[MP_PLAN_MAX]; /* units of work for each item in this step; the engine defines the unit */
+    uint32_t amount[MP_PLAN_MAX]; /* units of work for each item in this step, at least 1; the engine defines the unit.
+                                   * An item is charged for the step by its share of the amounts. */
     int threads;                  /* compute threads that the step can use */
     bool masks;                   /* at least one item is blocked on a grammar mask; if all items are, `count` is 0 */
     bool barrier_bound;           /* threads meet at barriers many times per millisecond: fewer may be faster */

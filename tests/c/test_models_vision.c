@@ -287,7 +287,7 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
         mp_item *items[1] = {&jobs[0].item};
         mp_plan plan;
         tiny->engine->ops->plan(tiny->engine, items, 1, 1, &plan);
-        looks += plan.amount[0] == 0;
+        looks += engine_of(tiny)->image_part.item != NULL;
         engine_of(tiny)->image_part.budget_ns = 0;
         step(tiny, &plan, jobs, false);
     }

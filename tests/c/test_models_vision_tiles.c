@@ -295,7 +295,8 @@ MP_TEST(models_vision_refuses_merges_that_fill_no_side) {
     mp_spec_unpin(base);
 }
 
-/* The planned part of a tile gets the time of the step, but at least that of one part. */
+/* The planned part of a tile gets the time of the step, but at least that of one part. It counts as the prompt rows of
+ * this time, so that a request beside it is not charged for the image. */
 MP_TEST(models_vision_planned_time_of_a_tile) {
     static const mp_dtype floats[] = {MP_F32};
     tiny_model tiny;
@@ -306,8 +307,11 @@ MP_TEST(models_vision_planned_time_of_a_tile) {
     make_tiles(&tiny, &job, false, false);
     tiny_job_admit(&tiny, &job);
     mp_outcome outcomes[MP_PLAN_MAX];
+    enum { ROW_NS = 1000 };
+    atomic_store(&((mp_decoder *)tiny.model)->row_ns, ROW_NS - 1); /* the plan rounds up */
     tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes); /* the rows before the image */
+    atomic_store(&((mp_decoder *)tiny.model)->row_ns, ROW_NS - 1); /* the step has measured it */
     MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
     const mp_text_engine *engine = (const mp_text_engine *)tiny.engine;
     const uint64_t least = mp_images_part_ns(engine->images.store);
@@ -319,6 +323,9 @@ MP_TEST(models_vision_planned_time_of_a_tile) {
         const uint64_t ns = large ? budget_ns : least;
         MP_CHECK_INT(engine->image_part.budget_ns, ns);
         MP_CHECK_INT(plan.cost_ns, ns < all ? ns : all);
+        MP_CHECK_INT(plan.count, 1);
+        MP_CHECK_INT(plan.amount[0], plan.cost_ns / ROW_NS + 1);
+        MP_CHECK(plan.amount[0] > 1);
     }
     tiny.engine->ops->retire(tiny.engine, &job.item);
     mp_request_destroy(&job.call->base);

@@ -188,17 +188,19 @@ static void choose_image_part(mp_text_engine *engine, mp_item *item, int tile) {
 }
 
 /* Adds the chosen image tile to the plan. The tile gets the time that the rows leave, but at least that of one part of
- * the image network, and its time counts towards plan->cost_ns. */
-static void plan_image_part(mp_text_engine *engine, uint64_t budget_ns, mp_plan *plan) {
+ * the image network, and its time counts towards plan->cost_ns. The amount is the number of prompt rows that take this
+ * time: the worker charges each item by its share of the amounts. */
+static void plan_image_part(mp_text_engine *engine, uint64_t row_ns, uint64_t budget_ns, mp_plan *plan) {
     const mp_text_request *request = (const mp_text_request *)engine->image_part.item->request;
     const uint64_t all = engine->images.ops->left_ns(engine->images.store, request, engine->image_part.tile);
     const uint64_t least = engine->images.ops->part_ns(engine->images.store);
     uint64_t left = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
     left = left > least ? left : least;
     engine->image_part.budget_ns = left;
-    plan->cost_ns += left < all ? left : all;
+    const uint64_t takes = left < all ? left : all, amount = takes / row_ns + 1;
+    plan->cost_ns += takes;
     plan->items[plan->count] = engine->image_part.item;
-    plan->amount[plan->count++] = 0;
+    plan->amount[plan->count++] = amount < UINT32_MAX ? (uint32_t)amount : UINT32_MAX;
 }
 
 /* Plans all decode rows first; prefills share the rows for which time is left, in the given order. The first prefill
@@ -256,7 +258,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     if (engine->image_part.item && plan->count == MP_PLAN_MAX)
         engine->image_part.item = NULL;
     if (engine->image_part.item) {
-        plan_image_part(engine, budget_ns, plan);
+        plan_image_part(engine, row_ns, budget_ns, plan);
         plan->threads = plan->threads > IMAGE_THREADS ? plan->threads : IMAGE_THREADS;
     }
     plan->barrier_bound = true;
