@@ -145,7 +145,7 @@ def _rows(page: str) -> list[list[str]]:
 
 
 def test_models_to_choose_match_the_catalogue() -> None:
-    """docs/models/choosing.md states the memory of the catalogue. A model is in the column that its memory fits, below a
+    """docs/models/choosing.md states the memory of the catalogue. A model is in the column of its memory, in a row of a
     function of its capability."""
     functions = {"embed": "text_embedding", "embed_sparse": "text_embedding", "embed_tokens": "text_embedding",
                  "rerank": "text_embedding", "classify": "text_embedding", "chat": "text_to_text",

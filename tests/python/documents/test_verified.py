@@ -1,4 +1,4 @@
-"""The table of verified architectures: it is complete, each row names an existing test, and the page on families shows it."""
+"""The table of verified architectures: it is complete, each row names an existing test, and a page shows it."""
 
 from __future__ import annotations
 
