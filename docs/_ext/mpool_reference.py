@@ -28,29 +28,6 @@ class Generated(SphinxDirective):
         return holder.children
 
 
-class OptionsTable(Generated):
-    """The environment variables that the core reads."""
-
-    def lines(self) -> Iterator[str]:
-        from mpool import _core
-
-        yield from ("| variable | default | meaning |", "|---|---|---|")
-        for name, _, default, meaning in _core.options():
-            yield f"| `{name}` | {f'`{default}`' if default else 'empty'} | {meaning} |"
-
-
-class FamiliesTable(Generated):
-    """Architectures, and the public implementation that each is tested against."""
-
-    def lines(self) -> Iterator[str]:
-        from mpool.models import verified
-
-        yield from ("| architecture | capability | known from | folders tested against | GGUF tested against |",
-                    "|---|---|---|---|---|")
-        for architecture, capability, known, folders, gguf in verified.table():
-            yield f"| `{architecture}` | `{capability}` | {known} | {folders} | {gguf} |"
-
-
 class CatalogueTable(Generated):
     """The models that have a key."""
 
@@ -92,7 +69,6 @@ def _help(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    for name, directive in (("mpool-options", OptionsTable), ("mpool-families", FamiliesTable),
-                            ("mpool-catalogue", CatalogueTable), ("mpool-cli", CommandLine)):
+    for name, directive in (("mpool-catalogue", CatalogueTable), ("mpool-cli", CommandLine)):
         app.add_directive(name, directive)
     return {"parallel_read_safe": True}

@@ -144,6 +144,39 @@ def _rows(page: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
 
 
+def test_models_to_choose_match_the_catalogue() -> None:
+    """docs/models/choosing.md states the memory of the catalogue. A model is in the column of its memory, in a row of a
+    function of its capability."""
+    functions = {"embed": "text_embedding", "embed_sparse": "text_embedding", "embed_tokens": "text_embedding",
+                 "rerank": "text_embedding", "classify": "text_embedding", "chat": "text_to_text",
+                 "generate": "text_to_text", "embed_image": "image_embedding", "vision": "vision",
+                 "generate_image": "text_to_image"}
+    rows, count = load_catalogue().rows, 0
+    for task, *columns in _rows("docs/models/choosing.md")[2:]:
+        function = re.search(r"\(`(\w+)`", task)
+        assert function is not None, task
+        for cell, low, high in zip(columns, (0, 700, 3000), (700, 3000, 10**9), strict=True):
+            for key, memory in re.findall(r"`([^`]+)` \(([\d,]+) MB\)", cell):
+                row = rows[key]
+                assert int(memory.replace(",", "")) == row.est_memory_allocation_mb, key
+                assert low < row.est_memory_allocation_mb <= high, key
+                assert row.capability == functions[function[1]], key
+                count += 1
+            assert cell == "-" or cell.count("`") == 2 * cell.count(" MB)"), cell
+    assert count > 20
+
+
+def test_variables_match_the_core() -> None:
+    """docs/settings.md has the environment variables that the core reads, with their defaults and meanings."""
+    from mpool import _core
+
+    expected = [[f"`{name}`", f"`{default}`" if default else "empty", meaning]
+                for name, _, default, meaning in _core.options()]
+    found = [row for row in _rows("docs/settings.md") if len(row) == 3][2:]
+    assert found == expected, "docs/settings.md must have these rows:\n" + "\n".join(
+        f"| {' | '.join(row)} |" for row in expected)
+
+
 def test_sampling_options_match_the_table() -> None:
     """docs/guides/chat-and-streaming.md has the default and the other names of every sampling option."""
     from mpool.tasks.sampling import ALIASES, TABLE, THINKING_TOKENS
@@ -179,6 +212,18 @@ def test_limits_of_the_server_match_its_settings() -> None:
     deployment = (ROOT / "docs/server/deployment.md").read_text(encoding="utf-8")
     assert f"client_max_body_size {settings.max_body >> 20}m;" in deployment
     assert f"comment after {settings.ping:g} s without a chunk" in deployment
+
+
+def test_breaking_changes_quote_entries() -> None:
+    """Each point of the breaking changes in CHANGELOG.md quotes an entry of the section that it names."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = {title: " ".join(body.split()) for title, body in
+                re.findall(r"^### ([\w ]+)\n(.*?)(?=^##|\Z)", text.partition("## 0.1.0")[0], re.MULTILINE | re.DOTALL)}
+    points = re.findall(r'- (Added|Changed|Fixed): "(.*?)"(?: \([^"]*\))?(?= - | [A-Z][\w ()]+: - |$)',
+                        sections["Breaking changes"])
+    assert len(points) == sections["Breaking changes"].count(': "') > 20
+    for section, quote in points:
+        assert quote in sections[section], quote
 
 
 def test_health_check_of_the_load_balancer_is_answered() -> None:
