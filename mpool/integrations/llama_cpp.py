@@ -206,9 +206,9 @@ class Llama:
             if begin:
                 yield part(begin, None, None)
             for chunk in chunks:
-                if chunk.text:
+                if chunk.text or chunk.logprobs:  # a stop string removes text, not tokens
                     yield part(chunk.text, _completion_logprobs(chunk.logprobs, at), None)
-                    at += len(chunk.text)
+                    at += sum(len(one.token) for one in chunk.logprobs or ())
                 if chunk.finish_reason:
                     yield part("", None, chunk.finish_reason)
 
@@ -266,7 +266,8 @@ class Llama:
         with chunks:
             yield part({"role": "assistant"})
             for chunk in chunks:
-                if delta := _delta(chunk):
+                delta = _delta(chunk)
+                if delta or chunk.logprobs:
                     yield part(delta, _chat_logprobs(chunk.logprobs))
                 if chunk.finish_reason:
                     yield part({}, None, chunk.finish_reason)
