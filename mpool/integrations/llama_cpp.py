@@ -316,16 +316,24 @@ class Llama:
 
     def detokenize(self, tokens: Iterable[int], prev_tokens: Iterable[int] | None = None,
                    special: bool = False) -> bytes:
-        """Return the text of token ids in UTF-8. The bytes of an incomplete character become U+FFFD.
+        """Return the text of token ids in UTF-8, which may begin or end with a part of a character.
 
         Args:
             tokens: the ids.
             prev_tokens: ids before them, whose text is left out.
             special: write control tokens by name.
         """
-        before = list(prev_tokens or ())
-        whole = self._model.detokenize([*before, *tokens], skip_special=not special)
-        return whole[len(self._model.detokenize(before, skip_special=not special)) if before else 0:].encode()
+        before, ids = list(prev_tokens or ()), list(tokens)
+        whole = self._model.detokenize([*before, *ids], skip_special=not special)
+        start = self._model.detokenize(before, skip_special=not special) if before else ""
+        if "\ufffd" not in start + whole:
+            return whole[len(start):].encode()
+        # Texts have U+FFFD in place of a part of a character: its bytes are in the table of tokens.
+        entry = self._model._entry
+        name_of = entry.tokenizer().token_text
+        found = b"".join(entry.token_bytes(token) or (name_of(token).encode() if special else b"") for token in ids)
+        drops_space = not before and found.startswith(b" ") and not whole.startswith(" ")
+        return found[1:] if drops_space else found
 
     def embed(self, input: str | Sequence[str], normalize: bool = False, truncate: bool = True,
               return_count: bool = False) -> Any:
