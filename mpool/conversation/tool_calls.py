@@ -17,6 +17,7 @@ differs in white space is kept, because its parts were emitted before its end.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -342,7 +343,7 @@ class ToolCallParser:
 
     def _loads(self, at: int, end: int) -> dict[str, Any]:
         try:
-            found = json.loads(self._text[at:end], strict=False, parse_constant=_no_constant)
+            found = _strict_json(self._text[at:end], strict=False)
         except (ValueError, RecursionError):
             raise _Mismatch from None
         return found if isinstance(found, dict) else {}
@@ -382,7 +383,7 @@ class ToolCallParser:
         """Add a complete call."""
         if isinstance(arguments, str):  # JSON text inside a JSON string
             try:
-                arguments = json.loads(arguments, strict=False, parse_constant=_no_constant)
+                arguments = _strict_json(arguments, strict=False)
             except (ValueError, RecursionError):
                 raise _Mismatch from None
         arguments = {} if arguments is None else arguments
@@ -442,6 +443,18 @@ def _no_constant(name: str) -> Any:
     raise ValueError(name)
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):  # `json.dumps` would write Infinity, which is not JSON
+        raise ValueError(text)
+    return value
+
+
+def _strict_json(text: str, strict: bool = True) -> Any:
+    """Parse JSON without NaN, Infinity and numbers beyond float64. ``strict``: no control characters in strings."""
+    return json.loads(text, strict=strict, parse_constant=_no_constant, parse_float=_finite)
+
+
 def _same_value(raw: str, other: str) -> bool:
     """Return True if two JSON texts have the same value."""
     try:
@@ -469,6 +482,6 @@ def _value(text: str, schema: Any) -> Any:
     if is_text(schema) and not (text == "null" and may_be_null(schema)):
         return text
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return _strict_json(text)
     except (ValueError, RecursionError):
         return text

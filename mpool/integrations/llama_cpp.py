@@ -206,9 +206,9 @@ class Llama:
             if begin:
                 yield part(begin, None, None)
             for chunk in chunks:
-                if chunk.text:
+                if chunk.text or chunk.logprobs:  # a stop string removes text, not tokens
                     yield part(chunk.text, _completion_logprobs(chunk.logprobs, at), None)
-                    at += len(chunk.text)
+                    at += sum(len(one.token) for one in chunk.logprobs or ())
                 if chunk.finish_reason:
                     yield part("", None, chunk.finish_reason)
 
@@ -266,7 +266,8 @@ class Llama:
         with chunks:
             yield part({"role": "assistant"})
             for chunk in chunks:
-                if delta := _delta(chunk):
+                delta = _delta(chunk)
+                if delta or chunk.logprobs:
                     yield part(delta, _chat_logprobs(chunk.logprobs))
                 if chunk.finish_reason:
                     yield part({}, None, chunk.finish_reason)
@@ -315,16 +316,24 @@ class Llama:
 
     def detokenize(self, tokens: Iterable[int], prev_tokens: Iterable[int] | None = None,
                    special: bool = False) -> bytes:
-        """Return the text of token ids in UTF-8. The bytes of an incomplete character become U+FFFD.
+        """Return the text of token ids in UTF-8, which may begin or end with a part of a character.
 
         Args:
             tokens: the ids.
             prev_tokens: ids before them, whose text is left out.
             special: write control tokens by name.
         """
-        before = list(prev_tokens or ())
-        whole = self._model.detokenize([*before, *tokens], skip_special=not special)
-        return whole[len(self._model.detokenize(before, skip_special=not special)) if before else 0:].encode()
+        before, ids = list(prev_tokens or ()), list(tokens)
+        whole = self._model.detokenize([*before, *ids], skip_special=not special)
+        start = self._model.detokenize(before, skip_special=not special) if before else ""
+        if "\ufffd" not in start + whole:
+            return whole[len(start):].encode()
+        # Texts have U+FFFD in place of a part of a character: its bytes are in the table of tokens.
+        entry = self._model._entry
+        name_of = entry.tokenizer().token_text
+        found = b"".join(entry.token_bytes(token) or (name_of(token).encode() if special else b"") for token in ids)
+        drops_space = not before and found.startswith(b" ") and not whole.startswith(" ")
+        return found[1:] if drops_space else found
 
     def embed(self, input: str | Sequence[str], normalize: bool = False, truncate: bool = True,
               return_count: bool = False) -> Any:

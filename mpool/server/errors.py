@@ -141,7 +141,8 @@ def refusal_of(error: BaseException, request: str, names: Mapping[str, str] = {}
     Args:
         error: Any exception.
         request: Id of the request, for the log.
-        names: Parameter of the library -> the client's field, where they differ. The error gets this name.
+        names: Parameter of the library -> the client's field, if they differ or the parameter is not in ``_PARAMS``.
+            The error gets this name.
     """
     if isinstance(error, Refusal):
         return error
@@ -164,7 +165,7 @@ def refusal_of(error: BaseException, request: str, names: Mapping[str, str] = {}
         return Refusal(code, pool_errors.sentence(f"{error.key}: {error.message}"), "model")
     if code not in _DETAILED or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)
-    param = names.get(library, library) if library in _PARAMS else None
+    param = names.get(library) or (library if library in _PARAMS else None)
     if code == "request_too_large" and library in _SCHEMA_PARAMS:  # the schema is too complex, not too long
         code = "invalid_value"
     return Refusal(code, pool_errors.sentence(detail), param)

@@ -65,7 +65,8 @@ class Operation:
         on_loop: Parse the body on the event loop's thread even if it is long.
         media_type: Media type of a text response.
         owner_only: Without a token, only clients of the server's own user (or of root) may call the operation.
-        names: Parameters of the library -> fields of the body, where they differ, for errors.
+        names: Parameters of the library -> fields of the body, for errors. Sampling options and other parameters that
+            have the same name in every protocol need no entry.
     """
 
     method: str

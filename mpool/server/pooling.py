@@ -129,7 +129,7 @@ async def _computed(context: Context, served: ServedModel, task: str, inputs: li
 
 OPERATIONS = (
     Operation("POST", "/pooling", pooling, PoolingRequest, PoolingResponse, "Compute vectors or scores of texts",
-              name="pooling"),
+              name="pooling", names={"input": "input", "dimensions": "dimensions"}),
 )
 
 __all__ = ["OPERATIONS"]

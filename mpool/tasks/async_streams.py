@@ -50,8 +50,11 @@ class AsyncTicketStream(Generic[T]):
     """Iterates over the items of a request that it submits on first use. Awaiting it only submits the request.
 
     If the submission fails, every use raises the same error. Several tasks may read one stream: each item goes to one
-    of them, and the request is cancelled when the last of them is cancelled.
+    of them, and the request is cancelled when the last of them is cancelled or leaves its loop.
     """
+
+    #: Number of loops that wait for an item, and of those between two items.
+    _waiting_loops = _busy_loops = 0
 
     def __init__(self, make: Callable[[], Awaitable[StreamRequest[T]]], call: Call) -> None:
         self._make: Callable[[], Awaitable[StreamRequest[T]]] | None = make
@@ -180,22 +183,52 @@ class AsyncTicketStream(Generic[T]):
 
 
 class _AsyncStreamIterator(Generic[T]):
-    """The iterator of an ``async for`` loop. Dropping it before the end cancels the stream."""
+    """The iterator of an ``async for`` loop. Dropping the last one of a stream before the end cancels the stream.
 
-    __slots__ = ("_stream",)
+    If a task is cancelled while it waits, ``_wait_for_items`` decides whether others still read the stream. A loop
+    between two items counts as a waiter of the ticket.
+    """
+
+    __slots__ = ("_is_busy", "_stream", "_waiter")
 
     def __init__(self, stream: AsyncTicketStream[T]) -> None:
         self._stream = stream
+        self._waiter: _awaiting.Waiter | None = None
+        self._join()
 
     def __aiter__(self) -> _AsyncStreamIterator[T]:
         return self
 
     async def __anext__(self) -> T:
-        return await self._stream.__anext__()
+        stream = self._stream
+        self._leave()
+        stream._waiting_loops += 1
+        try:
+            item = await stream.__anext__()
+        finally:
+            stream._waiting_loops -= 1
+        self._join()
+        return item
+
+    def _join(self) -> None:
+        self._is_busy = True
+        self._stream._busy_loops += 1
+        if self._stream._ticket is not None:
+            self._waiter = _awaiting.Waiter(self._stream._ticket).__enter__()
+
+    def _leave(self) -> None:
+        self._stream._busy_loops -= self._is_busy
+        self._is_busy = False
+        if self._waiter is not None:
+            self._waiter.leave(False)
+            self._waiter = None
 
     def __del__(self) -> None:
-        if not self._stream._exhausted:
-            self._stream._cancel()
+        stream = self._stream
+        if self._is_busy:
+            self._leave()
+            if not (stream._exhausted or stream._busy_loops or stream._waiting_loops):
+                stream._cancel()
 
 
 class AsyncStream(AsyncTicketStream[Chunk]):
@@ -207,7 +240,7 @@ class AsyncStream(AsyncTicketStream[Chunk]):
     ``async with`` block and dropping the stream cancel the request; :meth:`result` then returns the text generated so
     far, or an empty completion if the request was never submitted. If the submission fails, every use raises the same
     error. Several tasks may read one stream: each chunk goes to one of them, and the request is cancelled when the last
-    of them is cancelled.
+    of them is cancelled or leaves its loop.
     """
 
     _reader: Reader | None

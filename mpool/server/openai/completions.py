@@ -96,7 +96,7 @@ def _logprobs(found: tuple[TokenLogprob, ...] | None, offsets: list[int], number
 
 OPERATIONS = (
     Operation("POST", "/v1/completions", completions, CompletionRequest, CompletionResponse, "Continue a text",
-              EVENTS, "completions"),
+              EVENTS, "completions", names={"prompt": "prompt"}),
 )
 
 __all__ = ["OPERATIONS"]

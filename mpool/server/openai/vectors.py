@@ -176,12 +176,12 @@ async def rerank(context: Context, body: RerankRequest) -> Response:
 
 OPERATIONS = (
     Operation("POST", "/v1/embeddings", embeddings, EmbeddingsRequest, (EmbeddingsResponse, MultiVectorResponse),
-              "Embed texts or token ids",
-              name="embeddings"),
+              "Embed texts or token ids", name="embeddings",
+              names={"inputs": "input", "input": "input", "prompt_name": "task", "dimensions": "dimensions"}),
     Operation("POST", "/v1/multi-vector", multi_vector, MultiVectorRequest, MultiVectorResponse,
-              "Embed the tokens of texts", name="multi_vector"),
+              "Embed the tokens of texts", name="multi_vector", names={"input": "input"}),
     Operation("POST", "/v1/rerank", rerank, RerankRequest, RerankResponse, "Rank documents by relevance to a query",
-              name="rerank"),
+              name="rerank", names={"query": "query", "documents": "documents", "top_k": "top_n", "prompt": "prompt"}),
 )
 
 __all__ = ["OPERATIONS", "encoded", "encoded_one", "texts_or_ids"]

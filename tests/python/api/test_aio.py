@@ -415,6 +415,68 @@ def test_several_tasks_read_one_stream(pool: mpool.Pool, llama: Path) -> None:
     run(work())
 
 
+@pytest.mark.parametrize("way", ["cancelled while it waits", "cancelled between chunks", "leaves its loop"])
+def test_one_of_several_readers_stops(pool: mpool.Pool, llama: Path, way: str) -> None:
+    """The others read on; the request is cancelled when the last of them stops."""
+    async def work() -> None:
+        stream = await aio.generate("The", llama, pool=pool, stream=True, **{**GREEDY, "max_tokens": 4000})
+        chunks: list[Any] = []
+        began = asyncio.Event()
+
+        async def read() -> None:
+            async for chunk in loops.pop():
+                chunks.append(chunk)
+
+        async def stop() -> None:
+            async for chunk in loops.pop():
+                chunks.append(chunk)
+                began.set()
+                if way == "leaves its loop":
+                    break
+                if way == "cancelled between chunks":
+                    await asyncio.sleep(60)
+
+        async def end(task: asyncio.Task[None]) -> None:
+            if way != "leaves its loop":
+                task.cancel()
+            found = (await asyncio.gather(task, return_exceptions=True))[0]
+            assert isinstance(found, asyncio.CancelledError) == (way != "leaves its loop")
+
+        loops = [aiter(stream), aiter(stream)]  # one task may stop before the other has begun
+        stopped = asyncio.create_task(stop())
+        await began.wait()
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        await end(stopped)
+        del stopped  # with the traceback, which has the iterator
+        await reader
+        done = await stream.result()
+        assert done.finish_reason == "length" and "".join(chunk.text for chunk in chunks) == done.text
+
+        if way == "cancelled between chunks":  # and the other way round: one waits and is cancelled, the other is busy
+            stream = await aio.generate("The", llama, pool=pool, stream=True, **{**GREEDY, "max_tokens": 4000})
+            loops = [aiter(stream), aiter(stream)]
+            reader = asyncio.create_task(read())
+            await asyncio.sleep(0.01)
+            await end(reader)
+            del reader
+            assert [chunk async for chunk in loops.pop()]
+            assert (await stream.result()).finish_reason == "length"
+
+        stream = await aio.generate("The", llama, pool=pool, stream=True, **ENDLESS)
+        chunks.clear()
+        loops = [aiter(stream), aiter(stream)]
+        both = [asyncio.create_task(stop()) for _ in range(2)]
+        while len(chunks) < 2:
+            await asyncio.sleep(0.001)
+        for task in both:
+            await end(task)
+        assert (await stream.result()).finish_reason == "cancelled"
+        await idle(pool)
+
+    run(work())
+
+
 # ---- streams that do not start --------------------------------------------------------------------------------------
 
 def test_a_failed_start_raises_for_every_waiter(pool: mpool.Pool, llama: Path) -> None:

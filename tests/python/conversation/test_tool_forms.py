@@ -144,6 +144,17 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 ]
 
 
+@pytest.mark.parametrize("name, completion, calls", [
+    ("hermes", '<tool_call>\n{"name": "clock", "arguments": {"a": [-1e999]}}\n</tool_call>', []),
+    ("hermes", '<tool_call>\n{"name": "clock", "arguments": "{\\"a\\": 1e999}"}\n</tool_call>', []),
+    ("qwen3_coder", "<tool_call>\n<function=clock>\n<parameter=a>\n1e999\n</parameter>\n</function>",
+     [("clock", {"a": "1e999"})])])
+def test_numbers_beyond_float64(name: str, completion: str, calls: list[tuple[str, Any]]) -> None:
+    """As arguments they would become Infinity, which is not JSON: a call is text, and a value between tags a string."""
+    text, found = parse(format_named(name), [completion])
+    assert complete_calls(found) == calls and text == ("" if calls else completion)
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name, completion, text, calls", READ)
 def test_completions(name: str, completion: str, text: str, calls: list[tuple[str, Any]]) -> None:

@@ -185,6 +185,38 @@ def test_tokens(small: Llama, llama: Path) -> None:
     assert small.token_eos() in small._model.description.generation.eog_token_ids  # type: ignore[union-attr]
 
 
+def test_characters_of_several_tokens(small: Llama) -> None:
+    """Parts of a text, joined, are the whole text, also if a character has several tokens."""
+    text = "a \u00e9\U0001f600 \u65e5\u672c b\ufffd".encode()
+    end = small.token_eos()
+    ids = [*small.tokenize(text, add_bos=False), end]
+    assert len(ids) > len(text.decode()) + 3
+    for special in (False, True):
+        parts = [small.detokenize([token], ids[:at], special) for at, token in enumerate(ids)]
+        name = small._model.detokenize([end], skip_special=False).encode() if special else b""
+        assert b"".join(parts) == small.detokenize(ids, special=special) == text + name
+    assert small.detokenize(ids[2:4]) == text[2:4]  # both tokens of one character
+
+
+def test_streams_have_the_log_probabilities_of_all_tokens(small: Llama) -> None:
+    """Also of tokens that a stop string removed; offsets count the characters of tokens, as without a stream."""
+    options: dict[str, Any] = {"max_tokens": 30, "temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    for seed in range(8):
+        options["seed"] = seed
+        stop = small.create_completion("hello", **options)["choices"][0]["text"][:1]
+        written: dict[str, Any] = {"prompt": "hello", "logprobs": 1, "stop": [stop] if seed % 2 else [], **options}
+        whole = small.create_completion(**written)["choices"][0]["logprobs"]
+        parts = [one["choices"][0]["logprobs"] or {} for one in small.create_completion(**written, stream=True)]
+        for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
+            assert [value for part in parts for value in part.get(name, ())] == whole[name]
+        talk = {"messages": MESSAGES, "logprobs": True, **options}
+        stop = small.create_chat_completion(**talk)["choices"][0]["message"]["content"][:1]
+        talk["stop"] = [stop]
+        done = small.create_chat_completion(**talk)["choices"][0]["logprobs"]["content"]
+        events = [one["choices"][0]["logprobs"] or {} for one in small.create_chat_completion(**talk, stream=True)]
+        assert done and [token for event in events for token in event.get("content", ())] == done
+
+
 def test_the_vocabulary_is_that_of_the_file(small: Llama, llama: Path) -> None:
     assert small.n_vocab() == json.loads((llama / "config.json").read_text())["vocab_size"]
 

@@ -179,6 +179,29 @@ def test_invalid_fields_are_named(server: Any, path: str, body: dict[str, Any], 
     assert body.get("model") == "nothing" or f"`{param}`" in found["error"]["message"]
 
 
+@pytest.mark.parametrize(("path", "body", "param", "text"), [
+    ("/v1/embeddings", {"input": "a", "dimensions": 5000}, "dimensions", "`dimensions`"),
+    ("/v1/embeddings", {"input": "a b " * 90, "truncate": False}, "input", "`input` has"),
+    ("/v1/embeddings", {"input": ["a", "a b " * 90], "truncate": False}, "input", "`input[1]` has"),
+    ("/v1/embeddings", {"input": [[1, 1 << 30]], "allow_token_ids": True}, "input", "`input[0][1]`"),
+    ("/v1/embeddings", {"input": [[1]]}, "input", "`input` must be texts"),
+    ("/v1/embeddings", {"input": "a", "task": "separation"}, "task", "`task`"),
+    ("/v1/multi-vector", {"input": ["a", "a b " * 90], "truncate": False}, "input", "`input[1]` has"),
+    ("/pooling", {"input": "a", "task": "embed", "dimensions": 5000}, "dimensions", "`dimensions`"),
+    ("/v1/completions", {"model": "llama", "prompt": [1 << 30]}, "prompt", "`prompt[0]`"),
+    ("/api/embed", {"input": ["a", "a b " * 90], "truncate": False}, None, "`input[1]` has")])
+def test_errors_of_the_library_name_the_field(server: Any, path: str, body: dict[str, Any], param: str | None,
+                                              text: str) -> None:
+    """The field of the client, and not the parameter of the library."""
+    status, found = ask(server, path, {"model": "bert", **body})
+    error = found["error"]
+    assert status == 400
+    if param is not None:
+        assert error["param"] == param
+        error = error["message"]
+    assert text in error, found
+
+
 # ---- names that the command gives ------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", ["org/name", "a b", "-a", "x" * 129, ""])

@@ -76,7 +76,7 @@ def test_token_ids_of_another_vocabulary_are_refused(client: Any, ids: Any) -> N
 
 @pytest.mark.parametrize(("ids", "where"), [
     ([5, -1], ""), ([[5], [6, -1]], ""), ([5, 6.5], ""), ([[5, 6.5]], ""), ([[5], [6, 10**12]], ""),
-    ([[5], [6, True]], ""), ([5, 1 << 30], "inputs[0][1]"), ([[5], [6, 1 << 30]], "inputs[1][1]"),
+    ([[5], [6, True]], ""), ([5, 1 << 30], "`input[0][1]`"), ([[5], [6, 1 << 30]], "`input[1][1]`"),
     ([[5], 6], ""), ([[5], "text"], "")], ids=str)
 def test_invalid_token_ids_are_named(server: Any, ids: Any, where: str) -> None:
     status, found = ask(server, "/v1/embeddings", {"model": "bert", "input": ids, "allow_token_ids": True})

@@ -475,7 +475,7 @@ def test_tasks_of_jina(several: Any) -> None:
         assert embedded(several, model="prompted", input="A dog", task=task, return_multivector=True) == want
     assert sides["query"] != sides["document"]
     status, found = ask(several, "/v1/embeddings", {"model": "prompted", "input": "A dog", "task": "separation"})
-    assert status == 400 and "prompt_name" in found["error"]["message"]
+    assert status == 400 and found["error"]["param"] == "task" and "`task` must be" in found["error"]["message"]
 
 
 @pytest.mark.parametrize(("path", "body", "word"), [
