@@ -165,11 +165,16 @@ class MpoolGenerator:
 
 
 class LlamaCpp:
-    """llama.cpp through llama-cpp-python: flash attention; numpy takes the greedy token from its logits."""
+    """llama.cpp through llama-cpp-python: flash attention; numpy takes the greedy token from its logits.
+
+    Variant ``mapped``: llama.cpp uses all weights as they are mapped. Without it, the load copies the weights for which
+    llama.cpp has faster kernels.
+    """
 
     def __init__(self, variant: str) -> None:
-        if variant:
-            raise ValueError("llama-cpp has no variants")
+        if variant not in ("", "mapped"):
+            raise ValueError("the variants of llama-cpp are: mapped")
+        self.mapped = variant == "mapped"
 
     def imports(self) -> None:
         """Import the library."""
@@ -179,6 +184,10 @@ class LlamaCpp:
 
     def load(self, path: str, threads: int, context: int) -> None:
         """Load the model with mmap, as mpool does."""
+        if self.mapped:
+            settings = self.lib.llama_model_default_params()
+            settings.use_extra_bufts = False
+            self.lib.llama_cpp.llama_model_default_params = lambda: settings
         self.model = self.lib.Llama(path, n_ctx=context, n_batch=512, n_threads=threads, n_threads_batch=threads,
                                     flash_attn=True, use_mmap=True, verbose=False)
         self.vocab = self.model.n_vocab()

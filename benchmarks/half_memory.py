@@ -32,7 +32,8 @@ from .options import add_json, add_threads, parser_of
 from .record import Recorder, Turn
 from .success import drop
 
-ENGINES = ("mpool", "llama-cpp")
+#: The default engines are the first two: with half of the memory, the system kills a process that copies the weights.
+ENGINES = ("mpool", "llama-cpp:mapped", "llama-cpp")
 
 
 class Group:
@@ -132,7 +133,7 @@ def run_turns(args: argparse.Namespace, task: dict[str, Any], limit: int, topic:
     """Measure all engines in turns. ``enter``: what their processes call first, unless they enter a group."""
     for number in range(args.rounds):
         for engine in args.engines[number % len(args.engines):] + args.engines[:number % len(args.engines)]:
-            python = args.peer_python if engine == "llama-cpp" else sys.executable
+            python = args.peer_python if engine.startswith("llama-cpp") else sys.executable
             if drop(args.model) > 0.01:
                 recorder.failures.append("the system keeps the file in its cache")
             group = Group(args.group, limit) if args.group else None
@@ -159,7 +160,7 @@ def main() -> int:
     where.add_argument("--ballast", action="store_true", help="hold the memory of the machine above the limit")
     where.add_argument("--faked", action="store_true", help="limit mpool's budget only; compares nothing")
     parser.add_argument("--share", type=float, default=0.5, help="limit / size of the file (default: %(default)s)")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES[:2]))
     parser.add_argument("--peer-python", metavar="PATH", default=sys.executable,
                         help="interpreter that has llama-cpp-python (default: this one)")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (default: %(default)s)")
@@ -179,13 +180,15 @@ def main() -> int:
                         rounds=args.rounds, faked=args.faked, ballast=args.ballast)
     environment = {"MPOOL_MEMORY_MB": str(limit >> 20)} if args.faked or args.ballast else {}
     topic = f"{args.share:g} of the file" + (", faked" if args.faked else ", ballast" if args.ballast else "")
-    if "llama-cpp" in args.engines:
-        recorder.versions["llama-cpp"] = version(args.peer_python, "llama_cpp")
+    peers = [engine for engine in args.engines if engine != "mpool"]
+    for peer in peers:
+        recorder.versions[peer] = version(args.peer_python, "llama_cpp")
     with ballast(limit) if args.ballast else contextlib.nullcontext() as enter:
         run_turns(args, task, limit, topic, recorder, enter, environment)
     for name, row in report.summary(recorder.turns).get(topic, {}).items():
-        if "ratio" in row.get("llama-cpp", {}):
-            print(f"{name}: mpool over llama.cpp {row['llama-cpp']['ratio']:.2f}")
+        for peer in peers:
+            if "ratio" in row.get(peer, {}):
+                print(f"{name}: mpool over {peer} {row[peer]['ratio']:.2f}")
     if args.json:
         recorder.add_weights("model", args.model)
         recorder.write(args.json)

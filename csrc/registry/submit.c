@@ -61,7 +61,7 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
     uint64_t due = mp_ticket_due(ticket), slice = now + ROOM_SLICE_MS * MS;
     if (clock >= due)
         return mp_fail_hint(error, MP_TIMEOUT, FEWER,
-                            "%s: the queue was full until the time limit of the request; %d requests are queued",
+                            "%s: the queue was full until the time limit of the request (requests in the queue: %d)",
                             entry->key, waiting);
     if (due - clock < slice - now)
         slice = now + (due - clock);

@@ -37,7 +37,9 @@ def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
 
     Returns:
         Array of shape ``(n, m)``, or ``(n,)`` with ``pairwise``; float32, or float64 if an input is float64. An input
-        of shape ``(d,)`` contributes no axis: two single vectors give a 0-d array, which can be used as a float.
+        of shape ``(d,)`` contributes no axis: two single vectors give a 0-d array, which can be used as a float. NumPy
+        computes the products, so the last bits of a value may depend on n and m. Scores of :func:`semantic_search` do
+        not depend on the other vectors.
 
     Raises:
         InvalidArgument: the shapes do not match, an input is not numeric, or the metric is unknown.

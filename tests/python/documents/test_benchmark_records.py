@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
     pytest.skip("needs the benchmarks", allow_module_level=True)
 sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
-from benchmarks import adapters, half_memory, low_bits, synthetic  # noqa: E402
+from benchmarks import adapters, engines, half_memory, low_bits, synthetic  # noqa: E402
 
 
 @pytest.mark.builds
@@ -177,6 +178,28 @@ def test_half_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [*command, "--faked", "--share", "100"])  # the file is small
     half_memory.main()
     assert list(json.loads(path.read_text())["summary"]) == ["100 of the file, faked"]
+
+
+def test_llama_cpp_without_copies() -> None:
+    """With the variant ``mapped``, llama.cpp copies no weights."""
+    settings = SimpleNamespace(use_extra_bufts=True)
+    low = SimpleNamespace(llama_model_default_params=lambda: settings)
+
+    class Llama:
+        def __init__(self, path: str, **options: Any) -> None:
+            self.copies = low.llama_model_default_params().use_extra_bufts
+
+        def n_vocab(self) -> int:
+            return 1
+
+    for variant, copies in (("", True), ("mapped", False)):
+        engine = engines.LlamaCpp(variant)
+        engine.lib = SimpleNamespace(llama_cpp=low, Llama=Llama,
+                                     llama_model_default_params=lambda: SimpleNamespace(use_extra_bufts=True))
+        engine.load("model.gguf", 1, 64)
+        assert engine.model.copies is copies
+    with pytest.raises(ValueError, match="mapped"):
+        engines.LlamaCpp("packed")
 
 
 def test_a_group_without_a_limit_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
