@@ -202,7 +202,8 @@ mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
             return mp_fail_hint(error, MP_TIMEOUT, "Raise `request_timeout` of PoolConfig",
                                 "%s: no result and no progress for %.3f s (%s)", key,
                                 (double)ticket->patience_ns * 1e-9, where);
-        return mp_fail_hint(error, MP_TIMEOUT, "Raise `timeout`", "%s: no result within %.3f s (%s)", key,
+        return mp_fail_hint(error, MP_TIMEOUT, "Raise `timeout`",
+                            "%s: no result within the timeout, which ended %.3f s after the submission (%s)", key,
                             (double)allowed * 1e-9, where);
     }
     case MP_SHUTTING_DOWN:

@@ -16,10 +16,8 @@ _BATCH = 256
 
 def search(arguments: argparse.Namespace) -> int:
     """Run ``mpool search``. Blank lines are skipped."""
-    import numpy as np
-
     from ..errors import InvalidArgument
-    from ..tasks.similarity import similarity
+    from ..tasks.similarity import cosines
 
     if arguments.top_k < 1:
         raise InvalidArgument(param="top_k", got=str(arguments.top_k), allowed="1 or more")
@@ -39,9 +37,7 @@ def search(arguments: argparse.Namespace) -> int:
                 continue
             with source.named([line for line, _ in given]):
                 vectors = model.embed([text for _, text in given], task="document", **options)
-            # a product of matrices would give equal texts different scores, by their places in the batch
-            scores = similarity(np.broadcast_to(query, vectors.shape), vectors, pairwise=True).tolist()
-            for score, (line, text) in zip(scores, given):
+            for score, (line, text) in zip(cosines(query, vectors), given):
                 found = (score, -line, text)
                 if len(best) < arguments.top_k:
                     heapq.heappush(best, found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
@@ -132,7 +133,9 @@ class Refusal(Exception):
     @property
     def message(self) -> str:
         """The message for the client."""
-        return f"{self.row.text} {self.detail}" if self.detail else self.row.text
+        # Messages of the core begin in lower case, because the key of the model stands before them.
+        detail = re.sub(r"^(the|this|a|no) ", lambda word: word[0].capitalize(), self.detail)
+        return f"{self.row.text} {detail}" if detail else self.row.text
 
 
 def refusal_of(error: BaseException, request: str, names: Mapping[str, str] = {}) -> Refusal:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from .. import native_calls
 from ..tasks.running import counted
-from ..tasks.similarity import similarity
+from ..tasks.similarity import cosines
 from ..tasks.verbs import EMBED, RERANK
 from .errors import Refusal
 from .fields import Fields, Name, Text
@@ -101,14 +101,7 @@ async def _cosines(context: Context, served: ServedModel, first: list[str], seco
     if prompt is not None:
         raise Refusal("unsupported_parameter", "`prompt` requires a reranker.", "prompt")
     rows, tokens = await counted(EMBED, context.state.pool, {"inputs": first + second, **served.target})
-    left, right = rows[:len(first)], rows[len(first):]
-
-    def compare() -> list[float]:
-        if len(first) == 1:
-            return similarity(left[0], right).tolist()
-        return similarity(left, right, pairwise=True).tolist()
-
-    return await native_calls.REQUESTS.arun(compare), tokens
+    return await native_calls.REQUESTS.arun(cosines, rows[:len(first)], rows[len(first):]), tokens
 
 
 OPERATIONS = (

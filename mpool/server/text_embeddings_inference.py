@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from .. import native_calls
 from ..tasks.running import counted
-from ..tasks.similarity import similarity as compare
+from ..tasks.similarity import cosines
 from ..tasks.verbs import EMBED, EMBED_SPARSE, RERANK
 from .computing import token_vectors
 from .errors import Refusal
@@ -202,8 +202,7 @@ async def similarity(context: Context, body: SimilarityRequest) -> Response:
     rows, _ = await counted(EMBED, context.state.pool, {
         "inputs": texts, **served.target, "truncate": options.truncate is not False,
         "prompt_name": options.prompt_name})
-    found = await native_calls.REQUESTS.arun(compare, rows[0], rows[1:])
-    return json_response(found.tolist())
+    return json_response(await native_calls.REQUESTS.arun(cosines, rows[:1], rows[1:]))
 
 
 OPERATIONS = (

@@ -67,6 +67,14 @@ def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
     return _all(x, y, metric).reshape(left.shape[:-1] + right.shape[:-1])
 
 
+def cosines(left: NDArray[Any], right: NDArray[Any]) -> list[float]:
+    """Return the cosine of row i of ``left``, or of its only row, to row i of ``right``, shape ``(n, d)``.
+
+    The bytes of a cosine do not depend on the other rows, as they would in a product of matrices.
+    """
+    return similarity(np.broadcast_to(left, right.shape), right, pairwise=True).tolist()
+
+
 def vectors_of(name: str, value: Any, allowed: str = _SHAPES, axes: tuple[int, ...] = (1, 2)) -> NDArray[Any]:
     """Check an argument that holds vectors and return it as an array of its own dtype, without a copy if it is one.
 

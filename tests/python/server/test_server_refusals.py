@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from rerankers import make_classifier
 
-from mpool.server.errors import TABLE
+from mpool.server.errors import TABLE, Refusal
 from servers import Raw, ask, serving
 
 CHAT: list[Any] = [{"role": "user", "content": "x"}]
@@ -235,3 +235,11 @@ def test_an_unchanged_request_is_not_refused(server: Any, path: str) -> None:
         body = {**BASE[path], **more.get(path, {})}
         status, _, data = raw.request(path, json.dumps(body).encode()).response()
     assert status == 200, data
+
+
+@pytest.mark.parametrize(("detail", "shown"), [
+    ("the prompt has 5 tokens.", "The prompt has 5 tokens."), ("this model is full.", "This model is full."),
+    ("model-7: the prompt is long.", "model-7: the prompt is long."), ("`top_k` is too low.", "`top_k` is too low."),
+    ('think value "high" is not supported.', 'think value "high" is not supported.')])  # Ollama's words
+def test_a_detail_is_a_sentence(detail: str, shown: str) -> None:
+    assert Refusal("invalid_value", detail).message.endswith(f". {shown}")

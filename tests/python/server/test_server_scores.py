@@ -54,6 +54,14 @@ def test_an_embedding_model_gives_cosines(server: Any) -> None:
     np.testing.assert_allclose(found, right @ left[0], atol=1e-5)
 
 
+def test_a_pair_has_one_score(server: Any) -> None:
+    """A pair has the same score alone, in a list of pairs, and as one text with many."""
+    second = [f"text {at} {'word ' * (at % 7)}" for at in range(61)]
+    alone = [scores(server, model="bert", text_1="cats", text_2=text)[0] for text in second]
+    assert scores(server, model="bert", text_1="cats", text_2=second) == alone
+    assert scores(server, model="bert", text_1=["cats"] * 61, text_2=second) == alone
+
+
 @pytest.mark.parametrize(("change", "word"), [
     ({"text_1": FIRST[:2]}, "`text_1` must have one text or as many as `text_2`, got 2 and 3."),
     ({"text_2": "x"}, "got 3 and 1."), ({"text_1": []}, "`text_1`"), ({"text_1": ["x", "", "y"]}, "`text_1[1]`"),

@@ -110,7 +110,7 @@ def test_prompts_and_tasks(several: Any) -> None:
     found = fetched(several, "/similarity", {"model": "prompted", "inputs": {
         "source_sentence": "A dog", "sentences": ["A cat", "A dog"]}, "parameters": {"prompt_name": "query"}})
     rows = pool.embed(["A dog", "A cat", "A dog"], "prompted", prompt_name="query")
-    assert found == mpool.similarity(rows[0], rows[1:]).tolist()
+    assert found == [mpool.similarity(rows[:1], rows[at:at + 1], pairwise=True)[0] for at in range(1, len(rows))]
     status, kind, text = refused(several, "/embed", {"inputs": "x"})
     assert (status, kind) == (422, "Validation") and "the server has 2 models of this kind" in text
 
@@ -156,7 +156,7 @@ def test_function_of_rerank(server: Any, function: str | None) -> None:
 def test_similarity(server: Any) -> None:
     rows = server.state.pool.embed(TEXTS, "m3")
     found = fetched(server, "/similarity", {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}})
-    assert found == mpool.similarity(rows[0], rows[1:]).tolist()
+    assert found == [mpool.similarity(rows[:1], rows[at:at + 1], pairwise=True)[0] for at in range(1, len(rows))]
 
 
 def test_truncation(server: Any) -> None:
@@ -405,7 +405,7 @@ def test_inference_client(server: Any) -> None:
         assert found.dtype == np.float32 and (found == want).all()
     found = client("/similarity").sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:])
     rows = pool.embed(TEXTS, "m3")
-    assert found == mpool.similarity(rows[0], rows[1:]).tolist()
+    assert found == [mpool.similarity(rows[:1], rows[at:at + 1], pairwise=True)[0] for at in range(1, len(rows))]
     best = pool.classify(TEXTS[0], "nli")
     found = client("/predict").text_classification(TEXTS[0])
     first = found[0] if isinstance(found, list) else found
