@@ -177,7 +177,8 @@ static uint32_t masks; /* 1: the second unit of a request waits for a mask that 
 
 /* Submits a request for "a", which waits until its limit; the test lets nothing else end the wait. */
 static void end_waiting(mp_registry *registry, limit limit) {
-    static const char *const words[LIMITS] = {"no result within the timeout, which ended 0.0", "no progress for 0.030 s", "was cancelled"};
+    static const char *const words[LIMITS] = {"no result within the timeout, which ended 0.0",
+                                              "no progress for 0.030 s", "was cancelled"};
     mp_submit_options options = options_of(&limit);
     mp_ticket *ticket;
     mp_error error;
