@@ -335,7 +335,9 @@ def _text_to_image(pool: Pool, name: str, arguments: argparse.Namespace, show: A
         show("  " + "  ".join(line))
     facts["images"] = facts["pictures"] = [dict(images.parameters) for images in results]  # pictures: former name
     steps = sum(parameters["num_inference_steps"] for parameters in facts["images"])
-    show(f"\n  speed   {facts['seconds'] / len(results):.2f} s per image, {steps / facts['seconds']:,.0f} steps/s\n")
+    rate = steps / facts["seconds"]
+    show(f"\n  speed   {facts['seconds'] / len(results):.2f} s per image, "
+         f"{f'{rate:,.0f}' if rate >= 10 else f'{rate:.2g}'} steps/s\n")
     return facts
 
 

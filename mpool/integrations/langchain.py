@@ -11,6 +11,7 @@ from .._functions import pool_of
 from ..checks import refuse, unknown_option
 from ..resources import importing
 from . import _requests as requests
+from ._logprobs import logprobs_of
 
 with importing("langchain"):
     from langchain_core.embeddings import Embeddings
@@ -61,7 +62,8 @@ class ChatMpool(BaseChatModel):
 
     Messages have ``usage_metadata`` (``cache_read``: prompt tokens from the prefix cache), ``response_metadata`` with
     ``finish_reason``, ``model_name`` and ``seed``, and the model's reasoning in
-    ``additional_kwargs["reasoning_content"]``.
+    ``additional_kwargs["reasoning_content"]``. With the option ``logprobs``, ``response_metadata`` also has
+    ``logprobs`` in OpenAI's format.
 
     Raises:
         MpoolError: a request fails as in :func:`mpool.chat`; constructing the model reads no files.
@@ -240,11 +242,12 @@ def _message(completion: Completion, choice: Choice) -> AIMessage:
     truncated = [InvalidToolCall(type="invalid_tool_call", name=call.name, args=call.raw, id=call.id,
                                  error="the completion was truncated before the arguments were complete")
                  for call in choice.tool_calls if call.arguments is None]
+    logprobs = {} if choice.logprobs is None else {"logprobs": logprobs_of(choice.logprobs)}
     return AIMessage(
         content=choice.text, additional_kwargs=_reasoning(choice.reasoning), tool_calls=calls,
         invalid_tool_calls=truncated,
         response_metadata={"finish_reason": choice.finish_reason, "model_name": completion.model,
-                           "model_provider": "mpool", "seed": completion.seed},
+                           "model_provider": "mpool", "seed": completion.seed, **logprobs},
         # the usage covers all choices: only the first one reports it
         usage_metadata=_usage(completion.usage) if choice.index == 0 else None)
 
@@ -265,12 +268,15 @@ def _generation_chunk(chunk: Chunk) -> ChatGenerationChunk:
         call = calls.setdefault(delta.index, ToolCallChunk(name=None, args="", id=None, index=delta.index))
         call["name"], call["id"] = call["name"] or delta.name, call["id"] or delta.id
         call["args"] = (call["args"] or "") + delta.arguments
+    logprobs = {} if chunk.logprobs is None else {"logprobs": logprobs_of(chunk.logprobs)}
     return ChatGenerationChunk(message=AIMessageChunk(
-        content=chunk.text, additional_kwargs=_reasoning(chunk.reasoning), tool_call_chunks=list(calls.values())))
+        content=chunk.text, additional_kwargs=_reasoning(chunk.reasoning), tool_call_chunks=list(calls.values()),
+        response_metadata=logprobs))
 
 
 def _final_chunk(completion: Completion) -> ChatGenerationChunk:
     message = _message(completion, completion.choices[0])
+    message.response_metadata.pop("logprobs", None)  # the chunks had them
     return ChatGenerationChunk(message=AIMessageChunk(
         content="", response_metadata=message.response_metadata, usage_metadata=message.usage_metadata,
         chunk_position="last"), generation_info={"finish_reason": completion.finish_reason})

@@ -18,6 +18,7 @@ from .._functions import pool_of
 from ..checks import missing_attribute
 from ..errors import InvalidArgument, Unsupported
 from ..model import Model
+from ._logprobs import logprobs_of
 
 if TYPE_CHECKING:
     from ..results import Chunk, Completion, TokenLogprob, Usage
@@ -254,7 +255,7 @@ class Llama:
         if stream:
             return self._chat_parts(head, self._model.chat(messages, stream=True, **options))
         done = self._model.chat(messages, **options)
-        choice = {"index": 0, "message": _message(done), "logprobs": _chat_logprobs(done.logprobs),
+        choice = {"index": 0, "message": _message(done), "logprobs": logprobs_of(done.logprobs),
                   "finish_reason": done.finish_reason}
         return {**head, "choices": [choice], "usage": _usage(done.usage)}
 
@@ -268,7 +269,7 @@ class Llama:
             for chunk in chunks:
                 delta = _delta(chunk)
                 if delta or chunk.logprobs:
-                    yield part(delta, _chat_logprobs(chunk.logprobs))
+                    yield part(delta, logprobs_of(chunk.logprobs))
                 if chunk.finish_reason:
                     yield part({}, None, chunk.finish_reason)
 
@@ -449,17 +450,6 @@ def _completion_logprobs(tokens: Sequence[TokenLogprob] | None, at: int) -> dict
     return {"tokens": [one.token for one in tokens], "text_offset": offsets,
             "token_logprobs": [one.logprob for one in tokens],
             "top_logprobs": [{**{top.token: top.logprob for top in one.top}, one.token: one.logprob} for one in tokens]}
-
-
-def _chat_logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-    if tokens is None:
-        return None
-    return {"content": [{**_logprob(one), "top_logprobs": [_logprob(top) for top in one.top]} for one in tokens],
-            "refusal": None}
-
-
-def _logprob(one: Any) -> dict[str, Any]:
-    return {"token": one.token, "logprob": one.logprob, "bytes": None}
 
 
 def _message(done: Completion) -> dict[str, Any]:

@@ -91,20 +91,21 @@ MP_TEST(models_diffusion_values_that_do_not_fit) {
 
 /* Text encoders that are missing, or whose widths do not fit the transformer. */
 MP_TEST(models_diffusion_sizes_of_text_encoders) {
-    static const char all[] = "text encoders", t5[] = "t5.embedding_length", text[] = "transformer.text_length";
+    static const char all[] = "text encoders", t5[] = "t5.embedding_length";
     static const char of_flux[] = "clip_l and t5", of_sd3[] = "clip_l and clip_g, with or without t5";
     static const char sum[] = "projections of clip_l and clip_g that add up to transformer.pooled_length";
     static const unfit rows[] = {
         {true, false, "clip_l.block_count", {0}, 0, all, of_flux},
         {true, false, "t5.block_count", {0}, 0, all, of_flux},
         {true, true, "mpool.none", {1}, 1, all, of_flux}, /* Flux has no clip_g */
-        {true, false, "transformer.text_length", {48}, 1, t5, text},
-        {true, false, "transformer.pooled_length", {24}, 1, "clip_l.embedding_length", "transformer.pooled_length"},
+        {true, false, "transformer.text_length", {48}, 1, t5, "48 (transformer.text_length)"},
+        {true, false, "transformer.pooled_length", {24}, 1, "clip_l.embedding_length",
+         "24 (transformer.pooled_length)"},
         {false, true, "clip_l.block_count", {0}, 0, all, of_sd3},
         {false, false, "mpool.none", {1}, 1, all, of_sd3},
         {false, true, "clip_l.projection_length", {0}, 1, all, sum},
         {false, true, "clip_g.projection_length", {0}, 1, all, sum},
-        {false, true, "transformer.text_length", {41}, 1, t5, text},
+        {false, true, "transformer.text_length", {41}, 1, t5, "41 (transformer.text_length)"},
         {false, true, "transformer.pooled_length", {31}, 1, all, sum},
         {false, true, "transformer.pooled_length", {33}, 1, all, sum},
     };
@@ -119,13 +120,13 @@ MP_TEST(models_diffusion_sizes_of_text_encoders) {
     MP_CHECK_STATUS(load_only(spec_with(without, "transformer.text_length", &narrow), MP_COMPUTE_AUTO, &error),
                     MP_FORMAT, &error);
     MP_CHECK_STR(error.field, "clip_g.embedding_length");
-    MP_CHECK_STR(error.allowed, "at most transformer.text_length, with that of clip_l");
+    MP_CHECK_STR(error.allowed, "at most 39 (transformer.text_length) with that of clip_l");
     mp_spec_unpin(without);
     mp_spec_unpin(base);
     clip_g_positions = CLIP_TOKENS - 1; /* texts of two lengths */
     MP_CHECK_STATUS(load_only(pipeline(false), MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.field, "clip_g.context_length");
-    MP_CHECK_STR(error.allowed, "that of clip_l");
+    MP_CHECK_STR(error.allowed, "9, as clip_l");
 }
 
 MP_TEST(models_diffusion_refuses_int8) {

@@ -136,7 +136,7 @@ static void check_scene(int queries, int count, int dim, int most, bool int8, mp
     free_scene(&s);
 }
 
-MP_TEST(vectors_maxsim_has_the_scores_of_plain_loops) {
+MP_TEST_SECONDS(vectors_maxsim_has_the_scores_of_plain_loops, 60) {
     static const int queries[] = {1, 3, 9}, counts[] = {0, 1, 70, 200}, dims[] = {1, 48, 400};
     for (int threads = 1; threads <= 3; threads += 2) {
         mp_lease lease;

@@ -224,6 +224,14 @@ static mp_status read_decoder(mp_diffusion *model, const mp_spec *spec, mp_error
     return MP_OK;
 }
 
+/* Refuses a size of a text encoder. `value` is allowed; the words before and after it say which value it is. */
+static mp_status refuse_encoder(const mp_spec *spec, const char *part, const char *name, const char *before,
+                                int32_t value, const char *after, int64_t got, const char *what, mp_error *error) {
+    char allowed[96];
+    snprintf(allowed, sizeof allowed, "%s%d%s", before, value, after);
+    return refuse(spec, part, name, allowed, got, what, error);
+}
+
 /* Check that the pipeline has the text encoders that the transformer needs, and that their widths fit it. */
 static mp_status check_fit(const mp_diffusion *model, const mp_spec *spec, mp_error *error) {
     static const char field[] = "text encoders";
@@ -235,16 +243,19 @@ static mp_status check_fit(const mp_diffusion *model, const mp_spec *spec, mp_er
                             "clip_l: %s, clip_g: %s, t5: %s", l->layers ? "yes" : "no", g->layers ? "yes" : "no",
                             t5->layers ? "yes" : "no");
     if (t5->layers && t5->hidden != model->text_width)
-        return refuse(spec, "t5", "embedding_length", "transformer.text_length", t5->hidden, "", error);
+        return refuse_encoder(spec, "t5", "embedding_length", "", model->text_width, " (transformer.text_length)",
+                              t5->hidden, "", error);
     if (model->flux)
         return l->hidden == model->pooled_width
                    ? MP_OK
-                   : refuse(spec, "clip_l", "embedding_length", "transformer.pooled_length", l->hidden, "", error);
+                   : refuse_encoder(spec, "clip_l", "embedding_length", "", model->pooled_width,
+                                    " (transformer.pooled_length)", l->hidden, "", error);
     if (l->length != g->length)
-        return refuse(spec, "clip_g", "context_length", "that of clip_l", g->length, "", error);
+        return refuse_encoder(spec, "clip_g", "context_length", "", l->length, ", as clip_l", g->length, "", error);
     if (l->hidden + g->hidden > model->text_width)
-        return refuse(spec, "clip_g", "embedding_length", "at most transformer.text_length, with that of clip_l",
-                      l->hidden + g->hidden, " with that of clip_l", error);
+        return refuse_encoder(spec, "clip_g", "embedding_length", "at most ", model->text_width,
+                              " (transformer.text_length) with that of clip_l", l->hidden + g->hidden,
+                              " with that of clip_l", error);
     if (!l->projection || !g->projection || l->projection + g->projection != model->pooled_width)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, field,
                             "projections of clip_l and clip_g that add up to transformer.pooled_length",

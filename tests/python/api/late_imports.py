@@ -79,7 +79,6 @@ mpool.cli.scaling  mpool.integrations.ray.parquet  1  optional
 mpool.cli.scaling  mpool.integrations.ray.serving  1  optional
 mpool.cli.searching  mpool.errors  1  start-up
 mpool.cli.searching  mpool.tasks.similarity  1  core
-mpool.cli.searching  numpy  1  core
 mpool.cli.serving  mpool.config  1  start-up
 mpool.cli.serving  mpool.errors  2  start-up
 mpool.cli.serving  mpool.pool  1  start-up

@@ -152,6 +152,20 @@ def test_completions_equal_those_of_chat(llama: Path) -> None:
         list(model.stream(messages, n=2))
 
 
+def test_log_probabilities(llama: Path) -> None:
+    """They are in the metadata of a message, in OpenAI's format, also in a stream."""
+    expected = mpool.chat([{"role": "user", "content": "A cat?"}], str(llama), seed=5, max_tokens=12, logprobs=True,
+                          top_logprobs=2).logprobs
+    assert expected is not None
+    model = ChatMpool(model=str(llama), seed=5, max_tokens=12, options={"logprobs": True, "top_logprobs": 2})
+    found = model.invoke("A cat?").response_metadata["logprobs"]
+    assert [(row["token"], row["logprob"]) for row in found["content"]] == [
+        (one.token, one.logprob) for one in expected]
+    assert [[top["token"] for top in row["top_logprobs"]] for row in found["content"]] == [
+        [top.token for top in one.top] for one in expected]
+    assert merged(model.stream("A cat?")).response_metadata["logprobs"] == found
+
+
 def test_closing_a_stream_cancels_the_request(llama: Path) -> None:
     with mpool.Pool() as pool:
         model = ChatMpool(model=pool.register("left", llama), max_tokens=8000, options={"ignore_eos": True})

@@ -1,0 +1,24 @@
+"""Log probabilities of tokens in OpenAI's format, which the adapters for chat libraries return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..results import TokenLogprob
+
+
+def logprobs_of(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    """Return the dict ``logprobs`` of a choice; None: the request did not ask for log probabilities."""
+    if tokens is None:
+        return None
+    return {"content": [{**_row(one), "top_logprobs": [_row(top) for top in one.top]} for one in tokens],
+            "refusal": None}
+
+
+def _row(one: Any) -> dict[str, Any]:
+    return {"token": one.token, "logprob": one.logprob, "bytes": None}
+
+
+__all__ = ["logprobs_of"]
