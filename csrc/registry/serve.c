@@ -563,7 +563,8 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_error error;
     mp_fail(&error, MP_MEMORY_EXHAUSTED,
             "%s: the request needs more memory than is free, although no other request of the model is active; send a "
-            "smaller request, unload other models, or raise the limit (memory_bytes, MPOOL_MEMORY_MB)", entry->key);
+            "smaller request, unload other models, or raise the limit (%smemory_bytes, MPOOL_MEMORY_MB)", entry->key,
+            w->engine->process ? "process_memory of PoolConfig, " : "");
     end_item(w, waiting, error.code, &error);
 }
 
