@@ -184,7 +184,7 @@ def test_image_that_exceeds_the_memory_of_a_process(model: Path, large: Path) ->
     with pool_of(process_memory=6_000_000) as pool:
         assert pool.vision(PHOTO, text(1, 9), large, **GREEDY).token_ids
         before = processes(pool)
-        with pytest.raises(mpool.MemoryExhausted, match=r"raise the limit \(process_memory of PoolConfig, memory_bytes"):
+        with pytest.raises(mpool.MemoryExhausted, match=r"limit \(process_memory of PoolConfig, memory_bytes"):
             pool.vision(image(5, SIDE, SIDE), text(1, 9), large, **GREEDY)
         assert pool.vision(PHOTO, text(1, 9), large, **GREEDY).token_ids and processes(pool) == before
     assert children() == []
