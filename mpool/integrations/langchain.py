@@ -36,7 +36,7 @@ with importing("langchain"):
 if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 
-    from ..results import Choice, Chunk, Completion, Usage
+    from ..results import Choice, Chunk, Completion, TokenLogprob, Usage
 
 #: Fields of the chat model that are options of mpool.chat with the same name.
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "timeout")
@@ -231,8 +231,11 @@ def _check_single(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chat_result(completion: Completion) -> ChatResult:
-    generations = [ChatGeneration(message=_message(completion, choice), generation_info={
-        "finish_reason": choice.finish_reason}) for choice in completion.choices]
+    generations = []
+    for choice in completion.choices:
+        message = _message(completion, choice)
+        message.response_metadata.update(_logprobs(choice.logprobs))
+        generations.append(ChatGeneration(message=message, generation_info={"finish_reason": choice.finish_reason}))
     return ChatResult(generations=generations, llm_output={"model_name": completion.model, "seed": completion.seed})
 
 
@@ -242,14 +245,17 @@ def _message(completion: Completion, choice: Choice) -> AIMessage:
     truncated = [InvalidToolCall(type="invalid_tool_call", name=call.name, args=call.raw, id=call.id,
                                  error="the completion was truncated before the arguments were complete")
                  for call in choice.tool_calls if call.arguments is None]
-    logprobs = {} if choice.logprobs is None else {"logprobs": logprobs_of(choice.logprobs)}
     return AIMessage(
         content=choice.text, additional_kwargs=_reasoning(choice.reasoning), tool_calls=calls,
         invalid_tool_calls=truncated,
         response_metadata={"finish_reason": choice.finish_reason, "model_name": completion.model,
-                           "model_provider": "mpool", "seed": completion.seed, **logprobs},
+                           "model_provider": "mpool", "seed": completion.seed},
         # the usage covers all choices: only the first one reports it
         usage_metadata=_usage(completion.usage) if choice.index == 0 else None)
+
+
+def _logprobs(tokens: tuple[TokenLogprob, ...] | None) -> dict[str, Any]:
+    return {} if tokens is None else {"logprobs": logprobs_of(tokens)}
 
 
 def _usage(usage: Usage) -> UsageMetadata:
@@ -268,15 +274,13 @@ def _generation_chunk(chunk: Chunk) -> ChatGenerationChunk:
         call = calls.setdefault(delta.index, ToolCallChunk(name=None, args="", id=None, index=delta.index))
         call["name"], call["id"] = call["name"] or delta.name, call["id"] or delta.id
         call["args"] = (call["args"] or "") + delta.arguments
-    logprobs = {} if chunk.logprobs is None else {"logprobs": logprobs_of(chunk.logprobs)}
     return ChatGenerationChunk(message=AIMessageChunk(
         content=chunk.text, additional_kwargs=_reasoning(chunk.reasoning), tool_call_chunks=list(calls.values()),
-        response_metadata=logprobs))
+        response_metadata=_logprobs(chunk.logprobs)))
 
 
 def _final_chunk(completion: Completion) -> ChatGenerationChunk:
     message = _message(completion, completion.choices[0])
-    message.response_metadata.pop("logprobs", None)  # the chunks had them
     return ChatGenerationChunk(message=AIMessageChunk(
         content="", response_metadata=message.response_metadata, usage_metadata=message.usage_metadata,
         chunk_position="last"), generation_info={"finish_reason": completion.finish_reason})
