@@ -87,6 +87,54 @@ MP_TEST(models_sampler_agrees_with_a_reference) {
     }
 }
 
+/* The best candidates of logits with many ties are those of a complete sort. */
+MP_TEST(models_sampler_ranks_ties_by_id) {
+    static int ids[VOCAB];
+    static const int numbers[] = {1, 2, 63, 64, 65, 600, VOCAB};
+    mp_test_random random = {5};
+    mp_kernels_init();
+    for (int i = 0; i < VOCAB; i++) {
+        original[i] = (float)(int)mp_test_random_float(&random, -30, 30);
+        ids[i] = i;
+    }
+    qsort(ids, VOCAB, sizeof *ids, by_logit);
+    for (size_t c = 0; c < sizeof numbers / sizeof *numbers; c++) {
+        static int32_t top_ids[VOCAB];
+        static float top[VOCAB];
+        float logprob;
+        mp_logprobs(original, VOCAB, 0, numbers[c], &logprob, top_ids, top, candidates);
+        for (int i = 0; i < numbers[c]; i++)
+            if (top_ids[i] != ids[i])
+                MP_FAIL("the %d best: token %d at rank %d, expected %d", numbers[c], top_ids[i], i, ids[i]);
+    }
+}
+
+/* The sampled token is the best that the mask allows, for words with all, no, one and some bits, and for a mask that
+ * ends before the vocabulary. The last word has four bits (VOCAB is 78 * 32 + 4). */
+MP_TEST(models_sampler_takes_the_best_token_of_the_mask) {
+    enum { WORDS = (VOCAB + 31) / 32 };
+    static uint32_t mask[WORDS];
+    const mp_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
+    mp_test_random random = {6};
+    mp_kernels_init();
+    for (int times = 0; times < 400; times++) {
+        const int kind = times % 5, words = times % 3 ? WORDS : 40;
+        int best = -1;
+        memset(mask, 0, sizeof mask);
+        for (int i = 0; i < VOCAB; i++) {
+            const bool some = mp_test_random_float(&random, 0, 1) < 0.1f;
+            original[i] = mp_test_random_float(&random, -4, 4);
+            if (kind == 0 ? true : kind == 1 ? i == times * 6 : kind == 2 ? some : kind == 3 ? !some : i / 32 % 2)
+                mask[i / 32] |= UINT32_C(1) << i % 32;
+            if (i / 32 < words && mask[i / 32] >> i % 32 & 1 && (best < 0 || original[i] > original[best]))
+                best = i;
+        }
+        memcpy(logits, original, sizeof logits);
+        const mp_sample_args sample = {.sampling = &greedy, .mask = mask, .mask_words = words};
+        MP_CHECK_INT(mp_sample(&sample, logits, VOCAB, candidates), best);
+    }
+}
+
 /* The sum of all weights is rounded, so the running sum may not exceed a random number next to 1. The sample is then
  * the last token. */
 MP_TEST(models_sampler_ends_at_the_last_token) {

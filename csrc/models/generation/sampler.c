@@ -93,6 +93,7 @@ static void sift(mp_candidate *heap, int n, int i) { /* lowest-ranked candidate 
 
 /* Selects the k largest logits, in descending order, into out[k]; skips -inf. Returns their number. */
 static int select_best(const float *logits, int32_t vocab, int k, mp_candidate *out) {
+    enum { SKIP = 64 }; /* ids that one test of the kernels skips if none of them ranks high enough */
     int n = 0;
     int32_t id = 0;
     for (; id < vocab && n < k; id++)
@@ -100,12 +101,15 @@ static int select_best(const float *logits, int32_t vocab, int k, mp_candidate *
             out[n++] = (mp_candidate){logits[id], id};
     for (int i = n / 2 - 1; i >= 0; i--)
         sift(out, n, i);
-    for (; n > 0 && id < vocab; id++) {
-        mp_candidate c = {logits[id], id};
-        if (c.logit > out[0].logit) { /* ids ascend, so an equal logit never ranks higher */
-            out[0] = c;
-            sift(out, n, 0);
-        }
+    for (; n > 0 && id < vocab; id += SKIP) {
+        const int32_t end = vocab - id < SKIP ? vocab : id + SKIP;
+        if (!(mp_kernels_get()->max(logits + id, end - id) > out[0].logit))
+            continue;
+        for (int32_t i = id; i < end; i++)
+            if (logits[i] > out[0].logit) { /* ids ascend, so an equal logit never ranks higher */
+                out[0] = (mp_candidate){logits[i], i};
+                sift(out, n, 0);
+            }
     }
     for (int m = n; m > 1; m--) { /* heap sort: the lowest-ranked moves to the end */
         mp_candidate t = out[0];
@@ -138,13 +142,22 @@ static void penalize(const mp_sample_args *sample, float *logits, int32_t vocab)
             logits[sample->barred[i]] = -INFINITY;
 }
 
+enum { MASK_BITS = 32 };
+
+/* Sets the logits whose bit in `word` is 0 to -inf. The table lets the compiler test several bits at once. */
+static void keep_allowed(float *logits, int n, uint32_t word) {
+#define FOUR(b) UINT32_C(1) << (b), UINT32_C(2) << (b), UINT32_C(4) << (b), UINT32_C(8) << (b)
+    static const uint32_t BIT[MASK_BITS] = {FOUR(0), FOUR(4), FOUR(8), FOUR(12), FOUR(16), FOUR(20), FOUR(24), FOUR(28)};
+#undef FOUR
+    for (int b = 0; b < n; b++)
+        logits[b] = word & BIT[b] ? logits[b] : -INFINITY;
+}
+
 static void apply_mask(const mp_sample_args *sample, float *logits, int32_t vocab) {
-    enum { BITS = 32 };
-    for (int32_t i = 0; sample->mask_words > 0 && i < vocab; i += BITS) {
-        uint32_t word = i / BITS < sample->mask_words ? sample->mask[i / BITS] : 0;
-        int n = vocab - i < BITS ? vocab - i : BITS;
-        for (int b = 0; word != UINT32_MAX && b < n; b++)
-            logits[i + b] = word >> b & 1 ? logits[i + b] : -INFINITY;
+    for (int32_t i = 0; sample->mask_words > 0 && i < vocab; i += MASK_BITS) {
+        uint32_t word = i / MASK_BITS < sample->mask_words ? sample->mask[i / MASK_BITS] : 0;
+        if (word != UINT32_MAX)
+            keep_allowed(logits + i, vocab - i < MASK_BITS ? vocab - i : MASK_BITS, word);
     }
 }
 
