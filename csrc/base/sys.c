@@ -427,6 +427,14 @@ static void *real_mmap(size_t bytes, int fd) { return mmap(NULL, bytes, PROT_REA
 
 static int real_madvise(void *data, size_t bytes, int advice) { return madvise(data, bytes, advice); }
 
+static int real_mincore(void *data, size_t bytes, unsigned char *pages) {
+#ifdef __APPLE__
+    return mincore(data, bytes, (char *)pages);
+#else
+    return mincore(data, bytes, pages);
+#endif
+}
+
 static mp_status require_regular(const struct stat *info, const char *path, mp_error *error) {
     if (S_ISREG(info->st_mode))
         return MP_OK;
@@ -462,6 +470,8 @@ bool mp_file_id_same(const mp_file_id *a, const mp_file_id *b) {
         return false;
     return a->ctime_ns == b->ctime_ns || a->mode != b->mode || a->links != b->links || a->owner != b->owner;
 }
+
+bool mp_sys_owns(const mp_file_id *id) { return geteuid() == 0 || id->owner >> 32 == (uint64_t)geteuid(); }
 
 bool mp_sys_identify(const char *path, mp_file_id *id) {
     struct stat info;
@@ -578,17 +588,48 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
         native = 22; /* MADV_POPULATE_READ, Linux 5.14; older kernels refuse it */
 #endif
         break;
+    case MP_ADVISE_RANDOM:
+        native = MADV_RANDOM;
+        break;
+    case MP_ADVISE_NORMAL:
+        native = MADV_NORMAL;
+        break;
+    case MP_ADVISE_PAGEOUT:
+#if !MP_LINUX
+        return;
+#elif defined(MADV_PAGEOUT)
+        native = MADV_PAGEOUT;
+#else
+        native = 21; /* MADV_PAGEOUT, Linux 5.4; older kernels refuse it */
+#endif
+        break;
     default:
         return;
     }
-    const bool reads = advice == MP_ADVISE_WILLNEED || advice == MP_ADVISE_POPULATE;
-    uintptr_t page = page_size(), begin = (uintptr_t)data, end, *up = reads ? &end : &begin; /* `up` is rounded up */
+    const bool whole = advice == MP_ADVISE_DONTNEED || advice == MP_ADVISE_HUGE || advice == MP_ADVISE_PAGEOUT;
+    uintptr_t page = page_size(), begin = (uintptr_t)data, end, *up = whole ? &begin : &end; /* `up` is rounded up */
     if (bytes == 0 || __builtin_add_overflow(begin, bytes, &end) || __builtin_add_overflow(*up, page - 1, up))
         return;
     begin &= ~(page - 1);
     end &= ~(page - 1);
     if (begin < end)
         SYS(madvise)((void *)begin, end - begin, native);
+}
+
+uint64_t mp_sys_resident(const void *data, size_t bytes) {
+    enum { PAGES = 512 };
+    unsigned char pages[PAGES];
+    const size_t page = page_size();
+    const uintptr_t begin = (uintptr_t)data & ~(page - 1), end = (uintptr_t)data + bytes;
+    uint64_t resident = 0;
+    for (uintptr_t at = begin; at < end; at += PAGES * page) {
+        const size_t left = end - at < PAGES * page ? end - at : PAGES * page;
+        if (SYS(mincore)((void *)at, left, pages) != 0)
+            return bytes;
+        for (size_t i = 0; i < (left + page - 1) / page; i++)
+            resident += pages[i] & 1 ? page : 0;
+    }
+    return resident;
 }
 
 #ifdef MP_SEAM
@@ -613,7 +654,8 @@ static void real_point(void) {}
         .set_affinity = real_set_affinity, .prefer_node = real_prefer_node, .open = real_open, .pread = real_pread, \
         .fallocate = real_fallocate, .mmap = real_mmap, .madvise = real_madvise, .cond_wait = real_cond_wait,       \
         .cond_wake = real_cond_wake, .mutex_lock = real_mutex_lock, .mutex_unlock = real_mutex_unlock,              \
-        .thread_join = real_thread_join, .thread_detach = real_thread_detach, .sleep_ns = real_sleep_ns             \
+        .thread_join = real_thread_join, .thread_detach = real_thread_detach, .sleep_ns = real_sleep_ns,            \
+        .mincore = real_mincore                                                                                     \
     }
 
 const mp_sys_calls mp_sys_real = REAL_CALLS;

@@ -102,6 +102,8 @@ typedef struct mp_file_id { /* identity of a file's content: detects that the fi
 } mp_file_id;
 /* True when both identify the same content, as far as metadata can tell. */
 bool mp_file_id_same(const mp_file_id *a, const mp_file_id *b);
+/* True if the process has the file's user id, or is the superuser. */
+bool mp_sys_owns(const mp_file_id *id);
 /* Identify the file that a path names now. Returns false unless the path names a regular file. */
 bool mp_sys_identify(const char *path, mp_file_id *id);
 /* Open a regular file for reading, with O_CLOEXEC, and with O_NONBLOCK so that opening a FIFO cannot block. FORMAT for
@@ -119,11 +121,17 @@ bool mp_sys_fill(int fd, size_t from, size_t bytes);
  * the system refuses. `path` is for the error. */
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error);
 void mp_sys_unmap(void *data, size_t bytes);
-enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE, MP_ADVISE_POPULATE };
+enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE, MP_ADVISE_POPULATE, MP_ADVISE_PAGEOUT,
+       MP_ADVISE_RANDOM, MP_ADVISE_NORMAL };
 /* Advise the system about the pages of a range. Best effort. WILLNEED and POPULATE cover every page that contains a
- * byte of the range, because reading more bytes is harmless. DONTNEED and HUGE cover only whole pages inside the
- * range, because the other bytes of a page may be in use. */
+ * byte of the range, because reading more bytes is harmless; so do RANDOM, after
+ * which a page fault reads one page, and NORMAL, which undoes it. The others cover only whole pages inside the range, because
+ * the other bytes of a page may be in use. PAGEOUT drops pages of a file from the page cache, unless other processes map
+ * them. */
 void mp_sys_advise(void *data, size_t bytes, int advice);
+/* Bytes of a mapped range whose pages are in memory, rounded to pages, so it may exceed `bytes`. For a file that another
+ * user owns (mp_sys_owns), the system may report all pages. */
+uint64_t mp_sys_resident(const void *data, size_t bytes);
 
 #ifdef MP_SEAM
 /* The table of system calls. A test copies mp_sys_real, changes rows and assigns mp_sys_table before any other call. */
@@ -135,6 +143,7 @@ typedef struct mp_sys_calls {
     uint64_t (*random)(void);
     uint64_t (*involuntary_switches)(void);
     uint64_t (*major_faults)(void);
+    int (*mincore)(void *data, size_t bytes, unsigned char *pages);
     void (*mutex_init)(pthread_mutex_t *mutex);
     void (*mutex_deinit)(pthread_mutex_t *mutex);
     void (*cond_init)(pthread_cond_t *cond);

@@ -260,6 +260,13 @@ mp_status mp_weights_check_poisoned(const mp_weights *weights, mp_error *error) 
                    mp_file_map_path(map));
 }
 
+bool mp_weights_owned(const mp_weights *weights) {
+    for (int i = 0; i < weights->map_count; i++)
+        if (!mp_sys_owns(mp_file_map_id(weights->maps[i])))
+            return false;
+    return true;
+}
+
 bool mp_weights_unchanged(const mp_weights *weights) {
     for (int i = 0; i < weights->map_count; i++)
         if (!mp_file_map_unchanged(weights->maps[i]))

@@ -39,6 +39,8 @@ void mp_weights_release(const mp_weights *weights, const mp_tensor *tensor);
 bool mp_weights_poisoned(const mp_weights *weights);
 /* Call after a step. Returns IO if a mapping is poisoned; the results of the step are then invalid. */
 mp_status mp_weights_check_poisoned(const mp_weights *weights, mp_error *error);
+/* True if this process owns every file: then the system tells which of their pages are in memory. */
+bool mp_weights_owned(const mp_weights *weights);
 /* True if every path still names the mapped file and no file was written to. */
 bool mp_weights_unchanged(const mp_weights *weights);
 /* True if no mapping is poisoned and every file is unchanged. */

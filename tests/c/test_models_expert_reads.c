@@ -248,7 +248,7 @@ MP_TEST(models_expert_reads_of_a_model) {
     atomic_store(&faulting, 1);
     for (int i = 0; i < 20; i++) { /* as after a load: no use counts */
         for (int l = 0; l < TINY_LAYERS; l++)
-            memset((void *)decoder->layers[l].experts.seen, 0, EXPERTS);
+            memset((void *)decoder->layers[l].experts.uses->seen, 0, EXPERTS);
         run(&tiny, 1 + i);
         if (i == 0)
             MP_CHECK(atomic_load(&decoder->expert_reads.counted) < counted + 60);

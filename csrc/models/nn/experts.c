@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/sys.h"
+#include "models/nn/expert_scan.h"
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
@@ -12,6 +13,7 @@ mp_status mp_experts_keep(mp_builder *builder, mp_budget *budget, mp_packed_expe
                           mp_error *error) {
     *packed = NULL;
     reads->name = mp_spec_origin(mp_weights_spec(builder->weights));
+    reads->blind = !mp_weights_owned(builder->weights);
     builder->expert_reads = reads;
     if (builder->shared || builder->use == MP_WEIGHTS_MAPPED)
         return MP_OK;
@@ -41,10 +43,11 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
         .clamp = shape->clamp,
         .reads = builder->expert_reads,
     };
+    const size_t uses_bytes = sizeof *experts->uses + (size_t)shape->count;
     if (experts->reads)
-        experts->seen = mp_alloc_array((size_t)shape->count, sizeof *experts->seen, MP_TAG_WEIGHTS);
-    if (experts->reads && !experts->seen)
-        return mp_fail_memory(error, (uint64_t)shape->count, "the list of used experts");
+        experts->uses = mp_alloc_zeroed(uses_bytes, MP_TAG_WEIGHTS);
+    if (experts->reads && !experts->uses)
+        return mp_fail_memory(error, uses_bytes, "the list of used experts");
     /* The router computes in fp32: a rounding error can select another expert, which is not a small error. */
     const mp_compute compute = builder->compute;
     const mp_unpacked unpacked = builder->unpacked;
@@ -80,14 +83,18 @@ void mp_experts_deinit(mp_experts *experts) {
     mp_expert_matrix_deinit(&experts->gate);
     mp_expert_matrix_deinit(&experts->up);
     mp_expert_matrix_deinit(&experts->down);
-    mp_free((void *)experts->seen);
-    experts->seen = NULL;
+    mp_free(experts->uses);
+    experts->uses = NULL;
 }
 
 /* ---- scratch ----------------------------------------------------------------------------------------------------- */
 
 /* An entry is a (row, expert) pair. The n = M * used entries are grouped by expert, and ordered by row within an
  * expert. */
+/* Flags of a use: it is measured; a thread waited for the disk, or asked for missing experts; the matrices are read by
+ * nn/expert_scan.h; most experts are chosen, and experts were missing at the start. */
+enum { MEASURED, WAITED, SCANS, MISSED, READS };
+
 typedef struct expert_scratch {
     float *scores;   /* [M, count] router scores */
     float *merit;    /* [M, count] values by which experts are selected */
@@ -96,7 +103,9 @@ typedef struct expert_scratch {
     int32_t *entry;  /* [n] position of a row's expert in group order */
     int32_t *row;    /* [n] row of an entry */
     int32_t *first;  /* [count + 1] first entry of each expert */
-    _Atomic int32_t *reads; /* [2] flags: [0] this use is measured; [1] a thread waited for the disk */
+    _Atomic int32_t *reads; /* [READS] flags */
+    mp_expert_scan *scan;     /* while the model thrashes */
+    mp_scan_matrix *matrices; /* [3 count] for `scan` */
     _Atomic int64_t *taken; /* [2] for mp_team_next: of the first matrices, and of the last one */
     float *wide;     /* [n, hidden] rows of x in group order, then expert outputs */
     float *inner;    /* [n, 2 ffn] gate and up; plain: [n, ffn] */
@@ -111,11 +120,12 @@ static size_t acts_bytes(const mp_expert_matrix *matrix, int n) {
 static size_t inner_width(const mp_experts *experts) { return (size_t)experts->ffn * (experts->plain ? 1 : 2); }
 
 static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
+    expert_scratch s;
     size_t n = (size_t)M * (size_t)experts->used, f = sizeof(float), at = 0;
     const size_t sizes[] = {
         (size_t)M * (size_t)experts->count * f, (size_t)M * (size_t)experts->count * f, n * f, n * f, n * f, n * f,
-        ((size_t)experts->count + 1) * f, 2 * f, 2 * sizeof(int64_t), n * (size_t)experts->hidden * f,
-        n * inner_width(experts) * f,
+        ((size_t)experts->count + 1) * f, READS * f, sizeof *s.scan, 3 * (size_t)experts->count * sizeof *s.matrices,
+        2 * sizeof(int64_t), n * (size_t)experts->hidden * f, n * inner_width(experts) * f,
     };
     enum { PARTS = sizeof sizes / sizeof *sizes };
     size_t offset[PARTS];
@@ -124,7 +134,7 @@ static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
         at += mp_arena_cost(sizes[i]);
     }
     size_t in = acts_bytes(&experts->up, (int)n), out = acts_bytes(&experts->down, (int)n);
-    expert_scratch s = {.bytes = at + (in > out ? in : out)};
+    s = (expert_scratch){.bytes = at + (in > out ? in : out)};
     if (base)
         s = (expert_scratch){
             .scores = (float *)(base + offset[0]),
@@ -135,9 +145,11 @@ static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
             .row = (int32_t *)(base + offset[5]),
             .first = (int32_t *)(base + offset[6]),
             .reads = (_Atomic int32_t *)(base + offset[7]),
-            .taken = (_Atomic int64_t *)(base + offset[8]),
-            .wide = (float *)(base + offset[9]),
-            .inner = (float *)(base + offset[10]),
+            .scan = (mp_expert_scan *)(base + offset[8]),
+            .matrices = (mp_scan_matrix *)(base + offset[9]),
+            .taken = (_Atomic int64_t *)(base + offset[10]),
+            .wide = (float *)(base + offset[11]),
+            .inner = (float *)(base + offset[12]),
             .acts = base + at,
             .bytes = s.bytes,
         };
@@ -185,43 +197,102 @@ static void group(const mp_experts *experts, int M, const expert_scratch *s) {
     s->first[0] = 0;
 }
 
+static bool is_used(const expert_scratch *s, int e) { return s->first[e + 1] > s->first[e]; }
+
 static bool is_new(const mp_experts *experts, int e) {
-    return !atomic_load_explicit(&experts->seen[e], memory_order_relaxed);
+    return !atomic_load_explicit(&experts->uses->seen[e], memory_order_relaxed);
 }
 
-/* Decides whether the use is measured (nn/expert_reads.h). */
-static void begin_reads(const mp_experts *experts, const expert_scratch *s) {
-    bool measured = mp_expert_reads_sample(experts->reads);
-    for (int e = 0; measured && e < experts->count; e++)
-        measured = s->first[e + 1] == s->first[e] || !is_new(experts, e);
-    atomic_store_explicit(&s->reads[0], measured, memory_order_relaxed);
-    atomic_store_explicit(&s->reads[1], 0, memory_order_relaxed);
+/* Returns the matrix of an expert if passes read it from the file, or NULL if a packed copy of it is kept. */
+static const mp_tensor *in_file(const mp_expert_matrix *matrix, int e) {
+    const mp_packed_matrix *packed = matrix->packed;
+    const bool reads = !packed || atomic_load_explicit(&packed->left[e], memory_order_relaxed) > 0;
+    return reads ? &matrix->tensors[e] : NULL;
+}
+
+/* Returns true if a quarter of a sample of the matrices of chosen experts are not in memory. */
+static bool is_missed(const mp_experts *experts, const expert_scratch *s, int chosen) {
+    enum { SAMPLES = 16 };
+    const mp_expert_matrix *const parts[] = {&experts->down, &experts->up, &experts->gate};
+    const int step = chosen / SAMPLES + 1;
+    int at = 0, sampled = 0, missing = 0;
+    for (int e = 0; e < experts->count; e++) {
+        if (!is_used(s, e) || at++ % step)
+            continue;
+        const mp_tensor *tensor = in_file(parts[sampled++ % (experts->plain ? 2 : 3)], e);
+        missing += tensor && !mp_expert_is_resident(tensor);
+    }
+    return 4 * missing >= sampled;
+}
+
+/* Lists the chosen matrices in the order of their use. */
+static void begin_scan(const mp_experts *experts, int threads, bool bypasses, const expert_scratch *s) {
+    const uint64_t up = mp_expert_bytes(&experts->up), down = mp_expert_bytes(&experts->down);
+    mp_expert_scan_init(s->scan, s->matrices, threads, up > down ? up : down, bypasses, experts->reads);
+    for (int e = 0; e < experts->count; e++)
+        if (is_used(s, e)) {
+            if (!experts->plain)
+                mp_expert_scan_add(s->scan, in_file(&experts->gate, e));
+            mp_expert_scan_add(s->scan, in_file(&experts->up, e));
+        }
+    for (int e = 0; e < experts->count; e++)
+        if (is_used(s, e))
+            mp_expert_scan_add(s->scan, in_file(&experts->down, e));
+}
+
+/* While the model thrashes, page faults read one page: the threads ask for all that they need, and with readahead (8 MiB
+ * on some systems) a fault would read several other matrices, which no row needs. */
+static void read_exactly(const mp_experts *experts, bool exactly) {
+    const int advice = exactly ? MP_ADVISE_RANDOM : MP_ADVISE_NORMAL;
+    const mp_expert_matrix *const parts[] = {&experts->gate, &experts->up, &experts->down};
+    for (int p = experts->plain ? 1 : 0; p < 3; p++)
+        for (int e = 0; e < experts->count; e++)
+            mp_sys_advise((void *)(uintptr_t)parts[p]->tensors[e].data, parts[p]->tensors[e].nbytes, advice);
+}
+
+/* Sets the flags of the use (nn/expert_reads.h). Experts that no rows have used before are not measured. */
+static void begin_reads(const mp_experts *experts, int threads, const expert_scratch *s) {
+    int chosen = 0;
+    bool seen = experts->reads, missed = false;
+    for (int e = 0; e < experts->count; e++)
+        if (is_used(s, e)) {
+            chosen++;
+            seen = seen && !is_new(experts, e);
+        }
+    const bool most = seen && 2 * chosen >= experts->count;
+    if (most && !mp_expert_reads_thrash(experts->reads)) {
+        missed = is_missed(experts, s, chosen);
+        mp_expert_reads_scan(experts->reads, &experts->uses->missed_ns, missed);
+    }
+    const bool thrash = mp_expert_reads_thrash(experts->reads);
+    if (experts->uses && atomic_exchange_explicit(&experts->uses->exact, thrash, memory_order_relaxed) != thrash)
+        read_exactly(experts, thrash);
+    if (thrash)
+        begin_scan(experts, threads, most, s);
+    const bool measured = thrash ? !experts->reads->blind : !most && mp_expert_reads_sample(experts->reads);
+    const bool flags[READS] = {[MEASURED] = seen && measured, [SCANS] = thrash, [MISSED] = missed};
+    for (int i = 0; i < READS; i++)
+        atomic_store_explicit(&s->reads[i], flags[i], memory_order_relaxed);
 }
 
 /* Marks the chosen experts as used. */
 static void mark_seen(const mp_experts *experts, const expert_scratch *s) {
-    for (int e = 0; experts->seen && e < experts->count; e++)
-        if (s->first[e + 1] > s->first[e] && is_new(experts, e))
-            atomic_store_explicit(&experts->seen[e], 1, memory_order_relaxed);
+    for (int e = 0; experts->uses && e < experts->count; e++)
+        if (is_used(s, e) && is_new(experts, e))
+            atomic_store_explicit(&experts->uses->seen[e], 1, memory_order_relaxed);
 }
 
-/* Asks the system to read the chosen experts from the disk, without waiting for it: all of them at once, where faults
- * would read 128 KiB at a time. Asks for an expert when it is used first, and on each use while the model thrashes:
- * asking for pages that are in memory takes 13 us per matrix. Each thread asks for some of the matrices. */
+/* Asks the system for the chosen experts that no rows have used before. Each thread asks for some of the matrices. */
 static void fetch(const mp_experts *experts, const mp_team_thread *thread, const expert_scratch *s) {
     const mp_expert_matrix *const parts[] = {&experts->gate, &experts->up, &experts->down};
-    const bool always = mp_expert_reads_thrash(experts->reads);
     int turn = 0;
-    for (int p = experts->plain ? 1 : 0; experts->seen && p < 3; p++)
+    for (int p = experts->plain ? 1 : 0; experts->uses && p < 3; p++)
         for (int e = 0; e < experts->count; e++) {
-            if (s->first[e + 1] == s->first[e] || (!always && !is_new(experts, e)))
+            if (!is_used(s, e) || !is_new(experts, e) || turn++ % thread->count != thread->index)
                 continue;
-            if (turn++ % thread->count != thread->index)
-                continue;
-            const mp_packed_matrix *packed = parts[p]->packed;
-            const mp_tensor *tensor = &parts[p]->tensors[e];
-            if (!packed || atomic_load_explicit(&packed->left[e], memory_order_relaxed) > 0)
-                mp_sys_advise((void *)(uintptr_t)tensor->data, tensor->nbytes, MP_ADVISE_WILLNEED);
+            const mp_tensor *tensor = in_file(parts[p], e);
+            if (tensor)
+                mp_expert_ask(experts->reads, tensor, true);
         }
 }
 
@@ -401,6 +472,26 @@ static void run_matrices(const mp_experts *experts, const mp_team_thread *thread
         }
 }
 
+/* run_matrices with nn/expert_scan.h: each thread computes its panels of every matrix. matrix: index of the
+ * first one in the scan. Returns the index after the last one. */
+static int run_scan(const mp_experts *experts, const mp_team_thread *thread, const expert_scratch *s,
+                    const mp_expert_matrix *const *parts, int count, int matrix, const mp_acts *acts, uint8_t *own,
+                    mp_lease *lease, float *y, int64_t ldy) {
+    int64_t begin, end;
+    mp_team_split(thread, (parts[0]->N + MP_PANEL_N - 1) / MP_PANEL_N, 1, &begin, &end);
+    for (int e = 0; e < experts->count; e++)
+        for (int part = 0; part < count && is_used(s, e); part++) {
+            if (lease)
+                mp_lease_poll(lease);
+            mp_expert_scan_enter(s->scan, matrix);
+            for (int panel = (int)begin; panel < end;)
+                panel += run_panels(parts[part], e, panel, (int)end - panel, acts, s->first[e], s->first[e + 1], own,
+                                    y + (int64_t)part * parts[0]->N, ldy);
+            mp_expert_scan_leave(s->scan, matrix++);
+        }
+    return matrix;
+}
+
 /* gate = (up + 1) * (gate * sigmoid(1.702 gate)), with gate and up clamped first. NaN stays NaN. */
 static void gate_clamped(float limit, float *gate, const float *up, int64_t n) {
     enum { SLICE = 256 };
@@ -456,14 +547,16 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
     mp_team_barrier(thread);
     if (thread->index == 0) {
         group(experts, M, &s);
-        begin_reads(experts, &s);
+        begin_reads(experts, thread->count, &s);
         for (int i = 0; i < 2; i++)
             atomic_store_explicit(&s.taken[i], 0, memory_order_relaxed);
     }
     mp_team_barrier(thread);
-    const bool measured = atomic_load_explicit(&s.reads[0], memory_order_relaxed);
-    const uint64_t faults = measured ? mp_sys_major_faults() : 0;
-    fetch(experts, thread, &s);
+    const bool measured = atomic_load_explicit(&s.reads[MEASURED], memory_order_relaxed);
+    const bool scans = atomic_load_explicit(&s.reads[SCANS], memory_order_relaxed);
+    const uint64_t faults = measured && !scans ? mp_sys_major_faults() : 0;
+    if (!scans)
+        fetch(experts, thread, &s);
 
     mp_acts acts;
     mp_acts_init(&acts, mp_wmat_acts(experts->up.kind), (int32_t)n, experts->hidden, s.acts);
@@ -475,8 +568,12 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
     if (thread->index == 0)
         mark_seen(experts, &s);
     const mp_expert_matrix *const first[] = {&experts->gate, &experts->up}, *const second[] = {&experts->down};
-    run_matrices(experts, thread, &s, experts->plain ? &first[1] : first, experts->plain ? 1 : 2, &s.taken[0],
-                 &acts, own, lease, s.inner, wide);
+    const int parts = experts->plain ? 1 : 2;
+    int matrix = 0;
+    if (scans)
+        matrix = run_scan(experts, thread, &s, &first[2 - parts], parts, matrix, &acts, own, lease, s.inner, wide);
+    else
+        run_matrices(experts, thread, &s, &first[2 - parts], parts, &s.taken[0], &acts, own, lease, s.inner, wide);
     mp_team_barrier(thread);
 
     mp_acts_init(&acts, mp_wmat_acts(experts->down.kind), (int32_t)n, experts->ffn, s.acts);
@@ -491,12 +588,19 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
     }
     mp_acts_fill(&acts, s.inner, wide, (int)begin, (int)end);
     mp_team_barrier(thread);
-    run_matrices(experts, thread, &s, second, 1, &s.taken[1], &acts, own, lease, s.wide, hidden);
-    if (measured && mp_sys_major_faults() > faults)
-        atomic_store_explicit(&s.reads[1], 1, memory_order_relaxed);
+    if (scans)
+        run_scan(experts, thread, &s, second, 1, matrix, &acts, own, lease, s.wide, hidden);
+    else
+        run_matrices(experts, thread, &s, second, 1, &s.taken[1], &acts, own, lease, s.wide, hidden);
+    const bool waited = scans ? atomic_load_explicit(&s.scan->missed, memory_order_relaxed)
+                              : measured && mp_sys_major_faults() > faults;
+    if (measured && waited)
+        atomic_store_explicit(&s.reads[WAITED], 1, memory_order_relaxed);
     mp_team_barrier(thread);
     if (measured && thread->index == 0)
-        mp_expert_reads_add(experts->reads, atomic_load_explicit(&s.reads[1], memory_order_relaxed));
+        mp_expert_reads_add(experts->reads, atomic_load_explicit(&s.reads[WAITED], memory_order_relaxed));
+    if (thread->index == 0 && atomic_load_explicit(&s.reads[MISSED], memory_order_relaxed))
+        atomic_store_explicit(&experts->uses->missed_ns, mp_sys_now_ns(), memory_order_relaxed);
 
     mp_team_split(thread, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++)

@@ -11,7 +11,8 @@
  * Experts take part neither in the predicted size of a model nor in what a load charges, so a model may have more bytes
  * of experts than the memory budget: a load is refused only if the other weights do not fit. The system then reads the
  * experts that rows choose from the disk; after the router, the threads ask it for all of them at once.
- * nn/expert_reads.h logs a warning if the same experts are read repeatedly. */
+ * nn/expert_reads.h finds out if the same experts are read repeatedly; uses then ask for them in the order of their use
+ * (nn/expert_scan.h). */
 #ifndef MP_MODELS_NN_EXPERTS_H
 #define MP_MODELS_NN_EXPERTS_H
 
@@ -19,6 +20,12 @@
 #include "models/nn/expert_matrix.h"
 #include "models/nn/expert_reads.h"
 #include "models/nn/routing.h"
+
+typedef struct mp_expert_uses { /* changed by the passes through a layer */
+    _Atomic uint64_t missed_ns;  /* see mp_expert_reads_scan */
+    _Atomic bool exact;          /* the system reads only what it is asked for: see read_exactly */
+    _Atomic uint8_t seen[];      /* [count] 1: rows have used the expert */
+} mp_expert_uses;
 
 typedef struct mp_experts {
     int32_t count, used; /* experts in total; experts per row */
@@ -32,7 +39,7 @@ typedef struct mp_experts {
     mp_linear router;    /* [count, hidden], always in fp32 */
     mp_expert_matrix gate, up, down; /* gate is empty if `plain` */
     mp_expert_reads *reads;          /* counters of the model, or NULL: not measured */
-    _Atomic uint8_t *seen;           /* [count] 1: rows have used the expert; NULL if `reads` is NULL */
+    mp_expert_uses *uses;            /* NULL if `reads` is NULL */
 } mp_experts;
 
 typedef struct mp_experts_shape {
