@@ -269,8 +269,8 @@ static void begin_reads(const mp_experts *experts, int threads, const expert_scr
         read_exactly(experts, thrash);
     if (thrash)
         begin_scan(experts, threads, most, s);
-    const bool measured = thrash ? !experts->reads->blind : !most && mp_expert_reads_sample(experts->reads);
-    const bool flags[READS] = {[MEASURED] = seen && measured, [SCANS] = thrash, [MISSED] = missed};
+    const bool measured = seen && (thrash ? !experts->reads->blind : !most && mp_expert_reads_sample(experts->reads));
+    const bool flags[READS] = {[MEASURED] = measured, [SCANS] = thrash, [MISSED] = missed};
     for (int i = 0; i < READS; i++)
         atomic_store_explicit(&s->reads[i], flags[i], memory_order_relaxed);
 }
