@@ -38,8 +38,8 @@ class ModelRow:
         experts: how the experts of a mixture-of-experts model are used now: ``"mapped"``: read from the file on every
             use; ``"packing"``: packed copies of a part of them are in memory; ``"packed"``: of all of them. None for
             models without experts, and before the model is loaded.
-        thrashing: True if the same experts were read from the disk repeatedly since the model was loaded, because the
-            experts in use do not fit into memory. Always False for workers that are processes, which log it.
+        thrashing: True while experts that were used before are read from the disk again, because the experts in use do
+            not fit into memory. Always False for workers that are processes, which log it.
         kv_dtype: type of the keys and values in the KV cache: ``"int16"``, ``"float32"`` or ``"int8"``; None for models
             without one, and before the model is loaded.
         draft: reference of the draft model; None: the model has none.

@@ -1,5 +1,5 @@
-/* Models whose experts are larger than the memory: they load, give the same bytes, charge no experts, ask the system for
- * experts in the order of their use, and log once that experts are read from the disk repeatedly. */
+/* Models whose experts are larger than the memory: they load, give the same bytes, charge no experts, ask the system
+ * for experts in the order of their use, and log once that experts are read from the disk repeatedly. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -138,11 +138,11 @@ MP_TEST(models_expert_reads_decide_by_windows) {
     for (int blind = 0; blind < 2; blind++) {
         mp_expert_reads reads = {.name = "m.gguf", .bytes = 12345678, .blind = blind};
         logged log = {0};
-        MP_CHECK(!mp_expert_reads_sample(NULL));
+        MP_CHECK(!mp_expert_reads_sample(NULL, 1));
         int sampled = 0;
         for (int i = 0; i < 60; i++)
-            sampled += mp_expert_reads_sample(&reads);
-        MP_CHECK_INT(sampled, 20);
+            sampled += mp_expert_reads_sample(&reads, i < 30 ? 1 : 16);
+        MP_CHECK_INT(sampled, 40);
         for (int round = 0; round < 3; round++)
             for (int i = 0; i < WINDOW; i++)
                 mp_expert_reads_add(&reads, i < WINDOW / 4 - 1);
@@ -150,7 +150,7 @@ MP_TEST(models_expert_reads_decide_by_windows) {
         for (int i = 0; i < WINDOW; i++)
             mp_expert_reads_add(&reads, i >= WINDOW / 4 * 3);
         MP_CHECK_INT(atomic_load(&reads.thrashing), 1);
-        MP_CHECK(!mp_expert_reads_sample(&reads));
+        MP_CHECK(!mp_expert_reads_sample(&reads, 16));
         MP_CHECK_INT(mp_log_drain(collect, &log), blind);
         for (int round = 0; round < 3; round++)
             for (int i = 0; i < WINDOW; i++)
@@ -203,7 +203,7 @@ static int asked_for(const mp_tensor *tensor) {
     return count;
 }
 
-/* What the system tells about pages: none, or all, or those below an address are in memory. */
+/* The system tells that the pages below this address are in memory. */
 static _Atomic uintptr_t resident_below;
 
 static int tell_pages(void *data, size_t bytes, unsigned char *pages) {
@@ -312,7 +312,7 @@ MP_TEST(models_expert_scan_bypasses_the_page_cache) {
             dropped += bypasses && read && asked % 16 != 0;
             MP_CHECK_INT(advice_given(MADV_PAGEOUT), dropped);
             if (tensor)
-                MP_CHECK_INT(asked_for(tensor), read ? 3 : 0); /* once ahead; twice at its use, when it is missing still */
+                MP_CHECK_INT(asked_for(tensor), read ? 3 : 0); /* ahead, and at its use: each thread finds it missing */
         }
         MP_CHECK_INT(asked, MATRICES - 8);
         MP_CHECK_INT(dropped, bypasses ? asked - asked / 16 : 0);
@@ -346,7 +346,8 @@ MP_TEST(models_expert_reads_of_prompts) {
     static const struct {
         int missing, seconds; /* pages in memory or not; time after the last prompt */
         bool thrashes;
-    } prompts[] = {{1, 1, false}, {0, 1, false}, {1, 1, false}, {1, 61, false}, {0, 1, false}, {1, 1, false}, {1, 59, true}};
+    } prompts[] = {{1, 1, false},  {0, 1, false}, {1, 1, false}, {1, 61, false},
+                   {0, 1, false},  {1, 1, false}, {1, 59, true}};
     for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
         atomic_store(&resident_below, prompts[i].missing ? 0 : UINTPTR_MAX);
         atomic_fetch_add(&clock_ns, (uint64_t)prompts[i].seconds * second);

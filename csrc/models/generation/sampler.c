@@ -147,7 +147,8 @@ enum { MASK_BITS = 32 };
 /* Sets the logits whose bit in `word` is 0 to -inf. The table lets the compiler test several bits at once. */
 static void keep_allowed(float *logits, int n, uint32_t word) {
 #define FOUR(b) UINT32_C(1) << (b), UINT32_C(2) << (b), UINT32_C(4) << (b), UINT32_C(8) << (b)
-    static const uint32_t BIT[MASK_BITS] = {FOUR(0), FOUR(4), FOUR(8), FOUR(12), FOUR(16), FOUR(20), FOUR(24), FOUR(28)};
+    static const uint32_t BIT[MASK_BITS] = {FOUR(0),  FOUR(4),  FOUR(8),  FOUR(12),
+                                            FOUR(16), FOUR(20), FOUR(24), FOUR(28)};
 #undef FOUR
     for (int b = 0; b < n; b++)
         logits[b] = word & BIT[b] ? logits[b] : -INFINITY;

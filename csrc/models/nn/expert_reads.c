@@ -4,19 +4,19 @@
 #include "base/sys.h"
 
 /* Two system calls per thread measure a use; the rows of a token use each of 20 to 90 layers once. */
-enum { SAMPLE = 3 };
+enum { SAMPLE = 3, MANY_ROWS = 16 };
 static const uint64_t SUCCESSION_NS = UINT64_C(60) * 1000 * 1000 * 1000;
 
-bool mp_expert_reads_sample(mp_expert_reads *reads) {
+bool mp_expert_reads_sample(mp_expert_reads *reads, int rows) {
     return reads && !mp_expert_reads_thrash(reads) &&
-           atomic_fetch_add_explicit(&reads->uses, 1, memory_order_relaxed) % SAMPLE == 0;
+           (rows >= MANY_ROWS || atomic_fetch_add_explicit(&reads->uses, 1, memory_order_relaxed) % SAMPLE == 0);
 }
 
 static void warn(mp_expert_reads *reads) {
     if (!atomic_exchange_explicit(&reads->warned, true, memory_order_relaxed))
         mp_log(MP_LOG_WARNING,
-               "%s: the same experts are read from the disk repeatedly. The experts have %.1f MB, more than the page cache "
-               "can hold. Free memory, or use a file with fewer bits per weight",
+               "%s: the same experts are read from the disk repeatedly. The experts have %.1f MB, more than the page "
+               "cache can hold. Free memory, or use a file with fewer bits per weight",
                reads->name, (double)reads->bytes / 1e6);
 }
 

@@ -4,16 +4,16 @@
  * experts that the router selects and drops others. If the router soon selects dropped experts again, passes wait for
  * the disk.
  *
- * One in seven uses of a layer is sampled. A sampled use counts if all experts that it reads were used before. It is a
- * miss if a thread waited for the disk (a major page fault) while it read them. If a quarter of WINDOW counted uses are
- * misses, the model thrashes. A scan, which is a use that reads at least half of the layer's experts, is a miss if a
- * quarter of them are not in memory at its start. Two misses of a layer in succession, within a minute, are enough: the
- * second one begins after the first has read all that it needs.
+ * A use of a layer is measured if all experts that it reads were used before: one in three uses, and each use by many
+ * rows. It is a miss if a thread waited for the disk (a major page fault) while it read them. If a quarter of
+ * MP_EXPERT_WINDOW measured uses are misses, the model thrashes. A scan, which is a use that reads at least half of the
+ * layer's experts, is a miss if a quarter of them are not in memory at its start. Two misses of a layer in succession,
+ * within a minute, are enough: the second one begins after the first has read all that it needs.
  *
- * While the model thrashes, every use asks for the experts that are not in memory before it reads any of them. It is a
- * miss if there are such experts. If less than a sixteenth of WINDOW uses are misses, the model no longer thrashes: the
- * system had dropped experts for another program, and has read them again. After uses have asked for more bytes than all
- * experts have, a warning is logged, once per load. */
+ * While the model thrashes, every use asks for the experts that are not in memory, before it reads them
+ * (nn/expert_scan.h). It is a miss if there are such experts. If less than a sixteenth of MP_EXPERT_WINDOW uses are
+ * misses, the model no longer thrashes: the system had dropped experts for another program, and has read them again.
+ * After uses have asked for more bytes than all experts have, a warning is logged, once per load. */
 #ifndef MP_MODELS_NN_EXPERT_READS_H
 #define MP_MODELS_NN_EXPERT_READS_H
 
@@ -35,8 +35,9 @@ typedef struct mp_expert_reads { /* one per loaded model; zeroed before the firs
 
 enum { MP_EXPERT_WINDOW = 32 };
 
-/* Returns true if the use of a layer that begins now is to be measured. NULL: false. */
-bool mp_expert_reads_sample(mp_expert_reads *reads);
+/* Returns true if the use of a layer by `rows` rows that begins now is to be measured. NULL: false. Call it only for
+ * uses of experts that were all used before, which are not scans. */
+bool mp_expert_reads_sample(mp_expert_reads *reads, int rows);
 /* Returns true while the model thrashes. NULL: false. */
 static inline bool mp_expert_reads_thrash(const mp_expert_reads *reads) {
     return reads && atomic_load_explicit(&reads->thrashing, memory_order_relaxed);
@@ -48,9 +49,9 @@ void mp_expert_reads_add(mp_expert_reads *reads, bool missed);
 void mp_expert_reads_scan(mp_expert_reads *reads, _Atomic uint64_t *missed_ns, bool missed);
 /* Returns true if most of a matrix is in memory, or if the system does not tell. */
 bool mp_expert_is_resident(const mp_tensor *matrix);
-/* Asks the system to read a matrix from the disk unless it is in memory: all of it at once, where faults would read a few
- * pages at a time. Does not wait for it. fresh: no rows have used it before. Returns true if it was used before and is
- * not in memory; false if the system does not tell. */
+/* Asks the system to read a matrix from the disk unless it is in memory: all of it at once, where faults would read a
+ * few pages at a time. Does not wait for it. fresh: no rows have used it before. Returns true if it was used before and
+ * is not in memory; false if the system does not tell. */
 bool mp_expert_ask(mp_expert_reads *reads, const mp_tensor *matrix, bool fresh);
 
 #endif

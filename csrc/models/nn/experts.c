@@ -240,8 +240,8 @@ static void begin_scan(const mp_experts *experts, int threads, bool bypasses, co
             mp_expert_scan_add(s->scan, in_file(&experts->down, e));
 }
 
-/* While the model thrashes, page faults read one page: the threads ask for all that they need, and with readahead (8 MiB
- * on some systems) a fault would read several other matrices, which no row needs. */
+/* While the model thrashes, page faults read one page: the threads ask for all that they need, and with readahead
+ * (8 MiB on some systems) a fault would read several other matrices, which no row needs. */
 static void read_exactly(const mp_experts *experts, bool exactly) {
     const int advice = exactly ? MP_ADVISE_RANDOM : MP_ADVISE_NORMAL;
     const mp_expert_matrix *const parts[] = {&experts->gate, &experts->up, &experts->down};
@@ -251,7 +251,7 @@ static void read_exactly(const mp_experts *experts, bool exactly) {
 }
 
 /* Sets the flags of the use (nn/expert_reads.h). Experts that no rows have used before are not measured. */
-static void begin_reads(const mp_experts *experts, int threads, const expert_scratch *s) {
+static void begin_reads(const mp_experts *experts, int M, int threads, const expert_scratch *s) {
     int chosen = 0;
     bool seen = experts->reads, missed = false;
     for (int e = 0; e < experts->count; e++)
@@ -269,7 +269,9 @@ static void begin_reads(const mp_experts *experts, int threads, const expert_scr
         read_exactly(experts, thrash);
     if (thrash)
         begin_scan(experts, threads, most, s);
-    const bool measured = seen && (thrash ? !experts->reads->blind : !most && mp_expert_reads_sample(experts->reads));
+    bool measured = thrash && seen && !experts->reads->blind;
+    if (!thrash && seen && !most)
+        measured = mp_expert_reads_sample(experts->reads, M);
     const bool flags[READS] = {[MEASURED] = measured, [SCANS] = thrash, [MISSED] = missed};
     for (int i = 0; i < READS; i++)
         atomic_store_explicit(&s->reads[i], flags[i], memory_order_relaxed);
@@ -547,7 +549,7 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
     mp_team_barrier(thread);
     if (thread->index == 0) {
         group(experts, M, &s);
-        begin_reads(experts, thread->count, &s);
+        begin_reads(experts, M, thread->count, &s);
         for (int i = 0; i < 2; i++)
             atomic_store_explicit(&s.taken[i], 0, memory_order_relaxed);
     }
