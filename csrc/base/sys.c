@@ -588,12 +588,6 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
         native = 22; /* MADV_POPULATE_READ, Linux 5.14; older kernels refuse it */
 #endif
         break;
-    case MP_ADVISE_RANDOM:
-        native = MADV_RANDOM;
-        break;
-    case MP_ADVISE_NORMAL:
-        native = MADV_NORMAL;
-        break;
     case MP_ADVISE_PAGEOUT:
 #if !MP_LINUX
         return;
@@ -606,8 +600,8 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
     default:
         return;
     }
-    const bool whole = advice == MP_ADVISE_DONTNEED || advice == MP_ADVISE_HUGE || advice == MP_ADVISE_PAGEOUT;
-    uintptr_t page = page_size(), begin = (uintptr_t)data, end, *up = whole ? &begin : &end; /* `up` is rounded up */
+    const bool reads = advice == MP_ADVISE_WILLNEED || advice == MP_ADVISE_POPULATE;
+    uintptr_t page = page_size(), begin = (uintptr_t)data, end, *up = reads ? &end : &begin; /* `up` is rounded up */
     if (bytes == 0 || __builtin_add_overflow(begin, bytes, &end) || __builtin_add_overflow(*up, page - 1, up))
         return;
     begin &= ~(page - 1);

@@ -121,12 +121,11 @@ bool mp_sys_fill(int fd, size_t from, size_t bytes);
  * the system refuses. `path` is for the error. */
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error);
 void mp_sys_unmap(void *data, size_t bytes);
-enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE, MP_ADVISE_POPULATE, MP_ADVISE_PAGEOUT,
-       MP_ADVISE_RANDOM, MP_ADVISE_NORMAL };
-/* Advise the system about the pages of a range. Best effort. DONTNEED, HUGE and PAGEOUT cover only whole pages inside
- * the range, because the other bytes of a page may be in use. The others cover every page that contains a byte of the
- * range. PAGEOUT drops pages of a file from the page cache, unless other processes map them. After RANDOM, a page
- * fault reads one page; NORMAL undoes that. */
+enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE, MP_ADVISE_POPULATE, MP_ADVISE_PAGEOUT };
+/* Advise the system about the pages of a range. Best effort. WILLNEED and POPULATE cover every page that contains a
+ * byte of the range, because reading more bytes is harmless. The others cover only whole pages inside the range,
+ * because the other bytes of a page may be in use. PAGEOUT drops pages of a file from the page cache, unless other
+ * processes map them. */
 void mp_sys_advise(void *data, size_t bytes, int advice);
 /* Bytes of a mapped range whose pages are in memory. Counts whole pages, so it may exceed `bytes`. For a file that
  * another user owns (mp_sys_owns), the system may report all pages. */

@@ -256,7 +256,6 @@ MP_TEST(models_expert_reads_ask_ahead) {
         const int asked = advice_given(MADV_WILLNEED), dropped = advice_given(MADV_PAGEOUT);
         if (missing) { /* two experts of three matrices per layer and token */
             MP_CHECK(asked >= ANSWER * TINY_LAYERS * 2 * 3);
-            MP_CHECK_INT(advice_given(MADV_RANDOM), TINY_LAYERS * EXPERTS * 3);
             MP_CHECK(dropped > 0); /* the prompt reads most experts */
         } else {
             MP_CHECK_INT(asked + dropped, 0);
@@ -265,7 +264,6 @@ MP_TEST(models_expert_reads_ask_ahead) {
     for (int i = 0; i < 2; i++)
         MP_CHECK(run(&tiny, PROMPT) == expected);
     MP_CHECK(!facts_of(&tiny).thrashing);
-    MP_CHECK_INT(advice_given(MADV_NORMAL), TINY_LAYERS * EXPERTS * 3);
     MP_CHECK_INT(advice_given(MADV_WILLNEED), 0);
     tiny_unload(&tiny);
     mp_sys_table = mp_sys_real;

@@ -39,7 +39,8 @@ void mp_expert_scan_enter(mp_expert_scan *scan, int matrix) {
         if (atomic_compare_exchange_weak_explicit(&scan->asked, &at, at + 1, memory_order_relaxed,
                                                   memory_order_relaxed))
             ask(scan, &scan->matrices[at++]);
-    /* with little memory, the system may read only a part of what it is asked for: faults would read page by page */
+    /* With little memory, the system may have read only a part of what it was asked for. A fault would read as much as
+     * its readahead (8 MiB on some systems), most of it from matrices that no row needs. */
     mp_scan_matrix *entered = &scan->matrices[matrix];
     if (atomic_load_explicit(&entered->missing, memory_order_relaxed) && !mp_expert_is_resident(entered->tensor))
         mp_sys_advise((void *)(uintptr_t)entered->tensor->data, entered->tensor->nbytes, MP_ADVISE_WILLNEED);

@@ -240,16 +240,6 @@ static void begin_scan(const mp_experts *experts, int threads, bool bypasses, co
             mp_expert_scan_add(s->scan, in_file(&experts->down, e));
 }
 
-/* While the model thrashes, page faults read one page: the threads ask for all that they need, and with readahead
- * (8 MiB on some systems) a fault would read several other matrices, which no row needs. */
-static void read_exactly(const mp_experts *experts, bool exactly) {
-    const int advice = exactly ? MP_ADVISE_RANDOM : MP_ADVISE_NORMAL;
-    const mp_expert_matrix *const parts[] = {&experts->gate, &experts->up, &experts->down};
-    for (int p = experts->plain ? 1 : 0; p < 3; p++)
-        for (int e = 0; e < experts->count; e++)
-            mp_sys_advise((void *)(uintptr_t)parts[p]->tensors[e].data, parts[p]->tensors[e].nbytes, advice);
-}
-
 /* Sets the flags of the use (nn/expert_reads.h). Experts that no rows have used before are not measured. */
 static void begin_reads(const mp_experts *experts, int M, int threads, const expert_scratch *s) {
     int chosen = 0;
@@ -265,8 +255,6 @@ static void begin_reads(const mp_experts *experts, int M, int threads, const exp
         mp_expert_reads_scan(experts->reads, &experts->uses->missed_ns, missed);
     }
     const bool thrash = mp_expert_reads_thrash(experts->reads);
-    if (experts->uses && atomic_exchange_explicit(&experts->uses->exact, thrash, memory_order_relaxed) != thrash)
-        read_exactly(experts, thrash);
     if (thrash)
         begin_scan(experts, threads, most, s);
     bool measured = thrash && seen && !experts->reads->blind;

@@ -23,7 +23,6 @@
 
 typedef struct mp_expert_uses { /* changed by the passes through a layer */
     _Atomic uint64_t missed_ns;  /* see mp_expert_reads_scan */
-    _Atomic bool exact;          /* the system reads only what it is asked for: see read_exactly */
     _Atomic uint8_t seen[];      /* [count] 1: rows have used the expert */
 } mp_expert_uses;
 
