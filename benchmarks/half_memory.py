@@ -165,6 +165,7 @@ def main() -> int:
                         help="interpreter that has llama-cpp-python (default: this one)")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=32, help="tokens to decode (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=5, help="measurements of each rate in a turn (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
     add_threads(parser)
     add_json(parser)
@@ -174,7 +175,7 @@ def main() -> int:
     limit = int(args.share * os.path.getsize(args.model))
     chance = random.Random(1)
     task = {"topic": "generate", "path": os.path.abspath(args.model), "prompts": [args.prompt], "depths": [8],
-            "write": args.tokens, "streams": 0, "threads": args.threads, "repeat": 1, "folder": None,
+            "write": args.tokens, "streams": 0, "threads": args.threads, "repeat": args.repeat, "folder": None,
             "ids": [chance.randrange(*IDS) for _ in range(args.prompt + 64)]}
     recorder = Recorder("half-memory", args.threads, share=args.share, prompt=args.prompt, tokens=args.tokens,
                         rounds=args.rounds, faked=args.faked, ballast=args.ballast)
