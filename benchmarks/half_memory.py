@@ -165,7 +165,7 @@ def main() -> int:
                         help="interpreter that has llama-cpp-python (default: this one)")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=32, help="tokens to decode (default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=5, help="measurements of each rate in a turn (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=5, help="measurements of a rate in a turn (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
     add_threads(parser)
     add_json(parser)
