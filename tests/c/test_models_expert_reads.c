@@ -212,18 +212,26 @@ static int tell_pages(void *data, size_t bytes, unsigned char *pages) {
     return 0;
 }
 
+/* Loads a model whose experts are read from the file, of which the test decides what is in memory. */
+static mp_decoder *load_mapped(tiny_model *tiny) {
+    setenv("MPOOL_SPECULATION", "0", 1);
+    mp_sys_table.madvise = note_advice;
+    mp_sys_table.mincore = tell_pages;
+    tiny_weights = "mapped";
+    tiny_load(tiny, tiny_decoder_spec_as(&moe, types, 1, 7, -1), MP_COMPUTE_AUTO, 2);
+    tiny_weights = NULL;
+    mp_decoder *decoder = (mp_decoder *)tiny->model;
+    decoder->expert_reads.blind = false;
+    atomic_store(&advised, 0);
+    return decoder;
+}
+
 /* The core asks the system for an expert's matrices when rows choose the expert for the first time, and, while the
  * model thrashes, whenever rows choose it and it is not in memory. The core never asks for an expert that no row chose.
  * The results are the same. */
 MP_TEST(models_expert_reads_ask_ahead) {
     tiny_model tiny;
-    setenv("MPOOL_SPECULATION", "0", 1);
-    tiny_weights = "mapped";
-    tiny_load(&tiny, tiny_decoder_spec_as(&moe, types, 1, 7, -1), MP_COMPUTE_AUTO, 2);
-    tiny_weights = NULL;
-    mp_decoder *decoder = (mp_decoder *)tiny.model;
-    mp_sys_table.madvise = note_advice;
-    mp_sys_table.mincore = tell_pages;
+    mp_decoder *decoder = load_mapped(&tiny);
     const uint64_t expected = run(&tiny, PROMPT);
     int first = 0;
     for (int l = 0; l < TINY_LAYERS; l++) {
@@ -329,14 +337,7 @@ static uint64_t read_clock(void) { return atomic_load(&clock_ns); }
 MP_TEST(models_expert_reads_of_prompts) {
     logged log = {0};
     tiny_model tiny;
-    setenv("MPOOL_SPECULATION", "0", 1);
-    mp_sys_table.madvise = note_advice;
-    mp_sys_table.mincore = tell_pages;
-    tiny_weights = "mapped";
-    tiny_load(&tiny, tiny_decoder_spec_as(&moe, types, 1, 7, -1), MP_COMPUTE_AUTO, 2);
-    tiny_weights = NULL;
-    mp_decoder *decoder = (mp_decoder *)tiny.model;
-    decoder->expert_reads.blind = false;
+    load_mapped(&tiny);
     const uint64_t second = UINT64_C(1000000000);
     atomic_store(&clock_ns, mp_sys_now_ns());
     mp_sys_table.now_ns = read_clock;
@@ -378,19 +379,12 @@ static uint64_t count_faults(void) {
 MP_TEST(models_expert_reads_of_tokens) {
     logged log = {0};
     tiny_model tiny;
-    setenv("MPOOL_SPECULATION", "0", 1);
     mp_sys_table.major_faults = count_faults;
-    mp_sys_table.madvise = note_advice;
-    mp_sys_table.mincore = tell_pages;
+    mp_decoder *decoder = load_mapped(&tiny);
     atomic_store(&resident_below, UINTPTR_MAX);
-    tiny_weights = "mapped";
-    tiny_load(&tiny, tiny_decoder_spec_as(&moe, types, 1, 7, -1), MP_COMPUTE_AUTO, 2);
-    tiny_weights = NULL;
     for (int i = 0; i < 60; i++)
         run(&tiny, 3);
     MP_CHECK(!facts_of(&tiny).thrashing);
-    mp_decoder *decoder = (mp_decoder *)tiny.model;
-    decoder->expert_reads.blind = false;
     atomic_store(&faulting, 1);
     for (int i = 0; i < 20; i++) { /* as after a load: no use counts */
         for (int l = 0; l < TINY_LAYERS; l++)

@@ -56,13 +56,14 @@ bool mp_expert_is_resident(const mp_tensor *matrix) {
     return is_most(matrix, mp_sys_resident(matrix->data, matrix->nbytes));
 }
 
-bool mp_expert_ask(mp_expert_reads *reads, const mp_tensor *matrix, bool fresh) {
+bool mp_expert_ask(const mp_expert_reads *reads, const mp_tensor *matrix) {
     const uint64_t resident = reads->blind ? 0 : mp_sys_resident(matrix->data, matrix->nbytes);
     if (resident < matrix->nbytes)
         mp_sys_advise((void *)(uintptr_t)matrix->data, matrix->nbytes, MP_ADVISE_WILLNEED);
-    if (reads->blind || fresh || is_most(matrix, resident))
-        return false;
+    return !reads->blind && !is_most(matrix, resident);
+}
+
+void mp_expert_reads_again(mp_expert_reads *reads, const mp_tensor *matrix) {
     if (atomic_fetch_add_explicit(&reads->again, matrix->nbytes, memory_order_relaxed) > reads->bytes)
         warn(reads);
-    return true;
 }

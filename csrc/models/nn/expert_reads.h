@@ -50,8 +50,10 @@ void mp_expert_reads_scan(mp_expert_reads *reads, _Atomic uint64_t *missed_ns, b
 /* Returns true if most of a matrix is in memory, or if the system does not tell. */
 bool mp_expert_is_resident(const mp_tensor *matrix);
 /* Asks the system to read a matrix from the disk unless it is in memory: all of it at once, where faults would read a
- * few pages at a time. Does not wait for it. fresh: no rows have used it before. Returns true if it was used before and
- * is not in memory; false if the system does not tell. */
-bool mp_expert_ask(mp_expert_reads *reads, const mp_tensor *matrix, bool fresh);
+ * few pages at a time. Does not wait for it. Returns true if most of it was not in memory; false if the system does not
+ * tell. */
+bool mp_expert_ask(const mp_expert_reads *reads, const mp_tensor *matrix);
+/* Counts a matrix that a use of a thrashing model asked for. */
+void mp_expert_reads_again(mp_expert_reads *reads, const mp_tensor *matrix);
 
 #endif

@@ -25,8 +25,9 @@ void mp_expert_scan_add(mp_expert_scan *scan, const mp_tensor *tensor) {
 }
 
 static void ask(mp_expert_scan *scan, mp_scan_matrix *matrix) {
-    if (!matrix->tensor || !mp_expert_ask(scan->reads, matrix->tensor, false))
+    if (!matrix->tensor || !mp_expert_ask(scan->reads, matrix->tensor))
         return;
+    mp_expert_reads_again(scan->reads, matrix->tensor);
     const uint32_t read = atomic_fetch_add_explicit(&scan->reads->scanned, 1, memory_order_relaxed);
     atomic_store_explicit(&matrix->dropped, scan->bypasses && (read + 1) % KEEP_ONE_IN != 0, memory_order_relaxed);
     atomic_store_explicit(&matrix->missing, true, memory_order_relaxed);
@@ -41,9 +42,9 @@ void mp_expert_scan_enter(mp_expert_scan *scan, int matrix) {
             ask(scan, &scan->matrices[at++]);
     /* With little memory, the system may have read only a part of what it was asked for. A fault would read as much as
      * its readahead (8 MiB on some systems), most of it from matrices that no row needs. */
-    mp_scan_matrix *entered = &scan->matrices[matrix];
-    if (atomic_load_explicit(&entered->missing, memory_order_relaxed) && !mp_expert_is_resident(entered->tensor))
-        mp_sys_advise((void *)(uintptr_t)entered->tensor->data, entered->tensor->nbytes, MP_ADVISE_WILLNEED);
+    const mp_scan_matrix *entered = &scan->matrices[matrix];
+    if (atomic_load_explicit(&entered->missing, memory_order_relaxed))
+        mp_expert_ask(scan->reads, entered->tensor);
 }
 
 /* The thread that asks for a matrix leaves it later, so the last thread that leaves sees `dropped`. */

@@ -89,12 +89,12 @@ void mp_experts_deinit(mp_experts *experts) {
 
 /* ---- scratch ----------------------------------------------------------------------------------------------------- */
 
-/* An entry is a (row, expert) pair. The n = M * used entries are grouped by expert, and ordered by row within an
- * expert. */
 /* Flags of a use: it is measured; a thread waited for the disk, or asked for missing experts; the matrices are read by
  * nn/expert_scan.h; most experts are chosen, and experts were missing at the start. */
 enum { MEASURED, WAITED, SCANS, MISSED, READS };
 
+/* An entry is a (row, expert) pair. The n = M * used entries are grouped by expert, and ordered by row within an
+ * expert. */
 typedef struct expert_scratch {
     float *scores;   /* [M, count] router scores */
     float *merit;    /* [M, count] values by which experts are selected */
@@ -120,12 +120,12 @@ static size_t acts_bytes(const mp_expert_matrix *matrix, int n) {
 static size_t inner_width(const mp_experts *experts) { return (size_t)experts->ffn * (experts->plain ? 1 : 2); }
 
 static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
-    expert_scratch s;
     size_t n = (size_t)M * (size_t)experts->used, f = sizeof(float), at = 0;
     const size_t sizes[] = {
         (size_t)M * (size_t)experts->count * f, (size_t)M * (size_t)experts->count * f, n * f, n * f, n * f, n * f,
-        ((size_t)experts->count + 1) * f, READS * f, sizeof *s.scan, 3 * (size_t)experts->count * sizeof *s.matrices,
-        2 * sizeof(int64_t), n * (size_t)experts->hidden * f, n * inner_width(experts) * f,
+        ((size_t)experts->count + 1) * f, READS * f, sizeof(mp_expert_scan),
+        3 * (size_t)experts->count * sizeof(mp_scan_matrix), 2 * sizeof(int64_t), n * (size_t)experts->hidden * f,
+        n * inner_width(experts) * f,
     };
     enum { PARTS = sizeof sizes / sizeof *sizes };
     size_t offset[PARTS];
@@ -134,7 +134,7 @@ static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
         at += mp_arena_cost(sizes[i]);
     }
     size_t in = acts_bytes(&experts->up, (int)n), out = acts_bytes(&experts->down, (int)n);
-    s = (expert_scratch){.bytes = at + (in > out ? in : out)};
+    expert_scratch s = {.bytes = at + (in > out ? in : out)};
     if (base)
         s = (expert_scratch){
             .scores = (float *)(base + offset[0]),
@@ -257,9 +257,8 @@ static void begin_reads(const mp_experts *experts, int M, int threads, const exp
     const bool thrash = mp_expert_reads_thrash(experts->reads);
     if (thrash)
         begin_scan(experts, threads, most, s);
-    bool measured = thrash && seen && !experts->reads->blind;
-    if (!thrash && seen && !most)
-        measured = mp_expert_reads_sample(experts->reads, M);
+    const bool measured = seen && (thrash ? !experts->reads->blind
+                                          : !most && mp_expert_reads_sample(experts->reads, M));
     const bool flags[READS] = {[MEASURED] = measured, [SCANS] = thrash, [MISSED] = missed};
     for (int i = 0; i < READS; i++)
         atomic_store_explicit(&s->reads[i], flags[i], memory_order_relaxed);
@@ -282,7 +281,7 @@ static void fetch(const mp_experts *experts, const mp_team_thread *thread, const
                 continue;
             const mp_tensor *tensor = in_file(parts[p], e);
             if (tensor)
-                mp_expert_ask(experts->reads, tensor, true);
+                mp_expert_ask(experts->reads, tensor);
         }
 }
 
