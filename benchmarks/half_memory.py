@@ -176,9 +176,9 @@ def main() -> int:
     chance = random.Random(1)
     task = {"topic": "generate", "path": os.path.abspath(args.model), "prompts": [args.prompt], "depths": [8],
             "write": args.tokens, "streams": 0, "threads": args.threads, "repeat": args.repeat, "folder": None,
-            "ids": [chance.randrange(*IDS) for _ in range(args.prompt + 64)]}
+            "ids": [chance.randrange(*IDS) for _ in range(args.prompt + 2000)]}
     recorder = Recorder("half-memory", args.threads, share=args.share, prompt=args.prompt, tokens=args.tokens,
-                        rounds=args.rounds, faked=args.faked, ballast=args.ballast)
+                        repeat=args.repeat, rounds=args.rounds, faked=args.faked, ballast=args.ballast)
     environment = {"MPOOL_MEMORY_MB": str(limit >> 20)} if args.faked or args.ballast else {}
     topic = f"{args.share:g} of the file" + (", faked" if args.faked else ", ballast" if args.ballast else "")
     peers = [engine for engine in args.engines if engine != "mpool"]
