@@ -119,7 +119,8 @@ class PoolConfig:
             :func:`mpool.load` describes the values, and can override it for a model. Other models have no KV cache.
         process_memory: bytes that a worker process may use for caches, scratch and requests. 0: derived from the
             initial use u of a worker in a thread: 4 u; for vision models u + 192 MiB; for image generation
-            1.25 u + 64 MiB. These bytes are reserved from ``memory_bytes`` while the process lives.
+            1.25 u + 64 MiB. These bytes must be free in ``memory_bytes`` when the process starts; afterwards only the
+            bytes that it uses count.
         fail_fast: requests raise Overloaded if the queue is full, instead of waiting. A request can override it.
         max_embed_inputs: maximum number of texts per :func:`mpool.embed`; :func:`mpool.embed_iter` has no limit.
         offline: True: never download; False: allow downloads; None: ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` decide.

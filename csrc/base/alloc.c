@@ -150,7 +150,10 @@ bool mp_budget_take(mp_budget *budget, uint64_t bytes) {
             return false;
     } while (!atomic_compare_exchange_weak_explicit(&budget->used, &used, used + bytes, memory_order_acq_rel,
                                                     memory_order_relaxed));
-    return true;
+    if (!budget->cover || budget->cover(budget, used + bytes))
+        return true;
+    mp_budget_give(budget, bytes);
+    return false;
 }
 
 void mp_budget_give(mp_budget *budget, uint64_t bytes) {

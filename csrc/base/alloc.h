@@ -50,8 +50,12 @@ mp_status mp_fail_memory(mp_error *error, uint64_t bytes, const char *what);
 typedef struct mp_budget {
     _Atomic uint64_t used;
     _Atomic uint64_t limit; /* UINT64_MAX = none */
+    /* Called after each take, with the bytes then in use: charges them to the budget above this one. Returns false if
+     * that refuses. Must be thread-safe. NULL: there is no budget above. */
+    bool (*cover)(struct mp_budget *budget, uint64_t used);
 } mp_budget;
-bool mp_budget_take(mp_budget *budget, uint64_t bytes); /* false: over the limit, nothing taken */
+/* false: over the limit, or the budget above refuses; nothing is taken. */
+bool mp_budget_take(mp_budget *budget, uint64_t bytes);
 void mp_budget_give(mp_budget *budget, uint64_t bytes);
 
 #endif

@@ -22,6 +22,7 @@ void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp
         .out = parent ? &page->requests : &page->replies,
         .own_events = parent ? &page->parent_events : &page->child_events,
         .other_events = parent ? &page->child_events : &page->parent_events,
+        .parent = parent,
         .spin_ns = (uint64_t)page->setup.spin_us * 1000,
         .poll_ns = parent ? PARENT_POLL_NS : CHILD_POLL_NS,
         .error = error,
@@ -52,11 +53,12 @@ static inline bool has_moved(void *arg) {
 /* Wait until *position is not `seen`. Returns false when the channel's `poll` ended the wait. */
 static bool wait_for(mp_channel *channel, _Atomic uint64_t *position, uint64_t seen, bool spin) {
     position_watch watch = {position, seen};
+    uint64_t wanted;
     if (mp_spin(has_moved, &watch, spin ? channel->spin_ns : 0, NULL, NULL))
         return true;
     for (;;) {
         uint32_t events = mp_event_count_read(channel->own_events);
-        if (!has_moved(&watch))
+        if (!has_moved(&watch) && !mp_channel_asked(channel, &wanted)) /* `poll` answers a question */
             mp_event_count_park_shared(channel->own_events, events, channel->poll_ns);
         if (has_moved(&watch))
             return true;
@@ -117,6 +119,40 @@ uint64_t mp_channel_build(void) {
 }
 
 static uint64_t frame_cost(size_t bytes) { return (sizeof(mp_frame) + bytes + ALIGN - 1) & ~(uint64_t)(ALIGN - 1); }
+
+/* --- memory --- */
+
+bool mp_channel_ask(mp_channel *channel, uint64_t bytes) {
+    mp_channel_memory *memory = &channel->page->memory;
+    const uint32_t number = atomic_load_explicit(&memory->asked, memory_order_relaxed) + 1;
+    atomic_store_explicit(&memory->wanted, bytes, memory_order_relaxed);
+    atomic_store_explicit(&memory->asked, number, memory_order_seq_cst);
+    mp_event_count_notify_shared(channel->other_events);
+    for (;;) {
+        uint32_t events = mp_event_count_read(channel->own_events);
+        uint64_t answer = atomic_load_explicit(&memory->answer, memory_order_acquire);
+        if (answer >> 1 == number)
+            return answer & 1;
+        mp_event_count_park_shared(channel->own_events, events, channel->poll_ns);
+        if (!channel->poll(channel->arg))
+            return false;
+    }
+}
+
+bool mp_channel_asked(const mp_channel *channel, uint64_t *wanted) {
+    const mp_channel_memory *memory = &channel->page->memory;
+    if (!channel->parent || atomic_load_explicit(&memory->asked, memory_order_acquire) == channel->answered)
+        return false;
+    *wanted = atomic_load_explicit(&memory->wanted, memory_order_relaxed);
+    return true;
+}
+
+void mp_channel_answer(mp_channel *channel, bool charged) {
+    mp_channel_memory *memory = &channel->page->memory;
+    channel->answered = atomic_load_explicit(&memory->asked, memory_order_relaxed);
+    atomic_store_explicit(&memory->answer, (uint64_t)channel->answered * 2 + charged, memory_order_seq_cst);
+    mp_event_count_notify_shared(channel->other_events);
+}
 
 /* --- frames --- */
 

@@ -67,13 +67,23 @@ typedef struct mp_channel_setup { /* written by the parent before the child star
     uint32_t spin_us;
     uint32_t capability;
     uint64_t description_bytes, weight_bytes; /* sizes of the other shared memories; 0 weight_bytes = none */
-    uint64_t memory_bytes;                    /* the engine's budget */
+    uint64_t memory_bytes;                    /* limit of the engine's budget */
     uint64_t data_limit;                      /* RLIMIT_DATA of the process; 0 = none */
 } mp_channel_setup;
+
+/* The child's engine uses memory that the parent charges to its own budget. When the engine needs more than is charged,
+ * the child asks and waits; the parent answers while it waits for a frame. Frames tell the parent what it can give back.
+ * Questions have the numbers 1, 2, 3, ... */
+typedef struct mp_channel_memory {
+    _Atomic uint64_t wanted; /* written by the child: bytes to charge in total */
+    _Atomic uint32_t asked;  /* written by the child after `wanted`: number of its last question */
+    _Atomic uint64_t answer; /* written by the parent: number of the answered question * 2, + 1 if the bytes are charged */
+} mp_channel_memory;
 
 typedef struct mp_channel_page { /* the shared memory */
     mp_channel_setup setup;
     _Atomic int stop; /* set to 1 by the parent: every item of the step was cancelled */
+    mp_channel_memory memory;
     /* Written by the child; the parent reads the heartbeat only. */
     mp_lease lease;
     _Alignas(64) mp_event_count parent_events; /* the parent waits here, the child notifies */
@@ -88,6 +98,8 @@ typedef struct mp_channel { /* one side, private */
     uint64_t tail, head;            /* own positions in `in` and in `out` */
     uint64_t in_number, out_number; /* number of the last frame in each direction */
     uint64_t spin_ns, poll_ns;
+    bool parent;
+    uint32_t answered;       /* the parent: number of the last question (mp_channel_memory) that it answered */
     bool broken;             /* permanently; *error has the reason */
     mp_error *error;         /* the channel owner's error */
     bool (*poll)(void *arg); /* returns false to end the wait, after filling *error */
@@ -103,6 +115,14 @@ bool mp_channel_send(mp_channel *channel, mp_frame_kind kind, bool last, const v
 bool mp_channel_receive(mp_channel *channel, bool spin, mp_frame *frame, uint8_t *data);
 /* Returns true if the other side has written a frame, or claims to have. */
 bool mp_channel_waiting(const mp_channel *channel);
+/* Child: ask the parent to charge `bytes` in total for the engine, and wait for the answer. Returns false if the parent
+ * refuses or `poll` ends the wait. The caller must be the only one that asks, and may be another thread than the one
+ * that uses the frames, if that thread does not wait for a frame meanwhile. */
+bool mp_channel_ask(mp_channel *channel, uint64_t bytes);
+/* Parent: returns true if the child has asked a question that has no answer yet, and sets *wanted. */
+bool mp_channel_asked(const mp_channel *channel, uint64_t *wanted);
+/* Parent: answer the last question. */
+void mp_channel_answer(mp_channel *channel, bool charged);
 /* Break the channel because of a violation. Returns false. */
 bool mp_channel_break(mp_channel *channel, const char *what);
 

@@ -34,7 +34,9 @@ typedef struct child {
     mp_channel_page *page;
     mp_channel channel;
     mp_error broken;
-    mp_budget budget;
+    mp_budget budget;         /* used by the engine; the parent charges its own budget for it */
+    mp_mutex asking;
+    _Atomic uint64_t charged; /* bytes that the parent has charged for the engine; grows under `asking` */
     const mp_request_wire *wire;
     mp_model *model;
     mp_engine *engine;
@@ -56,6 +58,40 @@ static bool check_parent(void *arg) {
         return true;
     mp_fail(&c->broken, MP_RECV, "the parent process has exited");
     return false;
+}
+
+/* --- memory --- */
+
+/* The parent charges whole grains, and one of them stays charged when memory is free, so that few requests and steps
+ * ask. */
+static const uint64_t GRAIN_BYTES = 1u << 20;
+
+static uint64_t in_grains(uint64_t bytes) { return (bytes + GRAIN_BYTES - 1) / GRAIN_BYTES * GRAIN_BYTES; }
+
+/* The budget's `cover`: let the parent charge what the engine uses. Compute threads call it, too. */
+static bool cover(mp_budget *budget, uint64_t used) {
+    child *c = (child *)((char *)budget - offsetof(child, budget));
+    if (used <= atomic_load_explicit(&c->charged, memory_order_acquire))
+        return true;
+    mp_mutex_lock(&c->asking);
+    bool covered = used <= atomic_load_explicit(&c->charged, memory_order_relaxed);
+    const uint64_t limit = c->page->setup.memory_bytes, grains = in_grains(used);
+    const uint64_t wanted[] = {grains < limit ? grains : limit, used}; /* the parent may have less than a grain */
+    for (int i = 0; i < 2 && !covered; i++) {
+        covered = mp_channel_ask(&c->channel, wanted[i]);
+        if (covered)
+            atomic_store_explicit(&c->charged, wanted[i], memory_order_release);
+    }
+    mp_mutex_unlock(&c->asking);
+    return covered;
+}
+
+/* Report how many of the charged bytes the engine still needs. No other thread uses the budget meanwhile. */
+static void put_memory(child *c) {
+    const uint64_t charged = atomic_load_explicit(&c->charged, memory_order_relaxed);
+    const uint64_t needed = in_grains(atomic_load_explicit(&c->budget.used, memory_order_relaxed)) + GRAIN_BYTES;
+    atomic_store_explicit(&c->charged, needed < charged ? needed : charged, memory_order_relaxed);
+    mp_put_u64(&c->out, atomic_load_explicit(&c->charged, memory_order_relaxed));
 }
 
 /* --- items --- */
@@ -218,6 +254,7 @@ static void lease_threads(child *c, int threads, const mp_cpu_set *cpus) {
 }
 
 static void put_measurements(child *c) {
+    put_memory(c);
     const mp_prefix_counters *prefix = c->engine->prefix;
     uint64_t speed[MP_MODEL_SPEEDS] = {0};
     mp_put_u64(&c->out, prefix ? atomic_load_explicit(&prefix->hits, memory_order_relaxed) : 0);
@@ -271,6 +308,7 @@ static bool trim(child *c) {
         return false;
     mp_wire_begin(&c->out, &c->channel, MP_FRAME_TRIM);
     mp_put_u64(&c->out, c->engine->ops->trim(c->engine));
+    put_memory(c);
     return mp_wire_end(&c->out);
 }
 
@@ -315,6 +353,7 @@ static mp_status open_model(child *c, mp_error *error) {
     else
         mp_sys_close(MP_PROCESS_FIRST_FD + 2);
     atomic_init(&c->budget.limit, setup->memory_bytes);
+    c->budget.cover = cover;
     MP_TRY(c->kind->open(c->description.data, c->description.bytes, &c->weights, &c->budget, &c->model, error));
     return c->model->ops->engine(c->model, &c->budget, &c->engine, error);
 }
@@ -355,6 +394,7 @@ int mp_isolation_serve(const mp_isolation_kind *kind) {
     if (!c)
         return MP_CHILD_MEMORY;
     c->kind = kind;
+    mp_mutex_init(&c->asking);
     c->max_threads = INT_MAX;
     return run(c); /* returning ends the process: the system frees its memory */
 }

@@ -32,8 +32,9 @@ typedef struct proxy {
     mp_forked forked;
     mp_proxy_args args;
     const mp_request_wire *wire;
-    mp_budget *budget; /* NULL: nothing is charged; written only inside mp_forked_hold */
-    mp_shm memory;     /* memory of the page */
+    mp_budget *budget;
+    uint64_t charged; /* bytes charged to the budget for the child; written only inside mp_forked_hold */
+    mp_shm memory;    /* memory of the page */
     mp_channel_page *page;
     mp_channel channel;
     mp_process process;
@@ -65,6 +66,42 @@ static const mp_status step_failures[] = {MP_MEMORY_EXHAUSTED, MP_INTEGRITY, MP_
                                           MP_NUMERIC,          MP_INTERNAL,  MP_OK};
 static const mp_status start_failures[] = {MP_MEMORY_EXHAUSTED, MP_FORMAT, MP_LIMIT,        MP_UNSUPPORTED, MP_IO,
                                            MP_INTEGRITY,        MP_MODEL,  MP_SPAWN_FAILED, MP_INTERNAL,    MP_OK};
+
+/* --- memory --- */
+
+/* Change the bytes that are charged for the child to `bytes`. Returns false if the budget refuses more. */
+static bool charge(proxy *p, uint64_t bytes) {
+    bool taken = true;
+    mp_forked_hold();
+    if (bytes > p->charged)
+        taken = mp_budget_take(p->budget, bytes - p->charged);
+    else
+        mp_budget_give(p->budget, p->charged - bytes);
+    if (taken)
+        p->charged = bytes;
+    mp_forked_release();
+    return taken;
+}
+
+static uint64_t engine_charged(const proxy *p) { return p->charged - p->args.fixed_bytes; }
+
+/* Answer the child's question for memory, if it has asked one. The answer never lowers what is charged: the child needs
+ * no question for that. */
+static void answer(proxy *p) {
+    uint64_t wanted;
+    if (mp_channel_asked(&p->channel, &wanted))
+        mp_channel_answer(&p->channel, wanted <= p->args.memory_bytes &&
+                                           (wanted <= engine_charged(p) || charge(p, p->args.fixed_bytes + wanted)));
+}
+
+/* Give back what the child no longer needs. */
+static void get_memory(proxy *p) {
+    uint64_t needed = mp_get_u64(&p->in);
+    if (!p->in.failed && needed > engine_charged(p))
+        mp_wire_refuse(&p->in, "it needs more memory than is charged for it");
+    if (!p->in.failed)
+        charge(p, p->args.fixed_bytes + needed);
+}
 
 /* --- the end of the child --- */
 
@@ -103,6 +140,7 @@ static bool check_child(void *arg) {
     p->checked_ns = now;
     if (is_dead(p))
         return false;
+    answer(p);
     p->silent_ns += passed;
     if (p->lease) {
         uint64_t beat = atomic_load_explicit(&p->page->lease.heartbeat, memory_order_relaxed);
@@ -350,6 +388,7 @@ static void set_speed(proxy *p, uint64_t speed[MP_MODEL_SPEEDS], uint64_t took_n
 }
 
 static void get_measurements(proxy *p, uint64_t began_ns, mp_lease *lease) {
+    get_memory(p);
     uint64_t speed[MP_MODEL_SPEEDS], hits = mp_get_u64(&p->in), tokens = mp_get_u64(&p->in);
     uint64_t blocks = mp_get_u64(&p->in), evicted = mp_get_u64(&p->in);
     mp_step_work work, *known = &p->base.work;
@@ -433,7 +472,7 @@ static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
         p->wire->publish(plan->items[i], ((proxy_item *)plan->items[i]->state)->progress, began_ns, now_ns);
 }
 
-/* --- memory, life --- */
+/* --- life --- */
 
 static uint64_t proxy_trim(mp_engine *base) {
     proxy *p = (proxy *)base;
@@ -447,8 +486,11 @@ static uint64_t proxy_trim(mp_engine *base) {
     bytes = mp_get_u64(&p->in);
     if (!p->in.failed && bytes > p->args.memory_bytes)
         mp_wire_refuse(&p->in, "it released more memory than its budget");
+    get_memory(p);
     return finish(p) ? bytes : 0;
 }
+
+static uint64_t proxy_bytes(const mp_engine *base) { return ((const proxy *)base)->charged; }
 
 static const mp_error *proxy_lost(mp_engine *base) {
     proxy *p = (proxy *)base;
@@ -456,25 +498,11 @@ static const mp_error *proxy_lost(mp_engine *base) {
     return p->gone || is_dead(p) ? &p->lost : NULL;
 }
 
-/* Charge the child's memory to `budget`; NULL: return the charged memory to p->budget. Returns false if the budget
- * refuses. */
-static bool charge(proxy *p, mp_budget *budget) {
-    uint64_t bytes = p->args.memory_bytes + p->args.fixed_bytes;
-    mp_forked_hold();
-    bool taken = !budget || mp_budget_take(budget, bytes);
-    if (!budget && p->budget)
-        mp_budget_give(p->budget, bytes);
-    p->budget = taken ? budget : NULL;
-    mp_forked_release();
-    return taken;
-}
-
 /* Called in a forked process, which has neither the child nor the thread that talks to it. The rest of the struct may
  * be in an intermediate state and is not touched. */
 static void forget_proxy(mp_forked *forked) {
     proxy *p = (proxy *)((char *)forked - offsetof(proxy, forked));
-    if (p->budget)
-        mp_budget_give(p->budget, p->args.memory_bytes + p->args.fixed_bytes);
+    mp_budget_give(p->budget, p->charged);
     mp_process_forget(&p->process);
     mp_shm_forget(&p->memory);
 }
@@ -483,7 +511,7 @@ static void proxy_destroy(mp_engine *base) {
     proxy *p = (proxy *)base;
     if (p->has_process)
         mp_process_kill(&p->process); /* the child holds no state that must be saved */
-    charge(p, NULL);
+    charge(p, 0);
     mp_forked_remove(&p->forked);
     mp_shm_free(&p->memory);
     mp_free(p);
@@ -497,9 +525,10 @@ static const mp_engine_ops proxy_ops = {
     .retire = proxy_retire,
     .trim = proxy_trim,
     .destroy = proxy_destroy,
+    .bytes = proxy_bytes,
 };
 
-static mp_status create_proxy(const mp_proxy_args *args, proxy **out, mp_error *error) {
+static mp_status create_proxy(const mp_proxy_args *args, mp_budget *budget, proxy **out, mp_error *error) {
     const mp_request_wire *wire = mp_request_wire_of(args->capability);
     *out = NULL;
     if (!wire)
@@ -512,6 +541,7 @@ static mp_status create_proxy(const mp_proxy_args *args, proxy **out, mp_error *
     p->base.prefix = &p->prefix;
     p->base.lost = proxy_lost;
     p->args = *args;
+    p->budget = budget;
     p->wire = wire;
     p->activity = "";
     p->memory.fd = p->process.handle = -1;
@@ -520,9 +550,11 @@ static mp_status create_proxy(const mp_proxy_args *args, proxy **out, mp_error *
     return MP_OK;
 }
 
-mp_status mp_proxy_attach(const mp_proxy_args *args, mp_channel_page *page, mp_engine **engine, mp_error *error) {
+mp_status mp_proxy_attach(const mp_proxy_args *args, mp_budget *budget, mp_channel_page *page, mp_engine **engine,
+                          mp_error *error) {
     proxy *p;
-    MP_TRY(create_proxy(args, &p, error));
+    MP_TRY(create_proxy(args, budget, &p, error));
+    p->args.fixed_bytes = 0;
     p->page = page;
     mp_channel_init(&p->channel, page, true, &p->lost, check_child, p);
     *engine = &p->base;
@@ -603,12 +635,11 @@ static mp_status await_ready(proxy *p, mp_error *error) {
 }
 
 mp_status mp_proxy_create(const mp_proxy_args *args, mp_budget *budget, mp_engine **engine, mp_error *error) {
-    uint64_t bytes = args->memory_bytes + args->fixed_bytes;
     proxy *p;
-    MP_TRY(create_proxy(args, &p, error));
+    MP_TRY(create_proxy(args, budget, &p, error));
     mp_status status = mp_forked_add(&p->forked, forget_proxy, error);
-    if (status == MP_OK && !charge(p, budget))
-        status = mp_fail_memory(error, bytes, "a worker process");
+    if (status == MP_OK && !charge(p, args->fixed_bytes))
+        status = mp_fail_memory(error, args->fixed_bytes, "a worker process");
     if (status == MP_OK)
         status = start(p, error);
     if (status == MP_OK)

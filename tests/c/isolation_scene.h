@@ -34,6 +34,7 @@ enum { VOCAB = TINY_VOCAB, MAX_TOKENS = 4, TOPS = 2, PAYLOAD = 4096, SPARE = 3 }
 
 typedef struct scene { /* a proxy without a process, one admitted request, and the child's next message */
     pair p;
+    mp_budget budget; /* without a limit, unless a test sets one */
     mp_engine *engine;
     mp_lease lease;
     mp_item item;
@@ -62,7 +63,8 @@ static inline void scene_admit(scene *s, mp_request *call, uint32_t total) {
     pair_init(&s->p);
     mp_proxy_args args = {.kind = s->kind ? s->kind : &no_kind, .capability = call->capability, .memory_bytes = 1 << 20,
                           .start_ns = 1000000000, .stall_ns = s->stall_ns ? s->stall_ns : 1000000};
-    MP_CHECK_OK(mp_proxy_attach(&args, s->p.page, &s->engine, &error), &error);
+    atomic_store(&s->budget.limit, UINT64_MAX);
+    MP_CHECK_OK(mp_proxy_attach(&args, &s->budget, s->p.page, &s->engine, &error), &error);
     s->item = (mp_item){.request = call, .total = total};
     s->lease = (mp_lease){.threads = 1};
     mp_wire_begin(&s->out, &s->p.child, MP_FRAME_ADMIT);
@@ -89,6 +91,7 @@ static inline void answer_plan(scene *s, uint32_t amount, bool target) {
 
 static inline void put_learnt(scene *s) {
     mp_step_work work = {.passes = 1, .rows = 3, .draft_tokens = 2, .accepted_draft_tokens = 1};
+    mp_put_u64(&s->out, 0); /* bytes that the engine needs */
     for (int i = 0; i < 4; i++)
         mp_put_u64(&s->out, 5);
     mp_put(&s->out, &work, sizeof work);
@@ -108,6 +111,7 @@ static inline mp_outcome run_step(scene *s) {
 static inline void scene_end(scene *s) {
     s->engine->ops->retire(s->engine, &s->item);
     s->engine->ops->destroy(s->engine);
+    MP_CHECK_INT(s->budget.used, 0);
     free(s->p.page);
 }
 

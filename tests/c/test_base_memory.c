@@ -231,6 +231,22 @@ MP_TEST(base_budget_takes_up_to_the_limit) {
     MP_CHECK(!mp_budget_take(&budget, 1));
 }
 
+/* A budget below another one: 30 bytes of it are free. */
+static bool cover_30(mp_budget *budget, uint64_t used) {
+    MP_CHECK(atomic_load(&budget->used) == used);
+    return used <= 30;
+}
+
+MP_TEST(base_budget_takes_nothing_that_the_budget_above_refuses) {
+    mp_budget budget = {.limit = 100, .cover = cover_30};
+    MP_CHECK(mp_budget_take(&budget, 20));
+    MP_CHECK(!mp_budget_take(&budget, 11));
+    MP_CHECK_INT(atomic_load(&budget.used), 20);
+    MP_CHECK(mp_budget_take(&budget, 10));
+    MP_CHECK(!mp_budget_take(&budget, 101));
+    MP_CHECK_INT(atomic_load(&budget.used), 30);
+}
+
 typedef struct budget_user {
     mp_thread thread;
     mp_budget *budget;

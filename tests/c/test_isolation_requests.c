@@ -157,7 +157,7 @@ static size_t admit_message(mp_item item, uint8_t copy[MP_FRAME_MAX]) {
     pair_init(&s.p);
     mp_proxy_args proxy = {.kind = &no_kind, .capability = MP_TEXT_EMBEDDING, .memory_bytes = 1 << 20,
                            .start_ns = 1000000000, .stall_ns = 1000000};
-    MP_CHECK_OK(mp_proxy_attach(&proxy, s.p.page, &s.engine, &error), &error);
+    MP_CHECK_OK(mp_proxy_attach(&proxy, &s.budget, s.p.page, &s.engine, &error), &error);
     s.item = item;
     s.item.request = &call->base;
     s.item.total = 1;

@@ -338,7 +338,7 @@ MP_TEST(isolation_capabilities_without_a_wire_are_refused) {
         mp_proxy_args args = {.kind = &no_kind, .capability = (mp_capability)c};
         if (mp_request_wire_of(args.capability))
             continue;
-        MP_CHECK_STATUS(mp_proxy_attach(&args, &page, &engine, &error), MP_UNSUPPORTED, &error);
+        MP_CHECK_STATUS(mp_proxy_attach(&args, NULL, &page, &engine, &error), MP_UNSUPPORTED, &error);
         MP_CHECK_HAS(error.message, mp_capability_get(args.capability)->name);
     }
     MP_CHECK(mp_request_wire_of(MP_TEXT_EMBEDDING) && mp_request_wire_of(MP_TEXT_TO_TEXT));

@@ -230,9 +230,53 @@ MP_TEST_SECONDS(isolation_vision_encodes_an_image_once_and_survives_a_process, 1
             MP_CHECK_INT(run_steps(&it, 0, &job, 1, 1), 1);
         kill_process(&it, &job, !answer);
         MP_CHECK_OK(it.engine[1]->ops->admit(it.engine[1], &job.item, &error), &error);
-        /* The image is computed from its start. The prefill has at least 16 rows in each step. */
-        MP_CHECK(run_steps(&it, 1, &job, ALL, UINT32_MAX) > 2 + (2 + SEEN + 4 + 15) / 16);
+        /* The image is computed from its start. After an answer the prefill is repeated, at least 16 rows a step. */
+        MP_CHECK(run_steps(&it, 1, &job, ALL, UINT32_MAX) > 2 + (answer ? (2 + SEEN + 4 + 15) / 16 : 0));
         MP_CHECK(job.done && tiny_job_hash(&job) == expected);
+        mp_request_destroy(&job.call->base);
+        isolated_unload(&it);
+    }
+    mp_spec_unpin(spec);
+}
+
+/* A process is charged for an image while it computes the image. If the budget refuses that, the request waits for
+ * memory, and goes on in the same process once there is enough. */
+MP_TEST_SECONDS(isolation_vision_charges_an_image_while_it_is_computed, 120) {
+    static const mp_dtype floats[] = {MP_F32};
+    const uint64_t image_bytes = (uint64_t)(LARGE / PATCH) * (LARGE / PATCH) * HIDDEN * sizeof(float);
+    uint64_t expected = 0;
+    mp_error error;
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    mp_spec *spec = tiny_decoder_spec_as(&axial_kind, floats, 1, 42, -1);
+    for (int tight = 0; tight < 2; tight++) {
+        isolated it;
+        tiny_job job;
+        isolated_load(&it, mp_spec_pin(spec), MP_COMPUTE_F32, 1, isolation_options("spec"));
+        mp_engine *engine = it.engine[0];
+        make_large(it.model, &job);
+        mp_item *items[1] = {&job.item};
+        const uint64_t before = it.budget.used;
+        MP_CHECK_OK(engine->ops->admit(engine, &job.item, &error), &error);
+        if (tight) {
+            it.budget.limit = it.budget.used + image_bytes;
+            do { /* the text before the image */
+                engine->ops->plan(engine, items, 1, 1, &plan);
+                engine->ops->step(engine, &it.lease, &plan, outcomes);
+            } while (outcomes[0] == MP_OUTCOME_MORE);
+            MP_CHECK_INT(outcomes[0], MP_OUTCOME_WAIT_MEMORY);
+            MP_CHECK(!engine->lost(engine));
+            it.budget.limit = UINT64_MAX;
+        }
+        MP_CHECK_INT(run_steps(&it, 0, &job, 1, UINT32_MAX), 1);
+        const uint64_t within = it.budget.used;
+        MP_CHECK(within >= before + 8 * image_bytes);
+        MP_CHECK_INT(within - before, engine->ops->bytes(engine) - it.engine[1]->ops->bytes(it.engine[1]));
+        run_steps(&it, 0, &job, ALL, UINT32_MAX);
+        MP_CHECK(job.done && (!tight || tiny_job_hash(&job) == expected));
+        expected = tiny_job_hash(&job);
+        MP_CHECK(engine->ops->trim(engine) > 0);
+        MP_CHECK(it.budget.used <= before + 3 * image_bytes);
         mp_request_destroy(&job.call->base);
         isolated_unload(&it);
     }
@@ -260,8 +304,8 @@ MP_TEST(isolation_vision_with_prompt_logits_is_refused) {
     mp_spec_unpin(spec);
 }
 
-/* The memory reserved for a process covers its engine with one image of the model's size and with text requests. */
-MP_TEST(isolation_vision_reserves_memory_for_an_image) {
+/* The memory of a process is limited to its engine with one image of the model's size and with text requests. */
+MP_TEST(isolation_vision_limit_covers_an_image) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t model, text, image, process;
     mp_loader loader;
