@@ -72,12 +72,12 @@ typedef struct mp_channel_setup { /* written by the parent before the child star
 } mp_channel_setup;
 
 /* The child's engine uses memory that the parent charges to its own budget. When the engine needs more than is charged,
- * the child asks and waits; the parent answers while it waits for a frame. Frames tell the parent what it can give back.
- * Questions have the numbers 1, 2, 3, ... */
+ * the child asks and waits; the parent answers while it waits for a frame. Replies tell the parent what it can give
+ * back. Questions have the numbers 1, 2, 3, ... */
 typedef struct mp_channel_memory {
     _Atomic uint64_t wanted; /* written by the child: bytes to charge in total */
     _Atomic uint32_t asked;  /* written by the child after `wanted`: number of its last question */
-    _Atomic uint64_t answer; /* written by the parent: number of the answered question * 2, + 1 if the bytes are charged */
+    _Atomic uint64_t answer; /* written by the parent: number of the question * 2, + 1 if the bytes are charged */
 } mp_channel_memory;
 
 typedef struct mp_channel_page { /* the shared memory */
