@@ -59,6 +59,7 @@ class _LazyMethod:
     def __init__(self, home: type, verb: Verb, build: Callable[[Verb], Method]) -> None:
         self.home, self.verb, self.build = home, verb, build
 
+    @typed
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         method = self.build(self.verb)
         setattr(self.home, self.verb.name, method)

@@ -361,20 +361,32 @@ class ThreadGroup:
             except MemoryError:  # the next call is still in the queue
                 time.sleep(_PAUSE)
                 continue
-            with self._lock:
-                if self._waiting.pop(call, 0) == 0:  # its caller left
-                    last = self._surplus()
-                    call.function = None
-                else:
-                    call.began = time.monotonic()
-                    call.until = call.began + SECONDS if self._limited else None
-                    self._running[call] = None
-                    last = False
-            if call.function is not None:
-                last = self._run(call)
+            try:
+                wanted = self._begin(call)
+            except MemoryError as error:
+                call.function, call.args, call.error = None, (), error
+                last = self._end(call)
+            else:
+                last = self._run(call) if wanted else self._drop(call)
             del call  # else the result stays alive until the next call
             if last:
                 return
+
+    def _begin(self, call: _Call) -> bool:
+        """Let the time of a call begin. Returns False if its caller has left."""
+        with self._lock:
+            if self._waiting.pop(call, 0) == 0:
+                return False
+            call.began = time.monotonic()
+            call.until = call.began + SECONDS if self._limited else None
+            self._running[call] = None
+            return True
+
+    def _drop(self, call: _Call) -> bool:
+        """Drop a call whose caller has left. Returns True if the thread must end."""
+        call.function = None
+        with self._lock:
+            return self._surplus()
 
     def _run(self, call: _Call) -> bool:
         """Run a call. Returns True if the thread must end."""
@@ -389,8 +401,12 @@ class ThreadGroup:
         finally:
             _local.call = None
         del function, args
+        return self._end(call)
+
+    def _end(self, call: _Call) -> bool:
+        """Wake the caller, which takes the result or the error. Returns True if the thread must end."""
         with self._lock:
-            del self._running[call]
+            self._running.pop(call, None)  # absent if the call had no memory to begin
             self._stuck -= call.stuck
             call.ended = True
             last = self._surplus()

@@ -764,9 +764,9 @@ MP_TEST(kernels_dense_dispatch) {
 #elif defined(__aarch64__)
     MP_CHECK(kt_use("neon"));
     for (int i = 0; i < mp_kernels_count(); i++) {
-        const bool tiles = i == MP_SLOT_attn_full_bf16 || i == MP_SLOT_gemm_bf16_acts; /* variants for x86 only */
-        const bool stored = strncmp(mp_kernels_slot(i), "stored_", 7) == 0;            /* variants for x86 only */
-        MP_CHECK_STR(mp_kernels_variant(i), tiles || stored ? "ref" : "neon");
+        const bool only_x86 = i == MP_SLOT_attn_full_bf16 || i == MP_SLOT_gemm_bf16_acts || i == MP_SLOT_squared_f32 ||
+                              strncmp(mp_kernels_slot(i), "stored_", 7) == 0;
+        MP_CHECK_STR(mp_kernels_variant(i), only_x86 ? "ref" : "neon");
     }
     MP_CHECK(!mp_stored_can(MP_Q4_K, MP_A_Q8, 1)); /* packing is faster than the slot's function of ref/ */
     if (kt_use("dotprod")) {

@@ -38,8 +38,14 @@ def test_a_failed_start_of_a_load_leaves_the_model_usable(bert: Path, llama: Pat
 
 
 def test_a_thread_without_memory_takes_its_next_call(bert: Path, llama: Path) -> None:
-    """The only thread of a group stays if it cannot take a call: otherwise every later call would wait for ever."""
-    assert sweep(bert, llama, 1, 0, "native_calls.py:_queue.get", way="images") == 1
+    """The only thread of a group stays if it cannot take or begin a call: otherwise this call or every later one would
+    wait for ever."""
+    assert sweep(bert, llama, 1, 0, "native_calls.py:_queue.get", "native_calls.py:time.monotonic", way="images") > 1
+
+
+def test_a_method_without_memory_for_its_signature_is_an_error_of_mpool(bert: Path, llama: Path) -> None:
+    """Methods of verbs are generated when they are used first."""
+    assert sweep(bert, llama, 1, 0, "_methods.py:builtins.setattr", "_methods.py:builtins.get") > 1
 
 
 @pytest.mark.slow
