@@ -6,7 +6,8 @@
  * The registry needs no special case: a loader of this module returns a model whose engines are proxies. The parent
  * loads the model as without isolation, so check() and the errors of bad files are the same. The parent puts the packed
  * weights into shared memory, which is then sealed. A child maps weights and files read-only, loads the model over
- * these mappings in milliseconds, and has its own engine with a fixed budget.
+ * these mappings in milliseconds, and has its own engine, whose memory has a fixed limit. The parent charges its budget
+ * with what the engine uses: the child asks for more, and replies report what is free again (channel.h).
  *
  * A child that exits, hangs or sends an invalid message is killed. The requests of its step fail with RECV.
  * mp_engine.lost reports the loss to the worker, which exits and is replaced like any worker whose engine failed. */
@@ -21,7 +22,7 @@ typedef struct mp_isolation_options { /* copied */
      * base/process.h. */
     const char *const *argv;
     const char *const *envp;
-    uint64_t memory_bytes; /* budget of a child's engine (caches, scratch, requests); 0: derived from predicted sizes */
+    uint64_t memory_bytes; /* limit of a child's engine (caches, scratch, requests); 0: derived from predicted sizes */
     uint64_t start_ns;     /* limit for a child to become ready, in ns; 0: 20 s */
     uint64_t stall_ns;     /* limit without a heartbeat or response, in ns; 0: 20 s */
 } mp_isolation_options;

@@ -174,8 +174,9 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
     mp_lease lease = {.threads = 1};
     mp_proxy_args args = {.kind = &no_kind, .capability = call->capability, .memory_bytes = 1 << 20,
                           .start_ns = 1000000, .stall_ns = 1};
+    mp_budget budget = {.limit = UINT64_MAX};
     memset(&page, 0, sizeof page);
-    REQUIRE(mp_proxy_attach(&args, &page, &engine, &error) == MP_OK);
+    REQUIRE(mp_proxy_attach(&args, &budget, &page, &engine, &error) == MP_OK);
     mp_channel_init(&child, &page, false, &child_error, never, NULL);
     stage ? answer(&child, MP_FRAME_ADMIT) : send(&child, MP_FRAME_ADMIT, data, size);
     mp_status status = engine->ops->admit(engine, &item, &error);
@@ -197,6 +198,7 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
     }
     engine->ops->retire(engine, &item);
     engine->ops->destroy(engine);
+    REQUIRE(budget.used == 0);
     if (text)
         check_text((mp_text_request *)call);
     else if (kind == IMAGES)

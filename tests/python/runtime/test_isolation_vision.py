@@ -188,3 +188,15 @@ def test_image_that_exceeds_the_memory_of_a_process(model: Path, large: Path) ->
             pool.vision(image(5, SIDE, SIDE), text(1, 9), large, **GREEDY)
         assert pool.vision(PHOTO, text(1, 9), large, **GREEDY).token_ids and processes(pool) == before
     assert children() == []
+
+
+def test_processes_are_charged_for_what_they_use(large: Path) -> None:
+    """A process may use 192 MiB and more, but the budget is charged for what its engine holds."""
+    charged = []
+    with pool_of(max_workers_per_model=1) as pool:
+        model = pool.load(large, compute="float32")
+        for photo in (PHOTO, image(5, SIDE, SIDE)):
+            assert pool.vision(photo, text(1, 9), model, **GREEDY).token_ids
+            (row,) = (row for row in pool.ps() if row.compute == "float32")
+            charged.append(row.engine_bytes)
+    assert 16 << 20 < charged[0] < charged[1] < 64 << 20
