@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/options.h"
@@ -206,25 +207,33 @@ static int asked_for(const mp_tensor *tensor) {
 /* The system tells that the pages below this address are in memory. */
 static _Atomic uintptr_t resident_below;
 
+static _Atomic int told; /* calls that asked which pages are in memory */
+
 static int tell_pages(void *data, size_t bytes, unsigned char *pages) {
+    atomic_fetch_add(&told, 1);
     for (size_t i = 0; i * PAGE < bytes; i++)
         pages[i] = (uintptr_t)data + i * PAGE < atomic_load(&resident_below);
     return 0;
 }
 
-/* Loads a model whose experts are read from the file, of which the test decides what is in memory. */
-static mp_decoder *load_mapped(tiny_model *tiny) {
+/* Loads a model whose experts are read from the file, as the user `reader`. The test decides which pages are in
+ * memory. */
+static mp_decoder *load_mapped_as(tiny_model *tiny, uid_t reader) {
+    const uid_t self = geteuid();
     setenv("MPOOL_SPECULATION", "0", 1);
     mp_sys_table.madvise = note_advice;
     mp_sys_table.mincore = tell_pages;
     tiny_weights = "mapped";
-    tiny_load(tiny, tiny_decoder_spec_as(&moe, types, 1, 7, -1), MP_COMPUTE_AUTO, 2);
+    mp_spec *spec = tiny_decoder_spec_as(&moe, types, 1, 7, -1);
+    MP_CHECK(reader == self || seteuid(reader) == 0);
+    tiny_load(tiny, spec, MP_COMPUTE_AUTO, 2);
+    MP_CHECK(reader == self || seteuid(self) == 0);
     tiny_weights = NULL;
-    mp_decoder *decoder = (mp_decoder *)tiny->model;
-    decoder->expert_reads.blind = false;
     atomic_store(&advised, 0);
-    return decoder;
+    return (mp_decoder *)tiny->model;
 }
+
+static mp_decoder *load_mapped(tiny_model *tiny) { return load_mapped_as(tiny, geteuid()); }
 
 /* The core asks the system for an expert's matrices when rows choose the expert for the first time, and, while the
  * model thrashes, whenever rows choose it and it is not in memory. The core never asks for an expert that no row chose.
@@ -413,6 +422,46 @@ MP_TEST(models_expert_reads_of_tokens) {
         run(&tiny, 3);
     MP_CHECK(!facts_of(&tiny).thrashing);
     tiny_unload(&tiny);
+    mp_sys_table = mp_sys_real;
+}
+
+/* For a file that another user owns, Linux reports that all pages are in memory. The core therefore asks for all
+ * experts that rows choose while the model thrashes, drops none, warns at once, and does not end that state. */
+MP_TEST(models_expert_reads_of_a_file_of_another_user) {
+    enum { OTHER = 65534 };
+    tiny_model tiny;
+    if (geteuid() != 0)
+        MP_SKIP("only root can load a model as another user");
+    MP_CHECK_INT(chown(mp_test_directory(), OTHER, (gid_t)-1), 0);
+    mp_sys_table.major_faults = count_faults;
+    atomic_store(&faulting, 0);
+    atomic_store(&resident_below, UINTPTR_MAX);
+    for (int owned = 0; owned < 2; owned++) { /* root may ask about any file */
+        mp_decoder *decoder = load_mapped_as(&tiny, owned ? 0 : OTHER);
+        logged log = {0};
+        MP_CHECK_INT(decoder->expert_reads.blind, !owned);
+        const uint64_t expected = run(&tiny, PROMPT);
+        run(&tiny, 3);
+        atomic_store(&faulting, 1);
+        for (int i = 0; i < 200 && !facts_of(&tiny).thrashing; i++)
+            run(&tiny, 3);
+        MP_CHECK(facts_of(&tiny).thrashing);
+        atomic_store(&faulting, 0);
+        MP_CHECK_INT(mp_log_drain(collect, &log), !owned);
+        atomic_store(&advised, 0);
+        atomic_store(&told, 0);
+        MP_CHECK(run(&tiny, PROMPT) == expected);
+        MP_CHECK_INT(advice_given(MADV_WILLNEED) >= ANSWER * TINY_LAYERS * 2 * 3, !owned);
+        MP_CHECK_INT(advice_given(MADV_PAGEOUT), 0);
+        MP_CHECK_INT(atomic_load(&told) > 0, owned);
+        for (int i = 0; i < 20; i++) {
+            atomic_store(&advised, 0);
+            run(&tiny, 3);
+        }
+        MP_CHECK_INT(facts_of(&tiny).thrashing, !owned);
+        MP_CHECK_INT(mp_log_drain(collect, &log), 0);
+        tiny_unload(&tiny);
+    }
     mp_sys_table = mp_sys_real;
 }
 #endif
