@@ -9,9 +9,10 @@ import argparse
 import itertools
 import json
 import os
+import secrets
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -38,6 +39,7 @@ def embed(arguments: argparse.Namespace) -> int:
     adapters, adapter = adapter_of(arguments)
     options |= {"output": arguments.vectors, "max_active": arguments.max_active, "adapter": adapter}
     _check_output(arguments, form)
+    _keep_inputs(arguments.output, arguments.file or [])
     texts: list[str] = []  # texts in flight, until their vectors are written
     with make_pool(arguments) as pool:
         progress = False if arguments.quiet else None
@@ -67,6 +69,7 @@ def _note_model(arguments: argparse.Namespace) -> None:
 def embed_image(arguments: argparse.Namespace) -> int:
     """Run ``mpool embed-image``."""
     form = _format(arguments)
+    _keep_inputs(arguments.output, arguments.image)
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("dimensions", "normalize", "precision", "compute", "on_error", "allow_urls")}
     source = Texts(() if arguments.image == ["-"] else arguments.image, ["-"])
@@ -98,6 +101,15 @@ def _format(arguments: argparse.Namespace) -> str:
         raise InvalidArgument("`--format npy` must not write to a terminal",
                               hint="Set a file with --output, or redirect standard output")
     return form
+
+
+def _keep_inputs(output: str | None, inputs: Sequence[str]) -> None:
+    """Raise InvalidArgument if the output would replace an input file. Call before the model is loaded."""
+    from ..checks import refuse
+
+    for path in inputs if output is not None and os.path.isfile(output) else ():
+        if os.path.exists(path) and os.path.samefile(output, path):
+            refuse("--output", output, "another file than the inputs")
 
 
 def _check_output(arguments: argparse.Namespace, form: str) -> None:
@@ -260,9 +272,9 @@ def _opened(path: str | None) -> Iterator[IO[bytes]]:
         with open(path, "wb") as file:  # a pipe or device cannot be renamed
             yield cast("IO[bytes]", _Forward(file))
         return
-    part = f"{path}.part"
+    part = f"{path}.{secrets.token_hex(8)}.part"
     try:
-        with open(part, "wb") as file:
+        with open(part, "xb") as file:
             yield file
         os.replace(part, path)
     except BaseException:

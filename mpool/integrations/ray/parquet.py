@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from ...tasks.classification import Classifications
 from ...tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 from ...tasks.output_table import OUTPUTS
 from ...tasks.token_labels import TokenClassifications
+from ...tasks.vectors import check_progress
 from . import provenance
 
 #: Default number of rows per batch: for outputs without vectors of tokens, and with them (``"tokens"``, ``"all"``).
@@ -35,8 +37,6 @@ ROWS, TOKEN_ROWS = 1024, 64
 _LABELS = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32())]))
 _SPANS = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32()), ("start", pa.int32()),
                              ("end", pa.int32()), ("word", pa.string())]))
-#: Suffix of a file that is not complete yet.
-_PART = ".part"
 
 
 class EmbedBatches:
@@ -185,7 +185,7 @@ class _EmbedFiles:
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         done = 0
-        part = row["target"] + _PART
+        part = f"{row['target']}.{secrets.token_hex(8)}.part"
         try:
             with pq.ParquetFile(row["source"]) as file:
                 writer = None
@@ -230,15 +230,15 @@ class Embedded:
 def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str], *, column: str = "text",
                   output: str = "embedding", model: str | None = None, cpus: int = 1, actors: int | None = None,
                   memory_mb: int = 0, weights: str = "auto", rows: int | None = None, address: str | None = None,
-                  progress: bool | Callable[[int, int], object] = True, overwrite: bool = False,
+                  progress: bool | Callable[[int, int], object] | None = True, overwrite: bool = False,
                   vectors: str = "dense", adapters: Mapping[str, str | os.PathLike[str]] | None = None,
                   **options: Any) -> Embedded:
-    """Copies the Parquet files of a folder and adds a column with the vectors of the texts of another column.
+    """Copy the Parquet files of a folder and add a column with the vectors of the texts of another column.
 
     If this process is not connected to Ray, the function starts Ray and stops it at the end. Each file is processed by
     one actor, which reads it in batches, so that memory use does not depend on the size of the file. The copy has the
     same name and all columns and rows in the same order. It gets its name only when it is complete, and existing
-    copies are skipped: after an error, a kill or a reboot, the same call continues with the missing files. The
+    copies are skipped. After an error, a kill or a reboot, the same call continues with the missing files. The
     metadata of a copy records the model, its revision, the adapter, the options and the version of mpool under the key
     ``mpool.OUTPUT``; a folder with copies that differ in one of them is refused before any work. In a cluster, both
     folders and the adapters must have the same paths on every machine.
@@ -252,7 +252,8 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
         rows: number of rows per batch; None: 1,024, or 64 with ``vectors="tokens"`` and ``"all"``.
         address: address of a cluster, as for ``ray.init``; None: the cluster that this process is connected to, or
             a new one on this machine.
-        progress: True: show a progress bar; a function: call it with (finished rows, all rows) after each file.
+        progress: True: show a progress bar; a function: call it with (finished rows, all rows) after each file;
+            False or None: show nothing.
         overwrite: True: embed all files again and replace existing copies, whatever computed them.
 
     Returns:
@@ -261,11 +262,15 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
     Raises:
         InvalidArgument: a file does not have the column, the target folder has a copy that another model, revision,
             adapter, option or version of mpool computed (nothing is written), or another argument is invalid.
-        FileError: the folder has no Parquet files, or a file cannot be read or written; complete copies are kept.
+        FileError: the folder does not exist or has no Parquet files, the target folder cannot be created, or a file
+            cannot be read or written; complete copies are kept.
     """
     source_folder, target_folder = Path(source).absolute(), Path(target).absolute()
-    if source_folder == target_folder:
+    if not source_folder.is_dir():
+        raise FileError(f"`source` must be an existing folder, got {source_folder}")
+    if target_folder.exists() and os.path.samefile(source_folder, target_folder):
         refuse("target", str(target_folder), "another folder than `source`")
+    check_progress(progress)
     cpus = _positive("cpus", cpus)
     rows = None if rows is None else _positive("rows", rows)
     actors = None if actors is None else _positive("actors", actors)
@@ -288,15 +293,20 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
             if path not in missing:
                 _check_copy(target_folder / path.name, rows_of[path], output, record)
     total = sum(rows_of[path] for path in missing)
-    target_folder.mkdir(parents=True, exist_ok=True)
+    try:
+        target_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"`target` must be a folder, but {target_folder} cannot be created: "
+                        f"{error.strerror}") from error
     if not missing:
         return Embedded(0, 0, len(files))
     done = 0
     failed = []
     with _RayConnection(address):
-        possible = int(ray.cluster_resources().get("CPU", 1)) // cpus
+        available = int(ray.cluster_resources().get("CPU", 1))
+        possible = available // cpus
         if possible < 1:
-            refuse("cpus", cpus, f"at most {int(ray.cluster_resources().get('CPU', 0))}, the number of Ray's CPUs")
+            refuse("cpus", cpus, f"at most {available}, the number of Ray's CPUs")
         results = _run([{"source": str(path), "target": str(target_folder / path.name)} for path in missing],
                        min(actors or possible, possible, len(missing)), cpus,
                        {"rows": rows, "column": column, "output": output, "model": model, "cpus": cpus,
@@ -357,7 +367,7 @@ def _run(files: list[dict[str, str]], actors: int, cpus: int, arguments: dict[st
 class _Progress:
     """Reports progress to a progress bar or to the caller's function, or not at all."""
 
-    def __init__(self, progress: bool | Callable[[int, int], object], total: int) -> None:
+    def __init__(self, progress: bool | Callable[[int, int], object] | None, total: int) -> None:
         self._call, self._total = progress, total
         self._bar: Any = None
 

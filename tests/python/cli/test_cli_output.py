@@ -226,6 +226,27 @@ def test_options_of_dense_vectors(capsys: pytest.CaptureFixture[str], arguments:
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["embed", "--file"], ["embed-image"]])
+def test_inputs_are_not_replaced(capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]) -> None:
+    """An output that is also an input is refused before a model is loaded, whatever path leads to it."""
+    given = tmp_path / "given"
+    given.write_text("a text")
+    (tmp_path / "link").symlink_to("given")
+    for path in (given, tmp_path / "." / ".." / tmp_path.name / "given", tmp_path / "link"):
+        assert main([*arguments, str(given), "-m", "no such model", "-o", str(path)]) == 1
+        assert "--output must be another file than the inputs, got '/" in capsys.readouterr().err
+    assert given.read_text() == "a text"
+
+
+def test_parts_of_an_output_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that the user named like the output, with a suffix, is kept."""
+    (tmp_path / "x.npy.part").write_text("mine")
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    library = Library(embed_iter=lambda texts, *_, **__: iter([list(texts) and rows]))
+    assert run(monkeypatch, library, "embed", "-m", "m", "a", "b", "c", "-o", str(tmp_path / "x.npy")) == 0
+    assert (tmp_path / "x.npy.part").read_text() == "mine" and np.array_equal(np.load(tmp_path / "x.npy"), rows)
+
+
 def test_vectors_for_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe is not replaced by a file, and an array for it is written as a whole."""
     pipe = tmp_path / "pipe"

@@ -274,7 +274,9 @@ def test_files_of_other_vectors(m3: Path, vectors: str, tmp_path: Path, monkeypa
 
 
 def test_folders_are_checked_first(tmp_path: Path) -> None:
-    """Folders and columns are checked before Ray is started."""
+    """Folders, columns and options are checked before Ray is started."""
+    with pytest.raises(mpool.FileError, match="`source` must be an existing folder, got .*in"):
+        embed_parquet(tmp_path / "in", tmp_path / "out")
     (tmp_path / "in").mkdir()
     with pytest.raises(mpool.FileError, match="in has no .parquet files"):
         embed_parquet(tmp_path / "in", tmp_path / "out")
@@ -289,6 +291,15 @@ def test_folders_are_checked_first(tmp_path: Path) -> None:
         embed_parquet(tmp_path / "in", tmp_path / "out")
     with pytest.raises(mpool.InvalidArgument, match="`target` must be another folder than `source`, got "):
         embed_parquet(tmp_path / "in", tmp_path / "in" / ".")
+    (tmp_path / "link").symlink_to("in")
+    before = (tmp_path / "in" / "a.parquet").read_bytes()
+    for same in (tmp_path / "link", tmp_path / "in" / ".." / "in"):
+        with pytest.raises(mpool.InvalidArgument, match="`target` must be another folder than `source`, got "):
+            embed_parquet(tmp_path / "in", same, overwrite=True, output="text")
+    assert (tmp_path / "in" / "a.parquet").read_bytes() == before
+    for progress in ("yes", 1):
+        with pytest.raises(mpool.InvalidArgument, match="`progress` must be True, False, None or a function of"):
+            embed_parquet(tmp_path / "in", tmp_path / "out", progress=progress)  # type: ignore[arg-type]
     with pytest.raises(mpool.InvalidArgument, match="`weights` must be one of auto, mapped, packed, got 'never'"):
         embed_parquet(tmp_path / "in", tmp_path / "out", weights="never")
     with pytest.raises(mpool.InvalidArgument, match="`actors` must be an integer of 1 or more, got 0"):
@@ -296,6 +307,17 @@ def test_folders_are_checked_first(tmp_path: Path) -> None:
     for wrong in (True, 1.5, "2"):
         with pytest.raises(mpool.InvalidArgument, match="`rows` must be an integer of 1 or more, got "):
             embed_parquet(tmp_path / "in", tmp_path / "out", rows=wrong)
+
+
+def test_a_target_that_cannot_be_a_folder(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = fake_run(monkeypatch)
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"text": ["A cat."]}), tmp_path / "in" / "a.parquet")
+    (tmp_path / "file").write_text("x")
+    for target in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(mpool.FileError, match="`target` must be a folder, but .*file.* cannot be created: "):
+            embed_parquet(tmp_path / "in", target, model=str(bert), memory_mb=200, progress=False)
+    assert not written and (tmp_path / "file").read_text() == "x"
 
 
 def fake_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
