@@ -41,7 +41,7 @@ def cache_bytes(path: str, kv_dtype: str) -> float:
 
 def measure(model: Any, length: int, tokens: int, seed: int) -> dict[str, float]:
     """Return the rates of one prompt of random tokens, in tokens per second."""
-    chance = random.Random(1000 * length + seed)  # no prompt begins like another: their keys and values are cached
+    chance = random.Random(1000 * length + seed)  # the prefix cache serves no prompt
     prompt = [chance.randrange(*TOKENS) for _ in range(length)]
 
     def run(ids: list[int], count: int) -> Any:

@@ -5,10 +5,10 @@ their own token ids, which changes no rate. Each figure is the better one of two
 time. For eight sequences the programs report the decode rate alone, without prefill. If ``streams`` is 0, several
 sequences are not measured.
 
-``llama-batched-bench`` gives every sequence the same token at every position. All sequences of a mixture of experts
-then choose the same experts, and it reads a fraction of the weights that different sequences read: build it with random
-tokens (``std::rand() % llama_n_vocab(model)`` in place of 0 in its two calls of ``common_batch_add`` after the warm-up)
-before eight sequences of such a model are compared.
+``llama-batched-bench`` gives every sequence the same token at every position. All sequences of an MoE model then choose
+the same experts, and the model reads a fraction of the weights that different sequences read. Before eight sequences of
+such a model are compared, build it with random tokens: ``std::rand() % llama_n_vocab(model)`` in place of 0 in its two
+calls of ``common_batch_add`` after the warm-up.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def _integer(text: str | None) -> int | None:
 
 
 def commit() -> str:
-    """Return the commit of the clone, with "+changes" if files of mpool differ from it; "" outside of a clone."""
+    """Return the commit of the clone, with "+changes" if files of mpool differ from it; "" outside a clone."""
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
@@ -248,8 +248,10 @@ def _contradictions(record: dict[str, Any]) -> list[str]:
         found.append(f"schema is {record['schema']}, not {SCHEMA}")
     if record["options"].get("quick"):
         found.append("--quick measures nothing")
-    if not record["turns"] or not record["machine"].get("instruction_sets", [""]):
-        found.append("no turns, or no instruction sets")
+    if not record["turns"]:
+        found.append("the record has no turns")
+    if not record["machine"].get("instruction_sets", [""]):
+        found.append("the machine has no instruction sets")
     for number, turn in enumerate(record["turns"]):
         wrong = [name for name, value in turn["measures"].items() if not isinstance(value, NUMBER) or not value > 0]
         wrong += [f"{side}.{name}" for side in ("before", "after") for name in PROBES

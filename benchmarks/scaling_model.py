@@ -43,7 +43,7 @@ class Trace:
 
     Attributes:
         regions: the segments of each parallel region.
-        serial: seconds outside of regions.
+        serial: seconds outside regions.
         one: GB/s at which the core read memory.
     """
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks shares``: how much of the CPU time of a request is not the model's.
+"""``python -m benchmarks shares``: share of a request's CPU time that the model does not use.
 
 ``texts``: the tokenizer alone (the batch call of its own library), compared with the embedding of the same texts, by
 their length. ``images``: decoding and preparing alone (:mod:`mpool.images`), compared with the embedding of the same

@@ -174,8 +174,8 @@ class Writer:
         """Add a router with random float32 weights, and the preferences of ``routing``."""
         weights = self.chance.standard_normal((experts, width), np.float32)
         if self.routing != "uniform":
-            # the norm before the router scales the values of a row, the common ones among them, to about 1
-            weights -= weights[:, COMMON:].mean(1, keepdims=True)  # the mean of a row's values prefers no expert
+            # the norm before the router scales all values of a row to about 1, also the common ones
+            weights -= weights[:, COMMON:].mean(1, keepdims=True)  # a row's mean prefers no expert
             weights *= NOISE * (width - COMMON) ** -0.5
             weights[:, :COMMON] = preferences(self.routing, experts)[:, None] / COMMON
         self.gguf.add_tensor(name, weights)

@@ -5,7 +5,7 @@ between these markers is made from that record: machine, date, versions, number 
 table. ``plot`` also writes ``docs/_static/speed.svg``. ``--check`` writes nothing, and fails if a document or the plot
 differs from what the records give.
 
-Both also fail if a table outside of the markers has measured rates without exactly one machine and a date beside it.
+Both also fail if a table outside the markers has measured rates without exactly one machine and a date beside it.
 """
 
 from __future__ import annotations
@@ -378,7 +378,7 @@ DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 
 
 def unmarked(text: str) -> Iterator[str]:
-    """Yield what is wrong with tables of measured rates outside of the markers."""
+    """Yield what is wrong with tables of measured rates outside the markers."""
     lines = MARKED.sub("\n", text).splitlines()
     heading = 0
     fence = False

@@ -157,4 +157,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-_sys.meta_path.append(_ForeignNames())  # type: ignore[arg-type]  # last: asked only if no other finder has the module
+_sys.meta_path.append(_ForeignNames())  # type: ignore[arg-type]  # at the end: for modules that no other finder has

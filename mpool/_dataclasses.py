@@ -105,8 +105,8 @@ class _LazyDataclass:
     def attribute(self, name: str) -> Any:
         """Generate a deferred attribute, put it into the class and return it. Thread-safe: a second thread repeats it.
 
-        A second class with the same attributes is made a dataclass, because :mod:`dataclasses` replaces no attribute
-        of a class, and a thread that uses the class meanwhile must find one.
+        :mod:`dataclasses` replaces no attribute of a class, so the attribute is generated in a second class with the
+        same attributes. A thread that uses the first class meanwhile always finds the deferred attribute.
         """
         cls, wanted = self.cls, _METHODS.get(name)
         options = self.options | {method: method == wanted for method in ("init", "repr", "eq")}

@@ -14,7 +14,7 @@ else:
         """Like :class:`functools.cached_property`, without its lock.
 
         Before Python 3.12, one lock for all instances is held while a value is computed. A child that was forked
-        meanwhile would wait for it for ever. Here two threads may compute a value at once; both get the first one.
+        meanwhile would wait for it forever. Here two threads may compute a value at once; both get the first one.
         """
 
         def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -69,7 +69,7 @@ class PoolConfig:
             Time in which the process was stopped or suspended does not count.
             A request that makes progress may take any time; set its ``timeout`` for a deadline.
         keep_alive: how long idle workers, and finally their model, stay loaded: seconds, or as Ollama writes it, "5m",
-            "1h30m"; 0: unload at once; -1: for ever. :func:`mpool.load` and requests can override it for a model.
+            "1h30m"; 0: unload at once; -1: forever. :func:`mpool.load` and requests can override it for a model.
         maintenance_interval: maximum seconds between two maintenance runs. A deadline before that makes a run earlier.
         max_workers_per_model: a model starts with two workers, if memory allows, and gets more while all are busy and
             requests wait, up to this number and the number of compute threads.

@@ -18,7 +18,7 @@ def seconds_of(value: object, name: str) -> float:
 
     Args:
         value: number of seconds, or text: a number (``"90"``) or numbers with units (``"5m"``, ``"1h30m"``). Below 0
-            means for ever (``math.inf``), as in Ollama.
+            means forever (``math.inf``), as in Ollama.
         name: name of the parameter, for the error.
 
     Raises:
@@ -42,5 +42,5 @@ def seconds_of(value: object, name: str) -> float:
         if seconds is not None and (value if isinstance(value, int) else seconds) >= 1e18:
             seconds = math.inf
     if seconds is None or math.isnan(seconds):
-        refuse(name, value, 'seconds, or text such as "5m", "1h30m", "300ms"; below 0: for ever')
+        refuse(name, value, 'seconds, or text such as "5m", "1h30m", "300ms"; below 0: forever')
     return math.inf if seconds < 0 else seconds

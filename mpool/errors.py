@@ -33,7 +33,7 @@ class MpoolError(Exception):
 
     code: ClassVar[int] = 81
     name: ClassVar[str] = "INTERNAL"
-    _of_files: bool = False  # raised while the files of a model were read, so the message may contain a path
+    _of_files: bool = False  # the error came from reading a model's files: its message may contain a path
 
     def __init__(self, message: str = "", *, param: str | None = None, got: str | None = None,
                  allowed: str | None = None, hint: str | None = None, key: str | None = None) -> None:

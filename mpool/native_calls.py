@@ -351,7 +351,7 @@ class ThreadGroup:
             call.left = True
             self._waiting.pop(call, None)
             if call.until is not None:
-                # a call that exceeded a deadline counts as stuck soon, not at the end of its own limit
+                # a call whose caller has left counts as stuck soon, not at the end of its own limit
                 call.until = min(call.until, now + LEFT_SECONDS)
 
     def _work(self, queue: SimpleQueue[_Call]) -> None:
@@ -462,14 +462,14 @@ def tokenized(chars: int, function: Callable[..., T], *args: Any, deadline: floa
 
 
 def check_caller() -> None:
-    """Raise Timeout if the caller of the call that this thread runs has left. Does nothing outside of a call."""
+    """Raise Timeout if the caller of the call that this thread runs has left. Does nothing outside a call."""
     call = _local.call
     if call is not None and (call.left or call.stuck):
         raise Timeout("the caller no longer waits")
 
 
 def progress() -> None:
-    """Renew the time limit of the running call, between two of its parts. Does nothing outside of a call.
+    """Renew the time limit of the running call, between two of its parts. Does nothing outside a call.
 
     Raises:
         Timeout: the caller has left, so the remaining parts are not needed.

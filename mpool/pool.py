@@ -184,7 +184,7 @@ class Pool(PoolVerbs):
             alias: additional name of the model: 1 to 128 letters, digits and ``. _ + -``.
             pin: never unload the model, neither to make room for another nor because it is idle.
             keep_alive: how long the idle model stays loaded, instead of ``PoolConfig.keep_alive``: seconds or text such
-                as ``"5m"``; 0: unload at once; below 0: for ever.
+                as ``"5m"``; 0: unload at once; below 0: forever.
             compute: as for :func:`embed`.
             progress: show a progress bar for downloads; None: if standard error is a terminal.
             timeout: seconds for loading, without downloads. After a timeout, loading continues in the background,

@@ -49,7 +49,7 @@ class Neighbours(NamedTuple):
 @typed
 def semantic_search(queries: ArrayLike, corpus: ArrayLike, *, top_k: int = 10,
                     metric: Literal["cosine", "dot"] = "cosine") -> Neighbours:
-    """Finds the vectors of a corpus that are nearest to each query, exactly.
+    """Find the vectors of a corpus that are nearest to each query, exactly.
 
     Args:
         queries: vectors of shape ``(q, d)``, or one of shape ``(d,)``.
@@ -88,7 +88,7 @@ def semantic_search(queries: ArrayLike, corpus: ArrayLike, *, top_k: int = 10,
 @typed
 def paraphrase_mining(vectors: ArrayLike, *, top_k: int = 100, max_pairs: int = 500_000,
                       metric: Literal["cosine", "dot"] = "cosine") -> list[tuple[float, int, int]]:
-    """Finds the most similar pairs of vectors, exactly.
+    """Find the most similar pairs of vectors, exactly.
 
     Args:
         vectors: vectors of shape ``(n, d)``.

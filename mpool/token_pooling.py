@@ -29,7 +29,7 @@ _BLOCK = 2048
 @typed
 def pool_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged, *, factor: int | None = None,
                 budget: int | None = None, protected: int = 1) -> PackedTokens:
-    """Reduces the token vectors of each document: those of a cluster of similar tokens become their mean.
+    """Reduce the token vectors of each document: those of a cluster of similar tokens become their mean.
 
     Clusters are those of Ward's method on the tokens' cosine distances, as in PyLate since 1.5.0 and in
     sentence-transformers' ``HierarchicalTokenPooling`` with ``normalize_embeddings=False``. The vectors are expected to

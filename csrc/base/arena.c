@@ -10,7 +10,7 @@ mp_status mp_arena_reserve(mp_arena *arena, size_t bytes, mp_error *error) {
     arena->used = 0;
     if (arena->memory && arena->size >= bytes)
         return MP_OK;
-    mp_arena_deinit(arena); /* first, because holding both blocks at once would raise the peak */
+    mp_arena_deinit(arena); /* free the old block first: both blocks together would raise the peak */
     if (bytes > SIZE_MAX - 63)
         return mp_fail_memory(error, bytes, "scratch");
     bytes = mp_arena_cost(bytes);

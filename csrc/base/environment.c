@@ -27,7 +27,7 @@ typedef struct mp_environment_array {
 
 /* no lock: only one override is active at a time */
 static environment_array *unused;
-static environment_array *changed; /* changed by setenv in another thread during an override: never reused */
+static environment_array *changed; /* arrays that setenv of another thread changed during an override; never reused */
 
 static size_t name_bytes(const char *variable) { return (size_t)(strchr(variable, '=') - variable) + 1; }
 

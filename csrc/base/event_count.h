@@ -57,8 +57,8 @@ static inline __attribute__((always_inline)) bool mp_spin(bool (*done)(void *arg
     }
 }
 
-/* Spin until done(arg), as the rule permits. Returns false when time or permission ran out. Must be called without
- * locks held. */
+/* Spin until done(arg) while `rule` permits spinning. Returns false if the time of the rule ended, or if the rule
+ * withdrew its permission. Hold no lock. */
 bool mp_spin_until(bool (*done)(void *arg), void *arg, const mp_spin_rule *rule);
 
 static inline uint32_t mp_event_count_read(const mp_event_count *self) {

@@ -37,8 +37,8 @@ typedef struct mp_fork_handlers { /* each may be NULL */
 /* Install the hooks of the system. Call at start-up, before other threads exist. MEMORY_EXHAUSTED when refused. */
 mp_status mp_fork_init(mp_error *error);
 /* Register the handlers of a rank for all later forks; waits for a fork in progress, so hold no lock of any rank.
- * `handlers` must stay valid for ever. A second call for the same rank does nothing. Thread-safe. MEMORY_EXHAUSTED when
- * the hooks are refused. */
+ * `handlers` must stay valid for the life of the process. A second call for the same rank does nothing. Thread-safe.
+ * MEMORY_EXHAUSTED when the hooks are refused. */
 mp_status mp_fork_register(mp_fork_rank rank, const mp_fork_handlers *handlers, mp_error *error);
 
 /* List entry of an object that a forked child must discard, such as memory charged for a worker process, or descriptors

@@ -26,7 +26,7 @@ typedef struct mp_process {
 typedef struct mp_process_command {
     const char *const *argv; /* argv[0]: the path */
     const char *const *envp;
-    int fds[MP_PROCESS_FDS]; /* become 3, 4, 5 in the child; standard input, output and error are /dev/null */
+    int fds[MP_PROCESS_FDS]; /* descriptors 3, 4 and 5 of the child, whose standard streams are /dev/null */
 } mp_process_command;
 
 /* Start a child. SPAWN_FAILED, with the system's message, when the system refuses. */

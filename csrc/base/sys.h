@@ -58,7 +58,7 @@ enum { MP_THREAD_STACK_BYTES = 2 << 20 };
  * those that its own faults raise: SIGBUS on a mapped file must reach its handler. SPAWN_FAILED when the system refuses
  * the thread. */
 mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void *), void *arg, mp_error *error);
-void mp_thread_join(mp_thread *thread); /* legal on a thread that never started */
+void mp_thread_join(mp_thread *thread); /* does nothing if the thread never started */
 /* Detach a thread that may never return, instead of joining it. mp_thread_counts counts it as joined. */
 void mp_thread_detach(mp_thread *thread);
 /* Threads created and joined since the process began; equal after a clean shutdown. */

@@ -28,7 +28,7 @@ enum {
     MAX_HELPERS = 255,
     WAKE_UP_NS = 25 * 1000, /* time to wake a parked thread on an idle machine, measured */
     GROUP = 8,              /* threads of a group at a barrier */
-    GROUPS_FROM = 16,       /* threads from which a barrier has groups: fewer wait longer for the second counter */
+    GROUPS_FROM = 16,       /* a barrier has groups from this number of threads on: fewer wait longer with them */
 };
 
 struct mp_region {
@@ -133,7 +133,7 @@ void mp_team_barrier(const mp_team_thread *thread) {
 
 /* --- CPU time lost to other processes --- */
 
-typedef struct watch { /* clocks of one thread at the start of a region */
+typedef struct watch { /* readings of a thread's clocks at the start of a region */
     uint64_t had_ns, parked_ns, began_ns;
 } watch;
 
@@ -167,9 +167,9 @@ static bool should_watch(void) {
 }
 
 /* On a crowded machine, the thread that the others wait for may have no CPU for milliseconds, and threads that spin
- * occupy CPUs which it could use. Most waits still end soon. Spinning for the duration of a wake-up and then parking
- * costs at most twice as much as the better of spinning and parking at once (Karlin and others, "Empirical studies of
- * competitive spinning", 1991). */
+ * occupy CPUs that this thread could use. Most waits still end soon. Threads therefore spin for the duration of a
+ * wake-up and then park. This costs at most twice as much as the better choice would have: only spinning, or parking
+ * at once (Karlin and others, "Empirical studies of competitive spinning", 1991). */
 static uint64_t spin_time(const mp_team *team, bool crowded) {
     return crowded && team->spin_ns > WAKE_UP_NS ? WAKE_UP_NS : team->spin_ns;
 }

@@ -170,7 +170,7 @@ mp_status mp_bpe_part_finish(mp_bpe_part *part, const mp_bpe *bpe, mp_error *err
     for (uint64_t i = 0; i < bpe->tokens->count; i++)
         tokens += part->marked[i];
     for (uint64_t i = 0; i < bpe->merges->count; i++)
-        merges += part->marked[bpe->ids[i][2]]; /* its halves are substrings of the same word, so they are marked too */
+        merges += part->marked[bpe->ids[i][2]]; /* both halves are marked too: they are substrings of its word */
     part->tokens = mp_alloc_array(tokens, sizeof *part->tokens, MP_TAG_SPEC);
     part->merges = mp_alloc_array(merges, sizeof *part->merges, MP_TAG_SPEC);
     if (!part->tokens || !part->merges)

@@ -22,7 +22,7 @@ static const uint8_t type_bytes[G_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 
 enum {
     HEADER_BYTES = 24,
     MIN_VALUE_RECORD = 8 + 1 + 4 + 1,          /* key length, key, type, one byte */
-    MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8, /* name length, name, dimensions, one size, type, offset */
+    MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8, /* length of a name, the name, number of sizes, a size, type, offset */
     DEFAULT_ALIGNMENT = 32
 };
 

@@ -32,7 +32,7 @@ typedef struct spec_block { /* memory of the spec; small allocations share a blo
 } spec_block;
 
 enum { BLOCK_BYTES = 32 * 1024, OWN_BLOCK_FROM = 8 * 1024 };
-enum { MAX_FILES = 1 << 19 }; /* a capacity: 4 times a power of two */
+enum { MAX_FILES = 1 << 19 }; /* capacities grow by doubling from 4, so the maximum is such a number */
 
 struct mp_spec {
     _Atomic uint32_t references;
@@ -543,10 +543,10 @@ static bool make_room(mp_spec *spec) {
 }
 
 bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
-    mp_spec *spec = (mp_spec *)frozen; /* const does not cover `seen`, a cache */
+    mp_spec *spec = (mp_spec *)frozen; /* `seen` is a cache, so a const spec may change it */
     assert(index >= 0 && index < spec->file_count);
     lock_identities();
-    bool same = make_room(spec); /* false when out of memory: no identity is stored, so report a change */
+    bool same = make_room(spec); /* without memory, no identity can be stored: report a change */
     if (same && spec->seen[index].size == 0)
         spec->seen[index] = *id;
     else if (same)

@@ -14,9 +14,9 @@ bool mp_spec_has_key(const mp_spec *spec, const char *key, uint32_t length);
 bool mp_spec_has_tensor(const mp_spec *spec, const char *name, uint32_t length);
 /* Get a tensor entry for writing. Must not be called on a frozen spec. */
 mp_tensor_entry *mp_spec_tensor_edit(mp_spec *spec, int index);
-/* Check one tensor entry without reading its file: index of the file, dtype, 1 to MP_MAX_DIMS dimensions of at least 1,
- * no overflow, rows of whole blocks, `nbytes` that matches type and shape, an end below 2^63. The FORMAT error names
- * the tensor and the fault. */
+/* Check one tensor entry without reading its file: the index of the file and the dtype exist; there are 1 to
+ * MP_MAX_DIMS dimensions of at least 1; no product overflows; rows have whole blocks; `nbytes` matches type and shape;
+ * the end is below 2^63. The FORMAT error names the tensor and the fault. */
 mp_status mp_spec_check_tensor(const mp_spec *spec, const mp_tensor_entry *entry, mp_error *error);
 /* Returns true for valid UTF-8. Refuses overlong forms, surrogates and code points above U+10FFFF. Accepts NUL. */
 bool mp_is_utf8(const char *bytes, uint64_t length);

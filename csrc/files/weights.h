@@ -13,7 +13,7 @@ typedef struct mp_weights mp_weights;
  * count that does not match dtype and shape, or a misaligned tensor; IO if a file is missing; INTEGRITY if a file
  * has changed since the spec stored its identity (mp_spec_same_file). */
 mp_status mp_weights_open(mp_spec *spec, mp_weights **weights, mp_error *error);
-void mp_weights_close(mp_weights *weights); /* NULL is legal; invalidates all views */
+void mp_weights_close(mp_weights *weights); /* invalidates all views; does nothing for NULL */
 const mp_spec *mp_weights_spec(const mp_weights *weights);
 
 /* Get a borrowed view of a tensor whose shape must be shape[0..ndim); -1 matches any size >= 1. FORMAT names the

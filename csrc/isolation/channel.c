@@ -58,7 +58,7 @@ static bool wait_for(mp_channel *channel, _Atomic uint64_t *position, uint64_t s
         return true;
     for (;;) {
         uint32_t events = mp_event_count_read(channel->own_events);
-        if (!has_moved(&watch) && !mp_channel_asked(channel, &wanted)) /* `poll` answers a question */
+        if (!has_moved(&watch) && !mp_channel_asked(channel, &wanted)) /* do not park: `poll` answers it */
             mp_event_count_park_shared(channel->own_events, events, channel->poll_ns);
         if (has_moved(&watch))
             return true;

@@ -116,8 +116,8 @@ bool mp_channel_receive(mp_channel *channel, bool spin, mp_frame *frame, uint8_t
 /* Returns true if the other side has written a frame, or claims to have. */
 bool mp_channel_waiting(const mp_channel *channel);
 /* Child: ask the parent to charge `bytes` in total for the engine, and wait for the answer. Returns false if the parent
- * refuses or `poll` ends the wait. The caller must be the only one that asks, and may be another thread than the one
- * that uses the frames, if that thread does not wait for a frame meanwhile. */
+ * refuses or `poll` ends the wait. Only one thread may ask at a time. This thread may differ from the one that uses the
+ * frames, but only while that one does not wait for a frame. */
 bool mp_channel_ask(mp_channel *channel, uint64_t bytes);
 /* Parent: returns true if the child has asked a question that has no answer yet, and sets *wanted. */
 bool mp_channel_asked(const mp_channel *channel, uint64_t *wanted);

@@ -68,7 +68,7 @@ static const uint64_t GRAIN_BYTES = 1u << 20;
 
 static uint64_t in_grains(uint64_t bytes) { return (bytes + GRAIN_BYTES - 1) / GRAIN_BYTES * GRAIN_BYTES; }
 
-/* The budget's `cover`: let the parent charge what the engine uses. Compute threads call it, too. */
+/* mp_budget.cover: lets the parent charge what the engine uses. Compute threads call it too. */
 static bool cover(mp_budget *budget, uint64_t used) {
     child *c = (child *)((char *)budget - offsetof(child, budget));
     if (used <= atomic_load_explicit(&c->charged, memory_order_acquire))

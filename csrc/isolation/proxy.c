@@ -2,9 +2,9 @@
  *
  * Each call of the step interface sends one message and waits for the reply to it; retire and preempt get no reply.
  * While it waits, the proxy checks every 4 ms (channel.c) that the child is alive and responds. In a step, heartbeats
- * of the child's lease count as a response. Only these are forwarded as heartbeats of this worker. The proxy forwards
- * the step's cancellation to the child. Silent time is counted between two checks, at most MAX_CHECK_GAP_NS per check,
- * so that a clock jump or a suspended machine kills no child.
+ * of the child's lease count as a response, and the proxy forwards only these as heartbeats of its worker. The proxy
+ * forwards the step's cancellation to the child. Silent time is counted between two checks, at most MAX_CHECK_GAP_NS
+ * per check, so that a clock jump or a suspended machine kills no child.
  *
  * The proxy kills a child that hangs before the registry would abandon its worker. The worker thread then returns, and
  * the requests of the step can be retried elsewhere. */

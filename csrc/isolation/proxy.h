@@ -12,7 +12,7 @@ typedef struct mp_proxy_args { /* borrowed: must outlive the proxy */
     mp_capability capability;
     const char *const *argv, *const *envp;
     const mp_shm *description, *weights;
-    uint64_t memory_bytes, fixed_bytes; /* limit of the engine's memory; memory of the process without its engine */
+    uint64_t memory_bytes, fixed_bytes; /* limit of the engine's memory; bytes charged for the rest of the process */
     int threads;                        /* maximum compute threads of a step */
     uint64_t start_ns, stall_ns;
 } mp_proxy_args;

@@ -101,7 +101,8 @@ static bool allows(const mp_text_request *request, int c, int32_t id) {
     return id >= 0 && word < (uint32_t)request->mask_words && (request->masks[c].bits[word] >> ((uint32_t)id % 32) & 1);
 }
 
-/* True if the mask allows an end that added no token to the completion. */
+/* True if the mask allows the completion to end by the end token or stop id that was sampled, which is no part of the
+ * completion. */
 static bool may_end(const mp_text_request *request, int c, const choice_progress *seen) {
     if (seen->finish == MP_FINISH_STOP)
         return allows(request, c, request->stop_ids[seen->stop_index - request->n_stop]);

@@ -232,7 +232,7 @@ static int load(void) {
     char name[128];
     snprintf(name, sizeof name, is_openblas ? "OpenBLAS (%.50s)" : "%.120s", is_openblas ? corename() : path);
     int found = self_test(&problem);
-    if (found == SERVING && !is_openblas) { /* which kernels it picks for other sizes is not known */
+    if (found == SERVING && !is_openblas) { /* it may use other kernels for sizes not tested */
         found = DIFFERENT;
         problem = "it is not OpenBLAS";
     }

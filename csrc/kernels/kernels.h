@@ -89,7 +89,7 @@ bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind);
  * BF16 if the CPU has bf16 products, else F32. Use it only for networks whose bf16 outputs have a cosine similarity >=
  * 0.9999 to the fp32 ones (encoders, image encoders, image generation). */
 mp_compute mp_resolve_compute(mp_compute asked);
-/* Name of a compute type, as the facts of a model report it. AUTO is "stored": the dtype of each weight decides. */
+/* Name of a compute type, as the facts of a model report it. AUTO gives "stored": the dtype of each weight decides. */
 const char *mp_compute_name(mp_compute compute);
 /* Return the activation format that mp_gemm requires for a kind of weights. */
 mp_akind mp_wmat_acts(mp_wkind kind);

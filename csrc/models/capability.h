@@ -195,7 +195,7 @@ static inline int64_t mp_text_images_rows(const mp_text_images *images) { /* row
     return last ? last->source + last->rows : 0;
 }
 
-/* Mask of the tokens allowed next in one completion, written by a grammar engine outside of the core: bit `id` is 1 if
+/* Mask of the tokens allowed next in one completion, written by a grammar engine outside the core: bit `id` is 1 if
  * the token is allowed. Ids beyond the mask are not allowed. The caller writes the mask for index i after it has seen
  * token i - 1, and the engine reads it before it samples token i. One buffer is therefore enough. */
 typedef struct mp_token_mask {

@@ -18,8 +18,8 @@ static int bounded(double threads, int least) {
 
 int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
     /* Assumed rates of one thread: bytes read per nanosecond and operations per nanosecond. BARRIER_NS is the time that
-     * each additional thread adds to a barrier: twice the time measured for two threads on one die, a third of the time
-     * across dies. */
+     * each additional thread adds to a barrier. Two threads were measured at half of it on one die, and at three times
+     * as much on two dies. */
     const double BYTES = 20, OPERATIONS = 100, BARRIER_NS = 100;
     double reading = (double)facts->weight_bytes / BYTES;
     double computing = 2.0 * (double)facts->parameters * (double)rows / OPERATIONS;

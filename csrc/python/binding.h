@@ -65,8 +65,8 @@ static inline bool mp_is_main_thread(const mp_state *state) {
 }
 /* End of the next wait: the deadline, or earlier in the main thread, which must check for signals. 0: no end. */
 uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns);
-/* Wait as mp_ticket_wait does. Returns 1 if the ticket progressed, 0 if the deadline passed, -1 if a signal handler
- * raised an exception. */
+/* mp_ticket_wait that checks for signals. Returns 1 if the ticket progressed, 0 if the deadline passed, -1 if a signal
+ * handler raised an exception. */
 int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress);
 
 /* --- type_<name>.c --- */

@@ -162,7 +162,7 @@ static void end(search_object *self) {
     self->scan = NULL;
 }
 
-/* A search that waits for CPUs checks for signals after this time, and loses its place in the queue. */
+/* A search waits for CPUs at most this long. It then checks for signals, and queues again at the end. */
 static const uint64_t TURN_NS = 500ull * 1000 * 1000;
 
 typedef struct add_call {
@@ -174,7 +174,8 @@ typedef struct add_call {
 } add_call;
 
 static void add_slice(mp_lease *lease, void *arg) {
-    /* Longest time for which workers wait for their CPUs, and for which the caller does not check signals. */
+    /* A slice occupies its CPUs at most this long. Between slices, workers get CPUs and the caller checks for
+     * signals. */
     enum { SLICE_NS = 20 * 1000 * 1000 };
     add_call *call = arg;
     call->status = mp_scan_add(call->scan, lease, call->items, call->count, &call->done, mp_sys_now_ns() + SLICE_NS,

@@ -7,7 +7,7 @@
 #include "base/mix.h"
 
 static const uint64_t MS = 1000 * 1000;
-enum { SLOWER = 4 }; /* a slow step lasts this multiple of its duration longer */
+enum { SLOWER = 4 }; /* a slow step is delayed by this multiple of its duration */
 static const uint64_t SLOWER_MIN_NS = 5 * 1000 * 1000;
 enum { STALL_MAX = 4 }; /* a stall ends after this multiple of the stall limit, even if the worker was not abandoned */
 

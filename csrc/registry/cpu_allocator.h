@@ -83,11 +83,11 @@ void mp_cpu_allocator_return(mp_cpu_allocator *allocator, mp_lease *lease, const
 /* Frees the CPUs of a lease that its holder may never return, so that other workers can lease them. */
 void mp_cpu_allocator_write_off(mp_cpu_allocator *allocator, const mp_core_lease *cores);
 
-/* Returns how many compute threads of one lease are worth using when they wait for each other many times per
- * millisecond: all of them while each thread has a CPU to itself, fewer while other programs take CPUs away, because
- * all threads wait for the one without a CPU. Measured on two CPUs for which six threads competed: a token took 2.5
- * times as long on two threads as on one. The number is learned from the lost time of leases with `barrier_bound` set
- * (mp_lease.lost_ns); a higher one is tried again later. */
+/* Returns the number of compute threads of one lease that is worth using when they wait for each other many times per
+ * millisecond. While each thread has a CPU to itself, that is all of them. While other programs take CPUs, fewer are
+ * worth using, because all threads wait for the one without a CPU. Measured on two CPUs for which six threads
+ * competed: a token took 2.5 times as long on two threads as on one. The number is learned from the lost time of
+ * leases with `barrier_bound` set (mp_lease.lost_ns); a higher one is tried again later. */
 int mp_cpu_allocator_barrier_threads(const mp_cpu_allocator *allocator);
 
 /* Allows a waiting thread to spin only on CPUs that no lease computes on. */

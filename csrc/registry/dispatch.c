@@ -57,7 +57,7 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
             if (has_room(entry->workers[i]))
                 return false;
         return true;
-    case MP_POLICY_P2C: /* an idle worker takes requests that are assigned to a busy one */
+    case MP_POLICY_P2C: /* an idle worker also takes requests that are assigned to a busy one */
         return !ticket->assigned || ticket->assigned == worker ||
                (worker->active_count == 0 && (!mp_worker_idles(ticket->assigned) || !has_room(ticket->assigned)));
     default:

@@ -201,7 +201,7 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
     bool others = entry->worker_count > (worker != NULL) || entry->starting || entry->unload == MP_UNLOAD_RUNNING;
     mp_entry_scale_later(entry);
     mp_count(services, MP_METRIC_spawn_failures, 1); /* under the lock: before callers learn of the failure */
-    if (worker) /* it is listed until mp_entry_finalize, and takes no request */
+    if (worker) /* the worker stays listed until mp_entry_finalize: let it take no request */
         worker->leave = true;
     if (!others) {
         entry->attempts++;
@@ -606,7 +606,7 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
             mp_fail(&error, MP_SHUTTING_DOWN, "%s: worker %u did not end before the shutdown deadline", entry->key,
                     caught->id);
             mp_worker_abandon(caught, &error);
-        } else { /* workers outside of steps and loads leave soon */
+        } else { /* workers outside steps and loads leave soon */
             mp_cond_wait(&entry->changed, &entry->lock,
                          mp_sys_now_ns() < deadline_ns ? deadline_ns : mp_sys_now_ns() + 10 * MS);
         }

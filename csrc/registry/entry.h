@@ -144,11 +144,11 @@ struct mp_entry {
     int abandoned;         /* abandoned workers whose threads have not returned */
     mp_resident *resident; /* owns a reference; NULL if no model is loaded */
     bool pinned;           /* the registry itself must not evict the model */
-    bool held;             /* a replacement is staged: not evicted to make room, unloaded if idle */
+    bool held;             /* a replacement is staged: unload the model when it is idle, but not to make room */
     bool load_requested;   /* a caller asked for the model to be loaded: it is not evicted before its first request */
     uint64_t attempts, attempts_over; /* loads that started; loads that ended, in success or failure */
     uint64_t loads;                   /* loads that succeeded */
-    uint64_t unloads;                 /* how often the model was freed */
+    uint64_t unloads;                 /* unloads that ended, also of models that were not loaded */
     mp_error failure;                 /* why `health` is not MP_HEALTH_SOUND */
     mp_error load_failure;            /* the last failed load or changed file, also while `health` is BROKEN */
     uint64_t retry_ns;                /* requests are refused until this time; 0 = the last load did not fail */

@@ -1,4 +1,4 @@
-/* events.h: events of workers and requests, for callbacks outside of the core.
+/* events.h: events of workers and requests, for callbacks outside the core.
  *
  * One bounded ring per process, drained by one thread of the binding. Posting never blocks: a full ring drops the event
  * and counts it. Posting takes no lock and is allowed under any; an event kind that is not enabled costs one relaxed

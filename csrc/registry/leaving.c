@@ -75,7 +75,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
             mp_mutex_lock(&entry->lock);
         }
         entry->unloads += resident || evict; /* also if no model was loaded: mp_entry_evict waits for this count */
-        if (forget) /* a load that failed after mp_entry_evict began */
+        if (forget) /* forget a load that failed after mp_entry_evict began */
             mp_entry_clear_failed(entry);
         if (entry->unload != MP_UNLOAD_NONE)
             mp_entry_set_unload(entry, MP_UNLOAD_NONE);
@@ -99,7 +99,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
     /* Requests were queued while this worker still existed: start another worker for them. */
     bool wanted = entry->queue.count && entry->shutdown != MP_SHUTDOWN_QUITTING;
     bool again = wanted && mp_entry_begin(entry);
-    uint64_t spawn_ns = wanted && !mp_entry_has_workers(entry) ? entry->spawn_ns : 0; /* when the worker can start */
+    uint64_t spawn_ns = wanted && !mp_entry_has_workers(entry) ? entry->spawn_ns : 0; /* end of the backoff */
     mp_dispatch_wake_all(entry);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);

@@ -150,7 +150,7 @@ static mp_ticket *become_failed(mp_worker *worker, bool loading, const mp_error 
     mp_entry_scale_later(entry);
     if (loading)
         entry->attempts_over++;
-    if (worker->unwanted || (!loading && !is_last(worker))) /* nothing failed; or the other workers serve */
+    if (worker->unwanted || (!loading && !is_last(worker))) /* the load was not wanted, or others serve */
         return NULL;
     bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
     if (!quit)

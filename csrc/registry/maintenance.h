@@ -34,7 +34,7 @@ typedef struct mp_maintenance {
         _Atomic uint64_t tick_ns;   /* time of the last tick; 0 = the thread does not tick */
         _Atomic uint64_t paused_ns; /* all pauses so far */
     } beats[2];
-    _Atomic uint64_t count; /* written under lock */
+    _Atomic uint64_t count; /* guarded by: lock, for writing */
     _Atomic int timed;          /* number of requests with a limit: a deadline or a patience */
     mp_mutex lock;
     mp_cond changed;

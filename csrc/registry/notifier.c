@@ -9,7 +9,7 @@
 
 struct mp_notifier {
     _Atomic int references;
-    uint32_t generation; /* fork generation: in a child, a thread of the parent may hold the lock for ever */
+    uint32_t generation; /* fork generation: in a child, a thread of the parent may hold the lock forever */
     mp_wake_fd wake;     /* its numbers are constant; closed once `open` is false */
     mp_mutex lock;
     /* guarded by: lock */

@@ -339,8 +339,8 @@ static bool reclaim_from_others(mp_worker *w) {
  * `again`: admissions resume after MEMORY_AGAIN_MS at the latest, because there may be no other request. */
 static void block_admission(mp_worker *w, bool again) {
     w->memory_tight = true;
-    /* this worker was trimmed already; without this, two workers that pass a request back and forth would ask each
-     * other to trim for ever */
+    /* The worker was trimmed already. Otherwise two workers that pass a request back and forth would ask each other to
+     * trim forever. */
     w->caches_freed = true;
     w->retry_ns = again ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
     mp_dispatch_wake_all(w->entry); /* another may take requests that are assigned to this one */
@@ -374,7 +374,7 @@ static void admit_fresh(mp_worker *w) {
             enter_flow(w, ticket);
             continue;
         }
-        if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* another worker takes the request, once */
+        if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* another worker may try the request once */
             lost_with(w, ticket);
             put_back_fresh(w, i + 1);
             break;

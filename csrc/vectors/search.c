@@ -67,7 +67,7 @@ static vector_kind examine(const float *vector, int32_t dim, float square, float
 
 /* ---- scores ------------------------------------------------------------------------------------------------------ */
 
-/* Returns x, also where denormal floats count as 0 (base/team.h). */
+/* Convert x to double exactly, even if this thread treats denormal floats as 0 (base/team.h). */
 static double exact(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);

@@ -5,7 +5,7 @@
  * The items of the scan are vectors: mp_scan_add takes an array of floats [count, dim]. scan.h states the rest.
  *
  * Scores. Dot product: one chain of fp32 FMAs, as gemm_f32 (kernels.h). Cosine: that product times (1 / |vector| * 1 /
- * |query|); 0 if one of them is zero. If the squared length of one of them is outside of 1e-24 to 1e30, the score is
+ * |query|); 0 if one of them is zero. If the squared length of one of them is outside 1e-24 to 1e30, the score is
  * computed in double. A score depends on its query and vector only, not on other queries, threads or calls, and stays
  * the same if query and vector change places. */
 #ifndef MP_VECTORS_SEARCH_H

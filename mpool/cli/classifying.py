@@ -9,7 +9,7 @@ from typing import Any
 
 from .common import adapter_of, for_output, make_pool, no_inputs, print_json, say, texts_of
 
-#: Number of texts that are classified at once, without and with labels of the command line.
+#: Number of texts that are classified at once: by a classifier, and with the labels of ``--labels``.
 _BATCH, _BATCH_PAIRS = 256, 1024
 #: Arguments that apply only with ``--tokens``.
 _OF_TOKENS = ("aggregation", "stride")

@@ -182,7 +182,7 @@ class Texts(Iterator[str]):
     """
 
     def __init__(self, texts: Sequence[str], paths: Sequence[str] = ()) -> None:
-        self._files: list[tuple[int, str]] = []  # number of texts before the first one of each file, and its name
+        self._files: list[tuple[int, str]] = []  # index of the first text of each file, its name
         self._count = 0
         self._rows = iter(texts) if texts else self._lines(paths)
 

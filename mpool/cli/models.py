@@ -125,7 +125,7 @@ def _facts_of_others() -> list[dict[str, Any]]:
         if here is None or here.key is not None:  # another program deleted it, or the catalogue has it now
             continue
         facts: dict[str, Any] = {}
-        with contextlib.suppress(MpoolError):  # it is listed, to be deleted; `mpool show` says what is wrong
+        with contextlib.suppress(MpoolError):  # list it, so that it can be deleted; `mpool show` says what is wrong
             facts = _facts_of_model(describing.describe_resolved(here))
         found.append({"key": ref, "aliases": [], "capability": facts.get("capability"), "default": False,
                       "refs": [ref], "origin": None, "license": facts.get("license"),

@@ -48,7 +48,7 @@ def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-#: Command of other programs, or function of mpool, that is no command of mpool -> what to use.
+#: Word that is no command of mpool (a command of another program, or a function of mpool) -> what to use.
 _FOREIGN = {
     "bench": "mpool demo prints speeds; python -m benchmarks, in the sources, compares mpool with other libraries",
     "cp": "give a model a name when you serve it: mpool serve NAME=MODEL",
@@ -103,7 +103,7 @@ _FOREIGN_OPTIONS = {
 class _Parser(argparse.ArgumentParser):
     """A parser that names the nearest commands if a command does not exist."""
 
-    #: Commands of which the program or a command requires one; empty if it requires none.
+    #: The commands, of which one is required; empty if none is required.
     commands: Mapping[str, object] = {}
 
     def add_subparsers(self, **options: Any) -> Any:  # type: ignore[override]
@@ -455,7 +455,7 @@ def _serve(command: argparse.ArgumentParser) -> None:
 def _serving_pool(command: argparse.ArgumentParser) -> None:
     command.add_argument("--keep-alive", default="5m", metavar="TIME",
                          help="how long a model without requests stays loaded: seconds, or text such as 5m or 1h30m; "
-                              "0: unload at once; -1: for ever. A request of Ollama's protocol can set another time "
+                              "0: unload at once; -1: forever. A request of Ollama's protocol can set another time "
                               "(default: 5m)")
     command.add_argument("--kv-dtype", default="auto", choices=KV_DTYPES,
                          help="keys and values of language models in the KV cache. auto: integers of 16 bits, or "

@@ -7,7 +7,7 @@ that exceeds its limits ends the process or is reported as an error. jinja2's im
 
 from __future__ import annotations
 
-import encodings.ascii  # noqa: F401 - no file can be opened after the start; these modules would be imported later
+import encodings.ascii  # noqa: F401 - jinja2 would import these later, when no file can be opened
 import encodings.latin_1  # noqa: F401
 import encodings.unicode_escape  # noqa: F401
 import encodings.utf_8  # noqa: F401

@@ -141,7 +141,7 @@ class Renderers:
                 self._records.move_to_end(source.digest)
                 if record.strikes >= STRIKES:
                     left = record.until - time.monotonic()
-                    if left > 0 or record.active:  # one request at a time finds out if the template works again
+                    if left > 0 or record.active:  # after the pause, one request at a time tries it
                         return record, record.failure._replace(refused=max(left, limits.max_template_seconds))
                 if record.active < (MAX - 1 if record.proven else 1):
                     break
@@ -150,7 +150,7 @@ class Renderers:
                 for digest in [digest for digest, old in self._records.items() if not old.active][:_RECORDS // 4]:
                     del self._records[digest]
             result = record, None
-            record.active += 1  # last: an error after it would leave the template in use for ever
+            record.active += 1  # last: an error after it would leave the template in use forever
             return result
 
 

@@ -109,7 +109,7 @@ def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: 
         rules[1] = "start: " + _harmony(rules, forced)
         return Grammar("\n".join(rules), None, ())
     marker = _literal(format.marker)
-    constrained = forced or response is not None  # from the first character on
+    constrained = forced or response is not None  # constrain the completion from its first character on
     if forced:
         body = "calls"
     elif response is not None:
@@ -198,7 +198,7 @@ def without_patterns(schema: Any, usable: Callable[[str], bool]) -> Any:
         named, schema = schema.get("patternProperties"), dict(schema)
         if isinstance(named, Mapping) and not all(map(usable, named)):
             del schema["patternProperties"]
-            schema["additionalProperties"] = True  # they may be properties that the patterns describe
+            schema["additionalProperties"] = True  # a pattern that was dropped may describe them
         if isinstance(pattern := schema.get("pattern"), str) and not usable(pattern):
             del schema["pattern"]
     return _with_parts(schema, lambda part: without_patterns(part, usable))
@@ -279,7 +279,8 @@ def _object_may_start_with_name(schema: dict[str, Any]) -> bool:
 
 
 def _names(required: Iterable[Any]) -> set[str]:
-    """Return the names in ``required`` of a schema. Both lists of a request may be long, so a list is not searched."""
+    """Return the names in ``required`` of a schema as a set: ``required`` and ``properties`` may both be long, so that
+    searching a list would take quadratic time."""
     return {name for name in required if isinstance(name, str)}
 
 

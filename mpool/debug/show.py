@@ -53,7 +53,7 @@ class ModelRow:
         running: number of active requests.
         breaker: state of the circuit breaker: ``"closed"``; after worker faults ``"open"`` or ``"half-open"``.
         policy: policy that chooses the worker of a request.
-        keep_alive: seconds that the idle model stays loaded; inf: for ever.
+        keep_alive: seconds that the idle model stays loaded; inf: forever.
         last_error: name of the error of the last failed request; empty: none failed.
         pinned: True after ``load(..., pin=True)``.
         model_bytes: bytes of the weights, which all workers share. Includes those of the draft model.

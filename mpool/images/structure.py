@@ -23,8 +23,8 @@ MAX_BLOCKS = 1 << 13
 MAX_RLE_PIXELS = 1 << 22
 
 _SOS, _EOI, _SOI = 0xDA, 0xD9, 0xD8
-#: The end of a marker: its last fill byte, and the byte after it, which is no stuffed zero. An expression that also
-#: matched the other fill bytes would take quadratic time for fill bytes without an end.
+#: The end of a marker: its last fill byte, and the byte of its type (0 would be a stuffed zero, which is no marker). An
+#: expression that also matched the other fill bytes would take quadratic time for fill bytes without an end.
 _MARKER = re.compile(rb"\xff([^\xff\x00])", re.DOTALL)
 #: A marker other than a restart marker. Restart markers are part of the entropy-coded data of a scan.
 _SEGMENT = re.compile(rb"\xff([^\xff\x00\xd0-\xd7])", re.DOTALL)

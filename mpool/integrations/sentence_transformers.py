@@ -57,7 +57,7 @@ def _renamed(method: F) -> F:
     return call  # type: ignore[return-value]
 
 
-#: What to use in place of the modules of a model of sentence-transformers.
+#: Hint in place of the modules of a model of sentence-transformers.
 _MODULES = ("The core of mpool computes the model. Use `max_seq_length` and `tokenize` of the object itself; "
             "output_value=\"token_embeddings\" returns the vectors before pooling")
 

@@ -108,7 +108,7 @@ def _remove_from_hub(found: Resolved, dry_run: bool) -> int:
         raise FileError(f"{error.filename}: cannot be deleted: {error.strerror}") from error
     repository = os.path.dirname(snapshots)
     if not os.path.exists(snapshots) and not os.listdir(os.path.join(repository, "blobs")):
-        shutil.rmtree(repository, ignore_errors=True)  # nothing is left but the names of branches
+        shutil.rmtree(repository, ignore_errors=True)  # only names of branches are left
     return freed
 
 

@@ -177,7 +177,8 @@ class Entry:
         return found
 
     def for_task(self, task: object) -> Entry:
-        """Return the entry that embeds texts of a task: itself, unless the model has another encoder for the task."""
+        """Return the entry that embeds texts of a task: that of the task's own encoder if the model has one, else this
+        entry."""
         if not isinstance(task, str):
             return self
         part = next((one for one in self.describe().networks if one.task and one.task == task), None)
@@ -378,7 +379,7 @@ class Entry:
 
     @property
     def uses_weights(self) -> str:
-        """How the model's weights are used: one of :data:`mpool.names.WEIGHTS`."""
+        """Use of the model's weights: one of :data:`mpool.names.WEIGHTS`."""
         return self.loading.weights or self.pool.config.weights
 
     @property

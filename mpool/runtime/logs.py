@@ -76,7 +76,7 @@ class _Drain:
             while not self.stopping.is_set():
                 try:
                     self.round()
-                except Exception:  # such as MemoryError, also in a wait: the next round may have memory again
+                except Exception:  # after a MemoryError, for example, the next round may have memory
                     time.sleep(HURRIED)
         finally:  # also after an exception such as SystemExit: the next request starts another thread
             if not self.stopping.is_set():

@@ -27,9 +27,9 @@ GAUGES = {
     "threads_joined": "started threads that have ended",
     "events_dropped": "events dropped because callbacks were too slow",
 }
-#: Former names of gauges -> names. Kept in :func:`mpool.metrics` for one release, and as Prometheus series for good.
+#: Former names of gauges -> names. :func:`mpool.metrics` has both for one release; Prometheus series keep the former.
 FORMER = {"lanes": "compute_threads", "lanes_leased": "compute_threads_leased"}
-#: Former names of counters -> names. Kept for one release, in :func:`mpool.metrics` and as Prometheus series.
+#: Former names of counters -> names. :func:`mpool.metrics` and Prometheus series have both for one release.
 FORMER_COUNTERS = {"guessed_tokens": "draft_tokens", "right_guesses": "accepted_draft_tokens"}
 #: Gauges of a model: name -> help.
 MODEL_GAUGES = {

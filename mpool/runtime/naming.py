@@ -265,7 +265,7 @@ class Names:
 
             with self.lock:
                 used = [key for key, other in self.by_key.items() if other._capability == capability]
-            # The catalogue contributes its default: a model with a similar name may be a large download.
+            # Suggest only the default of the catalogue: a model with a similar name may be a large download.
             near = nearest(entry.key, used, 1) or load_catalogue().keys(capability)[:1]
             raise wrong_capability(entry, actual, capability,
                                    f"Did you mean {near[0]}?" if near else f"No {capability} model is known")

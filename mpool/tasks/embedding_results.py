@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def rows_at(offsets: NDArray[np.int64], at: slice) -> tuple[NDArray[np.int64], Any]:
-    """Return the offsets of a slice of texts, and the index of their elements, which makes a view for step 1."""
+    """Return the offsets of a slice of texts, and the index that selects their elements: a slice object for step 1, so
+    that the result is a view."""
     texts = range(len(offsets) - 1)[at]
     if texts.step == 1:
         first, end = texts.start, max(texts.stop, texts.start)

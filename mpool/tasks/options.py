@@ -583,7 +583,7 @@ class TokenScoresOptions(_LogitOptions):
 
 # ---- text ----------------------------------------------------------------------------------------------------------
 
-#: What a chat with a model that can think changes in the default of ``max_tokens``.
+#: Text that the default of ``max_tokens`` gets for chats with models that can think.
 THINKS = f" ({THINKING_TOKENS:,} in chats with models that can think)"
 
 

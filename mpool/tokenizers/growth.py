@@ -48,7 +48,7 @@ MAX_SQUARED = 3000
 #: Characters of the longest token of a Unigram model, which tries every token at every character of a text, for which
 #: a character takes negligible time: about 50 ns for each character of the token. Published tokens have 16.
 MAX_QUICK_TOKEN = 64
-#: ASCII letters and underscores that are written as escapes: they could hide one of the keys above.
+#: ASCII letters and underscores written as escapes of JSON, which could hide one of the keys above.
 _HIDDEN = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
 
 #: A prefix of a model's tokens that is not empty.

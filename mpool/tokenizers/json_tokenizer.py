@@ -23,7 +23,8 @@ from .tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
 if TYPE_CHECKING:
     import tokenizers
 
-#: Bounds of the tokenizers of older files: NFC and lower case, or BERT's normalizer, and bytes.
+#: Bounds of tokenizers from older files. Their normalizers are NFC with lower case, or BERT's; their pre-tokenizers may
+#: convert text to bytes.
 OLDER = growth.Growth(normalizer=6, pre_tokenizer=5, ascii_pre_tokenizer=2)
 
 #: Nesting limit of the JSON parser of HF tokenizers (serde_json).
@@ -382,7 +383,7 @@ def load(path: str) -> Native:
 
 #: Maximum length in characters of a word of a WordPiece model, which tries every part of it. BERT's is 100.
 _MAX_WORD_CHARS = 500
-#: The same length, up to which a character takes negligible time.
+#: Length of a word up to which the time per character is negligible.
 _MAX_QUICK_WORD = 200
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Minimum number of characters of a single text that is encoded without the GIL; releasing it costs more for less.
+#: Minimum number of characters of a single text that is encoded without the GIL. For shorter texts, releasing the GIL
+#: costs more than it gains.
 LONG_TEXT = 2048
 #: Characters that any expression can process in negligible time.
 _MAX_PROBE = 12

@@ -87,7 +87,7 @@ class Report(list[str]):
 
 
 def folder_of(name: str) -> str:
-    """Return the folder of MAY_INCLUDE that contains a path below csrc; "" for a file outside of all folders.
+    """Return the folder of MAY_INCLUDE that contains a path below csrc; "" for a file outside all folders.
 
     ``registry/pool/queue.c`` -> ``registry/pool``, ``registry/entry.c`` -> ``registry``.
     """

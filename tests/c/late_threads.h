@@ -13,7 +13,7 @@ void late_thread(int index);
 static inline void late_thread_of(int threads) { late_thread(threads == 2 ? 0 : threads == 3 ? 2 : -1); }
 /* Returns the number of barriers that the late thread has met since the last call. */
 int late_thread_barriers(void);
-/* Returns the number of calls of mp_lease_poll outside of base/team.c since the last call. A model that polls too
+/* Returns the number of calls of mp_lease_poll outside base/team.c since the last call. A model that polls too
  * rarely passes for hung, and is cancelled late. */
 int lease_polls(void);
 

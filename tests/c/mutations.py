@@ -220,7 +220,7 @@ MUTATIONS = [
              "flapping", SOME),
     Mutation(217, _X, "mp_entry_fault", "NaN is retried", "again = status != MP_NUMERIC",
              "again = (BUG || status != MP_NUMERIC)", "crashes", SOME),
-    Mutation(218, _X, "mp_entry_fault", "a request is retried for ever",
+    Mutation(218, _X, "mp_entry_fault", "a request is retried forever",
              "mp_ticket_set_retry(ticket, &ticket->retry, next);",
              "if (!BUG) mp_ticket_set_retry(ticket, &ticket->retry, next);", "crashes", SOME),
     Mutation(219, _X, "may_follow", "a result that the caller has seen begins anew",

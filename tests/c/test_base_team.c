@@ -87,7 +87,7 @@ typedef struct delayed_rounds {
 
 /* As step_together, but before each barrier a thread may be late: for less or for more than the spin, or by a sleep. A
  * thread that passes a barrier too early reads a cell of an earlier round. A thread that does not notice the end of a
- * barrier waits for ever. */
+ * barrier waits forever. */
 static void step_with_delays(const mp_team_thread *thread, void *arg) {
     delayed_rounds *r = arg;
     mp_test_random random = {r->seed + (uint64_t)thread->index};

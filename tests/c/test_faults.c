@@ -425,7 +425,7 @@ MP_TEST(registry_fault_breaker_flaps_within_its_rule) {
                     MP_CHECK_INT(left, open_since + rule.backoff_ns - now); /* the remaining backoff is returned */
                 }
                 if (was == MP_BREAKER_OPEN && now >= open_since + rule.backoff_ns)
-                    MP_CHECK(in && probe); /* the breaker does not stay open for ever */
+                    MP_CHECK(in && probe); /* the breaker does not stay open forever */
                 if (in && probe && flights < 16)
                     flying[flights++] = probe;
                 else if (in && probe)

@@ -148,7 +148,7 @@ static int build_once(void *arg) {
 MP_TEST(forks_while_a_spec_is_built) {
     SKIP_UNDER_TSAN();
 #if defined(__SANITIZE_ADDRESS__)
-    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
+    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child forever");
 #endif
     mp_error error;
     MP_CHECK_OK(mp_fork_init(&error), &error);
@@ -177,7 +177,7 @@ static int load_once(void *path) {
 MP_TEST(forks_while_a_blas_is_loaded) {
     SKIP_UNDER_TSAN();
 #if defined(__SANITIZE_ADDRESS__)
-    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
+    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child forever");
 #endif
     const char *path = getenv("MPOOL_BLAS");
     if (path && (!*path || strcmp(path, "none") == 0))
@@ -193,7 +193,7 @@ static void load_once_on(void *path) {
     mp_blas_core(NULL);
 }
 
-/* A fork does not wait for ever for a load that hangs: glibc before 2.36 runs fork handlers under a lock that OpenBLAS
+/* A fork does not wait forever for a load that hangs: glibc before 2.36 runs fork handlers under a lock that OpenBLAS
  * needs while it is being opened. Here the load hangs because it opens a FIFO, until the test opens the other end. */
 MP_TEST(forks_while_a_blas_load_hangs) {
     SKIP_UNDER_TSAN();

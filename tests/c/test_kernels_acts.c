@@ -20,7 +20,7 @@ static int32_t defined(const float *x, int n, int8_t *q, float *scale) {
         finite = finite && isfinite(x[k]);
         max = fabsf(x[k]) > max ? fabsf(x[k]) : max;
     }
-    const double inverse = max > 0 ? 127.0 / (double)max : 0; /* 127 / max in fp32 overflows above FLT_MAX */
+    const double inverse = max > 0 ? 127.0 / (double)max : 0; /* in double: 127 / max may exceed FLT_MAX */
     const bool usable = finite && max > 0 && inverse < (double)FLT_MAX * (1 + 0x1p-25);
     *scale = finite ? usable ? max / 127.0f : 0.0f : NAN;
     for (int k = 0; usable && k < n; k++) {

@@ -728,7 +728,7 @@ MP_TEST(kernels_stored_smallest_exponents) {
     drop_acts(&acts), drop_weights(&src);
 }
 
-/* Few rows of a type with a slot use it, where the CPU has a variant; all others are packed. */
+/* A product with few rows uses the slot of its type if the CPU has a variant of it. All others use packed weights. */
 MP_TEST(kernels_stored_can) {
     for (int t = 0; t < TYPES; t++) {
         kt_set set = kt_ref();

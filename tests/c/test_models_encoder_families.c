@@ -295,7 +295,7 @@ static bool is_shared_bias(const mp_spec *spec, const char *name) {
 }
 
 /* A file without one of its matrices or norms is refused by the tensor's name. So is a file whose layers do
- * not have the same biases. (A bias of all layers, or outside of layers, may be missing.) */
+ * not have the same biases. (A bias of all layers, or outside layers, may be missing.) */
 MP_TEST(models_encoder_families_miss_no_tensor) {
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);

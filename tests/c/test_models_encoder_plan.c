@@ -81,7 +81,7 @@ MP_TEST(models_encoder_plan_shares_a_step) {
     plan_of(&tiny, items, 1, 1 << 20, texts);
     MP_CHECK_INT(texts[0], MANY);
     mp_item *turned[2] = {&small, &large};
-    plan_of(&tiny, turned, 2, 600, texts); /* time that a small request leaves passes to the next */
+    plan_of(&tiny, turned, 2, 600, texts); /* the next request gets the time that a small one leaves */
     MP_CHECK_INT(texts[0], 3);
     MP_CHECK_INT(texts[1], (600 - 3 * SHORT) / SHORT);
     small.cursor = 2; /* two of its texts are done */

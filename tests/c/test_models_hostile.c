@@ -67,7 +67,7 @@ MP_TEST_SECONDS(models_hostile_corpus, 120) {
     hostile_free();
 }
 
-/* Tensors without which a model is complete: the second token type, and biases outside of layers. */
+/* Tensors without which a model is complete: the second token type, and biases outside layers. */
 static bool is_optional(const mp_spec *spec, const char *name) {
     return strcmp(name, "padding") == 0 ||
            (strcmp(mp_spec_architecture(spec), "bert") == 0 &&

@@ -367,7 +367,7 @@ static int packing_madvise(void *data, size_t bytes, int advice) {
     return result;
 }
 
-/* If the last panel of a matrix is packed while the matrix is fetched, its pages are released afterwards. */
+/* A matrix whose last panel is packed while its pages are fetched: the pages are released after the fetch. */
 MP_TEST(models_pages_of_a_matrix_that_was_packed_meanwhile_are_released) {
     tiny_model tiny;
     start_load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0", packing_madvise);

@@ -54,7 +54,7 @@ static uint64_t measured_ns(const machine *m, mp_test_random *random, int thread
     return (uint64_t)(pass_ns(m, threads, rows) * (1 + longer));
 }
 
-/* Runs passes of `rows` rows. Returns the number of threads of the last one that was planned outside of a round. */
+/* Runs passes of `rows` rows. Returns the number of threads of the last one that was planned outside a round. */
 static int run_passes(mp_thread_tuner *tuner, const machine *m, mp_test_random *random, int passes, int64_t rows) {
     const int worth = mp_threads_worth(m->facts, rows, BARRIERS);
     int used = 0;

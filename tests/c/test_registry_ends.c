@@ -377,7 +377,7 @@ MP_TEST_SECONDS(registry_serves_in_a_forked_child, 60) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("ThreadSanitizer does not follow threads started in a child of a process with threads");
 #elif defined(__SANITIZE_ADDRESS__)
-    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
+    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child forever");
 #endif
     fake fake;
     fake_init(&fake);
@@ -419,7 +419,7 @@ static void keep_calling(void *arg) {
 
 MP_TEST_SECONDS(registry_forks_during_requests, 60) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
+    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child forever");
 #endif
     fake fake;
     fake_init(&fake);
@@ -452,7 +452,7 @@ MP_TEST_SECONDS(registry_forks_during_requests, 60) {
 /* Registries share the governor and the CPU allocator: a fork takes their locks after those of all registries. */
 MP_TEST_SECONDS(registry_forks_with_another_registry_open, 60) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
+    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child forever");
 #endif
     enum { REGISTRIES = 2, CALLERS = 6 };
     fake fakes[REGISTRIES];

@@ -119,7 +119,7 @@ MP_TEST(forks_while_other_threads_look_up_shared_objects) {
 /* --- one object after the other --- */
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define SKIP_IF_SANITIZED() MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever")
+#define SKIP_IF_SANITIZED() MP_SKIP("the sanitizer's allocator may be locked by another thread in the child forever")
 #else
 #define SKIP_IF_SANITIZED() (void)0
 #endif

@@ -255,7 +255,7 @@ MP_TEST(registry_preempts_the_youngest_of_the_lowest_priority) {
     MP_CHECK_INT(calls[0]->starts, 1); /* the older of the two others was not */
     for (int i = 0; i < 3; i++)
         mp_ticket_release(tickets[i]);
-    /* a request that is too large even alone fails, instead of being preempted for ever */
+    /* a request that is too large even alone fails, instead of being preempted forever */
     fake_call *large = fake_call_create(50);
     large->memory = 1;
     large->memory_a_step = 1;

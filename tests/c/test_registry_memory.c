@@ -392,7 +392,7 @@ MP_TEST(registry_memory_of_a_forked_model_is_freed) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("ThreadSanitizer does not follow threads started in a child of a process with threads");
 #elif defined(__SANITIZE_ADDRESS__)
-    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
+    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child forever");
 #endif
     fake fakes[2];
     mp_registry *registry = fake_registry(2, 200000);

@@ -206,7 +206,7 @@ MP_TEST(registry_serving_preempts_requests_that_hold_memory) {
     MP_CHECK_INT(mp_ticket_status(tickets[1], NULL), MP_OK);
     MP_CHECK_INT(mp_ticket_status(tickets[2], NULL), MP_CANCELLED);
     MP_CHECK_INT(call_of(tickets[2])->starts, 0);
-    /* twice the second request, which is admitted again when the cancelled one has ended */
+    /* the second request was preempted twice: it is admitted again when the cancelled one has ended */
     MP_CHECK_INT(scene.fake.preempted, 2);
     MP_CHECK_INT(scene.services->metrics[MP_METRIC_preemptions], 2);
     MP_CHECK_INT(call_of(tickets[0])->starts, 1);

@@ -122,7 +122,7 @@ MP_TEST(registry_submit_faults_open_the_breaker_once) {
         MP_CHECK(!mp_breaker_fault(&breaker, &never, i));
     MP_CHECK_STR(mp_breaker_name(&breaker), "closed");
     MP_CHECK(!mp_breaker_fault(&breaker, &rule, 1000));
-    MP_CHECK(!mp_breaker_fault(&breaker, &rule, 1101)); /* the first is outside of the window */
+    MP_CHECK(!mp_breaker_fault(&breaker, &rule, 1101)); /* the first is outside the window */
     MP_CHECK(mp_breaker_fault(&breaker, &rule, 1201));
     MP_CHECK_STR(mp_breaker_name(&breaker), "open");
     MP_CHECK_INT(breaker.epoch, 1);
@@ -221,7 +221,7 @@ MP_TEST(registry_submit_home_of_two_choices) {
             MP_CHECK(chosen->id >= 1 && chosen->id <= (uint32_t)count);
             seen[chosen->id - 1] = true;
         }
-        for (int i = 0; i < count; i++) /* the youngest is never the older of two */
+        for (int i = 0; i < count; i++) /* the older one of two random workers is chosen, so never the youngest */
             MP_CHECK_INT(seen[i], count == 1 || i < count - 1);
         (void)last;
     }

@@ -245,8 +245,8 @@ static const known_bug bugs[] = {
     {"condition not destroyed", "of the locks that &p->cond", keep_cond, 0},
     {"written after free", "was written after thread 0 freed it", write_after_free, 0},
     {"not joined", "was never joined", never_join, 0},
-    {"spins for ever", "no end after", spin_for_ever, 0},
-    {"sleeps for ever", "the run hangs", sleep_for_ever, 0},
+    {"spins forever", "no end after", spin_for_ever, 0},
+    {"sleeps forever", "the run hangs", sleep_for_ever, 0},
     {"torn increment", "p.plain == 2 is false", torn, 0},
 };
 

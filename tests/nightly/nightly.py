@@ -233,7 +233,7 @@ def git(*arguments: str) -> tuple[int, str]:
 
 
 def commit() -> str:
-    """The commit that is checked out, with ``+`` if files differ from it; "unknown" outside of a clone."""
+    """The commit that is checked out, with ``+`` if files differ from it; "unknown" outside a clone."""
     code, found = git("rev-parse", "HEAD")
     if code:
         return "unknown"

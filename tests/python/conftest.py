@@ -108,8 +108,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _beyond_samples(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """Yield the cases that run only with ``--slow``.
 
-    Of a test marked ``sample(n)``, one in n of the collected cases runs always, and at least one. Checksums of names
-    choose them, so that a sample has parameters of all kinds, and changes little with a new case.
+    One in n of the collected cases of a test marked ``sample(n)`` runs always, and at least one. Checksums of names
+    choose these cases, so that a sample has parameters of all kinds, and changes little with a new case.
     """
     cases = collections.defaultdict(list)
     for item in items:

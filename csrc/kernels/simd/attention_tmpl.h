@@ -508,7 +508,8 @@ static VEC_INLINE void kv_output(const mp_attn_kv *a, int n, int block, const at
         R = tile_rows(n - i);
         for (int j = 0; j < R; j++)
             row[j] = p + (int64_t)(i + j) * MP_KV_BLOCK;
-        kv_visible(a, i / a->group, block, &from, &unused); /* first row: oldest visible slot; last row: newest */
+        /* the first row sees the oldest slot, the last one the newest */
+        kv_visible(a, i / a->group, block, &from, &unused);
         kv_visible(a, (i + R - 1) / a->group, block, &unused, &to);
         attn_output o = *out;
         o.out += i * o.ld;

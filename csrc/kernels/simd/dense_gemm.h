@@ -107,7 +107,7 @@ static MP_INLINE void D(steps)(const int R, const int P, const int count, const 
     MP_UNROLL
     for (int u = 0; u < count; u++) {
         MP_UNROLL
-        for (int held = 0; held < D_PARTS * D_V; held += D_HELD) { /* vectors of the first part, then of the next */
+        for (int held = 0; held < D_PARTS * D_V; held += D_HELD) { /* all vectors of a part, then the next part */
             const int part = held / D_V, first = held % D_V;
             D_W wv[8];
             MP_UNROLL

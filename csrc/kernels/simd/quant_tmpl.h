@@ -355,7 +355,7 @@ static MP_INLINE int q_keeps_head(int kind, int R) {
     return q_is_coded(kind) && q_head_bytes(kind) && (Q_KEEPS_HEAD || !q_beside(R));
 }
 
-/* The d of a superblock; for IQ types times the unit of their scales. */
+/* Returns the d of a superblock. For IQ types, the result includes the unit of their scales. */
 static MP_INLINE qf q_head_d(int kind, const uint8_t *head, int o) {
     const float unit = kind == MP_W_IQ2_XS ? 0.25f : 0.125f;
     return q_is_iq(kind) ? qf_mul(qf_halves(head + 2 * o), qf_spread(&unit)) : qf_halves(head + 2 * o);

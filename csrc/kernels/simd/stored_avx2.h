@@ -224,8 +224,8 @@ static MP_INLINE __m256i s_dot_codes(s_codes w, s_codes a) {
     return S_SHORT ? _mm256_add_epi16(low, high) : _mm256_add_epi32(low, high);
 }
 
-/* Half h of *first and *second: the sums of block h of rows 0-3 and 4-7. v: results of s_dot_codes. A short sum has
- * four products of at most 24 x 127, and two short sums can be added in 16 bits. */
+/* Half h of *first and *second: the sums of block h of rows 0-3 and 4-7. v: results of s_dot_codes.
+ * With S_SHORT, a sum has four products of at most 24 x 127, so two sums can be added in 16 bits. */
 static MP_INLINE void s_collect_codes(const __m256i *v, __m256i *first, __m256i *second) {
     const __m256i one = _mm256_set1_epi16(1);
     if (!S_SHORT) {

@@ -11,7 +11,7 @@
 #include "kernels/simd/vec_x86.h"
 
 /* 32 registers: 24 sums leave room for the operands */
-#define VEC_WIDE_TILES 1 /* VEC_TILE_ROWS is 8, not at most 6 */
+#define VEC_WIDE_TILES 1 /* tiles have up to 8 rows; those of other instruction sets up to 6 */
 enum { VEC_N = 16, VEC_TILE_ROWS = 8, VEC_ACCUMULATORS = 24 };
 
 typedef __m512 vec;

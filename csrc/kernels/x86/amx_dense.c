@@ -301,8 +301,8 @@ static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
     const int rows = m1 - m0, passes = (rows + BLOCK - 1) / BLOCK;
     if (rows == 0)
         return;
-    /* If `separate`, two passes of one block each: the second pass finds the panels in L2 anyway, and its tiles can
-     * have fewer rows. */
+    /* With `separate`, each block has its own pass: the second pass finds the panels in L2, and its tiles can have
+     * fewer rows. */
     const bool separate = rows < 2 * ROWS && (size_t)(panel1 - panel0) * w->panel_bytes <= NEAR;
     const int height = separate ? ROWS : ((rows + passes - 1) / passes + ROWS - 1) / ROWS * ROWS;
     amx_pending pending[2];

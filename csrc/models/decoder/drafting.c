@@ -64,7 +64,7 @@ mp_status mp_draft_model_load(const mp_load_args *args, mp_decoder **draft, mp_e
 
 void mp_drafter_init(mp_drafter *drafter, mp_decoder *model, mp_budget *budget) {
     *drafter = (mp_drafter){.model = model};
-    if (model) /* a quarter of the share of the prefix cache */
+    if (model) /* its prefix cache gets a quarter of the model's share */
         mp_prefix_init(&drafter->cache, &model->kv, budget, (uint32_t)mp_options_get()->prefix_percent / 4);
 }
 

@@ -76,7 +76,7 @@ static mp_status read_norms(mp_decoder *model, mp_builder *builder, int index, u
     const int32_t hidden = model->hidden;
     const struct {
         const char *name;
-        mp_norm *norm; /* NULL: attention sinks */
+        mp_norm *norm; /* NULL: the tensor holds attention sinks, which are no norm */
         int32_t n;
         uint32_t flag; /* 0: every architecture has the tensor */
     } norms[] = {

@@ -45,8 +45,8 @@ typedef struct mp_shadow { /* a sequence as the draft model sees it; used by dec
 
 typedef struct mp_sequence_group { /* state of an item */
     mp_budget *budget;
-    uint64_t charged; /* bytes of the group and its sequences, without KV blocks, at the maximum length of the
-                       * completions */
+    uint64_t charged; /* bytes of the group and its sequences without KV blocks, if every completion has its maximum
+                       * length */
     int n;
     struct mp_request_images *images; /* or NULL (decoder/images.h) */
     int32_t prefilled; /* largest number of prompt tokens that the first sequence has ever had in the cache */

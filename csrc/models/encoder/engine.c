@@ -14,7 +14,8 @@ enum {
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
 
-/* Rows after the attended ones see all of them, which layers with a window or causal attention do not allow. */
+/* Check `attended` of a text. Rows after the attended ones see all attended rows, which windows and causal attention do
+ * not allow. */
 static mp_status check_attended(const mp_encoder *model, int32_t text, int32_t attended, int64_t n, mp_error *error) {
     if (attended > n)
         return mp_fail(error, MP_INVALID_ARGUMENT, "`attended` of text %d must be 1 to %lld, got %d", text,

@@ -36,7 +36,7 @@ typedef struct mp_adapters { /* the adapters of a model */
     int count;
     int64_t ids[MP_ADAPTERS_MAX];
     int32_t width;      /* largest sum of ranks of an update */
-    bool *added;        /* by index of a tensor of the spec: the matrix was added; NULL without adapters */
+    bool *added;        /* [tensors of the spec]: true once its matrix was added to a layer; NULL without adapters */
     mp_low_rank *updates;
     struct mp_updates *tables;
     mp_embedding_update *embeddings; /* [count], or NULL: no adapter updates the embeddings */

@@ -73,7 +73,7 @@ mp_status mp_dense_chain_init(mp_dense_chain *chain, mp_builder *builder, const 
     return MP_OK;
 }
 
-/* y -= minus x, one output at a time. */
+/* Subtract the product of `minus` and x from y, one output at a time. */
 static void subtract_minus(const mp_dense *dense, const float *x, float *y) {
     for (int i = 0; i < dense->out; i++) {
         float less;

@@ -1,4 +1,4 @@
-/* nn/experts.h: the feed-forward sublayer as a mixture of experts (MoE). A router assigns `used` experts to each row,
+/* nn/experts.h: the feed-forward sublayer of MoE models. A router assigns `used` experts to each row,
  * and their weighted outputs are added up ("Outrageously Large Neural Networks", arXiv:1701.06538).
  *
  * Expert matrices stay as stored. If an expert has few rows, its stored rows are multiplied as they are

@@ -79,8 +79,8 @@ void mp_stored_facts(const mp_stored *stored, mp_matrices *weights, const _Atomi
  * soon. */
 void mp_stored_begin(mp_stored *stored, int M);
 /* mp_stored_sound: call after a pass that used unpacked panels. Returns true if the files are those that were loaded.
- * After it has returned false it stays false, and mp_stored_corrupted returns true: packed panels may be wrong.
- * mp_stored_corrupted(NULL) is false. */
+ * Once it has returned false, it always returns false, and mp_stored_corrupted returns true: packed panels may be
+ * wrong. mp_stored_corrupted(NULL) is false. */
 bool mp_stored_sound(mp_stored *stored);
 bool mp_stored_corrupted(const mp_stored *stored);
 

@@ -35,7 +35,7 @@
  *                                                                  refused with `text`
  *   MP_PROGRESS(field)                                             _Atomic int32_t: complete results; never decreases
  *
- * The compiler refuses a lower bound above its upper bound, a bound outside of the field's type, a default outside of
+ * The compiler refuses a lower bound above its upper bound, a bound outside the field's type, a default outside
  * the bounds, and a length whose count is missing or no integer. */
 #ifndef MP_MODELS_REQUESTS_SCHEMA_H
 #define MP_MODELS_REQUESTS_SCHEMA_H

@@ -40,7 +40,7 @@ _SPANS = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32()), ("
 
 
 class EmbedBatches:
-    """Adds a column of vectors to pyarrow batches, for ``map_batches`` of Ray Data.
+    """Add a column of vectors to pyarrow batches, for ``map_batches`` of Ray Data.
 
     ``dataset.map_batches(EmbedBatches, fn_constructor_kwargs={"column": "text"}, batch_format="pyarrow",
     batch_size=1024, num_cpus=1, concurrency=2)`` uses two processes with one CPU each.
@@ -178,7 +178,7 @@ def check_column(schema: pa.Schema, column: str, where: str) -> None:
 
 
 class _EmbedFiles:
-    """Embeds whole files, for ``map`` of Ray Data: each row is a file."""
+    """Embed whole files, for ``map`` of Ray Data: each row is a file."""
 
     def __init__(self, rows: int, **more: Any) -> None:
         self._embed, self._rows = EmbedBatches(**more), rows

@@ -1,8 +1,8 @@
 """Nomic's BERT.
 
 nomic-embed-text v1 and v1.5 have RoPE, a gated MLP, and biases in the norms only. v2 MoE (arXiv:2502.07972) has biases,
-no gate, and a mixture of experts in every second layer. The models were published with their own Python code and a
-configuration with the key names of GPT-2. transformers later added the architecture with its own names
+no gate, and experts in every second layer. The models were published with their own Python code and a configuration
+with the key names of GPT-2. transformers later added the architecture with its own names
 (https://github.com/huggingface/transformers/blob/main/src/transformers/models/nomic_bert).
 """
 
@@ -54,7 +54,7 @@ _MOE_TENSORS = (
     Tensor(f"{_EXPERTS}.mlp.w2[{{x}}]", "blk.{}.ffn_down.{x}.columns", "FD", "folder in sparse"),
     Tensor("", "blk.{}.ffn_up_exps.weight", "XFD", "in sparse"),
     Tensor("", "blk.{}.ffn_down_exps.weight", "XDF", "in sparse"),
-    Tensor(f"{_EXPERTS}.bias", "blk.{}.ffn_exps.bias", "D", "folder in sparse"),  # missing in GGUF files
+    Tensor(f"{_EXPERTS}.bias", "blk.{}.ffn_exps.bias", "D", "folder in sparse"),  # GGUF files lack it
 )
 
 #: Options of the published code -> values that mpool supports.

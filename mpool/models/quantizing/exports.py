@@ -26,7 +26,7 @@ _SOFTMAX, _SIGMOID = 1, 2
 
 
 class Settings:
-    """Hyper-parameters of a folder. Each is taken once; those that are left at the end cannot be expressed.
+    """Hyper-parameters of a folder. Each reader takes one. A GGUF file cannot express those that are left.
 
     Attributes:
         architecture: name of the architecture.

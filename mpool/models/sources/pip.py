@@ -51,7 +51,8 @@ def folder_of(ref: PipRef) -> str:
 
 
 def _expected_files(ref: PipRef, files: Mapping[str, FileFact] | None) -> dict[str, FileFact] | None:
-    """Return the expected files by path relative to the reference's (empty for the file itself).
+    """Return the expected files. Their keys are paths relative to the path of the reference; the empty key is the file
+    at that path.
 
     None means that the files are not known in advance: all data files below the path are used.
     """

@@ -364,13 +364,14 @@ class Message(Fields, omit_defaults=True):
 class ChatRequest(TextRequest, kw_only=True):
     """A conversation to complete.
 
-    ``tools`` are functions; the chat template of the model must support tools. ``tool_choice`` is auto, none, required
-    or ``{"type": "function", "function": {"name": ...}}``. With tools, ``response_format`` applies to completions
-    without tool calls. ``reasoning_effort`` sets the reasoning level (``minimal`` counts as low, ``xhigh`` and ``max``
-    as high) or turns thinking on or off, as far as the chat template of the model supports it. Models that always think
-    refuse ``none``. ``chat_template_kwargs`` (an extension) are variables of the chat template, which take precedence
-    over ``reasoning_effort``. ``verbosity``, ``prediction`` and ``modalities``
-    (only text) are ignored."""
+    - ``tools`` are functions; the chat template of the model must support tools.
+    - ``tool_choice`` is auto, none, required or ``{"type": "function", "function": {"name": ...}}``.
+    - ``response_format``: with tools, it applies to completions without tool calls.
+    - ``reasoning_effort`` sets the reasoning level (``minimal`` counts as low, ``xhigh`` and ``max`` as high), or turns
+      thinking on or off, as far as the chat template supports it. Models that always think refuse ``none``.
+    - ``chat_template_kwargs`` (an extension) are variables of the chat template, which take precedence over
+      ``reasoning_effort``.
+    - ``verbosity``, ``prediction`` and ``modalities`` (only text) are ignored."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
     max_completion_tokens: MaxTokens | None = None

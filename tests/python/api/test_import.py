@@ -26,7 +26,7 @@ HEAVY = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "PIL", "asyncio", "
 def _modules(code: str) -> set[str]:
     script = f"import sys; before = set(sys.modules); {code}; print('\\n'.join(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
-                          cwd=tempfile.gettempdir())  # outside of a source tree without the extension
+                          cwd=tempfile.gettempdir())  # outside a source tree without the extension
     return set(done.stdout.split())
 
 

@@ -197,7 +197,7 @@ def test_outdated_jobs() -> None:
                                                      ((0, "false"), 128, False), ((0, "true"), 128, True),
                                                      ((128, ""), 128, True), ((127, ""), 127, True)])
 def test_ancestors(monkeypatch: pytest.MonkeyPatch, shallow: tuple[int, str], code: int, expected: bool) -> None:
-    """Without git, outside of a clone, and in a clone without history, every commit passes."""
+    """Without git, outside a clone, and in a clone without history, every commit passes."""
     monkeypatch.setattr(nightly, "git", lambda *arguments: shallow if "rev-parse" in arguments else (code, ""))
     assert nightly.is_ancestor("a" * 40) is expected
 

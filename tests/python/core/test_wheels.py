@@ -23,9 +23,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 if not (ROOT / "setup.py").exists():
     pytest.skip("needs the repository", allow_module_level=True)
-#: Folders whose files the sdist has; folders and files that only a clone has; those that setuptools writes.
+#: Folders whose files the sdist has.
 PACKED = {"benchmarks", "csrc", "deploy", "docs", "examples", "mpool", "tests", "tools", "training"}
+#: Folders and files that only a clone has.
 LEFT_OUT = {".ci", ".dockerignore", ".github", ".gitignore"}
+#: Folders and files of the sdist that setuptools writes.
 MADE = {"PKG-INFO", "mpool.egg-info", "setup.cfg"}
 #: Bytes of a file in the sdist. The largest are the weights of the demo models.
 LARGEST = 3_000_000

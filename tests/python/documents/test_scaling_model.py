@@ -38,7 +38,7 @@ def region(begin: int) -> list[tuple[int, int, int]]:
 
 
 def test_a_trace_has_the_segments_between_barriers(tmp_path: Path) -> None:
-    """A region that outlasts its span counts whole. Events outside of regions and regions before a span do not."""
+    """A region that outlasts its span counts whole. Events outside regions and regions before a span do not."""
     path = write(tmp_path / "trace", [*region(0), (model.PRODUCT, 7, 8 * SECOND), *region(20 * SECOND),
                                       *region(30 * SECOND)])
     trace = model.read(path, [(19 * SECOND, 29 * SECOND), (29 * SECOND, 34 * SECOND)], 12.0)

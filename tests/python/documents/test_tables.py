@@ -112,7 +112,7 @@ def test_a_changed_digit_is_found_and_repaired(clone: Path) -> None:
     ("<!-- table: fast from benchmarks/results/2026-11-21-epyc.json -->\n<!-- end -->\n", "no table is named fast"),
 ])
 def test_tables_outside_of_markers(clone: Path, added: str, message: str) -> None:
-    """Measured rates outside of markers need a date and one machine, and markers name a table and a record."""
+    """Measured rates outside markers need a date and one machine, and markers name a table and a record."""
     page = clone / "docs" / "troubleshooting.md"
     page.write_text(page.read_text() + f"\n## Added\n\n{added}")
     found = tables.check(clone)

@@ -134,7 +134,7 @@ def test_address_space_that_runs_out(bert: Path, llama: Path) -> None:
 
     Children of one process inherit the imported package. Their limits, in MiB above what they use, are too low for the
     shared library of ``tokenizers`` (inside that library, a failed allocation aborts the process), but not below 3 MiB:
-    ``Thread.start`` waits for ever if the new thread cannot allocate its first object (python/cpython#140746)."""
+    ``Thread.start`` waits forever if the new thread cannot allocate its first object (python/cpython#140746)."""
     script = """
 import asyncio, resource
 from mpool import aio

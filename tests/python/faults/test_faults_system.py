@@ -252,7 +252,7 @@ class Forgetful(OrderedDict[Any, Any]):
 
 
 def test_a_failure_in_the_records_of_a_template_blocks_no_request() -> None:
-    """The template counted as being rendered for ever, and all requests for it waited."""
+    """The template counted as being rendered forever, and all requests for it waited."""
     made = rendering.Renderers()
     made._records = Forgetful()
     source = rendering.Source("{{ a }}")
@@ -265,7 +265,7 @@ def test_a_failure_in_the_records_of_a_template_blocks_no_request() -> None:
 
 
 def test_failures_around_a_child_leave_its_place_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program may have one process. A failure after its start, or at its end, took the place for ever."""
+    """The program may have one process. A failure after its start, or at its end, took the place forever."""
     planted: list[str] = []
 
     def failing(home: Any, name: str) -> None:

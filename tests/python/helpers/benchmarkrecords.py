@@ -13,7 +13,7 @@ def check_record(path: Path, benchmark: str, engines: dict[str, set[str]], measu
     from benchmarks import record as records  # no part of the package: the test has added its folder
 
     found: dict[str, Any] = json.loads(path.read_text())
-    # tests may run outside of a clone, which has a commit
+    # tests may run outside a clone, which has a commit
     problems = records.problems({**found, "commit": found["commit"] or "0" * 40})
     assert problems == (["--quick measures nothing"] if quick else [])
     assert found["benchmark"] == benchmark and found["failures"] == []

@@ -219,8 +219,8 @@ def save_nomic(model: Any, folder: Path) -> None:
 class NomicMoe(torch.nn.Module):
     """nomic-embed-text-v2-moe, after arXiv:2502.07972 and the published configuration and tensors.
 
-    NomicBERT's layers with biases and without a gate. Every second layer is a mixture of experts: the top two experts
-    of each token, weighted by their softmax probabilities over all experts, plus one shared bias.
+    NomicBERT's layers with biases and without a gate. The feed-forward sublayer of every second layer is MoE: the top
+    two experts of each token, weighted by their softmax probabilities over all experts, plus one shared bias.
     """
 
     epsilon = 1e-5

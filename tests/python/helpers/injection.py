@@ -222,7 +222,7 @@ def child(way: str, bert: str, llama: str, wanted: Site | None) -> tuple[Any, in
 def main(way: str, bert: str, llama: str, stride: int, offset: int, *named: str) -> None:
     sites, status = child(way, bert, llama, None)
     assert status == 0 and isinstance(sites, list), sites
-    if way != "texts":  # without the sites of that way
+    if way != "texts":  # leave out the sites that "texts" reaches too
         known = {tuple(site) for site in child("texts", bert, llama, None)[0]}
         sites = [site for site in sites if tuple(site) not in known]
     if named:

@@ -204,7 +204,7 @@ class InstantSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-typ
 
 
 def test_a_slow_replica_keeps_its_request() -> None:
-    """Heartbeats prevent a second attempt. One that comes too late ends the second attempt. In virtual time."""
+    """Heartbeats prevent a second attempt. A heartbeat that comes too late ends the second attempt. Time is virtual."""
     answer = [HEAD, part("{}", more=False)]
 
     async def busy(scope: Any, body: bytes) -> AsyncIterator[Any]:

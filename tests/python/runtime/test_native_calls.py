@@ -160,7 +160,7 @@ def test_refused_when_all_threads_are_stuck(impatient: Any, monkeypatch: pytest.
 
 
 def test_waiting_callers_are_refused_too(impatient: Any) -> None:
-    """Calls that wait when the last thread gets stuck do not wait for ever."""
+    """Calls that wait when the last thread gets stuck do not wait forever."""
     threads, gate, errors = impatient(1), Gate(), []
 
     def ask(at: int) -> None:

@@ -39,7 +39,7 @@ def test_a_failed_start_of_a_load_leaves_the_model_usable(bert: Path, llama: Pat
 
 def test_a_thread_without_memory_takes_its_next_call(bert: Path, llama: Path) -> None:
     """The only thread of a group stays if it cannot take or begin a call: otherwise this call or every later one would
-    wait for ever."""
+    wait forever."""
     assert sweep(bert, llama, 1, 0, "native_calls.py:_queue.get", "native_calls.py:time.monotonic", way="images") > 1
 
 

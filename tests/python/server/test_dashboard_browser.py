@@ -241,7 +241,7 @@ _CONTRAST = """
         const [a, b] = [light(getComputedStyle(one).color), light(ground(one))];
         return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), one.outerHTML.slice(0, 80)];
     }).filter(([contrast]) => contrast < 4.5)"""
-#: Texts that are cut, that stand outside of the window, or that overlap others.
+#: Texts that are cut, that stand outside the window, or that overlap others.
 _LAYOUT = """
     const width = document.documentElement.clientWidth, wrong = [], boxes = [];
     const scrolls = (one) => one.closest('.code pre, .wide, .turns, dialog, textarea, select, .stack');

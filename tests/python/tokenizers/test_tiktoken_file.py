@@ -85,7 +85,7 @@ def edited(edit: Callable[[list[str]], object]) -> str:
     return "\n".join(rows)
 
 
-#: Content of the file -> what the message names.
+#: Name of a case -> content of the file, and expression for the place that the message names.
 FILES: dict[str, tuple[str, str]] = {
     "empty": ("", r"line 1\b"),
     "an empty line": (edited(lambda rows: rows.insert(7, "")), r"line 8\b"),
