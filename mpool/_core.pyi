@@ -8,10 +8,12 @@ that it submitted if a signal handler raises. Errors are the classes of :mod:`mp
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import TracebackType
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 __version__: str
 
@@ -223,6 +225,18 @@ class Notifier:
         """Close the descriptor; tickets bound to the notifier no longer notify it."""
 
 @final
+class Waiter:
+    """One waiter of a ticket, from :meth:`Ticket.join` on until it leaves or is dropped. Also a context manager."""
+
+    def leave(self, gave_up: bool) -> None:
+        """Stop waiting; cancel the request if this waiter gave up and was the last one. Idempotent."""
+    def __enter__(self) -> Self:
+        """Return the waiter."""
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        """Leave. The waiter gave up if the block ends with an exception that is no :class:`Exception`."""
+
+@final
 class Ticket:
     """A request in flight. Dropping the last reference cancels it."""
 
@@ -234,6 +248,10 @@ class Ticket:
         """True if the request has ended: it is complete, failed or was cancelled."""
     def cancel(self) -> bool:
         """Ask the request to stop; False if it had already ended."""
+    def join(self) -> Waiter:
+        """Count a waiter, in any thread or event loop. The last waiter that gives up cancels the request."""
+    def waiters(self) -> int:
+        """Number of waiters that have not left."""
     def check(self) -> None:
         """Raise the error of a failed request. The request must be done."""
     def bind(self, notifier: Notifier, id: int) -> None:

@@ -39,8 +39,8 @@
 
 typedef struct mp_state { /* state of the module */
     PyObject *errors;     /* the module mpool.errors, imported on first use */
-    PyTypeObject *spec_type, *gguf_type, *bpe_type, *matrix_type, *notifier_type, *ticket_type, *registry_type,
-        *search_type, *maxsim_type;
+    PyTypeObject *spec_type, *gguf_type, *bpe_type, *matrix_type, *notifier_type, *ticket_type, *waiter_type,
+        *registry_type, *search_type, *maxsim_type;
     unsigned long main_thread; /* identifier of the thread that runs signal handlers */
 } mp_state;
 
@@ -72,7 +72,7 @@ int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t d
 /* --- type_<name>.c --- */
 
 extern PyType_Spec mp_spec_type_spec, mp_gguf_type_spec, mp_bpe_type_spec, mp_matrix_type_spec, mp_notifier_type_spec,
-    mp_ticket_type_spec, mp_registry_type_spec, mp_search_type_spec, mp_maxsim_type_spec;
+    mp_ticket_type_spec, mp_waiter_type_spec, mp_registry_type_spec, mp_search_type_spec, mp_maxsim_type_spec;
 
 /* Takes ownership of the spec. */
 PyObject *mp_spec_object(mp_state *state, mp_spec *spec);
@@ -90,10 +90,13 @@ mp_registry *mp_registry_of(mp_state *state, PyObject *object);
 typedef struct mp_ticket_object {
     PyObject_HEAD mp_ticket *ticket; /* the caller's reference */
     PyObject *registry;              /* keeps the workers alive until the request is complete */
+    _Atomic int waiters;             /* Waiter objects that have not left (type_waiter.c) */
     char key[256];
 } mp_ticket_object;
 /* Takes ownership of the caller's reference to the ticket. */
 PyObject *mp_ticket_object_new(mp_state *state, mp_ticket *ticket, PyObject *registry, const char *key);
+/* Count a new waiter of a Ticket. Returns the Waiter. */
+PyObject *mp_waiter_new(mp_state *state, PyObject *ticket);
 /* Raise the error of a failed request, or INVALID_ARGUMENT if the request is not done. Returns false with an
  * exception. */
 bool mp_ticket_check(mp_state *state, mp_ticket *ticket, const char *key);

@@ -592,6 +592,7 @@ static int exec_module(PyObject *module) {
         !add_type(module, &mp_matrix_type_spec, &state->matrix_type) ||
         !add_type(module, &mp_notifier_type_spec, &state->notifier_type) ||
         !add_type(module, &mp_ticket_type_spec, &state->ticket_type) ||
+        !add_type(module, &mp_waiter_type_spec, &state->waiter_type) ||
         !add_type(module, &mp_registry_type_spec, &state->registry_type) ||
         !add_type(module, &mp_search_type_spec, &state->search_type) ||
         !add_type(module, &mp_maxsim_type_spec, &state->maxsim_type))
@@ -608,6 +609,7 @@ static int traverse_module(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->matrix_type);
     Py_VISIT(state->notifier_type);
     Py_VISIT(state->ticket_type);
+    Py_VISIT(state->waiter_type);
     Py_VISIT(state->registry_type);
     Py_VISIT(state->search_type);
     Py_VISIT(state->maxsim_type);
@@ -623,6 +625,7 @@ static int clear_module(PyObject *module) {
     Py_CLEAR(state->matrix_type);
     Py_CLEAR(state->notifier_type);
     Py_CLEAR(state->ticket_type);
+    Py_CLEAR(state->waiter_type);
     Py_CLEAR(state->registry_type);
     Py_CLEAR(state->search_type);
     Py_CLEAR(state->maxsim_type);

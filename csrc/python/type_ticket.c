@@ -92,6 +92,16 @@ static PyObject *ticket_cancel(PyObject *self, PyObject *none) {
     return PyBool_FromLong(mp_ticket_cancel(ticket_of(self)));
 }
 
+static PyObject *ticket_join(PyObject *self, PyObject *none) {
+    (void)none;
+    return mp_waiter_new(mp_state_of(self), self);
+}
+
+static PyObject *ticket_waiters(PyObject *self, PyObject *none) {
+    (void)none;
+    return PyLong_FromLong(atomic_load_explicit(&((mp_ticket_object *)self)->waiters, memory_order_relaxed));
+}
+
 static PyObject *ticket_check(PyObject *self, PyObject *none) {
     (void)none;
     if (!mp_ticket_check(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key))
@@ -229,6 +239,8 @@ static PyMethodDef methods[] = {
      "Wait until the progress counter exceeds `seen`; returns it (2**64 - 1 once done)."},
     {"done", ticket_done, METH_NOARGS, "True if the request is complete."},
     {"cancel", ticket_cancel, METH_NOARGS, "Ask the request to stop. Return False if it had already ended."},
+    {"join", ticket_join, METH_NOARGS, "Count a waiter. The last waiter that gives up cancels the request."},
+    {"waiters", ticket_waiters, METH_NOARGS, "Number of waiters that have not left."},
     {"check", ticket_check, METH_NOARGS, "Raise the error of a failed request. The request must be done."},
     {"bind", MP_METHOD(ticket_bind), METH_VARARGS | METH_KEYWORDS,
      "Notify a notifier, with this id, of all progress; in addition to notifiers bound before."},

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from .. import _core
 from ..errors import Overloaded
-from . import awaiting as _awaiting
 
 T = TypeVar("T")
 
@@ -101,7 +100,7 @@ class Watcher:
             return found
         loop = asyncio.get_running_loop()
         try:
-            with _awaiting.Waiter(ticket):
+            with ticket.join():
                 while (found := ready()) is None:
                     if not followed.bound:
                         ticket.bind(self.notifier, followed.number)

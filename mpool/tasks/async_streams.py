@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from ..errors import Cancelled
 from ..resources import error_of, typed_async
 from ..results import Chunk, Completion
-from ..runtime import awaiting as _awaiting
 from ..runtime import tally
 from ..runtime.swapping import afor_current
 from ..runtime.watching import Followed, watcher
@@ -154,7 +153,7 @@ class AsyncTicketStream(Generic[T]):
         try:
             await watch.follow(followed, ready)
         except BaseException as error:
-            if not isinstance(error, asyncio.CancelledError) or not _awaiting.others(ticket):
+            if not isinstance(error, asyncio.CancelledError) or not ticket.waiters():
                 self._cancel()
             raise
         if not self._ready:
@@ -193,7 +192,7 @@ class _AsyncStreamIterator(Generic[T]):
 
     def __init__(self, stream: AsyncTicketStream[T]) -> None:
         self._stream = stream
-        self._waiter: _awaiting.Waiter | None = None
+        self._waiter: _core.Waiter | None = None
         self._join()
 
     def __aiter__(self) -> _AsyncStreamIterator[T]:
@@ -214,7 +213,7 @@ class _AsyncStreamIterator(Generic[T]):
         self._is_busy = True
         self._stream._busy_loops += 1
         if self._stream._ticket is not None:
-            self._waiter = _awaiting.Waiter(self._stream._ticket).__enter__()
+            self._waiter = self._stream._ticket.join()
 
     def _leave(self) -> None:
         self._stream._busy_loops -= self._is_busy

@@ -9,7 +9,6 @@ from .. import native_calls
 from ..errors import MpoolError, NumericError, SendError, Timeout
 from ..resources import typed, typed_async
 from ..runtime import deadlines as _deadlines
-from ..runtime.awaiting import Waiter
 from ..runtime.swapping import was_replaced
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Job:
         seconds = _deadlines.seconds_of(timeout, zero=True)
         ticket = self._ticket
         if ticket is not None and not ticket.done():
-            with Waiter(ticket):
+            with ticket.join():
                 done = ticket.wait(seconds) if seconds is None or seconds > 0 else ticket.done()
             if not done:
                 raise Timeout(f"the job is not done after {seconds:g} s; it continues", key=self.model)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from ..checks import missing_attribute
 from ..resources import typed
 from ..results import Chunk, Completion
-from ..runtime.awaiting import Waiter
 from .text_to_text import Reader, Request
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class TicketStream(Generic[T]):
 
     def _wait(self) -> None:
         try:
-            with Waiter(self._ticket):
+            with self._ticket.join():
                 self._seen = self._ticket.wait_progress(self._seen)
         except BaseException:
             self.close()
@@ -145,7 +144,7 @@ class Stream(TicketStream[Chunk]):
             MpoolError: the request failed. A stream that was closed early does not fail: its ``finish_reason`` is
                 ``"cancelled"``.
         """
-        with Waiter(self._ticket):
+        with self._ticket.join():
             self._ticket.wait()
         if not self._cancelled:
             self._reader.check()

@@ -14,7 +14,6 @@ from .. import native_calls
 from ..checks import caller_stacklevel, integer, real, refuse, shown
 from ..errors import Cancelled, InvalidArgument, MemoryExhausted
 from ..resources import typed
-from ..runtime.awaiting import Waiter
 from .images_result import GeneratedImage, GeneratedImages, ImageStep, to_image
 from .options import PLAIN, GenerateImageOptions
 from .streams import TicketStream
@@ -410,7 +409,7 @@ class ImageStream(TicketStream[ImageStep]):
             Cancelled: the stream was closed early.
             MpoolError: the request failed.
         """
-        with Waiter(self._ticket):
+        with self._ticket.join():
             self._ticket.wait()
         if self._cancelled:
             raise Cancelled("the stream was closed before its images were complete", key=self._key)

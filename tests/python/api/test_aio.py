@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.runtime import awaiting as _awaiting
 from mpool.runtime import watching as _watching
 from mpool import aio, models
 from mpool.tasks import requests
@@ -371,7 +370,7 @@ def test_a_job_is_cancelled_only_when_its_last_waiter_leaves(pool: mpool.Pool, l
             return await job
 
         async def until_waiting(count: int) -> None:
-            while _awaiting._counts.get(id(job._ticket)) != count:
+            while job._ticket is None or job._ticket.waiters() != count:
                 await asyncio.sleep(0.001)
 
         first, second = asyncio.create_task(wait()), asyncio.create_task(wait())
@@ -604,14 +603,8 @@ def test_a_cancellation_is_not_lost_if_the_queue_gets_space_at_the_same_time() -
     run(work())
 
 
-def test_the_collector_ends_a_waiting_coroutine_within_a_section(pool: mpool.Pool, llama: Path,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    """The garbage collector may run while a thread counts a waiter, and then end the tasks of a closed event loop."""
-    class Collecting(dict[int, int]):
-        def get(self, *args: Any) -> Any:
-            gc.collect()
-            return super().get(*args)
-
+def test_the_collector_ends_a_waiting_coroutine_while_a_thread_waits(pool: mpool.Pool, llama: Path) -> None:
+    """The garbage collector may run in a thread that waits, and then end the tasks of a closed event loop."""
     async def until_running() -> None:
         while not any(row.running for row in pool.ps()):
             await asyncio.sleep(0.01)
@@ -624,21 +617,22 @@ def test_the_collector_ends_a_waiting_coroutine_within_a_section(pool: mpool.Poo
         loop.run_until_complete(asyncio.wait_for(until_running(), 60))
         loop.close()
         del task, loop
-        monkeypatch.setattr(_awaiting, "_counts", Collecting(_awaiting._counts))
         found: list[Any] = []
-
         job = pool.submit("text_to_text", prompt="A", model=llama, **GREEDY)
+        ticket = job._ticket
+        assert ticket is not None
 
         def wait() -> None:
-            with _awaiting.Waiter(job._ticket):
-                found.append(True)
+            with ticket.join():
+                gc.collect()
+                found.append(ticket.waiters())
 
         caller = threading.Thread(target=wait, daemon=True)
         caller.start()
         caller.join(30)
-        assert found, "the thread waits for a lock that it holds"
+        assert found == [1], "the thread waits for a lock that it holds"
         assert job.result(60).text
         run(idle(pool))  # the request of the closed loop is cancelled
-        assert not _awaiting._counts
+        assert ticket.waiters() == 0
     finally:
         gc.enable()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mpool import child_processes, native_calls
 from mpool.conversation import grammar, rendering
-from mpool.runtime import awaiting
 
 from waiting import until
 
@@ -15,7 +14,6 @@ def opened() -> dict[str, int]:
     children = list(child_processes._live)
     found = {
         "requests of mask threads": sum(len(thread.requests) for thread in grammar._mask_threads),
-        "tickets with waiters": len(awaiting._counts),
         **{f"native calls of {name}": len(group._waiting) + len(group._running) for name, group in groups},
         "starting or busy child processes": sum(len(one._all) - len(one._idle) + one._starting for one in children),
         "active renders": sum(record.active for record in rendering._renderers._records.values()),

@@ -1,28 +1,33 @@
-"""Waiters of tickets in threads and event loops, with made-up tickets: each wakes, and only the last one cancels."""
+"""Waiters of tickets in threads and event loops: each wakes, and only the last one cancels."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mpool
-from mpool.runtime import awaiting, hosts, watching
+from mpool import _core
+from mpool.runtime import hosts, watching
 
 
 class Ticket:
     """A ticket whose progress the test makes."""
 
     def __init__(self) -> None:
-        self.cancelled = self.ended = 0
+        self.ended = 0
         self.bound: list[tuple[Any, int]] = []
 
-    def cancel(self) -> None:
-        self.cancelled += 1
+    def join(self) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
 
     def done(self) -> bool:
         return bool(self.ended)
@@ -32,56 +37,122 @@ class Ticket:
 
 
 @pytest.fixture()
-def ticket() -> Iterator[Any]:
-    made = Ticket()
-    yield made
-    assert id(made) not in awaiting._counts and not awaiting._leaving
+def ticket() -> Any:
+    return Ticket()
+
+
+@pytest.fixture()
+def running(llama: Path) -> Iterator[_core.Ticket]:
+    """The ticket of a request that takes several seconds."""
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        ticket = pool.submit("text_to_text", prompt="w1", model=llama, max_tokens=2000, n=64, ignore_eos=True)._ticket
+        assert ticket is not None
+        yield ticket
+        ticket.cancel()
+
+
+def was_cancelled(ticket: _core.Ticket) -> bool:
+    """Return True if a long request ends now, because it was cancelled."""
+    if not ticket.wait(1):
+        return False
+    with pytest.raises(mpool.Cancelled):
+        ticket.check()
+    return True
 
 
 # ---- threads -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("ways, cancels", [
     ([False], 0), ([True], 1), ([False, False], 0), ([True, True], 1), ([True, False], 0), ([False, True], 1)])
-def test_the_last_waiter_that_gives_up_cancels(ticket: Any, ways: list[bool], cancels: int) -> None:
-    waiters = [awaiting.Waiter(ticket).__enter__() for _ in ways]
+def test_the_last_waiter_that_gives_up_cancels(running: _core.Ticket, ways: list[bool], cancels: int) -> None:
+    waiters = [running.join() for _ in ways]
     for left, (waiter, gave_up) in enumerate(zip(waiters, ways), 1):
-        assert awaiting.others(ticket) and ticket.cancelled == 0
         waiter.leave(gave_up)
-        assert awaiting.others(ticket) == (left < len(ways))
-    assert ticket.cancelled == cancels
+        waiter.leave(True)  # it has left already
+        assert running.waiters() == len(ways) - left
+    assert was_cancelled(running) == bool(cancels)
 
 
 @pytest.mark.parametrize("error, cancels", [(None, 0), (ValueError(), 0), (mpool.Timeout("late"), 0),
                                             (KeyboardInterrupt(), 1), (asyncio.CancelledError(), 1)])
-def test_an_error_is_no_reason_to_cancel_but_an_interruption_is(ticket: Any, error: Any, cancels: int) -> None:
-    with pytest.raises(type(error)) if error else pytest.MonkeyPatch.context(), awaiting.Waiter(ticket):
-        assert awaiting.others(ticket)
+def test_an_error_is_no_reason_to_cancel_but_an_interruption_is(running: _core.Ticket, error: Any,
+                                                                cancels: int) -> None:
+    with pytest.raises(type(error)) if error else pytest.MonkeyPatch.context(), running.join():
+        assert running.waiters() == 1
         if error:
             raise error
-    assert ticket.cancelled == cancels
+    assert running.waiters() == 0 and was_cancelled(running) == bool(cancels)
 
 
-@pytest.mark.parametrize("section", ["enter", "others"])
-def test_a_waiter_that_leaves_while_the_lock_is_held_is_counted_by_the_next(ticket: Any, section: str) -> None:
-    waiter = awaiting.Waiter(ticket).__enter__()
-    with awaiting._lock:
-        waiter.leave(True)  # does not wait for the lock
-        assert len(awaiting._leaving) == 1 and ticket.cancelled == 0
-    other: Any = Ticket()
-    if section == "enter":
-        awaiting.Waiter(other).__enter__().leave(False)
-    else:
-        assert not awaiting.others(other)
-    assert ticket.cancelled == 1
+def test_a_waiter_that_is_dropped_has_left(running: _core.Ticket) -> None:
+    kept = running.join()
+    running.join()
+    assert running.waiters() == 1
+    del kept
+    assert running.waiters() == 0 and not was_cancelled(running)
 
 
-def test_a_forked_child_has_no_waiters(ticket: Any) -> None:
-    waiter = awaiting.Waiter(ticket).__enter__()
-    awaiting._leaving.append((ticket, True))
-    awaiting._after_fork_in_child()  # as in a child
-    assert awaiting._counts == {} and not awaiting._leaving
-    waiter.leave(False)  # it was not counted there
-    assert ticket.cancelled == 0
+class Tracer:
+    """Calls a function, as a signal handler would run, before one instruction of the functions that wait."""
+
+    def __init__(self, at: int, act: Callable[[], object]) -> None:
+        self.left, self.act = at, act
+
+    def __call__(self, frame: Any, event: str, argument: object) -> Any:
+        if frame.f_code.co_name not in ("_wait", "result") or "mpool" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        return self.step
+
+    def step(self, frame: Any, event: str, argument: object) -> Any:
+        if event == "opcode":
+            self.left -= 1
+            if self.left == -1:
+                self.act()
+        return self.step
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["stream", "job"])
+@pytest.mark.parametrize("handler", ["raises", "waits"])
+def test_signal_handlers_between_any_two_instructions_of_a_wait(llama: Path, kind: str, handler: str) -> None:
+    """A handler that raises leaves no waiter, and one that waits for a request of its own gets it. In both cases, other
+    threads can wait afterwards."""
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        def generate() -> str:
+            return pool.generate("w1", llama, max_tokens=64, ignore_eos=True, temperature=0).text
+
+        expected, failures, reached = generate(), list[str](), list[int]()
+
+        def run() -> None:
+            options: dict[str, Any] = dict(model=llama, max_tokens=64, ignore_eos=True, temperature=0)
+            for at in range(60):
+                tracer = Tracer(at, interrupt if handler == "raises" else generate)
+                waited: Any = (pool.generate("w1", stream=True, **options) if kind == "stream"
+                               else pool.submit("text_to_text", prompt="w1", **options))
+                sys.settrace(tracer)
+                try:
+                    found = "".join(chunk.text for chunk in waited) if kind == "stream" else waited.result().text
+                    if found != expected:
+                        failures.append(f"instruction {at}: {found!r}")
+                except KeyboardInterrupt:
+                    pass
+                finally:
+                    sys.settrace(None)
+                if waited._ticket.waiters():
+                    failures.append(f"instruction {at}: a waiter is left")
+                if tracer.left < 0:
+                    reached.append(at)
+
+        for call in (run, generate):
+            thread = threading.Thread(target=call, daemon=True)
+            thread.start()
+            thread.join(120)
+            assert not thread.is_alive(), "a thread waits for a lock that nobody releases"
+    assert not failures and len(reached) > 40
 
 
 # ---- event loops ---------------------------------------------------------------------------------------------------
@@ -120,7 +191,7 @@ def test_coroutines_share_what_they_follow(ticket: Any) -> None:
         assert len(followed.parked) == 3 and not any(task.done() for task in tasks)
         ready.append("text")
         progress(watcher, followed.number)
-        assert await asyncio.gather(*tasks) == ["text"] * 3 and len(ticket.bound) == 1 and ticket.cancelled == 0
+        assert await asyncio.gather(*tasks) == ["text"] * 3 and len(ticket.bound) == 1
         assert await watcher.follow(followed, lambda: "at once") == "at once"
         ticket.ended = 1
         assert await watcher.done(ticket) is None
@@ -132,18 +203,19 @@ def test_coroutines_share_what_they_follow(ticket: Any) -> None:
     asyncio.run(run())
 
 
-def test_a_cancelled_coroutine_cancels_its_ticket_unless_another_waits(ticket: Any) -> None:
+def test_a_cancelled_coroutine_cancels_its_ticket_unless_another_waits(running: _core.Ticket) -> None:
     async def run() -> None:
         watcher = watching.watcher()
-        followed = watcher.following(ticket)
+        followed = watcher.following(running)
         tasks = [asyncio.ensure_future(watcher.follow(followed, lambda: None)) for _ in range(2)]
         await asyncio.sleep(0)
-        for cancels, task in enumerate(tasks):
-            assert ticket.cancelled == 0
+        for left, task in zip((1, 0), tasks):
+            assert not running.done()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert ticket.cancelled == cancels
+            assert running.waiters() == left
+        assert was_cancelled(running)
 
     asyncio.run(run())
 

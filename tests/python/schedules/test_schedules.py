@@ -17,7 +17,7 @@ from scheduler import Scheduler, answered, cooperative, explore
 
 import mpool
 from mpool import _core, _functions, aio
-from mpool.runtime import awaiting, logs
+from mpool.runtime import logs
 
 SEEDS = range(5)
 MANY = range(800)
@@ -117,19 +117,19 @@ def register_and_forget(bert: Path, expected: dict[str, bytes]) -> Callable[[Sch
     return scenario
 
 
-def shared_job(bert: Path, plant: Callable[[], Any] = contextlib.nullcontext) -> Callable[[Scheduler], None]:
+def shared_job(bert: Path) -> Callable[[Scheduler], None]:
     """Three threads wait for one job. No waiter is lost, and none is left."""
     def scenario(scheduler: Scheduler) -> None:
-        with mpool.Pool(config()) as pool, plant():
+        with mpool.Pool(config()) as pool:
             pool.load(bert)
             ticket = pool.submit("text_embedding", inputs="a", model=bert)._ticket
 
             def wait() -> bool:
-                with awaiting.Waiter(ticket):
+                with ticket.join():
                     return bool(ticket.wait(10))
 
             assert scheduler.run(wait, wait, wait) == [True] * 3
-            assert not awaiting.others(ticket)
+            assert ticket.waiters() == 0
     return scenario
 
 
@@ -181,7 +181,6 @@ def callbacks(bert: Path) -> Callable[[Scheduler], None]:
 def event_loops(bert: Path, expected: dict[str, bytes]) -> Callable[[Scheduler], None]:
     """Two event loops and a thread share a pool; one task is cancelled. The others get their vectors."""
     def scenario(scheduler: Scheduler) -> None:
-        before = set(awaiting._counts)  # threads of earlier tests may still wait
         with mpool.Pool(config()) as pool:
             async def cancelled() -> bytes:
                 task = asyncio.ensure_future(aio.embed("c", bert, pool=pool))
@@ -199,7 +198,6 @@ def event_loops(bert: Path, expected: dict[str, bytes]) -> Callable[[Scheduler],
             results = scheduler.run(lambda: asyncio.run(cancelled()), lambda: asyncio.run(plain()),
                                     lambda: pool.embed("c", bert).tobytes())
             assert results == [expected["a"], expected["b"], expected["c"]], results
-            assert before.issuperset(awaiting._counts)
     return scenario
 
 
@@ -260,17 +258,12 @@ def planted_registry(bert: Path, expected: dict[str, bytes], patch: pytest.Monke
     return first_use(bert, expected, unlock)
 
 
-def planted_waiter(bert: Path, expected: dict[str, bytes], patch: pytest.MonkeyPatch) -> Callable[[Scheduler], None]:
-    patch.setattr(awaiting, "_lock", NoLock())
-    return shared_job(bert)
-
-
 def planted_default(bert: Path, expected: dict[str, bytes], patch: pytest.MonkeyPatch) -> Callable[[Scheduler], None]:
     patch.setattr(_functions, "_lock", NoLock())
     return default_pool
 
 
-@pytest.mark.parametrize("plant", [planted_registry, planted_waiter, planted_default])
+@pytest.mark.parametrize("plant", [planted_registry, planted_default])
 def test_planted_races_are_found(plant: Any, bert: Path, expected: dict[str, bytes], locks: None,
                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one of the package's locks, a schedule fails."""
