@@ -165,7 +165,7 @@ class ChatTemplate:
         text = text.replace(f"\\u{ord(mark):04x}", mark)  # tojson(ensure_ascii=true) escapes the mark
         return ChatPrompt(tokenizer.encode_marked(text, mark, char), text.replace(mark, ""))
 
-    def accepts_image_parts(self, token: str, tokenizer: Tokenizer) -> bool:
+    def accepts_image_parts(self, token: str) -> bool:
         """Return True if the template accepts content as a list of parts and writes ``token`` for an image part."""
         if self._accepts_images is None:
             probe = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "probe"}]}]

@@ -182,10 +182,11 @@ def _compile(call_grammar: Grammar, tools: Tools, tokenizer: Tokenizer, key: str
             raise
         line = call_grammar.lark.splitlines()[int(found[1]) - 1]
         if line.lower().startswith("answer:"):
-            raise InvalidArgument(f"`response_format` cannot be used: {found[2]}", param="response_format") from None
+            raise InvalidArgument(f"`response_format` cannot be used: {found[2]}", param="response_format",
+                                  key=key) from None
         rule = _RULE.match(line)
         which = f"the schema of {tools.functions[int(rule[1])].name}" if rule else "a schema"
-        raise InvalidArgument(f"`tools`: {which} cannot be used: {found[2]}", param="tools",
+        raise InvalidArgument(f"`tools`: {which} cannot be used: {found[2]}", param="tools", key=key,
                               hint="Without strict, unsupported schema keywords are ignored") from None
 
 

@@ -22,7 +22,7 @@ from msgspec import inspect
 from .. import native_calls
 from .errors import Refusal
 from .guard import header
-from .invalid import Fault, find_fault
+from .invalid import Fault, find_fault, join_path
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
@@ -329,16 +329,12 @@ def _cleaned(data: msgspec.Raw, shape: _Shape, path: str, ignored: list[str] | N
     for name, part in parts.items():
         if name in fields:
             inner = fields[name]
-            found[name] = part if inner is None else _cleaned(part, inner, _join(path, name), ignored)
+            found[name] = part if inner is None else _cleaned(part, inner, join_path(path, name), ignored)
         elif name == chosen.tag_field or ignored is None:
             found[name] = part
-        elif len(ignored) < MAX_UNKNOWN and (where := _join(path, name)) not in ignored:
+        elif len(ignored) < MAX_UNKNOWN and (where := join_path(path, name)) not in ignored:
             add_ignored(ignored, where)
     return found
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def add_ignored(ignored: list[str], name: str) -> None:

@@ -65,7 +65,7 @@ def find_fault(data: bytes | msgspec.Raw, kind: Any, path: str = "") -> Fault:
     if tagged and head == b"{":  # no member of the union has this tag
         name = tagged[0].__struct_config__.tag_field
         tag = msgspec.json.decode(data, type=dict[str, msgspec.Raw])[name]
-        return Fault("value", _join(path, name), _words(inspect.LiteralType(tuple(
+        return Fault("value", join_path(path, name), _words(inspect.LiteralType(tuple(
             one.__struct_config__.tag for one in tagged))), _shown(tag))
     return Fault("value", path, _allowed(kind), _shown(data))
 
@@ -78,17 +78,17 @@ def _fault_in_struct(data: bytes | msgspec.Raw, kind: Any, path: str, in_union: 
         tag = parts.pop(config.tag_field, None)
         if tag is None:
             if in_union:  # msgspec requires the tag only where it selects a struct
-                return Fault("missing", _join(path, config.tag_field))
+                return Fault("missing", join_path(path, config.tag_field))
         elif _rejects(tag, Literal[config.tag]):
             return None  # the tag belongs to another member of the union, or to none
     for name, part in parts.items():
         if name not in fields:
             if config.forbid_unknown_fields:
-                return Fault("unknown", _join(path, name))
+                return Fault("unknown", join_path(path, name))
         elif _rejects(part, fields[name].type):
-            return find_fault(part, fields[name].type, _join(path, name))
+            return find_fault(part, fields[name].type, join_path(path, name))
     missing = next((name for name, field in fields.items() if field.required and name not in parts), None)
-    return None if missing is None else Fault("missing", _join(path, missing))
+    return None if missing is None else Fault("missing", join_path(path, missing))
 
 
 def _fault_in_list(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
@@ -126,7 +126,8 @@ def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _join(path: str, name: str) -> str:
+def join_path(path: str, name: str) -> str:
+    """Return the path of a field ``name`` within ``path``, which is empty at the top."""
     return f"{path}.{name}" if path else name
 
 

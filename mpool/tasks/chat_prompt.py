@@ -106,7 +106,7 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any]
     assert settings is not None
     token = tokenizer.token_text(settings.image_token_id) if settings.image_token_id >= 0 else None
     placeholder = None
-    if token is None or not template.accepts_image_parts(token, tokenizer):
+    if token is None or not template.accepts_image_parts(token):
         # the template supports text only: each image becomes a line of the text
         placeholder = placeholder_char(messages), token
         messages = [{**message, "content": _join_parts(message["content"], placeholder[0] + "\n")}

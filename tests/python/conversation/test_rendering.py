@@ -191,7 +191,7 @@ def test_a_hostile_template_is_remembered(renderers: rendering.Renderers, monkey
     assert template.render(USER) == "fine" and not template.exceeded
 
 
-@pytest.mark.parametrize("probe", [tool_support, lambda template: template.accepts_image_parts("<image>", None)])
+@pytest.mark.parametrize("probe", [tool_support, lambda template: template.accepts_image_parts("<image>")])
 def test_probes_of_a_template_stop_at_the_first_limit(monkeypatch: pytest.MonkeyPatch, probe: Any) -> None:
     """Each further probe would take as long as the first. A template that only refuses a probe is probed on."""
     renders: list[Any] = []
