@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import ipaddress
 import os
@@ -187,14 +188,27 @@ def token_of(path: str | os.PathLike[str]) -> str:
         InvalidArgument: The file contains no valid token, or other users can read it.
         FileError: The file cannot be read or created.
     """
-    name = os.fspath(path)
+    name, token = os.fspath(path), secrets.token_urlsafe(32)
+    try:
+        _create(name, token)
+    except FileExistsError:
+        return read_token(name)
+    return token
+
+
+def _create(name: str, token: str) -> None:
+    """Create a token file of mode 0600.
+
+    Raises:
+        FileExistsError: There is a file of this name.
+        FileError: The file cannot be created.
+    """
     try:
         made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
-        return read_token(name)
+        raise
     except OSError as error:
-        raise FileError(f"{name}: the token file cannot be created: {error.strerror}") from None
-    token = secrets.token_urlsafe(32)
+        raise _cannot_create(name, error.errno) from None
     try:
         with os.fdopen(made, "w", encoding="ascii") as file:
             os.fchmod(made, 0o600)  # independent of the umask
@@ -203,7 +217,10 @@ def token_of(path: str | os.PathLike[str]) -> str:
         with contextlib.suppress(OSError):
             os.unlink(name)  # the next start would refuse an empty file
         raise FileError(f"{name}: the token file cannot be written: {error.strerror}") from None
-    return token
+
+
+def _cannot_create(name: str, number: int | None) -> FileError:
+    return FileError(f"{name}: the token file cannot be created: {os.strerror(number or 0)}")
 
 
 def read_token(path: str | os.PathLike[str]) -> str:
@@ -237,24 +254,77 @@ def default_token_file() -> str:
     return os.path.join(cache_dir(), "server-token")
 
 
-def new_token_file() -> tuple[str, str]:
-    """Create the default token file with a new random token.
+@dataclass(frozen=True)
+class TokenFile:
+    """The token of a server, and its file. A new token is in no file before :meth:`write`, which a server calls when it
+    accepts connections: a server that cannot start leaves the token file of another one as it is.
 
-    Returns:
-        Path of the file, and the token.
+    Attributes:
+        path: Path of the file.
+        token: The token.
+        is_new: The token is random, and not yet in the file.
+        replaces: :meth:`write` replaces a file of this name.
     """
-    from ..models.store import make_folder
 
-    name = default_token_file()
-    make_folder(os.path.dirname(name))
-    try:
-        os.unlink(name)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise FileError(f"{name}: the token file cannot be replaced: {error.strerror}") from None
-    return name, token_of(name)
+    path: str
+    token: str
+    is_new: bool = True
+    replaces: bool = False
+
+    @classmethod
+    def named(cls, path: str | os.PathLike[str]) -> TokenFile:
+        """Read the token from a file. If the file does not exist, choose a random token for it.
+
+        Raises:
+            InvalidArgument: The file contains no valid token, or other users can read it.
+            FileError: The file cannot be read, or the folder allows no new file.
+        """
+        name = os.fspath(path)
+        if os.path.lexists(name):
+            return cls(name, read_token(name), is_new=False)
+        folder = os.path.dirname(name) or "."
+        if not os.path.isdir(folder):
+            raise _cannot_create(name, errno.ENOENT)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise _cannot_create(name, errno.EACCES)
+        return cls(name, secrets.token_urlsafe(32))
+
+    @classmethod
+    def default(cls) -> TokenFile:
+        """Choose a random token for the default file, whose folder is created.
+
+        Raises:
+            FileError: The folder cannot be created.
+        """
+        from ..models.store import make_folder
+
+        name = default_token_file()
+        make_folder(os.path.dirname(name))
+        return cls(name, secrets.token_urlsafe(32), replaces=True)
+
+    def write(self) -> None:
+        """Write a new token to the file.
+
+        Raises:
+            FileError: The file cannot be written, or has been created since :meth:`named` looked for it.
+        """
+        if not self.is_new:
+            return
+        name = f"{self.path}.{secrets.token_hex(8)}.part" if self.replaces else self.path
+        try:
+            _create(name, self.token)
+            if self.replaces:
+                os.replace(name, self.path)
+        except FileExistsError:
+            raise FileError(f"{self.path}: another process has created the token file meanwhile",
+                            hint="Start the server again: it uses the token in this file") from None
+        except FileError:
+            raise
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise FileError(f"{self.path}: the token file cannot be replaced: {error.strerror}") from None
 
 
-__all__ = ["Settings", "check_token", "default_token_file", "is_loopback", "new_token_file", "read_token", "same_token",
+__all__ = ["Settings", "TokenFile", "check_token", "default_token_file", "is_loopback", "read_token", "same_token",
            "token_of"]

@@ -19,7 +19,7 @@ import pytest
 import tinymodels
 import mpool
 from mpool.cli import main, remote
-from mpool.server.settings import new_token_file, token_of
+from mpool.server.settings import TokenFile, token_of
 from servers import serving
 
 
@@ -71,8 +71,10 @@ def test_the_default_token_file(bert: str, tmp_path: Path, capsys: pytest.Captur
                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an option, the commands read the token file that ``mpool serve`` creates in the cache folder."""
     monkeypatch.setenv("MPOOL_CACHE", str(tmp_path / "cache"))
-    path, token = new_token_file()
-    with serving([f"vectors={bert}"], token=token) as server:
+    made = TokenFile.default()
+    made.write()
+    path = made.path
+    with serving([f"vectors={bert}"], token=made.token) as server:
         port = server.url.rpartition(":")[2]
         assert main(["ps", "--json", "--url", server.url]) == 0
         assert main(["ps", "--json", "--url", f"http://localhost:{port}"]) == 0
@@ -93,7 +95,7 @@ def test_the_default_token_goes_to_loopback_only(host: str, sent: bool, tmp_path
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """It is sent only after status 401, and never to a name that stands for another machine."""
     monkeypatch.setenv("MPOOL_CACHE", str(tmp_path))
-    new_token_file()
+    TokenFile.default().write()
     addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 80))]
     tokens: list[str | None] = []
 
