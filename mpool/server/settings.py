@@ -7,6 +7,7 @@ import errno
 import hmac
 import ipaddress
 import os
+import re
 import secrets
 import stat
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ _WHOLE = ("port", "max_body", "max_text", "max_header", "max_header_count", "max
           "max_tokens", "default_max_tokens")
 _SWITCHES = ("allow_token_ids", "allow_image_urls", "strict")
 _MAX_TOKEN = 4096
+#: The header ``Host``. Clients send other names in their ASCII form (``xn--``).
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[(?P<six>[0-9A-Fa-f:.]+)\])(?::(?P<port>[0-9]{1,5}))?")
 
 
 @dataclass(frozen=True)
@@ -119,9 +122,13 @@ class Settings:
                 refuse(name, values, "a tuple of strings",
                        hint=f"Pass ({shown(values)},)" if isinstance(values, str) else None)
             object.__setattr__(self, name, tuple(values))  # a list cannot be hashed
+        for host in self.allowed_hosts:
+            if not _is_host(host):
+                refuse("allowed_hosts", host, "names or addresses, each with a port unless it is 80 or 443, such as "
+                                              "models.example, models.example:11435 or [fd00::1]:11435")
         for origin in self.allowed_origins:
             scheme, _, rest = origin.partition("://")
-            if scheme not in ("http", "https") or not rest or "/" in rest or "*" in rest:
+            if scheme not in ("http", "https") or not _is_host(rest):
                 refuse("allowed_origins", origin, "origins such as https://page.example")
 
     def completion_tokens(self, wanted: int | None) -> int:
@@ -140,6 +147,17 @@ class Settings:
             names |= {"localhost", "127.0.0.1", "[::1]"}
         found = {f"{name}:{port}" for name in names} | (names if port == 80 else set())
         return frozenset(name.lower() for name in (*found, *self.allowed_hosts))
+
+
+def _is_host(text: str) -> bool:
+    """Return True if a client can send a text as the header ``Host``: a name or an address, and a port."""
+    found = _HOST.fullmatch(text)
+    if found is None or found["port"] and not 1 <= int(found["port"]) <= 65535:
+        return False
+    try:
+        return found["six"] is None or ipaddress.ip_address(found["six"]).version == 6
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:
