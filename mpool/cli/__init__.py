@@ -1,6 +1,7 @@
 """The command-line interface ``mpool``.
 
-Exit codes: 0 success; 1 failure, with the reason and a hint on standard error; 2 wrong usage; 130 interrupted.
+Exit codes: 0 success; 2 if argparse cannot parse the command line; 1 for every other error, with the reason and a hint
+on standard error; 130 interrupted.
 """
 
 from __future__ import annotations

@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 
 def capture(arguments: argparse.Namespace) -> int:
     """Run ``mpool capture``. The default temperature is 0, so that a capture is repeatable."""
-    from ..errors import FileError, InvalidArgument
+    from ..errors import FileError
     from ..tasks.captures import Capture
 
-    for name in ("prompt", "out"):
-        if getattr(arguments, name) is None:
-            raise InvalidArgument(f"--{name} is required", param=name)
     prompt = standard_input() if arguments.prompt == "-" else arguments.prompt
     options = {"temperature": 0, **sampling_of(arguments), "parse_special": arguments.parse_special}
     found = Capture(arguments.out, values=arguments.values, records=arguments.records)

@@ -135,14 +135,24 @@ class _Parser(argparse.ArgumentParser):
             setattr(parsed, words, [*getattr(parsed, words), *rest[:at], *rest[at + 1:]])
         elif rest:
             self._unrecognized(rest, given, getattr(parsed, "usage", None))
+        command = self._command(given)
+        missing = ["/".join(one.option_strings) for one in command._actions
+                   if one.dest in getattr(parsed, "needed", ()) and getattr(parsed, one.dest) is None]
+        if missing:
+            command.error(f"the following arguments are required: {', '.join(missing)}")
         return parsed
 
-    def _unrecognized(self, rest: Sequence[str], args: Sequence[str], usage: str | None) -> NoReturn:
-        """Exit with an error that names the arguments, and what to use instead of the first unknown option."""
+    def _command(self, args: Sequence[str]) -> _Parser:
+        """Return the parser of the command that the arguments name."""
         command = self
         for word in args:
             found = command.commands.get(word)
             command = found if isinstance(found, _Parser) else command
+        return command
+
+    def _unrecognized(self, rest: Sequence[str], args: Sequence[str], usage: str | None) -> NoReturn:
+        """Exit with an error that names the arguments, and what to use instead of the first unknown option."""
+        command = self._command(args)
         option = next((one.partition("=")[0] for one in rest if one.startswith("-")), "")
         known = list(command._option_string_actions)
         respelt = any(one.replace("-", "") == option.replace("-", "") for one in known if one != option)
@@ -163,7 +173,8 @@ def make_parser() -> argparse.ArgumentParser:
     """Build the parser.
 
     The attribute ``run`` of a parsed namespace is the function of the command; ``positionals``, which may be missing,
-    are the names of arguments that are not options.
+    are the names of arguments that are not options. ``needed``, which may be missing too, are options that are
+    required unless the command has another command.
     """
     parser = _Parser(prog="mpool", epilog=_EPILOG,
                      description="Run transformer models on a CPU: embeddings, text generation, vision and image "
@@ -661,6 +672,7 @@ def _generate(command: argparse.ArgumentParser) -> None:
 
 
 def _capture(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(needed=("prompt", "out"))
     command.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue, without a chat template; -: "
                                                                 "standard input")
     command.add_argument("-o", "--out", metavar="PATH", help=".jsonl file, which is replaced, or folder for the "
@@ -679,7 +691,7 @@ def _capture(command: argparse.ArgumentParser) -> None:
         description="Compare two captures of one prompt, token by token and layer by layer. The grade of a record is "
                     "exact, close or acceptable if its maximum absolute difference is at most 1e-5, 1e-3 or 1e-1. The "
                     "exit code is 1 if a record does not reach the grade of --least.")
-    compare.set_defaults(run=_lazy("capturing", "compare"), positionals=("first", "second"))
+    compare.set_defaults(run=_lazy("capturing", "compare"), positionals=("first", "second"), needed=())
     compare.add_argument("first", help=".jsonl file, or folder with such files")
     compare.add_argument("second", help=".jsonl file, or folder with such files")
     compare.add_argument("--tokens", type=int, metavar="N", help="compare only the first N tokens of each request")
