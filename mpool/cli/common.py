@@ -78,6 +78,20 @@ def no_inputs(unit: str) -> Exception:
                            "Pass paths as arguments or on standard input")
 
 
+def check_folder(name: str, path: str) -> None:
+    """Raise InvalidArgument unless the folder of an output exists. Call before the model is loaded.
+
+    Args:
+        name: parameter of the path.
+        path: path of the file that the command will write.
+    """
+    from ..errors import InvalidArgument
+
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise InvalidArgument(param=name, got=repr(path), allowed="a path in an existing folder",
+                              hint="Create the folder first")
+
+
 def for_output(text: str, stream: TextIO) -> str:
     """Replace the control characters in generated text if the stream is a terminal."""
     return text.translate(_UNPRINTABLE) if stream.isatty() else text
@@ -243,5 +257,5 @@ def texts_of(arguments: argparse.Namespace) -> Texts:
     from ..errors import InvalidArgument
 
     if arguments.text and arguments.file:
-        raise InvalidArgument("texts must be given as arguments or with --file, not both")
+        raise InvalidArgument("texts must come either from arguments or from --file, got both")
     return Texts(() if arguments.text == ["-"] else arguments.text, arguments.file or ["-"])

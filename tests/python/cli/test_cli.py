@@ -125,7 +125,7 @@ def test_every_option_of_sampling_has_a_flag() -> None:
 @pytest.mark.parametrize(("arguments", "said"), [
     (("generate", "text", "--model", "SmolLM2-135M-Instrukt"), "Did you mean SmolLM2-135M-Instruct"),
     (("generate", "text", "--model", "/nowhere/model.gguf"), "/nowhere/model.gguf"),
-    (("embed", "text", "--file", "-"), "or with --file, not both"),
+    (("embed", "text", "--file", "-"), "either from arguments or from --file, got both"),
     (("embed", "--file", "/nowhere/texts"), "/nowhere/texts"),
     (("show", "org/name"), "mpool pull org/name"), (("pull", "org/name", "--offline"), "not on this machine")])
 def test_errors_are_one_line_with_exit_code_1(arguments: tuple[str, ...], said: str, tmp_path: Path, bert: str) -> None:

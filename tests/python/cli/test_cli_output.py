@@ -238,6 +238,48 @@ def test_inputs_are_not_replaced(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert given.read_text() == "a text"
 
 
+@pytest.mark.parametrize("command", ["embed", "embed-image"])
+def test_outputs_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+    """They are refused before a model is loaded, under the name that the user gave."""
+    for output, said in ((f"{tmp_path}/none/x.npy", "a path in an existing folder, got '{}'. Create the folder first"),
+                         (f"{tmp_path}/", "the path of a file, got '{}'"), ("", "the path of a file, got '{}'"),
+                         (str(tmp_path), "the path of a file, got '{}'")):
+        assert main([command, "x", "-m", "no such model", "-o", output]) == 1
+        shown = output if len(repr(output)) <= 60 or "folder" in said else None
+        seen = capsys.readouterr().err
+        assert seen.startswith("mpool: --output must be " + said.partition("{}")[0])
+        assert shown is None or seen == f"mpool: --output must be {said.format(output)}\n"
+
+
+def test_an_error_about_an_output_names_it(capsys: pytest.CaptureFixture[str], tmp_path: Path,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the folder allows no new file, the error does not name the file that is renamed at the end."""
+    output = str(tmp_path / ("n" * 250))  # its name with a suffix is too long
+    assert run(monkeypatch, Library(), "embed", "-m", "m", "a", "-o", output) == 1
+    assert capsys.readouterr().err == f"mpool: {output}: File name too long\n"
+
+
+@pytest.mark.parametrize("command", ["embed", "embed-image"])
+@pytest.mark.parametrize("name, form", [
+    ("x.npy", "npy"), ("x.NPY", "npy"), ("x.jsonl", "jsonl"), ("x.json", "jsonl"), ("x.ndjson", "jsonl"),
+    ("x", "jsonl"), ("x.txt", "jsonl"), ("x.vectors", "jsonl"), (".csv", "jsonl"),
+    *((f"x{suffix}", None) for suffix in (".csv", ".CSV", ".tsv", ".parquet", ".npz", ".pt", ".safetensors",
+                                          ".jsonl.gz"))])
+def test_formats_by_the_suffix(capsys: pytest.CaptureFixture[str], command: str, name: str, form: str | None) -> None:
+    """A suffix of a format that the command does not write is refused, unless --format says what to write."""
+    given = make_parser().parse_args([command, "a", "-o", name])
+    if form is not None:
+        assert embedding._format(given) == form
+        return
+    assert main([command, "a", "-m", "no such model", "-o", name]) == 1
+    assert capsys.readouterr().err == (
+        f"mpool: --output must be a .npy file (an array) or a .jsonl file (lines of JSON), got '{name}'. To write "
+        f"lines of JSON under the suffix {os.path.splitext(name)[1].lower()}, add --format jsonl\n")
+    for form in ("jsonl", "npy"):
+        given.format = form
+        assert embedding._format(given) == form
+
+
 def test_parts_of_an_output_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that the user named like the output, with a suffix, is kept."""
     (tmp_path / "x.npy.part").write_text("mine")
