@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .common import default_model, for_output, make_pool, note, print_json, say, standard_input, table
+from .common import default_model, for_output, make_pool, note, print_json, require_prompt, say, standard_input, table
 from .talking import sampling_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ def capture(arguments: argparse.Namespace) -> int:
     from ..errors import FileError
     from ..tasks.captures import Capture
 
-    prompt = standard_input() if arguments.prompt == "-" else arguments.prompt
+    prompt = require_prompt(standard_input() if arguments.prompt == "-" else arguments.prompt,
+                            "mpool capture --prompt TEXT --out PATH")
     options = {"temperature": 0, **sampling_of(arguments), "parse_special": arguments.parse_special}
     found = Capture(arguments.out, values=arguments.values, records=arguments.records)
     with make_pool(arguments) as pool:

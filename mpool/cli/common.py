@@ -156,6 +156,21 @@ def stats_line(done: Completion) -> str:
     return ", ".join([*parts, f"{timings.total:.2f} s in total", f"finish reason: {done.finish_reason}"])
 
 
+def require_prompt(prompt: str, usage: str) -> str:
+    """Return a prompt; raise InvalidArgument if it is empty. Call before the model is loaded.
+
+    Args:
+        prompt: text of an argument or of standard input.
+        usage: command with the argument.
+    """
+    from ..errors import InvalidArgument
+
+    if not prompt:
+        raise InvalidArgument("the prompt must have at least 1 character, got none",
+                              hint=f"Pass it as an argument or on standard input: {usage}")
+    return prompt
+
+
 def standard_input() -> str:
     """Return the whole text on standard input.
 

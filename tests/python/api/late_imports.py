@@ -29,7 +29,7 @@ mpool.aio  mpool._renamed  1  start-up
 mpool.checks  difflib  1  start-up
 mpool.checks  mpool.foreign_names  2  start-up
 mpool.cli  logging  1  start-up
-mpool.cli  mpool.cli.formats  1  start-up
+mpool.cli  mpool.cli.messages  1  start-up
 mpool.cli  mpool.cli.parser  1  start-up
 mpool.cli  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.debug.comparing  1  start-up
@@ -37,7 +37,7 @@ mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
 mpool.cli.classifying  mpool.errors  2  start-up
 mpool.cli.common  mpool.config  1  start-up
-mpool.cli.common  mpool.errors  9  start-up
+mpool.cli.common  mpool.errors  10  start-up
 mpool.cli.common  mpool.models  1  start-up
 mpool.cli.common  mpool.pool  1  start-up
 mpool.cli.common  mpool.resources  1  start-up
