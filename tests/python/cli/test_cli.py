@@ -142,7 +142,7 @@ def test_errors_are_one_line_with_exit_code_1(arguments: tuple[str, ...], said: 
     (("generate", "x", "-n", "0"), "n", "-n must be 1 or more, got 0"),
     (("generate", "x", "--stop-token-id", "0"), "stop_token_ids", "--stop-token-id must be 1 or more, got 0"),
     (("generate", "x"), "prompt", "`prompt` must be 1 or more, got 0"),
-    (("capture", "--prompt", "x"), "prompt", "--prompt must be 1 or more, got 0"),
+    (("capture", "--prompt", "x", "--out", "y"), "prompt", "--prompt must be 1 or more, got 0"),
     (("ray", "embed", "a", "a"), "target", "`target` must be 1 or more, got 0")])
 def test_errors_name_options_as_they_are_written(arguments: tuple[str, ...], param: str, said: str) -> None:
     error = InvalidArgument(param=param, got="0", allowed="1 or more")
