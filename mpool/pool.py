@@ -15,6 +15,7 @@ from .config import PoolConfig
 from .durations import seconds_of
 from .errors import MemoryExhausted, SendError, ShuttingDown, UnknownModel
 from .model import Model
+from .models.sources import offline_variables
 from .resources import typed
 from .runtime import deadlines as _deadlines
 from .runtime import hosts, swapping
@@ -66,6 +67,7 @@ class Pool(PoolVerbs):
         if config is not None and not isinstance(config, PoolConfig):
             refuse("config", config, "an mpool.PoolConfig or None")
         self.config = config or PoolConfig()
+        offline_variables()  # an invalid environment variable is an error of every pool
         self._identity = _identity or os.urandom(16).hex()
         self._lock = threading.RLock()
         self._registry: _core.Registry | None = None
@@ -639,7 +641,6 @@ class Pool(PoolVerbs):
         registry = self._registry
         if registry is None:
             from . import _core, _functions
-
             with self._lock:
                 if self._closed:
                     raise ShuttingDown("the pool is closed", hint="Create a new mpool.Pool")

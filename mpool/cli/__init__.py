@@ -1,6 +1,7 @@
 """The command-line interface ``mpool``.
 
-Exit codes: 0 success; 1 failure, with the reason and a hint on standard error; 2 wrong usage; 130 interrupted.
+Exit codes: 0 success; 2 if argparse cannot parse the command line; 1 for every other error, with the reason and a hint
+on standard error; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -9,10 +10,6 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ..errors import MpoolError
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -74,7 +71,9 @@ def _run(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
         return code
     except MpoolError as error:
-        print(f"mpool: {_text_of(error, arguments)}", file=sys.stderr)
+        from .messages import text_of
+
+        print(f"mpool: {text_of(error, arguments)}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:
         # the reader closed the pipe; redirect standard output so that the flush at exit does not fail
@@ -88,31 +87,6 @@ def _run(argv: Sequence[str] | None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"mpool: {where}{error.strerror or error}", file=sys.stderr)
         return FAILED
-
-
-#: Parameter -> option, where they have different names.
-_FLAGS = {"n": "-n", "stop_token_ids": "--stop-token-id"}
-#: Attribute of the parsed arguments -> what hints say in Python, and what they say on the command line.
-_HINTS = {"no_truncate": ("set truncate=True", "leave out --no-truncate"),
-          "on_error": ("on_error='null'", "--on-error null"),
-          "allow_urls": ("allow_urls=True", "--allow-urls")}
-
-
-def _text_of(error: MpoolError, arguments: object) -> str:
-    """Return the text of an error, with command-line options (``--top-k``) instead of the parameters (``top_k``)."""
-    for name, (python, option) in _HINTS.items():
-        if error.hint and hasattr(arguments, name):
-            error.hint = error.hint.replace(python, option)
-    if (error.got or "").startswith("half of a surrogate pair"):  # Python's form of a byte that is not UTF-8
-        error.hint = f"Arguments must be {sys.getfilesystemencoding().upper()}, the encoding of the locale"
-    param = str(error.param)
-    if param.startswith("response_format"):
-        from .formats import flag_of
-
-        error.rename({param: flag_of(arguments) or param})
-    elif hasattr(arguments, param) and param not in getattr(arguments, "positionals", ()):
-        error.rename({param: _FLAGS.get(param) or f"--{param.replace('_', '-')}"})
-    return str(error)
 
 
 def _follows_interrupt(error: BaseException | None) -> bool:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .common import default_model, for_output, make_pool, note, print_json, say, standard_input, table
+from .common import default_model, for_output, make_pool, note, print_json, require_prompt, say, standard_input, table
 from .talking import sampling_of
 
 if TYPE_CHECKING:
@@ -16,13 +16,11 @@ if TYPE_CHECKING:
 
 def capture(arguments: argparse.Namespace) -> int:
     """Run ``mpool capture``. The default temperature is 0, so that a capture is repeatable."""
-    from ..errors import FileError, InvalidArgument
+    from ..errors import FileError
     from ..tasks.captures import Capture
 
-    for name in ("prompt", "out"):
-        if getattr(arguments, name) is None:
-            raise InvalidArgument(f"--{name} is required", param=name)
-    prompt = standard_input() if arguments.prompt == "-" else arguments.prompt
+    prompt = require_prompt(standard_input() if arguments.prompt == "-" else arguments.prompt,
+                            "mpool capture --prompt TEXT --out PATH")
     options = {"temperature": 0, **sampling_of(arguments), "parse_special": arguments.parse_special}
     found = Capture(arguments.out, values=arguments.values, records=arguments.records)
     with make_pool(arguments) as pool:

@@ -30,6 +30,9 @@ def classify(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {"compute": arguments.compute, "truncate": not arguments.no_truncate, "adapter": adapter}
     if arguments.labels is not None:
         options["labels"] = [label.strip() for label in arguments.labels.split(",") if label.strip()]
+        if not options["labels"]:
+            raise InvalidArgument(param="labels", got=repr(arguments.labels),
+                                  allowed="one or more labels, separated by commas")
     for name in ("template", "multi_label", "function_to_apply"):
         if hasattr(arguments, name):
             options[name] = getattr(arguments, name)

@@ -78,6 +78,20 @@ def no_inputs(unit: str) -> Exception:
                            "Pass paths as arguments or on standard input")
 
 
+def check_folder(name: str, path: str) -> None:
+    """Raise InvalidArgument unless the folder of an output exists. Call before the model is loaded.
+
+    Args:
+        name: parameter of the path.
+        path: path of the file that the command will write.
+    """
+    from ..errors import InvalidArgument
+
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise InvalidArgument(param=name, got=repr(path), allowed="a path in an existing folder",
+                              hint="Create the folder first")
+
+
 def for_output(text: str, stream: TextIO) -> str:
     """Replace the control characters in generated text if the stream is a terminal."""
     return text.translate(_UNPRINTABLE) if stream.isatty() else text
@@ -140,6 +154,21 @@ def stats_line(done: Completion) -> str:
     if usage.cached_tokens:
         parts.insert(1, f"{usage.cached_tokens} of them cached")
     return ", ".join([*parts, f"{timings.total:.2f} s in total", f"finish reason: {done.finish_reason}"])
+
+
+def require_prompt(prompt: str, usage: str) -> str:
+    """Return a prompt; raise InvalidArgument if it is empty. Call before the model is loaded.
+
+    Args:
+        prompt: text of an argument or of standard input.
+        usage: command with the argument.
+    """
+    from ..errors import InvalidArgument
+
+    if not prompt:
+        raise InvalidArgument("the prompt must have at least 1 character, got none",
+                              hint=f"Pass it as an argument or on standard input: {usage}")
+    return prompt
 
 
 def standard_input() -> str:
@@ -243,5 +272,5 @@ def texts_of(arguments: argparse.Namespace) -> Texts:
     from ..errors import InvalidArgument
 
     if arguments.text and arguments.file:
-        raise InvalidArgument("texts must be given as arguments or with --file, not both")
+        raise InvalidArgument("texts must come either from arguments or from --file, got both")
     return Texts(() if arguments.text == ["-"] else arguments.text, arguments.file or ["-"])

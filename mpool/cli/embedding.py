@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from ..tasks.output_table import OUTPUTS
-from .common import Texts, adapter_of, default_model, make_pool, no_inputs, note, texts_of
+from .common import Texts, adapter_of, check_folder, default_model, make_pool, no_inputs, note, texts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 #: Number of inputs that are embedded and written at once: in general, and if each token has a vector.
 _BATCH, _BATCH_TOKENS = 256, 16
+#: Suffixes of formats that the commands do not write. Other suffixes stand for lines of JSON.
+_OTHER_FORMATS = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx", ".npz", ".pt", ".pth", ".safetensors",
+                  ".pkl", ".pickle", ".h5", ".hdf5", ".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 def embed(arguments: argparse.Namespace) -> int:
@@ -39,7 +42,7 @@ def embed(arguments: argparse.Namespace) -> int:
     adapters, adapter = adapter_of(arguments)
     options |= {"output": arguments.vectors, "max_active": arguments.max_active, "adapter": adapter}
     _check_output(arguments, form)
-    _keep_inputs(arguments.output, arguments.file or [])
+    _check_path(arguments.output, arguments.file or [])
     texts: list[str] = []  # texts in flight, until their vectors are written
     with make_pool(arguments) as pool:
         progress = False if arguments.quiet else None
@@ -69,7 +72,7 @@ def _note_model(arguments: argparse.Namespace) -> None:
 def embed_image(arguments: argparse.Namespace) -> int:
     """Run ``mpool embed-image``."""
     form = _format(arguments)
-    _keep_inputs(arguments.output, arguments.image)
+    _check_path(arguments.output, arguments.image)
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("dimensions", "normalize", "precision", "compute", "on_error", "allow_urls")}
     source = Texts(() if arguments.image == ["-"] else arguments.image, ["-"])
@@ -94,24 +97,33 @@ def embed_image(arguments: argparse.Namespace) -> int:
 
 def _format(arguments: argparse.Namespace) -> str:
     """Return the output format: ``"jsonl"`` or ``"npy"``."""
+    from ..checks import refuse
     from ..errors import InvalidArgument
 
-    form: str = arguments.format or ("npy" if (arguments.output or "").endswith(".npy") else "jsonl")
+    suffix = os.path.splitext(arguments.output or "")[1].lower()
+    if arguments.format is None and suffix in _OTHER_FORMATS:
+        refuse("output", arguments.output, "a .npy file (an array) or a .jsonl file (lines of JSON)",
+               hint=f"To write lines of JSON under the suffix {suffix}, add --format jsonl")
+    form: str = arguments.format or ("npy" if suffix == ".npy" else "jsonl")
     if form == "npy" and not arguments.output and sys.stdout.isatty():
         raise InvalidArgument("`--format npy` must not write to a terminal",
                               hint="Set a file with --output, or redirect standard output")
     return form
 
 
-def _keep_inputs(output: str | None, inputs: Sequence[str]) -> None:
-    """Raise InvalidArgument if the output would replace an input file. Call before the model is loaded."""
+def _check_path(output: str | None, inputs: Sequence[str]) -> None:
+    """Raise InvalidArgument if the output cannot be a file, or would replace an input file. Call before the model is
+    loaded."""
     from ..checks import refuse
 
-    if output is None or not os.path.isfile(output):
+    if output is None or output == "-":
         return
-    for path in inputs:
+    if not output or os.path.isdir(output):
+        refuse("output", output, "the path of a file")
+    check_folder("output", output)
+    for path in inputs if os.path.isfile(output) else ():
         if os.path.exists(path) and os.path.samefile(output, path):
-            refuse("--output", output, "another file than the inputs")
+            refuse("output", output, "another file than the inputs")
 
 
 def _check_output(arguments: argparse.Namespace, form: str) -> None:
@@ -267,6 +279,8 @@ class _ArrayWriter:
 @contextmanager
 def _opened(path: str | None) -> Iterator[IO[bytes]]:
     """Open the output: standard output, or a file that is renamed to ``path`` when it is complete."""
+    from ..errors import FileError
+
     if path is None or path == "-":
         yield cast("IO[bytes]", _Forward(sys.stdout.buffer))
         return
@@ -276,7 +290,11 @@ def _opened(path: str | None) -> Iterator[IO[bytes]]:
         return
     part = f"{path}.{secrets.token_hex(8)}.part"
     try:
-        with open(part, "xb") as file:
+        made = open(part, "xb")  # noqa: SIM115 - closed below
+    except OSError as error:  # the file that is named is the user's
+        raise FileError(f"{path}: {error.strerror}") from None
+    try:
+        with made as file:
             yield file
         os.replace(part, path)
     except BaseException:

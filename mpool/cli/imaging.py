@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from .common import default_model, make_pool, print_json, say, standard_input
+from .common import check_folder, default_model, make_pool, print_json, say, standard_input
 
 #: Options of the library that the command passes on if they are given.
 OPTIONS = ("negative_prompt", "width", "height", "num_inference_steps", "guidance_scale", "seed", "n")
@@ -23,9 +23,7 @@ def generate_image(arguments: argparse.Namespace) -> int:
     if suffix.lower() not in _SUFFIXES:
         raise InvalidArgument(param="output", got=repr(arguments.output),
                               allowed=f"the path of an image file ({', '.join(_SUFFIXES)})")
-    folder = os.path.dirname(arguments.output) or "."
-    if not os.path.isdir(folder):  # checked before the model computes for minutes
-        raise InvalidArgument(param="output", got=repr(arguments.output), allowed="a path in an existing folder")
+    check_folder("output", arguments.output)  # before the model computes for minutes
     with make_pool(arguments) as pool:
         name = arguments.model or default_model("text_to_image")
         model = pool.load(name, compute=arguments.compute, progress=False if arguments.quiet else None)

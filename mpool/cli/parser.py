@@ -121,7 +121,11 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unknown command {first!r}" + (
                 f"; {_FOREIGN[first]}" if first in _FOREIGN else f". Did you mean {' or '.join(close)}?" if close else
                 ". `mpool --help` lists the commands"))
-        return super().parse_known_args(args, namespace)
+        parsed, rest = super().parse_known_args(args, namespace)
+        flags = {one.dest: next((flag for flag in one.option_strings if flag.startswith("--")), one.option_strings[0])
+                 for one in self._actions if one.option_strings}
+        parsed.flags = {**flags, **getattr(parsed, "flags", {})}  # a command takes precedence over the program
+        return parsed, rest
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
         """Parse arguments. See :meth:`argparse.ArgumentParser.parse_args`."""
@@ -135,14 +139,24 @@ class _Parser(argparse.ArgumentParser):
             setattr(parsed, words, [*getattr(parsed, words), *rest[:at], *rest[at + 1:]])
         elif rest:
             self._unrecognized(rest, given, getattr(parsed, "usage", None))
+        command = self._command(given)
+        missing = ["/".join(one.option_strings) for one in command._actions
+                   if one.dest in getattr(parsed, "needed", ()) and getattr(parsed, one.dest) is None]
+        if missing:
+            command.error(f"the following arguments are required: {', '.join(missing)}")
         return parsed
 
-    def _unrecognized(self, rest: Sequence[str], args: Sequence[str], usage: str | None) -> NoReturn:
-        """Exit with an error that names the arguments, and what to use instead of the first unknown option."""
+    def _command(self, args: Sequence[str]) -> _Parser:
+        """Return the parser of the command that the arguments name."""
         command = self
         for word in args:
             found = command.commands.get(word)
             command = found if isinstance(found, _Parser) else command
+        return command
+
+    def _unrecognized(self, rest: Sequence[str], args: Sequence[str], usage: str | None) -> NoReturn:
+        """Exit with an error that names the arguments, and what to use instead of the first unknown option."""
+        command = self._command(args)
         option = next((one.partition("=")[0] for one in rest if one.startswith("-")), "")
         known = list(command._option_string_actions)
         respelt = any(one.replace("-", "") == option.replace("-", "") for one in known if one != option)
@@ -162,8 +176,9 @@ class _Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser.
 
-    The attribute ``run`` of a parsed namespace is the function of the command; ``positionals``, which may be missing,
-    are the names of arguments that are not options.
+    The attribute ``run`` of a parsed namespace is the function of the command. ``flags`` maps the names of other
+    attributes to options. ``needed``, which may be missing, names options that are required unless the command has
+    another command.
     """
     parser = _Parser(prog="mpool", epilog=_EPILOG,
                      description="Run transformer models on a CPU: embeddings, text generation, vision and image "
@@ -314,7 +329,6 @@ def _embed_image(command: argparse.ArgumentParser) -> None:
 
 def _ranked(command: argparse.ArgumentParser) -> None:
     """Add the arguments of commands that rank texts for a query."""
-    command.set_defaults(positionals=("query", "text"))
     command.add_argument("query", help="query")
     _texts(command, _SKIPPED)
     command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
@@ -369,7 +383,6 @@ def _classify(command: argparse.ArgumentParser) -> None:
 
 def _generate_image(command: argparse.ArgumentParser) -> None:
     unset = argparse.SUPPRESS
-    command.set_defaults(positionals=("prompt",))
     command.add_argument("prompt", nargs="?", help="description of the image (default, or with -: standard input)")
     command.add_argument("-m", "--model", metavar="REF",
                          help="model (default: see `mpool models`; digits-sd3 is bundled with mpool)")
@@ -430,7 +443,6 @@ def _stop(command: argparse.ArgumentParser) -> None:
 
 
 def _completion(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(positionals=("shell",))
     command.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"), help="shell")
 
 
@@ -525,7 +537,7 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed = commands.add_parser("embed", help="embed a column of Parquet files", description="Copy the Parquet files "
                                 "of a folder, and add a column with the embeddings of the texts of a column. Files "
                                 "that exist in the target folder are skipped.")
-    embed.set_defaults(run=_lazy("scaling", "embed"), positionals=("source", "target"))
+    embed.set_defaults(run=_lazy("scaling", "embed"))
     embed.add_argument("source", help="folder with Parquet files")
     embed.add_argument("target", help="folder for the copies")
     embed.add_argument("--column", default="text", metavar="NAME", help="column with the texts (default: text)")
@@ -579,7 +591,7 @@ def _worker(command: argparse.ArgumentParser) -> None:
 
 def _number_or_none(text: str) -> int | None:
     try:
-        return None if text.lower() == "none" else int(text)
+        return None if text == "none" else int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be an integer, or none, got {text!r}") from None
 
@@ -645,8 +657,7 @@ def _format(command: argparse.ArgumentParser) -> None:
 
 
 def _generate(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(positionals=("prompt",),
-                         usage="To name the model: mpool generate --model MODEL PROMPT, or mpool run MODEL PROMPT")
+    command.set_defaults(usage="To name the model: mpool generate --model MODEL PROMPT, or mpool run MODEL PROMPT")
     command.add_argument("prompt", nargs="?", help="text to continue, without a chat template (default, or with -: "
                                                    "standard input)")
     _model(command, "see `mpool models`")
@@ -661,6 +672,7 @@ def _generate(command: argparse.ArgumentParser) -> None:
 
 
 def _capture(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(needed=("prompt", "out"))
     command.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue, without a chat template; -: "
                                                                 "standard input")
     command.add_argument("-o", "--out", metavar="PATH", help=".jsonl file, which is replaced, or folder for the "
@@ -679,7 +691,7 @@ def _capture(command: argparse.ArgumentParser) -> None:
         description="Compare two captures of one prompt, token by token and layer by layer. The grade of a record is "
                     "exact, close or acceptable if its maximum absolute difference is at most 1e-5, 1e-3 or 1e-1. The "
                     "exit code is 1 if a record does not reach the grade of --least.")
-    compare.set_defaults(run=_lazy("capturing", "compare"), positionals=("first", "second"))
+    compare.set_defaults(run=_lazy("capturing", "compare"), needed=())
     compare.add_argument("first", help=".jsonl file, or folder with such files")
     compare.add_argument("second", help=".jsonl file, or folder with such files")
     compare.add_argument("--tokens", type=int, metavar="N", help="compare only the first N tokens of each request")
@@ -696,7 +708,7 @@ def _chat(command: argparse.ArgumentParser) -> None:
 
 
 def _run(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(positionals=("model", "prompt"), words="prompt")
+    command.set_defaults(words="prompt")
     command.add_argument("model", metavar="MODEL", help="model")
     command.add_argument("prompt", nargs="*", default=[], metavar="PROMPT",
                          help="prompt, whose words may be separate arguments; text of a pipe or file on standard input "

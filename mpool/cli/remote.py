@@ -20,6 +20,9 @@ DEFAULT_URL = "http://127.0.0.1:11435"
 #: Time limit of one request. Reading the state of a pool never waits for its requests, but unloading a model does.
 _SECONDS = 30.0
 _MAX_RESPONSE = 64 << 20
+#: What messages of the server say to its clients -> what they say on the command line.
+_COMMANDS = {"GET /v1/models lists the models.": "`mpool ps` lists the loaded models, and `mpool models` those of the "
+                                                 "catalogue."}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -98,7 +101,6 @@ class Server:
             raise SendError(f"{self.url} does not respond as `mpool serve` does: {cause}",
                             hint="Start a server with `mpool serve`, or name its address with --url") from None
 
-
     def _take_default_token(self) -> bool:
         """Read the default token file for a server on a loopback address. Return False if there is no new token."""
         from ..server.settings import default_token_file, read_token
@@ -124,10 +126,13 @@ def _is_local(host: str, port: int) -> bool:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """Return the message of a refused request."""
+    """Return the message of a refused request, with commands in place of routes."""
     try:
         found = json.loads(error.read(_MAX_RESPONSE))["error"]
-        return str(found["message"] if isinstance(found, dict) else found)
+        text = str(found["message"] if isinstance(found, dict) else found)
+        for route, command in _COMMANDS.items():
+            text = text.replace(route, command)
+        return text
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return f"status {error.code}"
 
@@ -142,7 +147,7 @@ def _server(arguments: argparse.Namespace) -> Server:
 def ps(arguments: argparse.Namespace) -> int:
     """Run ``mpool ps``."""
     state = _server(arguments).request("/api/mpool/state", "models")
-    models = state["models"]
+    models = [row for row in state["models"] if row["workers"] or row["model_bytes"] or row["state"] == "loading"]
     if arguments.json:
         print_json(models)
         return 0
@@ -157,6 +162,8 @@ def ps(arguments: argparse.Namespace) -> int:
 
 def _left(row: dict[str, Any]) -> str:
     """Return the time until an idle model is unloaded."""
+    if row["state"] == "loading":
+        return "-"
     if row["pinned"] or row["keep_alive"] is None:
         return "never"
     if row["running"] or row["queued"]:

@@ -13,7 +13,7 @@ def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool ray serve`` until SIGTERM or Ctrl-C."""
     with packages("`mpool ray`", "ray"):
         from ..integrations.ray.serving import Plan, run
-    settings, path, _ = settings_of(arguments)
+    settings, file = settings_of(arguments)
     plan = Plan((*arguments.model, *arguments.names), arguments.only, arguments.load, arguments.compute,
                 arguments.offline or None,
                 arguments.replicas, arguments.max_replicas, arguments.calls, arguments.cpus, arguments.memory_mb,
@@ -21,9 +21,11 @@ def serve(arguments: argparse.Namespace) -> int:
                 arguments.kv_dtype, arguments.queue_capacity)
 
     def ready(url: str) -> None:
+        if file is not None:
+            file.write()
         say(f"mpool serves {arguments.replicas} pools on {url}")
-        if path is not None:
-            note(f"mpool: clients must send the token in {path} with each request: Authorization: Bearer TOKEN")
+        if file is not None:
+            note(f"mpool: clients must send the token in {file.path} with each request: Authorization: Bearer TOKEN")
 
     run(plan, arguments.address, ready)
     return 0

@@ -11,38 +11,39 @@ from .common import note, packages, say
 from .parser import SERVER_LIMITS
 
 if TYPE_CHECKING:
-    from ..server.settings import Settings
+    from ..server.settings import Settings, TokenFile
 
 #: Environment variables that prevent numpy's BLAS and tokenizers from starting threads. A worker does no linear algebra
 #: with numpy, and tokenizes one prompt at a time.
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def settings_of(arguments: argparse.Namespace) -> tuple[Settings, str | None, bool]:
-    """Return the server settings for the options, the path of the token file or None, and True if the token is new."""
+def settings_of(arguments: argparse.Namespace) -> tuple[Settings, TokenFile | None]:
+    """Return the server settings for the options, and the token with its file; None: the server needs no token.
+
+    A new token is in no file yet: see :meth:`mpool.server.settings.TokenFile.write`.
+    """
     with packages("the server", "server"):
-        from ..server.settings import Settings, is_loopback, new_token_file, token_of
-    token, path, is_new = None, arguments.token_file, False
-    if path is not None:
-        is_new = not os.path.lexists(path)
-        token = token_of(path)
+        from ..server.settings import Settings, TokenFile, is_loopback
+    file = None
+    if arguments.token_file is not None:
+        file = TokenFile.named(arguments.token_file)
     elif not is_loopback(arguments.host):
-        path, token = new_token_file()
-        is_new = True
+        file = TokenFile.default()
     limits = {name: getattr(arguments, name) for name, _, _ in SERVER_LIMITS if hasattr(arguments, name)}
-    return Settings(host=arguments.host, port=arguments.port, token=token, allowed_hosts=tuple(arguments.allow_host),
-                    allowed_origins=tuple(arguments.allow_origin), **limits), path, is_new
+    return Settings(host=arguments.host, port=arguments.port, token=None if file is None else file.token,
+                    allowed_hosts=tuple(arguments.allow_host), allowed_origins=tuple(arguments.allow_origin),
+                    **limits), file
 
 
-def notes_of(settings: Settings, port: int, path: str | None, is_new: bool) -> list[str]:
+def notes_of(settings: Settings, port: int, file: TokenFile | None) -> list[str]:
     """Return what a user must know to reach the server: its addresses, and the token.
 
     Args:
         settings: Settings of the server.
         port: Port that it listens on.
-        path: Path of the token file; None: there is no token.
-        is_new: The token was created at this start. A server that other machines can reach prints a new token once;
-            later it is only in the file.
+        file: The token and its file; None: there is no token. A server that other machines can reach prints a new
+            token once; later it is only in the file.
     """
     from ..server.interfaces import addresses
     from ..server.settings import is_loopback
@@ -52,23 +53,24 @@ def notes_of(settings: Settings, port: int, path: str | None, is_new: bool) -> l
         listed = [f"http://{f'[{one}]' if ':' in one else one}:{port}"
                   for one in addresses(6 if settings.host == "::" else 4)]
         found.append("other machines reach the server at " + (", ".join(listed) or f"port {port} of this machine"))
-    if path is not None:
-        found.append(f"clients must send the token in {path} with each request: Authorization: Bearer TOKEN")
-    if is_new and not is_loopback(settings.host):
-        found.append(f"the new token is {settings.token}")
+    if file is not None:
+        found.append(f"clients must send the token in {file.path} with each request: Authorization: Bearer TOKEN")
+        if file.is_new and not is_loopback(settings.host):
+            found.append(f"the new token is {file.token}")
     return found
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool serve`` until SIGTERM or Ctrl-C. Active requests then get ``--grace`` seconds to complete."""
     from ..config import PoolConfig, same_queue_capacities
-    from ..errors import InvalidArgument
+    from ..errors import InvalidArgument, MpoolError
     from ..pool import Pool
 
     with packages("the server", "server"):
         from ..server.serving import Serving
     models = [*arguments.model, *arguments.names]
-    settings, path, is_new = settings_of(arguments)
+    settings, file = settings_of(arguments)
+    failures: list[MpoolError] = []
     pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None, weights=arguments.weights,
                            shutdown_grace=settings.grace, keep_alive=arguments.keep_alive, kv_dtype=arguments.kv_dtype,
                            queue_capacity=same_queue_capacities(arguments.queue_capacity)))
@@ -83,11 +85,20 @@ def serve(arguments: argparse.Namespace) -> int:
         names = server.state.models.names()
 
         def ready() -> None:
+            try:
+                if file is not None:
+                    file.write()
+            except MpoolError as error:  # the event loop, which calls this function, would only log it
+                failures.append(error)
+                server.stop()
+                return
             say(f"mpool serves {', '.join(names) or 'the downloaded models of the catalogue'} on {server.url}")
-            for line in notes_of(settings, server.port, path, is_new):
+            for line in notes_of(settings, server.port, file):
                 note(f"mpool: {line}")
 
         server.run(ready)
+    if failures:
+        raise failures[0]
     native_calls.end_process_if_busy(0)
     return 0
 

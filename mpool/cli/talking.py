@@ -11,8 +11,19 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .common import default_model, for_output, make_pool, note, print_json, say, standard_input, stats_line
+from .common import (
+    default_model,
+    for_output,
+    make_pool,
+    note,
+    print_json,
+    require_prompt,
+    say,
+    standard_input,
+    stats_line,
+)
 from .formats import flag_of, format_of
+from .messages import text_of
 
 if TYPE_CHECKING:
     from ..pool import Pool
@@ -41,7 +52,8 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def generate(arguments: argparse.Namespace) -> int:
     """Run ``mpool generate``."""
-    prompt = standard_input() if arguments.prompt in (None, "-") else arguments.prompt
+    prompt = require_prompt(standard_input() if arguments.prompt in (None, "-") else arguments.prompt,
+                            "mpool generate PROMPT")
     options = {**sampling_of(arguments), **format_of(arguments), "compute": arguments.compute,
                "parse_special": arguments.parse_special}
     with make_pool(arguments) as pool:
@@ -63,7 +75,8 @@ def generate(arguments: argparse.Namespace) -> int:
 
 def vision(arguments: argparse.Namespace) -> int:
     """Run ``mpool vision``."""
-    question = standard_input() if arguments.question == "-" else arguments.question
+    question = require_prompt(standard_input() if arguments.question == "-" else arguments.question,
+                              "mpool vision QUESTION --image FILE")
     options = {**sampling_of(arguments), **format_of(arguments), "compute": arguments.compute,
                "allow_urls": arguments.allow_urls}
     with make_pool(arguments) as pool:
@@ -170,7 +183,7 @@ class Conversation:
     def __init__(self, pool: Pool, model: Any, arguments: argparse.Namespace) -> None:
         self.pool, self.model = pool, model
         self.options = {**sampling_of(arguments), **format_of(arguments), "compute": arguments.compute}
-        self.stats = arguments.stats
+        self.arguments, self.stats = arguments, arguments.stats
         self.interactive = sys.stdin.isatty()
         self.start = [{"role": "system", "content": arguments.system}] if arguments.system else []
         self.messages: list[dict[str, str]] = []
@@ -245,7 +258,7 @@ class Conversation:
         try:
             reply = self.reply()
         except MpoolError as error:
-            note(f"mpool: {error}")
+            note(f"mpool: {text_of(error, self.arguments)}")
             self.failed = not self.interactive
             reply = ""
         if reply:

@@ -24,10 +24,12 @@ def is_offline(offline: bool | None) -> bool:
 
     Args:
         offline: decides if it is not None; otherwise ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` decide.
+
+    Raises:
+        InvalidArgument: ``MPOOL_OFFLINE`` has an unknown value, also if ``offline`` decides.
     """
-    if offline is not None:
-        return offline
-    return bool(offline_variables())
+    names = offline_variables()
+    return bool(names) if offline is None else offline
 
 
 def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: Progress = None, *,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import ipaddress
 import os
+import re
 import secrets
 import stat
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ _WHOLE = ("port", "max_body", "max_text", "max_header", "max_header_count", "max
           "max_tokens", "default_max_tokens")
 _SWITCHES = ("allow_token_ids", "allow_image_urls", "strict")
 _MAX_TOKEN = 4096
+#: The header ``Host``. Clients send other names in their ASCII form (``xn--``).
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[(?P<six>[0-9A-Fa-f:.]+)\])(?::(?P<port>[0-9]{1,5}))?")
 
 
 @dataclass(frozen=True)
@@ -118,9 +122,13 @@ class Settings:
                 refuse(name, values, "a tuple of strings",
                        hint=f"Pass ({shown(values)},)" if isinstance(values, str) else None)
             object.__setattr__(self, name, tuple(values))  # a list cannot be hashed
+        for host in self.allowed_hosts:
+            if not _is_host(host):
+                refuse("allowed_hosts", host, "names or addresses, each with a port unless it is 80 or 443, such as "
+                                              "models.example, models.example:11435 or [fd00::1]:11435")
         for origin in self.allowed_origins:
             scheme, _, rest = origin.partition("://")
-            if scheme not in ("http", "https") or not rest or "/" in rest or "*" in rest:
+            if scheme not in ("http", "https") or not _is_host(rest):
                 refuse("allowed_origins", origin, "origins such as https://page.example")
 
     def completion_tokens(self, wanted: int | None) -> int:
@@ -139,6 +147,17 @@ class Settings:
             names |= {"localhost", "127.0.0.1", "[::1]"}
         found = {f"{name}:{port}" for name in names} | (names if port == 80 else set())
         return frozenset(name.lower() for name in (*found, *self.allowed_hosts))
+
+
+def _is_host(text: str) -> bool:
+    """Return True if a client can send a text as the header ``Host``: a name or an address, and a port."""
+    found = _HOST.fullmatch(text)
+    if found is None or found["port"] and not 1 <= int(found["port"]) <= 65535:
+        return False
+    try:
+        return found["six"] is None or ipaddress.ip_address(found["six"]).version == 6
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:
@@ -187,14 +206,27 @@ def token_of(path: str | os.PathLike[str]) -> str:
         InvalidArgument: The file contains no valid token, or other users can read it.
         FileError: The file cannot be read or created.
     """
-    name = os.fspath(path)
+    name, token = os.fspath(path), secrets.token_urlsafe(32)
+    try:
+        _create(name, token)
+    except FileExistsError:
+        return read_token(name)
+    return token
+
+
+def _create(name: str, token: str) -> None:
+    """Create a token file of mode 0600.
+
+    Raises:
+        FileExistsError: There is a file of this name.
+        FileError: The file cannot be created.
+    """
     try:
         made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
-        return read_token(name)
+        raise
     except OSError as error:
-        raise FileError(f"{name}: the token file cannot be created: {error.strerror}") from None
-    token = secrets.token_urlsafe(32)
+        raise _cannot_create(name, error.errno) from None
     try:
         with os.fdopen(made, "w", encoding="ascii") as file:
             os.fchmod(made, 0o600)  # independent of the umask
@@ -203,7 +235,10 @@ def token_of(path: str | os.PathLike[str]) -> str:
         with contextlib.suppress(OSError):
             os.unlink(name)  # the next start would refuse an empty file
         raise FileError(f"{name}: the token file cannot be written: {error.strerror}") from None
-    return token
+
+
+def _cannot_create(name: str, number: int | None) -> FileError:
+    return FileError(f"{name}: the token file cannot be created: {os.strerror(number or 0)}")
 
 
 def read_token(path: str | os.PathLike[str]) -> str:
@@ -237,24 +272,77 @@ def default_token_file() -> str:
     return os.path.join(cache_dir(), "server-token")
 
 
-def new_token_file() -> tuple[str, str]:
-    """Create the default token file with a new random token.
+@dataclass(frozen=True)
+class TokenFile:
+    """The token of a server, and its file. A new token is in no file before :meth:`write`, which a server calls when it
+    accepts connections: a server that cannot start leaves the token file of another one as it is.
 
-    Returns:
-        Path of the file, and the token.
+    Attributes:
+        path: Path of the file.
+        token: The token.
+        is_new: The token is random, and not yet in the file.
+        replaces: :meth:`write` replaces a file of this name.
     """
-    from ..models.store import make_folder
 
-    name = default_token_file()
-    make_folder(os.path.dirname(name))
-    try:
-        os.unlink(name)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise FileError(f"{name}: the token file cannot be replaced: {error.strerror}") from None
-    return name, token_of(name)
+    path: str
+    token: str
+    is_new: bool = True
+    replaces: bool = False
+
+    @classmethod
+    def named(cls, path: str | os.PathLike[str]) -> TokenFile:
+        """Read the token from a file. If the file does not exist, choose a random token for it.
+
+        Raises:
+            InvalidArgument: The file contains no valid token, or other users can read it.
+            FileError: The file cannot be read, or the folder allows no new file.
+        """
+        name = os.fspath(path)
+        if os.path.lexists(name):
+            return cls(name, read_token(name), is_new=False)
+        folder = os.path.dirname(name) or "."
+        if not os.path.isdir(folder):
+            raise _cannot_create(name, errno.ENOENT)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise _cannot_create(name, errno.EACCES)
+        return cls(name, secrets.token_urlsafe(32))
+
+    @classmethod
+    def default(cls) -> TokenFile:
+        """Choose a random token for the default file, whose folder is created.
+
+        Raises:
+            FileError: The folder cannot be created.
+        """
+        from ..models.store import make_folder
+
+        name = default_token_file()
+        make_folder(os.path.dirname(name))
+        return cls(name, secrets.token_urlsafe(32), replaces=True)
+
+    def write(self) -> None:
+        """Write a new token to the file.
+
+        Raises:
+            FileError: The file cannot be written, or has been created since :meth:`named` looked for it.
+        """
+        if not self.is_new:
+            return
+        name = f"{self.path}.{secrets.token_hex(8)}.part" if self.replaces else self.path
+        try:
+            _create(name, self.token)
+            if self.replaces:
+                os.replace(name, self.path)
+        except FileExistsError:
+            raise FileError(f"{self.path}: another process has created the token file meanwhile",
+                            hint="Start the server again: it uses the token in this file") from None
+        except FileError:
+            raise
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise FileError(f"{self.path}: the token file cannot be replaced: {error.strerror}") from None
 
 
-__all__ = ["Settings", "check_token", "default_token_file", "is_loopback", "new_token_file", "read_token", "same_token",
+__all__ = ["Settings", "TokenFile", "check_token", "default_token_file", "is_loopback", "read_token", "same_token",
            "token_of"]

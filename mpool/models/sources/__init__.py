@@ -8,14 +8,27 @@ from __future__ import annotations
 import os
 
 from ..._dataclasses import dataclass
+from ...checks import shown
+from ...errors import InvalidArgument
 
 #: Environment variables that disable downloads.
 OFFLINE = ("MPOOL_OFFLINE", "HF_HUB_OFFLINE")
+#: Values of these variables in upper case. An empty variable counts as unset.
+_TRUE, _FALSE = ("1", "ON", "YES", "TRUE"), ("", "0", "OFF", "NO", "FALSE")
 
 
 def offline_variables() -> list[str]:
-    """Return the names of the environment variables that are set and disable downloads."""
-    return [name for name in OFFLINE if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")]
+    """Return the names of the environment variables that are set and disable downloads. ``HF_HUB_OFFLINE`` is read as
+    ``huggingface_hub`` reads it: other values allow downloads.
+
+    Raises:
+        InvalidArgument: ``MPOOL_OFFLINE`` is neither true nor false.
+    """
+    own = os.environ.get("MPOOL_OFFLINE", "")
+    if own.upper() not in (*_TRUE, *_FALSE):
+        raise InvalidArgument("the environment variable MPOOL_OFFLINE must be 1, on, yes or true (never download), or "
+                              f"0, off, no or false (default 0), got {shown(own)}; correct or unset it")
+    return [name for name in OFFLINE if os.environ.get(name, "").upper() in _TRUE]
 
 
 def downloads_disabled() -> str:

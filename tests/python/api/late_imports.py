@@ -29,7 +29,7 @@ mpool.aio  mpool._renamed  1  start-up
 mpool.checks  difflib  1  start-up
 mpool.checks  mpool.foreign_names  2  start-up
 mpool.cli  logging  1  start-up
-mpool.cli  mpool.cli.formats  1  start-up
+mpool.cli  mpool.cli.messages  1  start-up
 mpool.cli  mpool.cli.parser  1  start-up
 mpool.cli  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.debug.comparing  1  start-up
@@ -37,7 +37,7 @@ mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
 mpool.cli.classifying  mpool.errors  2  start-up
 mpool.cli.common  mpool.config  1  start-up
-mpool.cli.common  mpool.errors  8  start-up
+mpool.cli.common  mpool.errors  10  start-up
 mpool.cli.common  mpool.models  1  start-up
 mpool.cli.common  mpool.pool  1  start-up
 mpool.cli.common  mpool.resources  1  start-up
@@ -53,7 +53,8 @@ mpool.cli.demo  mpool.models  2  start-up
 mpool.cli.demo  mpool.models.sources.bundled  1  start-up
 mpool.cli.demo  mpool.similarity  3  start-up
 mpool.cli.demo  numpy  1  start-up
-mpool.cli.embedding  mpool.errors  2  start-up
+mpool.cli.embedding  mpool.checks  2  start-up
+mpool.cli.embedding  mpool.errors  3  start-up
 mpool.cli.embedding  mpool.models  1  start-up
 mpool.cli.embedding  mpool.tasks.embedding_results  1  core
 mpool.cli.embedding  numpy  2  core

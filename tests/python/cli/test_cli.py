@@ -23,9 +23,9 @@ from PIL import Image
 
 import mpool
 import tinymodels
-from mpool import cli
 from mpool.cli import main
 from mpool.cli.common import for_output, print_json, table
+from mpool.cli.messages import text_of
 from mpool.cli.parser import make_parser
 from mpool.cli.talking import Conversation
 from mpool.errors import ContextOverflow, InvalidArgument
@@ -125,7 +125,7 @@ def test_every_option_of_sampling_has_a_flag() -> None:
 @pytest.mark.parametrize(("arguments", "said"), [
     (("generate", "text", "--model", "SmolLM2-135M-Instrukt"), "Did you mean SmolLM2-135M-Instruct"),
     (("generate", "text", "--model", "/nowhere/model.gguf"), "/nowhere/model.gguf"),
-    (("embed", "text", "--file", "-"), "or with --file, not both"),
+    (("embed", "text", "--file", "-"), "either from arguments or from --file, got both"),
     (("embed", "--file", "/nowhere/texts"), "/nowhere/texts"),
     (("show", "org/name"), "mpool pull org/name"), (("pull", "org/name", "--offline"), "not on this machine")])
 def test_errors_are_one_line_with_exit_code_1(arguments: tuple[str, ...], said: str, tmp_path: Path, bert: str) -> None:
@@ -142,11 +142,11 @@ def test_errors_are_one_line_with_exit_code_1(arguments: tuple[str, ...], said: 
     (("generate", "x", "-n", "0"), "n", "-n must be 1 or more, got 0"),
     (("generate", "x", "--stop-token-id", "0"), "stop_token_ids", "--stop-token-id must be 1 or more, got 0"),
     (("generate", "x"), "prompt", "`prompt` must be 1 or more, got 0"),
-    (("capture", "--prompt", "x"), "prompt", "--prompt must be 1 or more, got 0"),
+    (("capture", "--prompt", "x", "--out", "y"), "prompt", "--prompt must be 1 or more, got 0"),
     (("ray", "embed", "a", "a"), "target", "`target` must be 1 or more, got 0")])
 def test_errors_name_options_as_they_are_written(arguments: tuple[str, ...], param: str, said: str) -> None:
     error = InvalidArgument(param=param, got="0", allowed="1 or more")
-    assert cli._text_of(error, make_parser().parse_args(arguments)) == said
+    assert text_of(error, make_parser().parse_args(arguments)) == said
 
 
 @pytest.mark.parametrize(("arguments", "said", "other"), [
@@ -219,17 +219,17 @@ def test_errors_name_the_line_and_the_file(bert: str, tmp_path: Path, capsys: py
     Path(files[1]).write_text("x\nx\n" + "word " * 2000 + "\nx\n")
     base = ["embed", "-m", bert, "--no-truncate", "-q"]
     for more in ([], ["--precision", "int8"], ["--vectors", "tokens"]):
-        assert cli.main([*base, *more, "-f", files[0], "-f", files[1]]) == 1
+        assert main([*base, *more, "-f", files[0], "-f", files[1]]) == 1
         assert f": line 3 of {files[1]} has " in capsys.readouterr().err, more
     monkeypatch.setattr("sys.stdin", io.StringIO("x\n" + "word " * 2000))
-    assert cli.main([*base, "-f", "-"]) == 1 and ": line 2 of standard input has " in capsys.readouterr().err
-    assert cli.main([*base, "x", "word " * 2000]) == 1
+    assert main([*base, "-f", "-"]) == 1 and ": line 2 of standard input has " in capsys.readouterr().err
+    assert main([*base, "x", "word " * 2000]) == 1
     assert ": text 2 of the command line has " in capsys.readouterr().err
     Image.new("RGB", (28, 28)).save(tmp_path / "a.png")
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{tmp_path / 'a.png'}\nnone.png\n"))
     monkeypatch.setattr("mpool.cli.embedding._BATCH", 1)
-    assert cli.main(["embed-image", "-m", "digits-clip", "-q"]) == 1
-    assert ": line 2 of standard input was read as a path: none.png: No such file or" in capsys.readouterr().err
+    assert main(["embed-image", "-m", "digits-clip", "-q"]) == 1
+    assert ": line 2 of standard input: none.png: No such file or" in capsys.readouterr().err
 
 
 @pytest.mark.builds
@@ -306,7 +306,8 @@ def test_arguments_that_are_not_utf8(bert: str, llama: str) -> None:
                       ("search", "--model", bert, text, "a"), ("embed", "--model", bert, "--prompt", text, "a")):
         done = run(*arguments, check=False)
         assert done.returncode == 1 and "half of a surrogate pair (U+DCE9)" in done.stderr
-        assert done.stderr.endswith("Arguments must be UTF-8, the encoding of the locale\n")
+        assert done.stderr.endswith("The locale has the encoding UTF-8, in which the argument is no valid text. "
+                                    "Convert the argument to UTF-8\n")
 
 
 @pytest.mark.builds

@@ -76,8 +76,8 @@ def test_top_k_labels_and_pairs(folder: str, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("arguments, part", [
-    (["text", "-k", "0"], "--top-k must be 1 or more, got 0"), (["text", "-f", "x"], "not both"),
-    ([" "], "at least one text is required"), (["text", "--labels", " , "], "--labels must be a list of at least one"),
+    (["text", "-k", "0"], "--top-k must be 1 or more, got 0"), (["text", "-f", "x"], "from --file, got both"),
+    ([" "], "at least one text is required"), (["text", "--labels", " , "], "--labels must be one or more "),
     (["text", "--labels", "a,a"], "a label that is not in the list yet"),
     (["text", "--labels", "a", "--template", "x"], "--template must be a text with {} once"),
     (["text", "--labels", "a", "--pair", "b"], "--pair and --labels exclude each other"),

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import tinymodels
 from mpool.cli import main
 
 COMMANDS = (["models"], ["models", "--json"], ["list"], ["show"], ["show", "BERT"], ["completion", "bash"],
             ["embed", "-m", "BERT", "one"], ["capture", "compare", "A", "A"])
+ROOT = Path(__file__).parents[3]
 needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 
 
@@ -73,3 +75,29 @@ def test_captures_are_compared_in_the_order_of_the_arguments(tmp_path: Path,
     for first, second, job in ((a, b, "a"), (b, a, "b")):
         assert main(["capture", "compare", first, second, "--tokens", "1", "--json"]) == 0
         assert [row["job_id"] for row in json.loads(capsys.readouterr().out)["differences"]] == [job]
+
+
+@pytest.mark.parametrize("kind, commands", [
+    ("an unknown command or option", ["nothing", "embed A --nothing"]),
+    ("a missing argument", ["", "pull", "search", "capture", "capture --prompt x", "capture --out x"]),
+    ("a value that is no number where one is required", ["embed A --dimensions x", "serve --port abc"]),
+    ("none of the choices", ["embed A --task other"]),
+    ("a value out of range", ["serve --port 99999", "search q a -k 0", "classify a -m m -k 0"]),
+    ("options that exclude each other", ["embed A --file t.txt", "embed A --vectors tokens --dimensions 3"]),
+    ("no input", ["embed --file EMPTY -m BERT", "run m"])])
+def test_exit_codes_are_those_of_the_page(kind: str, commands: list[str], tmp_path: Path,
+                                          monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """``docs/cli.md`` says which errors have the exit code 2."""
+    page = " ".join((ROOT / "docs" / "cli.md").read_text().split())
+    two, one = page[page.index("2 if"):page.index("1 for every")], page[page.index("1 for every"):page.index("130 int")]
+    assert (kind in two) != (kind in one)
+    (tmp_path / "empty").write_text("")
+    tinymodels.bert(tmp_path / "bert")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    for command in commands:
+        given = [str(tmp_path / part.lower()) if part in ("EMPTY", "BERT") else part for part in command.split()]
+        try:
+            code = main(given)
+        except SystemExit as left:
+            code = left.code  # type: ignore[assignment]
+        assert code == (2 if kind in two else 1) and capsys.readouterr().err, command

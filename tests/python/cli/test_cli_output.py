@@ -238,6 +238,48 @@ def test_inputs_are_not_replaced(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert given.read_text() == "a text"
 
 
+@pytest.mark.parametrize("command", ["embed", "embed-image"])
+def test_outputs_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+    """They are refused before a model is loaded, under the name that the user gave."""
+    for output, said in ((f"{tmp_path}/none/x.npy", "a path in an existing folder, got '{}'. Create the folder first"),
+                         (f"{tmp_path}/", "the path of a file, got '{}'"), ("", "the path of a file, got '{}'"),
+                         (str(tmp_path), "the path of a file, got '{}'")):
+        assert main([command, "x", "-m", "no such model", "-o", output]) == 1
+        shown = output if len(repr(output)) <= 60 or "folder" in said else None
+        seen = capsys.readouterr().err
+        assert seen.startswith("mpool: --output must be " + said.partition("{}")[0])
+        assert shown is None or seen == f"mpool: --output must be {said.format(output)}\n"
+
+
+def test_an_error_about_an_output_names_it(capsys: pytest.CaptureFixture[str], tmp_path: Path,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the folder allows no new file, the error does not name the file that is renamed at the end."""
+    output = str(tmp_path / ("n" * 250))  # its name with a suffix is too long
+    assert run(monkeypatch, Library(), "embed", "-m", "m", "a", "-o", output) == 1
+    assert capsys.readouterr().err == f"mpool: {output}: File name too long\n"
+
+
+@pytest.mark.parametrize("command", ["embed", "embed-image"])
+@pytest.mark.parametrize("name, form", [
+    ("x.npy", "npy"), ("x.NPY", "npy"), ("x.jsonl", "jsonl"), ("x.json", "jsonl"), ("x.ndjson", "jsonl"),
+    ("x", "jsonl"), ("x.txt", "jsonl"), ("x.vectors", "jsonl"), (".csv", "jsonl"),
+    *((f"x{suffix}", None) for suffix in (".csv", ".CSV", ".tsv", ".parquet", ".npz", ".pt", ".safetensors",
+                                          ".jsonl.gz"))])
+def test_formats_by_the_suffix(capsys: pytest.CaptureFixture[str], command: str, name: str, form: str | None) -> None:
+    """A suffix of a format that the command does not write is refused, unless --format says what to write."""
+    given = make_parser().parse_args([command, "a", "-o", name])
+    if form is not None:
+        assert embedding._format(given) == form
+        return
+    assert main([command, "a", "-m", "no such model", "-o", name]) == 1
+    assert capsys.readouterr().err == (
+        f"mpool: --output must be a .npy file (an array) or a .jsonl file (lines of JSON), got '{name}'. To write "
+        f"lines of JSON under the suffix {os.path.splitext(name)[1].lower()}, add --format jsonl\n")
+    for form in ("jsonl", "npy"):
+        given.format = form
+        assert embedding._format(given) == form
+
+
 def test_parts_of_an_output_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that the user named like the output, with a suffix, is kept."""
     (tmp_path / "x.npy.part").write_text("mine")
@@ -441,33 +483,42 @@ def test_places_of_texts(tmp_path: Path) -> None:
 def test_notes_of_a_server(monkeypatch: pytest.MonkeyPatch, host: str, path: str | None, is_new: bool,
                            lines: list[str]) -> None:
     """A server that other machines can reach says where, and shows a new token once."""
-    from mpool.server.settings import Settings
+    from mpool.server.settings import Settings, TokenFile
 
+    file = None if path is None else TokenFile(path, "t" * 16, is_new)
     monkeypatch.setattr("mpool.server.interfaces.addresses", lambda version: {4: ["10.0.0.4"], 6: ["fe::6"]}[version])
-    assert serving.notes_of(Settings(host=host, token="t" * 16), 7, path, is_new) == lines
+    assert serving.notes_of(Settings(host=host, token="t" * 16), 7, file) == lines
     monkeypatch.setattr("mpool.server.interfaces.addresses", lambda version: [])
     if host in ("0.0.0.0", "::"):
-        assert serving.notes_of(Settings(host=host, token="t" * 16), 7, path, is_new) == [
+        assert serving.notes_of(Settings(host=host, token="t" * 16), 7, file) == [
             "other machines reach the server at port 7 of this machine"]
 
 
 def test_settings_of_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Options reach the settings. A token file is made if there is none, and always if other machines have access."""
+    """Options reach the settings. There is a token if its file is named, and always if other machines have access."""
     def parsed(*arguments: str) -> argparse.Namespace:
         return make_parser().parse_args(["serve", *arguments])
 
-    settings, path, is_new = serving.settings_of(parsed())
-    assert (settings.host, settings.port, settings.token, path, is_new) == ("127.0.0.1", 11435, None, None, False)
+    monkeypatch.setenv("MPOOL_CACHE", str(tmp_path / "cache"))
+    settings, file = serving.settings_of(parsed())
+    assert (settings.host, settings.port, settings.token, file) == ("127.0.0.1", 11435, None, None)
+    path = tmp_path / "token"
     given = parsed("--port", "5", "--allow-host", "a", "--allow-host", "b", "--allow-origin", "http://c",
-                   "--max-n", "3", "--grace", "0.5", "--token-file", f"{tmp_path}/token")
+                   "--max-n", "3", "--grace", "0.5", "--token-file", str(path))
     for new in (True, False):
-        settings, path, is_new = serving.settings_of(given)
-        assert (path, is_new) == (f"{tmp_path}/token", new)
+        settings, file = serving.settings_of(given)
+        assert file is not None and (file.path, file.is_new, path.exists()) == (str(path), new, not new)
+        file.write()
     assert (settings.port, settings.allowed_hosts, settings.allowed_origins, settings.max_n, settings.grace,
-            settings.token) == (5, ("a", "b"), ("http://c",), 3, 0.5, (tmp_path / "token").read_text().strip())
-    monkeypatch.setattr("mpool.server.settings.new_token_file", lambda: ("/new", "n" * 16))
-    settings, path, is_new = serving.settings_of(parsed("--host", "10.0.0.5"))
-    assert (settings.host, settings.token, path, is_new) == ("10.0.0.5", "n" * 16, "/new", True)
+            settings.token) == (5, ("a", "b"), ("http://c",), 3, 0.5, path.read_text().strip())
+    for _ in range(2):  # the second token replaces the first one
+        settings, file = serving.settings_of(parsed("--host", "10.0.0.5"))
+        assert file is not None and (settings.host, settings.token, file.is_new) == ("10.0.0.5", file.token, True)
+        assert file.path == str(tmp_path / "cache" / "server-token")
+        assert not os.path.exists(file.path) or Path(file.path).read_text() != f"{file.token}\n"
+        file.write()
+        assert Path(file.path).read_text() == f"{file.token}\n" and os.stat(file.path).st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path / "cache") == ["server-token"]
 
 
 @pytest.mark.parametrize("arguments, pooled, served, loaded", [

@@ -19,7 +19,7 @@ import pytest
 import tinymodels
 import mpool
 from mpool.cli import main, remote
-from mpool.server.settings import new_token_file, token_of
+from mpool.server.settings import TokenFile, token_of
 from servers import serving
 
 
@@ -51,9 +51,32 @@ def test_ps_and_stop(bert: str, llama: str, capsys: pytest.CaptureFixture[str],
         assert "text_to_text" in text and "ready" in text and "MB used, healthy" in text
         assert main(["stop", "words", "nothing", "vectors"]) == 1  # the model after the unknown one is unloaded, too
         seen = capsys.readouterr()
-        assert seen.out.split() == ["words:", "unloaded", "vectors:", "unloaded"] and "nothing" in seen.err
+        assert seen.out.split() == ["words:", "unloaded", "vectors:", "unloaded"]
+        assert seen.err == ("mpool: nothing: Model not found. `mpool ps` lists the loaded models, and `mpool models` "
+                            "those of the catalogue. 'nothing' is unknown.\n")
         assert main(["ps", "--json", "--url", server.url]) == 0
-        assert [row["state"] for row in json.loads(capsys.readouterr().out) if row["state"] == "ready"] == []
+        assert json.loads(capsys.readouterr().out) == []
+        assert main(["ps"]) == 0  # the server still has rows of both models
+        assert len(pool.ps()) == 2 and "text_" not in capsys.readouterr().out
+
+
+def test_ps_of_models_that_are_not_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    """Models that are not in memory are left out. A model that is being loaded has no time of its unload yet."""
+    def row(key: str, state: str, workers: int, size: int) -> dict[str, object]:
+        return {"key": key, "capability": "text_embedding", "state": state, "workers": [{}] * workers, "running": 0,
+                "queued": 0, "model_bytes": size, "engine_bytes": 0, "pinned": False, "keep_alive": 300.0,
+                "idle_seconds": 100.0}
+
+    rows = [row("a", "cold", 0, 0), row("b", "loading", 0, 0), row("c", "ready", 1, 10**6), row("d", "failed", 0, 0),
+            row("e", "evicting", 0, 2 * 10**6)]
+    state = {"models": rows, "memory": {"used": 10**6, "limit": 10**7}, "status": "healthy"}
+    with answering(200, json.dumps(state).encode()) as (url, _):
+        assert main(["ps", "--url", url]) == 0
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:4]]
+        assert [(line[0], " ".join(line[6:])) for line in lines] == [
+            ("b", "0 MB -"), ("c", "1 MB 200 s"), ("e", "2 MB 200 s")]
+        assert main(["ps", "--json", "--url", url]) == 0
+        assert json.loads(capsys.readouterr().out) == [rows[1], rows[2], rows[4]]
 
 
 def test_token(bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,8 +94,10 @@ def test_the_default_token_file(bert: str, tmp_path: Path, capsys: pytest.Captur
                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an option, the commands read the token file that ``mpool serve`` creates in the cache folder."""
     monkeypatch.setenv("MPOOL_CACHE", str(tmp_path / "cache"))
-    path, token = new_token_file()
-    with serving([f"vectors={bert}"], token=token) as server:
+    made = TokenFile.default()
+    made.write()
+    path = made.path
+    with serving([f"vectors={bert}"], token=made.token) as server:
         port = server.url.rpartition(":")[2]
         assert main(["ps", "--json", "--url", server.url]) == 0
         assert main(["ps", "--json", "--url", f"http://localhost:{port}"]) == 0
@@ -93,7 +118,7 @@ def test_the_default_token_goes_to_loopback_only(host: str, sent: bool, tmp_path
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """It is sent only after status 401, and never to a name that stands for another machine."""
     monkeypatch.setenv("MPOOL_CACHE", str(tmp_path))
-    new_token_file()
+    TokenFile.default().write()
     addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 80))]
     tokens: list[str | None] = []
 

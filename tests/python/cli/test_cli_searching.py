@@ -90,7 +90,8 @@ def test_rerank_prints_the_scores_of_the_library(reranker: str, lines: str, caps
 
 
 @pytest.mark.parametrize("arguments, part", [
-    (["search", "q", "text", "-f", "x"], "not both"), (["search", "q", "text", "-k", "0"], "--top-k must be 1 or more"),
+    (["search", "q", "text", "-f", "x"], "from --file, got both"),
+    (["search", "q", "text", "-k", "0"], "--top-k must be 1 or more"),
     (["search", "q", " "], "at least one text is required"),
     (["rerank", "q", " ", "-m", "org/name"], "at least one text is required"),
     (["generate-image", "seven", "-m", "digits-sd3", "-o", "x.txt"], "--output must be the path of an image file"),

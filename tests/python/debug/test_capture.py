@@ -647,7 +647,6 @@ def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["-p", "a"], "--out is required"), (["-o", "a.jsonl"], "--prompt is required"),
     (["-p", "a", "-o", "a.jsonl", "--values", "0"], "--values must be an integer from 1 to 1,048,576, got 0"),
     (["compare", "none.jsonl", "none.jsonl"], "cannot be read"),
     (["-p", "a", "-o", "none/a.jsonl"], "is not in an existing folder")])
@@ -658,6 +657,18 @@ def test_invalid_commands(arguments: list[str], said: str, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     assert main(["capture", *arguments]) == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments, missing", [(["-p", "a"], "-o/--out"), (["-o", "a.jsonl"], "-p/--prompt"),
+                                               ([], "-p/--prompt, -o/--out")])
+def test_missing_options(arguments: list[str], missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``compare`` needs neither option, so argparse does not require them."""
+    from mpool.cli import main
+
+    with pytest.raises(SystemExit) as left:
+        main(["capture", *arguments])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: the following arguments are required: {missing}\n")
 
 
 @pytest.mark.parametrize("grade, most", [("exact", 1e-5), ("close", 1e-3), ("acceptable", 0.1)])

@@ -496,6 +496,23 @@ def test_variables_that_disable_downloads(name: str, monkeypatch: pytest.MonkeyP
     for value in ("1", "on", "YES", "true"):
         monkeypatch.setenv(name, value)
         assert is_offline(None) and not is_offline(False)
-    for value in ("", "0", "no"):
+    for value in ("", "0", "no", "False", "OFF"):
         monkeypatch.setenv(name, value)
         assert not is_offline(None) and is_offline(True)
+
+
+@pytest.mark.parametrize("value", ["y", "enabled", "2", "maybe", " ", "1 ", "n", "none"])
+def test_unknown_values_of_offline_are_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is downloaded by mistake, also where an argument decides. The hub's own variable is read as the hub reads
+    it."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("MPOOL_OFFLINE", value)
+    said = re.escape("the environment variable MPOOL_OFFLINE must be 1, on, yes or true (never download), or 0, off, "
+                     f"no or false (default 0), got {value!r}; correct or unset it")
+    for call in (lambda: is_offline(None), lambda: is_offline(True), lambda: is_offline(False), mpool.Pool,
+                 lambda: resolve("org/name"), lambda: resolve("org/name", offline=True)):
+        with pytest.raises(errors.InvalidArgument, match=said):
+            call()
+    monkeypatch.setenv("MPOOL_OFFLINE", "")
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    assert not is_offline(None)

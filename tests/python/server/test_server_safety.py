@@ -177,16 +177,17 @@ def test_addresses_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_notes_name_the_addresses_and_a_new_token(monkeypatch: pytest.MonkeyPatch) -> None:
     from mpool.cli.serving import notes_of
-    from mpool.server.settings import Settings
+    from mpool.server.settings import Settings, TokenFile
 
+    new, old = (TokenFile("/x/token", TOKEN, is_new) for is_new in (True, False))
     monkeypatch.setattr(interfaces, "addresses", lambda version: ["192.0.2.7", "2001:db8::7"][:version - 3])
-    found = notes_of(Settings(host="::", token=TOKEN), 81, "/x/token", True)
+    found = notes_of(Settings(host="::", token=TOKEN), 81, new)
     assert found[0].endswith(" http://192.0.2.7:81, http://[2001:db8::7]:81") and "/x/token" in found[1]
     assert found[2] == f"the new token is {TOKEN}"
-    found = notes_of(Settings(host="0.0.0.0", token=TOKEN), 81, "/x/token", False)
+    found = notes_of(Settings(host="0.0.0.0", token=TOKEN), 81, old)
     assert found[0].endswith("at http://192.0.2.7:81") and TOKEN not in "".join(found)
-    assert notes_of(Settings(), 81, None, False) == []
-    found = notes_of(Settings(token=TOKEN), 81, "/x/token", True)
+    assert notes_of(Settings(), 81, None) == []
+    found = notes_of(Settings(token=TOKEN), 81, new)
     assert len(found) == 1 and TOKEN not in found[0]
 
 
@@ -556,12 +557,13 @@ def test_token_file_is_readable_by_its_owner_only(tmp_path: Path, monkeypatch: p
     before = os.umask(0)
     try:
         token = settings.token_of(tmp_path / "token")
-        name, other = settings.new_token_file()
+        made = settings.TokenFile.default()
+        made.write()
     finally:
         os.umask(before)
-    assert os.stat(tmp_path / "token").st_mode & 0o777 == os.stat(name).st_mode & 0o777 == 0o600
-    assert len(token) >= 43 and token != other and settings.token_of(tmp_path / "token") == token
-    assert settings.new_token_file()[1] != other
+    assert os.stat(tmp_path / "token").st_mode & 0o777 == os.stat(made.path).st_mode & 0o777 == 0o600
+    assert len(token) >= 43 and token != made.token and settings.token_of(tmp_path / "token") == token
+    assert settings.TokenFile.default().token != made.token
     os.chmod(tmp_path / "token", 0o644)
     with pytest.raises(mpool.InvalidArgument, match="owner"):
         settings.token_of(tmp_path / "token")

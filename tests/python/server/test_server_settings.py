@@ -25,6 +25,9 @@ LIMITS: dict[str, tuple[float, float, float]] = {
     "default_max_tokens": (1, 2**31 - 1, 4096), "header_timeout": (*SECONDS, 10.0), "body_timeout": (*SECONDS, 60.0),
     "write_timeout": (*SECONDS, 30.0), "idle_timeout": (*SECONDS, 75.0), "ping": (*SECONDS, 15.0),
     "grace": (0.0, 3600.0, 5.0)}
+#: The allowed values of ``allowed_hosts``.
+HOSTS = ("names or addresses, each with a port unless it is 80 or 443, such as models.example, models.example:11435 or "
+         "[fd00::1]:11435")
 SWITCHES = ("allow_token_ids", "allow_image_urls", "strict")
 
 
@@ -51,11 +54,15 @@ def test_bounds(name: str) -> None:
     ("host", "", "an IP address or host name"), ("host", 5, "an IP address or host name"),
     ("host", "0.0.0.0", "a loopback address unless there is a token"),
     *(("allowed_origins", value, "origins such as https://page.example")
-      for value in ("page.example", "ftp://page.example", "https://", "https://a/b", "https://*.example", "*"))])
+      for value in ("page.example", "ftp://page.example", "https://", "https://a/b", "https://*.example", "*",
+                    "https://a b", "https://page.example\n", "https://a:b", "https://a:65536", "https://u@a")),
+    *(("allowed_hosts", value, HOSTS)
+      for value in ("", " ", "a b", "http://foo/", "foo/", "foo:", "foo:bar", "foo:0", "foo:65536", "*", "*.example",
+                    "fd00::1", "[fd00::1", "[10.0.0.5]", "[]", "caf\u00e9.example", "foo\n", "user@foo", "a,b"))])
 def test_values_that_are_refused(name: str, value: Any, allowed: str) -> None:
     """The error has the setting, the allowed values and the value."""
     with pytest.raises(mpool.InvalidArgument) as caught:
-        Settings(**{name: (value,) if name == "allowed_origins" else value})
+        Settings(**{name: (value,) if name.startswith("allowed_") else value})
     assert (caught.value.param, caught.value.allowed, caught.value.got) == (name, allowed, repr(value))
 
 
@@ -67,8 +74,9 @@ def test_lists_of_strings(name: str, value: Any) -> None:
         Settings(**{name: value})
     assert (caught.value.param, caught.value.allowed) == (name, "a tuple of strings")
     assert (caught.value.hint == "Pass ('https://page.example',)") == isinstance(value, str)
-    found = Settings(**{name: ["https://page.example"]})
-    assert getattr(found, name) == ("https://page.example",) and hash(found)
+    given = "https://page.example" if name == "allowed_origins" else "page.example"
+    found = Settings(**{name: [given]})
+    assert getattr(found, name) == (given,) and hash(found)
 
 
 def test_defaults_of_switches_and_access() -> None:
@@ -77,6 +85,14 @@ def test_defaults_of_switches_and_access() -> None:
     assert [getattr(found, name) for name in SWITCHES] == [False] * 3
     assert (found.host, found.token, found.allowed_hosts, found.allowed_origins) == ("127.0.0.1", None, (), ())
     assert Settings(allowed_origins=("http://a", "https://b:80")).allowed_origins == ("http://a", "https://b:80")
+
+
+@pytest.mark.parametrize("host", ["a", "Models.Example", "my_service:8000", "10.0.0.5", "10.0.0.5:65535", "[fd00::1]",
+                                  "[fd00::1]:1", "xn--caf-dma.example", "localhost."])
+def test_allowed_hosts(host: str) -> None:
+    """Values that a client can send. Their case does not matter."""
+    assert host.lower() in Settings(allowed_hosts=(host,)).hosts(81)
+    assert Settings(allowed_origins=(f"http://{host}",)).allowed_origins == (f"http://{host}",)
 
 
 @pytest.mark.parametrize(("host", "loopback", "everywhere"), [
