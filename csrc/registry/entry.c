@@ -276,7 +276,7 @@ static void forget_failures(mp_entry *entry) {
     entry->spawn_ns = entry->kill_backoff_ns = 0;
     entry->deaths = 0;
 }
-static bool begin_anyway(mp_entry *entry) {
+static bool begin_after_failures(mp_entry *entry) {
     if (mp_entry_has_workers(entry))
         return false;
     forget_failures(entry);
@@ -343,7 +343,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
              * worker for queued requests starts first. */
             attempt = entry->attempts + (entry->attempts == entry->attempts_over);
         }
-        if (begin_anyway(entry)) {
+        if (begin_after_failures(entry)) {
             mp_mutex_unlock(&entry->lock);
             mp_entry_launch(entry, (mp_guard){0});
             mp_mutex_lock(&entry->lock);

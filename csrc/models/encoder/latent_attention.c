@@ -165,7 +165,7 @@ mp_status mp_latent_attention_init(mp_latent_attention *latent, mp_builder *buil
     return mp_norm_read(&latent->ffn_norm, builder, "latent.ffn_norm", like, MP_NORM_BIAS, 0, error);
 }
 
-void mp_latent_attention_packed(mp_latent_attention *latent, mp_budget *budget) {
+void mp_latent_attention_free_unpacked(mp_latent_attention *latent, mp_budget *budget) {
     if (!latent->products[0])
         return;
     mp_free(latent->products[0]);

@@ -19,7 +19,7 @@ typedef struct mp_latent_attention {
     mp_norm norm, ffn_norm;            /* [hidden] layer norms */
     float eps;
     float *products[2]; /* unpacked products; NULL except between mp_latent_attention_init and
-                         * mp_latent_attention_packed */
+                         * mp_latent_attention_free_unpacked */
 } mp_latent_attention;
 
 /* Reads mpool.latent_* and the tensors latent.*, multiplies on the lease's threads, and registers the products with the
@@ -28,6 +28,6 @@ typedef struct mp_latent_attention {
 mp_status mp_latent_attention_init(mp_latent_attention *latent, mp_builder *builder, int32_t hidden, bool ready,
                                    mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_error *error);
 /* Call after the builder has finished or was abandoned. Frees the unpacked matrices. */
-void mp_latent_attention_packed(mp_latent_attention *latent, mp_budget *budget);
+void mp_latent_attention_free_unpacked(mp_latent_attention *latent, mp_budget *budget);
 
 #endif

@@ -447,7 +447,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model = NULL;
 cleanup:
     mp_builder_deinit(&builder);
-    mp_latent_attention_packed(&loaded->latent, args->budget);
+    mp_latent_attention_free_unpacked(&loaded->latent, args->budget);
     encoder_destroy((mp_model *)model);
     return status;
 }
