@@ -3,6 +3,7 @@ many texts."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import logging
@@ -220,6 +221,18 @@ def test_progress(pool: mpool.Pool, bert: Path) -> None:
     texts = [f"Some text to embed {number}." for number in range(2100)]
     pool.embed(texts, bert, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (2100, 2100) and len(seen) > 1 and seen == sorted(seen)
+
+
+def test_progress_of_one_text(pool: mpool.Pool, bert: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[tuple[int, int | None]] = []
+    row = pool.embed("a", bert, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 1)] and (row == pool.embed("a", bert)).all()
+    asyncio.run(mpool.aio.embed("a", bert, pool=pool, progress=lambda done, total: seen.append((done, total))))
+    assert seen == [(1, 1)] * 2
+    pool.embed("a", bert, progress=False)
+    assert capsys.readouterr().err == ""
+    pool.embed("a", bert, progress=True)
+    assert "1/1" in capsys.readouterr().err
 
 
 # ---- invalid inputs ------------------------------------------------------------------------------------------------

@@ -139,6 +139,8 @@ def test_bulk(pool: mpool.Pool, clip: Path) -> None:
     whole = pool.embed_image(given, clip, progress=lambda done, total: seen.append((done, total)))
     assert np.array_equal(whole[::7], np.stack([pool.embed_image(image, clip) for image in given[::7]]))
     assert seen[-1] == (len(given), len(given)) and [done for done, _ in seen] == sorted(done for done, _ in seen)
+    pool.embed_image(given[0], clip, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (1, 1)
     with pytest.raises(InvalidArgument, match="images.50.` must be 1 to .* bytes, got 0"):
         pool.embed_image([*given[:50], b""], clip)
     idle(pool)

@@ -194,7 +194,8 @@ def test_progress_counts_texts_and_pairs(pool: mpool.Pool, folders: dict[str, Pa
     seen: list[tuple[int, int | None]] = []
     pool.classify(TEXTS, folders["bert"], progress=lambda done, total: seen.append((done, total)))
     pool.classify(TEXTS, folders["bert"], labels=["a", "b"], progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(7, 7), (14, 14)]
+    pool.classify(TEXTS[0], folders["bert"], progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(7, 7), (14, 14), (1, 1)]
 
 
 @pytest.mark.parametrize("texts, options, error, message", [
