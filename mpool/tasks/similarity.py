@@ -20,8 +20,8 @@ _SHAPES = "an array of numbers of shape (n, d) or (d,)"
 #: What to do with vectors of bytes, and with int8 vectors beside floats.
 _BYTES = ("Compare float vectors. The Hamming distance of packed bits (precision='ubinary') is "
           "np.unpackbits(query ^ corpus, axis=-1).sum(axis=-1); convert other numbers with astype(np.float32)")
-_LEVELS = ("Compare float vectors. With precision='int8', each request has its own range for each component; if your int8 "
-           "vectors are the floats times one factor, convert them with astype(np.float32)")
+_LEVELS = ("Compare float vectors. With precision='int8', each request has its own range for each component; if your "
+           "int8 vectors are the floats times one factor, convert them with astype(np.float32)")
 #: Maximum number of components of a vector in the core; csrc/python/type_search.c refuses longer ones, too.
 _MAX_DIMENSIONS = 1 << 20
 #: Maximum number of components in one block of differences of a euclidean or manhattan comparison.

@@ -537,7 +537,7 @@ def test_iter_raises_the_error_of_the_iterable(pool: mpool.Pool, bert: Path) -> 
     ("text", {}), (b"bytes", {}), (5, {}), ({"a": 1}, {}), (["a"], {"batch_size": 0}), (["a"], {"batch_size": True}),
     (["a"], {"precision": "int8"}), (["a"], {"precision": "uint8"})])
 def test_iter_checks_its_arguments(pool: mpool.Pool, bert: Path, iterable: object, options: dict[str, object]) -> None:
-    match = "`batch_size` must be 1 or more|`precision` must be float32" if options else "iterable"
+    match = "`batch_size` must be an integer of 1 or more|`precision` must be float32" if options else "iterable"
     with pytest.raises(mpool.InvalidArgument, match=match) as caught:
         pool.embed_iter(iterable, bert, **options)
     assert not options or caught.value.param in options

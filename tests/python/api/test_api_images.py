@@ -71,7 +71,7 @@ def test_options(pool: mpool.Pool, clip: Path) -> None:
     assert np.array_equal(pool.embed_image(IMAGES, clip, precision="ubinary"), np.packbits(
         pool.embed_image(IMAGES, clip) > 0, axis=-1))
     assert pool.embed_image(IMAGES, clip, precision="int8").dtype == np.int8
-    for options, words in (({"dimensions": 25}, "`dimensions` must be 1 to 24, got 25"),
+    for options, words in (({"dimensions": 25}, "`dimensions` must be an integer from 1 to 24, got 25"),
                            ({"dimensions": 0}, "dimensions"),
                            ({"normalize": 1}, "normalize"), ({"precision": "float16"}, "precision"),
                            ({"on_error": "skip"}, "on_error"), ({"allow_urls": 1}, "allow_urls"),
