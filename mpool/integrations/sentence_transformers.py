@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     import os
 
     from numpy.typing import NDArray
+
+    from . import sentence_transformers_util as util
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 #: Output mask of the core for the ``token_embeddings`` of :meth:`SentenceTransformer.encode`: ``MP_EMBED_TOKENS``.
@@ -627,4 +630,10 @@ def _tensor(value: Any) -> Any:
     return torch.as_tensor(value)
 
 
-__all__ = ["CrossEncoder", "SentenceTransformer"]
+def __getattr__(name: str) -> Any:
+    if name == "util":  # imports this module
+        return importlib.import_module(f"{__name__}_util")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+
+
+__all__ = ["CrossEncoder", "SentenceTransformer", "util"]
