@@ -14,7 +14,7 @@ import numpy as np
 from ..checks import refuse
 from ..searching import semantic_search as _search
 from ..tasks.similarity import similarity as _similarity
-from .sentence_transformers import _array, _has_tensor, _tensor
+from ._tensors import array_of, has_tensor, tensor_of
 
 #: Function of the library -> what to use instead.
 _INSTEAD = {
@@ -70,16 +70,16 @@ def semantic_search(query_embeddings: Any, corpus_embeddings: Any, query_chunk_s
     if name not in ("cos_sim", "dot_score"):
         refuse("score_function", score_function, "util.cos_sim or util.dot_score",
                hint="mpool.similarity has other metrics, and compares all pairs")
-    found = _search(np.atleast_2d(_array(query_embeddings)), _array(corpus_embeddings), top_k=top_k,
+    found = _search(np.atleast_2d(array_of(query_embeddings)), array_of(corpus_embeddings), top_k=top_k,
                     metric="cosine" if name == "cos_sim" else "dot")
     return [[{"corpus_id": at, "score": score} for at, score in zip(*row)]
             for row in zip(found.indices.tolist(), found.scores.tolist())]
 
 
 def _compared(a: Any, b: Any, metric: Any, pairwise: bool) -> Any:
-    left, right = (np.atleast_2d(_array(value)) for value in (a, b))
+    left, right = (np.atleast_2d(array_of(value)) for value in (a, b))
     found = np.atleast_1d(_similarity(left, right, metric=metric, pairwise=pairwise))
-    return _tensor(found) if _has_tensor(a) or _has_tensor(b) else found
+    return tensor_of(found) if has_tensor(a) or has_tensor(b) else found
 
 
 def __getattr__(name: str) -> Any:
