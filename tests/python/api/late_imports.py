@@ -53,6 +53,7 @@ mpool.cli.demo  mpool.models  2  start-up
 mpool.cli.demo  mpool.models.sources.bundled  1  start-up
 mpool.cli.demo  mpool.similarity  3  start-up
 mpool.cli.demo  numpy  1  start-up
+mpool.cli.embedding  mpool.checks  1  start-up
 mpool.cli.embedding  mpool.errors  2  start-up
 mpool.cli.embedding  mpool.models  1  start-up
 mpool.cli.embedding  mpool.tasks.embedding_results  1  core
