@@ -117,6 +117,23 @@ def test_faults(pool: mpool.Pool, clip: Path, tmp_path: Path, caplog: pytest.Log
     assert np.isnan(pool.embed_image([b"x"] * 40, clip, on_error="null")).all()
 
 
+def test_a_column_of_a_table_is_a_list(pool: mpool.Pool, clip: Path, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    from PIL import Image
+
+    paths = [str(tmp_path / f"{number}.png") for number in range(2)]
+    for path, shade in zip(paths, (0, 200)):
+        Image.new("RGB", (30, 30), (shade, 9, 9)).save(path)
+    wanted = pool.embed_image(paths, clip)
+    objects = np.empty(2, object)
+    objects[:] = [Path(path) for path in paths]
+    for column in (pandas.Series(paths), pandas.Series(paths, dtype="string"), np.array(paths), objects):
+        assert np.array_equal(pool.embed_image(column, clip), wanted)
+    for wrong in (np.zeros(5), pandas.Series([1, 2])):
+        with pytest.raises(InvalidArgument, match="`images` must be .*, or a list of them"):
+            pool.embed_image(wrong, clip)
+
+
 def test_nan_affects_only_its_own_image(tmp_path: Path, pool: mpool.Pool) -> None:
     """In this model only white pixels give infinite values."""
     model = imagemodels.randomised("dinov2", 1)
