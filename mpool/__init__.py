@@ -154,7 +154,7 @@ def _import_core() -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 _sys.meta_path.append(_ForeignNames())  # type: ignore[arg-type]  # at the end: for modules that no other finder has

@@ -49,11 +49,26 @@ else:
             for name in deferred:
                 if name == "__hash__" or name not in namespace:
                     setattr(cls, name, _LazyAttribute(made, name))
+            if "__new__" in namespace:  # its signature would hide that of __init__
+                cls.__signature__ = _InitSignature(cls)
             if frozen:
                 cls.__setattr__, cls.__delattr__ = _refusals(cls)
             return cls
 
         return decorate
+
+
+class _InitSignature:
+    """``__signature__`` of a class with a ``__new__`` of its own: the signature of its ``__init__``."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        if instance is not None or owner is not self.cls:  # a subclass may have another __init__
+            raise AttributeError("__signature__")
+        made = inspect.signature(self.cls.__init__)  # type: ignore[misc]
+        return made.replace(parameters=list(made.parameters.values())[1:])
 
 
 def _set_defaults(cls: type, names: list[str]) -> None:

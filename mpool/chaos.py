@@ -44,14 +44,14 @@ def chaos_of(value: str | Mapping[str, float] | None) -> tuple[int, float, float
         if name == "seed":
             whole = integer(number)
             if whole is None or not 0 <= whole < 2**64:
-                raise _wrong(value, f"seed must be an integer from 0 to 2**64 - 1, got {number!r}")
+                raise _wrong(value, f"`seed` must be an integer from 0 to 2**64 - 1, got {number!r}")
             seed = whole
         elif name not in rates:
             raise _wrong(value, f"{name!r} is unknown")
         else:
             rate = real(number)
             if rate is None or not 0 <= rate <= 1:
-                raise _wrong(value, f"{name} must be a probability from 0 to 1, got {number!r}")
+                raise _wrong(value, f"`{name}` must be a probability from 0 to 1, got {number!r}")
             rates[str(name)] = rate
     if not any(rates.values()):
         raise _wrong(value, "every probability is 0; None turns chaos off")

@@ -277,8 +277,8 @@ class PoolConfig:
             for field, count in zip(names, counts):
                 number = integer(count)
                 if number is None or not 1 <= number <= MAX_QUEUE_CAPACITY:
-                    refuse(f"queue_capacity[{name!r}]", given, f"1 to {MAX_QUEUE_CAPACITY:,}"
-                           + (", or a pair of such numbers" if len(names) > 1 else ""))
+                    refuse(f"queue_capacity[{name!r}]", given, f"an integer from 1 to {MAX_QUEUE_CAPACITY:,}"
+                           + (", or a pair of such integers" if len(names) > 1 else ""))
                 if getattr(self, field) != getattr(type(self), field):
                     raise InvalidArgument(f"`queue_capacity[{name!r}]` and `{field}` are both given",
                                           param="queue_capacity", hint="Both set the same capacity: pass one of them")

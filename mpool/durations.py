@@ -42,5 +42,5 @@ def seconds_of(value: object, name: str) -> float:
         if seconds is not None and (value if isinstance(value, int) else seconds) >= 1e18:
             seconds = math.inf
     if seconds is None or math.isnan(seconds):
-        refuse(name, value, 'seconds, or text such as "5m", "1h30m", "300ms"; below 0: forever')
+        refuse(name, value, 'a number of seconds (below 0: forever), or a text such as "5m", "1h30m" or "300ms"')
     return math.inf if seconds < 0 else seconds

@@ -326,3 +326,7 @@ class InternalError(MpoolError, RuntimeError):
 
 __all__ = [name for name, value in list(globals().items())
            if isinstance(value, type) and issubclass(value, MpoolError)]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -209,6 +209,10 @@ _TRANSFORMER = {"fit": _TRAINS, "old_fit": _TRAINS, "train": _TRAINS, "save": _U
                 **dict.fromkeys(("_first_module", "_last_module", "children", "modules", "named_modules", "parameters"),
                                 "the core of mpool computes the model, without modules of torch")}
 
+_PARTS = ("choices", "content", "message", "text", "usage")
+_CLOSE = dict.fromkeys(("abort", "aclose", "cancel", "stop"), "use close()")
+_ACLOSE = dict.fromkeys(("abort", "cancel", "close", "stop"), "use aclose()")
+
 #: Class, or ``mpool`` for the module -> attribute that another library has in its place -> what to do instead.
 ATTRIBUTES: dict[str, dict[str, str]] = {
     "mpool": {**{name: use.format("mpool") for name, use in _METHODS.items()}, **_FUNCTIONS},
@@ -223,8 +227,13 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
               "create_chat_completion_openai_v1": "use create_chat_completion, which returns the same fields as a dict",
               "metadata": "run `mpool show MODEL`, or use mpool.get(model).description",
               "tokenizer": "use tokenize and detokenize"},
-    "Stream": {name: "iterate over the stream, or wait for the whole completion with result()"
-               for name in ("choices", "content", "message", "text", "usage")},
+    "Stream": {**dict.fromkeys(_PARTS, "iterate over the stream, or wait for the whole completion with result()"),
+               **_CLOSE},
+    "ImageStream": {"images": "wait for the images with result()", "save": "use result().save(path)", **_CLOSE},
+    "AsyncStream": {**dict.fromkeys(_PARTS, "iterate over the stream, or await the whole completion with result()"),
+                    **_ACLOSE},
+    "AsyncImageStream": {"images": "await the images with result()", "save": "use (await stream.result()).save(path)",
+                         **_ACLOSE},
 }
 
 

@@ -168,7 +168,7 @@ def ragged(name: str, given: Any) -> tuple[PackedTokens, bool]:
             array = _array(name, given)
         elif any(part.ndim != 2 or part.shape[1:] != parts[0].shape[1:] for part in parts) or not parts:
             raise InvalidArgument(param=name, got=", ".join(map(str, sorted({part.shape for part in parts})[:4])) or
-                                  "no text", allowed=_SHAPE)
+                                  f"an empty {type(given).__name__}", allowed=_SHAPE)
         else:
             offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
             return _checked(name, PackedTokens(np.concatenate(parts), offsets)), False

@@ -17,7 +17,7 @@ from ._functions import default_pool
 from .checks import integer, one_of, real, refuse
 from .errors import InvalidArgument
 from .resources import typed
-from .tasks.similarity import refuse_wide, vectors_of
+from .tasks.similarity import refuse_mixed, refuse_wide, vectors_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -51,6 +51,9 @@ def semantic_search(queries: ArrayLike, corpus: ArrayLike, *, top_k: int = 10,
                     metric: Literal["cosine", "dot"] = "cosine") -> Neighbours:
     """Find the vectors of a corpus that are nearest to each query, exactly.
 
+    Vectors of bits (``precision="ubinary"``) are refused; the guide shows how to search them. int8 vectors are compared
+    as numbers, so the bits of ``precision="binary"``, which are int8, must not be passed.
+
     Args:
         queries: vectors of shape ``(q, d)``, or one of shape ``(d,)``.
         corpus: vectors of shape ``(n, d)``.
@@ -62,7 +65,8 @@ def semantic_search(queries: ArrayLike, corpus: ArrayLike, *, top_k: int = 10,
         ``(d,)`` of shape ``(min(top_k, n),)``.
 
     Raises:
-        InvalidArgument: the shapes do not match, a component is NaN or infinite, or an option is out of range.
+        InvalidArgument: the shapes do not match, vectors are of bytes (uint8) or int8 beside floats, a component is
+            NaN or infinite, or an option is out of range.
 
     Example:
         >>> found = mpool.semantic_search([1.0, 0.1], [[0.0, 1.0], [1.0, 0.0], [0.6, 0.8]], top_k=2)
@@ -72,6 +76,7 @@ def semantic_search(queries: ArrayLike, corpus: ArrayLike, *, top_k: int = 10,
     given = vectors_of("queries", queries, _SHAPE + " or (d,)")
     single = given.ndim == 1
     rows, vectors = np.atleast_2d(given), _matrix("corpus", corpus)
+    refuse_mixed("queries", rows, "corpus", vectors)
     if rows.shape[1] != vectors.shape[1]:
         raise InvalidArgument(param="corpus", got=f"vectors of {vectors.shape[1]:,} components",
                               allowed=f"vectors of {rows.shape[1]:,} components, like queries")

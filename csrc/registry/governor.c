@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <stdatomic.h>
+#include <stdio.h> /* snprintf only */
 
 #include "base/cpu.h"
 #include "base/log.h"
@@ -197,6 +198,14 @@ static void begin_turn(mp_governor *governor, turn *self) {
     governor->turns_end = &self->next;
 }
 
+const char *mp_size_text(char text[MP_SIZE_TEXT], uint64_t bytes) {
+    if (bytes > 0 && bytes < 50000)
+        snprintf(text, MP_SIZE_TEXT, "%llu B", (unsigned long long)bytes);
+    else
+        snprintf(text, MP_SIZE_TEXT, "%.1f MB", (double)bytes / 1e6);
+    return text;
+}
+
 static void end_turn(mp_governor *governor, turn *self) {
     turn **link = &governor->turns;
     while (*link != self)
@@ -223,10 +232,11 @@ static mp_status demand(mp_governor *governor, const char *key, uint64_t needed,
         may_be_raised(governor, needed))
         return MP_OK;
     uint64_t left = left_of(governor), limit = atomic_load(&governor->budget.limit);
+    char sizes[3][MP_SIZE_TEXT];
     return mp_fail(error, MP_MEMORY_EXHAUSTED,
-                   "%s needs %.1f MB, but %.1f MB of %.1f MB are free; use a smaller model, unload others, or raise "
-                   "the limit (memory_bytes, MPOOL_MEMORY_MB)",
-                   key, (double)needed / 1e6, (double)left / 1e6, (double)limit / 1e6);
+                   "%s needs %s, but %s of %s are free; use a smaller model, unload others, or raise the limit "
+                   "(memory_bytes, MPOOL_MEMORY_MB)",
+                   key, mp_size_text(sizes[0], needed), mp_size_text(sizes[1], left), mp_size_text(sizes[2], limit));
 }
 
 mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t needed, uint64_t wanted, bool urgent,

@@ -18,6 +18,8 @@
 
 typedef struct mp_governor mp_governor;
 
+enum { MP_SIZE_TEXT = 32 }; /* bytes of a text of mp_size_text, with the NUL */
+
 /* Returns the limit of the rule above. *most: offered - reserve. */
 uint64_t mp_governor_limit_of(uint64_t offered, uint64_t *most);
 /* limit > 0: opens a private governor with this limit in bytes. limit 0: opens the governor of the process, with
@@ -100,6 +102,9 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
 uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole);
 /* True if `bytes` are free, or may become free: loads and evictions end, and models in use become idle. */
 bool mp_governor_may_free(mp_governor *governor, uint64_t bytes);
+
+/* Writes a number of bytes for a message, in MB, or in B if it would be "0.0 MB". Returns `text`. */
+const char *mp_size_text(char text[MP_SIZE_TEXT], uint64_t bytes);
 /* Call after memory was freed: waiting loads check again. */
 void mp_governor_notify(mp_governor *governor);
 

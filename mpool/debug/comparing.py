@@ -123,8 +123,9 @@ def compare_captures(first: CaptureLike, second: CaptureLike, *, tokens: int | N
         refuse("tokens", tokens, "an integer of 1 or more, or None")
     a, b = _by_position(first, "first", most), _by_position(second, "second", most)
     if not a or not b:
-        raise InvalidArgument(f"the {'second' if a else 'first'} capture has no records",
-                              param="second" if a else "first")
+        name = "second" if a else "first"
+        raise InvalidArgument(f"`{name}` must be a capture with records, got one without", param=name,
+                              hint="Pass the capture of a request that has run")
     jobs = [{job: None for (job, _), _, _ in table} for table in (a, b)]
     renamed = dict(zip(jobs[0], jobs[1])) if len(jobs[0]) == len(jobs[1]) == 1 else {job: job for job in jobs[0]}
     found = []

@@ -83,13 +83,18 @@ def images_of(images: Any, most: int,
     elif isinstance(images, (str, bytes, bytearray, memoryview, os.PathLike)) or _is_pillow(images):
         return None
     if isinstance(images, (Mapping, Set)) or not hasattr(images, "__len__") or not hasattr(images, "__iter__") \
-            or getattr(images, "ndim", 4) != 4:
+            or getattr(images, "ndim", 4) != 4 and not _is_column(images):
         raise InvalidArgument(param="images", got=_kind(images), allowed=f"{_INPUTS}, or a list of them")
     with of_caller():
         size = len(images)
     if size > most:
         raise LimitError(f"`images` must hold at most {most:,} images, got {size:,}", param="images", hint=hint)
     return list_of_caller(images)
+
+
+def _is_column(value: Any) -> bool:
+    """Return True for a Series of pandas or an array of objects or texts, of one dimension."""
+    return getattr(value, "ndim", 0) == 1 and getattr(getattr(value, "dtype", None), "kind", "") in ("O", "U", "T")
 
 
 def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._functions import pool_of
-from ..checks import missing_attribute
+from ..checks import integer, missing_attribute, refuse
 from ..errors import InvalidArgument, Unsupported
 from ..model import Model
 from ._logprobs import logprobs_of
@@ -57,6 +57,8 @@ class LlamaGrammar:
     """A grammar in GBNF."""
 
     def __init__(self, grammar: str | None = None, *, schema: Any = None) -> None:
+        if schema is None and (not isinstance(grammar, str) or ":" not in grammar):  # every rule has a colon
+            refuse("grammar", grammar, "a grammar in GBNF, with the rule root ::= ...")
         self._format: dict[str, Any] = {"type": "grammar", "grammar": grammar} if schema is None else \
             {"type": "json_schema", "json_schema": {"schema": schema}}
 
@@ -104,10 +106,13 @@ class Llama:
                 raise TypeError(f"Llama() got an unexpected keyword argument {name!r}")
             if name in _CONSTRUCTOR and value != _CONSTRUCTOR[name][0]:
                 raise Unsupported(f"`{name}` is not available here", hint=_CONSTRUCTOR[name][1])
+        context = integer(n_ctx)
+        if context is None or context < 0:
+            refuse("n_ctx", n_ctx, "an integer of 0 or more; 0 is the model's context")
         self.model_path = str(getattr(model_path, "ref", model_path))
         self._model = pool_of(model_path).get(model_path)
         self._settings = self._model.description.generation
-        self._context = n_ctx or None
+        self._context = context or None
         self.set_seed(seed)
 
     if not TYPE_CHECKING:  # a type checker still reports unknown attributes

@@ -21,7 +21,6 @@ from ..checks import missing_attribute, refuse
 from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model
 from ..names import SIMILARITIES
-from ..resources import install_hint
 from ..runtime.swapping import for_current
 from ..tasks import options as _options
 from ..tasks import requests
@@ -30,6 +29,8 @@ from ..tasks.options import PRECISIONS, EmbedOptions
 from ..tasks.similarity import similarity as _similarity
 from ..tasks.vectors import quantize
 from . import _requests
+from . import sentence_transformers_util as util
+from ._tensors import array_of, has_tensor, tensor_of
 
 if TYPE_CHECKING:
     import os
@@ -265,7 +266,7 @@ class SentenceTransformer(_Base):
                                   allowed="sentence_embedding or token_embeddings")
         texts, single = _texts_of(inputs)
         if output_value == "token_embeddings":
-            found: Any = [_tensor(rows) for rows in self._token_rows(texts, prompt)]
+            found: Any = [tensor_of(rows) for rows in self._token_rows(texts, prompt)]
             return found[0] if single else found
         if not texts:
             rows: Any = np.array([])
@@ -278,9 +279,9 @@ class SentenceTransformer(_Base):
                 rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
             rows = quantize(rows, precision or "float32")
         if convert_to_tensor:
-            rows = _tensor(rows if len(texts) else np.empty(0, dtype=np.float32))
+            rows = tensor_of(rows if len(texts) else np.empty(0, dtype=np.float32))
         elif not convert_to_numpy:
-            rows = [_tensor(row) for row in rows]
+            rows = [tensor_of(row) for row in rows]
         return rows[0] if single else rows
 
     @_renamed
@@ -381,9 +382,9 @@ class SentenceTransformer(_Base):
         return self._compare(embeddings1, embeddings2, True)
 
     def _compare(self, one: Any, other: Any, pairwise: bool) -> Any:
-        left, right = (np.atleast_2d(_array(value)) for value in (one, other))
+        left, right = (np.atleast_2d(array_of(value)) for value in (one, other))
         found = np.atleast_1d(_similarity(left, right, metric=self._metric, pairwise=pairwise))
-        return _tensor(found) if _has_tensor(one) or _has_tensor(other) else found
+        return tensor_of(found) if has_tensor(one) or has_tensor(other) else found
 
     # ---- facts -----------------------------------------------------------------------------------------------------
 
@@ -413,7 +414,7 @@ class SentenceTransformer(_Base):
         mask = np.zeros_like(ids)
         for at, row in enumerate(rows):
             ids[at, :len(row)], mask[at, :len(row)] = row, 1
-        return {"input_ids": _tensor(ids), "attention_mask": _tensor(mask)}
+        return {"input_ids": tensor_of(ids), "attention_mask": tensor_of(mask)}
 
     def __repr__(self) -> str:
         return f"SentenceTransformer({self._model.key!r})"
@@ -506,8 +507,8 @@ class CrossEncoder(_Base):
                                           function_to_apply=function).scores
                      for start in range(0, max(len(pairs), 1), _requests.SLICE)]
             scores = np.concatenate(parts)
-        found: Any = _tensor(scores) if convert_to_tensor else scores if convert_to_numpy \
-            else [_tensor(score) for score in scores]
+        found: Any = tensor_of(scores) if convert_to_tensor else scores if convert_to_numpy \
+            else [tensor_of(score) for score in scores]
         return found[0] if single else found
 
     @_renamed
@@ -607,24 +608,4 @@ def _progress(show: bool | None) -> bool:
     return _log.getEffectiveLevel() in (logging.INFO, logging.DEBUG) if show is None else bool(show)
 
 
-def _has_tensor(value: Any) -> bool:
-    first = value[0] if isinstance(value, (list, tuple)) and value else value
-    return hasattr(first, "detach")
-
-
-def _array(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return np.stack([np.asarray(_array(one)) for one in value]) if len(value) else np.empty((0, 1), np.float32)
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
-
-
-def _tensor(value: Any) -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise Unsupported("tensors need the package torch", hint=install_hint("sentence_transformers")) \
-            from None
-    return torch.as_tensor(value)
-
-
-__all__ = ["CrossEncoder", "SentenceTransformer"]
+__all__ = ["CrossEncoder", "SentenceTransformer", "util"]

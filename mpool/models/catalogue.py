@@ -26,6 +26,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from .._dataclasses import dataclass
+from ..checks import one_of
 from ..errors import UnknownModel
 from ..names import CAPABILITIES
 from .fields import Fields
@@ -133,7 +134,12 @@ class Catalogue:
         return row
 
     def default(self, capability: str) -> Row:
-        """Return the row of the default model of a capability or of a function of :data:`OTHER_DEFAULTS`."""
+        """Return the row of the default model of a capability or of a function of :data:`OTHER_DEFAULTS`.
+
+        Raises:
+            InvalidArgument: the catalogue has no default of this name.
+        """
+        one_of("capability", capability, list(self.defaults))
         return self.rows[self.defaults[capability]]
 
     def default_note(self, key: str) -> str:

@@ -293,8 +293,8 @@ def _warn_of_alias(name: str, entry: Entry) -> None:
     """Warn if a name that now leads to another model is an alias of the catalogue."""
     row = _catalogue().get(name)
     if row is not None and row.key != entry.key:
-        warnings.warn(f"in this pool, {name!r} now names {entry.ref}. In the catalogue, it is an alias of {row.key}",
-                      stacklevel=caller_stacklevel())
+        warnings.warn(f"in this pool, {name!r} now names {entry.ref}; in the catalogue, {name!r} is an alias of "
+                      f"{row.key}", stacklevel=caller_stacklevel())
 
 
 def _absolute(ref: str) -> str:

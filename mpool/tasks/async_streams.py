@@ -6,8 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
+from ..checks import missing_attribute
 from ..errors import Cancelled
 from ..resources import error_of, typed_async
 from ..results import Chunk, Completion
@@ -74,6 +75,14 @@ class AsyncTicketStream(Generic[T]):
         self._followed, self._error, self._start_lock, self._starting_tasks = None, None, asyncio.Lock(), 0
         self._ready, self._exhausted, self._cancelled = stream._ready, stream._exhausted, stream._cancelled
         return self
+
+    if not TYPE_CHECKING:  # a type checker still reports unknown attributes
+        __getattr__ = missing_attribute
+
+        def __getitem__(self, key: object) -> NoReturn:
+            # Python also calls this for a `for` loop. With __iter__, frameworks would take the stream for an iterable.
+            raise TypeError(f"{type(self).__name__!r} object is not iterable with `for`: use `async for`, or a stream "
+                            "of mpool instead of mpool.aio")
 
     async def _start(self) -> Self:
         """Submit the request once. If the submitting task is cancelled, the next waiting task submits the request."""
@@ -169,6 +178,9 @@ class AsyncTicketStream(Generic[T]):
             self._ticket.cancel()
         self._exhausted = True
         self._ready.clear()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream cannot be pickled: pickle its result")
 
     async def aclose(self) -> None:
         """Cancels the request unless it is finished. Idempotent."""

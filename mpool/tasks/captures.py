@@ -274,8 +274,8 @@ def _check_path(path: Any) -> Path | None:
         reason = f"is not a folder, and the name of a file must end in {SUFFIX}"
     elif not found.exists():
         if found.suffix and not os.fspath(path).endswith(os.sep):
-            reason = (f"does not exist. Use a file that ends in {SUFFIX}, an existing folder, or a new folder, whose "
-                      "name must end in / if it has a suffix")
+            reason = (f"does not exist. Name a file that ends in {SUFFIX}, an existing folder, or a new folder. End "
+                      "the name of a new folder in / if it has a suffix")
         else:
             try:
                 folder.mkdir(exist_ok=True)

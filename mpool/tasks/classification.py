@@ -216,7 +216,7 @@ def _check_options(options: ClassifyOptions, most: int) -> tuple[tuple[str, ...]
     check_choice("function_to_apply", options.function_to_apply, (None, *ACTIVATIONS))
     count = integer(options.top_k)
     if options.top_k is not None and (count is None or count < 1):
-        refuse("top_k", options.top_k, "1 or more, or None for all labels")
+        refuse("top_k", options.top_k, "an integer of 1 or more, or None for all labels")
     if options.labels is None:
         for name, default in (("template", TEMPLATE), ("multi_label", False)):
             if not is_same(getattr(options, name), default):

@@ -28,6 +28,27 @@ def rows_at(offsets: NDArray[np.int64], at: slice) -> tuple[NDArray[np.int64], A
     return ends, np.concatenate(parts) if parts else slice(0, 0)
 
 
+def _text_at(at: int, texts: int, kind: str) -> int:
+    """Return the number of a text, from 0, for an index of the caller, which may be negative.
+
+    Args:
+        at: index.
+        texts: number of texts.
+        kind: name of the class, for the error.
+
+    Raises:
+        IndexError: the index is out of range.
+        TypeError: it is not an integer.
+    """
+    try:
+        return range(texts)[at]
+    except IndexError:
+        count = f"{texts:,} text{'s' * (texts != 1)}"
+        raise IndexError(f"index {at} is out of range: these {kind} are of {count}") from None
+    except TypeError:
+        raise TypeError(f"an index of {kind} must be an integer or a slice, not {type(at).__name__}") from None
+
+
 def _same(a: Any, b: Any) -> bool:
     return a is None and b is None if a is None or b is None else np.array_equal(a, b)
 
@@ -114,7 +135,7 @@ class SparseVectors:
             indptr, found = rows_at(self.indptr, at)
             return SparseVectors(indptr, self.indices[found], self.values[found], (len(indptr) - 1, self.shape[1]),
                                  self._token_text)
-        at = range(len(self))[at]
+        at = _text_at(at, len(self), "SparseVectors")
         part = slice(self.indptr[at], self.indptr[at + 1])
         return self.indices[part], self.values[part]
 
@@ -145,7 +166,7 @@ class SparseVectors:
         """
         count = integer(top_k)
         if top_k is not None and (count is None or count < 1):
-            refuse("top_k", top_k, "1 or more, or None")
+            refuse("top_k", top_k, "an integer of 1 or more, or None")
         found = []
         for ids, values in self:
             order = np.argsort(-values, kind="stable")[:count]
@@ -222,7 +243,7 @@ class TokenVectors:
         if isinstance(at, slice):
             offsets, found = rows_at(self.offsets, at)
             return TokenVectors(self.values[found], offsets)
-        at = range(len(self))[at]
+        at = _text_at(at, len(self), "TokenVectors")
         return self.values[self.offsets[at]:self.offsets[at + 1]]
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:

@@ -66,7 +66,7 @@ def _make_plan(entry: Entry, options: Options) -> ImagePlan:
     width = settings.output_size
     dimensions = integer(width if options.dimensions is None else options.dimensions)
     if dimensions is None or not 1 <= dimensions <= width:
-        refuse("dimensions", options.dimensions, f"1 to {width}", key=entry.key)
+        refuse("dimensions", options.dimensions, f"an integer from 1 to {width}", key=entry.key)
     return ImagePlan(entry=entry, registry=entry.pool.registry, core_key=entry.core_key(options.compute),
                      settings=settings, dimensions=0 if dimensions == width else dimensions, width=dimensions,
                      normalize=-1 if options.normalize is None else int(options.normalize),

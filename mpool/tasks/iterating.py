@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import InvalidArgument
 from ..resources import typed
@@ -52,6 +52,9 @@ class EmbedIterator(Iterator[Any]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an EmbedIterator cannot be pickled: pickle the vectors that it yields")
 
     @typed
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import native_calls
 from ..errors import MpoolError, NumericError, SendError, Timeout
@@ -119,6 +119,9 @@ class Job:
             if self._finish_blocks():
                 return await native_calls.REQUESTS.arun(self._finish)
         return self._finish()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Job cannot be pickled: pickle its result()")
 
     def __repr__(self) -> str:
         return f"<mpool.Job of {self.model}, {self.capability}, {'done' if self.done() else 'running'}>"

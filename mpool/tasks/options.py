@@ -112,7 +112,7 @@ def _priority(value: Any) -> int:
 
     number = integer(value)
     if number is None or not 0 <= number < len(PRIORITIES):
-        refuse("priority", value, f"one of {', '.join(PRIORITIES)}, or 0 to 4")
+        refuse("priority", value, f"one of {', '.join(PRIORITIES)}, or an integer from 0 to 4")
     return number
 
 
@@ -123,7 +123,7 @@ def _tenant(value: Any) -> int:
 
     number = integer(value)
     if number is None or not 1 <= number < 2**32:
-        refuse("tenant", value, "a name, 1 to 2**32 - 1, or None")
+        refuse("tenant", value, "a name, an integer from 1 to 2**32 - 1, or None")
     return number
 
 

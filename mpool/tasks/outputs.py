@@ -108,7 +108,7 @@ def plan(entry: Entry, options: Any) -> OutputPlan:
     """
     most = getattr(options, "max_active", None)
     if most is not None and ((integer(most) or 0) < 1):
-        refuse("max_active", most, "1 or more, or None", key=entry.key)
+        refuse("max_active", most, "an integer of 1 or more, or None", key=entry.key)
     found = embedding.plan(entry, options)
     # a prompt of the request that equals the model's own is inserted as text, and the model's own as its marker
     explicit = options.prompt is not None or options.prompt_name is not None

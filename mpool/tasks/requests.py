@@ -74,7 +74,7 @@ def _limit(pool: Host, max_inputs: Any) -> int:
         return pool.config.max_embed_inputs
     most = integer(max_inputs)
     if most is None or most < 1:
-        refuse("max_inputs", max_inputs, "1 or more, or None for `PoolConfig.max_embed_inputs`")
+        refuse("max_inputs", max_inputs, "an integer of 1 or more, or None for `PoolConfig.max_embed_inputs`")
     return most
 
 

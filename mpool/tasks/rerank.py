@@ -88,7 +88,7 @@ def check(query: Any, documents: Any, top_k: Any, most: int) -> tuple[list[Any],
     texts = embedding.texts_of(documents, most, "documents")
     count = len(texts) if top_k is None else integer(top_k)
     if count is None or (top_k is not None and count < 1):
-        refuse("top_k", top_k, "1 or more, or None for all documents")
+        refuse("top_k", top_k, "an integer of 1 or more, or None for all documents")
     return texts, count
 
 

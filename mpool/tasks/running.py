@@ -241,13 +241,33 @@ def _verb_of(capability: str, given: dict[str, Any]) -> Verb:
         raise InvalidArgument(f"`{first}` and `{second}` exclude each other", param=second,
                               hint="Pass " + _one_of(verbs))
     if not chosen and len(verbs) > 1 and capability == "text_to_text":
-        raise InvalidArgument("`prompt` or `messages` is required", param="prompt", hint="Pass " + _one_of(verbs))
+        raise _missing("`prompt` or `messages` is required", "prompt", "Pass " + _one_of(verbs), verbs, given)
     verb, needed = (chosen or verbs)[0]
     for name in needed:
         if name not in given:
             hint = "Pass " + _one_of(verbs) if len(verbs) > 1 or len(needed) > 1 else None
-            raise InvalidArgument(f"`{name}` is required", param=name, hint=hint)
+            raise _missing(f"`{name}` is required", name, hint, verbs, given)
     return verb
+
+
+def _missing(message: str, name: str, hint: str | None, verbs: tuple[tuple[Verb, tuple[str, ...]], ...],
+             given: Mapping[str, Any]) -> InvalidArgument:
+    """Return the error for a missing argument of a job. It also names the arguments that no verb has.
+
+    Args:
+        message: text of the error.
+        name: parameter that is missing.
+        hint: what to do.
+        verbs: verbs of the capability.
+        given: arguments of the job.
+    """
+    known = {"output", *(one.name for verb, _ in verbs for one in verb.positional),
+             *(name for verb, _ in verbs for name in verb.names)}
+    unknown = [f"`{one}`" for one in given if one not in known]
+    if unknown:
+        listed = " and ".join([", ".join(unknown[:-1]), unknown[-1]] if unknown[1:] else unknown)
+        message += f"; {listed} {'are not options' if unknown[1:] else 'is not an option'} of submit"
+    return InvalidArgument(message, param=name, hint=hint)
 
 
 def _one_of(verbs: tuple[tuple[Verb, tuple[str, ...]], ...]) -> str:

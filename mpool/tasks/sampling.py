@@ -66,6 +66,8 @@ ALIASES = {"max_new_tokens": "max_tokens", "num_predict": "max_tokens", "max_com
            "repeat_penalty": "repetition_penalty"}
 
 NAMES = (*TABLE, *OTHERS)
+#: How the error of a value names its type; 2.0 and True are in the range of many integers.
+_KINDS = {int: "an integer ", float: "a number "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,8 @@ def scalar(name: str, value: Any, row: Row) -> Any:
     else:
         found = integer(value) if row.kind is int else real(value)
     if found is None or not row.low <= found <= row.high:
-        refuse(name, value, row.allowed)
+        refuse(name, value, row.allowed if row.kind is bool or row.allowed.startswith("True") else
+               _KINDS[row.kind] + ("" if row.allowed.startswith("above ") else "from ") + row.allowed)
     return found
 
 
@@ -142,7 +145,7 @@ def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int,
     if values["seed"] is None:
         values["seed"] = int.from_bytes(os.urandom(4), "little")
     if values["max_tokens"] is not None and values["min_tokens"] > values["max_tokens"]:
-        refuse("min_tokens", values["min_tokens"], f"0 to max_tokens, which is {values['max_tokens']}")
+        refuse("min_tokens", values["min_tokens"], f"an integer from 0 to max_tokens, which is {values['max_tokens']}")
     return Sampling(**values, logprobs=_logprobs(given.get("logprobs"), given.get("top_logprobs")),
                     stop=_stops(given.get("stop")), stop_ids=_ids("stop_token_ids", given.get("stop_token_ids"), vocab),
                     bias=_bias(given.get("logit_bias"), vocab))
@@ -189,7 +192,7 @@ def check_id(name: str, value: Any, vocab: int) -> int:
     """
     token = value if type(value) is int else integer(value)
     if token is None or not 0 <= token < vocab:
-        refuse(name, value, f"a token id, 0 to {vocab - 1}")
+        refuse(name, value, f"a token id, an integer from 0 to {vocab - 1}")
     return token
 
 
@@ -227,7 +230,7 @@ def _bias(value: Any, vocab: int) -> tuple[tuple[int, float], ...]:
 
 def _logprobs(logprobs: Any, top: Any) -> int:
     """Return :attr:`Sampling.logprobs` for the options ``logprobs`` and ``top_logprobs``."""
-    row = Row(int, 0, MAX_TOP_LOGPROBS, 0, 0, f"True, False, or 0 to {MAX_TOP_LOGPROBS}")
+    row = Row(int, 0, MAX_TOP_LOGPROBS, 0, 0, f"True, False, or an integer from 0 to {MAX_TOP_LOGPROBS}")
     count = -1
     if isinstance(logprobs, bool):
         count = 0 if logprobs else -1

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 Metric = Literal["cosine", "dot", "euclidean", "manhattan"]
 _SHAPES = "an array of numbers of shape (n, d) or (d,)"
+#: What to do with vectors of bytes, and with int8 vectors beside floats.
+_BYTES = ("Compare float vectors. The Hamming distance of packed bits (precision='ubinary') is "
+          "np.unpackbits(query ^ corpus, axis=-1).sum(axis=-1); convert other numbers with astype(np.float32)")
+_LEVELS = ("Compare float vectors. With precision='int8', each request has its own range for each component; if your "
+           "int8 vectors are the floats times one factor, convert them with astype(np.float32)")
 #: Maximum number of components of a vector in the core; csrc/python/type_search.c refuses longer ones, too.
 _MAX_DIMENSIONS = 1 << 20
 #: Maximum number of components in one block of differences of a euclidean or manhattan comparison.
@@ -27,6 +32,9 @@ _BLOCK = 1 << 22
 def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
                pairwise: bool = False) -> NDArray[np.floating]:
     """Computes the similarity of every vector of ``a`` to every vector of ``b``; higher values are more similar.
+
+    int8 vectors are compared as numbers. Bits of ``precision="binary"`` are int8, too: embed with ``"ubinary"``, which
+    this function refuses, and see the guide for their Hamming distance.
 
     Args:
         a: array of n vectors, shape ``(n, d)``, or one vector, shape ``(d,)``.
@@ -42,7 +50,8 @@ def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
         not depend on the other vectors.
 
     Raises:
-        InvalidArgument: the shapes do not match, an input is not numeric, or the metric is unknown.
+        InvalidArgument: the shapes do not match, an input is not numeric or has bytes (uint8), one input is int8 and
+            the other has floats, or the metric is unknown.
 
     Example:
         >>> mpool.similarity([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0]).tolist()
@@ -51,7 +60,9 @@ def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
     one_of("metric", metric, SIMILARITIES)
     if not isinstance(pairwise, bool):
         refuse("pairwise", pairwise, "True or False")
-    left, right = _floats(vectors_of("a", a)), _floats(vectors_of("b", b))
+    left, right = vectors_of("a", a), vectors_of("b", b)
+    refuse_mixed("a", left, "b", right)
+    left, right = _floats(left), _floats(right)
     if left.shape[-1] != right.shape[-1]:
         raise InvalidArgument(param="b", got=f"vectors of {right.shape[-1]:,} components",
                               allowed=f"vectors of {left.shape[-1]:,} components, like a")
@@ -85,7 +96,7 @@ def vectors_of(name: str, value: Any, allowed: str = _SHAPES, axes: tuple[int, .
         axes: allowed numbers of axes; the last axis has the components of a vector, at least one.
 
     Raises:
-        InvalidArgument: the value is not an array of real numbers with such axes.
+        InvalidArgument: the value is not an array of real numbers with such axes, or its numbers are bytes (uint8).
     """
     refuse_results(name, value, allowed)
     array = array_of(name, value, allowed)
@@ -94,7 +105,23 @@ def vectors_of(name: str, value: Any, allowed: str = _SHAPES, axes: tuple[int, .
             raise InvalidArgument(param=name, got="text" if array.ndim == 0 else "texts", allowed=allowed,
                                   hint="Embed texts first: mpool.embed(texts)")
         raise InvalidArgument(param=name, got=f"shape {array.shape} and dtype {array.dtype}", allowed=allowed)
+    if array.dtype == np.uint8:
+        raise InvalidArgument(param=name, got=f"shape {array.shape} and dtype uint8", hint=_BYTES,
+                              allowed=f"{allowed}, which are not packed bits or levels from 0 to 255")
     return array
+
+
+def refuse_mixed(first: str, a: NDArray[Any], second: str, b: NDArray[Any]) -> None:
+    """Raise InvalidArgument if one array is int8 and the other has floats.
+
+    Args:
+        first, second: parameter names.
+        a, b: arrays of both parameters.
+    """
+    for name, array, other_name, other in ((first, a, second, b), (second, b, first, a)):
+        if array.dtype == np.int8 and other.dtype.kind == "f":
+            raise InvalidArgument(param=name, got=f"int8 vectors, while `{other_name}` has floats", hint=_LEVELS,
+                                  allowed=f"an array of floats, like {other_name}")
 
 
 def array_of(name: str, value: Any, allowed: str) -> NDArray[Any]:

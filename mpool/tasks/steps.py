@@ -279,7 +279,15 @@ class VectorRequest:
     def _one(self) -> Steps:
         kind, plan, call = self.kind, self.plan, self.call
         pack = yield Pack(kind, plan, self.inputs, 0, True, call)
-        rows = yield Compute(kind, plan, pack, call, INTERACTIVE)
+        if self.progress is not None and self.progress is not False:
+            bar = Bar(self.progress, 1, plan.entry.key, kind.unit)
+            try:
+                rows = yield Compute(kind, plan, pack, call, INTERACTIVE)
+                bar.add(1)
+            finally:
+                bar.close()
+        else:
+            rows = yield Compute(kind, plan, pack, call, INTERACTIVE)
         if plan.null:
             vectors.warn_of_faults(kind, plan, pack, rows)
         return self.finish(rows), kind.tokens(pack)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
 
 from ..checks import missing_attribute
 from ..resources import typed
@@ -42,6 +42,9 @@ class TicketStream(Generic[T]):
         self._ready: deque[T] = deque()
         self._seen = 0
         self._exhausted = self._cancelled = False
+
+    if not TYPE_CHECKING:  # a type checker still reports unknown attributes
+        __getattr__ = missing_attribute
 
     def __iter__(self) -> StreamIterator[T]:
         return StreamIterator(self)
@@ -86,6 +89,9 @@ class TicketStream(Generic[T]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream cannot be pickled: pickle its result()")
 
     def __repr__(self) -> str:
         state = "cancelled" if self._cancelled else "done" if self._ticket.done() else "running"
@@ -132,9 +138,6 @@ class Stream(TicketStream[Chunk]):
     def __init__(self, request: Request, call: Call | None, fail_fast: bool | None = None) -> None:
         ticket = request.submit(call, fail_fast)
         super().__init__(ticket, request.reader(ticket), request.entry.key)
-
-    if not TYPE_CHECKING:  # a type checker still reports unknown attributes
-        __getattr__ = missing_attribute
 
     @typed
     def result(self) -> Completion:

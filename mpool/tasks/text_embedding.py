@@ -240,7 +240,7 @@ def _dimensions(value: Any, width: int, settings: EmbeddingSettings, key: str) -
     """Return the option ``dimensions`` if the model supports that number of components."""
     sizes = settings.sizes or settings.dimensions
     listed = {*sizes, width} if sizes else ()
-    allowed = "one of " + ", ".join(map(str, sorted(listed))) if listed else f"1 to {width}"
+    allowed = "one of " + ", ".join(map(str, sorted(listed))) if listed else f"an integer from 1 to {width}"
     number = integer(value)
     if number is None or (number not in listed if listed else not 1 <= number <= width):
         refuse("dimensions", value, allowed, key=key)
@@ -298,7 +298,7 @@ def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
     if isinstance(inputs, (bytes, bytearray, Mapping, Set)) or not hasattr(inputs, "__len__") \
             or not hasattr(inputs, "__iter__") or getattr(inputs, "ndim", 1) != 1:
         refuse(name, inputs, "a str or a list of str" if name == "inputs" else "a list of str",
-               hint="embed_iter accepts any iterable" if name == "inputs" else None)
+               hint=_hint_for_list(inputs, name))
     with of_caller():
         size = len(inputs)
     if size > most:
@@ -307,6 +307,17 @@ def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
         raise LimitError(f"`{name}` must hold at most {most:,} texts, got {size:,}", param=name,
                          hint=f"{more}{options} raises the limit")
     return list_of_caller(inputs)
+
+
+def _hint_for_list(value: Any, name: str) -> str | None:
+    """Return what to do with a value that is not a list of texts; None: nothing in particular. ``name``: parameter."""
+    if isinstance(value, (bytes, bytearray)):
+        return "Decode it first, for example with decode()"
+    if isinstance(value, Mapping):
+        return "Pass list(d.values()) for the values of a dict"
+    if name == "inputs" and hasattr(value, "__iter__") and not hasattr(value, "ndim"):
+        return "embed_iter accepts any iterable"
+    return None
 
 
 def fault_of(text: Any, name: str, least: int = 1) -> MpoolError | None:
@@ -324,7 +335,7 @@ def _misfit(text: Any, name: str, least: int) -> MpoolError:
     """Return the error for a text that :func:`is_sized` refuses."""
     allowed = f"a str of {least} to {MAX_CHARS:,} characters"
     if not isinstance(text, str):
-        return InvalidArgument(param=name, got=type(text).__name__, allowed=allowed, hint=_hint_for(text))
+        return InvalidArgument(param=name, got=type(text).__name__, allowed=allowed, hint=_hint_for(text, name))
     if len(text) < least:
         return InvalidArgument(param=name, got="an empty str", allowed=allowed)
     return InvalidArgument(param=name, got=f"{len(text):,} characters", allowed=allowed, hint="Split or shorten it")
@@ -335,13 +346,25 @@ def is_sized(text: Any, least: int) -> bool:
     return isinstance(text, str) and least <= len(text) <= MAX_CHARS
 
 
-def _hint_for(value: Any) -> str | None:
-    """Return what to do with a value of a table or a file that is not a text; None: nothing in particular."""
+def _hint_for(value: Any, name: str) -> str | None:
+    """Return what to do with a value in a list of texts that is not a text; None: nothing in particular.
+
+    Args:
+        value: the value.
+        name: its parameter, with an index. ``inputs`` may also be token ids.
+    """
     if value is None or type(value).__name__ in ("NAType", "NaTType") or isinstance(value, float) and value != value:
         return "Fill missing texts first, for example with fillna('')"
     if hasattr(value, "as_py"):  # a scalar of pyarrow
         return "Call to_pylist() of the array first"
-    return "Decode it first, for example with decode()" if isinstance(value, bytes) else None
+    if isinstance(value, bytes):
+        return "Decode it first, for example with decode()"
+    if name.startswith("inputs") and integer(value) is not None:
+        return "Pass token ids as a list of lists, one for each text: [[101, 102]]"
+    if name.startswith("inputs") and isinstance(value, (list, tuple)):
+        return ("Pass the texts in one flat list, not in lists. Only token ids are in lists, one list for each text, "
+                "and without texts beside them")
+    return None
 
 
 def surrogate_of(text: str, name: str) -> MpoolError | None:
@@ -693,5 +716,5 @@ def check_streamable(options: Any, batch_size: Any) -> int | None:
                hint="The range of each component is known only after all vectors were computed: use embed")
     size = integer(batch_size)
     if batch_size is not None and (size is None or size < 1):
-        refuse("batch_size", batch_size, "1 or more, or None for single vectors")
+        refuse("batch_size", batch_size, "an integer of 1 or more, or None for single vectors")
     return size

@@ -166,7 +166,7 @@ def check(texts: Any, options: ClassifyTokensOptions, most: int) -> Checked:
     stride = integer(options.stride)
     if options.stride is not None:
         if stride is None or stride < 0:
-            refuse("stride", options.stride, "0 or more tokens, or None")
+            refuse("stride", options.stride, "an integer of 0 or more tokens, or None")
         if options.aggregation == "none":
             refuse("stride", options.stride, "None with aggregation=\"none\"",
                    hint="Overlapping windows are merged by their spans: use aggregation=\"simple\"")

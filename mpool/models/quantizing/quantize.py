@@ -90,7 +90,7 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
     if type not in QUANTIZED:
         refuse("type", type, f"one of {', '.join(QUANTIZED)}")
     if threads is not None and not 1 <= threads <= _MAX_THREADS:
-        refuse("threads", threads, f"1 to {_MAX_THREADS}")
+        refuse("threads", threads, f"an integer from 1 to {_MAX_THREADS}")
     _check_target(source, target, force)
     model = read_input(source)
     plan = [_planned(type, model, tensor) for tensor in model.tensors]

@@ -102,11 +102,11 @@ mpool.debug.show  platform  1  start-up
 mpool.images.loading  PIL  5  start-up
 mpool.images.loading  mpool.images.fetching  1  start-up
 mpool.images.preparing  PIL  1  start-up
+mpool.integrations._tensors  torch  1  optional
 mpool.integrations.llm  mpool.aio  1  start-up
 mpool.integrations.ray.parquet  tqdm  1  start-up
 mpool.integrations.ray.pools  mpool.integrations.ray._share  1  optional
 mpool.integrations.ray.pools  ray.util.metrics  1  optional
-mpool.integrations.sentence_transformers  torch  1  optional
 mpool.model  mpool._functions  2  start-up
 mpool.models.catalogue  mpool.models.similar_names  1  start-up
 mpool.models.describing  mpool.models.downloaded  1  start-up

@@ -3,6 +3,7 @@ many texts."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import logging
@@ -220,6 +221,18 @@ def test_progress(pool: mpool.Pool, bert: Path) -> None:
     texts = [f"Some text to embed {number}." for number in range(2100)]
     pool.embed(texts, bert, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (2100, 2100) and len(seen) > 1 and seen == sorted(seen)
+
+
+def test_progress_of_one_text(pool: mpool.Pool, bert: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[tuple[int, int | None]] = []
+    row = pool.embed("a", bert, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 1)] and (row == pool.embed("a", bert)).all()
+    asyncio.run(mpool.aio.embed("a", bert, pool=pool, progress=lambda done, total: seen.append((done, total))))
+    assert seen == [(1, 1)] * 2
+    pool.embed("a", bert, progress=False)
+    assert capsys.readouterr().err == ""
+    pool.embed("a", bert, progress=True)
+    assert "1/1" in capsys.readouterr().err
 
 
 # ---- invalid inputs ------------------------------------------------------------------------------------------------
@@ -524,7 +537,7 @@ def test_iter_raises_the_error_of_the_iterable(pool: mpool.Pool, bert: Path) -> 
     ("text", {}), (b"bytes", {}), (5, {}), ({"a": 1}, {}), (["a"], {"batch_size": 0}), (["a"], {"batch_size": True}),
     (["a"], {"precision": "int8"}), (["a"], {"precision": "uint8"})])
 def test_iter_checks_its_arguments(pool: mpool.Pool, bert: Path, iterable: object, options: dict[str, object]) -> None:
-    match = "`batch_size` must be 1 or more|`precision` must be float32" if options else "iterable"
+    match = "`batch_size` must be an integer of 1 or more|`precision` must be float32" if options else "iterable"
     with pytest.raises(mpool.InvalidArgument, match=match) as caught:
         pool.embed_iter(iterable, bert, **options)
     assert not options or caught.value.param in options

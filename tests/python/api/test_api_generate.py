@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import gc
 import logging
 import pickle
 import time
+from collections.abc import AsyncIterable, Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -395,6 +397,27 @@ def test_a_hundred_abandoned_streams(pool: mpool.Pool, llama: Path) -> None:
         endless(pool, llama)
     idle(pool)
     assert greedy(pool, llama).text
+
+
+def test_streams_name_what_to_use(pool: mpool.Pool, llama: Path) -> None:
+    """A framework asks for the classes of collections.abc, and must not take one kind of stream for the other."""
+    with pool.generate("The", llama, max_tokens=2, stream=True) as stream:
+        for name, use in (("cancel", "use close"), ("aclose", "use close"), ("text", "result")):
+            with pytest.raises(AttributeError, match=f"'Stream' object has no attribute '{name}'; .*{use}"):
+                getattr(stream, name)
+        assert not isinstance(stream, (AsyncIterable, Awaitable)) and not hasattr(stream, "nothing")
+
+    async def asynchronous() -> None:
+        stream: Any = mpool.aio.generate("The", llama, pool=pool, max_tokens=2, stream=True)
+        for name, use in (("cancel", "use aclose"), ("close", "use aclose"), ("text", "await the whole completion")):
+            with pytest.raises(AttributeError, match=f"'AsyncStream' object has no attribute '{name}'; .*{use}"):
+                getattr(stream, name)
+        with pytest.raises(TypeError, match="'AsyncStream' object is not iterable with `for`: use `async for`"):
+            for _ in stream:
+                pass
+        assert not isinstance(stream, Iterable) and len([chunk async for chunk in stream]) > 0
+
+    asyncio.run(asynchronous())
 
 
 def test_a_failed_stream_raises(pool: mpool.Pool, llama: Path) -> None:

@@ -71,7 +71,7 @@ def test_options(pool: mpool.Pool, clip: Path) -> None:
     assert np.array_equal(pool.embed_image(IMAGES, clip, precision="ubinary"), np.packbits(
         pool.embed_image(IMAGES, clip) > 0, axis=-1))
     assert pool.embed_image(IMAGES, clip, precision="int8").dtype == np.int8
-    for options, words in (({"dimensions": 25}, "`dimensions` must be 1 to 24, got 25"),
+    for options, words in (({"dimensions": 25}, "`dimensions` must be an integer from 1 to 24, got 25"),
                            ({"dimensions": 0}, "dimensions"),
                            ({"normalize": 1}, "normalize"), ({"precision": "float16"}, "precision"),
                            ({"on_error": "skip"}, "on_error"), ({"allow_urls": 1}, "allow_urls"),
@@ -117,6 +117,23 @@ def test_faults(pool: mpool.Pool, clip: Path, tmp_path: Path, caplog: pytest.Log
     assert np.isnan(pool.embed_image([b"x"] * 40, clip, on_error="null")).all()
 
 
+def test_a_column_of_a_table_is_a_list(pool: mpool.Pool, clip: Path, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    from PIL import Image
+
+    paths = [str(tmp_path / f"{number}.png") for number in range(2)]
+    for path, shade in zip(paths, (0, 200)):
+        Image.new("RGB", (30, 30), (shade, 9, 9)).save(path)
+    wanted = pool.embed_image(paths, clip)
+    objects = np.empty(2, object)
+    objects[:] = [Path(path) for path in paths]
+    for column in (pandas.Series(paths), pandas.Series(paths, dtype="string"), np.array(paths), objects):
+        assert np.array_equal(pool.embed_image(column, clip), wanted)
+    for wrong in (np.zeros(5), pandas.Series([1, 2])):
+        with pytest.raises(InvalidArgument, match="`images` must be .*, or a list of them"):
+            pool.embed_image(wrong, clip)
+
+
 def test_nan_affects_only_its_own_image(tmp_path: Path, pool: mpool.Pool) -> None:
     """In this model only white pixels give infinite values."""
     model = imagemodels.randomised("dinov2", 1)
@@ -139,6 +156,8 @@ def test_bulk(pool: mpool.Pool, clip: Path) -> None:
     whole = pool.embed_image(given, clip, progress=lambda done, total: seen.append((done, total)))
     assert np.array_equal(whole[::7], np.stack([pool.embed_image(image, clip) for image in given[::7]]))
     assert seen[-1] == (len(given), len(given)) and [done for done, _ in seen] == sorted(done for done, _ in seen)
+    pool.embed_image(given[0], clip, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (1, 1)
     with pytest.raises(InvalidArgument, match="images.50.` must be 1 to .* bytes, got 0"):
         pool.embed_image([*given[:50], b""], clip)
     idle(pool)

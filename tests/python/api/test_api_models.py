@@ -287,6 +287,19 @@ def test_a_job_that_is_not_done(pool: mpool.Pool, llama: Path) -> None:
         job.result(60)
 
 
+def test_requests_in_flight_cannot_be_pickled(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    job = pool.submit("text_embedding", inputs="x", model=bert)
+    texts = pool.submit("text_to_text", prompt="The", model=llama, temperature=0, max_tokens=2)
+    stream = pool.generate("The", llama, temperature=0, max_tokens=2, stream=True)
+    rows = pool.embed_iter(["x"], bert)
+    for value, message in ((job, r"a Job cannot be pickled: pickle its result\(\)"), (texts, "a Job cannot be pickled"),
+                           (stream, r"a stream cannot be pickled: pickle its result\(\)"),
+                           (rows, "an EmbedIterator cannot be pickled: pickle the vectors that it yields")):
+        with pytest.raises(TypeError, match=message):
+            pickle.dumps(value)
+    assert len(list(rows)) == 1 and job.result(60).shape == (32,) and stream.result().text == texts.result(60).text
+
+
 def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
     idle(pool, 30)
     before = pool.registry.stats()["cancelled"]
@@ -300,7 +313,12 @@ def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
 @pytest.mark.parametrize(("capability", "request_", "message"), [
     ("embedding", {}, "`capability` must be one of .*, got 'embedding'. Did you mean text_embedding"),
     ("vision", {}, "`images` is required"), (None, {}, "`capability` must be one of .*, got None"),
-    ("text_embedding", {}, "`inputs` is required"),
+    ("text_embedding", {}, "`inputs` is required. Pass inputs, or query and documents, or texts"),
+    ("text_embedding", {"text": "a", "foo": 1, "precision": "binary"},
+     "`inputs` is required; `text` and `foo` are not options of submit. Pass inputs, or query and"),
+    ("image_embedding", {"image": "a.png"}, "`images` is required; `image` is not an option of submit"),
+    ("text_to_text", {"a": 1, "b": 2, "text": "x"},
+     "`prompt` or `messages` is required; `a`, `b` and `text` are not options of submit. Pass prompt"),
     ("text_embedding", {"inputs": "x", "tusk": 1}, "`tusk` is not an option of embed; did you mean `task`"),
     ("text_to_text", {}, "`prompt` or `messages` is required"),
     ("text_to_text", {"prompt": "x", "messages": []}, "`prompt` and `messages` exclude each other"),

@@ -46,7 +46,7 @@ def test_aliases(name: str) -> None:
 def test_ollamas_minus_one_means_no_limit() -> None:
     assert resolve(num_predict=-1).max_tokens is None
     assert resolve(max_tokens=None).max_tokens is None
-    with pytest.raises(InvalidArgument, match=r"`max_tokens` must be 1 to 2\*\*31 - 1, or .*, got -1"):
+    with pytest.raises(InvalidArgument, match=r"`max_tokens` must be an integer from 1 to 2\*\*31 - 1, or .*, got -1"):
         resolve(max_tokens=-1)
 
 
@@ -54,7 +54,8 @@ def test_ollamas_minus_one_means_no_limit() -> None:
 def test_values_beyond_an_integer_of_32_bits(name: str) -> None:
     """``sys.maxsize``, which callers pass for "no limit", is refused: the message names the largest value."""
     assert getattr(resolve(**{name: 2**31 - 1}), name) == 2**31 - 1
-    with pytest.raises(InvalidArgument, match=rf"`{name}` must be 1 to 2\*\*31 - 1, or .*, got 2147483648"):
+    allowed = r"an integer from 1 to 2\*\*31 - 1, or .*"
+    with pytest.raises(InvalidArgument, match=f"`{name}` must be {allowed}, got 2147483648"):
         resolve(**{name: 2**31})
 
 
@@ -122,7 +123,8 @@ def test_numpy_numbers_are_numbers() -> None:
 
 
 def test_min_above_max() -> None:
-    with pytest.raises(InvalidArgument, match="`min_tokens` must be 0 to max_tokens, which is 3, got 9"):
+    message = "`min_tokens` must be an integer from 0 to max_tokens, which is 3, got 9"
+    with pytest.raises(InvalidArgument, match=message):
         resolve(min_tokens=9, max_tokens=3)
 
 

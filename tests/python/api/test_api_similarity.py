@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,28 @@ def test_types() -> None:
     assert mpool.similarity(A.astype(np.float64), B).dtype == np.float64
     assert mpool.similarity([[1, 2], [3, 4]], [[1, 0]], metric="dot").tolist() == [[1.0], [3.0]]
     assert mpool.similarity(np.int8([[100, 100]]), np.int8([[100, 100]]), metric="dot").item() == 20000.0
+
+
+BITS = np.packbits(np.concatenate([A, A, A], axis=1) > 0, axis=-1)
+
+
+@pytest.mark.parametrize(("a", "b", "name", "got"), [
+    (BITS, BITS, "a", "shape (5, 3) and dtype uint8"), (A[:, :3], BITS, "b", "shape (5, 3) and dtype uint8"),
+    (np.int8(100 * A), B, "a", "int8 vectors, while `b` has floats"),
+    (A.astype(np.float64), np.int8(100 * B), "b", "int8 vectors, while `a` has floats")])
+def test_quantised_vectors_without_a_common_scale(a: np.ndarray, b: np.ndarray, name: str, got: str) -> None:
+    """Bytes of packed bits are no numbers, and embed gives int8 the ranges of one request."""
+    for metric in ("cosine", "dot", "euclidean", "manhattan"):
+        with pytest.raises(mpool.InvalidArgument) as caught:
+            mpool.similarity(a, b, metric=metric)  # type: ignore[arg-type]
+        assert caught.value.param == name and caught.value.got == got and "astype(np.float32)" in str(caught.value)
+
+
+def test_the_hamming_distance_of_the_hint() -> None:
+    with pytest.raises(mpool.InvalidArgument, match=re.escape("np.unpackbits(query ^ corpus, axis=-1).sum(axis=-1)")):
+        mpool.similarity(BITS[0], BITS)
+    found = np.unpackbits(BITS[0] ^ BITS, axis=-1).sum(axis=-1)
+    assert found.tolist() == [3 * int(((A[0] > 0) != (row > 0)).sum()) for row in A]
 
 
 @pytest.mark.parametrize("scale", [1e30, 1e-30, 1e300, 1e-300, 1e-40])

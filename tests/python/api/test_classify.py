@@ -194,7 +194,8 @@ def test_progress_counts_texts_and_pairs(pool: mpool.Pool, folders: dict[str, Pa
     seen: list[tuple[int, int | None]] = []
     pool.classify(TEXTS, folders["bert"], progress=lambda done, total: seen.append((done, total)))
     pool.classify(TEXTS, folders["bert"], labels=["a", "b"], progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(7, 7), (14, 14)]
+    pool.classify(TEXTS[0], folders["bert"], progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(7, 7), (14, 14), (1, 1)]
 
 
 @pytest.mark.parametrize("texts, options, error, message", [
@@ -210,8 +211,8 @@ def test_progress_counts_texts_and_pairs(pool: mpool.Pool, folders: dict[str, Pa
     ([("a", 1)], {}, mpool.InvalidArgument, r"`texts\[0\]\[1\]` must be .*, got int"),
     ([("a", "b\ud800")], {}, mpool.InvalidArgument, r"`texts\[0\]\[1\]` must be Unicode text"),
     ([[1, 2]], {}, mpool.InvalidArgument, r"`texts\[0\]\[0\]` must be .*, got int"),
-    (TEXTS, {"top_k": 0}, mpool.InvalidArgument, "`top_k` must be 1 or more.*, got 0"),
-    (TEXTS, {"top_k": True}, mpool.InvalidArgument, "`top_k` must be 1 or more.*, got True"),
+    (TEXTS, {"top_k": 0}, mpool.InvalidArgument, "`top_k` must be an integer of 1 or more.*, got 0"),
+    (TEXTS, {"top_k": True}, mpool.InvalidArgument, "`top_k` must be an integer of 1 or more.*, got True"),
     (TEXTS, {"function_to_apply": "relu"}, mpool.InvalidArgument, "`function_to_apply` must be one of None, softmax"),
     (TEXTS, {"truncate": False}, mpool.ContextOverflow, r"`texts\[4\]` has 82 tokens, the model accepts at most 64"),
     (PAIRS, {"truncate": False}, mpool.ContextOverflow, r"`texts\[0\]` has \d+ tokens|`texts\[1\]` has"),

@@ -27,6 +27,17 @@ def sparse() -> SparseVectors:
                          np.arange(1, 7).astype(np.float32), (4, 5), Tokenizer().token_text)
 
 
+def test_indices_out_of_range_name_the_number_of_texts() -> None:
+    tokens = TokenVectors(np.ones((3, 2), np.float32), np.array([0, 3]))
+    for value, at, message in ((tokens, 5, "index 5 is out of range: these TokenVectors are of 1 text$"),
+                               (sparse(), -5, "index -5 is out of range: these SparseVectors are of 4 texts$")):
+        with pytest.raises(IndexError, match=message):
+            value[at]
+        with pytest.raises(TypeError, match="an index of .*Vectors must be an integer or a slice, not str"):
+            value["a"]  # type: ignore[call-overload]
+    assert (tokens[-1] == tokens[0]).all() and (tokens[np.int64(0)] == tokens[0]).all()
+
+
 @pytest.mark.parametrize(("name", "value", "message"), [
     ("indptr", [0, 2, 2, 3], "`indptr` must be 5 positions that ascend from 0 to 6, the number of values, got 4 pos"),
     ("indptr", [0, 2, 2, 3, 7], "`indptr` must be 5 positions .* got positions that go from 0 to 7"),

@@ -42,7 +42,8 @@ def test_durations(given: Any, seconds: float) -> None:
 @pytest.mark.parametrize("given", ["", "-", "m", "5 m", "5x", "5m!", "x5m", "--5", "1e3", "5.", ".5", "+5", True,
                                    False, math.nan, None, [], b"5"])
 def test_other_durations_are_refused(given: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="seconds, or text such as") as caught:
+    allowed = 'a number of seconds (below 0: forever), or a text such as "5m", "1h30m" or "300ms"'
+    with pytest.raises(mpool.InvalidArgument, match=re.escape(f"must be {allowed}, got")) as caught:
         seconds_of(given, "some_name")
     assert (caught.value.param, caught.value.got) == ("some_name", checks.shown(given))
 
@@ -214,10 +215,11 @@ def test_probabilities_of_faults(given: Any, rates: tuple[float, ...]) -> None:
 
 
 @pytest.mark.parametrize("given, words", [
-    ({"seed": -1, "fail": 1}, "seed must be an integer from 0 to 2**64 - 1, got -1"),
-    ({"seed": 2**64, "fail": 1}, "seed must be"), ({"seed": True, "fail": 1}, "seed must be"),
-    ({"seed": 1.0, "fail": 1}, "seed must be"), ({"fail": -0.01}, "fail must be a probability from 0 to 1, got -0.01"),
-    ({"die": 1.01}, "die must be"), ({"slow": True}, "slow must be"), ({"memory": "1"}, "memory must be"),
+    ({"seed": -1, "fail": 1}, "`seed` must be an integer from 0 to 2**64 - 1, got -1"),
+    ({"seed": 2**64, "fail": 1}, "`seed` must be"), ({"seed": True, "fail": 1}, "`seed` must be"),
+    ({"seed": 1.0, "fail": 1}, "`seed` must be"),
+    ({"fail": -0.01}, "`fail` must be a probability from 0 to 1, got -0.01"),
+    ({"die": 1.01}, "`die` must be"), ({"slow": True}, "`slow` must be"), ({"memory": "1"}, "`memory` must be"),
     ({"other": 1}, "'other' is unknown"), ("fail=1,fail=1", "'fail' is given twice"),
     ("fail", "'fail' is not name=number"),
     ("fail=", "is not name=number"), ("=1", "is not name=number"), ({"fail": 0.6, "die": 0.41}, "at most 1, got 1.01"),
@@ -291,7 +293,7 @@ def test_capacities_of_queues(field: str, capability: str) -> None:
     ("scale_timeout", "yes", "True or False"), ("offline", 1, "True, False or None"),
     ("policy", "best", "one of shared, pack, p2c, sequential, or a dict"),
     ("policy", np.array(["pack", "p2c"]), "one of shared, pack, p2c, sequential, or a dict"),
-    ("keep_alive", "soon", "seconds, or text"),
+    ("keep_alive", "soon", "a number of seconds (below 0: forever)"),
     ("queue_capacity", 5, "a dict from capability to a number of requests, or None"),
     ("threads", 257, "an integer from 0 to 256"), ("step_budget", 61, "a number of seconds from 0.0 to 60.0")])
 def test_refused_options_of_a_configuration(name: str, bad: Any, allowed: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 import re
@@ -160,6 +162,28 @@ def test_numpy_without_a_thread_and_without_numpy(setup: str, wanted: str) -> No
 def test_every_public_name_exists(name: str) -> None:
     assert getattr(mpool, name) is not None
     assert name in dir(mpool)
+
+
+@pytest.mark.parametrize("module", ["mpool", "mpool.aio", "mpool.errors", "mpool.models", "mpool.tokenizers"])
+def test_completion_offers_public_names_only(module: str) -> None:
+    """Also in a program that has used mpool: modules that were imported are attributes of the package."""
+    found = importlib.import_module(module)
+    mpool.Pool, mpool.embed  # noqa: B018
+    assert {name for name in dir(found) if not name.startswith("__")} == {
+        name for name in found.__all__ if not name.startswith("__")}
+    assert "__doc__" in dir(found)
+
+
+def test_completion_of_options() -> None:
+    taken = inspect.signature(mpool.PoolConfig).parameters
+    assert list(taken) == [one.name for one in dataclasses.fields(mpool.PoolConfig)]
+    assert taken["keep_alive"].default == "5m"
+
+    class Own(mpool.PoolConfig):
+        def __init__(self, other: int) -> None:
+            super().__init__(threads=other)
+
+    assert "threads" not in inspect.signature(Own).parameters and Own(2).threads == 2
 
 
 def test_type_checkers_see_the_same_names() -> None:

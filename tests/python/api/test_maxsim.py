@@ -206,7 +206,8 @@ def store(**fields: Any) -> SimpleNamespace:
     (lambda: mpool.maxsim(QUERIES, store(values=np.ones(4))), "documents", "shape (4,)"),
     (lambda: mpool.maxsim(QUERIES, [np.ones((2, DIM)), np.ones((2, 3))]), "documents", "(2, 3)"),
     (lambda: mpool.maxsim(QUERIES, np.ones((2, 3))), "documents", "3 components"),
-    (lambda: mpool.maxsim(QUERIES, []), "documents", "no text"),
+    (lambda: mpool.maxsim(QUERIES, []), "documents", "got an empty list"),
+    (lambda: mpool.quantize_tokens([]), "documents", "got an empty list"),
     (lambda: mpool.maxsim(5, DOCUMENTS), "query", "5"),  # type: ignore[arg-type]
     (lambda: mpool.maxsim(np.array(1.0), DOCUMENTS), "query", "shape ()"),
     (lambda: mpool.maxsim(QUERIES, store(offsets=[[0], [1, 4]])), "documents", "different lengths"),

@@ -273,7 +273,7 @@ def test_iterators_of_labels_need_a_classifier(pool: mpool.Pool, m3: Path, outpu
     ({"labels": ["a"], "function_to_apply": "none"}, mpool.InvalidArgument, "must be None with labels"),
     ({"labels": ["a"], "template": "It is."}, mpool.InvalidArgument, "`template` must be a text with {} once"),
     ({"labels": ["a"], "template": "{0.__class__}"}, mpool.InvalidArgument, "without other braces"),
-    ({"labels": ["a"], "top_k": 0}, mpool.InvalidArgument, "`top_k` must be 1 or more"),
+    ({"labels": ["a"], "top_k": 0}, mpool.InvalidArgument, "`top_k` must be an integer of 1 or more"),
     ({"labels": [str(at) for at in range(10_001)]}, mpool.LimitError, "at most 10,000 labels, got 10,001"),
     ({"labels": [str(at) for at in range(1000)], "template": "x" * 999_998 + "{}"}, mpool.LimitError,
      "`template` with all labels must have at most 1,000,000 characters"),
@@ -555,7 +555,7 @@ def test_commands_print_what_the_library_returns(pool: mpool.Pool, case: tuple[O
     (("--vectors", "sparse", "--no-normalize"), "--normalize and --vectors sparse exclude each other"),
     (("--vectors", "sparse", "--on-error", "null"), "--on-error and --vectors sparse exclude each other"),
     (("--max-active", "3"), "--max-active needs --vectors sparse"),
-    (("--vectors", "sparse", "--max-active", "0"), "must be 1 or more")])
+    (("--vectors", "sparse", "--max-active", "0"), "must be an integer of 1 or more")])
 def test_options_that_exclude_each_other(m3: Path, arguments: tuple[str, ...], words: str,
                                          capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["embed", "--model", str(m3), *arguments, "text"]) == 1

@@ -33,7 +33,7 @@ def threads(m: Models) -> None:
 
 
 def memory_bytes(m: Models) -> None:
-    with pool_of(memory_bytes=1) as pool, pytest.raises(mpool.MemoryExhausted):
+    with pool_of(memory_bytes=4) as pool, pytest.raises(mpool.MemoryExhausted, match=r"but 4 B of 4 B are free"):
         pool.embed("a", m.bert)
     with pool_of(memory_bytes=300_000_000) as pool:
         assert pool.embed("a", m.bert).shape == (32,) and pool.health().memory.limit == 300_000_000
@@ -447,16 +447,16 @@ def test_every_option_has_a_row() -> None:
 
 @pytest.mark.parametrize("rules, why", [
     ("", "'' is not name=number"), ("fail", "'fail' is not name=number"), ("fail=0.1,", "'' is not name=number"),
-    ("fail=a", "fail must be a probability from 0 to 1, got 'a'"),
-    ("fail=2", "fail must be a probability from 0 to 1, got 2"),
-    ("fail=-0.1", "fail must be a probability from 0 to 1, got -0.1"),
-    ("fail=nan", "fail must be a probability from 0 to 1, got nan"), ("crash=0.1", "'crash' is unknown"),
+    ("fail=a", "`fail` must be a probability from 0 to 1, got 'a'"),
+    ("fail=2", "`fail` must be a probability from 0 to 1, got 2"),
+    ("fail=-0.1", "`fail` must be a probability from 0 to 1, got -0.1"),
+    ("fail=nan", "`fail` must be a probability from 0 to 1, got nan"), ("crash=0.1", "'crash' is unknown"),
     ("fail=0.1,fail=0.2", "'fail' is given twice"),
-    ("seed=1.5,fail=0.1", "seed must be an integer from 0 to 2**64 - 1, got 1.5"),
-    ("seed=-1,fail=0.1", "seed must be an integer from 0 to 2**64 - 1, got -1"), ("seed=7", "every probability is 0"),
+    ("seed=1.5,fail=0.1", "`seed` must be an integer from 0 to 2**64 - 1, got 1.5"),
+    ("seed=-1,fail=0.1", "`seed` must be an integer from 0 to 2**64 - 1, got -1"), ("seed=7", "every probability is 0"),
     ("fail=0.6,die=0.6", "sum of the probabilities must be at most 1, got 1.2"),
-    ({"fail": True}, "fail must be a probability from 0 to 1, got True"),
-    ({"fail": "0.1"}, "fail must be a probability from 0 to 1, got '0.1'"),
+    ({"fail": True}, "`fail` must be a probability from 0 to 1, got True"),
+    ({"fail": "0.1"}, "`fail` must be a probability from 0 to 1, got '0.1'"),
     ({1: 0.5}, "1 is unknown"), ({}, "every probability is 0"), (0.5, "neither a string nor a mapping")])
 def test_invalid_chaos_rules_are_refused(rules: Any, why: str) -> None:
     with pytest.raises(mpool.InvalidArgument) as error:

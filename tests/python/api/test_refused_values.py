@@ -14,8 +14,11 @@ import mpool
 IMAGE = np.zeros((8, 8, 3), np.uint8)
 ONE_CALL = "For several prompts, call generate once for each; for several completions of one prompt, use n="
 ONE_IMAGE = "For several prompts, call generate_image once for each; for several images of one prompt, use n="
+IDS, LISTS = [101, 102], "Pass token ids as a list of lists, one for each text: [[101, 102]]"
+FLAT = ("Pass the texts in one flat list, not in lists. Only token ids are in lists, one list for each text, and "
+        "without texts beside them")
 DENSE = "It applies to dense vectors only"
-NAMES = "critical, high, normal, low, batch"
+NAMES = "critical, high, normal, low, batch, or an integer from 0 to 4"
 
 #: Verb, model, arguments; then parameter, value and allowed values of the error, and the hint, if there is one.
 ROWS: list[tuple[Any, ...]] = [
@@ -23,19 +26,39 @@ ROWS: list[tuple[Any, ...]] = [
     ("embed", "bert", {"inputs": "x", "fail_fast": 1}, "fail_fast", "1", "True, False or None"),
     ("embed", "bert", {"inputs": "x", "policy": "fast"}, "policy", "'fast'",
      "one of shared, pack, p2c, sequential, or None"),
-    ("embed", "bert", {"inputs": "x", "priority": 5}, "priority", "5", f"one of {NAMES}, or 0 to 4"),
-    ("embed", "bert", {"inputs": "x", "priority": -1}, "priority", "-1", f"one of {NAMES}, or 0 to 4"),
-    ("embed", "bert", {"inputs": "x", "priority": "top"}, "priority", "'top'", f"one of {NAMES}, or 0 to 4"),
-    *(("embed", "bert", {"inputs": "x", "tenant": value}, "tenant", repr(value), "a name, 1 to 2**32 - 1, or None")
+    ("embed", "bert", {"inputs": "x", "priority": 5}, "priority", "5", f"one of {NAMES}"),
+    ("embed", "bert", {"inputs": "x", "priority": -1}, "priority", "-1", f"one of {NAMES}"),
+    ("embed", "bert", {"inputs": "x", "priority": "top"}, "priority", "'top'", f"one of {NAMES}"),
+    *(("embed", "bert", {"inputs": "x", "tenant": value}, "tenant", repr(value),
+       "a name, an integer from 1 to 2**32 - 1, or None")
       for value in (0, 2**32, "", True)),
     # vectors
-    ("embed", "bert", {"inputs": {"x"}}, "inputs", "set", "a str or a list of str", "embed_iter accepts any iterable"),
+    *(("embed", "bert", {"inputs": value}, "inputs", got, "a str or a list of str", hint)
+      for value, got, hint in (({"x"}, "set", "embed_iter accepts any iterable"),
+                               (iter(["x"]), "list_iterator", "embed_iter accepts any iterable"),
+                               (None, "None", None), (5, "5", None),
+                               (b"x", "b'x'", "Decode it first, for example with decode()"),
+                               (Path("x"), type(Path("x")).__name__, None), (np.array(5), "array(5)", None),
+                               (np.zeros((2, 2)), "an array of shape (2, 2)", None),
+                               ({"a": "x"}, "dict", "Pass list(d.values()) for the values of a dict"))),
+    *(("embed", "bert", {"inputs": value}, "inputs[0]", got, "a str of 0 to 1,000,000 characters", hint)
+      for value, got, hint in ((IDS, "int", LISTS), (np.array(IDS), "int64", LISTS), ([["a", "b"]], "list", FLAT))),
     ("embed", "bert", {"inputs": "x", "max_inputs": 0}, "max_inputs", "0",
-     "1 or more, or None for `PoolConfig.max_embed_inputs`"),
+     "an integer of 1 or more, or None for `PoolConfig.max_embed_inputs`"),
     ("embed", "bert", {"inputs": "x", "progress": 1}, "progress", "1",
      "True, False, None or a function of (done, total)"),
-    ("embed", "bert", {"inputs": "x", "dimensions": 0}, "dimensions", "0", "1 to 32"),
-    ("embed", "bert", {"inputs": "x", "dimensions": 33}, "dimensions", "33", "1 to 32"),
+    ("embed", "bert", {"inputs": "x", "dimensions": 0}, "dimensions", "0", "an integer from 1 to 32"),
+    ("embed", "bert", {"inputs": "x", "dimensions": 33}, "dimensions", "33", "an integer from 1 to 32"),
+    *((verb, model, {name: text, option: value}, option, repr(value), allowed)
+      for verb, model, name, text, option, allowed, values in (
+        ("embed", "bert", "inputs", "x", "dimensions", "an integer from 1 to 32", (8.0, True)),
+        ("embed_image", "dino", "images", IMAGE, "dimensions", "an integer from 1 to 48", (8.0, True)),
+        ("generate", "llama", "prompt", "x", "max_tokens",
+         "an integer from 1 to 2**31 - 1, or None to generate until the context is full", (2.0, True)),
+        ("generate", "llama", "prompt", "x", "seed", "an integer from 0 to 2**64 - 1, or None for a random seed",
+         (1.0, True)),
+        ("generate", "llama", "prompt", "x", "top_p", "a number above 0 and at most 1 (off)", (True,)))
+      for value in values),
     ("embed", "bert", {"inputs": "x", "precision": "int8"}, "precision", "'int8'",
      "float32, binary or ubinary for a single input", "The range of each component is computed over all vectors of a "
      "request: pass many inputs to one call"),
@@ -70,7 +93,7 @@ ROWS: list[tuple[Any, ...]] = [
                                        ("classify", "ranker", "texts", ["x"]),
                                        ("classify_tokens", "tagger", "texts", ["x"]))),
     ("embed_iter", "bert", {"iterable": [], "batch_size": 0}, "batch_size", "0",
-     "1 or more, or None for single vectors"),
+     "an integer of 1 or more, or None for single vectors"),
     ("embed_iter", "bert", {"iterable": [], "precision": "int8"}, "precision", "'int8'",
      "float32, binary or ubinary in embed_iter",
      "The range of each component is known only after all vectors were computed: use embed"),
@@ -83,21 +106,22 @@ ROWS: list[tuple[Any, ...]] = [
        f"{default!r} with output={output!r}", DENSE) for output in ("sparse", "tokens", "all")
       for name, value, default in (("dimensions", 4, None), ("normalize", True, None),
                                    ("precision", "binary", "float32"), ("on_error", "null", "raise"))),
-    *(("embed_sparse", "m3", {"inputs": "x", "max_active": value}, "max_active", repr(value), "1 or more, or None")
+    *(("embed_sparse", "m3", {"inputs": "x", "max_active": value}, "max_active", repr(value),
+       "an integer of 1 or more, or None")
       for value in (0, -1, 1.5)),
-    ("embed_image", "dino", {"images": IMAGE, "dimensions": 0}, "dimensions", "0", "1 to 48"),
-    ("embed_image", "dino", {"images": IMAGE, "dimensions": 49}, "dimensions", "49", "1 to 48"),
+    ("embed_image", "dino", {"images": IMAGE, "dimensions": 0}, "dimensions", "0", "an integer from 1 to 48"),
+    ("embed_image", "dino", {"images": IMAGE, "dimensions": 49}, "dimensions", "49", "an integer from 1 to 48"),
     ("embed_image", "dino", {"images": IMAGE, "allow_urls": 1}, "allow_urls", "1", "one of True, False"),
     # rankings and labels
     ("rerank", "ranker", {"query": "x", "documents": "y"}, "documents", "one str", "a list of str"),
     ("rerank", "ranker", {"query": "x", "documents": ["y"], "top_k": 0}, "top_k", "0",
-     "1 or more, or None for all documents"),
+     "an integer of 1 or more, or None for all documents"),
     *(("rerank", "ranker", {"query": "x", "documents": ["y"], name: "x"}, name, "'x'",
        "None for this model, which reads only the query and the document",
        "Only rerankers that are language models have prompts") for name in ("prompt", "prompt_name")),
     ("rerank", "ranker", {"query": "x", "documents": ["y"], "function_to_apply": "softmax"}, "function_to_apply",
      "'softmax'", "one of None, sigmoid, none"),
-    ("classify", "ranker", {"texts": "x", "top_k": 0}, "top_k", "0", "1 or more, or None for all labels"),
+    ("classify", "ranker", {"texts": "x", "top_k": 0}, "top_k", "0", "an integer of 1 or more, or None for all labels"),
     ("classify", "ranker", {"texts": "x", "multi_label": True}, "multi_label", "True", "False without labels",
      "Pass labels=[...] for zero-shot classification"),
     ("classify", "ranker", {"texts": "x", "template": "{}?"}, "template", "'{}?'",
@@ -120,7 +144,7 @@ ROWS: list[tuple[Any, ...]] = [
     ("classify_tokens", "tagger", {"texts": "x", "aggregation": "best"}, "aggregation", "'best'",
      "one of none, simple, first, average, max"),
     ("classify_tokens", "tagger", {"texts": "x", "stride": -1, "aggregation": "simple"}, "stride", "-1",
-     "0 or more tokens, or None"),
+     "an integer of 0 or more tokens, or None"),
     ("classify_tokens", "tagger", {"texts": "x", "stride": 0}, "stride", "0", 'None with aggregation="none"',
      'Overlapping windows are merged by their spans: use aggregation="simple"'),
     ("classify_tokens", "tagger", {"texts": "x", "stride": 1, "aggregation": "simple", "truncate": False}, "truncate",
@@ -148,7 +172,7 @@ ROWS: list[tuple[Any, ...]] = [
     ("generate", "llama", {"prompt": "x", "capture": "file"}, "capture", "'file'",
      "the result of mpool.capture(), or of its job()"),
     ("generate", "llama", {"prompt": "x", "min_tokens": 6, "max_tokens": 5}, "min_tokens", "6",
-     "0 to max_tokens, which is 5"),
+     "an integer from 0 to max_tokens, which is 5"),
     ("generate", "llama", {"prompt": "x", "stop": ["a", ""]}, "stop[1]", "''",
      "Unicode text of 1 to 1,024 bytes in UTF-8"),
     ("generate", "llama", {"prompt": "x", "stop": ["é" * 513]}, "stop[0]", repr("é" * 513)[:57] + "...",
@@ -164,10 +188,12 @@ ROWS: list[tuple[Any, ...]] = [
      "a dict from token id to bias with at most 4,096 entries"),
     ("generate", "llama", {"prompt": "x", "logit_bias": [1]}, "logit_bias", "list",
      "a dict from token id to bias with at most 4,096 entries"),
-    ("generate", "llama", {"prompt": "x", "logit_bias": {"5": 101}}, "logit_bias['5']", "101", "-100 to 100"),
-    ("generate", "llama", {"prompt": "x", "logit_bias": {5: -101}}, "logit_bias[5]", "-101", "-100 to 100"),
-    ("generate", "llama", {"prompt": "x", "logprobs": 21}, "logprobs", "21", "True, False, or 0 to 20"),
-    ("generate", "llama", {"prompt": "x", "top_logprobs": 21}, "top_logprobs", "21", "0 to 20"),
+    ("generate", "llama", {"prompt": "x", "logit_bias": {"5": 101}}, "logit_bias['5']", "101",
+     "a number from -100 to 100"),
+    ("generate", "llama", {"prompt": "x", "logit_bias": {5: -101}}, "logit_bias[5]", "-101",
+     "a number from -100 to 100"),
+    ("generate", "llama", {"prompt": "x", "logprobs": 21}, "logprobs", "21", "True, False, or an integer from 0 to 20"),
+    ("generate", "llama", {"prompt": "x", "top_logprobs": 21}, "top_logprobs", "21", "an integer from 0 to 20"),
     ("generate", "llama", {"prompt": "x", "top_logprobs": 1, "logprobs": False}, "top_logprobs", "1",
      "0 or None if logprobs is False", "Set logprobs=True, or omit it"),
     ("chat", "llama", {"messages": [{"role": "user", "content": "x"}], "template_options": {1: 2}}, "template_options",

@@ -182,6 +182,12 @@ def with_nan(row: int) -> np.ndarray:
     (lambda: mpool.similarity([[1.0], [1.0, 2.0]], ROWS), "a", "different lengths"),
     (lambda: mpool.semantic_search([[1.0], [1.0, 2.0]], ROWS), "queries", "different lengths"),
     (lambda: mpool.semantic_search(ROWS, np.zeros((3, 0))), "corpus", "shape (3, 0)"),
+    (lambda: mpool.semantic_search(np.uint8([1, 2]), np.uint8([[1, 2]])), "queries", "Hamming distance"),
+    (lambda: mpool.semantic_search(ROWS[0], np.uint8(ROWS)), "corpus", "dtype uint8"),
+    (lambda: mpool.semantic_search(ROWS, np.int8(ROWS)), "corpus", "int8 vectors, while `queries` has floats"),
+    (lambda: mpool.semantic_search(np.int8(ROWS), ROWS), "queries", "int8 vectors, while `corpus` has floats"),
+    (lambda: mpool.paraphrase_mining(np.uint8(ROWS)), "vectors", "dtype uint8"),
+    (lambda: mpool.community_detection(np.uint8(ROWS)), "vectors", "dtype uint8"),
     (lambda: mpool.semantic_search(ROWS, ROWS, top_k=0), "top_k", "0"),
     (lambda: mpool.semantic_search(ROWS, ROWS, top_k=True), "top_k", "True"),
     (lambda: mpool.semantic_search(ROWS, ROWS, metric="l2"), "metric", "l2"),  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ def test_tokens(tagger: Path, folder: str, capsys: pytest.CaptureFixture[str],
     for arguments, part in ((["x", "--tokens", "-k", "2"], "--top-k and --tokens exclude each other"),
                             (["x", "--tokens", "--multi-label"], "--multi-label and --tokens exclude each other"),
                             (["x", "--stride", "2"], "--stride needs --tokens"),
-                            (["x", "--tokens", "--stride", "-1"], "--stride must be 0 or more"),
+                            (["x", "--tokens", "--stride", "-1"], "--stride must be an integer of 0 or more"),
                             ([" ", "--tokens"], "at least one text is required"),
                             (["x"], "Use mpool.classify_tokens(texts, model)")):
         assert main(["classify", "-m", str(tagger), *arguments]) == 1

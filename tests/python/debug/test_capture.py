@@ -395,7 +395,9 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     for wrong, said in (("nowhere/a.jsonl", "is not in an existing folder"),
                         ("file/a.jsonl", "is not in an existing folder"), ("folder.jsonl", "is a folder"),
                         ("file", "file is not a folder"),
-                        ("nowhere/folder", "cannot be created: No such file"), ("run.txt", "ends in .jsonl, .*in /")):
+                        ("nowhere/folder", "cannot be created: No such file"),
+                        ("run.txt", "does not exist. Name a file that ends in .jsonl, an existing folder, or a new "
+                                    "folder. End the name of a new folder in / if it has a suffix")):
         with pytest.raises(mpool.FileError, match=f"cannot be written: .*{said}") as raised:
             mpool.capture(tmp_path / wrong)
         assert "Errno" not in str(raised.value)
@@ -537,9 +539,9 @@ def test_a_reused_job_id_is_another_request(tmp_path: Path, capsys: pytest.Captu
 
 def test_invalid_comparisons(tmp_path: Path) -> None:
     first, _ = pair(0.0)
-    with pytest.raises(mpool.InvalidArgument, match="second capture has no records"):
+    with pytest.raises(mpool.InvalidArgument, match="`second` must be a capture with records, got one without"):
         mpool.compare_captures(first, [])
-    with pytest.raises(mpool.InvalidArgument, match="first capture has no records"):
+    with pytest.raises(mpool.InvalidArgument, match="`first` must be a capture with records, got one without"):
         mpool.compare_captures([], first)
     for tokens in (0, -1, True, "3"):
         with pytest.raises(mpool.InvalidArgument, match="tokens"):

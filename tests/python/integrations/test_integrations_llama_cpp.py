@@ -251,6 +251,11 @@ def test_vectors(bert: Path) -> None:
     (lambda m: m("a", grammar=3), "LlamaGrammar"), (lambda m: m("a", temperature=1e9), "temperature"),
     (lambda m: m.tokenize("a"), "text.encode"), (lambda m: m.tokenize(b"\xff"), "UTF-8"),
     (lambda m: LlamaGrammar.from_json_schema("{"), "json_schema"),
+    (lambda m: LlamaGrammar.from_string("x"), "`grammar` must be a grammar in GBNF, with the rule root"),
+    (lambda m: LlamaGrammar(), "`grammar` must be a grammar"), (lambda m: m("a", grammar="yes"), "`grammar` must be"),
+    (lambda m: Llama(m._model, n_ctx=-1), "`n_ctx` must be an integer of 0 or more; 0 is the model's context, got -1"),
+    (lambda m: Llama(m._model, n_ctx=8.0), "`n_ctx` must be"),  # type: ignore[arg-type]
+    (lambda m: m("", max_tokens=2), "prompt"), (lambda m: m("a", repeat_penalty=0), "repetition_penalty"),
     (lambda m: Llama(m._model, chat_format="chatml"), "chat_template"),
     (lambda m: Llama(m._model, lora_path="x"), "Merge"), (lambda m: Llama(m._model, yarn_orig_ctx=5), "file states")])
 def test_what_is_refused_says_what_to_do(small: Llama, call: Callable[[Llama], Any], part: str) -> None:

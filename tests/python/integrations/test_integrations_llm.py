@@ -172,7 +172,7 @@ def test_errors(run: RunCommand) -> None:
     """Errors are one line on the command line, and mpool's exceptions in Python."""
     assert "temprature" in run("-m", "mpool/small", "A cat?", "-o", "temprature", "1", code=1)
     assert "Error: small" not in run("-m", "mpool/small", "A cat?", "-o", "temperature", "-1", code=1)
-    with pytest.raises(mpool.InvalidArgument, match="`temperature` must be 0 .*, got -1"):
+    with pytest.raises(mpool.InvalidArgument, match="`temperature` must be a number from 0 .*, got -1"):
         llm.get_model("mpool/small").prompt("A cat?", temperature=-1).text()
     with pytest.raises(ValueError, match="does not support attachments"):
         llm.get_model("mpool/small").prompt("?", attachments=[llm.Attachment(content=b"x", type="image/png")]).text()

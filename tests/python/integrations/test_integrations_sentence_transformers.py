@@ -364,6 +364,31 @@ def test_missing_attributes_name_what_to_use(bert: Path, ranker: Path, name: str
         assert not hasattr(model, "nothing")
 
 
+def test_util_computes_what_the_original_computes(both: tuple[Any, Any]) -> None:
+    from mpool.integrations.sentence_transformers import util
+
+    rows = both[0].encode(TEXTS)
+    theirs = library.util
+    for name in ("cos_sim", "dot_score", "pairwise_cos_sim", "pairwise_dot_score"):
+        for given in (rows, torch.as_tensor(rows)):
+            found, wanted = getattr(util, name)(given, given), getattr(theirs, name)(given, given)
+            assert isinstance(found, torch.Tensor) == (given is not rows) and found.shape == wanted.shape
+            assert np.abs(np.asarray(found) - np.asarray(wanted)).max() <= 1e-5
+    for query in (rows[:2], rows[0], torch.as_tensor(rows[1])):
+        for score in ("cos_sim", "dot_score"):
+            found = util.semantic_search(query, rows, top_k=2, score_function=getattr(util, score))
+            wanted = theirs.semantic_search(query, rows, top_k=2, score_function=getattr(theirs, score))
+            assert [[hit["corpus_id"] for hit in hits] for hits in found] == \
+                [[hit["corpus_id"] for hit in hits] for hits in wanted]
+            assert all(abs(one["score"] - other["score"]) <= 1e-5 for one, other in zip(found[0], wanted[0]))
+    with pytest.raises(mpool.InvalidArgument, match="`score_function` must be util.cos_sim or util.dot_score, got"):
+        util.semantic_search(rows, rows, score_function=theirs.euclidean_sim)
+    with pytest.raises(AttributeError, match=r"'community_detection'; use mpool.community_detection\(vectors\)"):
+        util.community_detection
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'$"):
+        util.nothing
+
+
 def test_length_of_a_cross_encoder(rankers: tuple[Any, Any]) -> None:
     ours, theirs = rankers
     assert ours.max_length == ours.max_seq_length == ours.get_max_seq_length() == theirs.max_length

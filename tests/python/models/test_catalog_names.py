@@ -104,7 +104,8 @@ def test_a_registered_name_takes_precedence_over_an_alias() -> None:
     """Keys are reserved; aliases may be registered, so that new aliases break no program."""
     path = mpool.models.resolve("digits-clip").path
     with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
-        with pytest.warns(UserWarning, match="'phi4' now names .*an alias of Phi-4") as warned:
+        said = "'phi4' now names .*; in the catalogue, 'phi4' is an alias of Phi-4$"
+        with pytest.warns(UserWarning, match=said) as warned:
             made = pool.register("phi4", path)
         assert warned[0].filename == __file__
         assert pool.get("phi4")._entry is made._entry

@@ -226,6 +226,8 @@ def test_catalogue_rows() -> None:
     assert set(found.defaults) == {*kinds, "rerank", "embed_sparse"}
     assert all(found.default(name).capability == "text_embedding" for name in ("rerank", "embed_sparse"))
     assert {key for kind in kinds for key in found.keys(kind)} == set(found.keys())
+    with pytest.raises(errors.InvalidArgument, match="`capability` must be one of .*text_to_text.*rerank.*got 'foo'"):
+        found.default("foo")
 
 
 @pytest.mark.parametrize("repo", [
