@@ -32,7 +32,7 @@ from mpool.tasks import streams
     ("90", 90.0), ("1.5", 1.5), (" 5m ", 300.0), ("1h30m", 5400.0), ("300ms", 0.3), ("2s", 2.0), ("1m30s500ms", 90.5),
     ("0", 0.0), ("-0", 0.0), ("-1", math.inf), ("-1h", math.inf), ("-0.5s", math.inf), (0, 0.0), (7, 7.0),
     (0.25, 0.25), (-1, math.inf), (-0.001, math.inf), (math.inf, math.inf), (-math.inf, math.inf), (10**18, math.inf),
-    (10**18 - 1, 1e18), (10**400, math.inf), (-10**400, math.inf), ("9" * 5000, math.inf),
+    (10**18 - 1, 1e18), (10**400, math.inf), (-10**400, math.inf), ("9" * 64, 1e64), ("1s" * 32, 32.0),
     (np.int64(7), 7.0), (np.float32(0.25), 0.25), (np.float64(-1), math.inf)], ids=lambda value: str(
         value)[:20] if isinstance(value, (str, float)) or abs(value) < 1e20 else "large")
 def test_durations(given: Any, seconds: float) -> None:
@@ -45,6 +45,22 @@ def test_other_durations_are_refused(given: Any) -> None:
     with pytest.raises(mpool.InvalidArgument, match="seconds, or text such as") as caught:
         seconds_of(given, "some_name")
     assert (caught.value.param, caught.value.got) == ("some_name", checks.shown(given))
+
+
+@pytest.mark.parametrize("given", ["9" * 65, "1h" * 33, " " * 64 + "5", "1h" * 2_000_000], ids=len)
+def test_long_durations_are_refused_before_they_are_matched(given: str) -> None:
+    """The matcher of a text with units kept about 200 bytes for each part, and took seconds for millions of parts."""
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(mpool.InvalidArgument, match="at most 64 characters such as") as caught:
+            seconds_of(given, "keep_alive")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (caught.value.param, caught.value.got) == ("keep_alive", checks.shown(given)) and peak < 200_000
+    assert len(caught.value.message) < 250
 
 
 # ---- values in messages --------------------------------------------------------------------------------------------
