@@ -361,6 +361,58 @@ def test_a_fork_waits_for_imports_of_other_threads_only(monkeypatch: pytest.Monk
         assert own["ask"]() is others, names
 
 
+class Ticket:
+    """A finished ticket."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+class Reader:
+    """Gives two items, then nothing or an error."""
+
+    ended = True
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.items, self.error = [1, 2], error
+
+    def take(self) -> list[int]:
+        found, self.items = self.items, []
+        return found
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [None, mpool.Timeout("too late")], ids=["complete", "failed"])
+def test_a_loop_to_the_end_of_a_stream_runs_no_code_in_del(error: Exception | None) -> None:
+    """Python prints and drops a KeyboardInterrupt in ``__del__``: a Ctrl-C at the end of a loop was lost."""
+    stream: Any = streams.TicketStream(Ticket(), Reader(error), "m")  # type: ignore[arg-type]
+    seen, called = [], []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        for item in stream:
+            seen.append(item)
+    except mpool.Timeout as found:
+        assert found.with_traceback(None) is error  # the traceback keeps the iterator
+    finally:
+        sys.setprofile(None)
+    assert seen == [1, 2] and "__next__" in called and "__del__" not in called
+
+
+def test_a_dropped_iterator_cancels_its_stream() -> None:
+    stream: Any = streams.TicketStream(Ticket(), Reader(), "m")  # type: ignore[arg-type]
+    for _ in stream:
+        break
+    assert stream._exhausted and not stream._ready
+    ended = iter(stream)
+    assert list(ended) == [] and type(ended) is streams.StreamIterator and list(ended) == []
+
+
 @pytest.mark.parametrize("cancelled, done, state", [(True, True, "cancelled"), (True, False, "cancelled"),
                                                     (False, True, "done"), (False, False, "running")])
 def test_states_of_streams(cancelled: bool, done: bool, state: str) -> None:
