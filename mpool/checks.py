@@ -27,6 +27,8 @@ def shown(value: Any) -> str:
         return f"a number of {value.bit_length():,} bits"
     if hasattr(value, "shape") and hasattr(value, "dtype") and value.shape:
         return f"an array of shape {tuple(value.shape)}"
+    if isinstance(value, (str, bytes)):
+        value = value[:60]  # the repr of 60 characters is too long already
     text = repr(value) if isinstance(value, (str, bytes, int, float, bool, type(None))) or _is_scalar(value) \
         else type(value).__name__
     return text if len(text) <= 60 else text[:57] + "..."

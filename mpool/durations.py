@@ -7,6 +7,8 @@ import re
 
 from .checks import real, refuse
 
+#: Maximum number of characters of a text. The matcher keeps a mark for each part of a text, about 200 bytes.
+MAX_CHARS = 64
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 #: A whole text. It is matched first, because ``_PART.findall`` takes quadratic time for a long text of digits.
@@ -22,7 +24,7 @@ def seconds_of(value: object, name: str) -> float:
         name: name of the parameter, for the error.
 
     Raises:
-        InvalidArgument: the value has neither format.
+        InvalidArgument: the value has neither format, or its text has more than :data:`MAX_CHARS` characters.
 
     Example:
         >>> from mpool.durations import seconds_of
@@ -30,6 +32,8 @@ def seconds_of(value: object, name: str) -> float:
         (5400.0, inf)
     """
     if isinstance(value, str):
+        if len(value) > MAX_CHARS:
+            refuse(name, value, f'seconds, or text of at most {MAX_CHARS} characters such as "5m", "1h30m", "300ms"')
         text = value.strip()
         sign = -1.0 if text.startswith("-") else 1.0
         text = text[1:] if text.startswith("-") else text

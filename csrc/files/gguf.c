@@ -45,6 +45,28 @@ typedef struct reader {
 #define REFUSE(at, field, allowed, ...) REFUSE_AT(MP_FORMAT, at, field, allowed, __VA_ARGS__)
 #define LL(x) ((unsigned long long)(x))
 
+/* The largest text of allowed_most. */
+enum { ALLOWED_BYTES = 128 };
+
+/* Write "at most N UNIT (a limit of mpool)", where N is grouped by thousands. Returns `out`. */
+static const char *allowed_most(char out[ALLOWED_BYTES], const char *before, uint64_t most, const char *unit) {
+    char digits[24], grouped[32];
+    const int count = snprintf(digits, sizeof digits, "%llu", LL(most));
+    int at = 0;
+    for (int i = 0; i < count; i++) {
+        if (i && (count - i) % 3 == 0)
+            grouped[at++] = ',';
+        grouped[at++] = digits[i];
+    }
+    grouped[at] = '\0';
+    snprintf(out, ALLOWED_BYTES, "%sat most %s%s (a limit of mpool)", before, grouped, unit);
+    return out;
+}
+
+/* Fail because the value of a field is above a limit of mpool. The rest describes the value. */
+#define REFUSE_ABOVE(at, field, before, most, unit, ...) \
+    REFUSE_AT(MP_LIMIT, at, field, allowed_most((char[ALLOWED_BYTES]){0}, before, most, unit), __VA_ARGS__)
+
 static mp_status no_memory(mp_error *error, uint64_t bytes) {
     return mp_fail_memory(error, bytes, "the header of a GGUF file");
 }
@@ -57,8 +79,7 @@ static mp_status read_string(reader *r, const char *field, const uint8_t **bytes
         return REFUSE(at, field, "a string that ends within the file", "%llu bytes long with %llu left",
                       LL(*length), LL(mp_cursor_left(&r->c)));
     if (*length > MP_GGUF_MAX_STRING)
-        return REFUSE_AT(MP_LIMIT, at, field, "at most 16777216 bytes (MP_GGUF_MAX_STRING)", "%llu bytes long",
-                         LL(*length));
+        return REFUSE_ABOVE(at, field, "", MP_GGUF_MAX_STRING, " bytes", "%llu bytes long", LL(*length));
     return mp_cursor_take(&r->c, *length, field, bytes, error);
 }
 
@@ -90,10 +111,9 @@ static mp_status read_header(reader *r, mp_error *error) {
         return REFUSE(16, "kv_count", "as many as the rest of the file can hold", "%llu, with %llu bytes left",
                       LL(r->value_count), LL(left));
     if (r->tensor_count > MP_GGUF_MAX_TENSORS)
-        return REFUSE_AT(MP_LIMIT, 8, "tensor_count", "at most 65536 (MP_GGUF_MAX_TENSORS)", "%llu",
-                         LL(r->tensor_count));
+        return REFUSE_ABOVE(8, "tensor_count", "", MP_GGUF_MAX_TENSORS, "", "%llu", LL(r->tensor_count));
     if (r->value_count > MP_GGUF_MAX_KEYS)
-        return REFUSE_AT(MP_LIMIT, 16, "kv_count", "at most 65536 (MP_GGUF_MAX_KEYS)", "%llu", LL(r->value_count));
+        return REFUSE_ABOVE(16, "kv_count", "", MP_GGUF_MAX_KEYS, "", "%llu", LL(r->value_count));
     return MP_OK;
 }
 
@@ -198,8 +218,8 @@ static mp_status read_scalar(reader *r, const char *key, uint32_t type, mp_value
 /* Check that the header, as far as it is read, ends within its limit. `at` is the byte offset of what was read last. */
 static mp_status check_header_size(reader *r, uint64_t at, const char *key, mp_error *error) {
     if (r->c.at > MP_GGUF_MAX_HEADER)
-        return REFUSE_AT(MP_LIMIT, at, key, "a header of at most 67108864 bytes (MP_GGUF_MAX_HEADER)",
-                         "%llu bytes long so far", LL(r->c.at));
+        return REFUSE_ABOVE(at, key, "a header of ", MP_GGUF_MAX_HEADER, " bytes", "%llu bytes long so far",
+                            LL(r->c.at));
     return MP_OK;
 }
 
@@ -250,8 +270,8 @@ static mp_status read_array(reader *r, const char *key, mp_value *value, mp_erro
         return REFUSE(at + 4, key, "an array that ends within the file",
                       "%llu elements of at least %llu bytes with %llu left", LL(value->count), LL(each), LL(left));
     if (value->count > MP_GGUF_MAX_ELEMENTS - r->elements)
-        return REFUSE_AT(MP_LIMIT, at + 4, key, "at most 16777216 elements in all arrays (MP_GGUF_MAX_ELEMENTS)",
-                         "%llu elements after %llu in other arrays", LL(value->count), LL(r->elements));
+        return REFUSE_ABOVE(at + 4, key, "", MP_GGUF_MAX_ELEMENTS, " elements in all arrays",
+                            "%llu elements after %llu in other arrays", LL(value->count), LL(r->elements));
     r->elements += value->count;
     value->gguf_type = (int32_t)type;
     value->type = (mp_value_type)(MP_VALUE_BOOLS + (kind_of(type) - MP_VALUE_BOOL));
@@ -303,7 +323,7 @@ static mp_status read_value(reader *r, mp_error *error) {
         if (alignment == 0 || (alignment & (alignment - 1)))
             return REFUSE(at + 4, key, "a power of two", "%llu", LL(alignment));
         if (alignment > MP_GGUF_MAX_ALIGNMENT)
-            return REFUSE_AT(MP_LIMIT, at + 4, key, "at most 65536 (MP_GGUF_MAX_ALIGNMENT)", "%llu", LL(alignment));
+            return REFUSE_ABOVE(at + 4, key, "", MP_GGUF_MAX_ALIGNMENT, "", "%llu", LL(alignment));
         r->alignment = alignment;
     }
     return mp_spec_adopt(r->spec, key, (uint32_t)strlen(key), &value, error);

@@ -4,7 +4,7 @@
 bool mp_number_in(mp_state *state, const char *name, int64_t value, int64_t low, int64_t high) {
     if (value >= low && value <= high)
         return true;
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must be %lld to %lld, got %lld", name, (long long)low,
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "`%s` must be %lld to %lld, got %lld", name, (long long)low,
                  (long long)high, (long long)value);
     return false;
 }
@@ -13,8 +13,9 @@ bool mp_count_in(mp_state *state, const char *name, const mp_entry_count *count,
     const int64_t n = count->n < 0 ? 0 : count->n;
     if (n >= low && n <= high)
         return true;
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must be %lld to %lld, got %lld%s%s", name, (long long)low,
-                 (long long)high, (long long)n, count->name ? ", counted in " : "", count->name ? count->name : "");
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "`%s` must be %lld to %lld, got %lld%s%s%s", name, (long long)low,
+                 (long long)high, (long long)n, count->name ? ", counted in `" : "", count->name ? count->name : "",
+                 count->name ? "`" : "");
     return false;
 }
 
@@ -23,12 +24,12 @@ static bool count_entries(mp_state *state, const char *name, Py_ssize_t entries,
                           int plus) {
     const int64_t found = entries < plus ? -1 : (entries - plus) / times;
     if (found < 0 || found * times + plus != entries) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must have a multiple of %d entries, plus %d, got %zd", name,
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`%s` must have a multiple of %d entries, plus %d, got %zd", name,
                      times, plus, entries);
         return false;
     }
     if (count->n >= 0 && count->n != found) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must have %lld entries, to go with %s, got %zd", name,
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`%s` must have %lld entries, to go with `%s`, got %zd", name,
                      (long long)(count->n * times + plus), count->name, entries);
         return false;
     }
@@ -53,7 +54,8 @@ PyObject *mp_tuple_in(PyObject *sequence, const char *message) {
 
 static PyObject *list_in(mp_state *state, PyObject *object, const char *name, mp_entry_count *count) {
     if (!object || PyBytes_Check(object) || PyUnicode_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "keyword argument %s must be given, as a sequence that is not one string", name);
+        PyErr_Format(PyExc_TypeError, "keyword argument `%s` must be given, as a sequence that is not one string",
+                     name);
         return NULL;
     }
     PyObject *list = mp_tuple_in(object, "a sequence is needed");
@@ -71,7 +73,7 @@ int32_t *mp_list_in_int32_t(mp_state *state, PyObject *object, const char *name,
         long value = PyLong_AsLong(PyTuple_GetItem(list, i));
         ok = !(value == -1 && PyErr_Occurred());
         if (ok && (value < low || value > high)) {
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "%s[%lld] must be %lld to %lld, got %ld", name, (long long)i,
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "`%s[%lld]` must be %lld to %lld, got %ld", name, (long long)i,
                          (long long)low, (long long)high, value);
             ok = false;
         }

@@ -9,7 +9,7 @@ enum { ARRAYS = MP_T2I_TEXTS * MP_T2I_ENCODERS };
 
 static bool counts_in(PyObject *counts, mp_image_generation_args *args) {
     if (!PyTuple_Check(counts)) {
-        PyErr_Format(PyExc_TypeError, "counts must be a tuple of three numbers, got %R", (PyObject *)Py_TYPE(counts));
+        PyErr_Format(PyExc_TypeError, "`counts` must be a tuple of three numbers, got %R", (PyObject *)Py_TYPE(counts));
         return false;
     }
     return PyArg_ParseTuple(counts, "iii", &args->n_ids[0], &args->n_ids[1], &args->n_ids[2]);
@@ -18,19 +18,19 @@ static bool counts_in(PyObject *counts, mp_image_generation_args *args) {
 /* Convert ids[text][encoder], arrays or None, and put the arrays into `arrays`, which the caller releases. Returns
  * false with an exception. */
 static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAYS], mp_image_generation_args *args) {
-    PyObject *outer = mp_tuple_in(texts, "ids must be a list of lists of arrays");
+    PyObject *outer = mp_tuple_in(texts, "`ids` must be a list of lists of arrays");
     if (!outer)
         return false;
     Py_ssize_t count = PyTuple_Size(outer);
     bool ok = count >= 1 && count <= MP_T2I_TEXTS;
     if (!ok)
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "ids must have 1 to %d texts, got %zd", (int)MP_T2I_TEXTS, count);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`ids` must have 1 to %d texts, got %zd", (int)MP_T2I_TEXTS, count);
     args->n_texts = (int32_t)count;
     for (Py_ssize_t t = 0; ok && t < count; t++) {
-        PyObject *inner = mp_tuple_in(PyTuple_GetItem(outer, t), "ids must be a list of lists of arrays");
+        PyObject *inner = mp_tuple_in(PyTuple_GetItem(outer, t), "`ids` must be a list of lists of arrays");
         ok = inner && PyTuple_Size(inner) == MP_T2I_ENCODERS;
         if (inner && !ok)
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd] must have %d encoders, got %zd", t,
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "`ids[%zd]` must have %d encoders, got %zd", t,
                          (int)MP_T2I_ENCODERS, PyTuple_Size(inner));
         for (int e = 0; ok && e < MP_T2I_ENCODERS; e++) {
             PyObject *item = PyTuple_GetItem(inner, e);
@@ -39,7 +39,7 @@ static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAY
             PyArrayObject *array = arrays[t * MP_T2I_ENCODERS + e] = mp_array_in(state, item, NPY_INT32, "ids");
             ok = array != NULL;
             if (ok && PyArray_DIM(array, 0) != args->n_ids[e]) {
-                mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd][%d] must have %d tokens, as in `counts`, got %zd",
+                mp_raise_new(state, MP_INVALID_ARGUMENT, "`ids[%zd][%d]` must have %d tokens, as in `counts`, got %zd",
                              t, e, args->n_ids[e], PyArray_DIM(array, 0));
                 ok = false;
             }

@@ -17,7 +17,7 @@ static bool images_in(mp_state *state, PyObject *images, PyObject *parts[IMAGE_P
     if (images == Py_None)
         return true;
     if (!PyTuple_Check(images)) {
-        PyErr_Format(PyExc_TypeError, "images must be None or a tuple of six arrays, got %R",
+        PyErr_Format(PyExc_TypeError, "`images` must be None or a tuple of six arrays, got %R",
                      (PyObject *)Py_TYPE(images));
         return false;
     }
@@ -37,7 +37,7 @@ static bool mask_in(PyObject *mask, mp_text_args *args) {
     if (mask == Py_None)
         return true;
     if (!PyBytes_Check(mask)) {
-        PyErr_Format(PyExc_TypeError, "mask must be bytes or None, got %R", (PyObject *)Py_TYPE(mask));
+        PyErr_Format(PyExc_TypeError, "`mask` must be bytes or None, got %R", (PyObject *)Py_TYPE(mask));
         return false;
     }
     args->mask = PyBytes_AsString(mask);
@@ -129,7 +129,7 @@ static mp_choice *choice_at(mp_state *state, mp_ticket *ticket, int index) {
         return NULL;
     if (index >= 0 && index < request->n_choices)
         return &request->choices[index];
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "choice must be 0 to %d, got %d", request->n_choices - 1, index);
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "`choice` must be 0 to %d, got %d", request->n_choices - 1, index);
     return NULL;
 }
 
@@ -148,7 +148,7 @@ PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args) {
     uint32_t tokens = atomic_load_explicit(&choice->token_count, memory_order_acquire);
     uint32_t bytes = atomic_load_explicit(&choice->text_bytes, memory_order_acquire);
     if (start < 0 || start > (Py_ssize_t)bytes)
-        return mp_raise_new(state, MP_INVALID_ARGUMENT, "start must be 0 to %u, got %zd", bytes, start);
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "`start` must be 0 to %u, got %zd", bytes, start);
     return Py_BuildValue("(y#Iii)", bytes ? choice->text + start : "", (Py_ssize_t)bytes - start, tokens, finish,
                          finish == MP_FINISH_NONE ? -1 : choice->stop_index);
 }

@@ -37,7 +37,8 @@ bool mp_deadline(mp_state *state, PyObject *timeout, uint64_t *deadline_ns) {
     if (seconds == -1.0 && PyErr_Occurred())
         return false;
     if (isnan(seconds) || seconds < 0) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "timeout must be seconds >= 0, or None, got %g", seconds);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`timeout` must be a number of seconds of 0 or more, or None, got %g",
+                     seconds);
         return false;
     }
     if (seconds < 1e9) /* a longer timeout means no deadline */
@@ -47,7 +48,8 @@ bool mp_deadline(mp_state *state, PyObject *timeout, uint64_t *deadline_ns) {
 
 bool mp_seconds_in(mp_state *state, const char *name, double seconds, uint64_t *ns) {
     if (isnan(seconds) || seconds < 0) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must be seconds >= 0, got %g", name, seconds);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`%s` must be a number of seconds of 0 or more, got %g", name,
+                     seconds);
         return false;
     }
     *ns = seconds < 1e9 ? (uint64_t)(seconds * 1e9) : MP_FOREVER;
@@ -59,17 +61,19 @@ bool mp_seconds_in(mp_state *state, const char *name, double seconds, uint64_t *
 bool mp_submit_options_in(mp_state *state, mp_submit_args *submit) {
     mp_submit_options *options = &submit->options;
     if (!mp_deadline(state, submit->timeout, &options->deadline_ns) ||
-        (submit->patience >= 0 && !mp_seconds_in(state, "patience", submit->patience, &options->patience_ns)) ||
-        (submit->keep_alive >= 0 && !mp_seconds_in(state, "keep_alive", submit->keep_alive, &options->keep_alive_ns)))
+        /* below 0: not passed; NaN is not below 0, and mp_seconds_in refuses it */
+        (!(submit->patience < 0) && !mp_seconds_in(state, "patience", submit->patience, &options->patience_ns)) ||
+        (!(submit->keep_alive < 0) &&
+         !mp_seconds_in(state, "keep_alive", submit->keep_alive, &options->keep_alive_ns)))
         return false;
     if (submit->service_class >= MP_SERVICE_COUNT) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "service_class must be 0 (interactive) or 1 (bulk), got %d",
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`service_class` must be 0 (interactive) or 1 (bulk), got %d",
                      submit->service_class);
         return false;
     }
     if (strcmp(submit->policy, "default") != 0 && !mp_policy_from_name(submit->policy, &options->policy)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT,
-                     "policy must be one of default, shared, pack, p2c, sequential, got \"%s\"", submit->policy);
+                     "`policy` must be one of default, shared, pack, p2c, sequential, got \"%s\"", submit->policy);
         return false;
     }
     options->priority = submit->priority;
@@ -130,7 +134,7 @@ PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const ch
     if (!array && (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError))) {
         PyErr_Clear();
         mp_raise_new(state, MP_INVALID_ARGUMENT,
-                     "%s must be a one-dimensional array of %s", name,
+                     "`%s` must be a one-dimensional array of %s", name,
                      type == NPY_INT32   ? "int32"
                      : type == NPY_INT64 ? "int64"
                      : type == NPY_UINT8 ? "uint8"
@@ -301,9 +305,9 @@ static PyObject *dequantize(PyObject *module, PyObject *args, PyObject *kwargs) 
         mp_raise_new(state, MP_INVALID_ARGUMENT, "there is no storage type \"%s\"", name);
     } else if (mp_dtype_is_scaled(dtype) || !mp_wmat_kind_for(dtype, MP_COMPUTE_AUTO, &kind)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT,
-                     "dtype must be a type of weights without separate scale tensors, got \"%s\"", name);
+                     "`dtype` must be a type of weights without separate scale tensors, got \"%s\"", name);
     } else if (n < 0 || !mp_dtype_row_bytes(dtype, n, &bytes)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "n must be a multiple of %d, >= 0, got %zd",
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`n` must be a multiple of %d, 0 or more, got %zd",
                      mp_dtype_get(dtype)->items, n);
     } else if (bytes != (uint64_t)data.len) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "%zd items of %s must have %llu bytes, got %zd", n, name,
@@ -357,7 +361,7 @@ static PyObject *quantize(PyObject *module, PyObject *args, PyObject *kwargs) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "there is no storage type \"%s\" of weights", source);
     } else if (n < 0 || n > (PY_SSIZE_T_MAX >> 4) || !mp_dtype_row_bytes(from, n, &bytes) ||
                !mp_dtype_row_bytes(to, n, &size)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "n must be a multiple of %d and %d, >= 0, got %zd",
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`n` must be a multiple of %d and %d, 0 or more, got %zd",
                      mp_dtype_get(from)->items, mp_dtype_get(to)->items, n);
     } else if (bytes != (uint64_t)data.len) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "%zd items of %s must have %llu bytes, got %zd", n, source,

@@ -54,7 +54,7 @@ static PyObject *matrix_rows(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nn:rows", names, &first, &count))
         return NULL;
     if (first < 0 || count < 0 || first > self->matrix.N - count)
-        return mp_raise_new(state, MP_INVALID_ARGUMENT, "rows must be within 0 to %d, got %zd to %zd",
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "`rows` must be within 0 to %d, got %zd to %zd",
                             self->matrix.N - 1, first, first + count - 1);
     PyObject *array = PyArray_SimpleNew(2, ((npy_intp[]){count, self->matrix.K}), NPY_FLOAT32);
     if (!array)

@@ -36,7 +36,7 @@ static bool each_capability(mp_state *state, const char *name, PyObject *dict, m
     if (dict == Py_None)
         return true;
     if (!PyDict_Check(dict)) {
-        PyErr_Format(PyExc_TypeError, "%s must be a dict whose keys are names of capabilities, got %R", name,
+        PyErr_Format(PyExc_TypeError, "`%s` must be a dict whose keys are names of capabilities, got %R", name,
                      (PyObject *)Py_TYPE(dict));
         return false;
     }
@@ -48,7 +48,7 @@ static bool each_capability(mp_state *state, const char *name, PyObject *dict, m
         if (!text)
             return false;
         if (!mp_capability_from_name(text, &capability)) {
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "%s: there is no capability \"%s\"", name, text);
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "`%s`: there is no capability \"%s\"", name, text);
             return false;
         }
         if (!put(state, text, value, capability, config))
@@ -72,7 +72,7 @@ static bool put_capacity(mp_state *state, const char *name, PyObject *value, mp_
     }
     for (int i = 0; i < MP_SERVICE_COUNT; i++) {
         if (capacities[i] < 1 || capacities[i] > 1000000) {
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "queue_capacity of %s must be 1 to 1,000,000, got %ld", name,
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "`queue_capacity` of %s must be 1 to 1,000,000, got %ld", name,
                          capacities[i]);
             return false;
         }
@@ -88,7 +88,7 @@ static bool put_policy(mp_state *state, const char *name, PyObject *value, mp_ca
         return false;
     if (mp_policy_from_name(policy, &config->policy[capability]))
         return true;
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "policy of %s must be one of shared, pack, p2c, sequential, got \"%s\"",
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "`policy` of %s must be one of shared, pack, p2c, sequential, got \"%s\"",
                  name, policy);
     return false;
 }
@@ -99,7 +99,7 @@ static bool chaos_in(PyObject *value, mp_chaos_rule *rule) {
     if (value == Py_None)
         return true;
     if (!PyTuple_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "chaos must be None or a tuple of a seed and five probabilities, got %R",
+        PyErr_Format(PyExc_TypeError, "`chaos` must be None or a tuple of a seed and five probabilities, got %R",
                      (PyObject *)Py_TYPE(value));
         return false;
     }
@@ -135,7 +135,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
                             NULL};
     mp_state *state = mp_state_of_type(type);
     mp_registry_config config = {.threads = 0};
-    unsigned long long memory = 0;
+    long long memory = 0;
     /* durations in seconds; -INFINITY: not passed, keep the default */
     struct {
         const char *name;
@@ -158,14 +158,19 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     enum { TIMES = sizeof(times) / sizeof(times[0]) };
     PyObject *capacity = Py_None, *policy = Py_None, *chaos = Py_None;
     int predictive_scaling = 0, scale_timeout = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$iKddddddddddddiiOOOpp:Registry", names, &config.threads, &memory,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$iLddddddddddddiiOOOpp:Registry", names, &config.threads, &memory,
                                      &times[0].seconds, &times[1].seconds, &times[2].seconds, &times[3].seconds,
                                      &times[4].seconds, &times[5].seconds, &times[6].seconds, &times[7].seconds,
                                      &times[8].seconds, &times[9].seconds, &times[10].seconds, &times[11].seconds,
                                      &config.breaker_threshold, &config.max_workers, &capacity, &policy, &chaos,
                                      &predictive_scaling, &scale_timeout))
         return NULL;
-    config.memory_limit = memory;
+    if (memory < 0) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT,
+                     "`memory_bytes` must be 1 to 2^63 - 1, or 0 for the limit of the process, got %lld", memory);
+        return NULL;
+    }
+    config.memory_limit = (uint64_t)memory;
     config.predictive_scaling = predictive_scaling;
     config.scale_timeout = scale_timeout;
     for (int i = 0; i < TIMES; i++)
@@ -253,7 +258,8 @@ static bool compute_in(mp_state *state, const char *name, mp_compute *compute) {
             return true;
         }
     }
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "compute must be one of auto, float32, bfloat16, int8, got \"%s\"", name);
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "`compute` must be one of auto, float32, bfloat16, int8, got \"%s\"",
+                 name);
     return false;
 }
 
@@ -302,11 +308,11 @@ static bool isolated_loader(mp_state *state, const registry_object *self, mp_spe
                             PyObject *command, unsigned long long memory, mp_loader *loader, mp_error *error,
                             mp_status *status) {
     const char *argv[MAX_ARGUMENTS + 1];
-    PyObject *list = mp_tuple_in(command, "command must be a sequence of str");
+    PyObject *list = mp_tuple_in(command, "`command` must be a sequence of str");
     Py_ssize_t count = list ? PyTuple_Size(list) : 0;
     bool ok = list != NULL;
     if (ok && (count < 1 || count > MAX_ARGUMENTS)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "command must have 1 to %d parts, got %zd", MAX_ARGUMENTS, count);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`command` must have 1 to %d parts, got %zd", MAX_ARGUMENTS, count);
         ok = false;
     }
     for (Py_ssize_t i = 0; ok && i < count; i++)
@@ -373,7 +379,7 @@ static PyObject *registry_commit(PyObject *self, PyObject *args, PyObject *kwarg
     const char *texts[MP_COMMIT_MAX];
     Py_ssize_t count = PyTuple_Size(keys);
     if (count > MP_COMMIT_MAX)
-        return mp_raise_new(state, MP_INVALID_ARGUMENT, "keys must have at most %d items, got %zd", MP_COMMIT_MAX,
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "`keys` must have at most %d items, got %zd", MP_COMMIT_MAX,
                             count);
     for (Py_ssize_t i = 0; i < count; i++)
         if (!(texts[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(keys, i), NULL)))

@@ -22,7 +22,7 @@ static PyArrayObject *matrix_in(mp_state *state, PyObject *object, const char *n
         return array;
     if (array || PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError)) {
         PyErr_Clear();
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must be an array float32 [n, 1 to 2^20]", name);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`%s` must be an array float32 [n, 1 to 2^20]", name);
     }
     Py_XDECREF((PyObject *)array);
     return NULL;
@@ -36,7 +36,7 @@ static PyArrayObject *list_in(mp_state *state, PyObject *object, int type, const
         (PyArrayObject *)PyArray_FromAny(object, PyArray_DescrFromType(type), 1, 1, flags, NULL);
     if (!array && (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError))) {
         PyErr_Clear();
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s must be an array of one dimension", name);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`%s` must be an array of one dimension", name);
     }
     return array;
 }
@@ -49,7 +49,7 @@ static bool check_offsets(mp_state *state, PyArrayObject *offsets, int64_t rows,
         valid = at[i] >= at[i - 1];
     if (!valid)
         mp_raise_new(state, MP_INVALID_ARGUMENT,
-                     "%s must begin with 0, never decrease and end with the number of rows, %lld", name,
+                     "`%s` must begin with 0, never decrease and end with the number of rows, %lld", name,
                      (long long)rows);
     return valid;
 }
@@ -212,7 +212,7 @@ static bool check_dim(search_object *self, PyArrayObject *rows, const char *name
     if (PyArray_DIM(rows, 1) == self->dim)
         return true;
     mp_raise_new(mp_state_of((PyObject *)self), MP_INVALID_ARGUMENT,
-                 "%s must have %d components, like the queries, got %lld", name, self->dim,
+                 "`%s` must have %d components, like the queries, got %lld", name, self->dim,
                  (long long)PyArray_DIM(rows, 1));
     return false;
 }
@@ -235,7 +235,7 @@ static PyArrayObject *token_rows(mp_state *state, PyObject *object) {
         if ((type == NPY_FLOAT32 || type == NPY_INT8) && PyArray_NDIM(array) == 2 && PyArray_ISCARRAY_RO(array))
             return (PyArrayObject *)Py_NewRef(object);
     }
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "values must be a C-contiguous array [n, d] of float32 or int8");
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "`values` must be a C-contiguous array [n, d] of float32 or int8");
     return NULL;
 }
 
@@ -248,7 +248,7 @@ static PyArrayObject *all_scores(search_object *self, PyObject *object, int64_t 
             return (PyArrayObject *)Py_NewRef(object);
     }
     mp_raise_new(mp_state_of((PyObject *)self), MP_INVALID_ARGUMENT,
-                 "scores must be a writable float32 array [%d, %lld]", self->plan.queries, (long long)count);
+                 "`scores` must be a writable float32 array [%d, %lld]", self->plan.queries, (long long)count);
     return NULL;
 }
 
@@ -265,7 +265,7 @@ static PyObject *maxsim_add(PyObject *object, PyObject *args) {
     if (factors != Py_None && !(scales = list_in(state, factors, NPY_FLOAT32, "scales")))
         goto cleanup;
     if (scales && PyArray_DIM(scales, 0) != PyArray_DIM(values, 0)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "scales must have one number for each row, %lld, got %lld",
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "`scales` must have one number for each row, %lld, got %lld",
                      (long long)PyArray_DIM(values, 0), (long long)PyArray_DIM(scales, 0));
         goto cleanup;
     }

@@ -125,9 +125,9 @@ static PyObject *spec_add_tensor(PyObject *self, PyObject *args, PyObject *kwarg
         if (!PyErr_ExceptionMatches(PyExc_OverflowError))
             return NULL;
         PyErr_Clear();
-        return mp_raise_new(state, MP_FORMAT, "%s: offset and nbytes must be from 0 to 2^64 - 1", name);
+        return mp_raise_new(state, MP_FORMAT, "%s: `offset` and `nbytes` must be from 0 to 2^64 - 1", name);
     }
-    PyObject *list = mp_tuple_in(shape, "shape must be a sequence");
+    PyObject *list = mp_tuple_in(shape, "`shape` must be a sequence");
     if (!list)
         return NULL;
     Py_ssize_t ndim = PyTuple_Size(list);
@@ -348,7 +348,7 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
     npy_intp count = offsets ? PyArray_DIM(offsets, 0) - 1 : 0;
     if (eog && (count < 0 || count > INT32_MAX || control.len != count)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT,
-                     "offsets and control must have n + 1 and n entries for n tokens, got %zd and %zd", count + 1,
+                     "`offsets` and `control` must have n + 1 and n entries for n tokens, got %zd and %zd", count + 1,
                      control.len);
     } else if (eog) {
         const int64_t *ends = PyArray_DATA(offsets);
@@ -365,7 +365,7 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
             result = apply(self, (change){set_tokens, &tokens});
         } else {
             mp_raise_new(state, MP_INVALID_ARGUMENT,
-                         "offsets must start at 0, never decrease and end at the length of data, %zd", data.len);
+                         "`offsets` must start at 0, never decrease and end at the length of `data`, %zd", data.len);
         }
     }
     Py_XDECREF((PyObject *)offsets);

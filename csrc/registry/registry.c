@@ -437,7 +437,8 @@ static mp_status put(mp_registry *registry, mp_entry *entry, mp_add add, mp_entr
     int at = find(registry, key, &found);
     if (found && add == MP_ADD_NEW)
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "the key \"%s\" exists already; pass `replace` to load another model under it", key);
+                       "`key` must be new, got \"%s\", which exists already; pass `replace` to load another model "
+                       "under it", key);
     /* Reserve room for every entry that may drain later: two per slot. */
     int most = registry->leaving_count + 2 * registry->slot_count + 2;
     while (registry->leaving_capacity < most)

@@ -92,8 +92,8 @@ static mp_status check_deadline(mp_entry *entry, const mp_ticket *ticket, mp_err
     if (wait_ns / 4 <= deadline - now)
         return MP_OK;
     return mp_fail_hint(error, MP_TIMEOUT, FEWER,
-                        "%s: %d requests are queued, about %.1f s of work, but the deadline is in %.1f s", entry->key,
-                        entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
+                        "%s: the queue has %d requests, which take about %.1f s, but the deadline is in %.1f s",
+                        entry->key, entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
 }
 
 /* Must not hold the lock. Charges the bytes of the request. While models that are in use hold the memory, waits for it,

@@ -24,7 +24,7 @@ from ..errors import FileError, InvalidArgument, LimitError, MpoolError
 from ..models.files import open_regular, unreadable
 from ..resources import list_of_caller, of_caller
 from . import structure
-from .memory import reserved
+from .memory import ALPHA_BYTES, BYTES_PER_PIXEL, WEBP_BYTES, reserved
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -150,14 +150,25 @@ def _converted(image: Any, name: str, convert: Callable[[Image], T]) -> T:
     """Decode an array, a Pillow image or the bytes of a file, and convert the result."""
     if isinstance(image, np.ndarray):
         _check_array(image, name)
-        with reserved(image.shape[0] * image.shape[1]):
+        alpha = ALPHA_BYTES if image.ndim == 3 and image.shape[2] == 4 else 0
+        with reserved(image.shape[0] * image.shape[1], BYTES_PER_PIXEL + alpha):
             return convert(_from_array(image, name))
     if _is_pillow(image):
         _check_size(image.width, image.height, name)
-        with reserved(image.width * image.height):
+        with reserved(image.width * image.height, _bytes_per_pixel(image)):
             return convert(_decoded(image, name, from_caller=True))
-    with _opened(image, name) as opened, reserved(opened.width * opened.height):
+    with _opened(image, name) as opened, reserved(opened.width * opened.height, _bytes_per_pixel(opened)):
         return convert(_decoded(opened, name))
+
+
+def _bytes_per_pixel(image: Image) -> int:
+    """Return the bytes per pixel that decoding and converting an image takes, before it is decoded."""
+    return BYTES_PER_PIXEL + (ALPHA_BYTES if _has_alpha(image) else 0) + (WEBP_BYTES if image.format == "WEBP" else 0)
+
+
+def _has_alpha(image: Image) -> bool:
+    bands = image.getbands()
+    return "A" in bands or "a" in bands or image.info.get("transparency") is not None
 
 
 def _is_pillow(value: Any) -> bool:
@@ -201,7 +212,8 @@ def _from_base64(text: str, name: str) -> bytes:
         raise InvalidArgument(param=name, got=f"more than {MAX_BYTES:,} bytes",
                               allowed=f"at most {MAX_BYTES:,} bytes")
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
+        data = text.encode("ascii").translate(None, b" \t\r\n\f\v")  # split() would make an object of each line
+        return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidArgument(param=name, got="invalid base64", allowed=f"base64 of a {FORMAT_WORDS} file") from None
 
@@ -237,11 +249,17 @@ def _opened(data: bytes, name: str) -> Image:
     if not data or len(data) > MAX_BYTES:
         raise InvalidArgument(param=name, got=f"{len(data):,} bytes", allowed=f"1 to {MAX_BYTES:,} bytes")
     structure.check_head(data, name)
+    from .orientation import Jpeg
+
     try:
-        opened = Image.open(io.BytesIO(data), formats=FORMATS)
+        opened: Image.Image
+        if data.startswith(b"\xff\xd8\xff"):
+            opened = Jpeg(io.BytesIO(data))
+        else:
+            opened = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
         raise InvalidArgument(param=name, got="too many pixels", allowed=f"at most {MAX_PIXELS:,} pixels") from None
-    except UnidentifiedImageError:
+    except (UnidentifiedImageError, SyntaxError):  # a SyntaxError of a JPEG file
         raise InvalidArgument(param=name, got=_format_of(data), allowed=f"a {FORMAT_WORDS} image",
                               hint="For other formats, open the file with Pillow and pass the Pillow image") from None
     except Exception:  # a decoder may raise anything for a corrupted file; its message is not passed on
@@ -293,16 +311,19 @@ def _decoded(image: Image, name: str, from_caller: bool = False) -> Image:
     unchanged."""
     from PIL import ImageOps
 
+    from .orientation import upright
+
     try:
         if from_caller:
             with _LOADING[id(image) // 16 % len(_LOADING)]:
                 image.load()
+            try:
+                turned = ImageOps.exif_transpose(image)
+            except Exception:  # invalid EXIF data: do not rotate
+                turned = image
         else:
             image.load()
-        try:
-            turned = ImageOps.exif_transpose(image)
-        except Exception:  # invalid EXIF data: do not rotate
-            turned = image
+            turned = upright(image)
         found = _rgb(turned, name)
     except MpoolError:
         raise
@@ -323,7 +344,7 @@ def _rgb(image: Image, name: str) -> Image:
         raise InvalidArgument(param=name, got="a Pillow image of floats",
                               allowed="an image with 8 or 16 bits per channel",
                               hint="Pass an array of floats from 0 to 1")
-    if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
+    if _has_alpha(image):
         return _on_white(image)
     return image.convert("RGB")
 

@@ -11,9 +11,13 @@ from .. import native_calls
 
 #: Maximum bytes of the decoded images that exist at a time, unless a single image needs more.
 MAX = 1 << 30
-#: Bytes per pixel while an image is decoded: Pillow stores RGB in four bytes, and conversions and rotations need a
-#: source and a destination beside the decoded image.
-BYTES_PER_PIXEL = 12
+#: Bytes per pixel while an image is decoded, measured with Pillow 13: Pillow stores RGB in four bytes, and conversions
+#: and rotations need a source and a destination beside the decoded image; a progressive JPEG also has its coefficients.
+BYTES_PER_PIXEL = 13
+#: Additional bytes per pixel of an image with transparency: the white background, and the composition.
+ALPHA_BYTES = 8
+#: Additional bytes per pixel of a WebP: the two canvases of its decoder, which exist until the image is closed.
+WEBP_BYTES = 8
 #: Interval in seconds at which a waiting thread checks whether its caller has left.
 _TICK = 0.1
 
@@ -29,13 +33,13 @@ _budget = _Budget()
 
 
 @contextmanager
-def reserved(pixels: int) -> Iterator[None]:
+def reserved(pixels: int, bytes_per_pixel: int = BYTES_PER_PIXEL) -> Iterator[None]:
     """Reserve the memory for decoding an image of this many pixels; wait until enough is free.
 
     Raises:
         Timeout: the caller of the native call that this thread runs has left.
     """
-    budget, size = _budget, pixels * BYTES_PER_PIXEL
+    budget, size = _budget, pixels * bytes_per_pixel
     with budget.changed:
         while budget.used and budget.used + size > MAX:
             if budget.changed.wait(_TICK):

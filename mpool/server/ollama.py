@@ -54,7 +54,7 @@ from .ollama_structs import (
     Version,
 )
 from .openai.text import LOWEST
-from .operations import Context, Operation, json_response, large_response
+from .operations import Context, Operation, check_logprobs, json_response, large_response
 from .sampling import narrow
 from .streaming import LINES, MergedStreams, StreamedResponse, line
 
@@ -273,6 +273,7 @@ async def _respond(context: Context, served: ServedModel, body: TextRequest, str
             done = await stream.result()
         finally:
             await stream.aclose()
+        check_logprobs([done.logprobs], served.model._entry.token_bytes)
         fields = {**_final_fields(context, body.model, done, cold), "logprobs": _logprobs(served, done.logprobs)}
         response = make_response(done.text, done.reasoning or None, fields)
         return json_response(_with_tool_calls(response, done.tool_calls))

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from ..durations import MAX_CHARS
 from .fields import Fields, Name, Stops, Text
 
-KeepAlive = float | str
+KeepAlive = float | Annotated[str, Meta(max_length=MAX_CHARS)]
 Nanoseconds = int
 
 

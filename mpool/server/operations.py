@@ -12,7 +12,7 @@ import base64
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from .peers import user_of
 from .state import RunningRequest
 
 if TYPE_CHECKING:
+    from ..results import TokenLogprob, TopLogprob
     from .guard import Scope
     from .models import ServedModel
     from .state import State
@@ -45,6 +46,8 @@ _DEFAULT_TYPES = (b"", b"application/x-www-form-urlencoded", b"text/plain", b"ap
 _LARGE = 1 << 15
 #: Maximum size of a response, and size of a float32 in it, in bytes of JSON.
 MAX_RESPONSE, NUMBER_BYTES = 64 << 20, 22
+#: Approximate size of a log probability in bytes of JSON, without the text and the bytes of its token.
+_LOGPROB_BYTES = 48
 #: Maximum size in bytes of the float32 arrays of a response of numbers.
 MAX_NUMBERS = MAX_RESPONSE // NUMBER_BYTES * 4
 
@@ -278,6 +281,39 @@ def check_response(size: int, field: str) -> None:
                                            f"{MAX_RESPONSE:,} are allowed. Send fewer inputs per request.", field)
 
 
+def encode_checked(value: Any, field: str) -> bytes:
+    """Encode a struct as the JSON of a response whose exact size is known only then: a character of a text takes up to
+    six bytes.
+
+    Raises:
+        Refusal: The size exceeds :data:`MAX_RESPONSE`.
+    """
+    data = _encode(value)
+    check_response(len(data), field)
+    return data
+
+
+def check_logprobs(found: Iterable[tuple[TokenLogprob, ...] | None], bytes_of: Callable[[int], bytes] | None) -> None:
+    """Refuse a response whose log probabilities would be too large. Tokens of a model's file have up to 4,096 bytes.
+
+    Args:
+        found: Log probabilities of each choice.
+        bytes_of: Returns the bytes of a token, which the response lists as numbers; None: it does not list them.
+
+    Raises:
+        Refusal: The size exceeds :data:`MAX_RESPONSE`.
+    """
+    size = 0
+    for token in (token for choice in found for token in choice or ()):
+        alternatives: tuple[TokenLogprob | TopLogprob, ...] = (token, *token.top)
+        for one in alternatives:
+            size += _LOGPROB_BYTES + len(one.token) + (0 if bytes_of is None else 4 * len(bytes_of(one.token_id)))
+    if size > MAX_RESPONSE:
+        raise Refusal("request_too_large", f"The log probabilities of the response would have about {size:,} bytes; at "
+                                           f"most {MAX_RESPONSE:,} are allowed. Stream the response, or ask for fewer "
+                                           "tokens or alternatives.", "logprobs")
+
+
 async def large_response(make: Callable[[], Any], numbers: int) -> Response:
     """Encode the struct that ``make`` returns as a JSON response.
 
@@ -440,5 +476,5 @@ def _check_type(scope: Any) -> None:
         raise Refusal("unsupported_media_type")
 
 
-__all__ = ["MAX_NUMBERS", "MAX_RESPONSE", "NUMBER_BYTES", "Context", "Endpoint", "Operation", "check_response",
-           "json_response", "large_response"]
+__all__ = ["MAX_NUMBERS", "MAX_RESPONSE", "NUMBER_BYTES", "Context", "Endpoint", "Operation", "check_logprobs",
+           "check_response", "encode_checked", "json_response", "large_response"]

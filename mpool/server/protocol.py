@@ -133,7 +133,8 @@ class _Cycle(RequestResponseCycle):
 
     def _write(self, data: bytes) -> None:
         held, self._pending_head = self._pending_head, b""
-        if held or data:
+        # asyncio drops what is written to a lost connection, and logs a warning for each write after the fifth
+        if (held or data) and not self.transport.is_closing():
             self.transport.write(held + data)
 
     def probe(self) -> bool:
@@ -146,7 +147,8 @@ class _Cycle(RequestResponseCycle):
         if not self.response_started:
             if self.scope["http_version"] == "1.0":
                 return False
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # every client ignores it
+            if not self.transport.is_closing():
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # every client ignores it
         elif self._pending_head:
             self._write(b"")
         elif self._filler is None or self._remaining is not None or self._bodiless:

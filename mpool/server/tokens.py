@@ -15,10 +15,13 @@ from .errors import Refusal
 from .fields import Fields, Name, Token
 from .openai.chat import message_of, template_variables
 from .openai.structs import Message
-from .operations import Context, Operation, json_response
+from .operations import Context, Operation, check_response, encode_checked
 
 if TYPE_CHECKING:
     from .models import ServedModel
+
+#: Bytes of a token id and of the quotes of its text in a response, at most.
+_ID_BYTES = 16
 
 
 class TokenizeRequest(Fields, kw_only=True):
@@ -70,11 +73,14 @@ async def tokenize(context: Context, body: TokenizeRequest) -> Response:
     else:
         ids = await _chat_ids(context, served, body, body.messages)
 
-    def made() -> TokenizeResponse:
-        texts = list(map(served.model._entry.token_text, ids)) if body.return_token_strs else None
-        return TokenizeResponse(len(ids), served.model.context_length, ids, texts)
+    def made() -> bytes:
+        field, entry, texts = "messages" if body.prompt is None else "prompt", served.model._entry, None
+        if body.return_token_strs:
+            check_response(entry.tokenizer().text_bytes(ids) + _ID_BYTES * len(ids), field)
+            texts = list(map(entry.token_text, ids))
+        return encode_checked(TokenizeResponse(len(ids), served.model.context_length, ids, texts), field)
 
-    return json_response(await native_calls.REQUESTS.arun(made))
+    return Response(await native_calls.REQUESTS.arun(made), media_type="application/json")
 
 
 async def _prompt_ids(context: Context, served: ServedModel, body: TokenizeRequest) -> list[int]:
@@ -106,12 +112,17 @@ async def _chat_ids(context: Context, served: ServedModel, body: TokenizeRequest
 async def detokenize(context: Context, body: DetokenizeRequest) -> Response:
     """Convert token ids to text."""
     served = await _model(context, body.model)
+
+    def made() -> bytes:
+        check_response(served.model._entry.tokenizer().text_bytes(body.tokens, skip_special=False), "tokens")
+        return encode_checked(DetokenizeResponse(served.model.detokenize(body.tokens, skip_special=False)), "tokens")
+
     try:
-        text = await native_calls.REQUESTS.arun(lambda: served.model.detokenize(body.tokens, skip_special=False))
+        data = await native_calls.REQUESTS.arun(made)
     except InvalidArgument as error:
         error.rename({"ids": "tokens"})
         raise Refusal("invalid_value", sentence(error.message), error.param) from None
-    return json_response(DetokenizeResponse(text))
+    return Response(data, media_type="application/json")
 
 
 async def _model(context: Context, name: str | None) -> ServedModel:

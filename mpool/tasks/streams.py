@@ -47,7 +47,7 @@ class TicketStream(Generic[T]):
         __getattr__ = missing_attribute
 
     def __iter__(self) -> StreamIterator[T]:
-        return StreamIterator(self)
+        return _OpenIterator(self)
 
     @typed
     def __next__(self) -> T:
@@ -99,8 +99,7 @@ class TicketStream(Generic[T]):
 
 
 class StreamIterator(Generic[T]):
-    """The iterator of a ``for`` loop over a stream. Dropping it before the end (``break``, an exception) cancels the
-    stream."""
+    """The iterator of a ``for`` loop over a stream, and its class after the end of the stream."""
 
     __slots__ = ("_stream",)
 
@@ -112,6 +111,24 @@ class StreamIterator(Generic[T]):
 
     def __next__(self) -> T:
         return self._stream.__next__()  # not next(): `typed` does not convert a MemoryError of that call
+
+
+class _OpenIterator(StreamIterator[T]):
+    """An iterator before the end of its stream. Dropping it (``break``, an exception) cancels the stream.
+
+    At the end of the stream it becomes a StreamIterator, which has no ``__del__``. Python prints and drops a
+    KeyboardInterrupt that it raises in a ``__del__``, and every ``for`` loop to the end of a stream would call one.
+    """
+
+    __slots__ = ()
+
+    def __next__(self) -> T:
+        try:
+            return self._stream.__next__()
+        except BaseException:
+            if self._stream._exhausted:
+                self.__class__ = StreamIterator  # type: ignore[assignment]
+            raise
 
     def __del__(self) -> None:
         if not self._stream._exhausted:

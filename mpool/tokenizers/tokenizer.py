@@ -136,6 +136,19 @@ class Tokenizer:
         """
         raise NotImplementedError
 
+    def text_bytes(self, ids: Sequence[int], *, skip_special: bool = True) -> int:
+        """Return the number of bytes of the text of ``ids``, without decoding them. Ids that are not in the vocabulary
+        count as 0; ``skip_special`` is that of :meth:`decode`."""
+        table = self.token_table()
+        tokens, counts = np.unique(np.asarray(ids, dtype=np.int64), return_counts=True)
+        known = (tokens >= 0) & (tokens < self.vocab_size)
+        tokens, counts = tokens[known], counts[known]
+        sizes = np.asarray(table.offsets)[tokens + 1] - np.asarray(table.offsets)[tokens]
+        if not skip_special:
+            for at in np.flatnonzero(np.frombuffer(table.control, np.uint8)[tokens]):
+                sizes[at] = len(self.token_text(int(tokens[at])).encode())
+        return int(sizes @ counts)
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Decode ``ids`` to text.
 

@@ -70,9 +70,9 @@ MP_TEST(files_messages_of_headers_and_values) {
     SAYS(parsed(), MP_FORMAT, "f at byte 16: kv_count is 3, with 74 bytes left, allowed: as many as the rest of the "
          "file can hold");
     file_of(65537, 0), zeros(65537 * 33);
-    SAYS(parsed(), MP_LIMIT, "f at byte 8: tensor_count is 65537, allowed: at most 65536 (MP_GGUF_MAX_TENSORS)");
+    SAYS(parsed(), MP_LIMIT, "f at byte 8: tensor_count is 65537, allowed: at most 65,536 (a limit of mpool)");
     file_of(0, 65538), zeros(65538 * 14);
-    SAYS(parsed(), MP_LIMIT, "f at byte 16: kv_count is 65538, allowed: at most 65536 (MP_GGUF_MAX_KEYS)");
+    SAYS(parsed(), MP_LIMIT, "f at byte 16: kv_count is 65538, allowed: at most 65,536 (a limit of mpool)");
 
     put_u64(file_of(0, 1), 0), zeros(10);
     SAYS(parsed(), MP_FORMAT, "f at byte 24: key length is 0, with 10 bytes left, allowed: 1 to 65535, and at most the "
@@ -99,15 +99,15 @@ MP_TEST(files_messages_of_headers_and_values) {
     put_u32(value_of("general.alignment", G_U32), 48);
     SAYS(parsed(), MP_FORMAT, "f at byte 53: general.alignment is 48, allowed: a power of two");
     put_u32(value_of("general.alignment", G_U32), 131072);
-    SAYS(parsed(), MP_LIMIT, "f at byte 53: general.alignment is 131072, allowed: at most 65536 "
-         "(MP_GGUF_MAX_ALIGNMENT)");
+    SAYS(parsed(), MP_LIMIT, "f at byte 53: general.alignment is 131072, allowed: at most 65,536 "
+         "(a limit of mpool)");
 
     put_u64(value_of("k", G_STRING), 3), zeros(2);
     SAYS(parsed(), MP_FORMAT, "f at byte 37: k is 3 bytes long with 2 left, allowed: a string that ends within the "
          "file");
     put_u64(value_of("k", G_STRING), (16 << 20) + 1), zeros((16 << 20) + 1);
-    SAYS(parsed(), MP_LIMIT, "f at byte 37: k is 16777217 bytes long, allowed: at most 16777216 bytes "
-         "(MP_GGUF_MAX_STRING)");
+    SAYS(parsed(), MP_LIMIT, "f at byte 37: k is 16777217 bytes long, allowed: at most 16,777,216 bytes "
+         "(a limit of mpool)");
     put_u64(value_of("k", G_U64), (uint64_t)1 << 63);
     SAYS(parsed(), MP_FORMAT, "f at byte 37: k is 9223372036854775808, allowed: an integer below 2^63");
     put_u8(value_of("k", G_BOOL), 2);
@@ -130,8 +130,9 @@ MP_TEST(files_messages_of_headers_and_values) {
          "ends within the file");
     array_of(G_U8, 5), zeros(5), b.data[16] = 2;
     put_key(&b, "l", G_ARRAY), put_u32(&b, G_U8), put_u64(&b, (1 << 24) - 4), zeros((1 << 24) - 4);
-    SAYS(parsed(), MP_LIMIT, "f at byte 71: l is 16777212 elements after 5 in other arrays, allowed: at most 16777216 "
-         "elements in all arrays (MP_GGUF_MAX_ELEMENTS)");
+    SAYS(parsed(), MP_LIMIT,
+         "f at byte 71: l is 16777212 elements after 5 in other arrays, allowed: at most 16,777,216 elements in all "
+         "arrays (a limit of mpool)");
     array_of(G_STRING, 2), put_u64(&b, 0), put_u64(&b, 3), zeros(2);
     SAYS(parsed(), MP_FORMAT, "f at byte 57: k is 3 bytes long with 2 left, allowed: a string that ends within the "
          "file");

@@ -134,7 +134,7 @@ MP_TEST(models_diffusion_refuses_int8) {
     begin();
     for (int flux = 0; flux < 2; flux++) {
         MP_CHECK_STATUS(load_only(pipeline(flux), MP_COMPUTE_I8, &error), MP_UNSUPPORTED, &error);
-        MP_CHECK_HAS(error.message, "compute must be auto, float32 or bfloat16 for image generation, got int8");
+        MP_CHECK_HAS(error.message, "`compute` must be auto, float32 or bfloat16 for image generation, got int8");
     }
 }
 

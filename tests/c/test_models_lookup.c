@@ -290,7 +290,7 @@ MP_TEST(models_lookup_has_vectors_only) {
     }
     static const struct { int32_t adapter, dimensions; const char *refusal; } options[] = {
         {0, 0, NULL}, {0, 1, NULL}, {0, WIDTH, NULL}, {1, 0, "the model has no adapter 1"},
-        {0, -1, "dimensions must be 1 to 64, got -1"}, {0, WIDTH + 1, "dimensions must be 1 to 64, got 65"}};
+        {0, -1, "`dimensions` must be 1 to 64, got -1"}, {0, WIDTH + 1, "`dimensions` must be 1 to 64, got 65"}};
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         mp_embedding_request *call;
         MP_CHECK_OK(make_embedding_request(1, ids, offsets, NULL, &call, &error), &error);

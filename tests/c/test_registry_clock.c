@@ -609,7 +609,7 @@ MP_TEST(registry_clock_hopeless_deadlines) {
     scene_queue(&scene, ahead);
     scene.entry->full_pace = 1;
     MP_CHECK_INT(submit(&scene, (mp_submit_options){.deadline_ns = clock_ns + 100 * MS - 1}), MP_TIMEOUT);
-    MP_CHECK_STR(error.message, "a: 1 requests are queued, about 0.4 s of work, but the deadline is in 0.1 s");
+    MP_CHECK_STR(error.message, "a: the queue has 1 requests, which take about 0.4 s, but the deadline is in 0.1 s");
     MP_CHECK_INT(submit(&scene, (mp_submit_options){.deadline_ns = clock_ns}), MP_TIMEOUT);
     MP_CHECK_STR(error.message, "a: the deadline had passed before the request was queued");
     MP_CHECK_INT(submit(&scene, (mp_submit_options){.deadline_ns = clock_ns + 100 * MS}), MP_OK);

@@ -248,7 +248,8 @@ MP_TEST(registry_keys_exist_once) {
     fake_add(registry, "a", &fake, false);
     mp_loader loader = fake_loader(&second);
     MP_CHECK_STATUS(mp_registry_add(registry, "a", &loader, MP_ADD_NEW, &error), MP_INVALID_ARGUMENT, &error);
-    MP_CHECK_STR(error.message, "the key \"a\" exists already; pass `replace` to load another model under it");
+    MP_CHECK_STR(error.message,
+                 "`key` must be new, got \"a\", which exists already; pass `replace` to load another model under it");
     MP_CHECK_INT(second.loaders, 0);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     MP_CHECK_INT(fake.loads, 1);

@@ -38,8 +38,8 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
     mp_text_request *request = (mp_text_request *)request_base;
     if (request->n_prompt >= model->context) {
         mp_fail(error, MP_CONTEXT_OVERFLOW,
-                "the prompt has %d tokens, the model takes at most %d plus one generated token", request->n_prompt,
-                model->context - 1);
+                "the prompt must have at most %d tokens, so that the model can generate one more; got %d. Shorten the "
+                "prompt", model->context - 1, request->n_prompt);
         if (error) {
             snprintf(error->got, sizeof error->got, "%d", request->n_prompt);
             snprintf(error->allowed, sizeof error->allowed, "%d", model->context - 1);

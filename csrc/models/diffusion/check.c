@@ -14,11 +14,11 @@ static mp_status fail_size(const mp_diffusion *model, const mp_image_generation_
     }
     if (most)
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "the image must have sides that are multiples of %d up to %d, got %d x %d pixels; "
-                       "the nearest is %d x %d",
+                       "`width` and `height` must be multiples of %d up to %d, got %d x %d pixels; the nearest are "
+                       "%d x %d",
                        grain, most, request->width, request->height, near[0], near[1]);
     return mp_fail(error, MP_INVALID_ARGUMENT,
-                   "the image must have sides that are multiples of %d, got %d x %d pixels; the nearest is %d x %d",
+                   "`width` and `height` must be multiples of %d, got %d x %d pixels; the nearest are %d x %d",
                    grain, request->width, request->height, near[0], near[1]);
 }
 
@@ -28,12 +28,13 @@ static mp_status check_ids(const mp_diffusion *model, const mp_image_generation_
         const bool clip = e != MP_DIFF_T5;
         if (encoder->layers && (request->n_ids[e] < 1 || request->n_ids[e] > encoder->length ||
                                 (clip && request->n_ids[e] != encoder->length)))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "%s takes %s%d tokens, got %d", mp_diff_stage_name(e),
-                           clip ? "" : "1 to ", encoder->length, request->n_ids[e]);
+            return mp_fail(error, MP_INVALID_ARGUMENT, "`ids` must have %s%d tokens for %s, got %d",
+                           clip ? "" : "1 to ", encoder->length, mp_diff_stage_name(e), request->n_ids[e]);
         for (int t = 0; encoder->layers && t < request->n_texts; t++) {
             if (!request->ids[t][e])
-                return mp_fail(error, MP_INVALID_ARGUMENT, "ids[%d][%d] is missing: %s takes %d tokens of each text", t,
-                               e, mp_diff_stage_name(e), request->n_ids[e]);
+                return mp_fail(error, MP_INVALID_ARGUMENT,
+                               "`ids[%d][%d]` must not be missing: %s takes %d tokens of each text", t, e,
+                               mp_diff_stage_name(e), request->n_ids[e]);
             for (int32_t i = 0; i < request->n_ids[e]; i++)
                 if (request->ids[t][e][i] < 0 || request->ids[t][e][i] >= encoder->vocab)
                     return mp_fail(error, MP_INVALID_ARGUMENT, "token id %d is outside the vocabulary of %d",

@@ -320,7 +320,7 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **out, mp_error *
     model->compute = args->compute;
     model->flux = (args->flags & MP_DIFFUSION_SINGLE_BLOCKS) != 0;
     if (args->compute == MP_COMPUTE_I8) {
-        status = mp_fail(error, MP_UNSUPPORTED, "compute must be auto, float32 or bfloat16 for image generation, got "
+        status = mp_fail(error, MP_UNSUPPORTED, "`compute` must be auto, float32 or bfloat16 for image generation, got "
                                                 "int8");
         goto cleanup;
     }

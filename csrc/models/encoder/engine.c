@@ -44,13 +44,14 @@ mp_status mp_encoder_check(const mp_model *base, mp_request *request_base, uint6
     const bool pooled = request->outputs & MP_EMBED_POOLED;
     int32_t most = pooled ? model->head.width : model->hidden;
     if (pooled && model->head.size_count && request->dimensions && !mp_head_gives(&model->head, request->dimensions))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model has no projection to that size",
-                       request->dimensions);
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "`dimensions` must be a size to which the model has a projection, got %d", request->dimensions);
     if (request->dimensions < 0 || (request->dimensions > most && (!pooled || !model->head.size_count)))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions must be 1 to %d, got %d", most, request->dimensions);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "`dimensions` must be 1 to %d, got %d", most, request->dimensions);
     if (!pooled && request->dimensions != 0 && request->dimensions != most)
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "dimensions is %d, but token vectors cannot be truncated; leave it out", request->dimensions);
+                       "`dimensions` must be %d, because token vectors cannot be truncated, got %d; leave it out",
+                       most, request->dimensions);
     MP_TRY(mp_embedding_request_check_texts(request, model->context, model->vocab, error));
     if (request->adapter != 0 && mp_adapters_find(&model->adapters, request->adapter) == 0)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the model has no adapter %d", request->adapter);

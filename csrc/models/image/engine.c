@@ -118,7 +118,7 @@ mp_status mp_vit_check(const mp_model *base, mp_request *request_base, uint64_t 
     uint64_t ops = 0, parts = 0;
     if (request->dimensions < 0 || request->dimensions > most ||
         (tokens && request->dimensions && request->dimensions != most))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions must be %s%d, got %d", tokens ? "" : "1 to ", most,
+        return mp_fail(error, MP_INVALID_ARGUMENT, "`dimensions` must be %s%d, got %d", tokens ? "" : "1 to ", most,
                        request->dimensions);
     for (int32_t i = 0; i < request->n_images; i++) {
         int32_t height = request->sizes[2 * i], width = request->sizes[2 * i + 1];

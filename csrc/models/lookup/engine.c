@@ -86,7 +86,7 @@ mp_status mp_lookup_check(const mp_model *base, mp_request *request_base, uint64
     if (request->adapter != 0)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the model has no adapter %d", request->adapter);
     if (request->dimensions < 0 || request->dimensions > model->dim)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions must be 1 to %d, got %d", model->dim,
+        return mp_fail(error, MP_INVALID_ARGUMENT, "`dimensions` must be 1 to %d, got %d", model->dim,
                        request->dimensions);
     if (request->second || request->attended)
         return mp_fail(error, MP_UNSUPPORTED, "the model has no attention: `second` and `attended` are not allowed");

@@ -33,11 +33,11 @@ static mp_status check_embed(const mp_embedding_args *args, mp_error *error) {
     MP_TRY(mp_check_range("offsets[0]", args->offsets[0], 0, 0, error));
     for (int32_t t = 0; t < args->n_texts; t++)
         if (args->offsets[t + 1] < args->offsets[t])
-            return mp_fail(error, MP_INVALID_ARGUMENT, "offsets[%d] must not be less than its predecessor, got %lld",
+            return mp_fail(error, MP_INVALID_ARGUMENT, "`offsets[%d]` must not be less than its predecessor, got %lld",
                            t + 1, (long long)args->offsets[t + 1]);
     if (args->offsets[args->n_texts] != args->n_tokens)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "offsets ends at %lld, but there are %lld ids",
-                       (long long)args->offsets[args->n_texts], (long long)args->n_tokens);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "`offsets` must end at the number of ids, %lld, got %lld",
+                       (long long)args->n_tokens, (long long)args->offsets[args->n_texts]);
     return MP_OK;
 }
 
@@ -117,7 +117,7 @@ mp_status mp_embedding_request_check_texts(const mp_embedding_request *request, 
             return MP_CONTEXT_OVERFLOW;
         }
         if (request->skip && (request->skip[t] < 0 || request->skip[t] >= n))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "skip of text %d must be 0 or more and below %lld, got %d", t,
+            return mp_fail(error, MP_INVALID_ARGUMENT, "`skip` of text %d must be 0 or more and below %lld, got %d", t,
                            (long long)n, request->skip[t]);
     }
     for (int64_t i = 0; i < request->n_tokens; i++)

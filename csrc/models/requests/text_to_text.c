@@ -230,7 +230,9 @@ mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_by
     size_t text = tokens * max_token_bytes; /* both factors are below 2^32 */
     MP_TRY(size_capture(request, &captured, error));
     if (text > (UINT32_MAX - REST) / GROWN)
-        return mp_fail(error, MP_LIMIT, "max_tokens is %d: the text could exceed 4 GiB", s->max_tokens);
+        return mp_fail(error, MP_LIMIT,
+                       "`max_tokens` must be at most %llu with this model, so that no text exceeds 4 GiB, got %d",
+                       (unsigned long long)((UINT32_MAX - REST) / GROWN / max_token_bytes), s->max_tokens);
     for (int c = 0; c < request->n_choices; c++) {
         mp_choice *choice = &request->choices[c];
         choice->text_capacity = (uint32_t)(GROWN * text + REST);

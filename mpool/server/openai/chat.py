@@ -13,7 +13,7 @@ from ... import aio
 from .. import formats, thinking
 from ..errors import Refusal
 from ..image_urls import with_images
-from ..operations import Context, Operation, json_response
+from ..operations import Context, Operation, check_logprobs, json_response
 from ..sampling import sampling
 from ..streaming import EVENTS
 from .structs import (
@@ -86,6 +86,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
         stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
         return await streamed(context, [stream], first, chunk_event, usage_event if include_usage else None)
     done = await aio.chat(messages, served.model, pool=pool, **options)
+    check_logprobs((one.logprobs for one in done.choices), served.model._entry.token_bytes)
     choices = [ChatChoice(one.index, _response_message(one), _logprobs(served, one.logprobs),
                           _finish(one.finish_reason) or "stop") for one in done.choices]
     return json_response(ChatResponse(name, created, body.model, choices, usage_of([done])))

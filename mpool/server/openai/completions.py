@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ... import aio
 from .. import fill_in, formats
 from ..errors import Refusal
-from ..operations import Context, Operation, json_response
+from ..operations import Context, Operation, check_logprobs, json_response
 from ..sampling import check_count, sampling
 from ..streaming import EVENTS
 from .structs import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Usage
@@ -67,6 +67,7 @@ async def completions(context: Context, body: CompletionRequest) -> Response:
         return await streamed(context, streams, [], chunk_event, usage_event if include_usage else None)
     done = await run_concurrently([aio.generate(prompt, served.model, pool=pool, **options)  # type: ignore[misc]
                                    for prompt in inputs])
+    check_logprobs((one.logprobs for result in done for one in result.choices), None)
     choices = [choice(at, one.index, one.text, one.finish_reason, one.logprobs)
                for at, result in enumerate(done) for one in result.choices]
     return json_response(CompletionResponse(name, created, body.model, choices, usage_of(done)))

@@ -315,7 +315,7 @@ def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
     refused(flux, "`max_sequence_length` must be an integer from 1 to 512, got 513", max_sequence_length=513)
     refused(flux, "`compute` must be one of .*, got 'float8'", compute="float8")
     refused(flux, "`stream` must be True or False, got 1", stream=1)
-    with pytest.raises(errors.Unsupported, match="compute must be auto, float32 or bfloat16 .*, got int8"):
+    with pytest.raises(errors.Unsupported, match="`compute` must be auto, float32 or bfloat16 .*, got int8"):
         pool.generate_image("a cat", flux, compute="int8", **SMALL)
     with pytest.raises(errors.WrongCapability, match="capability is text_to_image, not text_to_text"):
         pool.generate("a cat", flux)

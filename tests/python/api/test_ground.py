@@ -32,7 +32,7 @@ from mpool.tasks import streams
     ("90", 90.0), ("1.5", 1.5), (" 5m ", 300.0), ("1h30m", 5400.0), ("300ms", 0.3), ("2s", 2.0), ("1m30s500ms", 90.5),
     ("0", 0.0), ("-0", 0.0), ("-1", math.inf), ("-1h", math.inf), ("-0.5s", math.inf), (0, 0.0), (7, 7.0),
     (0.25, 0.25), (-1, math.inf), (-0.001, math.inf), (math.inf, math.inf), (-math.inf, math.inf), (10**18, math.inf),
-    (10**18 - 1, 1e18), (10**400, math.inf), (-10**400, math.inf), ("9" * 5000, math.inf),
+    (10**18 - 1, 1e18), (10**400, math.inf), (-10**400, math.inf), ("9" * 64, 1e64), ("1s" * 32, 32.0),
     (np.int64(7), 7.0), (np.float32(0.25), 0.25), (np.float64(-1), math.inf)], ids=lambda value: str(
         value)[:20] if isinstance(value, (str, float)) or abs(value) < 1e20 else "large")
 def test_durations(given: Any, seconds: float) -> None:
@@ -46,6 +46,22 @@ def test_other_durations_are_refused(given: Any) -> None:
     with pytest.raises(mpool.InvalidArgument, match=re.escape(f"must be {allowed}, got")) as caught:
         seconds_of(given, "some_name")
     assert (caught.value.param, caught.value.got) == ("some_name", checks.shown(given))
+
+
+@pytest.mark.parametrize("given", ["9" * 65, "1h" * 33, " " * 64 + "5", "1h" * 2_000_000], ids=len)
+def test_long_durations_are_refused_before_they_are_matched(given: str) -> None:
+    """The matcher of a text with units kept about 200 bytes for each part, and took seconds for millions of parts."""
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(mpool.InvalidArgument, match="at most 64 characters such as") as caught:
+            seconds_of(given, "keep_alive")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (caught.value.param, caught.value.got) == ("keep_alive", checks.shown(given)) and peak < 200_000
+    assert len(caught.value.message) < 250
 
 
 # ---- values in messages --------------------------------------------------------------------------------------------
@@ -345,6 +361,58 @@ def test_a_fork_waits_for_imports_of_other_threads_only(monkeypatch: pytest.Monk
         locks.clear()
         locks.update(dict.fromkeys(names))
         assert own["ask"]() is others, names
+
+
+class Ticket:
+    """A finished ticket."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+class Reader:
+    """Gives two items, then nothing or an error."""
+
+    ended = True
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.items, self.error = [1, 2], error
+
+    def take(self) -> list[int]:
+        found, self.items = self.items, []
+        return found
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [None, mpool.Timeout("too late")], ids=["complete", "failed"])
+def test_a_loop_to_the_end_of_a_stream_runs_no_code_in_del(error: Exception | None) -> None:
+    """Python prints and drops a KeyboardInterrupt in ``__del__``: a Ctrl-C at the end of a loop was lost."""
+    stream: Any = streams.TicketStream(Ticket(), Reader(error), "m")  # type: ignore[arg-type]
+    seen, called = [], []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        for item in stream:
+            seen.append(item)
+    except mpool.Timeout as found:
+        assert found.with_traceback(None) is error  # the traceback keeps the iterator
+    finally:
+        sys.setprofile(None)
+    assert seen == [1, 2] and "__next__" in called and "__del__" not in called
+
+
+def test_a_dropped_iterator_cancels_its_stream() -> None:
+    stream: Any = streams.TicketStream(Ticket(), Reader(), "m")  # type: ignore[arg-type]
+    for _ in stream:
+        break
+    assert stream._exhausted and not stream._ready
+    ended = iter(stream)
+    assert list(ended) == [] and type(ended) is streams.StreamIterator and list(ended) == []
 
 
 @pytest.mark.parametrize("cancelled, done, state", [(True, True, "cancelled"), (True, False, "cancelled"),

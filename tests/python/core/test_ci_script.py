@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ if not (ROOT / ".ci" / "run").exists() or shutil.which("bash") is None:
     pytest.skip("needs .ci/run and bash", allow_module_level=True)
 
 #: Commands of the system that the scripts use.
-SYSTEM = ["bash", "cat", "chmod", "cut", "dirname", "grep", "mktemp", "mkdir", "nice", "rm", "tail", "tee",
+SYSTEM = ["bash", "cat", "chmod", "cut", "dirname", "grep", "mktemp", "mkdir", "nice", "rm", "setsid", "tail", "tee",
           "touch"]
 #: Debian package -> commands that it installs.
 PACKAGES = {"gcc": ["gcc"], "libc6-dev": [], "clang": ["clang"], "libclang-rt-14-dev": [], "gdb": ["gdb"],
@@ -23,7 +24,19 @@ PACKAGES = {"gcc": ["gcc"], "libc6-dev": [], "clang": ["clang"], "libclang-rt-14
 #: Every replaced command. It notes its call; `$0` tells which command it is.
 FAKE = r"""#!/usr/bin/env bash
 name=${0##*/}
-case "$name $*" in "python3 tests/c/build.py "*) echo "$*" >"$FAKES/built"; exit "${FAKE_BUILD:-0}" ;; esac
+compile() {  # writes files for 5 s
+    for ((at = 0; at < 100; at++)); do
+        mkdir -p "$MPOOL_TEST_BUILD"
+        touch "$MPOOL_TEST_BUILD/$at" "$FAKES/compiling"
+        "$FAKE_COMPILER" 0.05
+    done
+}
+case "$name $*" in
+"python3 tests/c/build.py "*)
+    echo "$*" >"$FAKES/built"
+    [ -z "${FAKE_COMPILER:-}" ] || { compile & wait; }
+    exit "${FAKE_BUILD:-0}" ;;
+esac
 echo "$name $*" >>"$FAKES/calls"
 case $name in
 id) echo "${FAKE_UID:-0}" ;;
@@ -56,6 +69,9 @@ python3)
     echo "PATH=\"$FAKES/venv:\$PATH\"" >"$venv/bin/activate" ;;
 pytest) echo "=== 5 passed in 1.00s ===" ; exit "${FAKE_PYTEST:-0}" ;;
 python) exit "${FAKE_NIGHTLY:-0}" ;;
+pip)
+    while [ -n "${FAKE_COMPILER:-}" ] && [ ! -e "$FAKES/compiling" ]; do "$FAKE_COMPILER" 0.05; done
+    exit "${FAKE_PIP:-0}" ;;
 esac
 """
 
@@ -106,6 +122,15 @@ def test_a_new_machine_gets_every_package(empty: Machine) -> None:
     assert sum(call.endswith(" update") for call in calls) == 1
     assert "missing" not in said and not any(call.startswith("python ") for call in calls)
     assert "pip install ." in calls and "mpool demo" in calls and "pip install .[test]" in calls
+
+
+def test_compilers_of_the_build_end_with_the_script(empty: Machine) -> None:
+    """They would write below the work folder while it is removed, and leave a part of it."""
+    code, said, _ = empty.run(FAKE_PIP="1", FAKE_COMPILER=str(shutil.which("sleep")))
+    assert code == 1 and "failed: pip install . && mpool demo" in said and (empty.folder / "compiling").exists(), said
+    (empty.folder / "compiling").unlink()
+    time.sleep(0.5)
+    assert not (empty.folder / "compiling").exists() and not list(empty.folder.glob("tmp.*"))
 
 
 def test_installed_packages_are_left_alone(tmp_path: Path) -> None:
@@ -173,7 +198,7 @@ def test_without_root_or_apt(tmp_path: Path, root: bool, apt: bool, reason: str)
 def test_a_package_without_its_command_is_missing(empty: Machine) -> None:
     (empty.folder / "packages" / "gdb").write_text("")
     code, said, _ = empty.run()
-    assert code == 1 and "missing: gdb (for tests of debug information): it is installed, but has_gdb fails" in said
+    assert code == 1 and "missing: gdb (for tests of debug information): the package is installed, but has_gdb" in said
 
 
 @pytest.mark.parametrize("fails", ["0", "1"])

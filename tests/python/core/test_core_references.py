@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -259,23 +260,33 @@ def test_parts_of_a_vocabulary(world: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda w: w.registry.commit(("x",) * 1000, 1), "keys must have at most 16 items, got 1000"),
-    (lambda w: _core.quantize("Q8_0", "F16", w.data, 33), "n must be a multiple of 1 and 32, >= 0, got 33"),
+    (lambda w: w.registry.commit(("x",) * 1000, 1), "`keys` must have at most 16 items, got 1000"),
+    (lambda w: _core.quantize("Q8_0", "F16", w.data, 33), "`n` must be a multiple of 1 and 32, 0 or more, got 33"),
     (lambda w: _core.quantize("Q8_0", "F32", w.data, 32), "32 items of F32 must have 128 bytes, got 256"),
     (lambda w: _core.dequantize("F16", w.data, 3), "3 items of F16 must have 6 bytes, got 256"),
-    (lambda w: w.registry.embed("m", w.table, w.offsets), "ids must be a one-dimensional array of int32"),
-    (lambda w: w.registry.embed("m", w.ids, w.table), "offsets must be a one-dimensional array of int64"),
-    (lambda w: w.registry.embed("m", w.ids, w.offsets, w.table), "skip must be a one-dimensional array of int32"),
-    (lambda w: w.registry.embed_images("m", w.table, w.ids), "pixels must be a one-dimensional array of uint8"),
-    (lambda w: search(w).add(w.wide), "vectors must have 8 components, like the queries, got 9"),
-    (lambda w: maxsim(w).add(w.wide, w.ends, None, None), "documents must have 8 components, like the queries, got 9"),
+    (lambda w: w.registry.embed("m", w.table, w.offsets), "`ids` must be a one-dimensional array of int32"),
+    (lambda w: w.registry.embed("m", w.ids, w.table), "`offsets` must be a one-dimensional array of int64"),
+    (lambda w: w.registry.embed("m", w.ids, w.offsets, w.table), "`skip` must be a one-dimensional array of int32"),
+    (lambda w: w.registry.embed_images("m", w.table, w.ids), "`pixels` must be a one-dimensional array of uint8"),
+    (lambda w: search(w).add(w.wide), "`vectors` must have 8 components, like the queries, got 9"),
+    (lambda w: maxsim(w).add(w.wide, w.ends, None, None),
+     "`documents` must have 8 components, like the queries, got 9"),
     (lambda w: maxsim(w).add(w.table, w.ends, w.scales, None),
-     "scales must have one number for each row, 40, got 4"),
-    (lambda w: maxsim(w).add(w.table, w.ends, None, w.table), "scores must be a writable float32 array [1, 1]"),
-    (lambda w: w.registry.add("y", w.spec, command=["x"] * 17), "command must have 1 to 16 parts, got 17"),
-    (lambda w: w.registry.load("m", timeout=-2.5), "timeout must be seconds >= 0, or None, got -2.5"),
+     "`scales` must have one number for each row, 40, got 4"),
+    (lambda w: maxsim(w).add(w.table, w.ends, None, w.table), "`scores` must be a writable float32 array [1, 1]"),
+    (lambda w: w.registry.add("y", w.spec, command=["x"] * 17), "`command` must have 1 to 16 parts, got 17"),
+    (lambda w: w.registry.load("m", timeout=-2.5),
+     "`timeout` must be a number of seconds of 0 or more, or None, got -2.5"),
+    (lambda w: w.registry.embed("m", w.ids, w.offsets, patience=math.nan),
+     "`patience` must be a number of seconds of 0 or more, got nan"),
+    (lambda w: w.registry.embed("m", w.ids, w.offsets, keep_alive=math.nan),
+     "`keep_alive` must be a number of seconds of 0 or more, got nan"),
+    (lambda w: w.registry.embed("m", w.ids, w.offsets, policy="none"), "`policy` must be one of default, shared"),
+    (lambda w: w.registry.embed("m", w.ids, w.offsets, dimensions=5000), "`dimensions` must be 1 to "),
+    (lambda w: _core.Registry(memory_bytes=-1), "`memory_bytes` must be 1 to 2^63 - 1, or 0 for the limit of the "
+                                                "process, got -1"),
     (lambda w: _core.Registry(queue_capacity={"vision": (3, 1000001)}),
-     "queue_capacity of vision must be 1 to 1,000,000, got 1000001"),
+     "`queue_capacity` of vision must be 1 to 1,000,000, got 1000001"),
     (lambda w: w.ticket.rows(), "the request did not ask for this output: `outputs` must have bit 4, got 1"),
     (lambda w: w.ticket.text(0), "this ticket is for a request of text_embedding, not of text_to_text"),
 ])

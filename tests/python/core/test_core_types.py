@@ -55,7 +55,7 @@ def test_dequantize() -> None:
     for args, words in [(("Q9", b"", 0), "no storage type"), (("I8", b"a", 1), 'weights .*got "I8"'),
                         (("F64", b"a" * 8, 1), 'weights .*got "F64"'), (("AWQ4", b"a" * 16, 32), "weights .*got"),
                         (("Q4_0", b"a" * 18, 31), "multiple of 32"), (("Q4_0", b"a" * 17, 32), "18 bytes, got 17"),
-                        (("F32", b"", -1), ">= 0")]:
+                        (("F32", b"", -1), "`n` must be a multiple of 1, 0 or more, got -1")]:
         with pytest.raises(mpool.InvalidArgument, match=words):
             _core.dequantize(*args)
 

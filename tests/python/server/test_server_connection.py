@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -439,6 +441,38 @@ def test_a_client_that_went_away() -> None:
         await wire.run_ready()
 
     driven(run)
+
+
+def test_nothing_is_written_to_a_lost_connection(caplog: pytest.LogCaptureFixture) -> None:
+    """The connection reports its loss one iteration of the event loop after the write that failed. Until then, asyncio
+    logs "socket.send() raised exception." for each write after the fifth."""
+    async def run() -> None:
+        made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        class Kept(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made.set_result(transport)
+
+        server = await asyncio.get_running_loop().create_server(Kept, "127.0.0.1", 0)
+        with socket.create_connection(server.sockets[0].getsockname()) as client:
+            transport = await made
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
+        wire = await Wire().feed(GET)
+        cycle = wire.at._active
+        cycle.transport = transport
+        transport.pause_reading()  # only a write shows the reset
+        cycle._start_response(200, [(b"content-type", b"text/event-stream")])
+        for _ in range(50):
+            cycle._send_body(b"data: x\n\n", True)
+            assert cycle.probe()
+        assert transport.is_closing()
+        transport.abort()
+        server.close()
+        wire.requests[0][1].cancel()
+        await wire.run_ready()
+
+    driven(run)
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_a_lost_connection_disconnects_the_request_that_is_served() -> None:

@@ -408,7 +408,7 @@ def test_probes_of_a_client(state: dict[str, Any], alive: bool, written: bytes) 
     values = {"response_started": True, "chunked_encoding": True, "_remaining": None, "_bodiless": False, **state}
     cycle.scope = {"http_version": values.pop("version", "1.1")}
     cycle.flow = SimpleNamespace(write_paused=values.pop("paused", False))
-    cycle.transport = SimpleNamespace(write=sent.extend)
+    cycle.transport = SimpleNamespace(write=sent.extend, is_closing=lambda: False)
     for name, value in values.items():
         setattr(cycle, name, value)
     assert (cycle.probe(), bytes(sent)) == (alive, written)

@@ -10,6 +10,7 @@ import pytest
 import toolmodels as tm
 
 import mpool
+from mpool.server import operations
 from mpool.server.models import Models
 from servers import Raw, ask, serving
 
@@ -200,6 +201,58 @@ def test_errors_of_the_library_name_the_field(server: Any, path: str, body: dict
         assert error["param"] == param
         error = error["message"]
     assert text in error, found
+
+
+# ---- sizes of responses ----------------------------------------------------------------------------------------------
+
+def test_detokenize_refuses_large_responses(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size is known before the tokens become text: a small request may name long tokens a million times."""
+    model, body = server.state.pool.get("llama"), {"model": "llama", "tokens": [7] * 100}
+    text = model.detokenize(body["tokens"], skip_special=False)
+    tokenizer = model._entry.tokenizer()
+    assert len(text) <= tokenizer.text_bytes(body["tokens"], skip_special=False) <= len(text) + 1
+    monkeypatch.setattr(operations, "MAX_RESPONSE", len(text) + 100)
+    assert ask(server, "/detokenize", body) == (200, {"prompt": text})
+    monkeypatch.setattr(operations, "MAX_RESPONSE", len(text) + 1)  # the JSON around the text counts, too
+    assert ask(server, "/detokenize", body)[0] == 413
+    monkeypatch.setattr(operations, "MAX_RESPONSE", len(text) - 10)
+    monkeypatch.setattr(mpool.Model, "detokenize", lambda *_, **__: pytest.fail("the size was not checked before"))
+    status, found = ask(server, "/detokenize", body)
+    assert (status, found["error"]["code"], found["error"]["param"]) == (413, "request_too_large", "tokens")
+    assert f"at most {len(text) - 10:,} are allowed" in found["error"]["message"]
+
+
+def test_size_of_the_text_of_control_tokens(server: Any) -> None:
+    tokenizer = server.state.pool.get("llama")._entry.tokenizer()
+    control = [token for token, hidden in enumerate(tokenizer.token_table().control) if hidden]
+    assert control and tokenizer.text_bytes(control) == 0 == tokenizer.text_bytes([-1, 1 << 30])
+    assert tokenizer.text_bytes(control * 3, skip_special=False) == 3 * sum(
+        len(tokenizer.token_text(token)) for token in control)
+
+
+def test_tokenize_refuses_large_responses(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown character may become a token of 4,096 bytes."""
+    monkeypatch.setattr(operations, "MAX_RESPONSE", 1000)
+    body = {"model": "llama", "prompt": "a b c d e f " * 10, "return_token_strs": True}
+    assert ask(server, "/tokenize", {**body, "return_token_strs": False, "prompt": "a"})[0] == 200
+    monkeypatch.setattr(mpool.runtime.entry.Entry, "token_text", lambda *_: pytest.fail("the size was not checked"))
+    status, found = ask(server, "/tokenize", body)
+    assert (status, found["error"]["code"], found["error"]["param"]) == (413, "request_too_large", "prompt")
+
+
+@pytest.mark.parametrize(("path", "more"), [
+    ("/v1/chat/completions", {"messages": CHAT, "logprobs": True, "top_logprobs": 4}),
+    ("/v1/completions", {"prompt": "The", "logprobs": 4}),
+    ("/api/generate", {"prompt": "The", "logprobs": True, "top_logprobs": 4, "stream": False})])
+def test_large_log_probabilities_are_refused(server: Any, monkeypatch: pytest.MonkeyPatch, path: str,
+                                             more: dict[str, Any]) -> None:
+    """Each of the most likely tokens may have 4,096 bytes, which some protocols list as numbers."""
+    limit = {"options": {"num_predict": 4}} if path == "/api/generate" else {"max_tokens": 4}
+    body = {"model": "llama", **more, **limit}
+    assert ask(server, path, body)[0] == 200
+    monkeypatch.setattr(operations, "MAX_RESPONSE", 200)  # each of the tokens counts at least 5 times 48 bytes
+    status, found = ask(server, path, body)
+    assert status == 413 and "log probabilities" in str(found), found
 
 
 # ---- names that the command gives ------------------------------------------------------------------------------------
