@@ -107,7 +107,9 @@ def _keep_inputs(output: str | None, inputs: Sequence[str]) -> None:
     """Raise InvalidArgument if the output would replace an input file. Call before the model is loaded."""
     from ..checks import refuse
 
-    for path in inputs if output is not None and os.path.isfile(output) else ():
+    if output is None or not os.path.isfile(output):
+        return
+    for path in inputs:
         if os.path.exists(path) and os.path.samefile(output, path):
             refuse("--output", output, "another file than the inputs")
 
