@@ -26,7 +26,7 @@ from ..models.formats.byte_pairs import byte_alphabet
 from ..models.spec import TokenTable
 from . import limits
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from .specials import BY_TEXT, CALL_MARKS, END_OF_GENERATION, SHOWN
+from .specials import BY_TEXT, CALL_MARKS, END_OF_GENERATION, SHOWN, check_sizes
 
 if TYPE_CHECKING:
     from .. import _core
@@ -134,6 +134,10 @@ class GGUFVocab:
         self.pre = self._read_pre(model)
         self._read_specials()
         self._correct_by_text()
+        defined = [self.texts[token] for token in self.user_defined]
+        # texts that mpool normalises are split at user-defined tokens as at control tokens
+        check_sizes(defined, [*(self.texts[token] for token in self.control), *(() if self.pre else defined)],
+                    file=file or "the GGUF file", field=_GGML + "tokens")
         self._read_flags()
         self._read_strips()
 

@@ -19,6 +19,7 @@ from ..errors import FormatError, LimitError
 from ..models.json_strict import shorten
 from . import limits
 from .patterns import Cost, cost
+from .specials import check_sizes
 
 #: Factors of normalisations, in characters: U+FDFA has 18 in NFKD, U+0390 has 3 in NFD, "İ" has 2 in lower case.
 _COMPOSE, _DECOMPOSE, _COMPATIBLE, _LOWER = 3, 4, 18, 2
@@ -92,7 +93,7 @@ def read(data: bytes, path: str) -> Growth:
         path: path for error messages.
 
     Raises:
-        LimitError: a step makes texts longer than :mod:`mpool.tokenizers.limits` allows, or a token is longer.
+        LimitError: a step makes texts longer than :mod:`mpool.tokenizers.limits` allows, or tokens are longer.
         FormatError: a step has an unknown type, or decodes with a regular expression whose cost is not known; or a
             merge does not fit the prefix of the model's tokens.
         ValueError, RecursionError: the file is not valid JSON.
@@ -106,9 +107,11 @@ def read(data: bytes, path: str) -> Growth:
     found = _sections(data, hidden)
     walk = _Walk(path)
     factor, plain, pure = walk.normalizer(found.get("normalizer"), "normalizer")
+    tokens = [token for token in _items(found.get("added_tokens")) if isinstance(token.get("content"), str)]
+    check_sizes((token["content"] for token in tokens),
+                (token["content"] for token in tokens if token.get("special") is True), file=path, field="added_tokens")
     # HF tokenizers normalises the added tokens while it reads the file, in this process
-    added = sum(len(token["content"]) for token in _items(found.get("added_tokens"))
-                if token.get("normalized") and isinstance(token.get("content"), str))
+    added = sum(len(token["content"]) for token in tokens if token.get("normalized"))
     if added * factor > limits.max_normalized_chars:
         raise LimitError(f"{path}: the added tokens have up to {added * factor:,} characters after the normalizer, the "
                          f"limit is {limits.max_normalized_chars:,}",

@@ -15,6 +15,15 @@ max_vocab_tokens: int = 1 << 20
 #: Bytes of one token. The longest tokens in published vocabularies are runs of spaces of 256 bytes.
 max_token_bytes: int = 4096
 
+#: Characters of all tokens that are searched for in a text before any other step: the added tokens of a
+#: ``tokenizer.json``, the user-defined tokens of a GGUF file. Models of speech have 65,000 of 11 characters.
+max_added_chars: int = 1 << 20
+
+#: Characters of all control tokens, for which mpool compiles a regular expression, and of the longest one. Published
+#: vocabularies have up to 80,000 characters (the 6,242 unused tokens of Gemma), and control tokens of up to 50.
+max_control_chars: int = 256 << 10
+max_control_token_chars: int = 256
+
 #: Bytes of a ``tokenizer.json``.
 max_tokenizer_json_bytes: int = 64 << 20
 

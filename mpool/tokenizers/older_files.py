@@ -12,6 +12,7 @@ from ..models import json_strict
 from ..models.fields import Fields
 from ..models.files import read_small
 from . import limits
+from .specials import check_sizes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -63,6 +64,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: str, known: Iterable[st
 
     Raises:
         FormatError: a file is malformed, a token would not get its stated id, or a special token has no id.
+        LimitError: the tokens have more characters than :mod:`mpool.tokenizers.limits` allows.
     """
     from tokenizers import AddedToken
 
@@ -94,6 +96,9 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: str, known: Iterable[st
             is_special = text in named or text in extra
             stated.append((added.int(text, low=0), text,
                            AddedToken(text, special=is_special, normalized=not is_special), added.file))
+    if stated:
+        check_sizes((text for _, text, _, _ in stated), (text for _, text, entry, _ in stated if entry.special),
+                    file=stated[0][3], field="added_tokens_decoder" if decoder is not None else "JSON")
     stated.sort(key=lambda item: item[0])
     tokenizer.add_tokens([entry for _, _, entry, _ in stated])
     for token, text, _, file in stated:

@@ -1,0 +1,140 @@
+"""Sizes that the tokenizer files of an adversary may have: characters of control tokens, steps, lines, values, ids."""
+
+from __future__ import annotations
+
+import json
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpool
+from mpool.conversation.template import _ControlTokenGuard
+from mpool.models.spec import TokenizerSource
+from mpool.tokenizers import growth, limits, open_tokenizer, tiktoken_file
+from mpool.tokenizers.gguf_vocab import GGUFVocab
+
+
+def added(token: int, text: str, special: bool = True, **more: Any) -> dict[str, Any]:
+    return {"id": token, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+            "special": special} | more
+
+
+def content(**sections: Any) -> dict[str, Any]:
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+            "pre_tokenizer": None, "post_processor": None, "decoder": None,
+            "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "[UNK]": 2}, "unk_token": "[UNK]"}} | sections
+
+
+def opened(folder: Path, value: dict[str, Any] | str, name: str = "tokenizer.json", **config: Any) -> Any:
+    path = folder / name
+    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+    return open_tokenizer(TokenizerSource(json_path=str(path), config=config))
+
+
+def peak(function: Callable[[], object]) -> int:
+    """Return the most memory that Python and NumPy hold during a call, in bytes."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# Control tokens
+
+LONG, MANY = ["<|" + "x" * 252 + "|>", "<|" + "x" * 253 + "|>"], [f"<|{at:04}" + "x" * 57 + "|>" for at in range(4096)]
+
+
+def gguf_vocabulary(model: str, texts: list[str], kind: int) -> dict[str, Any]:
+    tokens = ["<unk>", "<s>", "</s>", "a", *texts]
+    found = {"model": model, "pre": "qwen2", "tokens": tokens, "token_type": [2, 3, 3, 1] + [kind] * len(texts),
+             "scores": [0.0] * len(tokens), "bos_token_id": 1, "eos_token_id": 2, "merges": []}
+    return {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+
+
+def wordpiece_folder(folder: Path, texts: list[str]) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {
+        str(5 + at): {"content": text, "special": True} for at, text in enumerate(texts)}}))
+
+
+VOCAB_TXT = "[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\n"
+
+
+@pytest.mark.parametrize(("texts", "message"), [
+    (LONG, "a control token of 257 characters, the limit is 256"),
+    (MANY, r"control tokens with together 2\d\d,\d\d\d characters, the limit is 262,144")])
+def test_characters_of_control_tokens_are_limited(tmp_path: Path, texts: list[str], message: str) -> None:
+    """A regular expression of all control tokens takes CPU time and memory for every character."""
+    fits = texts[:-300] or texts[:1]
+    for some, refused in ((fits, False), (texts, True)):
+        wordpiece_folder(tmp_path, some)
+        readers: list[tuple[Callable[[], Any], str]] = [
+            (lambda: opened(tmp_path, content(added_tokens=[added(3 + at, text) for at, text in enumerate(some)])),
+             r"tokenizer\.json: added_tokens has "),
+            (lambda: opened(tmp_path, VOCAB_TXT, "vocab.txt"), r"tokenizer_config\.json: added_tokens_decoder has "),
+            (lambda: GGUFVocab(gguf_vocabulary("gpt2", some, 3), file="v.gguf"), "v.gguf: tokenizer.ggml.tokens has "),
+            (lambda: GGUFVocab(gguf_vocabulary("llama", some, 4), file="v.gguf"), "v.gguf: tokenizer.ggml.tokens has ")]
+        for read, place in readers:
+            if refused:
+                with pytest.raises(mpool.LimitError, match=place + message):
+                    read()
+            else:
+                read()
+
+
+def test_characters_of_added_tokens_are_limited(tmp_path: Path) -> None:
+    """HF tokenizers takes about 1 us and 70 bytes for every character."""
+    for count, refused in ((255, False), (257, True)):
+        texts = [f"{at:04}" + "x" * 4092 for at in range(count)]
+        for read in (lambda: growth.read(json.dumps(content(added_tokens=[
+                added(3 + at, text, False) for at, text in enumerate(texts)])).encode(), "t.json"),
+                lambda: GGUFVocab(gguf_vocabulary("gpt2", texts, 4))):
+            if refused:
+                with pytest.raises(mpool.LimitError, match="together 1,052,672 characters, the limit is 1,048,576"):
+                    read()
+            else:
+                read()
+
+
+def test_special_tokens_of_a_tiktoken_file_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mpool.models.formats.tiktoken_ranks import Ranks
+
+    monkeypatch.setattr("mpool.models.formats.tiktoken_ranks.read", lambda *_: Ranks(["a"], [("x" * 257, True)]))
+    with pytest.raises(mpool.LimitError, match="tokenizer_config.json: added_tokens_decoder has a control token of 2"):
+        tiktoken_file.build(str(tmp_path / "tiktoken.model"))
+
+
+@pytest.mark.parametrize("texts", [
+    [f"<unused{at}>" for at in range(6242)],  # Gemma
+    [f"<SPECIAL_{at}>" for at in range(1000)],  # Mistral
+    [f"<|vision_reserved_special_token_{at}|>" for at in range(1048)],  # Llama 4
+    [f"<|reserved_{200013 + at}|>" for at in range(1100)],  # gpt-oss
+    [f"<\uff5cplace\u2581holder\u2581no\u2581{at}\uff5c>" for at in range(800)]])  # DeepSeek
+def test_control_tokens_of_published_models_fit(tmp_path: Path, texts: list[str]) -> None:
+    tokenizer = opened(tmp_path, content(added_tokens=[added(3 + at, text) for at, text in enumerate(texts)]))
+    assert list(tokenizer.encode(texts[-1], parse_special=True)) == [2 + len(texts)]
+    assert GGUFVocab(gguf_vocabulary("llama", texts, 3)).ids[texts[-1]] == 3 + len(texts)
+
+
+def test_memory_of_the_guard_of_control_tokens_is_linear() -> None:
+    rng = random.Random(5)
+    texts = ["<|" + "".join(rng.choices("abc<|>", k=250)) + "|>" for _ in range(1000)]
+    assert sum(map(len, texts)) < limits.max_control_chars
+    assert peak(lambda: _ControlTokenGuard(texts)) < 40 << 20  # mostly the regular expression
+
+
+def test_parts_of_control_tokens_are_found() -> None:
+    rng = random.Random(3)
+    texts = ["".join(rng.choices("<|ab>", k=rng.randint(2, 7))) for _ in range(40)] + ["<|end|>", "<|", "ab"]
+    guard = _ControlTokenGuard(texts)
+    heads = {text[:size] for text in texts for size in range(1, len(text)) if set(text[:size]) & set("<|>")}
+    tails = {text[size:] for text in texts for size in range(1, len(text)) if set(text[size:]) & set("<|>")}
+    for _ in range(2000):
+        text = "".join(rng.choices("<|ab>end", k=rng.randint(0, 9)))
+        assert guard._has_part(text, True) == any(text[at:] in heads for at in range(len(text)))
+        assert guard._has_part(text, False) == any(text[:at + 1] in tails for at in range(len(text)))
