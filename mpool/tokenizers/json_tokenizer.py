@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import FileError, FormatError, LimitError
 from ..models.formats.byte_pairs import byte_alphabet
+from ..models.json_strict import shorten
 from ..models.layout import RANKS_NAME
 from ..models.spec import TokenTable
 from . import growth, limits, older_files
@@ -367,8 +368,10 @@ def load(path: str) -> Native:
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
     try:
-        bounds = growth.read(data, path)
-        return Native(_for_inference(call(HFTokenizer.from_buffer, data)), bounds)
+        examined = growth.examine(data, path)
+        hf = call(HFTokenizer.from_buffer, data)
+        _check_stated(path, hf, examined)
+        return Native(_for_inference(hf), examined.growth)
     except (FormatError, LimitError):
         raise
     except Exception as error:  # a JSON parser's, or that of `call`, whose cause is the error of HF tokenizers
@@ -379,6 +382,25 @@ def load(path: str) -> Native:
     raise FormatError(file=path, field="tokenizer.json", got=f"malformed ({reason})",
                       allowed="a tokenizer of HF tokenizers",
                       hint="The file is damaged, or needs a newer version of tokenizers")
+
+
+def _check_stated(path: str, hf: tokenizers.Tokenizer, stated: growth.Examined) -> None:
+    """Check ids that a ``tokenizer.json`` states against its vocabulary.
+
+    Raises:
+        FormatError: an added token has another id than stated, or the post-processor adds a token that does not exist.
+    """
+    for text, ids in stated.added.items():
+        token = hf.token_to_id(text)
+        if token not in ids and token is not None:  # None: HF tokenizers skips empty texts
+            raise FormatError(file=path, field=f"id of the added token {shorten(repr(text))}",
+                              got=shorten(repr(ids[0])), allowed=f"{token}, the id that HF tokenizers gives to it",
+                              hint="The ids of added tokens follow those of model.vocab without a gap")
+    field, highest = stated.highest
+    if highest >= hf.get_vocab_size():  # the ids may have gaps: look at each of them only now
+        size = max(hf.get_vocab().values(), default=-1) + 1
+        if highest >= size:
+            raise FormatError(file=path, field=field, got=highest, allowed=f"0 to {size - 1}, ids of the vocabulary")
 
 
 #: Maximum length in characters of a word of a WordPiece model, which tries every part of it. BERT's is 100.

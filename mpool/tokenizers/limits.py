@@ -46,6 +46,10 @@ max_template_memory: int = 256 << 20
 #: Nesting depth of lists and dicts that a caller passes to a template.
 max_data_depth: int = 64
 
+#: Steps of a section of a ``tokenizer.json`` (normalizer, pre-tokenizer, post-processor or decoder), counted with the
+#: lists of steps. Each step reads the whole text. Published files have up to 20.
+max_tokenizer_steps: int = 64
+
 #: How many times as long the normalizer, pre-tokenizer or post-processor of a ``tokenizer.json`` may make a text, in
 #: the worst case. Published ones stay below 1,300.
 max_growth: int = 4096

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -138,3 +139,117 @@ def test_parts_of_control_tokens_are_found() -> None:
         text = "".join(rng.choices("<|ab>end", k=rng.randint(0, 9)))
         assert guard._has_part(text, True) == any(text[at:] in heads for at in range(len(text)))
         assert guard._has_part(text, False) == any(text[:at + 1] in tails for at in range(len(text)))
+
+
+# Keys and steps
+
+def test_a_second_model_is_refused() -> None:
+    """For each model, the rest of the file was copied and searched: 40,000 models took 13 s."""
+    for text, key in (('"model":0,' * 40_000, "model"), ('"model": {}, "mod\\u0065l": {},', "model"),
+                      ('"normalizer": null, "normalizer": null,', "normalizer"), ('"x": 1, "x": 2,', "x")):
+        began = time.process_time()
+        with pytest.raises(mpool.FormatError, match=f"t.json: tokenizer.json is an object with two keys '{key}', all"):
+            growth.read(('{"version":"1.0",' + text + '"decoder":null}').encode(), "t.json")
+        assert time.process_time() - began < 5
+
+
+def steps(section: str, count: int) -> dict[str, Any]:
+    names = {"normalizer": ("normalizers", {"type": "NFC"}), "pre_tokenizer": ("pretokenizers", {"type": "Whitespace"}),
+             "post_processor": ("processors", {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False,
+                                               "use_regex": False}), "decoder": ("decoders", {"type": "Fuse"})}
+    inner, step = names[section]
+    half = {"type": "Sequence", inner: [step] * (count // 2 - 1)}
+    return {section: {"type": "Sequence", inner: [half, half]}}
+
+
+@pytest.mark.parametrize("section", ["normalizer", "pre_tokenizer", "post_processor", "decoder"])
+def test_number_of_steps_is_limited(tmp_path: Path, section: str) -> None:
+    """Each step reads the whole text, and cannot be interrupted."""
+    assert list(opened(tmp_path, content(**steps(section, 63))).encode("a")) == [0]
+    with pytest.raises(mpool.LimitError, match=f"tokenizer.json: {section} has more than 64 steps. Raise mpool"):
+        opened(tmp_path, content(**steps(section, 64)))
+
+
+def test_empty_lists_of_steps_count(tmp_path: Path) -> None:
+    nested: dict[str, Any] = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": []}] * 64}
+    with pytest.raises(mpool.LimitError, match="normalizer has more than 64 steps"):
+        opened(tmp_path, content(normalizer=nested))
+
+
+# Ids
+
+def template(token: int) -> dict[str, Any]:
+    first = {"Sequence": {"id": "A", "type_id": 0}}
+    return {"type": "TemplateProcessing", "single": [first, {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
+            "pair": [first, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"[SEP]": {"id": "[SEP]", "ids": [1, token], "tokens": ["b", "b"]}}}
+
+
+@pytest.mark.parametrize(("processor", "field"), [
+    (template, r"post_processor\.special_tokens\['\[SEP\]'\]\.ids"),
+    (lambda token: {"type": "BertProcessing", "sep": ["b", token], "cls": ["a", 0]}, r"post_processor\.sep\[1\]"),
+    (lambda token: {"type": "RobertaProcessing", "sep": ["b", 1], "cls": ["a", token], "trim_offsets": True,
+                    "add_prefix_space": False}, r"post_processor\.cls\[1\]"),
+    (lambda token: {"type": "Sequence", "processors": [template(token)]},
+     r"post_processor\.processors\[0\]\.special_tokens\['\[SEP\]'\]\.ids")])
+def test_ids_of_post_processors_are_those_of_tokens(tmp_path: Path, processor: Callable[[int], dict[str, Any]],
+                                                    field: str) -> None:
+    for token in (3, 2**31, 2**32 - 1):
+        with pytest.raises(mpool.FormatError, match=rf"{field} is {token}, allowed: 0 to 2, ids of the vocabulary"):
+            opened(tmp_path, content(post_processor=processor(token)))
+    assert 2 in opened(tmp_path, content(post_processor=processor(2))).encode("a", add_special=True)
+
+
+def test_ids_of_post_processors_with_gaps_in_the_vocabulary(tmp_path: Path) -> None:
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "[UNK]": 9}, "unk_token": "[UNK]"}
+    assert opened(tmp_path, content(model=model, post_processor=template(9))).suffix_ids == (1, 9)
+
+
+def test_ids_of_added_tokens_are_those_that_they_get(tmp_path: Path) -> None:
+    """HF tokenizers numbers added tokens itself, and only logs that an id differs."""
+    for tokens, got, given in (([added(2**31, "[X]")], 2**31, 3), ([added(4, "[X]")], 4, 3), ([added(1, "a")], 1, 0),
+                               ([added(3, "[X]"), added(5, "[Y]")], 5, 4)):
+        with pytest.raises(mpool.FormatError, match=f"id of the added token '.*' is {got}, allowed: {given}, the id"):
+            opened(tmp_path, content(added_tokens=tokens))
+    twice = [added(3, "[X]"), added(9, "[X]"), added(4, ""), added(0, "a")]
+    assert list(opened(tmp_path, content(added_tokens=twice)).encode("[X]", parse_special=True)) == [3]
+
+
+# Panics of the library, which print a backtrace
+
+@pytest.mark.parametrize(("sections", "message"), [
+    ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, r"pre_tokenizer\.length is 0, allowed: 1 or more"),
+    ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "FixedLength", "length": 0}]}},
+     r"pre_tokenizer\.pretokenizers\[0\]\.length is 0"),
+    ({"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 1}}, r"decoder\.stop is 1, allowed: 0"),
+    ({"decoder": {"type": "Strip", "content": "a", "start": 1, "stop": 2**63}}, r"decoder\.stop is 922"),
+    ({"decoder": {"type": "Sequence", "decoders": [{"type": "Strip", "content": "a", "start": 0, "stop": 9}]}},
+     r"decoder\.decoders\[0\]\.stop is 9")])
+def test_steps_that_panic_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], sections: dict[str, Any],
+                                      message: str) -> None:
+    with pytest.raises(mpool.FormatError, match=message):
+        opened(tmp_path, content(**sections)).encode("a b")
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_steps_at_these_limits_do_not_panic(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for start in (0, 1, 2, 2**63):
+        tokenizer = opened(tmp_path, content(decoder={"type": "Strip", "content": "a", "start": start, "stop": 0}))
+        assert tokenizer.decode([0, 1]) == ("ab" if start == 0 else "b")
+    for length in (1, 2**63):
+        pre_tokenizer = {"type": "FixedLength", "length": length}
+        assert opened(tmp_path, content(pre_tokenizer=pre_tokenizer)).encode("ab").tolist() == (
+            [0, 1] if length == 1 else [2])
+    assert "panicked" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("prefix", "second"), [("\u00e9", "b"), ("##", "bbb"), ("#", "bb"), ("\u00e9", "bc")])
+def test_second_parts_of_merges_begin_with_the_prefix(tmp_path: Path, capfd: pytest.CaptureFixture[str], prefix: str,
+                                                      second: str) -> None:
+    words = ["a", "b", "bb", "bbb", "bc", "ab", "abb", "##b", "\u00e9"]
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False, "continuing_subword_prefix": prefix,
+             "end_of_word_suffix": None, "byte_fallback": False, "vocab": {word: at for at, word in enumerate(words)},
+             "merges": [["a", second]]}
+    with pytest.raises(mpool.FormatError, match=r"model\.merges\[0\] is .*begins with continuing_subword_prefix"):
+        opened(tmp_path, content(model=model))
+    assert "panicked" not in capfd.readouterr().err
