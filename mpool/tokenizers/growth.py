@@ -51,7 +51,9 @@ MAX_SQUARED = 3000
 MAX_QUICK_TOKEN = 64
 #: ASCII letters and underscores written as escapes of JSON, which could hide one of the keys above.
 _HIDDEN = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
-
+#: The start of a vocabulary, and an entry of it: a token with its id, or a list of a token and its score.
+_VOCABULARY = re.compile(rb'"vocab"\s*:\s*[\[{]')
+_ENTRY = re.compile(rb'\s*(?:\[\s*)?"[^"\\]*(?:\\.[^"\\]*)*"\s*[:,][^"\[\]{},]*\]?\s*,?', re.DOTALL)
 #: A prefix of a model's tokens that is not empty.
 _PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 
@@ -117,12 +119,15 @@ def examine(data: bytes, path: str) -> Examined:
             tokenizers would panic at a step; or a merge does not fit the prefix of the model's tokens.
         ValueError, RecursionError: the file is not valid JSON.
     """
+    _check_counts(data, path)
     # The trie of a Unigram model is as deep as its longest token, and the library frees it by recursion, which
     # overflows the stack at about 200,000 bytes. The vocabulary is a list of lists that begin with a token.
     if re.search(rb'\[\s*"(?:[^"\\]|\\.){%d}' % (limits.max_token_bytes + 1), data, re.DOTALL):
         raise LimitError(f"{path}: a token has more than {limits.max_token_bytes:,} bytes",
                          hint="Raise mpool.tokenizers.limits.max_token_bytes")
     hidden = _HIDDEN.search(data) is not None
+    model = json.loads(data).get("model") if hidden else None
+    _check_vocabulary(data, model, path)
     found = _sections(data, hidden, path)
     walk = _Walk(path)
     factor, plain, pure = walk.normalizer(found.get("normalizer"), "normalizer")
@@ -144,11 +149,48 @@ def examine(data: bytes, path: str) -> Examined:
     growth = Growth(factor, plain, before, plain_before, walk.cost, walk.squared)
     walk.decoder(found.get("decoder"), "decoder")
     if hidden or b'"merges"' in data and _PREFIX.search(data):
-        _check_merges(json.loads(data).get("model"), path)
+        _check_merges(model if hidden else json.loads(data).get("model"), path)
     ids: dict[str, list[Any]] = {}
     for token in tokens:
         ids.setdefault(token["content"], []).append(token.get("id"))
     return Examined(growth, ids, walk.highest)
+
+
+def _check_counts(data: bytes, path: str) -> None:
+    """Check the number of values, each of which takes up to 200 bytes while HF tokenizers reads the file.
+
+    Raises:
+        LimitError: there are too many commas and brackets. Those in strings count, too; few tokens contain one.
+    """
+    values = sum(map(data.count, (b",", b"[", b"{")))
+    if values > limits.max_tokenizer_json_values:
+        raise LimitError(f"{path}: up to {values:,} values, the limit is {limits.max_tokenizer_json_values:,}",
+                         hint="Raise mpool.tokenizers.limits.max_tokenizer_json_values if you trust the file")
+
+
+def _check_vocabulary(data: bytes, model: Any, path: str) -> None:
+    """Check the number of tokens.
+
+    Args:
+        data: content of the file.
+        model: the model, if its keys may be written with escapes, else None.
+        path: path for error messages.
+
+    Raises:
+        LimitError: the vocabulary has too many tokens.
+    """
+    most, count = limits.max_vocab_tokens, 0
+    if isinstance(model, Mapping):
+        vocabulary = model.get("vocab")
+        count = len(vocabulary) if isinstance(vocabulary, (list, Mapping)) else 0
+    elif data.count(b'"') // 2 > most:  # a smaller file has fewer tokens; counting them takes 0.3 us for each
+        for start in _VOCABULARY.finditer(data):
+            entries = _ENTRY.scanner(data, start.end())
+            while count <= most and entries.match() is not None:
+                count += 1
+    if count > most:
+        raise LimitError(f"{path}: model.vocab has more than {most:,} tokens, the limit",
+                         hint="Raise mpool.tokenizers.limits.max_vocab_tokens")
 
 
 def _check_merges(model: Any, path: str) -> None:

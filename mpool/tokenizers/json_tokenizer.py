@@ -30,7 +30,10 @@ OLDER = growth.Growth(normalizer=6, pre_tokenizer=5, ascii_pre_tokenizer=2)
 
 #: Nesting limit of the JSON parser of HF tokenizers (serde_json).
 _MAX_JSON_DEPTH = 127
-
+#: Bytes of JSON text whose depth is computed at once.
+_SLICE = 1 << 18
+#: Strings. The groups hold the quote of one that has no end, and the backslash at the end of its text.
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(")[^"\\]*(?:\\.[^"\\]*)*(\\?)\Z', re.DOTALL)
 
 #: Tokenizer classes whose inputs include token types by default, without the suffix "Fast". In transformers 5 these are
 #: BERT's tokenizer and its other names.
@@ -376,7 +379,7 @@ def load(path: str) -> Native:
         raise
     except Exception as error:  # a JSON parser's, or that of `call`, whose cause is the error of HF tokenizers
         reason = " ".join(str(error.__cause__ or error).split())[:200]  # it may contain a whole value of the file
-    if _depth(data) > _MAX_JSON_DEPTH:
+    if _is_deep(data):
         raise LimitError(f"{path}: nested deeper than {_MAX_JSON_DEPTH} levels",
                          hint="The file is damaged: download it again")
     raise FormatError(file=path, field="tokenizer.json", got=f"malformed ({reason})",
@@ -430,12 +433,20 @@ def _check_model(path: str, model: Any, vocab: Mapping[str, int]) -> bool:
     return most > _MAX_QUICK_WORD or type(model).__name__ == "Unigram" and longest > growth.MAX_QUICK_TOKEN
 
 
-def _depth(data: bytes) -> int:
-    """Return the maximum nesting depth of JSON text, which may be malformed."""
-    structure = re.sub(rb'"(?:[^"\\]|\\.)*"?', b"", data, flags=re.DOTALL)
-    codes = np.frombuffer(structure, dtype=np.uint8) | 0x20  # maps "[" to "{" and "]" to "}"
-    steps = (codes == ord("{")).astype(np.int64) - (codes == ord("}"))
-    return int(np.cumsum(steps).max(initial=0))
+def _is_deep(data: bytes) -> bool:
+    """Return True if JSON text, which may be malformed, is nested deeper than :data:`_MAX_JSON_DEPTH`. Reads it in
+    slices, up to the first value that is too deep."""
+    depth, start = 0, b""
+    for at in range(0, len(data), _SLICE):
+        structure = _STRINGS.sub(rb"\1\2", start + data[at:at + _SLICE])
+        codes = np.frombuffer(structure, dtype=np.uint8) | 0x20  # maps "[" to "{" and "]" to "}"
+        depths = depth + np.cumsum((codes == ord("{")).astype(np.int8) - (codes == ord("}")), dtype=np.int64)
+        if depths.max(initial=0) > _MAX_JSON_DEPTH:
+            return True
+        depth = int(depths[-1]) if depths.size else depth
+        # a string continues in the next slice, perhaps after the first character of an escape
+        start = structure[structure.find(b'"'):] if b'"' in structure else b""
+    return False
 
 
 def _token_bytes(texts: list[str], decoder: Mapping[str, Any]) -> list[bytes]:

@@ -27,6 +27,10 @@ max_control_token_chars: int = 256
 #: Bytes of a ``tokenizer.json``.
 max_tokenizer_json_bytes: int = 64 << 20
 
+#: Values in a ``tokenizer.json``, counted by its commas and brackets. The largest published vocabularies, those of
+#: Gemma, have 262,144 tokens and 580,604 merges, which are 2,000,000 values.
+max_tokenizer_json_values: int = 6 << 20
+
 #: Characters of a chat template's source.
 max_template_chars: int = 1 << 20
 

@@ -15,7 +15,7 @@ import pytest
 import mpool
 from mpool.conversation.template import _ControlTokenGuard
 from mpool.models.spec import TokenizerSource
-from mpool.tokenizers import growth, limits, open_tokenizer, tiktoken_file
+from mpool.tokenizers import growth, json_tokenizer, limits, older_files, open_tokenizer, tiktoken_file
 from mpool.tokenizers.gguf_vocab import GGUFVocab
 
 
@@ -253,3 +253,115 @@ def test_second_parts_of_merges_begin_with_the_prefix(tmp_path: Path, capfd: pyt
     with pytest.raises(mpool.FormatError, match=r"model\.merges\[0\] is .*begins with continuing_subword_prefix"):
         opened(tmp_path, content(model=model))
     assert "panicked" not in capfd.readouterr().err
+
+
+# Sizes of files
+
+@pytest.mark.parametrize("vocabulary", ["object", "list", "escaped"])
+def test_tokens_are_counted_before_the_file_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                      vocabulary: str) -> None:
+    """HF tokenizers took 7 s and 1.35 GB for a model of 2,000,000 tokens, which was then refused."""
+    import tokenizers
+
+    monkeypatch.setattr(limits, "max_vocab_tokens", 1000)
+    loads: list[int] = []
+    real = tokenizers.Tokenizer
+
+    class Loading:
+        @staticmethod
+        def from_buffer(data: bytes) -> Any:
+            loads.append(len(data))
+            return real.from_buffer(data)
+
+    monkeypatch.setattr(tokenizers, "Tokenizer", Loading)
+    for count in (1000, 1001):
+        words = [f'{at}"\\,:[' for at in range(count)]
+        model: dict[str, Any] = {"type": "WordLevel", "vocab": {word: at for at, word in enumerate(words)},
+                                 "unk_token": words[0]}
+        if vocabulary == "list":
+            model = {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": [[word, -1.5] for word in words]}
+        text = json.dumps(content(model=model), indent=1 if vocabulary == "object" else None)
+        text = text.replace('"vocab"', '"voc\\u0061b"') if vocabulary == "escaped" else text
+        if count == 1000:
+            assert opened(tmp_path, text).vocab_size == 1000
+        else:
+            with pytest.raises(mpool.LimitError, match="tokenizer.json: model.vocab has more than 1,000 tokens"):
+                opened(tmp_path, text)
+    assert len(loads) == 1
+
+
+def test_values_are_counted_before_the_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merges, ids and lists take up to 200 bytes for each value."""
+    for sections in ({"x": [[]] * 10_000}, {"x": [{}] * 10_000}, {"x": [0] * 20_000}):
+        data = json.dumps(content(**sections)).encode()
+        growth.read(data, "t.json")
+        with monkeypatch.context() as patch:
+            patch.setattr(limits, "max_tokenizer_json_values", 20_000)
+            with pytest.raises(mpool.LimitError, match=r"t.json: up to 20,0\d\d values, the limit is 20,000"):
+                growth.read(data, "t.json")
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "merges.txt"])
+def test_lines_are_counted_before_they_are_split(tmp_path: Path, name: str) -> None:
+    """vocab.txt with 3,000,000 lines took 12 s and 1.2 GB before it was refused. merges.txt could repeat a merge."""
+    vocab = {"<|startoftext|>": 0, "<|endoftext|>": 1, "a": 2, "b": 3, "ab": 4}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    path, line = tmp_path / name, "a b\n" if name == "merges.txt" else "a\n"
+    path.write_text(line * 3_000_000)
+
+    def read() -> None:
+        with pytest.raises(mpool.LimitError, match=rf"{name}: 3,000,000 lines, the limit is 1,048,576"):
+            older_files.wordpiece(str(path), {}) if name == "vocab.txt" else older_files.clip(str(tmp_path), "a")
+
+    assert peak(read) < 32 << 20
+
+
+def test_ends_of_lines_of_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "max_vocab_tokens", 6)
+    vocab = {"<|startoftext|>": 0, "<|endoftext|>": 1, "a": 2, "b</w>": 3, "ab</w>": 4}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    for text in ("#version: 0.2\na b</w>\n", "a b</w>", "\r\na b</w>\r\n\r\n", "a b</w>\n" * 6):
+        (tmp_path / "merges.txt").write_bytes(text.encode())
+        assert older_files.clip(str(tmp_path), "<|endoftext|>").encode("ab").ids == [0, 4, 1]
+    (tmp_path / "merges.txt").write_bytes(b"a b</w> c" + b" " * 1_000_000)
+    with pytest.raises(mpool.FormatError, match="line 1 is a b</w> c .*allowed: two tokens separated by a space"):
+        older_files.clip(str(tmp_path), "<|endoftext|>")
+    for text in (VOCAB_TXT, VOCAB_TXT[:-1], VOCAB_TXT.replace("\n", "\r\n")):
+        (tmp_path / "vocab.txt").write_bytes(text.encode())
+        assert older_files.wordpiece(str(tmp_path / "vocab.txt"), {}).get_vocab_size() == 5
+    (tmp_path / "vocab.json").write_text(json.dumps({**vocab, "c": 5, "d": 6}))
+    with pytest.raises(mpool.FormatError, match="vocab.json at byte .*more than 7 values"):
+        older_files.clip(str(tmp_path), "<|endoftext|>")
+
+
+@pytest.mark.parametrize("text", ['{"x": ' + "[" * 6_000_000, "\\" * 6_000_000, '{"x": "' + '\\"' * 3_000_000])
+def test_depth_of_a_malformed_file_takes_little_memory(tmp_path: Path, text: str) -> None:
+    """The depth of 60 MB took 2.6 GB."""
+    path = tmp_path / "tokenizer.json"
+    path.write_text(text)
+
+    def load() -> None:
+        with pytest.raises(mpool.LimitError if "[" in text else mpool.FormatError,
+                           match="nested deeper than 127" if "[" in text else "tokenizer.json is malformed"):
+            json_tokenizer.load(str(path))
+
+    assert peak(load) < 80 << 20  # of which the buffer that reads the file has 64 MB
+
+
+def test_depth_across_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(7)
+    monkeypatch.setattr(json_tokenizer, "_MAX_JSON_DEPTH", 3)
+    for _ in range(3000):
+        text = "".join(rng.choices(['"', "\\", "[", "{", "]", "}", "a"], [4, 2, 4, 4, 3, 3, 1], k=rng.randint(1, 40)))
+        depth = most = 0
+        inside = escaped = False
+        for char in text:
+            if inside:
+                inside, escaped = char != '"' or escaped, char == "\\" and not escaped
+            elif char == '"':
+                inside = True
+            else:
+                depth += (char in "[{") - (char in "]}")
+                most = max(most, depth)
+        monkeypatch.setattr(json_tokenizer, "_SLICE", rng.randint(1, 9))
+        assert json_tokenizer._is_deep(text.encode()) == (most > 3), text
