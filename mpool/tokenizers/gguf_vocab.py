@@ -23,6 +23,7 @@ from .._dataclasses import dataclass
 from .._lazy import cached_property
 from ..errors import FormatError, LimitError, Unsupported
 from ..models.formats.byte_pairs import byte_alphabet
+from ..models.json_strict import shorten
 from ..models.spec import TokenTable
 from . import limits
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -125,7 +126,7 @@ class GGUFVocab:
             raise Unsupported(f"{file or 'the GGUF file'}: tokenizer model {model!r} is not supported",
                               hint=f"Supported are {', '.join(_KINDS)}")
         if model not in _KINDS:
-            raise self._bad("model", repr(model), f"one of {', '.join(_KINDS)}")
+            raise self._bad("model", _quoted(model), f"one of {', '.join(_KINDS)}")
         self._kind = _KINDS[model]
         self.kind = self._kind.name
         self._read_tokens()
@@ -152,7 +153,7 @@ class GGUFVocab:
             try:
                 value = value.decode()
             except UnicodeDecodeError:
-                raise self._bad(key, repr(value), "UTF-8") from None
+                raise self._bad(key, _quoted(value), "UTF-8") from None
         if value is not None and not isinstance(value, str):
             raise self._bad(key, _kind_of(value), "a string")
         return value
@@ -203,7 +204,8 @@ class GGUFVocab:
         self.ids = dict(zip(texts, range(len(texts))))
         if len(self.ids) != len(texts):
             second = next(token for token, text in enumerate(texts) if self.ids[text] != token)
-            raise self._bad("tokens", f"{texts[second]!r} as token {second} and again as {self.ids[texts[second]]}",
+            again = self.ids[texts[second]]
+            raise self._bad("tokens", f"{_quoted(texts[second])} as token {second} and again as {again}",
                             "unique tokens")
 
     def _decode(self, key: str, raw: Sequence[Any]) -> tuple[list[str], dict[int, bytes]]:
@@ -255,7 +257,7 @@ class GGUFVocab:
         if TokenType.BYTE in kinds:
             for token, kind in enumerate(values):
                 if kind == TokenType.BYTE and not _BYTE_TOKEN.fullmatch(self.texts[token]):
-                    raise self._bad("tokens", f"byte token {token} with text {self.texts[token]!r}",
+                    raise self._bad("tokens", f"byte token {token} with text {_quoted(self.texts[token])}",
                                     "<0x00> to <0xFF> with upper-case digits")
 
     def _read_scores(self) -> None:
@@ -281,7 +283,7 @@ class GGUFVocab:
         name = "gemma4" if model == "gemma4" else self._string("pre") or "default"
         pre = PRE_TOKENIZERS.get(name)
         if pre is None:
-            raise self._bad("pre", repr(name), f"one of {', '.join(sorted(PRE_TOKENIZERS))}",
+            raise self._bad("pre", _quoted(name), f"one of {', '.join(sorted(PRE_TOKENIZERS))}",
                             "Use the model's tokenizer.json, or request support for this pre-tokenizer")
         return pre
 
@@ -383,7 +385,7 @@ class GGUFVocab:
             return []
         texts, not_utf8 = self._decode("merges", raw)
         if not_utf8:
-            raise self._bad("merges", repr(next(iter(not_utf8.values()))), "UTF-8")
+            raise self._bad("merges", _quoted(next(iter(not_utf8.values()))), "UTF-8")
         if set(map(str.count, texts, repeat(" "))) == {1}:
             parts = " ".join(texts).split(" ")
             pairs = list(zip(parts[::2], parts[1::2]))
@@ -392,7 +394,7 @@ class GGUFVocab:
             pairs = [tuple(text.split(" ", 1)) for text in texts]  # type: ignore[misc]
         if "" in parts and not all(len(pair) == 2 and all(pair) for pair in pairs):
             wrong = next(text for text, pair in zip(texts, pairs) if len(pair) != 2 or not all(pair))
-            raise self._bad("merges", repr(wrong), "two tokens with a space between them")
+            raise self._bad("merges", _quoted(wrong), "two tokens with a space between them")
         if len(set(texts)) != len(texts):
             pairs = list(dict.fromkeys(pairs))
         return pairs
@@ -520,7 +522,14 @@ def _kind_of(value: Any) -> str:
         return f"an array of {value.dtype}"
     if isinstance(value, (list, tuple)):
         return "an array"
-    return f"{value!r} ({type(value).__name__})" if isinstance(value, (bool, int, float, str)) else type(value).__name__
+    if isinstance(value, (bool, int, float, str)):
+        return f"{_quoted(value) if isinstance(value, str) else repr(value)} ({type(value).__name__})"
+    return type(value).__name__
+
+
+def _quoted(value: str | bytes) -> str:
+    """Return the start of a value as one line of text, for an error message."""
+    return shorten(repr(value[:100]))
 
 
 def _kinds_of(values: Iterable[Any]) -> str:
