@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import FormatError, LimitError
 from ..models import json_strict
 from ..models.fields import Fields
-from ..models.files import read_small
+from ..models.files import MAX_LONG_JSON_VALUES, read_small
 from . import limits
 from .specials import check_sizes
 
@@ -53,8 +53,8 @@ def fields_of(folder: str, name: str) -> Fields:
     if not os.path.lexists(path):
         return Fields({}, file=path)
     data = read_small(path, limits.max_tokenizer_json_bytes)
-    return Fields.of(json_strict.loads(data, file=path, max_bytes=limits.max_tokenizer_json_bytes, wide_ints=True),
-                     file=path)
+    return Fields.of(json_strict.loads(data, file=path, max_bytes=limits.max_tokenizer_json_bytes,
+                                        max_values=MAX_LONG_JSON_VALUES, wide_ints=True), file=path)
 
 
 def _text_of(fields: Fields, key: str) -> str | None:
