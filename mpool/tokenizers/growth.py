@@ -185,9 +185,9 @@ def _check_vocabulary(data: bytes, model: Any, path: str) -> None:
         count = len(vocabulary) if isinstance(vocabulary, (list, Mapping)) else 0
     elif data.count(b'"') // 2 > most:  # a smaller file has fewer tokens; counting them takes 0.3 us for each
         for start in _VOCABULARY.finditer(data):
-            entries = _ENTRY.scanner(data, start.end())
-            while count <= most and entries.match() is not None:
-                count += 1
+            at = start.end()
+            while count <= most and (entry := _ENTRY.match(data, at)) is not None:
+                count, at = count + 1, entry.end()
     if count > most:
         raise LimitError(f"{path}: model.vocab has more than {most:,} tokens, the limit",
                          hint="Raise mpool.tokenizers.limits.max_vocab_tokens")
@@ -202,8 +202,9 @@ def _check_merges(model: Any, path: str) -> None:
         FormatError: a token begins with something else, or would be cut inside a character.
     """
     fields = model if isinstance(model, Mapping) else {}
-    prefix = fields.get("continuing_subword_prefix")
-    skipped = _length(prefix)
+    value = fields.get("continuing_subword_prefix")
+    prefix = value if isinstance(value, str) else ""
+    skipped = len(prefix)
     for at, merge in enumerate(_list(fields.get("merges")) if skipped else ()):
         parts = merge.split(" ") if isinstance(merge, str) else _list(merge)
         begins = len(parts) == 2 and isinstance(parts[1], str) and parts[1].startswith(prefix)
