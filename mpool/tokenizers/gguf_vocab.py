@@ -138,7 +138,8 @@ class GGUFVocab:
         defined = [self.texts[token] for token in self.user_defined]
         # texts that mpool normalises are split at user-defined tokens as at control tokens
         check_sizes(defined, [*(self.texts[token] for token in self.control), *(() if self.pre else defined)],
-                    file=file or "the GGUF file", field=_GGML + "tokens")
+                    file=file or "the GGUF file", field=_GGML + "tokens",
+                    kind="control" if self.pre else "control or user-defined")
         self._read_flags()
         self._read_strips()
 
