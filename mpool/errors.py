@@ -109,6 +109,12 @@ class InvalidArgument(MpoolError, ValueError):
     code, name = 10, "INVALID_ARGUMENT"
 
 
+def _cut(value: Any) -> Any:
+    """Return a value of a file, or the start of its text if that is long."""
+    text = str(value)
+    return value if len(text) <= 1000 else text[:1000] + "..."
+
+
 class FormatError(MpoolError, ValueError):
     """A model file is malformed.
 
@@ -126,6 +132,7 @@ class FormatError(MpoolError, ValueError):
                  field: str | None = None, got: object = None, allowed: object = None, param: str | None = None,
                  hint: str | None = None, key: str | None = None) -> None:
         if not message:
+            field, got = _cut(field), _cut(got)
             where = f"{file}" if offset is None else f"{file} at byte {offset}"
             message = f"{where}: {field} is {got}, allowed: {allowed}"
         super().__init__(message, param=param, hint=hint, key=key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -376,9 +377,9 @@ class _ControlTokenGuard:
     def __init__(self, texts: Iterable[str]) -> None:
         texts = [text for text in texts if len(text) > 1]
         self._find = compile_trie(texts)
-        # Skip parts that consist of letters only: templates compare such strings ("user", "text").
-        self._heads = {text[:size] for text in texts for size in range(1, len(text)) if _NON_WORD.search(text[:size])}
-        self._tails = {text[size:] for text in texts for size in range(1, len(text)) if _NON_WORD.search(text[size:])}
+        # In alphabetical order, the texts that begin with a part follow that part. For parts at the end, reverse both.
+        self._starts, self._ends = sorted(set(texts)), sorted({text[::-1] for text in texts})
+        self._first, self._last = {text[0] for text in texts}, {text[-1] for text in texts}
         self._longest = max(map(len, texts), default=0)
 
     @classmethod
@@ -413,8 +414,14 @@ class _ControlTokenGuard:
 
     def _has_part(self, text: str, end: bool) -> bool:
         """Return True if the end of ``text`` may begin a control token, or (not ``end``) its start may end one."""
+        edges = self._first if end else self._last
         for size in range(1, min(self._longest, len(text) + 1)):
-            if (text[-size:] in self._heads) if end else (text[:size] in self._tails):
+            if text[-size if end else size - 1] not in edges:
+                continue
+            part = text[-size:] if end else text[:size]
+            # Skip parts that consist of letters only: templates compare such strings ("user", "text").
+            if _NON_WORD.search(part) and (_is_start(part, self._starts) if end else
+                                           _is_start(part[::-1], self._ends)):
                 return True
         return False
 
@@ -434,6 +441,12 @@ class _ControlTokenGuard:
         if self._has_part(body, False):
             text = text[:len(text) - len(body)] + mark + body
         return text
+
+
+def _is_start(part: str, ordered: list[str]) -> bool:
+    """Return True if a text starts with ``part`` and is longer. The texts are in alphabetical order, each once."""
+    at = bisect_right(ordered, part)
+    return at < len(ordered) and ordered[at].startswith(part)
 
 
 def each_string(value: Any, visit: Callable[[str], Any], visit_key: Callable[[str], Any]) -> None:

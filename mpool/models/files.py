@@ -24,6 +24,12 @@ from .json_strict import shorten
 #: Largest JSON or template file that is read into memory, in bytes.
 MAX_SMALL_FILE = 64 << 20
 
+#: Most values in a JSON file. Classifiers with 30,000 labels have 60,000 values.
+MAX_JSON_VALUES = 200_000
+#: Most values in files with up to 65,000 added tokens, and in those with the tensors of all shards (Kimi K2: 208,000).
+MAX_LONG_JSON_VALUES = 600_000
+_LONG = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
 #: Formats that run code when they are loaded.
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
 #: Weights of other engines: suffixes of files, and folders in which repositories keep them.
@@ -207,6 +213,14 @@ def read_small(path: str, limit: int = MAX_SMALL_FILE) -> bytes:
         close(fd)
 
 
+def _most_values(name: str) -> int:
+    """Return the most values that a JSON file may have."""
+    if os.path.basename(name) == "tokenizer.json":
+        return json_strict.MAX_VALUES
+    is_long = os.path.basename(name) in _LONG or name.endswith(".index.json")
+    return MAX_LONG_JSON_VALUES if is_long else MAX_JSON_VALUES
+
+
 class Folder:
     """A folder that a model is read from. Paths that lead outside its allowed roots are refused.
 
@@ -307,9 +321,9 @@ class Folder:
         return json_strict.decode_utf8(read_small(path, limit), file=path, field="text")
 
     def json(self, name: str, **limits: Any) -> json_strict.Json:
-        """Read a JSON file strictly (:func:`mpool.models.json_strict.loads`)."""
+        """Read a JSON file strictly (:func:`mpool.models.json_strict.loads`), up to a number of values."""
         path = self.path_of(name)
-        return json_strict.loads(read_small(path), file=path, **limits)
+        return json_strict.loads(read_small(path), file=path, **{"max_values": _most_values(name), **limits})
 
     def fields(self, name: str, *, missing_ok: bool = False, **limits: Any) -> Fields:
         """Read a JSON file that must hold an object. If ``missing_ok``, a missing file counts as an empty object."""

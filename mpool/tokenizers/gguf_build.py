@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, LimitError
 from ..models.formats.byte_pairs import check_splitting, splits
+from ..models.json_strict import shorten
 from . import limits
 from .gguf_vocab import GGUFVocab, TokenType, unmatchable
 from .growth import MAX_QUICK_TOKEN, Growth, longest_string
@@ -170,7 +171,7 @@ def _bad_merge(vocab: GGUFVocab, merges: list[tuple[str, str]], error: Exception
         for part in (left, right, left + right):
             if part not in vocab.ids:
                 return FormatError(file=vocab.file or "the GGUF file", field="tokenizer.ggml.merges",
-                                   got=f"{left + ' ' + right!r}, where {part!r} is not a token",
+                                   got=f"{shorten(left + ' ' + right)!r}, where {shorten(part)!r} is not a token",
                                    allowed="two tokens whose concatenation is a token")
     return FormatError(file=vocab.file or "the GGUF file", field="tokenizer.ggml.merges", got=str(error),
                        allowed="two tokens whose concatenation is a token")

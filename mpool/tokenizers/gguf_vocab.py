@@ -23,10 +23,11 @@ from .._dataclasses import dataclass
 from .._lazy import cached_property
 from ..errors import FormatError, LimitError, Unsupported
 from ..models.formats.byte_pairs import byte_alphabet
+from ..models.json_strict import shorten
 from ..models.spec import TokenTable
 from . import limits
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from .specials import BY_TEXT, CALL_MARKS, END_OF_GENERATION, SHOWN
+from .specials import BY_TEXT, CALL_MARKS, END_OF_GENERATION, SHOWN, check_sizes
 
 if TYPE_CHECKING:
     from .. import _core
@@ -125,7 +126,7 @@ class GGUFVocab:
             raise Unsupported(f"{file or 'the GGUF file'}: tokenizer model {model!r} is not supported",
                               hint=f"Supported are {', '.join(_KINDS)}")
         if model not in _KINDS:
-            raise self._bad("model", repr(model), f"one of {', '.join(_KINDS)}")
+            raise self._bad("model", _quoted(model), f"one of {', '.join(_KINDS)}")
         self._kind = _KINDS[model]
         self.kind = self._kind.name
         self._read_tokens()
@@ -134,6 +135,11 @@ class GGUFVocab:
         self.pre = self._read_pre(model)
         self._read_specials()
         self._correct_by_text()
+        defined = [self.texts[token] for token in self.user_defined]
+        # texts that mpool normalises are split at user-defined tokens as at control tokens
+        check_sizes(defined, [*(self.texts[token] for token in self.control), *(() if self.pre else defined)],
+                    file=file or "the GGUF file", field=_GGML + "tokens",
+                    kind="control" if self.pre else "control or user-defined")
         self._read_flags()
         self._read_strips()
 
@@ -148,7 +154,7 @@ class GGUFVocab:
             try:
                 value = value.decode()
             except UnicodeDecodeError:
-                raise self._bad(key, repr(value), "UTF-8") from None
+                raise self._bad(key, _quoted(value), "UTF-8") from None
         if value is not None and not isinstance(value, str):
             raise self._bad(key, _kind_of(value), "a string")
         return value
@@ -199,7 +205,8 @@ class GGUFVocab:
         self.ids = dict(zip(texts, range(len(texts))))
         if len(self.ids) != len(texts):
             second = next(token for token, text in enumerate(texts) if self.ids[text] != token)
-            raise self._bad("tokens", f"{texts[second]!r} as token {second} and again as {self.ids[texts[second]]}",
+            again = self.ids[texts[second]]
+            raise self._bad("tokens", f"{_quoted(texts[second])} as token {second} and again as {again}",
                             "unique tokens")
 
     def _decode(self, key: str, raw: Sequence[Any]) -> tuple[list[str], dict[int, bytes]]:
@@ -251,7 +258,7 @@ class GGUFVocab:
         if TokenType.BYTE in kinds:
             for token, kind in enumerate(values):
                 if kind == TokenType.BYTE and not _BYTE_TOKEN.fullmatch(self.texts[token]):
-                    raise self._bad("tokens", f"byte token {token} with text {self.texts[token]!r}",
+                    raise self._bad("tokens", f"byte token {token} with text {_quoted(self.texts[token])}",
                                     "<0x00> to <0xFF> with upper-case digits")
 
     def _read_scores(self) -> None:
@@ -277,7 +284,7 @@ class GGUFVocab:
         name = "gemma4" if model == "gemma4" else self._string("pre") or "default"
         pre = PRE_TOKENIZERS.get(name)
         if pre is None:
-            raise self._bad("pre", repr(name), f"one of {', '.join(sorted(PRE_TOKENIZERS))}",
+            raise self._bad("pre", _quoted(name), f"one of {', '.join(sorted(PRE_TOKENIZERS))}",
                             "Use the model's tokenizer.json, or request support for this pre-tokenizer")
         return pre
 
@@ -379,7 +386,7 @@ class GGUFVocab:
             return []
         texts, not_utf8 = self._decode("merges", raw)
         if not_utf8:
-            raise self._bad("merges", repr(next(iter(not_utf8.values()))), "UTF-8")
+            raise self._bad("merges", _quoted(next(iter(not_utf8.values()))), "UTF-8")
         if set(map(str.count, texts, repeat(" "))) == {1}:
             parts = " ".join(texts).split(" ")
             pairs = list(zip(parts[::2], parts[1::2]))
@@ -388,7 +395,7 @@ class GGUFVocab:
             pairs = [tuple(text.split(" ", 1)) for text in texts]  # type: ignore[misc]
         if "" in parts and not all(len(pair) == 2 and all(pair) for pair in pairs):
             wrong = next(text for text, pair in zip(texts, pairs) if len(pair) != 2 or not all(pair))
-            raise self._bad("merges", repr(wrong), "two tokens with a space between them")
+            raise self._bad("merges", _quoted(wrong), "two tokens with a space between them")
         if len(set(texts)) != len(texts):
             pairs = list(dict.fromkeys(pairs))
         return pairs
@@ -516,7 +523,14 @@ def _kind_of(value: Any) -> str:
         return f"an array of {value.dtype}"
     if isinstance(value, (list, tuple)):
         return "an array"
-    return f"{value!r} ({type(value).__name__})" if isinstance(value, (bool, int, float, str)) else type(value).__name__
+    if isinstance(value, (bool, int, float, str)):
+        return f"{_quoted(value) if isinstance(value, str) else repr(value)} ({type(value).__name__})"
+    return type(value).__name__
+
+
+def _quoted(value: str | bytes) -> str:
+    """Return the start of a value as one line of text, for an error message."""
+    return shorten(repr(value[:100]))
 
 
 def _kinds_of(values: Iterable[Any]) -> str:

@@ -12,13 +12,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._dataclasses import dataclass
 from ..errors import FormatError, LimitError
 from ..models.json_strict import shorten
 from . import limits
 from .patterns import Cost, cost
+from .specials import check_sizes
 
 #: Factors of normalisations, in characters: U+FDFA has 18 in NFKD, U+0390 has 3 in NFD, "İ" has 2 in lower case.
 _COMPOSE, _DECOMPOSE, _COMPATIBLE, _LOWER = 3, 4, 18, 2
@@ -50,7 +51,9 @@ MAX_SQUARED = 3000
 MAX_QUICK_TOKEN = 64
 #: ASCII letters and underscores written as escapes of JSON, which could hide one of the keys above.
 _HIDDEN = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
-
+#: The start of a vocabulary, and an entry of it: a token with its id, or a list of a token and its score.
+_VOCABULARY = re.compile(rb'"vocab"\s*:\s*[\[{]')
+_ENTRY = re.compile(rb'\s*(?:\[\s*)?"[^"\\]*(?:\\.[^"\\]*)*"\s*[:,][^"\[\]{},]*\]?\s*,?', re.DOTALL)
 #: A prefix of a model's tokens that is not empty.
 _PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 
@@ -84,7 +87,26 @@ class Growth:
                             self.normalizer * self.pre_tokenizer)
 
 
+class Examined(NamedTuple):
+    """What a ``tokenizer.json`` states.
+
+    Attributes:
+        growth: the bounds of the tokenizer.
+        added: stated ids of the added tokens, by text. HF tokenizers ignores them.
+        highest: field and value of the highest id that the post-processor adds to a text; -1: it adds none.
+    """
+
+    growth: Growth
+    added: Mapping[str, list[Any]]
+    highest: tuple[str, int]
+
+
 def read(data: bytes, path: str) -> Growth:
+    """Return the bounds of a ``tokenizer.json``; see :func:`examine`."""
+    return examine(data, path).growth
+
+
+def examine(data: bytes, path: str) -> Examined:
     """Derive the bounds of a ``tokenizer.json`` before it is loaded.
 
     Args:
@@ -92,23 +114,28 @@ def read(data: bytes, path: str) -> Growth:
         path: path for error messages.
 
     Raises:
-        LimitError: a step makes texts longer than :mod:`mpool.tokenizers.limits` allows, or a token is longer.
-        FormatError: a step has an unknown type, or decodes with a regular expression whose cost is not known; or a
-            merge does not fit the prefix of the model's tokens.
+        LimitError: a step makes texts longer than :mod:`mpool.tokenizers.limits` allows, or tokens are longer.
+        FormatError: a step has an unknown type, or decodes with a regular expression whose cost is not known; HF
+            tokenizers would panic at a step; or a merge does not fit the prefix of the model's tokens.
         ValueError, RecursionError: the file is not valid JSON.
     """
+    _check_counts(data, path)
     # The trie of a Unigram model is as deep as its longest token, and the library frees it by recursion, which
     # overflows the stack at about 200,000 bytes. The vocabulary is a list of lists that begin with a token.
     if re.search(rb'\[\s*"(?:[^"\\]|\\.){%d}' % (limits.max_token_bytes + 1), data, re.DOTALL):
         raise LimitError(f"{path}: a token has more than {limits.max_token_bytes:,} bytes",
                          hint="Raise mpool.tokenizers.limits.max_token_bytes")
     hidden = _HIDDEN.search(data) is not None
-    found = _sections(data, hidden)
+    model = json.loads(data).get("model") if hidden else None
+    _check_vocabulary(data, model, path)
+    found = _sections(data, hidden, path)
     walk = _Walk(path)
     factor, plain, pure = walk.normalizer(found.get("normalizer"), "normalizer")
+    tokens = [token for token in _items(found.get("added_tokens")) if isinstance(token.get("content"), str)]
+    check_sizes((token["content"] for token in tokens),
+                (token["content"] for token in tokens if token.get("special") is True), file=path, field="added_tokens")
     # HF tokenizers normalises the added tokens while it reads the file, in this process
-    added = sum(len(token["content"]) for token in _items(found.get("added_tokens"))
-                if token.get("normalized") and isinstance(token.get("content"), str))
+    added = sum(len(token["content"]) for token in tokens if token.get("normalized"))
     if added * factor > limits.max_normalized_chars:
         raise LimitError(f"{path}: the added tokens have up to {added * factor:,} characters after the normalizer, the "
                          f"limit is {limits.max_normalized_chars:,}",
@@ -122,38 +149,86 @@ def read(data: bytes, path: str) -> Growth:
     growth = Growth(factor, plain, before, plain_before, walk.cost, walk.squared)
     walk.decoder(found.get("decoder"), "decoder")
     if hidden or b'"merges"' in data and _PREFIX.search(data):
-        _check_merges(json.loads(data).get("model"), path)
-    return growth
+        _check_merges(model if hidden else json.loads(data).get("model"), path)
+    ids: dict[str, list[Any]] = {}
+    for token in tokens:
+        ids.setdefault(token["content"], []).append(token.get("id"))
+    return Examined(growth, ids, walk.highest)
+
+
+def _check_counts(data: bytes, path: str) -> None:
+    """Check the number of values, each of which takes up to 200 bytes while HF tokenizers reads the file.
+
+    Raises:
+        LimitError: there are too many commas and brackets. Those in strings count, too; few tokens contain one.
+    """
+    values = sum(map(data.count, (b",", b"[", b"{")))
+    if values > limits.max_tokenizer_json_values:
+        raise LimitError(f"{path}: up to {values:,} values, the limit is {limits.max_tokenizer_json_values:,}",
+                         hint="Raise mpool.tokenizers.limits.max_tokenizer_json_values if you trust the file")
+
+
+def _check_vocabulary(data: bytes, model: Any, path: str) -> None:
+    """Check the number of tokens.
+
+    Args:
+        data: content of the file.
+        model: the model, if its keys may be written with escapes, else None.
+        path: path for error messages.
+
+    Raises:
+        LimitError: the vocabulary has too many tokens.
+    """
+    most, count = limits.max_vocab_tokens, 0
+    if isinstance(model, Mapping):
+        vocabulary = model.get("vocab")
+        count = len(vocabulary) if isinstance(vocabulary, (list, Mapping)) else 0
+    elif data.count(b'"') // 2 > most:  # a smaller file has fewer tokens; counting them takes 0.3 us for each
+        for start in _VOCABULARY.finditer(data):
+            at = start.end()
+            while count <= most and (entry := _ENTRY.match(data, at)) is not None:
+                count, at = count + 1, entry.end()
+    if count > most:
+        raise LimitError(f"{path}: model.vocab has more than {most:,} tokens, the limit",
+                         hint="Raise mpool.tokenizers.limits.max_vocab_tokens")
 
 
 def _check_merges(model: Any, path: str) -> None:
-    """Check that the second token of each merge of a BPE model is as long as the prefix of such tokens.
+    """Check that the second token of each merge of a BPE model begins with the prefix of such tokens.
 
-    HF tokenizers removes the prefix without a check: as many bytes as the prefix has characters.
+    HF tokenizers removes the prefix without a check: as many bytes as the prefix has characters, in some versions.
 
     Raises:
-        FormatError: a token is shorter, or would be cut inside a character.
+        FormatError: a token begins with something else, or would be cut inside a character.
     """
     fields = model if isinstance(model, Mapping) else {}
-    skipped = _length(fields.get("continuing_subword_prefix"))
+    value = fields.get("continuing_subword_prefix")
+    prefix = value if isinstance(value, str) else ""
+    skipped = len(prefix)
     for at, merge in enumerate(_list(fields.get("merges")) if skipped else ()):
         parts = merge.split(" ") if isinstance(merge, str) else _list(merge)
-        second = parts[1].encode("utf-8", "replace") if len(parts) == 2 and isinstance(parts[1], str) else b""
-        if len(second) < skipped or second[skipped:skipped + 1] and second[skipped] & 0xC0 == 0x80:
+        begins = len(parts) == 2 and isinstance(parts[1], str) and parts[1].startswith(prefix)
+        second = parts[1].encode("utf-8", "replace") if begins else b""
+        if not begins or second[skipped:skipped + 1] and second[skipped] & 0xC0 == 0x80:
             raise FormatError(file=path, field=f"model.merges[{at}]", got=shorten(repr(merge)),
                               allowed="two tokens, the second of which begins with continuing_subword_prefix")
 
 
-def _sections(data: bytes, hidden: bool) -> dict[str, Any]:
+def _sections(data: bytes, hidden: bool, path: str) -> dict[str, Any]:
     """Return the values of :data:`_KEYS`. The model, most of the file, is parsed only if a key can follow it.
 
     Args:
         data: content of the file.
         hidden: True if a key may be written with escapes.
+        path: path for error messages.
+
+    Raises:
+        FormatError: a key that is read occurs twice.
     """
     text = data.decode()
     decoder = json.JSONDecoder()
     found: dict[str, Any] = {}
+    seen: set[str] = set()
     at = _SPACE.match(text, 0).end()  # type: ignore[union-attr]
     if text[at:at + 1] != "{":
         return {}
@@ -166,6 +241,10 @@ def _sections(data: bytes, hidden: bool) -> dict[str, Any]:
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
         if text[at:at + 1] != ":" or not isinstance(key, str):
             raise ValueError(f"no key and value at character {at}")
+        if key in seen:  # the search below reads the rest of the file for each model
+            raise FormatError(file=path, field="tokenizer.json", got=f"an object with two keys {shorten(repr(key))}",
+                              allowed="each key once", hint="Remove one of the two keys from the file")
+        seen.add(key)
         at = _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
         if key == "model" and not hidden and not _has_keys(data, len(text[:at].encode())):
             return found
@@ -191,18 +270,22 @@ class _Walk:
     Attributes:
         cost: the highest cost of a step so far.
         squared: see :class:`Growth`.
+        highest: see :class:`Examined`.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._before = 1  # factor of the steps before the current one
+        self._count: dict[str, int] = {}  # section -> number of its steps so far
         self.cost, self.squared = Cost.CONSTANT, 1
+        self.highest = "", -1
 
     def _steps(self, step: Any, name: str) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the steps of a section in order, each with its place in the file.
 
         Raises:
             FormatError: a step is not an object with a known type.
+            LimitError: the section has too many steps, lists of steps among them.
         """
         section = name.partition(".")[0]
         if step is None and name == section:
@@ -211,6 +294,10 @@ class _Walk:
         if not isinstance(step, Mapping) or not isinstance(kind, str) or kind not in _TYPES[section]:
             raise FormatError(file=self._path, field=f"{name}.type", got=shorten(repr(kind)),
                               allowed=", ".join(sorted(_TYPES[section])))
+        self._count[section] = self._count.get(section, 0) + 1
+        if self._count[section] > limits.max_tokenizer_steps:
+            raise LimitError(f"{self._path}: {section} has more than {limits.max_tokenizer_steps:,} steps",
+                             hint="Raise mpool.tokenizers.limits.max_tokenizer_steps if you trust the file")
         if kind != "Sequence":
             return [(name, step)]
         inner = _LISTS[section]
@@ -298,6 +385,8 @@ class _Walk:
         for place, step in self._steps(section, name):
             self._before = normalizer * factor
             self._note(step.get("pattern"))
+            if step["type"] == "FixedLength" and step.get("length") == 0:  # HF tokenizers panics at each text
+                raise FormatError(file=self._path, field=f"{place}.length", got=0, allowed="1 or more")
             grown = _PRE_TOKENIZERS.get(step["type"], 1)
             factor *= grown
             if pure and step["type"] == "ByteLevel":
@@ -313,7 +402,15 @@ class _Walk:
         for place, step in self._steps(section, name):
             if step["type"] == "TemplateProcessing":
                 factor *= self._template(place, step)
+            for side in ("sep", "cls") if step["type"] in ("BertProcessing", "RobertaProcessing") else ():
+                self._use(_list(step.get(side))[1:], f"{place}.{side}[1]")
             self._check(factor, place, step)
+
+    def _use(self, ids: list[Any], field: str) -> None:
+        """Record the ids that a post-processor adds. HF tokenizers refuses values that are not integers of 32 bits."""
+        highest = max((token for token in ids if type(token) is int), default=-1)
+        if highest > self.highest[1]:
+            self.highest = field, highest
 
     def _template(self, place: str, step: Mapping[str, Any]) -> int:
         """Return the number of tokens that a template makes of a text of one token."""
@@ -335,7 +432,9 @@ class _Walk:
                 if not isinstance(name, str) or name not in special:  # HF tokenizers panics at the first text
                     raise FormatError(file=self._path, field=f"{place}.{part}[{at}].SpecialToken.id",
                                       got=shorten(repr(name)), allowed="a key of special_tokens")
-                count += 1 + len(_list(special[name].get("ids")))
+                ids = _list(special[name].get("ids"))
+                self._use(ids, f"{place}.special_tokens[{shorten(repr(name))}].ids")
+                count += 1 + len(ids)
             most = max(most, count)
         return most
 
@@ -343,6 +442,10 @@ class _Walk:
         """Check the decoder, which runs on the tokens of a completion and once on the whole vocabulary."""
         factor = 1
         for place, step in self._steps(section, name):
+            if step["type"] == "Strip" and step.get("stop") != 0:
+                # HF tokenizers panics at a token that consists of this character, and at the empty token
+                raise FormatError(file=self._path, field=f"{place}.stop", got=shorten(repr(step.get("stop"))),
+                                  allowed="0: characters are removed only from the start of a token")
             before, self.cost = self.cost, Cost.CONSTANT
             if step["type"] == "Replace":
                 factor *= self._replace(step)
@@ -387,4 +490,4 @@ def longest_string(blob: bytes) -> int:
     return max(map(len, blob[start:].split(b"\0")), default=1) or 1
 
 
-__all__ = ["MAX_QUICK_TOKEN", "MAX_SQUARED", "Growth", "longest_string", "read"]
+__all__ = ["MAX_QUICK_TOKEN", "MAX_SQUARED", "Examined", "Growth", "examine", "longest_string", "read"]

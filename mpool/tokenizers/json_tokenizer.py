@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import FileError, FormatError, LimitError
 from ..models.formats.byte_pairs import byte_alphabet
+from ..models.json_strict import shorten
 from ..models.layout import RANKS_NAME
 from ..models.spec import TokenTable
 from . import growth, limits, older_files
@@ -29,7 +30,10 @@ OLDER = growth.Growth(normalizer=6, pre_tokenizer=5, ascii_pre_tokenizer=2)
 
 #: Nesting limit of the JSON parser of HF tokenizers (serde_json).
 _MAX_JSON_DEPTH = 127
-
+#: Bytes of JSON text whose depth is computed at once.
+_SLICE = 1 << 18
+#: Strings. The groups hold the quote of one that has no end, and the backslash at the end of its text.
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(")[^"\\]*(?:\\.[^"\\]*)*(\\?)\Z', re.DOTALL)
 
 #: Tokenizer classes whose inputs include token types by default, without the suffix "Fast". In transformers 5 these are
 #: BERT's tokenizer and its other names.
@@ -367,18 +371,39 @@ def load(path: str) -> Native:
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
     try:
-        bounds = growth.read(data, path)
-        return Native(_for_inference(call(HFTokenizer.from_buffer, data)), bounds)
+        examined = growth.examine(data, path)
+        hf = call(HFTokenizer.from_buffer, data)
+        _check_stated(path, hf, examined)
+        return Native(_for_inference(hf), examined.growth)
     except (FormatError, LimitError):
         raise
     except Exception as error:  # a JSON parser's, or that of `call`, whose cause is the error of HF tokenizers
         reason = " ".join(str(error.__cause__ or error).split())[:200]  # it may contain a whole value of the file
-    if _depth(data) > _MAX_JSON_DEPTH:
+    if _is_deep(data):
         raise LimitError(f"{path}: nested deeper than {_MAX_JSON_DEPTH} levels",
                          hint="The file is damaged: download it again")
     raise FormatError(file=path, field="tokenizer.json", got=f"malformed ({reason})",
                       allowed="a tokenizer of HF tokenizers",
                       hint="The file is damaged, or needs a newer version of tokenizers")
+
+
+def _check_stated(path: str, hf: tokenizers.Tokenizer, stated: growth.Examined) -> None:
+    """Check ids that a ``tokenizer.json`` states against its vocabulary.
+
+    Raises:
+        FormatError: an added token has another id than stated, or the post-processor adds a token that does not exist.
+    """
+    for text, ids in stated.added.items():
+        token = hf.token_to_id(text)
+        if token not in ids and token is not None:  # None: HF tokenizers skips empty texts
+            raise FormatError(file=path, field=f"id of the added token {shorten(repr(text))}",
+                              got=shorten(repr(ids[0])), allowed=f"{token}, the id that HF tokenizers gives to it",
+                              hint="The ids of added tokens follow those of model.vocab without a gap")
+    field, highest = stated.highest
+    if highest >= hf.get_vocab_size():  # the ids may have gaps: look at each of them only now
+        size = max(hf.get_vocab().values(), default=-1) + 1
+        if highest >= size:
+            raise FormatError(file=path, field=field, got=highest, allowed=f"0 to {size - 1}, ids of the vocabulary")
 
 
 #: Maximum length in characters of a word of a WordPiece model, which tries every part of it. BERT's is 100.
@@ -408,12 +433,20 @@ def _check_model(path: str, model: Any, vocab: Mapping[str, int]) -> bool:
     return most > _MAX_QUICK_WORD or type(model).__name__ == "Unigram" and longest > growth.MAX_QUICK_TOKEN
 
 
-def _depth(data: bytes) -> int:
-    """Return the maximum nesting depth of JSON text, which may be malformed."""
-    structure = re.sub(rb'"(?:[^"\\]|\\.)*"?', b"", data, flags=re.DOTALL)
-    codes = np.frombuffer(structure, dtype=np.uint8) | 0x20  # maps "[" to "{" and "]" to "}"
-    steps = (codes == ord("{")).astype(np.int64) - (codes == ord("}"))
-    return int(np.cumsum(steps).max(initial=0))
+def _is_deep(data: bytes) -> bool:
+    """Return True if JSON text, which may be malformed, is nested deeper than :data:`_MAX_JSON_DEPTH`. Reads it in
+    slices, up to the first value that is too deep."""
+    depth, start = 0, b""
+    for at in range(0, len(data), _SLICE):
+        structure = _STRINGS.sub(rb"\1\2", start + data[at:at + _SLICE])
+        codes = np.frombuffer(structure, dtype=np.uint8) | 0x20  # maps "[" to "{" and "]" to "}"
+        depths = depth + np.cumsum((codes == ord("{")).astype(np.int8) - (codes == ord("}")), dtype=np.int64)
+        if depths.max(initial=0) > _MAX_JSON_DEPTH:
+            return True
+        depth = int(depths[-1]) if depths.size else depth
+        # a string continues in the next slice, perhaps after the first character of an escape
+        start = structure[structure.find(b'"'):] if b'"' in structure else b""
+    return False
 
 
 def _token_bytes(texts: list[str], decoder: Mapping[str, Any]) -> list[bytes]:

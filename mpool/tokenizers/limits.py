@@ -15,8 +15,21 @@ max_vocab_tokens: int = 1 << 20
 #: Bytes of one token. The longest tokens in published vocabularies are runs of spaces of 256 bytes.
 max_token_bytes: int = 4096
 
+#: Characters of all tokens that are searched for in a text before any other step: the added tokens of a
+#: ``tokenizer.json``, the user-defined tokens of a GGUF file. Models of speech have 65,000 of 11 characters.
+max_added_chars: int = 1 << 20
+
+#: Characters of all control tokens, for which mpool compiles a regular expression, and of the longest one. Published
+#: vocabularies have up to 80,000 characters (the 6,242 unused tokens of Gemma), and control tokens of up to 50.
+max_control_chars: int = 256 << 10
+max_control_token_chars: int = 256
+
 #: Bytes of a ``tokenizer.json``.
 max_tokenizer_json_bytes: int = 64 << 20
+
+#: Values in a ``tokenizer.json``, counted by its commas and brackets. The largest published vocabularies, those of
+#: Gemma, have 262,144 tokens and 580,604 merges, which are 2,000,000 values.
+max_tokenizer_json_values: int = 6 << 20
 
 #: Characters of a chat template's source.
 max_template_chars: int = 1 << 20
@@ -36,6 +49,10 @@ max_template_memory: int = 256 << 20
 
 #: Nesting depth of lists and dicts that a caller passes to a template.
 max_data_depth: int = 64
+
+#: Steps of a section of a ``tokenizer.json`` (normalizer, pre-tokenizer, post-processor or decoder), counted with the
+#: lists of steps. Each step reads the whole text. Published files have up to 20.
+max_tokenizer_steps: int = 64
 
 #: How many times as long the normalizer, pre-tokenizer or post-processor of a ``tokenizer.json`` may make a text, in
 #: the worst case. Published ones stay below 1,300.

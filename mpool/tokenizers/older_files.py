@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FormatError
+from ..errors import FormatError, LimitError
 from ..models import json_strict
 from ..models.fields import Fields
-from ..models.files import read_small
+from ..models.files import MAX_LONG_JSON_VALUES, read_small
 from . import limits
+from .specials import check_sizes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -31,8 +32,19 @@ _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_
          "mask_token": "[MASK]"}
 
 
-def _text(path: str) -> str:
-    return json_strict.decode_utf8(read_small(path, limits.max_tokenizer_json_bytes), file=path, field="text")
+def _lines(path: str) -> list[str]:
+    """Return the lines of a file with a token or a merge per line, without the end of the last one.
+
+    Raises:
+        LimitError: the file has more lines than a vocabulary has tokens.
+    """
+    data = read_small(path, limits.max_tokenizer_json_bytes)
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    if lines > limits.max_vocab_tokens:
+        raise LimitError(f"{path}: {lines:,} lines, the limit is {limits.max_vocab_tokens:,}",
+                         hint="Raise mpool.tokenizers.limits.max_vocab_tokens")
+    text = json_strict.decode_utf8(data, file=path, field="text")
+    return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def fields_of(folder: str, name: str) -> Fields:
@@ -41,8 +53,8 @@ def fields_of(folder: str, name: str) -> Fields:
     if not os.path.lexists(path):
         return Fields({}, file=path)
     data = read_small(path, limits.max_tokenizer_json_bytes)
-    return Fields.of(json_strict.loads(data, file=path, max_bytes=limits.max_tokenizer_json_bytes, wide_ints=True),
-                     file=path)
+    return Fields.of(json_strict.loads(data, file=path, max_bytes=limits.max_tokenizer_json_bytes,
+                                        max_values=MAX_LONG_JSON_VALUES, wide_ints=True), file=path)
 
 
 def _text_of(fields: Fields, key: str) -> str | None:
@@ -63,6 +75,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: str, known: Iterable[st
 
     Raises:
         FormatError: a file is malformed, a token would not get its stated id, or a special token has no id.
+        LimitError: the tokens have more characters than :mod:`mpool.tokenizers.limits` allows.
     """
     from tokenizers import AddedToken
 
@@ -94,6 +107,9 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: str, known: Iterable[st
             is_special = text in named or text in extra
             stated.append((added.int(text, low=0), text,
                            AddedToken(text, special=is_special, normalized=not is_special), added.file))
+    if stated:
+        check_sizes((text for _, text, _, _ in stated), (text for _, text, entry, _ in stated if entry.special),
+                    file=stated[0][3], field="added_tokens_decoder" if decoder is not None else "JSON")
     stated.sort(key=lambda item: item[0])
     tokenizer.add_tokens([entry for _, _, entry, _ in stated])
     for token, text, _, file in stated:
@@ -114,13 +130,15 @@ def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
 
     Raises:
         FormatError: a file is malformed, or an added token would not get its stated id.
+        LimitError: a file has more lines or tokens than :mod:`mpool.tokenizers.limits` allows.
         FileError: a file cannot be read.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     path = os.path.join(folder, "vocab.json")
     vocab: Any = json_strict.loads(read_small(path, limits.max_tokenizer_json_bytes), file=path,
-                                   max_bytes=limits.max_tokenizer_json_bytes)
+                                   max_bytes=limits.max_tokenizer_json_bytes,
+                                   max_values=limits.max_vocab_tokens + 1)
     if not isinstance(vocab, dict) or not all(type(token) is int and token >= 0 for token in vocab.values()):
         raise FormatError(file=path, field="JSON", got="something else",
                           allowed="an object that maps tokens to ids of 0 or more")
@@ -128,12 +146,11 @@ def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
         if token not in vocab:
             raise FormatError(file=path, field=token, got="no entry", allowed="an id")
     merges_path = os.path.join(folder, "merges.txt")
-    text = _text(merges_path)
     merges = []
-    for number, line in enumerate(text.splitlines()):
+    for number, line in enumerate(_lines(merges_path)):
         if not line or (number == 0 and line.startswith("#version")):
             continue
-        pair = line.split(" ")
+        pair = line.split(" ", 2)
         if len(pair) != 2:
             raise FormatError(file=merges_path, field=f"line {number + 1}", got=line[:80],
                               allowed="two tokens separated by a space")
@@ -165,12 +182,12 @@ def wordpiece(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
     Raises:
         FormatError: a file is malformed, a special token is missing, or an added token would not get its stated id.
+        LimitError: a file has more lines or tokens than :mod:`mpool.tokenizers.limits` allows.
         FileError: a file cannot be read.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-    lines = _text(path).split("\n")
-    vocab = {line.rstrip("\r"): at for at, line in enumerate(lines[:-1] if lines[-1] == "" else lines)}
+    vocab = {line: at for at, line in enumerate(_lines(path))}
     names = {name: str(config.get(name) or default) for name, default in _BERT.items()}
     for name in ("unk_token", "cls_token", "sep_token"):
         if names[name] not in vocab:

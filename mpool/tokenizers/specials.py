@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ..errors import LimitError
+from . import limits
+
 #: Texts of tokens that end a turn, in order of preference.
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>",
                "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>")
@@ -40,6 +43,28 @@ CALL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_c
               "</tool_call>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
               "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
               "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>")
+
+
+def check_sizes(added: Iterable[str], control: Iterable[str], *, file: str, field: str, kind: str = "control") -> None:
+    """Check the lengths of tokens before a search for them is compiled, which takes time and memory for each character.
+
+    Args:
+        added: tokens that are searched for before any other step.
+        control: control tokens, and others that a regular expression finds.
+        file, field: path of the file, and the part of it that lists the tokens, for errors.
+        kind: name of the tokens of ``control``.
+
+    Raises:
+        LimitError: a token, or all of them together, have more characters than :mod:`mpool.tokenizers.limits` allows.
+    """
+    sizes = list(map(len, control))
+    for found, name, what in (
+            (max(sizes, default=0), "max_control_token_chars", f"a {kind} token of"),
+            (sum(sizes), "max_control_chars", f"{kind} tokens with together"),
+            (sum(map(len, added)), "max_added_chars", "tokens to search for with together")):
+        if found > (most := getattr(limits, name)):
+            raise LimitError(f"{file}: {field} has {what} {found:,} characters, the limit is {most:,}",
+                             hint=f"Raise mpool.tokenizers.limits.{name} if you trust the file")
 
 
 def trie_pattern(words: Iterable[str]) -> str:

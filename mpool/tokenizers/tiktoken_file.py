@@ -15,6 +15,7 @@ from .growth import Growth
 from .older_files import CONFIG, fields_of
 from .patterns import cost
 from .pretokenizers import PRE_TOKENIZERS
+from .specials import check_sizes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -33,6 +34,8 @@ def build(path: str) -> tokenizers.Tokenizer:
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
     ranks = tiktoken_ranks.read(path, fields_of(os.path.dirname(path), CONFIG))
+    check_sizes((text for text, _ in ranks.special), (text for text, special in ranks.special if special),
+                file=os.path.join(os.path.dirname(path), CONFIG), field="added_tokens_decoder")
     with without_gc():
         ids = dict(zip(ranks.texts, range(len(ranks.texts))))
         tokenizer = Tokenizer(models.BPE(ids, ranks.merges(), ignore_merges=True))

@@ -157,15 +157,17 @@ def _merge_layer_sizes(kv: dict[str, Value], a: str, path: str) -> None:
     """Replace sizes stored as one value per layer by a single value.
 
     Raises:
-        FormatError: a list is empty.
+        FormatError: a list has another number of values than the model has layers.
         Unsupported: the layers differ.
     """
     for suffix in _PER_LAYER:
         values = kv.get(f"{a}.{suffix}")
         if isinstance(values, list):
-            if not values:
-                raise FormatError(file=path, field=f"{a}.{suffix}", got="an empty list",
-                                  allowed="one value per layer")
+            layers = kv.get(f"{a}.block_count")
+            if not values or isinstance(layers, int) and len(values) != layers:
+                raise FormatError(file=path, field=f"{a}.{suffix}",
+                                  got=f"{len(values):,} values" if values else "an empty list",
+                                  allowed=f"{layers:,} values, one per layer" if values else "one value per layer")
             if suffix == "attention.head_count_kv" and 0 in values:
                 raise Unsupported(f"{path}: some layers have no KV heads and are state-space layers (Mamba); mpool "
                                   "supports models in which every layer has attention")

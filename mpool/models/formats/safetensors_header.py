@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ...errors import FormatError, Unsupported
+from ...errors import FormatError, LimitError, Unsupported
 from .. import json_strict
 from ..fields import describe
 from ..files import Folder, close, open_regular, read_exactly
@@ -25,6 +25,9 @@ MAX_HEADER = 100_000_000
 MAX_RANK = 8
 #: Maximum length of a tensor name, in characters.
 MAX_NAME = 512
+#: Maximum number of tensors of a file, as of a GGUF file, and of values of a header.
+MAX_TENSORS = 65536
+_MAX_VALUES = MAX_TENSORS * (7 + MAX_RANK)
 _MAX_SPAN = (1 << 63) - 1
 #: JSON nesting of a header: the object, a tensor, its two lists.
 _HEADER_DEPTH = 3
@@ -90,9 +93,13 @@ class _Reader:
         if text[-1:] != b"}":
             self.fail("header padding", describe(text[-1:].decode("latin-1")), "spaces after the closing '}'",
                       offset=8 + len(text) - 1)
-        table = json_strict.loads(text, file=self.path, offset=8, max_bytes=MAX_HEADER, max_depth=_HEADER_DEPTH)
+        table = json_strict.loads(text, file=self.path, offset=8, max_bytes=MAX_HEADER, max_depth=_HEADER_DEPTH,
+                                  max_values=_MAX_VALUES)
         assert isinstance(table, dict)
         metadata = self.metadata(table.pop("__metadata__", {}))
+        if len(table) > MAX_TENSORS:
+            raise LimitError(f"{self.path}: {len(table):,} tensors, the limit is {MAX_TENSORS:,}",
+                             hint="Split the file into shards")
         data = 8 + length
         entries = [self.entry(name, value, file_index, data) for name, value in table.items()]
         return Header(self.tiled(entries, data, size), metadata)
@@ -171,6 +178,7 @@ def read_header(path: str, file_index: int = 0) -> Header:
 
     Raises:
         FormatError: the file is malformed. All checks precede any allocation that depends on the file's size.
+        LimitError: the file has more than :data:`MAX_TENSORS` tensors.
     """
     return _Reader(path).load(file_index)
 

@@ -144,6 +144,10 @@ def test_layer_sizes_as_a_list() -> None:
     assert read(LLAMA | layers, llama_shapes()).spec == read(LLAMA, llama_shapes()).spec
     with pytest.raises(U, match="head_count_kv differs"):
         read(LLAMA | {"llama.attention.head_count_kv": [1, 2]}, llama_shapes())
+    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        for count in (1, 3, 1000):
+            with pytest.raises(errors.FormatError, match=f"{key} is {count:,} values, allowed: 2 values, one"):
+                read(LLAMA | {f"llama.{key}": [LLAMA[f"llama.{key}"]] * count}, llama_shapes())
     with pytest.raises(errors.FormatError, match="head_count_kv.*empty"):
         read(LLAMA | {"llama.attention.head_count_kv": []}, llama_shapes())
 

@@ -10,13 +10,16 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpool import errors
+from mpool.models import json_strict
 from mpool.models.files import Folder
+from mpool.models.formats import safetensors_header
 from mpool.models.formats.safetensors_header import DTYPE_BITS, read_folder, read_header
 
 CORPUS = Path(__file__).resolve().parent.parent.parent / "corpus"
@@ -263,3 +266,58 @@ def test_many_tensors_are_read_quickly(tmp_path: Path) -> None:
     start = time.process_time()
     assert len(read_header(str(path)).tensors) == 20_000
     assert time.process_time() - start < 15.0
+
+
+@pytest.mark.parametrize("metadata", [False, True])
+def test_number_of_tensors_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metadata: bool) -> None:
+    """The limit is that of GGUF files. A header of 100 MB could list 2,000,000 tensors."""
+    assert safetensors_header.MAX_TENSORS == 65536
+    monkeypatch.setattr(safetensors_header, "MAX_TENSORS", 100)
+    for count in (100, 101):
+        table: dict[str, Any] = {f"t{at}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+                                 for at in range(count)}
+        if metadata:
+            table["__metadata__"] = {"format": "pt"}
+        text = json.dumps(table).encode()
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text)
+        if count == 100:
+            assert len(read_header(str(path)).tensors) == 100
+        else:
+            with pytest.raises(errors.LimitError, match=r"model\.safetensors: 101 tensors, the limit is 100"):
+                read_header(str(path))
+
+
+def test_values_of_a_header_are_limited(tmp_path: Path) -> None:
+    """The parser stops before it holds more values than 65,536 tensors of 8 dimensions have."""
+    text = ('{"__metadata__":{' + ",".join(f'"{at}":""' for at in range(1_000_000)) + "}}").encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(errors.FormatError, match="more than 983040 values"):
+        read_header(str(path))
+
+
+@pytest.mark.parametrize(("name", "most"), [
+    ("config.json", 200_000), ("modules.json", 200_000), ("config_sentence_transformers.json", 200_000),
+    ("tokenizer_config.json", 600_000), ("model.safetensors.index.json", 600_000), ("tokenizer.json", 4_000_000)])
+def test_values_of_json_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
+                                          most: int) -> None:
+    """A load reads some of these files six times: 900,000 prompts took 8 s."""
+    seen: list[int] = []
+    real = json_strict.loads
+    monkeypatch.setattr(json_strict, "loads", lambda data, **more: [seen.append(more.pop("max_values")),
+                                                                    real(data, max_values=3, **more)][1])
+    (tmp_path / name).write_text('{"a": [1, 2]}')
+    with pytest.raises(errors.FormatError, match=f"{name} at byte .*more than 3 values, allowed: at most 3 values"):
+        Folder(str(tmp_path)).fields(name)
+    assert seen == [most]
+
+
+def test_labels_of_published_classifiers_fit(tmp_path: Path) -> None:
+    labels = {str(at): f"label {at}" for at in range(30_000)}
+    config = {"id2label": labels, "label2id": {text: int(at) for at, text in labels.items()}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert Folder(str(tmp_path)).json("config.json") == config
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": dict.fromkeys(map(str, range(200_000)), "")}))
+    with pytest.raises(errors.FormatError, match="config.json at byte .*more than 200000 values"):
+        Folder(str(tmp_path)).json("config.json")

@@ -706,7 +706,7 @@ def test_json_that_is_too_large_or_too_deep(tmp_path: Path) -> None:
 
 def test_json_with_a_huge_token_id(tmp_path: Path) -> None:
     model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-             "max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "[PAD]": 1, "[CLS]": 2, "[SEP]": 3,
+             "max_input_chars_per_word": 100, "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3,
                                                         "a": 4_000_000_000}}
     with pytest.raises(LimitError, match="max_vocab_tokens"):
         json_tokenizer(write_json(tmp_path, model=model))
