@@ -106,7 +106,8 @@ def test_vectors_outlive_everything(folders: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize("change, words", [
     (dict(ids=IDS.astype(np.int64)), "ids"), (dict(ids=IDS.reshape(2, 4)), "ids"), (dict(ids=object()), "ids"),
     (dict(offsets=OFFSETS.astype(np.float64)), "offsets"), (dict(offsets=OFFSETS[:1]), "offsets"),
-    (dict(offsets=np.array([0, 5, 7])), "must end at the number of ids, 8, got 7"), (dict(offsets=np.array([1, 5, 8])), "offsets"),
+    (dict(offsets=np.array([0, 5, 7])), "must end at the number of ids, 8, got 7"),
+    (dict(offsets=np.array([1, 5, 8])), "offsets"),
     (dict(offsets=np.array([0, 9, 8])), "offsets"), (dict(skip=np.array([1], np.int32)), "skip"),
     (dict(normalize=2), "normalize"), (dict(outputs=16), "outputs"), (dict(outputs=-1), "outputs"),
     (dict(dimensions=-1), "dimensions"),
