@@ -36,7 +36,7 @@ MP_TEST(models_diffusion_check_of_sizes) {
             /* positions of Flux are computed, those of SD3 are a table of 8 x 8 squares */
             const bool good = !sizes[i].nearest || (flux && sizes[i].too_large);
             char refusal[160];
-            snprintf(refusal, sizeof refusal, "multiples of 4%s, got %d x %d pixels; the nearest is %s",
+            snprintf(refusal, sizeof refusal, "multiples of 4%s, got %d x %d pixels; the nearest are %s",
                      flux ? "" : " up to 32", sizes[i].width, sizes[i].height, good ? "" : sizes[i].nearest);
             if (flux && sizes[i].height == 8000)
                 continue; /* outputs of many megabytes */
@@ -77,8 +77,9 @@ MP_TEST(models_diffusion_check_of_tokens) {
                 call->n_ids[e] = lengths[i];
                 MP_CHECK_STATUS(check(&tiny, call, &cost, &total, &error), MP_INVALID_ARGUMENT, &error);
                 char refusal[64];
-                snprintf(refusal, sizeof refusal, "takes %s%d tokens, got %d", e == MP_DIFF_T5 ? "1 to " : "",
-                         e == MP_DIFF_T5 ? LONGEST_T5 : n, lengths[i]);
+                snprintf(refusal, sizeof refusal, "`ids` must have %s%d tokens for %s, got %d",
+                         e == MP_DIFF_T5 ? "1 to " : "", e == MP_DIFF_T5 ? LONGEST_T5 : n,
+                         mp_diff_stage_name(e), lengths[i]);
                 MP_CHECK_HAS(error.message, refusal);
             }
             call->n_ids[e] = n;
