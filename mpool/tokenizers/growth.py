@@ -88,7 +88,7 @@ class Growth:
 
 
 class Examined(NamedTuple):
-    """What a ``tokenizer.json`` states.
+    """Facts that a ``tokenizer.json`` states.
 
     Attributes:
         growth: the bounds of the tokenizer.

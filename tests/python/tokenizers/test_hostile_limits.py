@@ -346,7 +346,7 @@ def test_depth_of_a_malformed_file_takes_little_memory(tmp_path: Path, text: str
                            match="nested deeper than 127" if "[" in text else "tokenizer.json is malformed"):
             json_tokenizer.load(str(path))
 
-    assert peak(load) < 80 << 20  # of which the buffer that reads the file has 64 MB
+    assert peak(load) < 80 << 20  # the buffer that reads the file has 64 MB
 
 
 def test_depth_across_slices(monkeypatch: pytest.MonkeyPatch) -> None:
