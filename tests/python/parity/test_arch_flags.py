@@ -125,8 +125,9 @@ def _failures(tree: Path, name: str) -> tuple[int, list[str]]:
     assert build.returncode == 0, build.stderr[-2000:]
     report = tree / "report.xml"
     report.unlink(missing_ok=True)
-    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", NAMES.get(name, name),
-                          f"--junitxml={report}", *(str(tree / "tests/python/parity" / test) for test in TESTS)],
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--sample", "-k",
+                          NAMES.get(name, name), f"--junitxml={report}",
+                          *(str(tree / "tests/python/parity" / test) for test in TESTS)],
                          cwd=tree, capture_output=True, text=True, timeout=900,
                          env={**os.environ, "PYTHONPATH": str(tree)})
     assert run.returncode in (0, 1), run.stdout[-2000:] + run.stderr[-2000:]
