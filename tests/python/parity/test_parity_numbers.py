@@ -1,0 +1,204 @@
+"""Bases of RoPE and epsilons of norms that are no family's default: a reader that ignored the key would compute other
+values.
+
+The models of the other parity tests mostly have the defaults. Here both are changed in a copy, whose configuration is
+also written as older files have it, and as a GGUF file. transformers computes the expected values.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.models.families.table import ROWS
+
+import encodermodels
+import paritymodels
+import tinygguf
+from corelib import logits, token_vectors
+from encodermodels import ENCODERS, Encoder, NVEmbed
+from paritymodels import DECODERS, randomise, torch, write_tokenizer
+
+TOLERANCE = 1e-4
+#: Base of RoPE; base of layers with a sliding window, if they have one of their own; epsilon of norms.
+CHANGES = {"base": 777.0, "local": 33.0, "epsilon": 0.07}
+#: Least distance from the results without a change, in tolerances.
+FAR = 20
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
+
+
+def _changed(model: Any, changes: dict[str, float]) -> Any:
+    """Return a copy of a model with other numbers; those that the model does not have are left out."""
+    if not hasattr(model, "config") and not isinstance(model, NVEmbed):  # in plain torch
+        made = copy.deepcopy(model)
+        made.base, made.epsilon = changes.get("base", 0.0), changes.get("epsilon", model.epsilon)
+        if "base" not in changes:
+            made.base = getattr(model, "base", 0.0)
+        for module in made.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.eps = made.epsilon
+        return made
+    config = copy.deepcopy(model.network.config if isinstance(model, NVEmbed) else model.config)
+    if "epsilon" in changes:
+        for key in _EPSILONS:
+            if hasattr(config, key):
+                setattr(config, key, changes["epsilon"])
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part, key in (("full_attention", "base"), ("sliding_attention", "local")):
+        if part in rope and key in changes:
+            rope[part]["rope_theta"] = changes[key]
+    if "rope_theta" in rope and "base" in changes:
+        rope["rope_theta"] = changes["base"]
+    if isinstance(model, NVEmbed):
+        made = NVEmbed(model.layers, rms_norm_eps=config.rms_norm_eps, rope_parameters=rope)
+    else:
+        made = type(model)(config, **({"add_pooling_layer": False} if getattr(model, "pooler", ...) is None else {}))
+    made.load_state_dict(model.state_dict(), strict=False)
+    return made.eval()
+
+
+def _numbers(model: Any) -> list[str]:
+    """Return the names of the numbers that a model has."""
+    config = getattr(getattr(model, "network", model), "config", None)
+    if config is None:
+        return ["base", "epsilon"] if hasattr(model, "base") else ["epsilon"]
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [*(["base"] if rope else []), *(["local"] if "sliding_attention" in rope else []), "epsilon"]
+
+
+def _check(model: Any, compute: Callable[[Any], np.ndarray], got: dict[str, np.ndarray]) -> None:
+    """Compare results with those of the changed model, and these with what each ignored change would give."""
+    names = _numbers(model)
+    expected = compute(_changed(model, CHANGES))
+    scale = max(1.0, float(np.abs(expected).max()))
+    for ignored in names:
+        other = compute(_changed(model, {name: CHANGES[name] for name in names if name != ignored}))
+        assert np.abs(other - expected).max() > FAR * TOLERANCE * scale, f"{ignored} has too little effect"
+    for form, values in got.items():
+        wanted = compute(_one_epsilon(_changed(model, CHANGES))) if form == "GGUF file" else expected
+        assert np.abs(values - wanted).max() <= TOLERANCE * scale, form
+
+
+def _one_epsilon(model: Any) -> Any:
+    """Give the norms of DeepSeek's latents the epsilon of the other norms: GGUF files have one epsilon, transformers'
+    class has a constant for these norms. Returns the model."""
+    for name, module in model.named_modules():
+        if name.endswith(("q_a_layernorm", "kv_a_layernorm")):
+            module.variance_epsilon = CHANGES["epsilon"]
+    return model
+
+
+def _write_old(folder: Path) -> None:
+    """Rewrite ``rope_parameters`` as older files have them."""
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    if "full_attention" in rope:
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["partial_rotary_factor"] = rope.pop("partial_rotary_factor", 1.0)
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+# ---- decoders ------------------------------------------------------------------------------------------------------
+
+def _decoders() -> dict[str, str]:
+    """Return ``model_type`` -> its first model in DECODERS; of Gemma 3, the one whose first layers are of both
+    kinds."""
+    found: dict[str, str] = {}
+    for name, (config, _, _) in DECODERS.items():
+        found.setdefault(paritymodels.find_class(config).model_type, name)
+    return {**found, "gemma3_text": "gemma3_types"}
+
+
+OF_TYPE = _decoders()
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("family", OF_TYPE.values())
+def test_decoder(tmp_path: Path, family: str) -> None:
+    model = paritymodels.decoder(family, 2, tie=family == "gemma2")
+    randomise(model, 3)
+    model.tie_weights()
+    tokens = np.random.default_rng(6).integers(2, 96, 60)
+    changed = _changed(model, CHANGES)
+    got = {}
+    with mpool.Pool() as pool:
+        for form in ("folder", "old folder"):
+            place = tmp_path / form
+            changed.save_pretrained(place)
+            write_tokenizer(place, 96)
+            if form == "old folder":
+                _write_old(place)
+            got[form] = logits(pool, str(place), tokens, "float32")
+        if family not in paritymodels.FOLDERS_ONLY:
+            path = tinygguf.write(tmp_path / "m.gguf", changed)
+            got["GGUF file"] = logits(pool, str(path), tokens, "float32")
+
+    def compute(one: Any) -> np.ndarray:
+        with torch.no_grad():
+            return one(torch.tensor(tokens[None])).logits[0].numpy()  # type: ignore[no-any-return]
+
+    _check(model, compute, got)
+
+
+# ---- encoders ------------------------------------------------------------------------------------------------------
+
+#: Model of ENCODERS -> its ``model_type``.
+ENCODER_TYPES = {
+    "bert_roberta": "roberta", "bert_xlm_roberta": "xlm-roberta", "bert_electra": "electra", "bert_albert": "albert",
+    "nomic_bert": "nomic_bert", "nomic_bert_published": "nomic_bert", "nomic_bert_moe": "nomic_bert",
+    "mpnet": "mpnet", "deberta_v2": "deberta-v2", "modern_bert": "modernbert", "modern_bert_old": "modernbert",
+    "gte": "gte", "gte_arctic": "gte", "qwen3_embedding": "qwen3", "llama_embedding_qwen2": "qwen2",
+    "llama_embedding_published": "qwen2", "llama_embedding_eurobert": "eurobert",
+    "llama_embedding_eurobert_published": "eurobert", "llama_embedding_mistral": "mistral",
+    "gemma_embedding": "gemma3_text", "nv_embed": "nvembed", "jina_bert_v3": "jina_embeddings_v3",
+    "jina_bert_v3_published": "xlm-roberta", "jina_bert_v2": "bert", "jina_bert_v2_code": "bert"}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", ["bert", *ENCODER_TYPES])
+def test_encoder(tmp_path: Path, name: str) -> None:
+    encoder = Encoder(paritymodels.bert, 70) if name == "bert" else ENCODERS[name]
+    model = encoder.make(2)
+    randomise(model, 3)
+    tinygguf.without_dropped(model)
+    changed = _changed(model, CHANGES)
+    ids = np.random.default_rng(6).integers(5, encodermodels.VOCAB, 60).tolist()
+    folder = encoder.write(changed, tmp_path / "folder")
+    assert json.loads((folder / "config.json").read_text())["model_type"] == ENCODER_TYPES.get(name, "bert")
+    with mpool.Pool() as pool:
+        got = {"folder": token_vectors(pool, str(folder), [ids])[0]}
+        if name in tinygguf.ENCODERS:
+            path = tinygguf.write_encoder(tmp_path / "m.gguf", name, changed)
+            got["GGUF file"] = token_vectors(pool, str(path), [ids])[0]
+    _check(model, lambda one: encoder.expected(one, ids), got)
+
+
+# ---- every family is tested ----------------------------------------------------------------------------------------
+
+#: Capability and ``model_type`` -> why no test above has it.
+ELSEWHERE = {
+    ("text_embedding", "camembert"): "read as roberta",
+    ("text_embedding", "distilbert"): "no RoPE; the epsilon is a constant of its class",
+    ("text_embedding", "new"): "read as gte; test_parity_encoders.py has its scaled RoPE, with a base of 500",
+    ("text_embedding", "jina_embeddings_v5"): "read as qwen3 and eurobert",
+    ("text_embedding", "llama"): "read as mistral",
+    ("text_to_text", "kimi_k2"): "read as deepseek_v3",
+    ("text_to_text", "gemma3"): "its text_config is read as gemma3_text"}
+
+
+def test_every_family_has_a_case() -> None:
+    """A new ``model_type`` needs a model in DECODERS, or in ENCODERS and ENCODER_TYPES."""
+    tested = {*(("text_to_text", kind) for kind in OF_TYPE), ("text_embedding", "bert"),
+              *(("text_embedding", kind) for kind in ENCODER_TYPES.values())}
+    known = {(row.capability, kind) for row in ROWS for kind in row.in_config}
+    assert known - tested == set(ELSEWHERE)
