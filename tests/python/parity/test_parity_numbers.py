@@ -150,6 +150,44 @@ def test_decoder(tmp_path: Path, family: str) -> None:
     _check(model, compute, got)
 
 
+#: Family and its scaled RoPE: no number is the default.
+SCALED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"rope_type": "yarn", "rope_theta": 777.0, "factor": 5.0, "beta_fast": 6.0, "beta_slow": 0.5,
+               "attention_factor": 1.4, "original_max_position_embeddings": 100}),
+    ("llama", {"rope_type": "yarn", "rope_theta": 777.0, "factor": 5.0, "mscale": 3.0, "mscale_all_dim": 0.5,
+               "original_max_position_embeddings": 100}),
+    ("phi3", {"rope_type": "longrope", "rope_theta": 777.0, "partial_rotary_factor": 0.75, "attention_factor": 1.4,
+              "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.6], "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 9.0],
+              "original_max_position_embeddings": 100})]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("family, rope", SCALED, ids=["yarn", "yarn_mscale", "longrope"])
+def test_scaled_rope(tmp_path: Path, family: str, rope: dict[str, Any]) -> None:
+    """Each number has an effect, and mpool reads all of them, also from the keys of older files."""
+    def compute(settings: dict[str, Any]) -> np.ndarray:
+        model = paritymodels.decoder(family, 2, rope_parameters=copy.deepcopy(settings))
+        randomise(model, 3)
+        if settings is rope:
+            model.save_pretrained(tmp_path)
+            write_tokenizer(tmp_path, 96)
+        with torch.no_grad():
+            return model(torch.tensor(tokens[None])).logits[0].numpy()  # type: ignore[no-any-return]
+
+    tokens = np.random.default_rng(6).integers(2, 96, 60)
+    expected = compute(rope)
+    scale = float(np.abs(expected).max())
+    for key in ("beta_fast", "beta_slow", "attention_factor", "mscale"):
+        if key in rope:
+            other = compute({name: value for name, value in rope.items() if name != key})
+            assert np.abs(other - expected).max() > FAR * TOLERANCE * scale, f"{key} has too little effect"
+    with mpool.Pool() as pool:
+        assert np.abs(logits(pool, str(tmp_path), tokens, "float32") - expected).max() <= TOLERANCE * scale
+    _write_old(tmp_path)
+    with mpool.Pool() as pool:
+        assert np.abs(logits(pool, str(tmp_path), tokens, "float32") - expected).max() <= TOLERANCE * scale
+
+
 # ---- encoders ------------------------------------------------------------------------------------------------------
 
 #: Model of ENCODERS -> its ``model_type``.
