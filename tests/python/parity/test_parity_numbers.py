@@ -1,14 +1,15 @@
-"""Bases of RoPE and epsilons of norms that are no family's default: a reader that ignored the key would compute other
-values.
+"""Numbers of a configuration that are no family's default: a reader that ignored the key would compute other values.
 
-The models of the other parity tests mostly have the defaults. Here both are changed in a copy, whose configuration is
-also written as older files have it, and as a GGUF file. transformers computes the expected values.
+The models of the other parity tests mostly have the default base of RoPE and epsilon of norms. Here both are changed in
+a copy, whose configuration is also written as older files have it, and as a GGUF file. transformers computes the
+expected values. The last test checks that the models of the other parity tests have all other numbers.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import pytest
 
 import mpool
 from mpool.models.families.table import ROWS
+from mpool.models.fields import REQUIRED, Fields
+from mpool.models.formats import hf_config
 
 import encodermodels
 import paritymodels
@@ -240,3 +243,57 @@ def test_every_family_has_a_case() -> None:
               *(("text_embedding", kind) for kind in ENCODER_TYPES.values())}
     known = {(row.capability, kind) for row in ROWS for kind in row.in_config}
     assert known - tested == set(ELSEWHERE)
+
+
+#: Numbers that need no model with another value than the default: the tests above change them (bases, epsilons, numbers
+#: of scaled RoPE), or mpool refuses other values (``factor`` of RoPE without scaling, ``partial_rotary_factor`` of
+#: families that rotate whole heads).
+EXEMPT = re.compile(r"(rope_theta|rotary_emb_base|rope_local_base_freq|_eps|epsilon|beta_fast|beta_slow|mscale"
+                    r"|mscale_all_dim|attention_factor|rope_parameters.*factor|partial_rotary_factor)$")
+
+
+def _configurations(tmp_path: Path) -> list[tuple[bool, dict[str, Any], list[str]]]:
+    """Return for each model of DECODERS and ENCODERS: whether it embeds, its config.json, the names of its tensors."""
+    found = []
+    for name in DECODERS:
+        with torch.device("meta"):
+            model = paritymodels.decoder(name, 2)
+        values = json.loads(model.config.to_json_string(use_diff=False))
+        found.append((False, {**values, "architectures": [type(model).__name__]}, list(model.state_dict())))
+    for name, encoder in ENCODERS.items():
+        model, folder = encoder.make(2), tmp_path / name
+        folder.mkdir()
+        encoder.save(model, folder)
+        found.append((True, json.loads((folder / "config.json").read_text()), list(encoder.published(model))))
+    return found
+
+
+def test_every_number_has_another_value_than_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each number that a reader asks for, it reads one of the models otherwise if it ignores the number. The tests
+    of all layers compare these models with transformers, so they notice that."""
+    plain, ignored, asked = Fields.number, "", set[str]()
+    matters: dict[tuple[bool, str, str], bool] = {}
+
+    def number(self: Fields, key: str, default: Any = REQUIRED, **limits: Any) -> Any:
+        asked.add(self.name(key))
+        value = plain(self, key, default, **limits)
+        return value if self.name(key) != ignored else 2 * value if default is REQUIRED else default
+
+    monkeypatch.setattr(Fields, "number", number)
+    for embeds, values, names in _configurations(tmp_path):
+        def read() -> Any:
+            config = Fields.of(values, file="config.json")  # noqa: B023
+            try:
+                return hf_config.read_config(config, embeds, lambda: names)[1]  # noqa: B023
+            except mpool.errors.MpoolError:
+                return None
+
+        ignored = ""
+        asked.clear()
+        usual = read()
+        assert usual is not None
+        for ignored in sorted(asked):
+            if not EXEMPT.search(ignored):
+                place = embeds, str(values["model_type"]), ignored
+                matters[place] = matters.get(place, False) or read() != usual
+    assert len(matters) > 10 and [place for place, found in matters.items() if not found] == []
