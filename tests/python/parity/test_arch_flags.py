@@ -117,7 +117,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tree / "tests").mkdir()
     for name in ("python", "parity"):
         shutil.copytree(ROOT / "tests" / name, tree / "tests" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+    (tree / "tools").mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "tools/trim_openblas.py"):
         shutil.copy(ROOT / name, tree / name)
     return tree
 
