@@ -113,9 +113,19 @@ class ModelSpec:
         return replace(self, files=tuple(files), tensors=tuple(tensors), kv=kv)
 
     def to_core(self) -> _core.Spec:
-        """Return the core's spec: files, hyper-parameters and tensors, without tokens."""
-        from .. import _core
+        """Return the core's spec: files, hyper-parameters and tensors, without tokens.
 
+        Raises:
+            Unsupported: the compiled core does not have the architecture, although the Python files do.
+        """
+        from .. import _core
+        from ..errors import Unsupported
+
+        if all(name != self.architecture for name, _ in _core.architectures()):
+            raise Unsupported(f"the compiled core of mpool does not have the architecture {self.architecture}",
+                              hint="If the core is older than the Python files, build it again (pip install, or python "
+                                   "setup.py build_ext --inplace). A new architecture needs a row in "
+                                   "csrc/models/archs.def")
         spec = _core.Spec(self.architecture)
         for path in self.files:
             spec.add_file(path)

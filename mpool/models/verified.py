@@ -55,11 +55,11 @@ _LLAMA_CPP = "transformers, llama.cpp"
 
 def _decoder(architecture: str, models: str, *, folder: str = "transformers", gguf: str = _LLAMA_CPP,
              more: tuple[str, ...] = ()) -> Verified:
-    """Return the row of a decoder. Its folders and GGUF files are tested with the models of one table; the expected
-    results for GGUF files were recorded with llama.cpp on the same files. ``more``: ids of further tests."""
-    return Verified(architecture, models, folder, gguf, (
-        f"{_DECODER}[{architecture}]", f"{_DECODER_GGUF}[{architecture}]", f"{_DECODER_LLAMA_CPP}[{architecture}]",
-        *more))
+    """Return the row of a decoder. Its folders and GGUF files are tested with the models of one table. If ``gguf``
+    names llama.cpp, results were also recorded with it on the same files. ``more``: ids of further tests."""
+    tests = [f"{_DECODER}[{architecture}]", *([f"{_DECODER_GGUF}[{architecture}]"] if gguf else []),
+             *([f"{_DECODER_LLAMA_CPP}[{architecture}]"] if "llama.cpp" in gguf else [])]
+    return Verified(architecture, models, folder, gguf, (*tests, *more))
 
 
 def _image(architecture: str, models: str, reference: str = "transformers", more: tuple[str, ...] = ()) -> Verified:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import gc
 import os
+import re
 import signal
 import sys
 import zlib
@@ -58,10 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--slow`` and ``--builds``."""
+    """Add ``--slow``, ``--builds`` and ``--sample``."""
     parser.addoption("--slow", action="store_true", default=False,
                      help="run the tests marked slow and builds too, and all cases of those marked sample")
     parser.addoption("--builds", action="store_true", default=False, help="run the tests marked builds too")
+    parser.addoption("--sample", action="store_true", default=False,
+                     help="run one case in n of the tests marked sample, also of those that -k or a name selects")
 
 
 def _said(name: str) -> bool:
@@ -89,13 +92,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip tests marked ``slow`` or ``builds``, and most cases of those marked ``sample``, unless they were asked for.
 
-    CI always runs ``builds``.
+    CI always runs ``builds``. pytest applies ``-k`` after this function.
 
     Files that take minutes come first: each file runs in one process, and the last one must be short.
     """
     items.sort(key=lambda item: item.path.name not in LONG_FILES)
     wanted = _wanted(config)
-    if not wanted["slow"]:
+    if not wanted["slow"] and (config.getoption("--sample") or not _names_tests(config)):
         for item in _beyond_samples(items):
             item.add_marker(pytest.mark.skip(reason="sample: run with --slow or MPOOL_SLOW=1"))
     for name, is_wanted in wanted.items():
@@ -103,6 +106,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if not is_wanted and item.get_closest_marker(name):
                 item.add_marker(skip)
+
+
+def _names_tests(config: pytest.Config) -> bool:
+    """Return True if the command line selects tests, by ``-k`` or as ``file::test``. A ``-k`` that begins with ``not``
+    only leaves tests out."""
+    keyword = config.option.keyword.strip()
+    return (bool(keyword) and not re.match(r"not\b", keyword)
+            or any("::" in name for name in config.option.file_or_dir))
 
 
 def _beyond_samples(items: list[pytest.Item]) -> Iterator[pytest.Item]:

@@ -68,8 +68,8 @@ typedef struct mp_decoder {
     float attention_softcap; /* soft cap of attention scores; 0 = none */
     float output_softcap;    /* soft cap of logits, after output_scale; 0 = none */
     float embedding_scale, output_scale;
-    float residual_scale;   /* factor on each sublayer's output, before the output's norm if there is one. It is applied
-                             * to the input and the bias of the sublayer's last linear layer */
+    float residual_scale;   /* factor on each sublayer's output, before the norm of that output. The code multiplies the
+                             * input and the bias of the sublayer's last linear layer, with the same result */
     mp_rope rope[MP_ROPES]; /* rotary tables, all with the same `dim` */
     int ropes;              /* number of tables that each row needs, beginning with the first */
     int32_t sections[3]; /* M-RoPE: number of rotary pairs for each of three positions; 0: all pairs use one position */

@@ -19,8 +19,8 @@ class Tensor:
     If layers are stored in groups of ``inner`` (a size of the model), ``{g}`` and ``{i}`` stand for the number of the
     group and the layer's number within it.
     ``|`` separates the alternative names that files of different origin use. A name that begins with ``/`` is used
-    without the prefix of the family. A name that ends in ``[i]`` is slice i of a fused tensor whose slices are
-    concatenated along the first dimension; each slice needs a row, and a slice without a GGUF name is not loaded.
+    without the prefix of the family. ``name[i]`` is slice i of the fused tensor ``name``, which is a concatenation of
+    slices along its first dimension. Every slice needs a row. A slice whose row has no GGUF name is not loaded.
 
     Attributes:
         hf: name in a transformers folder; empty if folders do not have the tensor.

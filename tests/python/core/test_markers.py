@@ -82,3 +82,20 @@ def test_a_case_that_is_named_runs(planted: Path) -> None:
     cases = ("a-0", "b-3", "d-4")
     names = [f"test_many[{case}]" for case in cases]
     assert [_passed(planted / f"test_planted.py::{name}") for name in names] == [[name] for name in names]
+
+
+@pytest.mark.parametrize("arguments, expected", [
+    (["-k", "test_many"], {"test_many": 20}), (["-k", "b-3 or b-4"], {"test_many": 2}),
+    (["-k", "test_method and not 5"], {"test_method": 5}),
+    (["-k", "not test_plain"], {"test_many": 5, "test_one": 1, "test_method": 2, "test_single": 1}),
+    (["-k", "test_many", "--sample"], {"test_many": 5})], ids=str)
+def test_all_cases_that_k_selects_run(planted: Path, arguments: list[str], expected: dict[str, int]) -> None:
+    assert _counts(_passed(planted, *arguments)) == expected
+
+
+def test_all_cases_that_are_named_run(planted: Path) -> None:
+    """Several cases of one test, or all of them."""
+    file = planted / "test_planted.py"
+    names = [f"test_many[{case}]" for case in ("a-0", "b-3", "d-4")]
+    assert _passed(file.with_name(f"{file.name}::{names[2]}"), *(f"{file}::{name}" for name in names[:2])) == names
+    assert len(_passed(planted / "test_planted.py::test_many")) == 20

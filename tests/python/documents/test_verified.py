@@ -46,6 +46,14 @@ def test_a_missing_row_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         verified.table()
 
 
+@pytest.mark.parametrize("gguf, tests", [
+    ("", ["test_decoder_layers"]), ("transformers", ["test_decoder_layers", "test_decoder"]),
+    ("transformers, llama.cpp", ["test_decoder_layers", "test_decoder", "test_decoder_against_llama_cpp"])])
+def test_a_decoder_names_the_tests_of_its_references(gguf: str, tests: list[str]) -> None:
+    row = verified._decoder("zeta", "Zeta", gguf=gguf)
+    assert [name.partition("::")[2] for name in row.tests] == [f"{test}[zeta]" for test in tests]
+
+
 def stands_for(name: str, test: str) -> bool:
     """Tell whether ``test``, an id of pytest, is one of the tests that ``name`` stands for."""
     function, _, parameter = name.partition("[")

@@ -144,7 +144,8 @@ def written(tables: Mapping[str, Any]) -> str:
         for name, rows in tables.items()) + "}\n"
 
 
-def compare(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Compare a table with the committed one, place by place."""
+def compare(wanted: Mapping[str, Any], found: Mapping[str, Any], script: str) -> None:
+    """Compare a table with the committed one, place by place. ``script``: name of the file that writes it again."""
+    command = f"PYTHONPATH=tests/python/helpers python tests/python/models/{script}"
     for place in {**wanted, **found}:
-        assert found.get(place) == wanted.get(place), place
+        assert found.get(place) == wanted.get(place), f"{place}; if a reader or a text changed on purpose: {command}"

@@ -208,7 +208,8 @@ def save_nomic(model: Any, folder: Path) -> None:
         "n_head": config.num_attention_heads, "n_inner": config.intermediate_size, "n_layer": config.num_hidden_layers,
         "n_positions": 384, "pad_vocab_size_multiple": 64, "parallel_block": False, "parallel_block_tied_norm": False,
         "prenorm": False, "qkv_proj_bias": False, "reorder_and_upcast_attn": False, "resid_pdrop": 0.0,
-        "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+        "rotary_emb_base": config.rope_parameters["rope_theta"], "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
         "rotary_emb_scale_base": None, "rotary_scaling_factor": 2, "scale_attn_by_inverse_layer_idx": False,
         "scale_attn_weights": True, "summary_activation": None, "summary_first_dropout": 0.0,
         "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True, "torch_dtype": "float32",
@@ -223,7 +224,7 @@ class NomicMoe(torch.nn.Module):
     two experts of each token, weighted by their softmax probabilities over all experts, plus one shared bias.
     """
 
-    epsilon = 1e-5
+    epsilon, base = 1e-5, 10000.0
 
     def __init__(self, layers: int, experts: int = 5) -> None:
         super().__init__()
@@ -248,7 +249,7 @@ class NomicMoe(torch.nn.Module):
 
     def rotate(self, x: Any) -> Any:
         half = x.shape[-1] // 2
-        angles = torch.arange(x.shape[-2])[:, None] / 10000.0 ** (torch.arange(half) / half)
+        angles = torch.arange(x.shape[-2])[:, None] / self.base ** (torch.arange(half) / half)
         cos, sin = angles.cos(), angles.sin()
         a, b = x[..., :half], x[..., half:]
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -291,14 +292,15 @@ def save_nomic_moe(model: NomicMoe, folder: Path) -> None:
         "attn_pdrop": 0.0, "auto_map": {"AutoConfig": "nomic-ai/nomic-bert-2048--configuration.NomicBertConfig",
                                         "AutoModel": "nomic-ai/nomic-bert-2048--modeling.NomicBertModel"},
         "causal": False, "dense_seq_output": True, "embd_pdrop": 0.1, "expert_choice_router": False, "ffn_div": 1,
-        "fused_bias_fc": True, "fused_dropout_add_ln": True, "initializer_range": 0.02, "layer_norm_epsilon": 1e-5,
+        "fused_bias_fc": True, "fused_dropout_add_ln": True, "initializer_range": 0.02,
+        "layer_norm_epsilon": model.epsilon,
         "max_trained_positions": 2048, "mlp_checkpoint_lvl": 0, "mlp_fc1_bias": True, "mlp_fc2_bias": True,
         "model_type": "nomic_bert", "moe_every_n_layers": 2, "moe_impl": "megablocks",
         "moe_normalize_expert_weights": False, "moe_resid_pdrop": 0.0, "moe_top_k": 2, "n_embd": 48,
         "n_head": model.heads, "n_inner": 100, "n_layer": model.layers, "n_positions": 96,
         "num_experts": model.experts, "num_shared_experts": 0, "pad_token_id": 1, "pad_vocab_size_multiple": 64,
         "parallel_block": False, "parallel_block_tied_norm": False, "prenorm": False, "qkv_proj_bias": True,
-        "reorder_and_upcast_attn": False, "resid_pdrop": 0.0, "rotary_emb_base": 10000.0, "rotary_emb_fraction": 1.0,
+        "reorder_and_upcast_attn": False, "resid_pdrop": 0.0, "rotary_emb_base": model.base, "rotary_emb_fraction": 1.0,
         "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
         "router_aux_loss_coef": 0.1, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
         "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
@@ -348,7 +350,8 @@ def save_gte(model: Any, folder: Path, **more: Any) -> None:
 
 def save_arctic(model: Any, folder: Path) -> None:
     """Save in the layout of snowflake-arctic-embed-m-v2.0: the published code's names with the model type ``gte``."""
-    save_gte(model, folder, model_type="gte", architectures=["GteModel"], rope_scaling=None, rope_theta=160000,
+    save_gte(model, folder, model_type="gte", architectures=["GteModel"], rope_scaling=None,
+             rope_theta=model.config.rope_parameters["rope_theta"],
              auto_map={"AutoModel": "modeling_hf_alibaba_nlp_gte.GteModel"}, unpad_inputs="true")
     tensors = pytest.importorskip("safetensors.torch").load_file(folder / "model.safetensors")
     pytest.importorskip("safetensors.torch").save_file(
@@ -364,6 +367,8 @@ class JinaBert(torch.nn.Module):
     Post-norm BERT layers with a GeGLU. ALiBi (arXiv:2108.12409) in both directions: each head's slope times the
     distance is subtracted from the scores.
     """
+
+    epsilon = 1e-12
 
     def __init__(self, layers: int, heads: int = 6) -> None:
         super().__init__()
@@ -466,7 +471,8 @@ def save_jina(model: JinaBert, folder: Path) -> None:
         "auto_map": {"AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"},
         "classifier_dropout": None, "emb_pooler": "mean", "feed_forward_type": "geglu", "gradient_checkpointing": False,
         "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 48, "initializer_range": 0.02,
-        "intermediate_size": 100, "layer_norm_eps": 1e-12, "max_position_embeddings": 96, "model_max_length": 96,
+        "intermediate_size": 100, "layer_norm_eps": model.epsilon, "max_position_embeddings": 96,
+        "model_max_length": 96,
         "model_type": "bert", "num_attention_heads": model.heads, "num_hidden_layers": model.layers, "pad_token_id": 0,
         "position_embedding_type": "alibi", "torch_dtype": "float32", "type_vocab_size": 2, "use_cache": True,
         "vocab_size": VOCAB}, folder)
@@ -538,9 +544,8 @@ def save_qwen2(model: Any, folder: Path) -> None:
     attention."""
     config = model.config.to_dict()
     config.pop("is_causal")
-    config |= {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 10000.0,
+    config |= {"architectures": ["Qwen2ForCausalLM"], "rope_theta": config.pop("rope_parameters")["rope_theta"],
                "auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"}}
-    config.pop("rope_parameters")
     save_tensors({f"model.{name}": tensor for name, tensor in model.state_dict().items()}, config, folder)
 
 
@@ -553,10 +558,10 @@ def eurobert(layers: int, **more: Any) -> Any:
 def save_eurobert(model: Any, folder: Path) -> None:
     """Save in the layout of EuroBERT-210m: a masked language model's names, and a configuration for custom code."""
     config = model.config.to_dict()
-    config |= {"architectures": ["EuroBertForMaskedLM"], "rope_theta": 10000.0, "rope_scaling": None,
+    config |= {"architectures": ["EuroBertForMaskedLM"], "rope_scaling": None,
+               "rope_theta": config.pop("rope_parameters")["rope_theta"],
                "auto_map": {"AutoModel": "modeling_eurobert.EuroBertModel"}, "clf_pooling": "late",
                "bos_token": "<|begin_of_text|>", "mask_token": "<|mask|>", "pretraining_tp": 1}
-    config.pop("rope_parameters")
     save_tensors({**{f"model.{name}": tensor for name, tensor in model.state_dict().items()},
                   "lm_head.weight": torch.zeros(VOCAB, 48)}, config, folder)
 
@@ -586,11 +591,11 @@ class NVEmbed(torch.nn.Module):
     feed-forward layer; both have residuals.
     """
 
-    def __init__(self, layers: int, heads: int = 3, head: int = 24, count: int = 20) -> None:
+    def __init__(self, layers: int, heads: int = 3, head: int = 24, count: int = 20, **more: Any) -> None:
         super().__init__()
         nn = torch.nn
         self.layers, self.heads, self.head = layers, heads, head
-        config = transformers.Qwen2Config(**_GROUPED, num_hidden_layers=layers, is_causal=False)
+        config = transformers.Qwen2Config(**{**_GROUPED, **more}, num_hidden_layers=layers, is_causal=False)
         self.network = transformers.Qwen2Model(config)
         for block in self.network.layers:  # Mistral is Qwen2 without these biases
             for name in ("q_proj", "k_proj", "v_proj"):
@@ -630,6 +635,7 @@ class NVEmbed(torch.nn.Module):
 
 def save_nv_embed(model: NVEmbed, folder: Path) -> None:
     text = {**transformers.MistralConfig(**_GROUPED, num_hidden_layers=model.layers, sliding_window=20).to_dict(),
+            **{key: getattr(model.network.config, key) for key in ("rms_norm_eps", "rope_parameters")},
             "model_type": "bidir_mistral", "architectures": ["MistralModel"]}
     save_tensors(model.published(), {
         "add_eos": True, "add_pad_token": True, "architectures": ["NVEmbedModel"], "hidden_size": 48,

@@ -275,7 +275,7 @@ def _write_encoder_sizes(writer: Any, name: str, encoder: Any, model: Any, pooli
     writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType(pooling))
     if name.startswith("nomic"):
-        writer.add_rope_freq_base(10000.0 if name.endswith("moe") else 1000.0)
+        writer.add_rope_freq_base(model.base if name.endswith("moe") else config.rope_parameters["rope_theta"])
     if name.endswith("moe"):
         writer.add_moe_every_n_layers(2)
         writer.add_expert_count(model.experts)

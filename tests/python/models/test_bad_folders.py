@@ -360,7 +360,7 @@ def found(kind: str, path: Path) -> dict[str, Any]:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_outcomes_are_the_committed_ones(kind: str, tmp_path: Path) -> None:
-    badvalues.compare(json.loads(SNAPSHOT.read_text("utf-8"))[kind], found(kind, tmp_path))
+    badvalues.compare(json.loads(SNAPSHOT.read_text("utf-8"))[kind], found(kind, tmp_path), "test_bad_folders.py")
 
 
 @pytest.mark.parametrize("side", ["a", "b"])

@@ -33,10 +33,14 @@ REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.p
                                        ("qwen2_5_vl", "ANY_SIZE"): "the model takes squares of",
                                        ("qwen2_5_vl", "ROOT_NORMS"): "v.post_ln.bias is missing",
                                        ("qwen2_5_vl", "AXIAL"): "v.patch_embd.weight is of shape"}
-#: Decoders: flag -> part of the error when the flag is set, because its tensors or keys are missing. Without a flag
-#: that was set, tensors are left over. ROPE_NEOX has no tensors.
+#: Decoders: flag -> part of the error in a row that gets the flag. For a flag that adds tensors or keys, the error says
+#: that one is missing; a row that loses the flag then has tensors "not part of this architecture". A flag that removes
+#: tensors has it the other way round: its entry here says that a tensor is left over, and its entry in DECODERS_NEED
+#: names the tensor that is missing in a row that loses the flag. ROPE_NEOX concerns no tensors: the logits differ.
 DECODERS_REFUSE = {"SINKS": "attn_sinks", "HEAD_NORMS": "attn_q_norm",
                    "OUTPUT_NORMS": "post_attention_norm", "LATENT_ATTENTION": "attention.kv_lora_rank"}
+#: Decoders: flag that removes tensors -> part of the error in a row that loses the flag.
+DECODERS_NEED: dict[str, str] = {}
 #: Encoders: flag -> part of the error when the flag is set, because its tensors or keys are missing.
 REFUSED_WHEN_SET = {"LEARNED_POSITIONS": "position_embd.weight", "POST_NORM": "norm.weight", "BIAS": "attn_q.bias",
                     "GATED": "ffn_gate.weight", "RMS_NORM": "epsilon", "HEAD_NORMS": "attn_q_norm.weight",
@@ -48,13 +52,13 @@ REFUSED_WHEN_NOT_SET = {"POST_NORM": "norm.weight", "RMS_NORM": "epsilon"}
 VIT_WHEN_SET = {"CLASS_TOKEN": "v.class_embd", "INPUT_NORM": "v.pre_ln.weight", "LAYER_SCALE": ".ls1.weight",
                 "ATTENTION_POOL": "v.head."}
 VIT_WHEN_NOT_SET = {"CLASS_TOKEN": "v.position_embd.weight", "ANY_SIZE": "pixels, got"}
-#: Flags that are flipped only in rows that have them: they have no effect if the file lacks their tensors, or if
-#: another flag implies them.
+#: Flags that are flipped only in rows that have them. In other rows they have no effect: the file lacks the tensors
+#: that they concern, or another flag of the row has the same effect.
 WHERE_SET = {"TOKEN_TYPES", "ROOT_NORMS", "AXIAL"}
 #: Flags without an effect on complete files: see test_a_missing_bias_is_refused.
 REQUIRING = {"BIAS"}
-#: Flag -> flag beside which it has no effect.
-HIDDEN_BY = {"ALIBI": "RELATIVE_BIAS", "ROPE": "QUERY_NORMS"}
+#: Family and flag -> flag beside which it has no effect.
+HIDDEN_BY = {("encoder", "ALIBI"): "RELATIVE_BIAS", ("encoder", "ROPE"): "QUERY_NORMS"}
 #: Flags that have an effect only together with another flag.
 ONLY_WITH = {"SMOOTH_SIZE": "ANY_SIZE"}
 #: Tests that compare a row with transformers.
@@ -74,7 +78,7 @@ def _flags(family: str, text: str) -> list[str]:
 
 
 CASES = [(name, flag) for name, _, family, flags in ROW.findall(TABLE) for flag in FLAGS[family]
-         if flag not in REQUIRING and HIDDEN_BY.get(flag) not in _flags(family, flags)
+         if flag not in REQUIRING and HIDDEN_BY.get((family, flag)) not in _flags(family, flags)
          and (flag in _flags(family, flags)
               or family != "vision" and flag not in WHERE_SET
               and ONLY_WITH.get(flag) in [None, *_flags(family, flags)])]
@@ -84,7 +88,8 @@ REFUSED |= {(name, flag): table[flag] for name, _, family, flags in ROW.findall(
                            if flag in _flags(family, flags) else
                            {"encoder": REFUSED_WHEN_SET, "vit": VIT_WHEN_SET})[family]]
             if flag in table and (name, flag) in CASES}
-REFUSED |= {(name, flag): "not part of this architecture" if flag in _flags(family, flags) else refusal
+REFUSED |= {(name, flag): DECODERS_NEED.get(flag, "not part of this architecture") if flag in _flags(family, flags)
+            else refusal
             for name, _, family, flags in ROW.findall(TABLE) if family == "decoder"
             for flag, refusal in DECODERS_REFUSE.items() if (name, flag) in CASES}
 
@@ -112,7 +117,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tree / "tests").mkdir()
     for name in ("python", "parity"):
         shutil.copytree(ROOT / "tests" / name, tree / "tests" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+    (tree / "tools").mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "tools/trim_openblas.py"):
         shutil.copy(ROOT / name, tree / name)
     return tree
 
@@ -125,8 +131,9 @@ def _failures(tree: Path, name: str) -> tuple[int, list[str]]:
     assert build.returncode == 0, build.stderr[-2000:]
     report = tree / "report.xml"
     report.unlink(missing_ok=True)
-    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", NAMES.get(name, name),
-                          f"--junitxml={report}", *(str(tree / "tests/python/parity" / test) for test in TESTS)],
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--sample", "-k",
+                          NAMES.get(name, name), f"--junitxml={report}",
+                          *(str(tree / "tests/python/parity" / test) for test in TESTS)],
                          cwd=tree, capture_output=True, text=True, timeout=900,
                          env={**os.environ, "PYTHONPATH": str(tree)})
     assert run.returncode in (0, 1), run.stdout[-2000:] + run.stderr[-2000:]
@@ -142,6 +149,9 @@ def test_every_flag_is_flipped() -> None:
         listed = {flag for family, flags in FLAGS.items() if PREFIX[family] == prefix for flag in flags}
         assert set(re.findall(prefix + r"(\w+) = 1 <<", HEADER)) == listed, "list the flag in FLAGS"
     assert {"ROPE_NEOX", *DECODERS_REFUSE} == set(FLAGS["decoder"]), "list the error of the flag in DECODERS_REFUSE"
+    assert set(DECODERS_NEED) <= set(DECODERS_REFUSE)
+    for family, flag in HIDDEN_BY:
+        assert flag in FLAGS[family] and HIDDEN_BY[family, flag] in FLAGS[family]
     assert set(REFUSED) <= set(CASES)
     assert len(ROW.findall(TABLE)) == len(re.findall(r"^MP_ARCH\(", TABLE, re.M)), "ROW misses a row of archs.def"
 

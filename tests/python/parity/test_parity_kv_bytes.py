@@ -34,13 +34,41 @@ def plant(model: Any) -> None:
                 own.q_proj.weight.view(-1, own.head_dim, own.q_proj.in_features)[:, components] /= LARGE
 
 
-@pytest.mark.parametrize(("family", "gguf"), [
-    ("qwen2", False), ("qwen2", True), ("llama_biased", False), ("llama_biased", True), ("qwen3", False),
-    ("qwen3", True), ("qwen3_biased", False), ("gemma3", False), ("smollm3_biased", False)])
+#: Models of DECODERS, and whether they are tested as a GGUF file.
+CASES = [("qwen2", False), ("qwen2", True), ("llama_biased", False), ("llama_biased", True), ("qwen3", False),
+         ("qwen3", True), ("qwen3_biased", False), ("gemma3", False), ("smollm3_biased", False),
+         ("qwen3moe", False), ("gpt_oss", False), ("granite_biased", False), ("gemma2_biased", False)]
+#: Largest errors of models with norms of keys, and of those with biases.
+NORMS, BIASES = 0.015, 0.035
+#: Largest errors of models whose experts magnify errors, or whose scales reduce them. Without the factors of keys, the
+#: errors are 0.13, 0.21 and 0.0042.
+OTHERS = {"qwen3moe": 0.06, "gpt_oss": 0.1, "granite_biased": 0.0015}
+#: Rows of archs.def whose models have no factors (decoder/balance.c).
+WITHOUT = {"deepseek2": "latent attention", "phi3": "neither norms of keys nor biases"}
+
+
+def _has_factors(model: Any) -> bool:
+    own = model.model.layers[0].self_attn
+    return hasattr(own, "k_norm") or getattr(getattr(own, "k_proj", None), "bias", None) is not None
+
+
+def test_every_decoder_with_factors_has_a_case() -> None:
+    """A new row of archs.def needs a case, or a reason in WITHOUT."""
+    rows = [name for name, capability in mpool._core.architectures() if capability == "text_to_text"]
+    of_row = {row: [name for name in paritymodels.DECODERS if name == row or name.startswith(f"{row}_")]
+              for row in rows}
+    tested = {name for name, _ in CASES}
+    assert [row for row in rows if not tested & set(of_row[row])] == list(WITHOUT)
+    for row in WITHOUT:
+        with torch.device("meta"):
+            assert not any(_has_factors(paritymodels.decoder(name, 1)) for name in of_row[row])
+
+
+@pytest.mark.parametrize(("family", "gguf"), CASES)
 def test_large_components_of_keys_cost_little_precision(tmp_path: Path, family: str, gguf: bool) -> None:
     """GGUF files of Llama rotate neighbouring components together, the others components half a head apart.
 
-    Without the factors of keys the errors are 0.04 to 0.18.
+    Without the factors of keys, the errors of models that are not in OTHERS are 0.04 to 0.18.
     """
     model = paritymodels.decoder(family, 2, vocab=VOCAB)
     randomise(model, 4)
@@ -58,4 +86,5 @@ def test_large_components_of_keys_cost_little_precision(tmp_path: Path, family: 
     exact = model(torch.tensor(tokens[None])).logits[0].detach().numpy()
     error = np.sqrt(np.square(got - exact).mean() / np.square(exact).mean())
     print(f"relative error {error:.4f}")
-    assert 1e-4 < error < (0.015 if hasattr(model.model.layers[0].self_attn, "k_norm") else 0.035)
+    usual = NORMS if hasattr(model.model.layers[0].self_attn, "k_norm") else BIASES
+    assert 1e-4 < error < OTHERS.get(family, usual)
