@@ -22,7 +22,7 @@ _HINTS = {"adapter": ("mpool.load(model, adapters={name: path}) adds adapters", 
           "image": ("A string is a path, a URL or base64 of an image",
                     "Name an image file, or a URL with --allow-urls")}
 #: Allowed values in Python -> what the command line has for them. The first rows are for single options.
-_VALUES = {"None to generate until": "none to generate until", "True, False, or 0 to": "0 to",
+_VALUES = {"None to generate until": "none to generate until", "True, False, or an integer from": "an integer from",
            "a dict whose keys are token ids": "ID=X, where ID is a token id",
            "None or False": "left out", "None": "left out"}
 

@@ -101,6 +101,7 @@ mpool.debug.show  mpool._core  1  core
 mpool.debug.show  platform  1  start-up
 mpool.images.loading  PIL  5  start-up
 mpool.images.loading  mpool.images.fetching  1  start-up
+mpool.images.loading  mpool.images.orientation  2  start-up
 mpool.images.preparing  PIL  1  start-up
 mpool.integrations._tensors  torch  1  optional
 mpool.integrations.llm  mpool.aio  1  start-up
@@ -124,6 +125,7 @@ mpool.models.sources.pip  importlib.metadata  1  start-up
 mpool.models.sources.probe  urllib.request  1  start-up
 mpool.models.sources.progress  tqdm  1  start-up
 mpool.models.spec  mpool._core  1  core
+mpool.models.spec  mpool.errors  1  start-up
 mpool.models.store  filelock  1  start-up
 mpool.models.store  hashlib  2  start-up
 mpool.models.store  shutil  2  start-up

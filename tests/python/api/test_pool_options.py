@@ -248,7 +248,8 @@ def _capacity(field: str, service_class: int, capability: str) -> Callable[[Mode
                 for one in jobs:
                     one.cancel()
             else:
-                with pytest.raises(mpool.InvalidArgument, match=f"queue_capacity of {capability} must be 1 to .*got 0"):
+                words = f"`queue_capacity` of {capability} must be 1 to .*got 0"
+                with pytest.raises(mpool.InvalidArgument, match=words):
                     _core.Registry(queue_capacity={capability: 0})
                 _fill_by_images(field, capability)
 

@@ -130,7 +130,7 @@ def test_the_second_text_has_its_own_type(pool: mpool.Pool, folders: dict[str, P
     for second in (0, 7, -1):
         with pytest.raises(mpool.InvalidArgument, match="second text begins"):
             pool.registry.embed(key, ids, offsets, second=np.array([second], np.int32))
-    with pytest.raises(mpool.InvalidArgument, match="second must have .* got 2"):
+    with pytest.raises(mpool.InvalidArgument, match="`second` must have .* got 2"):
         pool.registry.embed(key, ids, offsets, second=np.array([1, 2], np.int32))
 
 

@@ -224,7 +224,7 @@ def test_serve_configures_the_pool(llama: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_serve_refuses_values_of_the_pool(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mpool.server.serving")
-    for options, name in ((["--keep-alive", "soon"], "--keep-alive must be seconds"),
+    for options, name in ((["--keep-alive", "soon"], "--keep-alive must be a number of seconds"),
                           (["--queue-capacity", "0"], "--queue-capacity must be 1 to 1,000,000, got 0")):
         assert main(["serve", "--port", "0", *options]) == 1
         assert name in capsys.readouterr().err

@@ -72,7 +72,7 @@ def llama(model: Recorder) -> Llama:
     ({"stop": "x"}, {"stop": "x"}), ({"stop": ("x", "y")}, {"stop": ["x", "y"]}), ({"stop": None}, {}),
     ({"seed": 3}, {"seed": 3}), ({"seed": 0}, {"seed": 0}), ({"seed": -1}, {}), ({"seed": 0xFFFFFFFF}, {}),
     ({"logit_bias": {5: 1.0}}, {"logit_bias": {5: 1.0}}), ({"logit_bias": {}}, {}),
-    ({"grammar": "root"}, {"response_format": {"type": "grammar", "grammar": "root"}}),
+    ({"grammar": 'root ::= "a"'}, {"response_format": {"type": "grammar", "grammar": 'root ::= "a"'}}),
     ({"grammar": LlamaGrammar(schema={})},
      {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}})])
 def test_options(llama: Llama, model: Recorder, given: dict[str, Any], changes: dict[str, Any]) -> None:

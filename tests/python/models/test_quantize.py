@@ -70,9 +70,9 @@ def test_values_that_are_not_finite_are_refused(value: float) -> None:
 
 @pytest.mark.parametrize("arguments, words", [
     (("Q2_K", "F32", bytes(1024), 256), "does not quantise to"), (("Q8_0", "I32", bytes(128), 32), "no storage type"),
-    (("Q8_0", "AWQ4", bytes(16), 32), "no storage type"), (("Q8_0", "F32", bytes(124), 31), "n must be .*got 31"),
+    (("Q8_0", "AWQ4", bytes(16), 32), "no storage type"), (("Q8_0", "F32", bytes(124), 31), "`n` must be .*got 31"),
     (("Q8_0", "F32", bytes(124), 32), "must have 128 bytes, got 124"),
-    (("Q8_0", "F32", b"", -32), "n must be .*got -32"), (("Q8_0", "F32", b"", 1 << 62), "n must be ")])
+    (("Q8_0", "F32", b"", -32), "`n` must be .*got -32"), (("Q8_0", "F32", b"", 1 << 62), "`n` must be ")])
 def test_arguments_of_the_core(arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(mpool.InvalidArgument, match=words):
         _core.quantize(*arguments)
