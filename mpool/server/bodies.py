@@ -150,9 +150,12 @@ def _not_json(data: bytes, error: Exception, path: str) -> Refusal:
         return Refusal("invalid_json")
     if not data:
         return Refusal("invalid_json", "It is empty.")
-    if isinstance(error, UnicodeDecodeError):
-        return Refusal("invalid_json", "It is not UTF-8.")
-    if found is None:  # msgspec also calls a text truncated if it has half of a surrogate pair
+    if found is None:
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            return Refusal("invalid_json", "It is not UTF-8.")
+        # msgspec also calls a text truncated if it has half of a surrogate pair
         return Refusal("invalid_json", "It ends too early, or has half of a surrogate pair.")
     return Refusal("invalid_json", f"At byte {found['at']}, counted from 0: {found['reason']}.")
 
