@@ -184,18 +184,18 @@ MP_TEST(models_capture_refuses_invalid_arguments) {
 static struct {
     int allocations, clocks, locks, files;
 } asked;
-static uint64_t counting_from_ns;
+static uint64_t made_up_ns;
 
 static void *count_alloc(size_t bytes, size_t alignment) {
     asked.allocations++;
     return mp_sys_real.alloc(bytes, alignment);
 }
 
-/* Advance the clock by a microsecond per call: time-dependent decisions are then the same in every run, under any
- * load. */
+/* Advance the clock by a microsecond per call: time-dependent decisions are then the same in every run, under any load
+ * and on a CPU of any speed. */
 static uint64_t count_now(void) {
     asked.clocks++;
-    return counting_from_ns + (uint64_t)asked.clocks * 1000;
+    return made_up_ns += 1000;
 }
 
 static void count_lock(pthread_mutex_t *mutex) {
@@ -214,36 +214,42 @@ static void *count_map(size_t bytes, int fd) {
 }
 #endif
 
-/* From admission to end, a request with captures makes exactly as many system calls as one without. */
+/* From admission to end, a request with captures makes no more system calls than one without. What is due once per
+ * period, such as a reading of the CPU time that other processes take, is due at the first step of every run: the clock
+ * advances by a second between runs and never follows the real one. */
 MP_TEST(models_capture_adds_no_system_calls) {
 #ifdef MP_SEAM
     static const mp_dtype types[] = {MP_Q8_0};
     static const int values[] = {10, 10, 0, 10, ALL, 0};
-    enum { RUNS = sizeof values / sizeof *values, WARM = 2 }; /* the first runs fill the engine's caches */
+    /* the first runs fill the engine's caches; the last run has no capture */
+    enum { RUNS = sizeof values / sizeof *values, WARM = 2, PLAIN = RUNS - 1 };
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 86), MP_COMPUTE_AUTO, 1);
     tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* speculation would depend on the clock */
     int counts[RUNS][4];
+    made_up_ns = mp_sys_real.now_ns();
+    mp_sys_table.alloc = count_alloc;
+    mp_sys_table.now_ns = count_now;
+    mp_sys_table.mutex_lock = count_lock;
+    mp_sys_table.open = count_open;
+    mp_sys_table.mmap = count_map;
     for (int i = 0; i < RUNS; i++) {
         tiny_job job;
         make_job(&tiny, &job, values[i], values[i] ? 1000 : 0);
         tiny_job_admit(&tiny, &job);
         memset(&asked, 0, sizeof asked);
-        counting_from_ns = mp_sys_real.now_ns();
-        mp_sys_table.alloc = count_alloc;
-        mp_sys_table.now_ns = count_now;
-        mp_sys_table.mutex_lock = count_lock;
-        mp_sys_table.open = count_open;
-        mp_sys_table.mmap = count_map;
+        made_up_ns += 1000 * 1000 * 1000;
         tiny_job_finish(&tiny, &job);
-        mp_sys_table = mp_sys_real;
         memcpy(counts[i], &asked, sizeof counts[i]);
         MP_CHECK(asked.clocks > 0); /* steps read the clock */
         mp_request_destroy(&job.call->base);
     }
+    mp_sys_table = mp_sys_real;
     for (int i = WARM; i < RUNS; i++)
         for (int kind = 0; kind < 4; kind++)
-            MP_CHECK_INT(counts[i][kind], counts[WARM][kind]);
+            if (counts[i][kind] > counts[PLAIN][kind])
+                MP_FAIL("run %d made %d calls of kind %d, the run without captures %d", i, counts[i][kind], kind,
+                        counts[PLAIN][kind]);
     tiny_unload(&tiny);
 #else
     MP_SKIP("counting needs the seam build");
