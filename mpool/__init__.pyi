@@ -23,6 +23,7 @@ from ._functions import generate as generate
 from ._functions import generate_image as generate_image
 from ._functions import get as get
 from ._functions import health as health
+from ._functions import history as history
 from ._functions import init_maintenance as init_maintenance
 from ._functions import load as load
 from ._functions import metrics as metrics
@@ -90,6 +91,7 @@ from .runtime.health import CapabilityPool as CapabilityPool
 from .runtime.health import Health as Health
 from .runtime.health import ModelHealth as ModelHealth
 from .runtime.health import Pong as Pong
+from .runtime.history import RequestRecord as RequestRecord
 from .searching import Neighbours as Neighbours
 from .searching import community_detection as community_detection
 from .searching import paraphrase_mining as paraphrase_mining

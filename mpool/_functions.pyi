@@ -41,6 +41,7 @@ def detokenize(ids: Sequence[int] | NDArray[np.integer], model: str | os.PathLik
                skip_special: bool = True) -> str: ...
 def get(key: str | os.PathLike[str] | Model, capability: str | None = None) -> Model: ...
 def health() -> Health: ...
+def history() -> list[RequestRecord]: ...
 def init_maintenance() -> None: ...
 def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
          keep_alive: float | str | None = None, compute: Compute = 'auto', progress: bool | None = None,
@@ -278,11 +279,13 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
            tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
            fail_fast: bool | None = None) -> Stream: ...
+@overload
 def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
-                   model: str | os.PathLike[str] | Model | None = None, *, temperature: float | None = None,
-                   top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
-                   repetition_penalty: float | None = None, repeat_penalty: float | None = None,
-                   presence_penalty: float | None = None, frequency_penalty: float | None = None,
+                   model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
+                   temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+                   min_p: float | None = None, repetition_penalty: float | None = None,
+                   repeat_penalty: float | None = None, presence_penalty: float | None = None,
+                   frequency_penalty: float | None = None,
                    logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
                    max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
                    max_completion_tokens: int | None = 512, min_tokens: int | None = None,
@@ -297,9 +300,31 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
                    tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
                    fail_fast: bool | None = None) -> str: ...
+@overload
+def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
+                   model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
+                   temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+                   min_p: float | None = None, repetition_penalty: float | None = None,
+                   repeat_penalty: float | None = None, presence_penalty: float | None = None,
+                   frequency_penalty: float | None = None,
+                   logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                   max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
+                   max_completion_tokens: int | None = 512, min_tokens: int | None = None,
+                   stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+                   ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+                   n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+                   context_length: int | None = None, adapter: str | None = None,
+                   capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                   tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                   tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+                   parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                   fail_fast: bool | None = None) -> Stream: ...
+@overload
 def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
-                 temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
-                 min_p: float | None = None, repetition_penalty: float | None = None,
+                 stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
+                 top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
                  repeat_penalty: float | None = None, presence_penalty: float | None = None,
                  frequency_penalty: float | None = None,
                  logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
@@ -316,6 +341,26 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
                  tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
                  fail_fast: bool | None = None) -> str: ...
+@overload
+def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
+                 stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
+                 top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
+                 repeat_penalty: float | None = None, presence_penalty: float | None = None,
+                 frequency_penalty: float | None = None,
+                 logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                 max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
+                 max_completion_tokens: int | None = 512, min_tokens: int | None = None,
+                 stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+                 ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+                 n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+                 context_length: int | None = None, adapter: str | None = None,
+                 capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                 tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                 tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+                 parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                 fail_fast: bool | None = None) -> Stream: ...
 @overload
 def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
                    negative_prompt: str | None = None, width: int | None = None, height: int | None = None,

@@ -85,5 +85,4 @@ class ModelVerbs:
 
 for _verb in VERBS.values():
     setattr(PoolVerbs, _verb.name, _LazyMethod(PoolVerbs, _verb, _of_pool))
-    if not _verb.name.startswith("describe_"):
-        setattr(ModelVerbs, _verb.name, _LazyMethod(ModelVerbs, _verb, _of_model))
+    setattr(ModelVerbs, _verb.name, _LazyMethod(ModelVerbs, _verb, _of_model))

@@ -107,8 +107,7 @@ def methods() -> str:
     lines += ["    def submit(self, capability: str, **request: Any) -> Job: ...", "", "class ModelVerbs:",
               "    __slots__ = ()"]
     for verb in VERBS.values():
-        if not verb.name.startswith("describe_"):
-            lines += _verb(verb, "model")
+        lines += _verb(verb, "model")
     return "\n".join(lines) + "\n"
 
 

@@ -21,6 +21,7 @@ from .runtime import deadlines as _deadlines
 from .runtime import hosts, swapping
 from .runtime import logs as _logging
 from .runtime.entry import Entry
+from .runtime.history import History, RequestRecord
 from .runtime.load_options import LoadOptions
 from .runtime.naming import Names
 from .tasks.verbs import check_capability
@@ -72,6 +73,7 @@ class Pool(PoolVerbs):
         self._lock = threading.RLock()
         self._registry: _core.Registry | None = None
         self._closed = False
+        self._history: History[RequestRecord] = History()
         self._callbacks: tuple[tuple[str, Any], ...] = ()
         self._full_since: dict[str, float] = {}  # key -> monotonic time; see runtime/health.py
         self._worker_positions: dict[str, dict[int, int]] = {}  # key -> worker -> position; see runtime/metrics.py
@@ -565,6 +567,24 @@ class Pool(PoolVerbs):
         from .runtime import health as _health
 
         return _health.check(self, key, timeout)
+
+    @typed
+    def history(self) -> list[RequestRecord]:
+        """Return the last 1,000 requests that ended, the oldest first. Fast: never waits for requests.
+
+        A call of a function is one request, also for a list of inputs. Its stream or job ends with the computation, or
+        when it is closed or dropped; it appears here once the program has seen its end. The records have no inputs and
+        no results.
+
+        Returns:
+            List of :class:`mpool.RequestRecord`.
+
+        Example:
+            >>> _ = mpool.embed("A sentence.")
+            >>> [(past.verb, past.key, past.state) for past in mpool.history()[-1:]]
+            [('embed', 'all-MiniLM-L6-v2', 'completed')]
+        """
+        return list(self._history)
 
     @property
     def pools(self) -> CapabilityPools:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from ..runtime.history import NAME, History
+
 if TYPE_CHECKING:
     from ..runtime.tally import Tally
     from .state import RunningRequest
-
-#: Number of requests that the history keeps, and maximum length of a model's name in it.
-REQUESTS, NAME = 1000, 256
 
 
 class PastRequest(Struct):
@@ -39,22 +36,16 @@ class PastRequest(Struct):
     outcome: str
 
 
-class RequestHistory:
-    """The last :data:`REQUESTS` requests."""
+class RequestHistory(History[PastRequest]):
+    """The last HTTP requests; :meth:`mpool.Pool.history` has the calls of the library that they made."""
 
-    def __init__(self) -> None:
-        self._past: deque[PastRequest] = deque(maxlen=REQUESTS)
+    __slots__ = ()
 
     def add(self, running: RunningRequest, tally: Tally, client: str | None, status: int, outcome: str) -> None:
         """Add a request that ended."""
         prompt, completion = tally.tokens()
-        self._past.append(PastRequest(running.id, running.path, running.model[:NAME], tally.capability, client,
-                                      time.time(), max(0.0, time.monotonic() - running.started), prompt, completion,
-                                      status, outcome))
-
-    def __iter__(self) -> Iterator[PastRequest]:
-        """Iterate over the requests, the latest first."""
-        return iter(list(reversed(self._past)))
+        self.append(PastRequest(running.id, running.path, running.model[:NAME], tally.capability, client, time.time(),
+                                max(0.0, time.monotonic() - running.started), prompt, completion, status, outcome))
 
 
-__all__ = ["PastRequest", "REQUESTS", "RequestHistory"]
+__all__ = ["PastRequest", "RequestHistory"]

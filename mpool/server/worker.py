@@ -21,6 +21,7 @@ from ..checks import refuse
 from ..config import PoolConfig
 from ..errors import ContextOverflow, InvalidArgument, sentence
 from ..pool import Pool
+from ..runtime.history import TrackedRequest
 from ..runtime.watching import watcher
 from ..tasks import options as _options
 from ..tasks import requests
@@ -345,7 +346,8 @@ class Worker:
         async def made() -> Request:
             return request
 
-        job.stream = AsyncStream(made, _options.begin(self.pool.config, dict(self._options)))
+        running = TrackedRequest(self.pool._history, "generate", {"model": self.model})
+        job.stream = AsyncStream(made, _options.begin(self.pool.config, dict(self._options)), running)
         await job.stream
 
     async def _events(self, job: Job) -> AsyncIterator[bytes]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .. import _core
+    from ..runtime.history import TrackedRequest
     from .images_result import GeneratedImages
     from .options import Call
     from .streams import TicketReader, TicketStream
@@ -56,7 +57,8 @@ class AsyncTicketStream(Generic[T]):
     #: Number of loops that wait for an item, and of those between two items.
     _waiting_loops = _busy_loops = 0
 
-    def __init__(self, make: Callable[[], Awaitable[StreamRequest[T]]], call: Call) -> None:
+    def __init__(self, make: Callable[[], Awaitable[StreamRequest[T]]], call: Call, running: TrackedRequest) -> None:
+        self._running = running
         self._make: Callable[[], Awaitable[StreamRequest[T]]] | None = make
         self._call: Call | None = call
         self._ticket: _core.Ticket | None = None
@@ -72,6 +74,7 @@ class AsyncTicketStream(Generic[T]):
         """Return an asynchronous stream that shares the ticket and the unread items of a job's stream."""
         self = cls.__new__(cls)
         self._make, self._call, self._ticket, self._reader = None, None, stream._ticket, stream._reader
+        self._running = stream._running
         self._followed, self._error, self._start_lock, self._starting_tasks = None, None, asyncio.Lock(), 0
         self._ready, self._exhausted, self._cancelled = stream._ready, stream._exhausted, stream._cancelled
         return self
@@ -95,6 +98,7 @@ class AsyncTicketStream(Generic[T]):
             except asyncio.CancelledError:
                 if self._starting_tasks == 1:
                     self._cancel()
+                    self._running.cancelled()
                 raise
             finally:
                 self._starting_tasks -= 1
@@ -121,13 +125,17 @@ class AsyncTicketStream(Generic[T]):
             if found is not None:
                 found.__cause__ = error
             self._error, self._exhausted, self._make = found or error, True, None
+            self._running.failed(self._error)
             return
         if entered is None:
+            self._running.cancelled()
             return
         request, ticket = entered
         self._make = None
+        self._running.follow(ticket)
         if self._cancelled:  # closed while it waited for space in the queue
             ticket.cancel()
+            self._running.cancelled()
         tally.add_ticket(ticket)
         self._reader, self._ticket = request.reader(ticket), ticket
 
@@ -168,7 +176,16 @@ class AsyncTicketStream(Generic[T]):
         if not self._ready:
             self._exhausted, self._followed = True, None
             if not self._cancelled:
-                reader.check()
+                self._check(reader)
+
+    def _check(self, reader: TicketReader[T]) -> None:
+        """Raise the error of the finished ticket, if it has one. Records the end of the request."""
+        try:
+            reader.check()
+        except BaseException as error:
+            self._running.failed(error)
+            raise
+        self._running.completed()
 
     def _cancel(self) -> None:
         if self._ticket is None:
@@ -176,6 +193,9 @@ class AsyncTicketStream(Generic[T]):
         elif not self._ticket.done():
             self._cancelled = True
             self._ticket.cancel()
+            self._running.cancelled()
+        else:
+            self._running.finished()
         self._exhausted = True
         self._ready.clear()
 
@@ -274,7 +294,7 @@ class AsyncStream(AsyncTicketStream[Chunk]):
             return cancelled_completion()
         await watcher().done(self._ticket)
         if not self._cancelled:
-            self._reader.check()
+            self._check(self._reader)
         return self._reader.completion()
 
 
@@ -300,6 +320,7 @@ class AsyncImageStream(AsyncTicketStream[ImageStep]):
             await watcher().done(self._ticket)
         if self._cancelled or self._ticket is None or self._reader is None:
             raise Cancelled("the stream was closed before its images were complete")
+        self._check(self._reader)
         return self._reader.result()
 
 

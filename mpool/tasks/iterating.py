@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from ..errors import InvalidArgument
 from ..resources import typed
+from ..runtime.history import TrackedRequest
 from .steps import IterRequest, drive_each
 
 
@@ -22,8 +23,8 @@ class EmbedIterator(Iterator[Any]):
             ``on_error="null"``).
     """
 
-    def __init__(self, request: IterRequest) -> None:
-        self._request, self._rows = request, drive_each(request)
+    def __init__(self, request: IterRequest, running: TrackedRequest) -> None:
+        self._request, self._rows = request, drive_each(request, running)
 
     @property
     def done(self) -> int:

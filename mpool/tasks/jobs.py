@@ -13,6 +13,7 @@ from ..runtime.swapping import was_replaced
 
 if TYPE_CHECKING:
     from .. import _core
+    from ..runtime.history import TrackedRequest
     from .outputs import OutputsRequest
     from .steps import VectorRequest
     from .streams import StreamIterator, TicketStream
@@ -34,8 +35,8 @@ class Job:
         model: key of the model.
     """
 
-    def __init__(self, capability: str, model: str) -> None:
-        self.capability, self.model = capability, model
+    def __init__(self, capability: str, model: str, running: TrackedRequest) -> None:
+        self.capability, self.model, self._running = capability, model, running
 
     @property
     def _ticket(self) -> _core.Ticket | None:
@@ -44,6 +45,20 @@ class Job:
     def _finish(self) -> Any:
         """Return the result of the finished ticket."""
         raise NotImplementedError
+
+    def _tokens(self) -> int:
+        """Return the number of tokens of the request, for its record in the history."""
+        return 0
+
+    def _collect(self) -> Any:
+        """Return the result of the finished ticket. Records the end of the request."""
+        try:
+            found = self._finish()
+        except BaseException as error:
+            self._running.failed(error)
+            raise
+        self._running.completed(self._tokens())
+        return found
 
     @typed
     def result(self, timeout: float | None = None) -> Any:
@@ -69,7 +84,7 @@ class Job:
                 done = ticket.wait(seconds) if seconds is None or seconds > 0 else ticket.done()
             if not done:
                 raise Timeout(f"the job is not done after {seconds:g} s; it continues", key=self.model)
-        return self._finish()
+        return self._collect()
 
     def _finish_blocks(self) -> bool:
         """Return True if :meth:`_finish` computes inputs again or copies large outputs: too long for an event loop."""
@@ -78,7 +93,10 @@ class Job:
     @typed
     def done(self) -> bool:
         """Return True once the job has a result or an error."""
-        return self._ticket is None or self._ticket.done()
+        done = self._ticket is None or self._ticket.done()
+        if done:
+            self._running.finished(self._tokens())
+        return done
 
     @typed
     def cancel(self) -> bool:
@@ -88,7 +106,10 @@ class Job:
             True: :meth:`result` will raise, usually :class:`mpool.Cancelled`, even if the model finishes its work at
             that moment. False: the request had already ended, and its result or error stays.
         """
-        return self._ticket is not None and self._ticket.cancel()
+        cancelled = self._ticket is not None and self._ticket.cancel()
+        if cancelled:
+            self._running.cancelled()
+        return cancelled
 
     @typed
     def position(self) -> int:
@@ -117,8 +138,8 @@ class Job:
         if self._ticket is not None:
             await watcher().done(self._ticket)
             if self._finish_blocks():
-                return await native_calls.REQUESTS.arun(self._finish)
-        return self._finish()
+                return await native_calls.REQUESTS.arun(self._collect)
+        return self._collect()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Job cannot be pickled: pickle its result()")
@@ -130,15 +151,21 @@ class Job:
 class VectorJob(Job):
     """A job whose result is vectors or scores."""
 
-    def __init__(self, capability: str, request: VectorRequest, again: Callable[[], Any]) -> None:
+    def __init__(self, capability: str, request: VectorRequest, again: Callable[[], Any],
+                 running: TrackedRequest) -> None:
         from . import vectors
 
-        super().__init__(capability, request.plan.entry.key)
+        super().__init__(capability, request.plan.entry.key, running)
         self._request, self._again, self._warned = request, again, False
         kind, plan, call = request.kind, request.plan, request.call
         self._pack = kind.pack(plan, request.inputs, 0, request.single, call)
         service_class = vectors.service_class_of(len(request.inputs))
         self._started = vectors.submit(kind, plan, self._pack, call, service_class, True)  # None: no input is valid
+        if self._started is not None:
+            running.follow(self._started)
+
+    def _tokens(self) -> int:
+        return self._request.kind.tokens(self._pack)
 
     @property
     def _ticket(self) -> _core.Ticket | None:
@@ -176,10 +203,10 @@ class VectorJob(Job):
 class OutputsJob(Job):
     """A job whose result is sparse vectors, token vectors, all outputs of a model, or labels of tokens."""
 
-    def __init__(self, capability: str, request: OutputsRequest) -> None:
+    def __init__(self, capability: str, request: OutputsRequest, running: TrackedRequest) -> None:
         from . import outputs, vectors
 
-        super().__init__(capability, request.plan.entry.key)
+        super().__init__(capability, request.plan.entry.key, running)
         self._request = request
         self._pack: Any = None
         self._started: _core.Ticket | None = None
@@ -191,6 +218,11 @@ class OutputsJob(Job):
             outputs.Sizes(request.plan).expect(self._pack)
             service_class = vectors.service_class_of(len(request.inputs))
             self._started = vectors.submit(request.kind, request.plan, self._pack, request.call, service_class, True)
+            if self._started is not None:
+                running.follow(self._started)
+
+    def _tokens(self) -> int:
+        return 0 if self._pack is None else self._request.kind.tokens(self._pack)
 
     @property
     def _ticket(self) -> _core.Ticket | None:
@@ -214,7 +246,7 @@ class StreamJob(Job):
     """A job whose result is text or images. Iterating over it yields stream chunks or image steps."""
 
     def __init__(self, capability: str, stream: TicketStream[Any]) -> None:
-        super().__init__(capability, stream._key)
+        super().__init__(capability, stream._key, stream._running)
         self._stream: Any = stream
 
     @property

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .. import _core
     from ..models.spec import StoredVector, TokenVectorSettings
     from ..runtime.entry import Entry
+    from ..runtime.history import TrackedRequest
     from ..tokenizers import Tokenizer
     from .jobs import Job
     from .options import Call
@@ -583,11 +584,11 @@ class OutputsRequest:
             bar.close()
         return (yield Finish(self.finish, plan, parts)), tokens
 
-    def job(self, capability: str, again: Callable[[], Any]) -> Job:
+    def job(self, capability: str, again: Callable[[], Any], running: TrackedRequest) -> Job:
         """Submit the request and return its handle. ``again`` is not needed: no text of a request is computed twice."""
         from .jobs import OutputsJob
 
-        return OutputsJob(capability, self)
+        return OutputsJob(capability, self, running)
 
 
 @dataclass(slots=True)

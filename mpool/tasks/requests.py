@@ -377,29 +377,29 @@ def vision(pool: Host, given: dict[str, Any], call: Call) -> Validated:
                  lambda options: vision_request(pool, images, prompt, model, options, call), True)
 
 
-def described_image(given: dict[str, Any]) -> dict[str, Any]:
-    """Translate the arguments of :func:`mpool.describe_image` to those of :func:`mpool.vision`."""
+def describe_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
+    """See :func:`mpool.describe_image`."""
     from pathlib import Path
 
     path = given.pop("path")
     if not isinstance(path, (str, os.PathLike)):
         refuse("path", path, "a path", hint="mpool.vision accepts bytes, arrays and PIL images")
-    return _described(Path(path), given)
+    return _described(pool, Path(path), given, call)
 
 
-def described_url(given: dict[str, Any]) -> dict[str, Any]:
-    """Translate the arguments of :func:`mpool.describe_url` to those of :func:`mpool.vision`."""
+def describe_url(pool: Host, given: dict[str, Any], call: Call) -> Validated:
+    """See :func:`mpool.describe_url`."""
     url = given.pop("url")
     if not isinstance(url, str) or not url[:8].lower().startswith(("http:", "https:")):
         refuse("url", url, "an http or https URL", hint="mpool.describe_image accepts a path")
     given.setdefault("allow_urls", True)
-    return _described(url, given)
+    return _described(pool, url, given, call)
 
 
-def _described(image: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _described(pool: Host, image: Any, given: dict[str, Any], call: Call) -> Validated:
     from .verbs import DESCRIBE
 
-    return {"images": image, "prompt": given.pop("query", DESCRIBE), **given}
+    return vision(pool, {"images": image, "prompt": given.pop("query", DESCRIBE), **given}, call)
 
 
 def characters(messages: Any) -> int:

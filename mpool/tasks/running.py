@@ -15,6 +15,7 @@ from ..config import CAPACITIES
 from ..errors import InvalidArgument, Overloaded
 from ..resources import error_of, typed_async
 from ..runtime import tally
+from ..runtime.history import TrackedRequest
 from ..runtime.swapping import afor_current, for_current
 from . import options as _options
 from . import requests
@@ -25,6 +26,8 @@ from .steps import adrive, adrive_each, drive
 from .verbs import (
     CHAT,
     CLASSIFY,
+    DESCRIBE_IMAGE,
+    DESCRIBE_URL,
     EMBED,
     EMBED_IMAGE,
     GENERATE,
@@ -43,11 +46,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Verb name -> function that translates its arguments to those of ``vision``. The result is the completion's text.
-_DESCRIBE = {"describe_image": requests.described_image, "describe_url": requests.described_url}
+#: Verbs whose result is the text of a completion.
+_OF_TEXT = (DESCRIBE_IMAGE, DESCRIBE_URL)
 #: Verb name -> the function of the same name in ``requests``, which validates its arguments.
 _VALIDATE: dict[str, Callable[[Any, dict[str, Any], Call], Validated]] = {
-    name: getattr(requests, name) for name in (*VERBS, TOKEN_SCORES.name) if name not in _DESCRIBE}
+    name: getattr(requests, name) for name in (*VERBS, TOKEN_SCORES.name)}
 
 
 def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Validated, Call, bool]:
@@ -68,8 +71,15 @@ def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Validated, Ca
 
 def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
     """Run a request and return its result or its stream. Consumes ``given``, the result of :meth:`Verb.bind`."""
-    if verb.name in _DESCRIBE:
-        return run(VISION, pool, _DESCRIBE[verb.name](given)).text
+    running = TrackedRequest(pool._history, verb.name, given)
+    try:
+        return _run(verb, pool, given, running)
+    except BaseException as error:
+        running.failed(error)
+        raise
+
+
+def _run(verb: Verb, pool: Host, given: dict[str, Any], running: TrackedRequest) -> Any:
     if verb.name == "embed_iter" and isinstance(given["iterable"], AsyncIterable):  # needs an event loop
         refuse("iterable", given["iterable"], "an iterable of str",
                hint="mpool.aio.embed_iter accepts asynchronous iterables")
@@ -84,46 +94,62 @@ def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
     if verb.name == "embed_iter":
         from .iterating import EmbedIterator
 
-        return for_current(prepare, EmbedIterator)
+        return for_current(prepare, lambda request: EmbedIterator(_named(request, running), running))
     if verb.stream is None:
-        return for_current(prepare, lambda request: drive(request.steps()))[0]
-    started = for_current(prepare, lambda request: _stream(verb, request, call))
-    return started if stream else started.result()
+        found, tokens = for_current(prepare, lambda request: drive(_named(request, running).steps()))
+        running.completed(tokens)
+        return found
+    started = for_current(prepare, lambda request: _stream(verb, _named(request, running), call, running))
+    if stream:
+        return started
+    completion = started.result()
+    return completion.text if verb in _OF_TEXT else completion
 
 
-def _stream(verb: Verb, request: Any, call: Call, fail_fast: bool | None = None) -> Any:
+def _named(request: Any, running: TrackedRequest) -> Any:
+    """Record the model that a request was prepared for. Returns the request."""
+    running.key = (request.plan if hasattr(request, "plan") else request).entry.key
+    return request
+
+
+def _stream(verb: Verb, request: Any, call: Call, running: TrackedRequest, fail_fast: bool | None = None) -> Any:
     if verb is GENERATE_IMAGE:
         from .text_to_image import ImageStream
 
-        return ImageStream(request, call, fail_fast)
+        return ImageStream(request, call, running, fail_fast)
     from .streams import Stream
 
-    return Stream(request, call, fail_fast)
+    return Stream(request, call, running, fail_fast)
 
 
 # ---- on an event loop ------------------------------------------------------------------------------------------------
 
 def run_async(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
     """Start a request on the running event loop. Returns an awaitable, an async stream, or an async iterator."""
-    if verb.name in _DESCRIBE:
-        return _describe(verb, pool, given)
     if verb.name == "embed_iter":
         return _iterate(verb, pool, given)
     if verb.stream is None:
         return _vectors(verb, pool, given)
     from .async_streams import AsyncImageStream, AsyncStream
 
-    validated, call, stream = _begin(verb, pool, given)
+    running = TrackedRequest(pool._history, verb.name, given)
+    try:
+        validated, call, stream = _begin(verb, pool, given)
+    except BaseException as error:
+        running.failed(error)
+        raise
 
     async def request() -> Any:
-        return await _prepared(pool, validated, call)
+        return _named(await _prepared(pool, validated, call), running)
 
-    made = (AsyncImageStream if verb is GENERATE_IMAGE else AsyncStream)(request, call)
-    return made if stream else _collect(made)
+    made = (AsyncImageStream if verb is GENERATE_IMAGE else AsyncStream)(request, call, running)
+    if stream:
+        return made
+    return _text(made) if verb in _OF_TEXT else _collect(made)
 
 
-async def _describe(verb: Verb, pool: Host, given: dict[str, Any]) -> str:
-    text: str = (await run_async(VISION, pool, _DESCRIBE[verb.name](given))).text
+async def _text(stream: Any) -> str:
+    text: str = (await _collect(stream)).text
     return text
 
 
@@ -138,14 +164,20 @@ async def counted(verb: Verb, pool: Host, given: dict[str, Any], most_bytes: int
     ``most_bytes``: maximum size of the arrays of a result of sparse vectors, token vectors or all outputs; a larger
     result raises LimitError. None: the limit of the library.
     """
-    validated, call, _ = _begin(verb, pool, given)
+    running = TrackedRequest(pool._history, verb.name, given)
+    try:
+        validated, call, _ = _begin(verb, pool, given)
 
-    def started(request: Any) -> Any:
-        if most_bytes is not None:
-            request.most_bytes = most_bytes
-        return adrive(request.steps())
+        def started(request: Any) -> Any:
+            if most_bytes is not None:
+                request.most_bytes = most_bytes
+            return adrive(_named(request, running).steps())
 
-    found: tuple[Any, int] = await afor_current(lambda: _prepared(pool, validated, call), started)
+        found: tuple[Any, int] = await afor_current(lambda: _prepared(pool, validated, call), started)
+    except BaseException as error:
+        running.failed(error)
+        raise
+    running.completed(found[1])
     tally.add_tokens(found[1])
     return found
 
@@ -162,13 +194,17 @@ async def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any
 
 async def _iterate(verb: Verb, pool: Host, given: dict[str, Any]) -> AsyncIterator[Any]:
     flow: Any = None
+    running = TrackedRequest(pool._history, verb.name, given)
     try:
         validated, call, _ = _begin(verb, pool, given)
-        flow = adrive_each((await _prepared(pool, validated, call)).steps())
+        request = _named(await _prepared(pool, validated, call), running)
+        flow = adrive_each(request.steps())
         async for value in flow:
             yield value
-    except Exception as error:
-        found = error_of(error)
+        running.completed(request.tokens)
+    except BaseException as error:
+        running.failed(error)
+        found = error_of(error) if isinstance(error, Exception) else None
         if found is None:
             raise
         raise found from error
@@ -275,6 +311,15 @@ def _one_of(verbs: tuple[tuple[Verb, tuple[str, ...]], ...]) -> str:
 
 
 def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
+    running = TrackedRequest(pool._history, "submit", given)
+    try:
+        return _submitted(pool, capability, given, running)
+    except BaseException as error:
+        running.failed(error)
+        raise
+
+
+def _submitted(pool: Host, capability: str, given: dict[str, Any], running: TrackedRequest) -> Job:
     for name, hint in (("progress", "Poll done() and position() of the job"), ("stream", "Iterate over the job")):
         if name in given:
             raise InvalidArgument(f"`{name}` is not an option of submit", param=name, hint=hint)
@@ -284,6 +329,7 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
         if not isinstance(output, str) or output not in verbs:
             refuse("output", output, "one of " + ", ".join(verbs))
         verb = verbs[output]
+    running.verb = verb.name
     given = verb.bind((), given, ())
     call = _options.begin(pool.config, given)
 
@@ -297,13 +343,14 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
 
     def start(request: Any) -> Job:
         if verb.stream is None:
-            job: Job = request.job(capability, lambda: for_current(prepare, lambda again: drive(again.steps()))[0])
+            job: Job = request.job(capability, lambda: for_current(prepare, lambda again: drive(again.steps()))[0],
+                                   running)
             return job
         from .jobs import StreamJob
 
-        return StreamJob(capability, _stream(verb, request, call, True))
+        return StreamJob(capability, _stream(verb, request, call, running, True))
 
-    return for_current(prepare, start)
+    return for_current(prepare, lambda request: start(_named(request, running)))
 
 
 __all__ = ["VERBS", "chat_ids", "counted", "run", "run_async", "submit"]

@@ -23,6 +23,7 @@ from .vectors import BULK, DEPTH, INTERACTIVE, Bar, Faults, Kind, VectorPlan
 
 if TYPE_CHECKING:
     from .. import _core
+    from ..runtime.history import TrackedRequest
     from .jobs import Job
     from .options import Call
 
@@ -195,8 +196,10 @@ def drive(steps: Steps) -> Any:
         steps.close()
 
 
-def drive_each(request: IterRequest) -> Iterator[Any]:
-    """Run the generator of a request until it ends or the request is closed. Yields the value of each :class:`Out`."""
+def drive_each(request: IterRequest, running: TrackedRequest) -> Iterator[Any]:
+    """Run the generator of a request until it ends or the request is closed. Yields the value of each :class:`Out`.
+
+    Records the end of ``running``."""
     steps = request.steps()
     try:
         step = next(steps)
@@ -206,8 +209,12 @@ def drive_each(request: IterRequest) -> Iterator[Any]:
                 step = next(steps)
             else:
                 step = steps.send(step.now())
+        running.cancelled()
     except StopIteration:
-        return
+        running.completed(request.tokens)
+    except BaseException as error:
+        running.failed(error)
+        raise
     finally:
         steps.close()
 
@@ -265,16 +272,17 @@ class VectorRequest:
         """Return the generator. Its result is a pair: the caller's result and the number of prompt tokens."""
         return self._one() if self.single else self._many()
 
-    def job(self, capability: str, again: Callable[[], Any]) -> Job:
+    def job(self, capability: str, again: Callable[[], Any], running: TrackedRequest) -> Job:
         """Submit the request and return its handle.
 
         Args:
             capability: capability of the job.
             again: computes the result anew, with the model that has the name then.
+            running: record of the request, for its end.
         """
         from .jobs import VectorJob
 
-        return VectorJob(capability, self, again)
+        return VectorJob(capability, self, again, running)
 
     def _one(self) -> Steps:
         kind, plan, call = self.kind, self.plan, self.call
@@ -464,6 +472,7 @@ class IterRequest:
     Attributes:
         done: number of texts processed so far.
         failed: number of processed texts that have no result.
+        tokens: number of tokens of the processed texts.
         closed: True once the iterator was closed; another thread may set it.
     """
 
@@ -476,6 +485,7 @@ class IterRequest:
     call: Call
     done: int = 0
     failed: int = 0
+    tokens: int = 0
     closed: bool = False
 
     def __post_init__(self) -> None:
@@ -490,6 +500,7 @@ class IterRequest:
             faults.add(start, pack, rows)
             found = self._finished(rows)
             self.done, self.failed = self.done + len(found), faults.count
+            self.tokens += 0 if pack is None else self.kind.tokens(pack)
             self.bar.add(len(found))
             return out.add(found)
 

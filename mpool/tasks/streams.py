@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .. import _core
+    from ..runtime.history import TrackedRequest
     from .options import Call
 
 T = TypeVar("T")
@@ -37,8 +38,9 @@ class TicketReader(Protocol[T]):
 class TicketStream(Generic[T]):
     """Iterates over the items of a running request. Subclasses add the submission and ``result()``."""
 
-    def __init__(self, ticket: _core.Ticket, reader: TicketReader[T], key: str) -> None:
-        self._ticket, self._reader, self._key = ticket, reader, key
+    def __init__(self, ticket: _core.Ticket, reader: TicketReader[T], key: str, running: TrackedRequest) -> None:
+        self._ticket, self._reader, self._key, self._running = ticket, reader, key, running
+        running.follow(ticket)
         self._ready: deque[T] = deque()
         self._seen = 0
         self._exhausted = self._cancelled = False
@@ -62,10 +64,19 @@ class TicketStream(Generic[T]):
                 self._exhausted = True
                 if not self._cancelled:
                     self._ticket.wait()
-                    self._reader.check()
+                    self._check()
                 raise StopIteration
             self._wait()
         return self._ready.popleft()
+
+    def _check(self) -> None:
+        """Raise the error of the finished ticket, if it has one. Records the end of the request."""
+        try:
+            self._reader.check()
+        except BaseException as error:
+            self._running.failed(error)
+            raise
+        self._running.completed()
 
     def _wait(self) -> None:
         try:
@@ -80,6 +91,9 @@ class TicketStream(Generic[T]):
         if not self._ticket.done():
             self._cancelled = True
             self._ticket.cancel()
+            self._running.cancelled()
+        else:
+            self._running.finished()
         self._exhausted = True
         self._ready.clear()
 
@@ -152,9 +166,10 @@ class Stream(TicketStream[Chunk]):
 
     _reader: Reader
 
-    def __init__(self, request: Request, call: Call | None, fail_fast: bool | None = None) -> None:
+    def __init__(self, request: Request, call: Call | None, running: TrackedRequest,
+                 fail_fast: bool | None = None) -> None:
         ticket = request.submit(call, fail_fast)
-        super().__init__(ticket, request.reader(ticket), request.entry.key)
+        super().__init__(ticket, request.reader(ticket), request.entry.key, running)
 
     @typed
     def result(self) -> Completion:
@@ -167,5 +182,5 @@ class Stream(TicketStream[Chunk]):
         with self._ticket.join():
             self._ticket.wait()
         if not self._cancelled:
-            self._reader.check()
+            self._check()
         return self._reader.completion()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .. import _core
     from ..models.spec import PipelineSettings, TextInput
     from ..runtime.entry import Entry
+    from ..runtime.history import TrackedRequest
     from .options import Call
 
 #: Limits: pixels of a side, steps, and images per request.
@@ -356,7 +357,11 @@ class Reader:
 
     def check(self) -> None:
         """Raise the error of a finished ticket, if it has one."""
-        self.ticket.check()
+        try:
+            self.ticket.check()
+        except MemoryExhausted as error:
+            self.request.entry.pool._name_idle(error, self.request.core_key)
+            raise
 
     @property
     def ended(self) -> bool:
@@ -364,17 +369,8 @@ class Reader:
         return False
 
     def result(self) -> GeneratedImages:
-        """Return the images of a finished ticket.
-
-        Raises:
-            MpoolError: the request failed.
-        """
-        request = self.request
-        try:
-            found = self.ticket.generated_images()
-        except MemoryExhausted as error:
-            request.entry.pool._name_idle(error, request.core_key)
-            raise
+        """Return the images of a finished ticket without an error."""
+        request, found = self.request, self.ticket.generated_images()
         return GeneratedImages(tuple(
             GeneratedImage(found["pixels"][i], found["latents"][i], {**request.parameters, "index": i, "picture": i})
             for i in range(len(request.noise))), request.seed, request.entry.key)
@@ -397,9 +393,10 @@ class ImageStream(TicketStream[ImageStep]):
 
     _reader: Reader
 
-    def __init__(self, request: Request, call: Call | None, fail_fast: bool | None = None) -> None:
+    def __init__(self, request: Request, call: Call | None, running: TrackedRequest,
+                 fail_fast: bool | None = None) -> None:
         ticket = request.submit(call, fail_fast)
-        super().__init__(ticket, request.reader(ticket), request.entry.key)
+        super().__init__(ticket, request.reader(ticket), request.entry.key, running)
 
     @typed
     def result(self) -> GeneratedImages:
@@ -413,6 +410,7 @@ class ImageStream(TicketStream[ImageStep]):
             self._ticket.wait()
         if self._cancelled:
             raise Cancelled("the stream was closed before its images were complete", key=self._key)
+        self._check()
         return self._reader.result()
 
 

@@ -669,11 +669,12 @@ DESCRIBE_IMAGE = Verb(
 {args}
 
 Returns:
-    Text of the completion that :func:`vision` returns.
+    Text of the completion that :func:`vision` returns; with ``stream=True``, its stream.
 
 Raises:
     MpoolError: the errors of :func:`vision`.
 """,
+    stream=('Stream', 'AsyncStream'),
     accepts=_TEXT,)
 
 DESCRIBE_URL = Verb(
@@ -689,11 +690,12 @@ DESCRIBE_URL = Verb(
 {args}
 
 Returns:
-    Text of the completion that :func:`vision` returns.
+    Text of the completion that :func:`vision` returns; with ``stream=True``, its stream.
 
 Raises:
     MpoolError: the errors of :func:`vision`.
 """,
+    stream=('Stream', 'AsyncStream'),
     accepts=_TEXT,)
 
 GENERATE_IMAGE = Verb(

@@ -24,11 +24,12 @@ from starlette.responses import Response
 
 from ... import aio, native_calls
 from ...checks import shown
+from ...runtime.history import KEPT
 from ..errors import Refusal
 from ..fields import Fields, Name
 from ..openai.structs import Embedding, EmbeddingsResponse, InputUsage
 from ..operations import Context, Operation, json_response, large_response
-from ..request_history import REQUESTS, PastRequest
+from ..request_history import PastRequest
 from ..series import RINGS, columns
 from .snapshot import Snapshot, snapshot
 
@@ -101,7 +102,7 @@ class HistoryResponse(Struct):
 
 async def history(context: Context, body: None) -> Response:
     """Return the last requests. Contains neither prompts nor results."""
-    return json_response(HistoryResponse(REQUESTS, list(context.state.history)))
+    return json_response(HistoryResponse(KEPT, list(reversed(context.state.history))))
 
 
 # ---- history of the pool ---------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import pytest
 import mpool
 from mpool import _forks, chaos, checks, config, errors, interpreter, resources
 from mpool.durations import seconds_of
+from mpool.runtime.history import History, TrackedRequest
 from mpool.tasks import streams
 
 
@@ -372,6 +373,12 @@ class Ticket:
     def wait(self) -> None:
         pass
 
+    def times(self) -> tuple[float, float, float]:
+        return 0.0, 0.0, 0.0
+
+    def check(self) -> None:
+        pass
+
 
 class Reader:
     """Gives two items, then nothing or an error."""
@@ -393,7 +400,7 @@ class Reader:
 @pytest.mark.parametrize("error", [None, mpool.Timeout("too late")], ids=["complete", "failed"])
 def test_a_loop_to_the_end_of_a_stream_runs_no_code_in_del(error: Exception | None) -> None:
     """Python prints and drops a KeyboardInterrupt in ``__del__``: a Ctrl-C at the end of a loop was lost."""
-    stream: Any = streams.TicketStream(Ticket(), Reader(error), "m")  # type: ignore[arg-type]
+    stream: Any = streams.TicketStream(Ticket(), Reader(error), "m", TrackedRequest(History(), "", {}))  # type: ignore[arg-type]
     seen, called = [], []
     sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
     try:
@@ -407,7 +414,7 @@ def test_a_loop_to_the_end_of_a_stream_runs_no_code_in_del(error: Exception | No
 
 
 def test_a_dropped_iterator_cancels_its_stream() -> None:
-    stream: Any = streams.TicketStream(Ticket(), Reader(), "m")  # type: ignore[arg-type]
+    stream: Any = streams.TicketStream(Ticket(), Reader(), "m", TrackedRequest(History(), "", {}))  # type: ignore[arg-type]
     for _ in stream:
         break
     assert stream._exhausted and not stream._ready

@@ -292,15 +292,16 @@ def test_history_has_cancelled_and_disconnected_requests(llama: Path) -> None:
 
 
 def test_history_is_bounded() -> None:
+    from mpool.runtime.history import NAME
     from mpool.runtime.tally import Tally
-    from mpool.server.request_history import NAME, REQUESTS, RequestHistory
+    from mpool.server.request_history import RequestHistory
     from mpool.server.state import RunningRequest
 
     history = RequestHistory()
-    for number in range(REQUESTS + 5):
+    for number in range(1005):
         history.add(RunningRequest(str(number), "/", "m" * 1000, None), Tally(), None, 200, "completed")
-    kept = list(history)
-    assert [len(kept), kept[0].id, kept[-1].id] == [REQUESTS, str(REQUESTS + 4), "5"]
+    kept = list(reversed(history))
+    assert [len(kept), kept[0].id, kept[-1].id] == [1000, "1004", "5"]
     assert {len(past.model) for past in kept} == {NAME}
 
 
