@@ -24,8 +24,8 @@ from .runtime.health import CapabilityPools
 from .tasks.verbs import VERBS, Verb
 
 #: Methods of :class:`mpool.Pool` that are also functions of the module.
-FORWARDED = ("check", "count_tokens", "detokenize", "get", "health", "history", "init_maintenance", "load", "metrics", "ping",
-             "ps", "register", "swap", "tokenize", "unload")
+FORWARDED = ("check", "count_tokens", "detokenize", "get", "health", "history", "init_maintenance", "load", "metrics",
+             "ping", "ps", "register", "swap", "tokenize", "unload")
 
 _lock = threading.Lock()
 _default: Pool | None = None

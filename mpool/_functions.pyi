@@ -13,6 +13,7 @@ from .model import Model
 from .pool import Pool
 from .results import Completion
 from .runtime.health import CapabilityPools, Health, Pong
+from .runtime.history import RequestRecord
 from .tasks.captures import Capture, CaptureJob
 from .tasks.classification import Classification, Classifications
 from .tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors

@@ -122,6 +122,7 @@ def functions() -> str:
                           "from .tasks.iterating import EmbedIterator\n"
                           "from .tasks.jobs import Job\n")]
     lines[0] += ("from .debug.show import ModelTable\nfrom .runtime.health import CapabilityPools, Health, Pong\n"
+                 "from .runtime.history import RequestRecord\n"
                  "from .tasks.streams import Stream\nfrom .tasks.text_to_image import ImageStream\n")
     lines += ["FORWARDED: tuple[str, ...]", "_default: Pool | None", "pools: CapabilityPools", "",
               "def default_pool() -> Pool: ...", "def pool_of(*arguments: object) -> Pool: ...",

@@ -8,6 +8,8 @@ import base64
 import io
 import json
 import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,35 @@ def test_streams_and_jobs_give_the_same_text(pool: mpool.Pool, model: str) -> No
         return "".join(chunks), done.text, chatted.text
 
     assert asyncio.run(both()) == (whole.text,) * 3
+
+
+@pytest.mark.parametrize("name", ["describe_image", "describe_url"])
+def test_descriptions_stream(name: str, pool: mpool.Pool, model: str, tmp_path: Path) -> None:
+    path = tmp_path / "photo.png"
+    path.write_bytes(png(PHOTO))
+    question, handle = text(4, 12), pool.get(model)
+    wanted = pool.vision(PHOTO, question, model, **GREEDY).text
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = str(path) if name == "describe_image" else f"http://127.0.0.1:{server.server_address[1]}/photo.png"
+        assert getattr(pool, name)(place, question, model, **GREEDY) == wanted
+        for stream in (getattr(pool, name)(place, question, model, stream=True, **GREEDY),
+                       getattr(handle, name)(place, question, stream=True, **GREEDY),
+                       getattr(mpool, name)(place, question, handle, stream=True, **GREEDY)):
+            assert isinstance(stream, mpool.Stream)
+            assert "".join(chunk.text for chunk in stream) == wanted == stream.result().text
+
+        async def both() -> tuple[str, str]:
+            described = getattr(mpool.aio, name)
+            chunks = [chunk.text async for chunk in described(place, question, handle, stream=True, **GREEDY)]
+            return "".join(chunks), await described(place, question, handle, stream=False, **GREEDY)
+
+        assert asyncio.run(both()) == (wanted, wanted)
+        with pytest.raises(mpool.InvalidArgument) as caught:
+            getattr(pool, name)(place, question, model, stream="yes")
+        assert caught.value.param == "stream"
+        server.shutdown()
 
 
 def test_float32_results_do_not_depend_on_models_loaded_before(model: str) -> None:

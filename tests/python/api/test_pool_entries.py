@@ -78,6 +78,9 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool.describe_image": ("llava", _default(lambda model, o: mpool.describe_image(DIGIT, model=model, **TEXT))),
     "aio.describe_image": ("llava", lambda pool, model, o: asyncio.run(aio.describe_image(DIGIT, model=model, pool=pool,
                                                                                           **TEXT))),
+    "Model.describe_image": ("llava", lambda pool, model, o: pool.get(model).describe_image(DIGIT, **TEXT)),
+    "Model.describe_url": ("llava", lambda pool, model, o: _served(
+        lambda url: pool.get(model).describe_url(url, **TEXT))),
     "mpool.describe_url": ("llava", lambda pool, model, o: _served(
         lambda url: mpool.describe_url(url, model=model, **TEXT))),
     "aio.describe_url": ("llava", lambda pool, model, o: _served(
@@ -97,12 +100,13 @@ COMPUTES = {"mpool": {*OUTPUTS, "embed", "embed_iter", "embed_image", "rerank", 
             "aio": {*OUTPUTS, "embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens", "generate",
                     "generate_image", "chat", "vision", "describe_image", "describe_url"},
             "Model": {*OUTPUTS, "embed", "batch_embed", "embed_iter", "embed_image", "rerank", "classify",
-                      "classify_tokens", "generate", "generate_image", "chat", "vision"}}
+                      "classify_tokens", "generate", "generate_image", "chat", "vision", "describe_image",
+                      "describe_url"}}
 OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
                     "semantic_search", "paraphrase_mining", "community_detection", "swap",
                     "maxsim", "quantize_tokens", "pool_tokens",
-                    "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown", "capture",
-                    "read_capture", "compare_captures"},
+                    "show_config", "metrics", "health", "history", "ping", "init_maintenance", "begin_shutdown",
+                    "capture", "read_capture", "compare_captures"},
           "aio": {"load", "swap", "unload"},
           "Model": {"count_tokens", "tokenize", "detokenize", "unload"}}
 

@@ -100,7 +100,8 @@ def test_cancelled_requests_are_recorded(how: str, own: mpool.Pool, llama: Path)
 
 
 def test_failed_and_refused_requests_are_recorded(bert: Path, llama: Path, broken: tuple[Path, str]) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, queue_capacity={"text_to_text": 1})) as pool:
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential",
+                                     prompt_queue_capacity=1)) as pool:
         def ends(state: str, name: str, call: Callable[[], Any], verb: str = "generate") -> None:
             count = len(pool.history())
             with pytest.raises(mpool.MpoolError) as caught:
@@ -119,14 +120,14 @@ def test_failed_and_refused_requests_are_recorded(bert: Path, llama: Path, broke
         ends("failed", "NUMERIC", lambda: pool.embed(broken[1], broken[0]), "embed")
         ends("failed", "NUMERIC", lambda: asyncio.run(aio.embed(broken[1], broken[0], pool=pool)), "embed")
         ends("failed", "TIMEOUT", lambda: pool.generate(model=llama, timeout=0.3, **LONG))
-        jobs = [pool.submit("text_to_text", model=llama, **LONG)]
-        until(lambda: jobs[0].position() == -1)
-        jobs.append(pool.submit("text_to_text", model=llama, **LONG))
+        runs = pool.submit("text_to_text", model=llama, **LONG)
+        until(lambda: runs.position() == -1)
+        waits = pool.submit("text_to_text", model=llama, **LONG)
         ends("refused", "OVERLOADED", lambda: pool.generate("a", llama, fail_fast=True))
         ends("refused", "OVERLOADED", lambda: list(pool.generate("a", llama, fail_fast=True, stream=True)))
         ends("refused", "OVERLOADED", lambda: pool.submit("text_to_text", prompt="a", model=llama))
         ends("refused", "OVERLOADED", lambda: asyncio.run(aio.generate("a", llama, fail_fast=True, pool=pool)))
-        del jobs
+        assert not waits.done() and runs.cancel() and waits.cancel()
         pool.begin_shutdown()
         ends("refused", "SHUTTING_DOWN", lambda: pool.embed("a", bert), "embed")
 
