@@ -92,7 +92,7 @@ class PoolConfig:
         vision_queue_capacity: the same for requests with images and text.
         image_embed_queue_capacity: the same for image embedding.
         breaker_threshold: number of worker faults of a model within ``breaker_window`` that open its circuit breaker;
-            0: never.
+            0: never. A fault during several requests counts once, and the retry of a request does not count again.
         breaker_window: seconds over which faults are counted.
         breaker_rest: seconds during which requests fail with CircuitOpen; then trial requests are admitted.
         isolation: where workers run. ``"thread"``: in threads of this process. ``"process"``: each in a process of its

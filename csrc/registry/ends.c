@@ -101,12 +101,17 @@ static void clear_of_suspicion(mp_entry *entry, const mp_request *request) {
         mp_quarantine_clear(quarantine, fingerprint_of(entry, request), mp_sys_now_ns());
 }
 
-void mp_entry_note_fault(mp_entry *entry, bool external_kill) {
+/* Must hold the lock. */
+static void count_in_breaker(mp_entry *entry) {
     mp_services *services = entry->services;
-    mp_count(services, MP_METRIC_worker_faults, 1);
-    if (!external_kill && mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
+    if (mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
         mp_log(MP_LOG_WARNING, "%s: the circuit breaker opens for %.0f s after repeated worker faults", entry->key,
                (double)services->breaker.backoff_ns * 1e-9);
+}
+
+void mp_entry_note_fault(mp_entry *entry) {
+    mp_count(entry->services, MP_METRIC_worker_faults, 1);
+    count_in_breaker(entry);
 }
 
 /* Returns true if the results of a retry can follow the results that the caller may have seen. After a model file
@@ -131,7 +136,8 @@ bool mp_entry_shortage(mp_entry *entry, mp_ticket *ticket, bool coming) {
     return again;
 }
 
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill, bool *noted) {
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill,
+                    mp_step_fault *step) {
     const mp_request *request = ticket->item.request;
     if (!is_fault(status) || (status == MP_NUMERIC && request->tolerant))
         return false;
@@ -139,9 +145,13 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
     bool lost = (status == MP_INTERNAL || status == MP_RECV) && !external_kill;
     bool refused = lost && mp_entry_note_loss(entry, ticket, alone);
     mp_mutex_lock(&entry->lock);
-    if (!*noted)
-        mp_entry_note_fault(entry, external_kill);
-    *noted = true;
+    mp_count(entry->services, MP_METRIC_worker_faults, !step->counted);
+    step->counted = true;
+    if (!external_kill && !ticket->had_fault && !step->in_breaker) {
+        step->in_breaker = true;
+        count_in_breaker(entry);
+    }
+    ticket->had_fault |= !external_kill;
     mp_ticket_retry next = mp_ticket_next_retry(ticket->retry, external_kill && request->resumable);
     /* A retry after NaN is useless: by the numeric contract a retry computes the same bits. */
     bool again = status != MP_NUMERIC && next != ticket->retry && !refused && may_try_again(entry, ticket, status);

@@ -351,13 +351,16 @@ void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
 /* Must not hold the lock. Finishes the tickets of a list from mp_entry_take_queue with `error` (NULL: each ticket with
  * its own cause). */
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
-/* Must hold the lock. Counts a fault of a worker, also for the breaker unless another program killed the worker. */
-void mp_entry_note_fault(mp_entry *entry, bool external_kill);
+/* Must hold the lock. Counts a fault of a worker, also for the breaker. */
+void mp_entry_note_fault(mp_entry *entry);
+typedef struct mp_step_fault { bool counted, in_breaker; } mp_step_fault; /* {0} before the first failed request */
 /* Must not hold the lock. A worker had a fault in a step with this request. `alone`: no other request was in the step.
  * `external_kill`: another program killed the worker's process. Returns true if the request is to be retried, and
- * changes its retry state. *noted must be false before the first failed request of a step: a step that fails for
- * several requests counts as one fault. */
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill, bool *noted);
+ * changes its retry state. A step that fails for several requests counts as one fault. For the breaker it counts only
+ * if it is the first fault of one of them, so a request that fails again on its retry counts once, and not at all if
+ * another program killed the worker. */
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill,
+                    mp_step_fault *step);
 /* Must not hold the lock. A step found no memory for this request, which is not a worker fault. `coming`: memory is
  * being freed. Returns true if the request is to be tried again. Uses up a retry only if no memory is coming. */
 bool mp_entry_shortage(mp_entry *entry, mp_ticket *ticket, bool coming);

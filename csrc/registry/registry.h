@@ -65,7 +65,7 @@ typedef struct mp_registry_config { /* 0 = default */
     mp_policy policy[MP_CAPABILITY_COUNT];                    /* default: capabilities.def */
     int queue_capacity[MP_CAPABILITY_COUNT]
                       [MP_SERVICE_COUNT]; /* queued requests per model; default: capabilities.def */
-    int breaker_threshold; /* faults within the window that open a model's circuit breaker; default 5; -1 = never */
+    int breaker_threshold; /* first faults of requests in the window that open a breaker; default 5; -1 = never */
     uint64_t breaker_window_ns, breaker_backoff_ns; /* default 60 s, 60 s */
     mp_chaos_rule chaos;
     /* For requests that set no patience: use three times the predicted wait in the queue instead, but at least

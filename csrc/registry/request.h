@@ -88,6 +88,7 @@ struct mp_ticket {
     uint32_t probe;         /* breaker epoch of a probe request; 0 = not a probe */
     mp_ticket_retry retry, retry_between;
     int flow;               /* slot in mp_worker.flows while admitted; -1: none */
+    bool had_fault;         /* a worker had a fault in a step with it, not because of an external kill */
     bool quarantined;       /* a worker was lost in a step with a request of this fingerprint (quarantine.h) */
     struct mp_ticket *next; /* links tickets that are about to end */
     /* guarded by: the entry's lock. The thread of `worker` reads `state` without the lock, as the only writer while it

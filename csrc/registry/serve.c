@@ -569,7 +569,7 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
 }
 
 /* A step failed for this request: retry it or end it. */
-static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) {
+static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault *step) {
     mp_entry *entry = w->entry;
     mp_error error = ticket->item.error;
     if (error.code == MP_OK)
@@ -577,7 +577,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
     w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
     bool shortage = error.code == MP_MEMORY_EXHAUSTED;
     bool again = shortage ? mp_entry_shortage(entry, ticket, w->engine->ops->trim(w->engine) || reclaim_from_others(w))
-                          : mp_entry_fault(entry, ticket, error.code, alone, w->engine->external_kill, noted);
+                          : mp_entry_fault(entry, ticket, error.code, alone, w->engine->external_kill, step);
     if (!again) {
         end_item(w, ticket, error.code, &error);
         return;
@@ -607,7 +607,8 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
 static void deliver_outcomes(mp_worker *w) {
     uint64_t now_ns = mp_maintenance_clock(&w->entry->services->maintenance, NULL);
     mp_ticket *waiting = NULL;
-    bool some_ended = false, noted = false;
+    bool some_ended = false;
+    mp_step_fault fault = {0};
     for (int i = 0; i < w->plan.count; i++) { /* first: an internal error or a lost engine ends the worker */
         const mp_error *error = &w->plan.items[i]->error;
         if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_INTERNAL)
@@ -626,7 +627,7 @@ static void deliver_outcomes(mp_worker *w) {
             break;
         case MP_OUTCOME_FAILED:
             some_ended = true;
-            fail_item(w, ticket, w->plan.count == 1, &noted);
+            fail_item(w, ticket, w->plan.count == 1, &fault);
             break;
         case MP_OUTCOME_WAIT_MEMORY:
             waiting = ticket;

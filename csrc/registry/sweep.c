@@ -111,7 +111,7 @@ static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *er
         mp_count(entry->services, MP_METRIC_load_failures, 1);
     }
     if (worker->in_step)
-        mp_entry_note_fault(entry, false);
+        mp_entry_note_fault(entry);
     mp_entry_note_death(entry, false, error);
     mp_error failure = loading ? *error : entry->failure;
     /* take the queue before another thread can see requests that no worker will serve */

@@ -217,8 +217,13 @@ MP_TEST(workers_breaker_opens_and_closes) {
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), i % 2 ? MP_MEMORY_EXHAUSTED : MP_OK);
     }
     MP_CHECK_INT(fake_stats(registry).worker_faults, 0);
-    for (int i = 0; i < 2; i++) /* two faults per request: first try and retry */
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_faulty(MP_MODEL, 2), NULL)), MP_MODEL);
+    for (int i = 0; i < 4; i++) { /* a request counts once, whether or not its retry fails too */
+        fake_info(registry, "a", &info);
+        MP_CHECK_STR(info.breaker, "closed");
+        fake_call *call = fake_call_faulty(MP_MODEL, i == 2 ? 1 : 2);
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), i == 2 ? MP_OK : MP_MODEL);
+    }
+    MP_CHECK_INT(fake_stats(registry).worker_faults, 3 * 2 + 1);
     fake_info(registry, "a", &info);
     MP_CHECK_STR(info.breaker, "open");
     MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
@@ -244,7 +249,7 @@ MP_TEST(workers_breaker_opens_and_closes) {
     fake_info(registry, "a", &info);
     MP_CHECK_STR(info.breaker, "closed");
     /* a probe that fails opens the breaker again */
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 4; i++)
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_faulty(MP_MODEL, 2), NULL)), MP_MODEL);
     end_backoff(registry);
     mp_ticket *failing = fake_submit(registry, "a", fake_call_faulty(MP_MODEL, 9), NULL);
