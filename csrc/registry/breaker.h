@@ -7,8 +7,7 @@
  *      +------------------------------ `successes` successful probes ------------+
  *
  * Only faults of workers count, never mistakes of callers, and each request counts once: its retry does not count
- * again. Caller's storage. Must hold the owner's lock in every
- * function. */
+ * again. Caller's storage. Must hold the owner's lock in every function. */
 #ifndef MP_REGISTRY_BREAKER_H
 #define MP_REGISTRY_BREAKER_H
 
