@@ -135,9 +135,7 @@ void mp_worker_leave(mp_worker *worker) {
     mp_worker_free_engine(worker);
     mp_governor_notify(services->governor);
     if (served) {
-        if (sound)
-            mp_log(MP_LOG_DEBUG, "Evicted worker %u for %s", worker->id, entry->key);
-        else
+        if (!sound)
             mp_log(MP_LOG_INFO, "Worker %u for %s ended after a fault: %s", worker->id, entry->key,
                    worker->fault.message);
         mp_count(services, MP_METRIC_workers_evicted, 1);

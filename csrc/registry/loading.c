@@ -166,7 +166,6 @@ static void report(mp_worker *worker, uint64_t began_ns, bool loading) {
     mp_services *services = entry->services;
     /* from now on the sweep must check whether the worker is idle */
     mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns());
-    mp_log(MP_LOG_DEBUG, "Spawned worker %u for %s", worker->id, entry->key);
     mp_events_post(MP_EVENT_READY, services->number, entry->key, worker->id, 0, MP_OK);
     if (!loading)
         return;

@@ -40,7 +40,9 @@ void mp_worker_set_state(mp_worker *worker, mp_worker_state state) {
     if (!mp_state_may_enter(&mp_worker_state_machine, entry->services, entry->key, worker->id, (int)worker->state,
                             (int)state))
         return;
-    mp_log(MP_LOG_DEBUG, "Worker %u for %s: %s -> %s", worker->id, entry->key,
+    /* a worker enters these two states with each request that finds it idle; the others, once in its life */
+    bool often = state == MP_WORKER_PROCESSING || state == MP_WORKER_IDLE;
+    mp_log(often ? MP_LOG_DEBUG : MP_LOG_INFO, "Worker %u for %s: %s -> %s", worker->id, entry->key,
            mp_worker_state_name(worker->state), mp_worker_state_name(state));
     worker->state = state;
     if (state == MP_WORKER_READY || state == MP_WORKER_IDLE)

@@ -192,7 +192,7 @@ static void count_loaded(const mp_log_record *record, void *arg) {
     int *counts = arg;
     counts[0] += strstr(record->text, "Loaded a in ") && strstr(record->text, " (2.5 MB)");
     counts[1] += strstr(record->text, "Loaded ") != NULL;
-    counts[2] += strstr(record->text, "Spawned worker ") && strstr(record->text, " for a");
+    counts[2] += strstr(record->text, " for a: loading -> ready") != NULL;
 }
 
 /* A load of two workers is reported once. */

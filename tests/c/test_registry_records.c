@@ -72,15 +72,13 @@ MP_TEST(registry_records_of_a_model_and_its_requests) {
     MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(5000), &error), &error);
     mp_registry_close(registry, 0);
     check_records((expected[]){
-        {"Spawned worker ", MP_LOG_DEBUG, 2, 0},
-        {": spawning -> loading", MP_LOG_DEBUG, 2, 0},
-        {": loading -> ready", MP_LOG_DEBUG, 2, 0},
+        {": spawning -> loading", MP_LOG_INFO, 2, 0},
+        {": loading -> ready", MP_LOG_INFO, 2, 0},
         {"Loaded a in ", MP_LOG_INFO, 2, 0},
         {" -> processing", MP_LOG_DEBUG, 3, 0},
         {"processing -> idle", MP_LOG_DEBUG, 3, 0},
         {"Replaced a", MP_LOG_INFO, 1, 0},
-        {" -> evicting", MP_LOG_DEBUG, 2, 0},
-        {"Evicted worker ", MP_LOG_DEBUG, 2, 0},
+        {" -> evicting", MP_LOG_INFO, 2, 0},
         {"Unloaded a", MP_LOG_INFO, 2, 0},
         {"Memory: ", MP_LOG_INFO, 0, 1}, /* may be there, as the next */
         {"The process did not run for ", MP_LOG_WARNING, 0, 1},
@@ -114,6 +112,10 @@ MP_TEST(registry_records_of_faults) {
     } while (info.dead);
     mp_registry_close(registry, 0);
     check_records((expected[]){
+        {": spawning -> loading", MP_LOG_INFO, 2, 0},
+        {": loading -> ready", MP_LOG_INFO, 1, 0},
+        {": loading -> failed", MP_LOG_INFO, 1, 0},
+        {": processing -> dead", MP_LOG_INFO, 1, 0},
         {"Loading a failed (stage: ", MP_LOG_ERROR, 1, 0},
         {"a was not replaced", MP_LOG_WARNING, 1, 0},
         {" for a is abandoned: ", MP_LOG_ERROR, 1, 0},
@@ -129,7 +131,7 @@ MP_TEST(registry_records_of_faults) {
     fake_end(registry);
 }
 
-/* A worker that leaves because of a fault says so at INFO, unlike the others. */
+/* A worker that leaves because of a fault says why. */
 MP_TEST(registry_records_of_a_worker_with_a_fault) {
     fake fake;
     mp_log_set_level(MP_LOG_INFO);
@@ -140,6 +142,9 @@ MP_TEST(registry_records_of_a_worker_with_a_fault) {
     fake_until_freed(&fake);
     mp_registry_close(registry, 0);
     check_records((expected[]){
+        {": spawning -> loading", MP_LOG_INFO, 1, 0},
+        {": loading -> ready", MP_LOG_INFO, 1, 0},
+        {" -> failed", MP_LOG_INFO, 1, 0},
         {" for a ended after a fault: a: a model file was changed", MP_LOG_INFO, 1, 0},
         {"Loaded a in ", MP_LOG_INFO, 1, 0},
         {"Unloaded a", MP_LOG_INFO, 0, 1},

@@ -1,7 +1,9 @@
-"""Log records are counted, not timed: one for each load, eviction and shutdown, none for a call or a token."""
+"""Log records are counted, not timed: one for each load, eviction and shutdown and for each worker that starts, is
+ready or ends; none for a call or a token."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +15,7 @@ import mpool
 from mpool.runtime import logs
 
 #: Start of a record -> records of this kind. Every other record fails the test.
-KINDS = ("Loaded", "Unloaded", "Spawned worker", "Evicted worker", "Worker", "Graceful shutdown complete")
+KINDS = ("Loaded", "Unloaded", "Worker", "Graceful shutdown complete")
 BEGIN = """
 import logging, re, sys
 logging.basicConfig(level=sys.argv[1], stream=sys.stdout, format="%(name)s %(levelname)s %(message)s")
@@ -91,17 +93,23 @@ def test_records_count_loads_and_not_calls(models: list[str], calls: int, tokens
     """However much is computed between loads and unloads, the records at INFO are the same. At DEBUG, a request has
     two: its worker starts and ends its work."""
     found = records(CALLS, "DEBUG", *models, str(calls), str(tokens))
-    assert counted(found, "INFO") == {"Loaded": 3, "Unloaded": 3, "Graceful shutdown complete": 1}
-    # Three loads, each with one worker: spawning, loading, ready, and at its end evicting.
+    # Three loads, each with one worker: loading, ready, and at its end evicting.
+    assert counted(found, "INFO") == {"Loaded": 3, "Unloaded": 3, "Worker": 3 * 3, "Graceful shutdown complete": 1}
     steps = counted(found, "DEBUG")
-    assert steps["Spawned worker"] == steps["Evicted worker"] == 3
-    assert set(steps) == {"Worker", "Spawned worker", "Evicted worker"} and steps["Worker"] <= 9 + 2 * (calls + 4)
+    assert set(steps) == {"Worker"} and steps["Worker"] <= 2 * (calls + 4)
 
 
 def test_a_load_an_eviction_and_a_shutdown_have_one_record_each(models: list[str]) -> None:
-    """States of workers are no records at INFO, whatever the number of workers of a model."""
+    """So has each step in the life of a worker, whatever the number of workers of a model; its requests have none."""
     found = records(WORKERS, "INFO", *models)
-    assert [text.split(" ")[0] for _, text in found] == ["Loaded", "Unloaded", "Graceful"], found
+    texts = [text for _, text in found]
+    assert [text.split(" ")[0] for text in texts if not text.startswith("Worker ")] == [
+        "Loaded", "Unloaded", "Graceful"], found
+    steps: dict[str, list[str]] = {}
+    for match in (re.fullmatch(r"Worker (\d+) for .*: \w+ -> (\w+)", text) for text in texts):
+        if match is not None:
+            steps.setdefault(match[1], []).append(match[2])
+    assert steps and all(one == ["loading", "ready", "evicting"] for one in steps.values()), found
 
 
 def test_each_eviction_has_one_record(models: list[str]) -> None:
