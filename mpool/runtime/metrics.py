@@ -21,12 +21,15 @@ BOUNDS = (*(1e-6 * 2**i for i in range(27)), math.inf)
 GAUGES = {
     "memory_limit": "maximum bytes for models, caches and queues together",
     "memory_used": "bytes used by models, caches and queues",
+    "memory_pressure": "memory_used in four levels: 0 low, 1 normal, 2 high, 3 critical",
     "lanes": "compute threads",
     "lanes_leased": "compute threads in use",
     "threads_created": "threads started by the process",
     "threads_joined": "started threads that have ended",
     "events_dropped": "events dropped because callbacks were too slow",
 }
+#: Levels of the memory pressure; ``memory_pressure`` is an index.
+PRESSURES = ("low", "normal", "high", "critical")
 #: Former names of gauges -> names. :func:`mpool.metrics` has both for one release; Prometheus series keep the former.
 FORMER = {"lanes": "compute_threads", "lanes_leased": "compute_threads_leased"}
 #: Former names of counters -> names. :func:`mpool.metrics` and Prometheus series have both for one release.
@@ -36,6 +39,8 @@ MODEL_GAUGES = {
     "workers": "serving workers", "busy": "busy workers", "dead": "abandoned workers",
     "queued": "waiting requests", "running": "running requests", "model_bytes": "bytes of weights",
     "engine_bytes": "bytes of scratch and caches", "calls": "accepted requests", "errors": "failed requests",
+    "arrivals": "requests per second that the forecast expects; 0: predictive_scaling is off",
+    "predicted_workers": "workers that the forecast keeps; 0: predictive_scaling is off",
 }
 #: Counters of a model: name -> help. The units are those of completed requests.
 MODEL_COUNTERS = {
@@ -71,6 +76,7 @@ def collect(pool: Host) -> dict[str, Any]:
     found = stats(pool)
     found["bytes_by_kind"] = found.pop("bytes_by_tag")
     found["events_dropped"] = dropped()
+    found["memory_pressure"] = PRESSURES.index(found["pressure"])
     found.update({former: found[name] for former, name in (FORMER | FORMER_COUNTERS).items()})
     found["models"] = {row["key"]: _model(pool, row) for row in (pool._registry.entries() if pool._registry else ())}
     found["native_calls"] = {name: {"threads": calls.threads, "running": calls.running, "waiting": calls.waiting,

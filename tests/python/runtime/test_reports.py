@@ -24,7 +24,7 @@ def row(key: str = "m", **fields: Any) -> dict[str, Any]:
     return {"key": key, "capability": "text_embedding", "state": "ready", "breaker": "closed", "last_error": "",
             "workers": 5, "busy": 2, "dead": 0, "waiting": (1, 4), "capacity": (100, 50), "queued": 6, "running": 9,
             "calls": 40, "errors": 10, "model_bytes": 12, "engine_bytes": 13, "units_in": 14, "units_out": 15,
-            "rows": 16, "queue_full_seconds": 17.5, "worker": [worker()], "pinned": False, "keep_alive": 1.0,
+            "arrivals": 18.5, "predicted_workers": 19, "rows": 16, "queue_full_seconds": 17.5, "worker": [worker()], "pinned": False, "keep_alive": 1.0,
             "latency": {"count": 3, "sum": 0.75, "min": 0.25, "max": 0.5, "p50": 0.2, "p99": 0.4,
                         "buckets": [(metrics.BOUNDS[2], 1), (metrics.BOUNDS[20], 2)]}} | fields
 
@@ -180,6 +180,12 @@ def test_every_field_of_a_snapshot_of_a_capability() -> None:
 
 # ---- metrics -------------------------------------------------------------------------------------------------------
 
+@pytest.mark.parametrize("number, level", enumerate(("low", "normal", "high", "critical")))
+def test_memory_pressure_is_a_number(number: int, level: str) -> None:
+    found = metrics.collect(host(row("a"), pressure=level))
+    assert (found["memory_pressure"], found["pressure"]) == (number, level)
+
+
 def test_every_metric_has_its_own_value() -> None:
     """Each number of the made-up statistics appears under its name, in the dict and as a series of Prometheus."""
     pool = host(row("a", dead=8), row("b", capability="vision", state="failed", queued=60))
@@ -215,6 +221,8 @@ def test_every_metric_has_its_own_value() -> None:
     for name in metrics.GAUGES:
         assert series[f"mpool_{name}",] == found[name]
     labels = ("capability", "text_embedding"), ("model", "a")
+    assert series["mpool_memory_pressure",] == 0
+    assert (series["mpool_model_arrivals", *labels], series["mpool_model_predicted_workers", *labels]) == (18.5, 19)
     for name in metrics.MODEL_GAUGES:
         assert series[(f"mpool_model_{name}", *labels)] == model[name]
     for name in metrics.MODEL_COUNTERS:

@@ -329,6 +329,19 @@ def _basic(user: str, password: str) -> str:
     return "Authorization: Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
+def test_health_is_short_and_the_state_has_workers_and_memory(bert: Path) -> None:
+    """Anyone may ask for the health; what the server computes, and with how much memory, is for those with the token."""
+    with serving([f"bert={bert}"], token=TOKEN) as made:
+        made.state.pool.load(bert)
+        status, found = ask(made, "/health")
+        assert status == 200 and set(found) == {"status", "uptime", "streams", "starved"}
+        assert ask(made, "/api/mpool/state")[0] == 401
+        status, found = ask(made, "/api/mpool/state", None, f"Authorization: Bearer {TOKEN}")
+        assert status == 200 and found["memory"]["used"] > 0 and found["memory"]["pressure"] == "low"
+        (model,) = found["models"]
+        assert [(one["state"], one["busy"]) for one in model["workers"]] and model["model_bytes"] > 0
+
+
 def test_token_is_accepted_as_a_password(bert: Path) -> None:
     with serving([f"bert={bert}"], token=TOKEN) as made, Raw(made) as raw:
         for path in (*FILES, "/api/mpool/state"):
