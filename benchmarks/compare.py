@@ -23,7 +23,7 @@ from typing import Any
 from . import limits, plot, report
 from . import record as records
 from .engines import EMBEDDERS, GENERATORS, MODULES, expand, split
-from .options import parser_of
+from .options import found_here, pair_of, parser_of
 from .rotation import Rotation, add_options, finish, rotated, say
 
 #: Folder for the peers' converted weights, one subfolder per hash of the weights.
@@ -293,10 +293,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                         help="further turns for an engine without a comparable turn (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N",
                         help="repetitions of each measure in a turn, of which the median counts (default: %(default)s)")
-    parser.add_argument("--program", action="append", default=[], metavar="ENGINE=FOLDER",
+    parser.add_argument("--program", type=pair_of, action="append", default=[], metavar="ENGINE=FOLDER",
                         help="folder of the programs of a peer without a Python package: ik")
-    parser.add_argument("--embedding-model", metavar="REF", help="a sentence-transformers folder")
-    parser.add_argument("--text-model", action="append", default=[], metavar="REF",
+    parser.add_argument("--embedding-model", type=found_here, metavar="REF", help="a sentence-transformers folder")
+    parser.add_argument("--text-model", type=found_here, action="append", default=[], metavar="REF",
                         help="a GGUF file; may be repeated. Files of type Q4_K_M come first "
                              f"(default: {', '.join(TEXT_MODELS)})")
     parser.add_argument("--prompts", default="16,128,512,2048", type=_lengths, metavar="N,...",

@@ -28,7 +28,7 @@ from typing import Any
 
 from . import report
 from .low_bits import IDS, WORKER
-from .options import add_json, add_threads, parser_of
+from .options import add_json, add_threads, found_here, parser_of, path_of
 from .record import Recorder, Turn
 from .success import drop
 
@@ -154,14 +154,15 @@ def run_turns(args: argparse.Namespace, task: dict[str, Any], limit: int, topic:
 def main() -> int:
     """Run the command line."""
     parser = parser_of("half-memory", __doc__)
-    parser.add_argument("model", help="GGUF file of a model of experts")
+    parser.add_argument("model", type=path_of, help="GGUF file of a model of experts")
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--group", type=Path, help="folder of the memory controller below which a group can be made")
+    where.add_argument("--group", type=lambda given: Path(path_of(given)),
+                       help="folder of the memory controller below which a group can be made")
     where.add_argument("--ballast", action="store_true", help="hold the memory of the machine above the limit")
     where.add_argument("--faked", action="store_true", help="limit mpool's budget only; compares nothing")
     parser.add_argument("--share", type=float, default=0.5, help="limit / size of the file (default: %(default)s)")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES[:2]))
-    parser.add_argument("--peer-python", metavar="PATH", default=sys.executable,
+    parser.add_argument("--peer-python", type=found_here, metavar="PATH", default=sys.executable,
                         help="interpreter that has llama-cpp-python (default: this one)")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=32, help="tokens to decode (default: %(default)s)")
@@ -174,7 +175,7 @@ def main() -> int:
         args.engines = ["mpool"]
     limit = int(args.share * os.path.getsize(args.model))
     chance = random.Random(1)
-    task = {"topic": "generate", "path": os.path.abspath(args.model), "prompts": [args.prompt], "depths": [8],
+    task = {"topic": "generate", "path": args.model, "prompts": [args.prompt], "depths": [8],
             "write": args.tokens, "streams": 0, "threads": args.threads, "repeat": args.repeat, "folder": None,
             "ids": [chance.randrange(*IDS) for _ in range(args.prompt + 2000)]}
     recorder = Recorder("half-memory", args.threads, share=args.share, prompt=args.prompt, tokens=args.tokens,

@@ -16,7 +16,7 @@ from typing import Any
 
 from . import record as records
 from . import report
-from .options import parser_of
+from .options import found_here, parser_of
 from .rotation import Rotation, add_options, finish, rotated, say
 
 #: Options that a record names.
@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None, bench: type[ShapeBench] = Bench, about: 
     parser.add_argument("--shapes", default=",".join(bench.shapes), type=lambda text: text.split(","),
                         help="(default: %(default)s)")
     add_options(parser)
-    parser.add_argument("--maker", metavar="PATH", help=f"interpreter that has {bench.maker}")
+    parser.add_argument("--maker", type=found_here, metavar="PATH", help=f"interpreter that has {bench.maker}")
     arguments = parser.parse_args(argv)
     wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in bench.modules]
     wrong += [shape for shape in arguments.shapes if shape not in bench.shapes]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report, synthetic
-from .options import add_json, add_threads, parser_of
+from .options import add_json, add_threads, parser_of, path_of
 from .probe import Frame, Probe, disturbance
 from .record import Recorder
 
@@ -74,11 +74,11 @@ def main() -> int:
     parser = parser_of("low-bits", __doc__)
     parser.add_argument("--types", nargs="+", choices=synthetic.LINEAR, default=list(synthetic.LINEAR),
                         help="types of the linear matrices (default: all)")
-    parser.add_argument("--vocabulary", metavar="FILE", help="a GGUF file with a tokenizer (default: that of "
-                        "SmolLM2-135M-Instruct)")
-    parser.add_argument("--folder", default=tempfile.gettempdir(),
+    parser.add_argument("--vocabulary", type=path_of, metavar="FILE",
+                        help="a GGUF file with a tokenizer (default: that of SmolLM2-135M-Instruct)")
+    parser.add_argument("--folder", type=path_of, default=tempfile.gettempdir(),
                         help="folder for the file, at most 1.2 GB (default: %(default)s)")
-    parser.add_argument("--ik", metavar="FOLDER", help="folder with the programs of ik_llama.cpp")
+    parser.add_argument("--ik", type=path_of, metavar="FOLDER", help="folder with the programs of ik_llama.cpp")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each rate, of which the median counts "
                         "(default: %(default)s)")
     parser.add_argument("--again", type=int, default=0, help="further turns for an engine whose turn was disturbed "

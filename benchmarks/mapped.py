@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .options import add_json, parser_of
+from .options import add_json, found_here, parser_of
 from .record import Recorder
 
 KINDS = ("packed", "mapped", "auto", "fast")
@@ -123,7 +123,7 @@ def main() -> int:
     parser.add_argument("--decoder", action="store_true", help="measure a decoder (default: an encoder)")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
     add_json(parser)
-    parser.add_argument("--maker", default=sys.executable,
+    parser.add_argument("--maker", type=found_here, default=sys.executable,
                         help="interpreter that writes the model (default: this one)")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()

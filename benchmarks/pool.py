@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import kernel_rates, policies
-from .options import add_threads, parser_of
+from .options import add_threads, found_here, parser_of
 from .timing import percentile, together
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -249,8 +249,9 @@ PARTS: dict[str, Callable[[str, str, int, bool], dict[str, Any]]] = {
 def main() -> int:
     """Run the command line."""
     parser = parser_of("pool", __doc__)
-    parser.add_argument("--embedding-model", help="key or path; default: the catalogue's")
-    parser.add_argument("--text-model", help="key or path, of a GGUF file for the C part; default: the catalogue's")
+    parser.add_argument("--embedding-model", type=found_here, help="key or path; default: the catalogue's")
+    parser.add_argument("--text-model", type=found_here,
+                        help="key or path, of a GGUF file for the C part; default: the catalogue's")
     add_threads(parser)
     parser.add_argument("--tokens", type=int, default=64,
                         help="tokens of each completion in the C part (default: %(default)s)")

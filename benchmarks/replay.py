@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from . import scaling_model as model
-from .options import parser_of
+from .options import found_here, parser_of, path_of
 from .probe import Probe, Watch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,11 +132,12 @@ def rate(found: dict[str, Any]) -> float:
 def main() -> int:
     """Run the command line."""
     parser = parser_of("replay", __doc__)
-    parser.add_argument("folder", type=Path, help="folder for the recording copy of the package and the traces")
-    parser.add_argument("--language", default="", help="language model (default: none)")
+    parser.add_argument("folder", type=lambda given: Path(path_of(given)),
+                        help="folder for the recording copy of the package and the traces")
+    parser.add_argument("--language", type=found_here, default="", help="language model (default: none)")
     parser.add_argument("--bytes", type=float, default=0,
                         help="bytes of its weights that a token reads from memory (default: 0: caches have them)")
-    parser.add_argument("--encoder", default="", help="embedding model (default: none)")
+    parser.add_argument("--encoder", type=found_here, default="", help="embedding model (default: none)")
     args = parser.parse_args()
     if not args.language and not args.encoder:
         parser.error("name a model: --language, --encoder or both")
@@ -144,8 +145,7 @@ def main() -> int:
     build(args.folder)
     cpus = sorted(os.sched_getaffinity(0))[:2]
     probe = Probe().run() or {"read_1": 20.0, "read_2": 40.0, "round_trip_ns": 120.0}
-    task = {name: str(Path(given).resolve()) if os.path.exists(given) else given
-            for name, given in (("language", args.language), ("encoder", args.encoder))}
+    task = {"language": args.language, "encoder": args.encoder}
     with Watch() as watch:
         package = args.folder / "package"
         recorded = run(package, {**task, "threads": 1}, cpus[:1], args.folder / "one.trace")

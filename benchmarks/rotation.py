@@ -15,7 +15,7 @@ from typing import Any
 from . import record as records
 from . import report
 from .engines import split
-from .options import add_json, add_threads
+from .options import add_json, add_threads, pair_of
 from .probe import Probe
 
 
@@ -102,7 +102,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_threads(parser, min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS",
                         help="limit for one process (default: %(default)s)")
-    parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",
+    parser.add_argument("--peer-python", type=pair_of, action="append", default=[], metavar="ENGINE=PATH",
                         help="interpreter of an engine, as llama-cpp=/path/to/python; may be repeated")
     add_json(parser)
     parser.add_argument("--markdown", metavar="PATH", help="write Markdown tables of mpool and its best rivals here")

@@ -31,7 +31,7 @@ import numpy as np
 
 from . import compare, report
 from . import record as records
-from .options import add_json, add_threads, parser_of
+from .options import add_json, add_threads, found_here, parser_of
 from .own_process import rss
 from .probe import Probe
 
@@ -311,8 +311,8 @@ def measure(engine: str, arguments: argparse.Namespace, probe: Probe, model: str
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the options."""
     parser = parser_of("search", __doc__)
-    parser.add_argument("--model", metavar="REF", help="dense encoder, a sentence-transformers folder (default: "
-                                                       "mpool's default model)")
+    parser.add_argument("--model", type=found_here, metavar="REF",
+                        help="dense encoder, a sentence-transformers folder (default: mpool's default model)")
     add_threads(parser, min(2, len(os.sched_getaffinity(0))))
     add_json(parser)
     parser.add_argument("--quick", action="store_true", help="few passages: shows that the command runs")

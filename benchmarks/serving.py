@@ -37,7 +37,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from . import http_client, texts
-from .options import add_threads, parser_of
+from .options import add_threads, found_here, parser_of
 from .probe import Watch
 from .timing import percentile, spread
 
@@ -350,8 +350,10 @@ def main() -> int:
     parser = parser_of("serving", __doc__)
     parser.add_argument("what", choices=("overhead", "embeddings", "throughput", "host"),
                         help="host: internal to overhead")
-    parser.add_argument("--embedding", default="all-MiniLM-L6-v2", help="embedding model (default: %(default)s)")
-    parser.add_argument("--text", default="SmolLM2-135M-Instruct", help="language model (default: %(default)s)")
+    parser.add_argument("--embedding", type=found_here, default="all-MiniLM-L6-v2",
+                        help="embedding model (default: %(default)s)")
+    parser.add_argument("--text", type=found_here, default="SmolLM2-135M-Instruct",
+                        help="language model (default: %(default)s)")
     add_threads(parser, 2)
     parser.add_argument("--rounds", type=int, default=0, help="default: 15 for overhead, else 2")
     parser.add_argument("--count", type=int, default=300, help="embeddings per round (default: %(default)s)")
@@ -364,14 +366,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8.0,
                         help="duration of each cell of embeddings and throughput (default: %(default)s)")
     parser.add_argument("--speculation", action="store_true", help="leave mpool's speculative decoding on")
-    parser.add_argument("--peer-python", metavar="PATH", help="interpreter that has llama-cpp-python[server]")
-    parser.add_argument("--llama-server", metavar="PATH", help="llama.cpp's program llama-server")
+    parser.add_argument("--peer-python", type=found_here, metavar="PATH",
+                        help="interpreter that has llama-cpp-python[server]")
+    parser.add_argument("--llama-server", type=found_here, metavar="PATH", help="llama.cpp's program llama-server")
     parser.add_argument("--context", type=int, default=2048,
                         help="context of a sequence in the peers, in tokens (default: %(default)s)")
     args = parser.parse_args()
-    for name in ("text", "embedding"):
-        given = getattr(args, name)
-        setattr(args, name, os.path.abspath(given) if os.path.exists(given) else given)
     over = args.what in ("overhead", "host")
     args.rounds, args.tokens = args.rounds or (15 if over else 2), args.tokens or (400 if over else 64)
     args.clients = args.clients or ([1, 8, 64] if args.what == "embeddings" else [1, 8, 32])

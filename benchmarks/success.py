@@ -5,7 +5,7 @@
     memory      a second worker costs less than 5 % of the first
     speed       tokens/s as a share of the memory bandwidth; one completion, eight at once, and prompts, with all
                 threads and with one
-    logs        no record per request at INFO; one per load, eviction and shutdown
+    logs        no record per request at INFO; one per load, eviction and shutdown, and per step of a worker's life
     worker      ``mpool worker``: first token; /health below 10 ms and cancellation below 100 ms while a job runs
 
 A criterion without a target is measured and neither passes nor fails. The files have random weights, no holes, and the
@@ -30,7 +30,7 @@ from typing import Any
 
 from . import random_gguf, report
 from . import record as records
-from .options import add_json, add_threads, parser_of
+from .options import add_json, add_threads, parser_of, path_of
 from .probe import Frame, Probe, Watch
 from .record import Turn
 from .timed_worker import time_worker
@@ -162,6 +162,7 @@ class Run:
         self.add("log records of 20 requests", found["requests"], "", 0, True)
         for name in ("load", "eviction", "shutdown"):
             self.add(f"log records of {'an' if name == 'eviction' else 'a'} {name}", found[name], "", 1, True)
+        self.add("log records of a worker: loading, ready, evicting", found["worker"], "", 3, True)
         self.add("other log records", found["others"], "", 0, True)
 
     def worker(self, path: str) -> None:
@@ -241,10 +242,10 @@ def main() -> int:
     parser = parser_of("success", __doc__)
     parser.add_argument("--sizes", type=_sizes, default="1,5,20",
                         help="sizes of the files in GB (default: %(default)s)")
-    parser.add_argument("--folder", default=tempfile.gettempdir(),
+    parser.add_argument("--folder", type=path_of, default=tempfile.gettempdir(),
                         help="folder for the files (default: %(default)s)")
-    parser.add_argument("--vocabulary", metavar="FILE", help="a GGUF file with a tokenizer (default: that of "
-                        "SmolLM2-135M-Instruct)")
+    parser.add_argument("--vocabulary", type=path_of, metavar="FILE",
+                        help="a GGUF file with a tokenizer (default: that of SmolLM2-135M-Instruct)")
     add_threads(parser)
     parser.add_argument("--tokens", type=int, default=32, help="tokens of a completion (default: %(default)s)")
     parser.add_argument("--words", type=int, default=20, help="repetitions of a sentence that make a long prompt "

@@ -96,13 +96,14 @@ class _Records(logging.Handler):
 
 
 def logs(task: dict[str, Any]) -> dict[str, Any]:
-    """Count the log records at INFO of a load, of requests, of an unload and of the end of a pool, and the others."""
+    """Count the log records at INFO of a load, of requests, of an unload, of the end of a pool and of the life of its
+    worker, and the others."""
     import mpool
 
     records, path, requests = _Records(), task["path"], task["requests"]
     logging.getLogger("mpool").setLevel(logging.INFO)
     logging.getLogger("mpool").addHandler(records)
-    pool = mpool.Pool(mpool.PoolConfig(threads=task["threads"]))
+    pool = mpool.Pool(mpool.PoolConfig(threads=task["threads"], max_workers_per_model=1))
     records.take()
     pool.load(path)
     seen = records.take()
@@ -117,7 +118,9 @@ def logs(task: dict[str, Any]) -> dict[str, Any]:
     pool.close()
     ended = records.take()
     found["shutdown"] = sum("shutdown" in text for text in ended)
-    found["others"] = len(seen + evicted + ended) - found["load"] - found["eviction"] - found["shutdown"]
+    found["worker"] = sum(text.startswith("Worker ") for text in seen + evicted)
+    found["others"] = len(seen + evicted + ended) - sum(
+        found[name] for name in ("load", "eviction", "shutdown", "worker"))
     return found
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from . import report
 from .compare import module_at, weights
-from .options import add_json, add_threads, parser_of
+from .options import add_json, add_threads, found_here, parser_of
 from .record import Recorder, Turn
 from .rotation import say
 
@@ -226,8 +226,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=20, metavar="N",
                         help="turns of each build with each work (default: %(default)s)")
     add_threads(parser)
-    parser.add_argument("--embedding-model", metavar="REF", help="a sentence-transformers folder")
-    parser.add_argument("--text-model", metavar="REF", help="a GGUF file")
+    parser.add_argument("--embedding-model", type=found_here, metavar="REF", help="a sentence-transformers folder")
+    parser.add_argument("--text-model", type=found_here, metavar="REF", help="a GGUF file")
     add_json(parser)
     arguments = parser.parse_args(argv)
     wrong = [one for one in arguments.computes if one not in ("auto", "float32", "bfloat16", "int8")]

@@ -24,7 +24,8 @@ def row(key: str = "m", **fields: Any) -> dict[str, Any]:
     return {"key": key, "capability": "text_embedding", "state": "ready", "breaker": "closed", "last_error": "",
             "workers": 5, "busy": 2, "dead": 0, "waiting": (1, 4), "capacity": (100, 50), "queued": 6, "running": 9,
             "calls": 40, "errors": 10, "model_bytes": 12, "engine_bytes": 13, "units_in": 14, "units_out": 15,
-            "arrivals": 18.5, "predicted_workers": 19, "rows": 16, "queue_full_seconds": 17.5, "worker": [worker()], "pinned": False, "keep_alive": 1.0,
+            "arrivals": 18.5, "predicted_workers": 19, "rows": 16, "queue_full_seconds": 17.5,
+            "worker": [worker()], "pinned": False, "keep_alive": 1.0,
             "latency": {"count": 3, "sum": 0.75, "min": 0.25, "max": 0.5, "p50": 0.2, "p99": 0.4,
                         "buckets": [(metrics.BOUNDS[2], 1), (metrics.BOUNDS[20], 2)]}} | fields
 
@@ -180,7 +181,7 @@ def test_every_field_of_a_snapshot_of_a_capability() -> None:
 
 # ---- metrics -------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("number, level", enumerate(("low", "normal", "high", "critical")))
+@pytest.mark.parametrize("number, level", [*enumerate(("low", "normal", "high", "critical"))])
 def test_memory_pressure_is_a_number(number: int, level: str) -> None:
     found = metrics.collect(host(row("a"), pressure=level))
     assert (found["memory_pressure"], found["pressure"]) == (number, level)
@@ -193,7 +194,7 @@ def test_every_metric_has_its_own_value() -> None:
     plain = pool._stats()
     assert {name: found[name] for name in plain if name != "bytes_by_tag"} == {
         name: value for name, value in plain.items() if name != "bytes_by_tag"} | {
-        "events_dropped": found["events_dropped"]}
+        "events_dropped": found["events_dropped"], "memory_pressure": found["memory_pressure"]}
     assert found["bytes_by_kind"] == plain["bytes_by_tag"] and "bytes_by_tag" not in found
     for former, name in (metrics.FORMER | metrics.FORMER_COUNTERS).items():
         assert found[former] == found[name] and former != name

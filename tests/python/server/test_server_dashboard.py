@@ -330,7 +330,7 @@ def _basic(user: str, password: str) -> str:
 
 
 def test_health_is_short_and_the_state_has_workers_and_memory(bert: Path) -> None:
-    """Anyone may ask for the health; what the server computes, and with how much memory, is for those with the token."""
+    """Anyone may ask for the health; workers and memory are for those who have the token."""
     with serving([f"bert={bert}"], token=TOKEN) as made:
         made.state.pool.load(bert)
         status, found = ask(made, "/health")
