@@ -223,7 +223,7 @@ def test_every_metric_has_its_own_value() -> None:
         assert series[f"mpool_{name}",] == found[name]
     labels = ("capability", "text_embedding"), ("model", "a")
     assert series["mpool_memory_pressure",] == 0
-    assert (series["mpool_model_arrivals", *labels], series["mpool_model_predicted_workers", *labels]) == (18.5, 19)
+    assert [series[(f"mpool_model_{name}", *labels)] for name in ("arrivals", "predicted_workers")] == [18.5, 19]
     for name in metrics.MODEL_GAUGES:
         assert series[(f"mpool_model_{name}", *labels)] == model[name]
     for name in metrics.MODEL_COUNTERS:
