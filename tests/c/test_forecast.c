@@ -84,8 +84,8 @@ static void send_in_sequence(mp_registry *registry, uint64_t ms) {
 }
 
 /* One caller keeps one of two workers busy all the time. That load is too high for one worker, so both stay: for two
- * seconds in a row, because a busy machine may lower the load for a moment. Steps are long, so that the delay with which
- * such a machine wakes the caller lowers it little. */
+ * seconds in a row, because a busy machine may lower the load for a moment. Steps are long: the delay with which such a
+ * machine wakes the caller lowers the load little. */
 MP_TEST_SECONDS(forecast_keeps_a_worker_that_is_about_to_be_needed, 60) {
     for (int predictive = 0; predictive < 2; predictive++) {
         fake fake;

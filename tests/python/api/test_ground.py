@@ -397,10 +397,16 @@ class Reader:
             raise self.error
 
 
+def ticket_stream(reader: Reader) -> Any:
+    """Return the stream of a finished ticket."""
+    ticket: Any = Ticket()
+    return streams.TicketStream(ticket, reader, "m", TrackedRequest(History(), "", {}))
+
+
 @pytest.mark.parametrize("error", [None, mpool.Timeout("too late")], ids=["complete", "failed"])
 def test_a_loop_to_the_end_of_a_stream_runs_no_code_in_del(error: Exception | None) -> None:
     """Python prints and drops a KeyboardInterrupt in ``__del__``: a Ctrl-C at the end of a loop was lost."""
-    stream: Any = streams.TicketStream(Ticket(), Reader(error), "m", TrackedRequest(History(), "", {}))  # type: ignore[arg-type]
+    stream = ticket_stream(Reader(error))
     seen, called = [], []
     sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
     try:
@@ -414,7 +420,7 @@ def test_a_loop_to_the_end_of_a_stream_runs_no_code_in_del(error: Exception | No
 
 
 def test_a_dropped_iterator_cancels_its_stream() -> None:
-    stream: Any = streams.TicketStream(Ticket(), Reader(), "m", TrackedRequest(History(), "", {}))  # type: ignore[arg-type]
+    stream = ticket_stream(Reader())
     for _ in stream:
         break
     assert stream._exhausted and not stream._ready

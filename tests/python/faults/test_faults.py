@@ -280,14 +280,15 @@ def test_wall_clock_changes_move_no_deadline(bert: Path, llama: Path, monkeypatc
     monkeypatch.setattr(time, "time", lambda: real() + jump[0])
     monkeypatch.setattr(time, "time_ns", lambda: int((real() + jump[0]) * 1e9))
     with mpool.Pool() as pool:
+        pool.generate("The", llama, max_tokens=1)  # on a busy machine, reading the files takes longer than the limit
         for seconds in (3600.0, -3600.0, 0.0):
             start = time.monotonic()
-            job = pool.submit("text_to_text", prompt="The", model=llama, timeout=0.3, **LONG)
+            job = pool.submit("text_to_text", prompt="The", model=llama, timeout=1.0, **LONG)
             jump[0] = seconds
             assert pool.embed("A cat", bert, timeout=30).shape == (32,)
             with pytest.raises(mpool.Timeout):
                 job.result(timeout=20)
-            assert 0.2 < time.monotonic() - start < 60
+            assert 0.9 < time.monotonic() - start < 60
         idle(pool, 10)
 
 
@@ -299,11 +300,11 @@ def test_nothing_reads_the_wall_clock() -> None:
     found = [f"{path.relative_to(ROOT)}:{number}" for folder, ending in (("csrc", "*.[ch]"), ("mpool", "*.py"))
              for path in sorted((ROOT / folder).rglob(ending))
              for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if wall.search(line)]
-    # Dates may occur in prompts, in notes about verified files, and in responses with the time of an event.
+    # Dates may occur in prompts, in notes about verified files, and in responses and records with the time of an event.
     dated = ("mpool/conversation/", "mpool/models/store.py", "mpool/server/openai/", "mpool/server/ollama.py",
              "mpool/server/models.py", "mpool/server/scoring.py", "mpool/server/request_history.py",
              "mpool/server/classifying.py", "mpool/server/pooling.py", "mpool/server/series.py",
-             "mpool/integrations/llama_cpp.py")
+             "mpool/integrations/llama_cpp.py", "mpool/runtime/history.py")
     assert [place for place in found if not place.startswith(dated)] == []
 
 
