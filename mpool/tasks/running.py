@@ -15,7 +15,7 @@ from ..config import CAPACITIES
 from ..errors import InvalidArgument, Overloaded
 from ..resources import error_of, typed_async
 from ..runtime import tally
-from ..runtime.swapping import afor_current, for_current
+from ..runtime.swapping import afor_current, for_current, is_current
 from . import options as _options
 from . import requests
 from .options import Call
@@ -186,7 +186,7 @@ async def _prepared(pool: Host, validated: Validated, call: Call) -> Any:
     entry = None
     if validated.capability != "text_to_image":
         entry = pool._known(validated.model, validated.capability)
-    if entry is not None and entry.ready(validated.compute, validated.chat):
+    if entry is not None and entry.ready(validated.compute, validated.chat) and is_current(entry):
         if not (validated.long or validated.chat or entry.renders):
             return validated.prepare()
     threads = native_calls.IMAGE_REQUESTS if validated.images else native_calls.REQUESTS
