@@ -35,6 +35,8 @@ _HINT = "The old model serves until the new one is loaded, so both must fit. unl
         "requests that arrive then load it again"
 
 
+#: States of a model that loads its files again for the next request.
+_UNLOADED = ("cold", "failed", "evicting")
 #: Maximum number of seconds that a request of a forked process waits for the removal of a model.
 _FORKED_SECONDS = 5.0
 
@@ -80,9 +82,9 @@ def begins_again(request: Any, error: MpoolError) -> bool:
     changed before the core loaded them."""
     if isinstance(error, SendError):
         return was_replaced(request)
-    if error._outdated and request is not None:
+    if request is not None and (error._outdated or isinstance(error, IntegrityError)):
         entry = _entry_of(request)
-        (entry._main or entry).outdated = True
+        (entry._main or entry).outdated = True  # the next request reads the files again, if they have changed
     return error._outdated
 
 
@@ -164,7 +166,7 @@ def current(entry: Entry, held: bool = False) -> Entry:
             return main
         if main.forget_unless_added():
             return main
-        if not main.outdated and (held or main.lost_weights()) and _is_loaded(main):
+        if not main.outdated and (held or main.lost_weights()) and _is_loaded(main, _UNLOADED):
             return main
         new = main.unread()
         new.read()
@@ -249,9 +251,10 @@ def _parts(old: Entry, new: Entry) -> list[tuple[Entry, Entry]]:
     return [(had[name], part) for name, part in have.items() if name in had]
 
 
-def _is_loaded(entry: Entry) -> bool:
+def _is_loaded(entry: Entry, without: tuple[str, ...] = ("cold",)) -> bool:
+    """Return True if the core has the model in a state other than those of ``without``."""
     keys = set(entry.core_keys())
-    return bool(keys) and any(row["key"] in keys and row["state"] not in ("cold", "failed")
+    return bool(keys) and any(row["key"] in keys and row["state"] not in without
                               for row in entry.pool.registry.entries())
 
 
@@ -344,4 +347,5 @@ class _Swap:
         return True
 
 
-__all__ = ["afor_current", "begins_again", "current", "for_current", "is_current", "renew", "swap", "wait_removed", "was_replaced"]
+__all__ = ["afor_current", "begins_again", "current", "for_current", "is_current", "renew", "swap", "wait_removed",
+           "was_replaced"]
