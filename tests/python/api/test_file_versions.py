@@ -99,11 +99,10 @@ def _replace(file: Path, data: bytes) -> None:
 
 
 def _metadata(file: Path) -> None:
+    """Change nothing but the change time, as Kubernetes does to every file of a mount with ``fsGroup``."""
     status = os.stat(file)
     os.chmod(file, status.st_mode)
     os.chown(file, status.st_uid, status.st_gid)
-    os.chmod(file, 0o640)
-    os.link(file, file.with_name(file.name + ".link"))
     try:
         os.setxattr(file, "user.mpool", b"1")
     except (OSError, AttributeError):  # the file system, or the system, has no such attributes
