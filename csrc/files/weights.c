@@ -59,8 +59,8 @@ static mp_status fail_outdated(mp_status status, mp_error *error) {
 static mp_status check_identity(const mp_spec *spec, int file, const mp_file_id *id, mp_error *error) {
     if (mp_spec_same_file(spec, file, id))
         return MP_OK;
-    return fail_outdated(mp_fail(error, MP_INTEGRITY, "%s changed after the model was described; unload the model, "
-                                 "then load it again", mp_spec_file(spec, file)), error);
+    return fail_outdated(mp_fail(error, MP_INTEGRITY, "%s changed after the model was described; load the model "
+                                 "again", mp_spec_file(spec, file)), error);
 }
 
 static mp_status open_file(const mp_spec *spec, int file, mp_file_map **map, mp_error *error) {
