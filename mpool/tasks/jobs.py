@@ -222,6 +222,9 @@ class StreamJob(Job):
         ticket: _core.Ticket = self._stream._ticket
         return ticket
 
+    def _finish_blocks(self) -> bool:
+        return bool(self._stream._is_outdated())
+
     def _finish(self) -> Any:
         return self._stream.result()
 

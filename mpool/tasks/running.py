@@ -87,18 +87,20 @@ def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
         return for_current(prepare, EmbedIterator)
     if verb.stream is None:
         return for_current(prepare, lambda request: drive(request.steps()))[0]
-    started = for_current(prepare, lambda request: _stream(verb, request, call))
+    started = _stream(verb, prepare, call)
     return started if stream else started.result()
 
 
-def _stream(verb: Verb, request: Any, call: Call, fail_fast: bool | None = None) -> Any:
+def _stream(verb: Verb, prepare: Callable[[], Any], call: Call, fail_fast: bool | None = None) -> Any:
     if verb is GENERATE_IMAGE:
-        from .text_to_image import ImageStream
+        from .text_to_image import ImageStream as kind
+    else:
+        from .streams import Stream as kind
 
-        return ImageStream(request, call, fail_fast)
-    from .streams import Stream
+    def again() -> Any:
+        return for_current(prepare, lambda request: kind(request, call, fail_fast))
 
-    return Stream(request, call, fail_fast)
+    return for_current(prepare, lambda request: kind(request, call, fail_fast, again))
 
 
 # ---- on an event loop ------------------------------------------------------------------------------------------------
@@ -295,13 +297,14 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
                 return requests.chat_request(pool, messages, model, options, call, capability)
             return _VALIDATE[verb.name](pool, dict(given), call).prepare()
 
-    def start(request: Any) -> Job:
-        if verb.stream is None:
-            job: Job = request.job(capability, lambda: for_current(prepare, lambda again: drive(again.steps()))[0])
-            return job
+    if verb.stream is not None:
         from .jobs import StreamJob
 
-        return StreamJob(capability, _stream(verb, request, call, True))
+        return StreamJob(capability, _stream(verb, prepare, call, True))
+
+    def start(request: Any) -> Job:
+        job: Job = request.job(capability, lambda: for_current(prepare, lambda again: drive(again.steps()))[0])
+        return job
 
     return for_current(prepare, start)
 

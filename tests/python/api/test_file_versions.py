@@ -246,6 +246,32 @@ def test_an_evicted_model_is_loaded_with_the_files_of_now(llama: Path, tmp_path:
         assert after == run(fresh, folder) != before
 
 
+@pytest.mark.parametrize("call", CALLS)
+def test_files_that_change_between_a_submission_and_the_load(llama: Path, tmp_path: Path, call: str,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is in the queue when the core refuses to load the other files. It is prepared again for them."""
+    folder, run = Path(shutil.copytree(llama, tmp_path / "model")), CALLS[call]
+    file = folder / "model.safetensors"
+    from mpool.tasks import text_to_text
+
+    make, changes = text_to_text.prepare, [_flipped(file)]
+    with mpool.Pool() as pool:
+        before = run(pool, folder)
+
+        def late(*args: Any, **more: Any) -> Any:
+            found = make(*args, **more)
+            if changes:
+                _evict(pool)
+                _replace(file, changes.pop())
+            return found
+
+        monkeypatch.setattr(text_to_text, "prepare", late)
+        after = run(pool, folder)
+        assert not changes
+    with mpool.Pool() as fresh:
+        assert after == run(fresh, folder) != before
+
+
 def test_files_that_change_between_a_lookup_and_the_load(bert: Path, tmp_path: Path,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """The core refuses to load the other files; the request is prepared again for them."""
