@@ -92,10 +92,15 @@ def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
 
 
 def _stream(verb: Verb, prepare: Callable[[], Any], call: Call, fail_fast: bool | None = None) -> Any:
+    kind: Any
     if verb is GENERATE_IMAGE:
-        from .text_to_image import ImageStream as kind
+        from .text_to_image import ImageStream
+
+        kind = ImageStream
     else:
-        from .streams import Stream as kind
+        from .streams import Stream
+
+        kind = Stream
 
     def again() -> Any:
         return for_current(prepare, lambda request: kind(request, call, fail_fast))

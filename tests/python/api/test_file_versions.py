@@ -215,6 +215,10 @@ def _evict(pool: mpool.Pool) -> None:
         pool.registry.evict(row["key"])
 
 
+async def _vector(text: str, model: Any, pool: mpool.Pool) -> bytes:
+    return (await mpool.aio.embed(text, model, pool=pool)).tobytes()
+
+
 async def _collected(stream: Any) -> tuple[int, ...]:
     async for _ in stream:
         pass
@@ -281,7 +285,7 @@ def test_files_that_change_between_a_lookup_and_the_load(bert: Path, tmp_path: P
         before = _text(pool.load(folder))
         for run in (lambda: pool.embed("A cat sat.", folder).tobytes(),
                     lambda: pool.submit("text_embedding", inputs="A cat sat.", model=folder).result().tobytes(),
-                    lambda: asyncio.run(mpool.aio.embed("A cat sat.", folder, pool=pool)).tobytes()):
+                    lambda: asyncio.run(_vector("A cat sat.", folder, pool))):
             from mpool.tasks import requests
 
             opened, changes = requests._opened, [_flipped(file)]
@@ -342,7 +346,7 @@ LOOKUPS: dict[str, Callable[[mpool.Pool, Path], bytes]] = {
     "embed_iter": lambda pool, folder: next(iter(pool.embed_iter(["A cat sat."], folder))).tobytes(),
     "submit": lambda pool, folder: pool.submit("text_embedding", inputs="A cat sat.",
                                                model=str(folder)).result().tobytes(),
-    "aio": lambda pool, folder: asyncio.run(mpool.aio.embed("A cat sat.", str(folder), pool=pool)).tobytes(),
+    "aio": lambda pool, folder: asyncio.run(_vector("A cat sat.", str(folder), pool)),
     "registered": lambda pool, folder: pool.embed("A cat sat.", "mine").tobytes(),
     "alias": lambda pool, folder: pool.embed("A cat sat.", "other").tobytes()}
 
@@ -437,7 +441,12 @@ def test_threads_that_look_up_changed_files_at_once(bert: Path, tmp_path: Path,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(shutil.copytree(bert, tmp_path / "model"))
     reads, describe = [], mpool.models.describe
-    monkeypatch.setattr(mpool.models, "describe", lambda *args, **more: reads.append(1) or describe(*args, **more))
+
+    def counted(*args: Any, **more: Any) -> Any:
+        reads.append(args)
+        return describe(*args, **more)
+
+    monkeypatch.setattr(mpool.models, "describe", counted)
     with mpool.Pool() as pool:
         pool.embed("A cat sat.", folder)
         for edit in EDITS:
@@ -478,7 +487,12 @@ def test_a_lookup_reads_no_file_that_is_unchanged(bert: Path, monkeypatch: pytes
         pool.embed("A cat sat.", bert)
         (stamps,) = (entry.describe().stamps for entry in pool._names.entries())
         calls, stamp = [], files.stamp
-        monkeypatch.setattr(files, "stamp", lambda path: calls.append(path) or stamp(path))
+
+        def counted(path: str) -> files.Stamp:
+            calls.append(path)
+            return stamp(path)
+
+        monkeypatch.setattr(files, "stamp", counted)
         monkeypatch.setattr(files, "open_regular", None)
         pool.embed("A cat sat.", bert)
         assert sorted(calls) == sorted(stamps)
