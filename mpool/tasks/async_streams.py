@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..checks import missing_attribute
-from ..errors import Cancelled, FileError, IntegrityError
+from ..errors import Cancelled, FileError, IntegrityError, MpoolError
 from ..resources import error_of, typed_async
 from ..results import Chunk, Completion
 from ..runtime import tally
@@ -147,6 +147,8 @@ class AsyncTicketStream(Generic[T]):
             if begins_again(self._request, error):
                 self._make, self._ticket = self._make_again, None
                 return True
+        except MpoolError:  # the reader raises it, perhaps with another cause
+            pass
         return False
 
     async def _wait_done(self) -> None:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..checks import missing_attribute
-from ..errors import FileError, IntegrityError
+from ..errors import FileError, IntegrityError, MpoolError
 from ..resources import typed
 from ..results import Chunk, Completion
 from ..runtime.swapping import begins_again
@@ -106,6 +106,8 @@ class TicketStream(Generic[T]):
             self._ticket.check()
         except (IntegrityError, FileError) as error:
             return begins_again(self._request, error)
+        except MpoolError:  # the reader raises it, perhaps with another cause
+            pass
         return False
 
     def _begins_again(self) -> bool:
