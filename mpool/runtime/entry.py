@@ -585,7 +585,9 @@ class Entry:
         key = self.add_cold(compute, replace)
         try:
             # start loading while Python builds the tokenizer; the request that follows raises the error of the load
-            self.pool.registry.load(key, pin=(self._main or self).kept.get(key, (False,))[0], timeout=0.0)
+            # A model whose files changed stays pinned: the core pins at the end of a load, so this waits for it.
+            pinned = (self._main or self).kept.get(key, (False,))[0]
+            self.pool.registry.load(key, pin=pinned, timeout=None if pinned else 0.0)
         except Exception:  # an error of mpool, or a lack of memory in Python
             pass
         return key
