@@ -524,3 +524,26 @@ def test_adapters_of_now(llama: Path, tmp_path: Path) -> None:
         with mpool.Pool() as fresh:
             fresh.load(folder, adapters={"it": adapter})
             assert call(fresh) == after
+
+
+def test_a_branch_of_the_hub_that_moves(tmp_path: Path) -> None:
+    """Other programs rewrite the commit of a branch without a change; only another commit is another version."""
+    from mpool.models import files
+    from mpool.models.references import HubRef
+    from mpool.models.sources import hub
+
+    commit, snapshots = "0" * 40, tmp_path / "models--org--name/snapshots"
+    branch = tmp_path / "models--org--name/refs/main"
+    branch.parent.mkdir(parents=True)
+    branch.write_text(commit)
+    found = hub._resolved(HubRef("org/name"), str(snapshots / commit), commit, ["config.json"])
+    assert found.pointers == (str(branch),)
+    pinned = hub._resolved(HubRef("org/name", revision=commit), str(snapshots / commit), commit, ["config.json"])
+    assert pinned.pointers == ()
+    with files.collect_stamps() as stamps:
+        files.note_pointer(str(branch))
+    branch.write_text(commit)
+    os.utime(branch, ns=(1, 1))
+    assert files.changed(stamps, folders=True) is None
+    branch.write_text("1" * 40)
+    assert files.changed(stamps, folders=True) == str(branch) and files.changed(stamps) is None
