@@ -34,6 +34,8 @@ class MpoolError(Exception):
     code: ClassVar[int] = 81
     name: ClassVar[str] = "INTERNAL"
     _of_files: bool = False  # the error came from reading a model's files: its message may contain a path
+    #: A model could not be loaded because its paths no longer name the files that were read. No request was begun.
+    _outdated: bool = False
 
     def __init__(self, message: str = "", *, param: str | None = None, got: str | None = None,
                  allowed: str | None = None, hint: str | None = None, key: str | None = None) -> None:

@@ -242,12 +242,12 @@ class Pool(PoolVerbs):
         deadline = _deadlines.deadline_of(timeout)
         if isinstance(ref, Model) and is_same(compute, "auto"):
             compute = ref._compute  # type: ignore[assignment]
-        entry = self._find(ref)
+        old = self._names.named(_entry_of(ref))
         if alias is not None:
-            self._names.check_free("alias", alias, entry)
-        if entry.changed():
-            swapping.renew(entry, deadline)
-            entry = entry.latest()
+            self._names.check_free("alias", alias, old)
+        entry = swapping.current(old)
+        if entry is not old:
+            swapping.wait_removed(self, old.core_keys(), deadline)
         try:
             entry.describe(progress)
         except BaseException:
@@ -315,7 +315,7 @@ class Pool(PoolVerbs):
             Timeout: requests are still active; the memory is freed when they have completed.
         """
         deadline = _deadlines.deadline_of(timeout)
-        entry = self._find(alias)
+        entry = self._names.named(_entry_of(alias))
         if entry.changed(folders=True):
             swapping.renew(entry, deadline, pinned=False)
             return

@@ -5,10 +5,12 @@
 #include "base/sys.h"
 
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h> /* snprintf only */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -449,29 +451,24 @@ static mp_status require_regular(const struct stat *info, const char *path, mp_e
 
 static mp_file_id identity_of(const struct stat *info) {
 #if defined(__APPLE__)
-    struct timespec written = info->st_mtimespec, changed = info->st_ctimespec;
+    struct timespec written = info->st_mtimespec;
 #else
-    struct timespec written = info->st_mtim, changed = info->st_ctim;
+    struct timespec written = info->st_mtim;
 #endif
     return (mp_file_id){
         .device = (uint64_t)info->st_dev,
         .inode = (uint64_t)info->st_ino,
         .size = (uint64_t)info->st_size,
         .mtime_ns = (uint64_t)written.tv_sec * SECOND + (uint64_t)written.tv_nsec,
-        .ctime_ns = (uint64_t)changed.tv_sec * SECOND + (uint64_t)changed.tv_nsec,
-        .mode = (uint64_t)info->st_mode,
-        .links = (uint64_t)info->st_nlink,
-        .owner = (uint64_t)info->st_uid << 32 | (uint64_t)info->st_gid,
+        .owner = (uint64_t)info->st_uid,
     };
 }
 
 bool mp_file_id_same(const mp_file_id *a, const mp_file_id *b) {
-    if (a->device != b->device || a->inode != b->inode || a->size != b->size || a->mtime_ns != b->mtime_ns)
-        return false;
-    return a->ctime_ns == b->ctime_ns || a->mode != b->mode || a->links != b->links || a->owner != b->owner;
+    return a->device == b->device && a->inode == b->inode && a->size == b->size && a->mtime_ns == b->mtime_ns;
 }
 
-bool mp_sys_owns(const mp_file_id *id) { return geteuid() == 0 || id->owner >> 32 == (uint64_t)geteuid(); }
+bool mp_sys_owns(const mp_file_id *id) { return geteuid() == 0 || id->owner == (uint64_t)geteuid(); }
 
 bool mp_sys_identify(const char *path, mp_file_id *id) {
     struct stat info;
@@ -479,6 +476,28 @@ bool mp_sys_identify(const char *path, mp_file_id *id) {
         return false;
     *id = identity_of(&info);
     return true;
+}
+
+bool mp_sys_identify_open(int fd, mp_file_id *id) {
+    struct stat info;
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode))
+        return false;
+    *id = identity_of(&info);
+    return true;
+}
+
+bool mp_sys_find_open(int process, const mp_file_id *id, char *path, size_t size) {
+    char folder[32];
+    mp_file_id now;
+    bool found = false;
+    snprintf(folder, sizeof folder, "/proc/%d/fd", process);
+    DIR *list = opendir(folder);
+    for (struct dirent *one; list && !found && (one = readdir(list));)
+        found = (size_t)snprintf(path, size, "%s/%s", folder, one->d_name) < size && mp_sys_identify(path, &now) &&
+                mp_file_id_same(id, &now);
+    if (list)
+        closedir(list);
+    return found;
 }
 
 mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error) {

@@ -96,16 +96,20 @@ bool mp_sys_alloc_is_zero(size_t bytes);
 /* --- files --- */
 typedef struct mp_file_id { /* identity of a file's content: detects that the file was changed or replaced */
     uint64_t device, inode, size, mtime_ns;
-    uint64_t ctime_ns;     /* advanced by every write; cannot be set back */
-    uint64_t mode, links;  /* changing mode, links or owner advances ctime without changing content */
-    uint64_t owner;        /* user and group */
+    uint64_t owner; /* user id; not compared */
 } mp_file_id;
-/* True when both identify the same content, as far as metadata can tell. */
+/* True when both identify the same content, as far as metadata can tell: device, inode, size and modification time. The
+ * change time does not count, because chmod, chown and new links advance it too. */
 bool mp_file_id_same(const mp_file_id *a, const mp_file_id *b);
 /* True if the process has the file's user id, or is the superuser. */
 bool mp_sys_owns(const mp_file_id *id);
 /* Identify the file that a path names now. Returns false unless the path names a regular file. */
 bool mp_sys_identify(const char *path, mp_file_id *id);
+/* Identify an open file. Returns false unless it is a regular file. */
+bool mp_sys_identify_open(int fd, mp_file_id *id);
+/* Find a file among the descriptors of another process, and write a path that opens it, whatever the file's own path
+ * names by now. Returns false if that process has no such file open, or where the system has no /proc. */
+bool mp_sys_find_open(int process, const mp_file_id *id, char *path, size_t size);
 /* Open a regular file for reading, with O_CLOEXEC, and with O_NONBLOCK so that opening a FIFO cannot block. FORMAT for
  * any other kind of file; a device is refused before it is opened. IO, with the system's message, for any other
  * failure. `id` may be NULL. */

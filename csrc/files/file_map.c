@@ -39,6 +39,7 @@ struct mp_file_map {
     map_slot *slot;
     void *data;
     char *path;
+    int fd; /* of the mapped file, whatever its path names by now */
     mp_file_id id;
 };
 
@@ -131,23 +132,27 @@ void mp_file_map_init(void) {
 _Static_assert(SIZE_MAX >= INT64_MAX, "a mapping can have the size of any file");
 
 mp_status mp_file_map_open(const char *path, mp_file_map **out, mp_error *error) {
+    return mp_file_map_open_at(path, path, out, error);
+}
+
+mp_status mp_file_map_open_at(const char *place, const char *path, mp_file_map **out, mp_error *error) {
     mp_status status = MP_OK;
-    int fd = -1;
     *out = NULL;
     mp_file_map *map = mp_alloc_zeroed(sizeof *map, MP_TAG_SPEC);
     if (!map)
         return mp_fail_memory(error, sizeof *map, "a file mapping");
+    map->fd = -1;
     map->path = mp_strdup(path, MP_TAG_SPEC);
     if (!map->path) {
         status = mp_fail_memory(error, strlen(path) + 1, "a file's path");
         goto cleanup;
     }
-    MP_TRY_GOTO(mp_sys_open(path, &fd, &map->id, error));
+    MP_TRY_GOTO(mp_sys_open(place, &map->fd, &map->id, error));
     if (map->id.size == 0) {
         status = mp_fail_file(error, MP_FORMAT, path, 0, "file size", "at least 1 byte", "an empty file");
         goto cleanup;
     }
-    MP_TRY_GOTO(mp_sys_map(fd, (size_t)map->id.size, path, &map->data, error));
+    MP_TRY_GOTO(mp_sys_map(map->fd, (size_t)map->id.size, path, &map->data, error));
     map->slot = slot_acquire(map->data, map->id.size);
     if (!map->slot) {
         status = mp_fail_file(error, MP_LIMIT, path, -1, "number of mapped files", "at most 4096; unload models first",
@@ -157,22 +162,26 @@ mp_status mp_file_map_open(const char *path, mp_file_map **out, mp_error *error)
     *out = map;
     map = NULL;
 cleanup:
-    if (fd >= 0)
-        mp_sys_close(fd);
-    if (map) {
-        if (map->data)
-            mp_sys_unmap(map->data, (size_t)map->id.size);
-        mp_free(map->path);
-        mp_free(map);
-    }
+    mp_file_map_close(map);
     return status;
 }
 
+/* Identify the file of the descriptor. Returns false if the descriptor is no longer that of the mapped file: a daemon
+ * may have closed every descriptor that it does not know, and its number may have been reused. */
+static bool identify_mapped(const mp_file_map *map, mp_file_id *now) {
+    return mp_sys_identify_open(map->fd, now) && now->device == map->id.device && now->inode == map->id.inode;
+}
+
 void mp_file_map_close(mp_file_map *map) {
+    mp_file_id now;
     if (!map)
         return;
-    slot_release(map->slot); /* before the address range can be reused by another mapping */
-    mp_sys_unmap(map->data, (size_t)map->id.size);
+    if (map->slot)
+        slot_release(map->slot); /* before the address range can be reused by another mapping */
+    if (map->data)
+        mp_sys_unmap(map->data, (size_t)map->id.size);
+    if (map->fd >= 0 && identify_mapped(map, &now))
+        mp_sys_close(map->fd);
     mp_free(map->path);
     mp_free(map);
 }
@@ -185,7 +194,7 @@ bool mp_file_map_poisoned(const mp_file_map *map) { return atomic_load(&map->slo
 
 bool mp_file_map_unchanged(const mp_file_map *map) {
     mp_file_id now;
-    return mp_sys_identify(map->path, &now) && mp_file_id_same(&map->id, &now);
+    return (identify_mapped(map, &now) || mp_sys_identify(map->path, &now)) && mp_file_id_same(&map->id, &now);
 }
 
 void mp_file_map_release(const mp_file_map *map, uint64_t offset, uint64_t bytes) {

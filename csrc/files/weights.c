@@ -2,6 +2,7 @@
  * spec, so that a load never mixes two versions of a model. */
 #include "files/weights.h"
 
+#include <stdatomic.h>
 #include <stdio.h> /* snprintf only */
 #include <stdlib.h> /* qsort, bsearch */
 #include <string.h>
@@ -45,11 +46,37 @@ static mp_status check_bounds(const mp_weights *weights, const mp_tensor_entry *
     return MP_OK;
 }
 
+static _Atomic int lender; /* 0: none */
+
+void mp_weights_set_lender(int process) { atomic_store(&lender, process); }
+
+static mp_status fail_outdated(mp_status status, mp_error *error) {
+    if (error)
+        snprintf(error->field, sizeof error->field, MP_FIELD_OUTDATED);
+    return status;
+}
+
 static mp_status check_identity(const mp_spec *spec, int file, const mp_file_id *id, mp_error *error) {
     if (mp_spec_same_file(spec, file, id))
         return MP_OK;
-    return mp_fail(error, MP_INTEGRITY, "%s changed after the model was described; unload the model, then load it "
-                   "again", mp_spec_file(spec, file));
+    return fail_outdated(mp_fail(error, MP_INTEGRITY, "%s changed after the model was described; load the model "
+                                 "again", mp_spec_file(spec, file)), error);
+}
+
+static mp_status open_file(const mp_spec *spec, int file, mp_file_map **map, mp_error *error) {
+    const char *path = mp_spec_file(spec, file);
+    const int process = atomic_load(&lender);
+    mp_file_id now, described;
+    char place[64];
+    const bool exists = mp_sys_identify(path, &now);
+    if (process && mp_spec_file_identity(spec, file, &described) && !(exists && mp_file_id_same(&described, &now)) &&
+        mp_sys_find_open(process, &described, place, sizeof place))
+        return mp_file_map_open_at(place, path, map, error);
+    /* Check the identity first: mapping a replaced file may fail with an error other than INTEGRITY. */
+    if (exists)
+        MP_TRY(check_identity(spec, file, &now, error));
+    const mp_status status = mp_file_map_open(path, map, error);
+    return exists ? status : fail_outdated(status, error);
 }
 
 mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
@@ -64,11 +91,7 @@ mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
     weights->spec = mp_spec_pin(spec);
     weights->map_count = files;
     for (int i = 0; i < files; i++) {
-        mp_file_id now;
-        /* Check the identity first: mapping a replaced file may fail with an error other than INTEGRITY. */
-        if (mp_sys_identify(mp_spec_file(spec, i), &now))
-            MP_TRY_GOTO(check_identity(spec, i, &now, error));
-        MP_TRY_GOTO(mp_file_map_open(mp_spec_file(spec, i), &weights->maps[i], error));
+        MP_TRY_GOTO(open_file(spec, i, &weights->maps[i], error));
         MP_TRY_GOTO(check_identity(spec, i, mp_file_map_id(weights->maps[i]), error));
     }
     for (int i = 0; i < tensors; i++)

@@ -9,9 +9,17 @@
 
 typedef struct mp_weights mp_weights;
 
+/* `field` of an error: the paths of a spec no longer name the files that it describes. Another spec, made of the files
+ * of now, may load. */
+#define MP_FIELD_OUTDATED "files"
+
+/* The process that has the files of all models open, in a worker process. If a path no longer names the file of the
+ * spec, mp_weights_open opens that file there: the path is looked at anew only when the parent loads the model. */
+void mp_weights_set_lender(int process);
 /* Map the files. Takes a reference to the spec and freezes it. Returns FORMAT for a tensor outside its file, a byte
  * count that does not match dtype and shape, or a misaligned tensor; IO if a file is missing; INTEGRITY if a file
- * has changed since the spec stored its identity (mp_spec_same_file). */
+ * has changed since the spec stored its identity (mp_spec_same_file). For the last two, the field of the error is
+ * MP_FIELD_OUTDATED. */
 mp_status mp_weights_open(mp_spec *spec, mp_weights **weights, mp_error *error);
 void mp_weights_close(mp_weights *weights); /* invalidates all views; does nothing for NULL */
 const mp_spec *mp_weights_spec(const mp_weights *weights);

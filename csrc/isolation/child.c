@@ -13,12 +13,13 @@
 #include "base/options.h"
 #include "base/process.h"
 #include "base/topology.h"
-#include "files/file_map.h"
+#include "files/weights.h"
 #include "isolation/capability_wire.h"
 #include "isolation/isolation.h"
 #include "kernels/kernels.h"
 
-enum { FILES = 256 }; /* limit of open files */
+/* limit of open files: one for each mapped file, at most 4096, and some of the process itself */
+enum { FILES = 4096 + 256 };
 
 typedef struct child_item {
     mp_item item;
@@ -373,6 +374,7 @@ static int run(child *c) {
     mp_process_limits limits = {.data_bytes = setup->data_limit, .files = FILES};
     if (mp_process_confine(setup->parent, &limits, &error) != MP_OK)
         return MP_CHILD_PARENT;
+    mp_weights_set_lender(setup->parent);
     mp_channel_init(&c->channel, c->page, false, &c->broken, check_parent, c);
     mp_status status = open_model(c, &error);
     mp_wire_begin(&c->out, &c->channel, MP_FRAME_READY);

@@ -109,7 +109,7 @@ mp_status mp_spec_encode(const mp_spec *spec, uint8_t **bytes, size_t *size, mp_
     for (int i = 0; i < mp_spec_file_count(spec); i++) {
         mp_file_id id = {0};
         mp_spec_file_identity(spec, i, &id); /* an unknown identity has size 0 */
-        const uint64_t parts[] = {id.device, id.inode, id.size, id.mtime_ns, id.ctime_ns, id.mode, id.links, id.owner};
+        const uint64_t parts[] = {id.device, id.inode, id.size, id.mtime_ns, id.owner};
         for (size_t part = 0; part < sizeof parts / sizeof *parts; part++)
             put_u64(&w, parts[part]);
     }
@@ -243,7 +243,7 @@ static mp_status take_value(mp_cursor *c, mp_spec *spec, char *key, mp_error *er
 /* Call after all files were added: the spec allocates identities for the number of files that it has. */
 static mp_status take_identity(mp_cursor *c, mp_spec *spec, int index, mp_error *error) {
     mp_file_id id;
-    uint64_t *parts[] = {&id.device, &id.inode, &id.size, &id.mtime_ns, &id.ctime_ns, &id.mode, &id.links, &id.owner};
+    uint64_t *parts[] = {&id.device, &id.inode, &id.size, &id.mtime_ns, &id.owner};
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++)
         MP_TRY(mp_cursor_u64(c, "identity", parts[part], error));
     if (!mp_spec_same_file(spec, index, &id))

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "files/weights.h"
 #include "python/binding.h"
 
 PyObject *mp_status_table(PyObject *module, PyObject *none) {
@@ -96,6 +97,10 @@ PyObject *mp_raise(mp_state *state, const mp_error *error, const char *key) {
         exception = PyObject_Call(type, args, kwargs);
     /* the message names the file: the server does not show it to clients */
     if (exception && error->file[0] && PyObject_SetAttrString(exception, "_of_files", Py_True) != 0)
+        Py_CLEAR(exception);
+    if (exception && (error->code == MP_INTEGRITY || error->code == MP_IO) &&
+        strcmp(error->field, MP_FIELD_OUTDATED) == 0 &&
+        PyObject_SetAttrString(exception, "_outdated", Py_True) != 0)
         Py_CLEAR(exception);
     if (exception)
         PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);

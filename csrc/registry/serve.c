@@ -676,8 +676,8 @@ static void wait_for_masks(mp_worker *w) {
 /* A model file was changed. The step may have read both versions, so its results are discarded. */
 static void end_changed(mp_worker *w) {
     mp_error error;
-    mp_fail(&error, MP_INTEGRITY, "%s: a model file was changed or truncated while the model was in use; unload the "
-            "model, then load it again", w->entry->key);
+    mp_fail(&error, MP_INTEGRITY, "%s: a model file was changed or truncated while the model was in use; repeat the "
+            "request to load the file again", w->entry->key);
     set_fault(w, &error);
     end_all(w, &error);
 }

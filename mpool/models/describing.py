@@ -154,7 +154,8 @@ def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Pr
         expected = hub.Expected({os.path.join(place, name).rstrip("/"): fact for name, fact in row.files.items()},
                                 f"The catalogue states these hashes, see {row.source}; to accept other files, name a "
                                 f"revision: {reference.repo}@revision")
-        return replace(hub.resolve(reference, offline=offline, progress=progress, expected=expected), key=row.key)
+        return replace(hub.resolve(reference, offline=offline, progress=progress, expected=expected), key=row.key,
+                       pointers=())
     if not row.unpinned:
         return replace(hub.resolve(reference, offline=offline, progress=progress), key=row.key)
     from . import pins
@@ -163,12 +164,12 @@ def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Pr
     if pin is None:
         found = hub.resolve(reference, offline=offline, progress=progress)
         pins.record(row, reference, found)
-        return replace(found, key=row.key)
+        return replace(found, key=row.key, pointers=(pins.path_of(row),))
     expected = hub.Expected(pin.files, "mpool accepts only the files of the first download. To accept the hub's "
                             f"present files, run: mpool pull --update {row.key}, or name a revision: "
                             f"{reference.repo}@revision")
     found = hub.resolve(replace(reference, revision=pin.commit), offline=offline, progress=progress, expected=expected)
-    return replace(found, key=row.key, ref=str(reference))
+    return replace(found, key=row.key, ref=str(reference), pointers=(pins.path_of(row),))
 
 
 def _resolve_bundled(reference: BundledRef, row: Row) -> Resolved:
@@ -238,6 +239,8 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
     name = key or found.key or found.ref
     try:
         with files.collect_stamps() as stamps:
+            for path in found.pointers:
+                files.note_pointer(path)
             if found.kind == "gguf":
                 described = _describe_gguf(found, name)
             else:

@@ -71,8 +71,11 @@ def file_kind(mode: int) -> str:
     return "a special file"
 
 
-#: Identity of a file's content, from its metadata; None: the file does not exist.
+#: Identity of a file's content, from its metadata; None: the file does not exist. A folder's has three numbers. That
+#: of a pointer has one (:func:`note_pointer`).
 Stamp = tuple[int, ...] | None
+#: Numbers in the stamp of a file.
+_FILE = 4
 
 _stamps: ContextVar[dict[str, Stamp] | None] = ContextVar("mpool_stamps", default=None)
 
@@ -80,12 +83,14 @@ _stamps: ContextVar[dict[str, Stamp] | None] = ContextVar("mpool_stamps", defaul
 def _stamp_of(found: os.stat_result) -> Stamp:
     if not stat.S_ISREG(found.st_mode):  # a folder: its mtime changes when entries are added or removed
         return found.st_dev, found.st_ino, found.st_mtime_ns
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode,
-            found.st_nlink, found.st_uid, found.st_gid)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def stamp(path: str) -> Stamp:
     """Return the identity of a file's content or of a folder's entries, from its metadata; None if it is missing.
+
+    Mode, owner, links and change time do not count, as in ``mp_file_id_same`` of the C core: they change without the
+    content. A file that was rewritten with the same size, and whose modification time was set back, seems unchanged.
 
     Raises:
         FileError: the system cannot read the metadata.
@@ -98,16 +103,12 @@ def stamp(path: str) -> Stamp:
         raise unreadable(path, error) from error
 
 
-def same_stamp(a: Stamp, b: Stamp) -> bool:
-    """Return True if two stamps describe the same content.
-
-    Writing to a file changes its ctime, which no program can set back. Changes of the mode, the owner or the number of
-    hard links change the ctime too; they do not count as a change of the content. ``mp_file_id_same`` of the C core
-    applies the same rule.
-    """
-    if a is None or b is None or len(a) < 9 or len(b) < 9:
-        return a == b
-    return a[:4] == b[:4] and (a[4] == b[4] or a[5:] != b[5:])
+def _pointer(path: str) -> Stamp:
+    try:
+        with open(path, "rb") as stream:
+            return (int.from_bytes(stream.read(MAX_SMALL_FILE), "big"),)
+    except OSError:
+        return None
 
 
 def changed(stamps: Mapping[str, Stamp], folders: bool = False) -> str | None:
@@ -115,12 +116,20 @@ def changed(stamps: Mapping[str, Stamp], folders: bool = False) -> str | None:
 
     Args:
         stamps: stamps by path.
-        folders: True to compare folders too.
+        folders: True to compare folders and pointers too.
     """
     for path, was in stamps.items():
-        if (folders or was is None or len(was) > 3) and not same_stamp(was, stamp(path)):
+        if was is None or len(was) == _FILE:
+            if stamp(path) != was:
+                return path
+        elif folders and (_pointer(path) if len(was) == 1 else stamp(path)) != was:
             return path
     return None
+
+
+def of_files(stamps: Mapping[str, Stamp]) -> dict[str, Stamp]:
+    """Return the stamps without those of folders and pointers. Reading equal files gives an equal description."""
+    return {path: was for path, was in stamps.items() if was is None or len(was) == _FILE}
 
 
 @contextmanager
@@ -142,6 +151,15 @@ def note(path: str) -> None:
     stamps = _stamps.get()
     if stamps is not None and path not in stamps:
         stamps[path] = stamp(path)
+
+
+def note_pointer(path: str) -> None:
+    """Record the content of a small file that only names the files of a model: other programs may rewrite it without a
+    change. As for :func:`note`."""
+    stamps = _stamps.get()
+    found = _pointer(path)
+    if stamps is not None and found is not None:
+        stamps[path] = found
 
 
 def unreadable(path: str, error: Exception) -> FileError:

@@ -34,13 +34,14 @@ class Pin:
     files: Mapping[str, FileFact]
 
 
-def _path(row: Row) -> str:
+def path_of(row: Row) -> str:
+    """Return the path of the pin of a row. It need not exist."""
     return os.path.join(store.cache_dir(), "pins", re.sub(r"[^A-Za-z0-9._-]", "-", row.key) + ".json")
 
 
 def read(row: Row, reference: HubRef) -> Pin | None:
     """Return the pin of a row; None if there is none, if it is malformed, or if it was made for another reference."""
-    found = store.read_json(_path(row)) or {}
+    found = store.read_json(path_of(row)) or {}
     commit, files = found.get("commit"), found.get("files")
     if found.get("ref") != str(reference) or not isinstance(files, dict) or not files \
             or not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
@@ -66,7 +67,7 @@ def record(row: Row, reference: HubRef, found: Resolved) -> None:
     files = {os.path.relpath(path, folder): {"size": os.stat(path).st_size, "sha256": store.check(path)}
              for path in found.files}
     try:
-        store.write_json(_path(row), {"ref": str(reference), "commit": found.revision, "files": files})
+        store.write_json(path_of(row), {"ref": str(reference), "commit": found.revision, "files": files})
     except OSError as error:
         log.debug("cannot write the pin of %s: %s", row.key, error)
         return

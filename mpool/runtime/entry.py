@@ -72,6 +72,8 @@ class Entry:
         former: references that the name had before.
         kept: key in the core -> whether it was pinned, and its keep-alive in seconds, when :meth:`remember` was called.
         was_read: the files have been read once.
+        outdated: a request needs the files again, but they have changed since they were read: the next request must
+            read them anew. See :func:`mpool.runtime.swapping.current`.
         process: id of the process that created the entry.
     """
 
@@ -87,6 +89,7 @@ class Entry:
         self._network = ""  # name of this network: its capability, with its task if it has one
         self._lock = threading.RLock()
         self._description: ModelDescription | None = None
+        self._stamps: Mapping[str, Any] | None = None  # in place of the description's, from adopt_stamps()
         self._tokenizer: Tokenizer | None = None
         self._vocab: GGUFVocab | None = None  # kept from _set_tokens until the tokenizer is built from it
         self._template: ChatTemplate | None = None
@@ -100,13 +103,14 @@ class Entry:
         self.successor: Entry | None = None
         self.former: tuple[str, ...] = ()
         self.kept: dict[str, tuple[bool, float]] = {}
-        self.was_read = False
+        self.was_read = self.outdated = False
         self.process = os.getpid()
         self.changing = threading.Lock()  # held while the entry's models in the core are replaced; taken before _lock
+        self.reading = threading.Lock()  # held while changed files are read for a successor; taken before `changing`
 
     def renew_lock(self) -> None:
         """Replace the lock in a forked child, where the thread that held it does not exist."""
-        self._lock, self.changing = threading.RLock(), threading.Lock()
+        self._lock, self.changing, self.reading = threading.RLock(), threading.Lock(), threading.Lock()
         for part in (*self._networks.values(), *(() if self._draft is None else (self._draft,))):
             part.renew_lock()
         self.plans = {}  # the next request asks the pool for its registry, which restarts the child's threads
@@ -311,30 +315,68 @@ class Entry:
         """
         from ..models.files import changed
 
+        return next(filter(None, (changed(stamps, folders) for stamps in self._all_stamps())), None)
+
+    def _all_stamps(self) -> list[Mapping[str, Any]]:
+        """Return the stamps of the files that were read: those of the model, of its draft model and of its adapters."""
         description = self._description
         if description is None:
-            return None
-        others = (self._draft_stamps, *(adapter.stamps for adapter in (self._adapters or {}).values()))
-        return changed(description.stamps, folders) or next(filter(None, map(changed, others)), None)
+            return []
+        return [self._stamps or description.stamps, self._draft_stamps,
+                *(adapter.stamps for adapter in (self._adapters or {}).values())]
 
-    def forget_if_changed(self) -> None:
-        """Forget changed files of a model without keys in the core: callers may modify files until the first request.
+    def forget_unless_added(self) -> bool:
+        """Forget what was read from files if the core has no key of the model. Returns False if it has one."""
+        with contextlib.ExitStack() as held:
+            for part in (self, *self._networks.values()):
+                held.enter_context(part._lock)
+            if self.core_keys():
+                return False
+            self.forget()
+            return True
 
-        Once the core has the model, only :func:`mpool.runtime.swapping.renew` drops what was read from its files.
+    def read(self) -> None:
+        """Read all files of an entry that no request uses yet, also those of its adapters and of its draft model."""
+        self.describe()
+        self._draft = self._open_draft(self.loading, self.loading)
+        self._adapters = self._read_adapters(self.loading)
+        if self._draft is not None:
+            self._draft_stamps = self._draft.describe().stamps
+
+    def adopt_stamps(self, other: Entry) -> bool:
+        """Take the stamps of an entry of the same model that has read its files. Returns False, and changes nothing, if
+        one of these files has changed.
+
+        Files that do not belong to the model may have been added to its folder.
         """
-        if not self._core and self._description is not None and not self.core_keys() and self.changed():
-            with contextlib.ExitStack() as held:
-                for part in (self, *self._networks.values()):
-                    held.enter_context(part._lock)
-                if not self.core_keys():  # a request may have added a key meanwhile
-                    self.forget()
+        from ..models.files import of_files
+
+        with self._lock:
+            found = self._adapters or {}
+            given = other._adapters or {} if self._adapters is not None else {}
+            others = [other.describe().stamps, other._draft_stamps, *(adapter.stamps for adapter in given.values())]
+            if list(found) != list(given) or list(map(of_files, self._all_stamps())) != list(map(of_files, others)):
+                return False
+            self._stamps, self._draft_stamps = others[:2]
+            if given:
+                self._adapters = given
+        return True
+
+    def lost_weights(self) -> bool:
+        """Return True if a file of the weights is missing at its path. A loaded model does not need the path."""
+        description = self.describe()
+        return not all(map(os.path.exists, (path for part in (description, *description.networks)
+                                            for path in part.spec.files)))
 
     def _require_unchanged(self) -> None:
         """Raise IntegrityError if a file changed since it was read: later reads would mix two versions."""
         path = self.changed()
         if path is not None:
-            raise IntegrityError(f"{path} changed since it was read", hint="Unload the model to read its files again",
-                                 key=self.key)
+            (self._main or self).outdated = True
+            error = IntegrityError(f"{path} changed since it was read", hint="Repeat the request to read its files "
+                                   "again", key=self.key)
+            error._outdated = True
+            raise error
 
     def forget(self) -> None:
         """Forget everything read from files. The next use reads them again. The core must not have the model."""
@@ -342,7 +384,8 @@ class Entry:
             for network in self._networks.values():
                 network.forget()
             self._description = self._tokenizer = self._vocab = self._template = self._table = self._draft = None
-            self.plans, self._draft_stamps, self._adapters = {}, {}, None
+            self._stamps = None
+            self.plans, self._draft_stamps, self._adapters, self.outdated = {}, {}, None, False
             self._capability = self._given_capability
 
     def unread(self) -> Entry:
@@ -516,7 +559,9 @@ class Entry:
 
     def _id_of(self, name: str, adapter: Adapter) -> int:
         """Return the id of an adapter: the same number as long as its files are the same."""
-        key = name, adapter.files, tuple(sorted(adapter.stamps.items()))
+        from ..models.files import of_files
+
+        key = name, adapter.files, tuple(sorted(of_files(adapter.stamps).items()))
         with self._lock:
             return self._adapter_ids.setdefault(key, len(self._adapter_ids) + 1)
 
@@ -540,7 +585,9 @@ class Entry:
         key = self.add_cold(compute, replace)
         try:
             # start loading while Python builds the tokenizer; the request that follows raises the error of the load
-            self.pool.registry.load(key, timeout=0.0)
+            # A model whose files changed stays pinned: the core pins at the end of a load, so this waits for it.
+            pinned = (self._main or self).kept.get(key, (False,))[0]
+            self.pool.registry.load(key, pin=pinned, timeout=None if pinned else 0.0)
         except Exception:  # an error of mpool, or a lack of memory in Python
             pass
         return key

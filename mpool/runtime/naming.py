@@ -162,7 +162,8 @@ class Names:
     # ---- entries of models -----------------------------------------------------------------------------------------
 
     def find(self, model: Any, capability: str | None = None) -> Entry:
-        """Return the entry of a model, creating it if necessary. Reads files only to check ``capability``.
+        """Return the entry of a model, creating it if necessary. Reads files only to check ``capability``, and if they
+        changed since they were read (:func:`mpool.runtime.swapping.current`).
 
         Args:
             model: a name, a path, a reference, or an entry; None: the default model of ``capability``. An entry of
@@ -172,12 +173,19 @@ class Names:
         Raises:
             UnknownModel: no model has the name; the message suggests similar names.
             WrongCapability: see :meth:`require`.
+            MpoolError: the model's files changed and cannot be read.
         """
-        entry = self.known(model, capability) or self._make_entry(model, capability)
-        entry.forget_if_changed()
+        entry = self.named(model, capability)
+        main = entry._main or entry
+        if swapping.current(main, isinstance(model, Entry)) is not main:
+            entry = self.named(model, capability)
         if capability is not None and entry._capability != capability:
             return self.require(entry, capability)
         return entry
+
+    def named(self, model: Any, capability: str | None = None) -> Entry:
+        """Return the entry of a model, as :meth:`find` does, without a look at its files."""
+        return self.known(model, capability) or self._make_entry(model, capability)
 
     def known(self, model: Any, capability: str | None) -> Entry | None:
         """Return the existing entry of a model, or None."""

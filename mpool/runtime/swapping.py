@@ -13,16 +13,30 @@ import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import MemoryExhausted, MpoolError, SendError, Timeout, UnknownModel, WrongCapability
+from ..errors import (
+    FileError,
+    IntegrityError,
+    MemoryExhausted,
+    MpoolError,
+    SendError,
+    Timeout,
+    UnknownModel,
+    WrongCapability,
+)
 from . import deadlines as _deadlines
 from .entry import Entry
+
+if TYPE_CHECKING:
+    from .hosts import Host
 
 _HINT = "The old model serves until the new one is loaded, so both must fit. unload() frees the old one first; " \
         "requests that arrive then load it again"
 
 
+#: States of a model that loads its files again for the next request.
+_UNLOADED = ("cold", "failed", "evicting")
 #: Maximum number of seconds that a request of a forked process waits for the removal of a model.
 _FORKED_SECONDS = 5.0
 
@@ -46,8 +60,8 @@ def for_current(prepare: Callable[[], R], use: Callable[[R], T]) -> T:
         try:
             request = prepare()
             return use(request)
-        except SendError:
-            if not was_replaced(request):
+        except (SendError, IntegrityError, FileError) as error:
+            if not begins_again(request, error):
                 raise
 
 
@@ -58,9 +72,25 @@ async def afor_current(prepare: Callable[[], Awaitable[R]], use: Callable[[R], A
         try:
             request = await prepare()
             return await use(request)
-        except SendError:
-            if not was_replaced(request):
+        except (SendError, IntegrityError, FileError) as error:
+            if not begins_again(request, error):
                 raise
+
+
+def begins_again(request: Any, error: MpoolError) -> bool:
+    """Return True if a request that raised this error must be prepared again: its model was replaced, or its files
+    changed before the core loaded them."""
+    if isinstance(error, SendError):
+        return was_replaced(request)
+    if request is not None and (error._outdated or isinstance(error, IntegrityError)):
+        entry = _entry_of(request)
+        (entry._main or entry).outdated = True  # the next request reads the files again, if they have changed
+    return error._outdated
+
+
+def _entry_of(request: Any) -> Entry:
+    found: Entry = request.plan.entry if hasattr(request, "plan") else request.entry
+    return found
 
 
 def was_replaced(request: Any) -> bool:
@@ -71,7 +101,7 @@ def was_replaced(request: Any) -> bool:
     """
     if request is None:
         return True
-    entry: Entry = request.plan.entry if hasattr(request, "plan") else request.entry
+    entry = _entry_of(request)
     main = entry._main or entry
     if not entry.was_replaced() and main.process != os.getpid():
         # The process was forked during a swap: its core has the new model, but its names lead to the old one.
@@ -101,6 +131,52 @@ def swap(old: Entry, new: Entry, load: bool, deadline: float | None) -> None:
         _Swap(old, new, parts, load or _is_loaded(old), deadline).run()
 
 
+def is_current(entry: Entry) -> bool:
+    """Return True unless :func:`current` has to read changed files."""
+    main = entry._main or entry
+    return not main.outdated and main.changed(folders=True) is None
+
+
+def current(entry: Entry, held: bool = False) -> Entry:
+    """Return the entry that has the name, made of the files of now.
+
+    If the files have changed, their new version gets the name beside the old one. The core completes the requests that
+    it accepted for the old version. If reading the files fails, the old version keeps the name, and the next call reads
+    them again. A loaded model whose weights are missing at their paths stays as it is: there is no new version.
+
+    Args:
+        entry: entry of a name.
+        held: True for a handle, which looks no name up: a loaded model stays as it is.
+
+    Raises:
+        MpoolError: the files have changed and cannot be read.
+    """
+    main = entry._main or entry
+    if is_current(main):
+        return main
+    with contextlib.ExitStack() as locks:
+        locks.enter_context(main.reading)
+        if not main.changing.acquire(blocking=False):  # a swap of the name: it takes the files of now
+            return main
+        locks.callback(main.changing.release)
+        if main.successor is not None:
+            return main.latest()
+        if not main.changed(folders=True):  # another thread has read them meanwhile
+            main.outdated = False
+            return main
+        if main.forget_unless_added():
+            return main
+        if not main.outdated and (held or main.lost_weights()) and _is_loaded(main, _UNLOADED):
+            return main
+        new = main.unread()
+        new.read()
+        if main.adopt_stamps(new):
+            main.outdated = False
+            return main
+        _give(main, new, locks)
+        return new
+
+
 def renew(old: Entry, deadline: float | None, pinned: bool = True) -> None:
     """Unload a model whose files changed, and give its name to an entry that reads them again on its next use.
 
@@ -115,26 +191,41 @@ def renew(old: Entry, deadline: float | None, pinned: bool = True) -> None:
     Raises:
         Timeout: requests are still active; the core frees the memory when they have completed.
     """
-    registry = old.pool.registry
     with contextlib.ExitStack() as held:
         if not _hold(old, deadline, held):
             return
         new = old.unread()
         if not pinned:
             new.kept = {key: (False, seconds) for key, (_, seconds) in new.kept.items()}
-        for part in (old, *old._networks.values(), new):  # requests add no key until the core has dropped the old ones
-            held.enter_context(part._lock)
-        held.enter_context(old.pool._names.lock)
-        keys = old.core_keys()
-        try:
-            old.pool._names.hand_over(old, new)
-            old.successor = new
-        finally:
-            for key in keys:
-                with contextlib.suppress(Timeout, UnknownModel):
-                    registry.remove(key, timeout=0.0)
+        keys = _give(old, new, held)
+    wait_removed(old.pool, keys, deadline)
+
+
+def wait_removed(pool: Host, keys: list[str], deadline: float | None) -> None:
+    """Wait until the core has completed the requests of old models under these keys, and has freed the models.
+
+    Raises:
+        Timeout: requests are still active; the core frees the memory when they have completed.
+    """
     for key in keys:
-        registry.wait_removed(key, timeout=_deadlines.remaining(deadline, key))
+        pool.registry.wait_removed(key, timeout=_deadlines.remaining(deadline, key))
+
+
+def _give(old: Entry, new: Entry, held: contextlib.ExitStack) -> list[str]:
+    """Give the name of ``old``, whose ``changing`` must be held, to an entry that has no keys in the core. Returns the
+    keys of the old model, which the core drops once it has completed their requests. ``held`` ends afterwards."""
+    for part in (old, *old._networks.values(), new):  # requests add no key until the core has dropped the old ones
+        held.enter_context(part._lock)
+    held.enter_context(old.pool._names.lock)
+    keys = old.core_keys()
+    try:
+        old.pool._names.hand_over(old, new)
+        old.successor = new
+    finally:
+        for key in keys:
+            with contextlib.suppress(Timeout, UnknownModel):
+                old.pool.registry.remove(key, timeout=0.0)
+    return keys
 
 
 def _hold(entry: Entry, deadline: float | None, held: contextlib.ExitStack) -> bool:
@@ -160,9 +251,11 @@ def _parts(old: Entry, new: Entry) -> list[tuple[Entry, Entry]]:
     return [(had[name], part) for name, part in have.items() if name in had]
 
 
-def _is_loaded(entry: Entry) -> bool:
+def _is_loaded(entry: Entry, without: tuple[str, ...] = ("cold",)) -> bool:
+    """Return True if the core has the model in a state other than those of ``without``."""
     keys = set(entry.core_keys())
-    return bool(keys) and any(row["key"] in keys and row["state"] != "cold" for row in entry.pool.registry.entries())
+    return bool(keys) and any(row["key"] in keys and row["state"] not in without
+                              for row in entry.pool.registry.entries())
 
 
 class _Swap:
@@ -254,4 +347,5 @@ class _Swap:
         return True
 
 
-__all__ = ["afor_current", "for_current", "renew", "swap", "was_replaced"]
+__all__ = ["afor_current", "begins_again", "current", "for_current", "is_current", "renew", "swap", "wait_removed",
+           "was_replaced"]

@@ -18,6 +18,7 @@ from ..checks import shown
 from ..errors import InvalidArgument, MpoolError
 from ..models.similar_names import suggest
 from ..names import CAPABILITIES
+from ..runtime.swapping import is_current
 from .errors import Refusal
 
 if TYPE_CHECKING:
@@ -229,6 +230,8 @@ class Models:
         for candidate in (name, name.removesuffix(":latest")):
             found = self._named(candidate) or self._adapted(candidate)
             if found is not None:
+                if not is_current(found.model._entry):
+                    await native_calls.REQUESTS.arun(self.pool.get, found.model.key)
                 return found
         name = name.removesuffix(":latest")
         from ..models import load_catalogue

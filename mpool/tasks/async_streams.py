@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..checks import missing_attribute
-from ..errors import Cancelled
+from ..errors import Cancelled, FileError, IntegrityError, MpoolError
 from ..resources import error_of, typed_async
 from ..results import Chunk, Completion
 from ..runtime import tally
-from ..runtime.swapping import afor_current
+from ..runtime.swapping import afor_current, begins_again
 from ..runtime.watching import Followed, watcher
 from . import options as _options
 from .images_result import ImageStep
@@ -60,7 +60,9 @@ class AsyncTicketStream(Generic[T]):
     def __init__(self, make: Callable[[], Awaitable[StreamRequest[T]]], call: Call, running: TrackedRequest) -> None:
         self._running = running
         self._make: Callable[[], Awaitable[StreamRequest[T]]] | None = make
+        self._make_again: Callable[[], Awaitable[StreamRequest[T]]] | None = make  # None: an item was read
         self._call: Call | None = call
+        self._request: StreamRequest[T] | None = None
         self._ticket: _core.Ticket | None = None
         self._reader: TicketReader[T] | None = None
         self._followed: Followed | None = None
@@ -74,7 +76,7 @@ class AsyncTicketStream(Generic[T]):
         """Return an asynchronous stream that shares the ticket and the unread items of a job's stream."""
         self = cls.__new__(cls)
         self._make, self._call, self._ticket, self._reader = None, None, stream._ticket, stream._reader
-        self._running = stream._running
+        self._running, self._make_again, self._request = stream._running, None, None
         self._followed, self._error, self._start_lock, self._starting_tasks = None, None, asyncio.Lock(), 0
         self._ready, self._exhausted, self._cancelled = stream._ready, stream._exhausted, stream._cancelled
         return self
@@ -137,7 +139,35 @@ class AsyncTicketStream(Generic[T]):
             ticket.cancel()
             self._running.cancelled()
         tally.add_ticket(ticket)
-        self._reader, self._ticket = request.reader(ticket), ticket
+        self._request, self._reader, self._ticket = request, request.reader(ticket), ticket
+
+    def _begins_again(self, ticket: _core.Ticket) -> bool:
+        """Return True if the next :meth:`_start` submits the request again, for the files of now: the core refused to
+        load the model, because its files had changed, and no item was read."""
+        if self._ticket is not ticket:  # another task has found it
+            return not self._cancelled
+        if self._make_again is None or self._cancelled:
+            return False
+        try:
+            ticket.check()
+        except (IntegrityError, FileError) as error:
+            if begins_again(self._request, error):
+                self._make, self._ticket = self._make_again, None
+                return True
+        except MpoolError:  # the reader raises it, perhaps with another cause
+            pass
+        return False
+
+    async def _wait_done(self) -> None:
+        """Submit the request unless it was submitted, and wait until it has ended."""
+        while True:
+            await self._start()
+            ticket = self._ticket
+            if ticket is None:
+                return
+            await watcher().done(ticket)
+            if not self._begins_again(ticket):
+                return
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._start().__await__()
@@ -173,7 +203,13 @@ class AsyncTicketStream(Generic[T]):
             if not isinstance(error, asyncio.CancelledError) or not ticket.waiters():
                 self._cancel()
             raise
-        if not self._ready:
+        if self._ready:
+            self._make_again = None
+        elif self._begins_again(ticket):
+            await self._start()
+            if not self._exhausted:
+                await self._wait_for_items()
+        else:
             self._exhausted, self._followed = True, None
             if not self._cancelled:
                 self._check(reader)
@@ -289,10 +325,9 @@ class AsyncStream(AsyncTicketStream[Chunk]):
             MpoolError: the request failed; every call raises the same error. A stream that was closed early does not
                 fail: its ``finish_reason`` is ``"cancelled"``.
         """
-        await self._start()
+        await self._wait_done()
         if self._ticket is None or self._reader is None:
             return cancelled_completion()
-        await watcher().done(self._ticket)
         if not self._cancelled:
             self._check(self._reader)
         return self._reader.completion()
@@ -315,9 +350,7 @@ class AsyncImageStream(AsyncTicketStream[ImageStep]):
             Cancelled: the stream was closed early.
             MpoolError: the request failed; every call raises the same error.
         """
-        await self._start()
-        if self._ticket is not None:
-            await watcher().done(self._ticket)
+        await self._wait_done()
         if self._cancelled or self._ticket is None or self._reader is None:
             raise Cancelled("the stream was closed before its images were complete")
         self._check(self._reader)

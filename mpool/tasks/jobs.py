@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable, Generator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import native_calls
-from ..errors import MpoolError, NumericError, SendError, Timeout
+from ..errors import FileError, IntegrityError, MpoolError, NumericError, SendError, Timeout
 from ..resources import typed, typed_async
 from ..runtime import deadlines as _deadlines
-from ..runtime.swapping import was_replaced
+from ..runtime.swapping import begins_again
 
 if TYPE_CHECKING:
     from .. import _core
@@ -188,10 +188,10 @@ class VectorJob(Job):
         request = self._request
         try:
             rows = vectors.rows_of(request.kind, request.plan, self._pack, self._started, request.call)
-        except SendError:
-            # An input gave NaN, so its pack is computed in parts, but the model was replaced: all rows come from the
-            # new one.
-            if not was_replaced(request):
+        except (SendError, IntegrityError, FileError) as error:
+            # An input gave NaN, so its pack is computed in parts, but the model was replaced; or its files changed
+            # before it was loaded. All rows come from the new model.
+            if not begins_again(request, error):
                 raise
             return self._again()
         if not self._warned:
@@ -253,6 +253,9 @@ class StreamJob(Job):
     def _ticket(self) -> _core.Ticket:
         ticket: _core.Ticket = self._stream._ticket
         return ticket
+
+    def _finish_blocks(self) -> bool:
+        return bool(self._stream._is_outdated())
 
     def _finish(self) -> Any:
         return self._stream.result()

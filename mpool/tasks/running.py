@@ -16,7 +16,7 @@ from ..errors import InvalidArgument, Overloaded
 from ..resources import error_of, typed_async
 from ..runtime import tally
 from ..runtime.history import TrackedRequest
-from ..runtime.swapping import afor_current, for_current
+from ..runtime.swapping import afor_current, for_current, is_current
 from . import options as _options
 from . import requests
 from .options import Call
@@ -99,7 +99,7 @@ def _run(verb: Verb, pool: Host, given: dict[str, Any], running: TrackedRequest)
         found, tokens = for_current(prepare, lambda request: drive(_named(request, running).steps()))
         running.completed(tokens)
         return found
-    started = for_current(prepare, lambda request: _stream(verb, _named(request, running), call, running))
+    started = _stream(verb, prepare, call, running)
     if stream:
         return started
     completion = started.result()
@@ -112,14 +112,22 @@ def _named(request: Any, running: TrackedRequest) -> Any:
     return request
 
 
-def _stream(verb: Verb, request: Any, call: Call, running: TrackedRequest, fail_fast: bool | None = None) -> Any:
+def _stream(verb: Verb, prepare: Callable[[], Any], call: Call, running: TrackedRequest,
+            fail_fast: bool | None = None) -> Any:
+    kind: Any
     if verb is GENERATE_IMAGE:
         from .text_to_image import ImageStream
 
-        return ImageStream(request, call, running, fail_fast)
-    from .streams import Stream
+        kind = ImageStream
+    else:
+        from .streams import Stream
 
-    return Stream(request, call, running, fail_fast)
+        kind = Stream
+
+    def again() -> Any:
+        return for_current(prepare, lambda request: kind(_named(request, running), call, running, fail_fast))
+
+    return for_current(prepare, lambda request: kind(_named(request, running), call, running, fail_fast, again))
 
 
 # ---- on an event loop ------------------------------------------------------------------------------------------------
@@ -222,7 +230,7 @@ async def _prepared(pool: Host, validated: Validated, call: Call) -> Any:
     entry = None
     if validated.capability != "text_to_image":
         entry = pool._known(validated.model, validated.capability)
-    if entry is not None and entry.ready(validated.compute, validated.chat):
+    if entry is not None and entry.ready(validated.compute, validated.chat) and is_current(entry):
         if not (validated.long or validated.chat or entry.renders):
             return validated.prepare()
     threads = native_calls.IMAGE_REQUESTS if validated.images else native_calls.REQUESTS
@@ -341,14 +349,14 @@ def _submitted(pool: Host, capability: str, given: dict[str, Any], running: Trac
                 return requests.chat_request(pool, messages, model, options, call, capability)
             return _VALIDATE[verb.name](pool, dict(given), call).prepare()
 
-    def start(request: Any) -> Job:
-        if verb.stream is None:
-            job: Job = request.job(capability, lambda: for_current(prepare, lambda again: drive(again.steps()))[0],
-                                   running)
-            return job
+    if verb.stream is not None:
         from .jobs import StreamJob
 
-        return StreamJob(capability, _stream(verb, request, call, running, True))
+        return StreamJob(capability, _stream(verb, prepare, call, running, True))
+
+    def start(request: Any) -> Job:
+        job: Job = request.job(capability, lambda: for_current(prepare, lambda again: drive(again.steps()))[0], running)
+        return job
 
     return for_current(prepare, lambda request: start(_named(request, running)))
 

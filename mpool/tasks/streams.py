@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..checks import missing_attribute
+from ..errors import FileError, IntegrityError, MpoolError
 from ..resources import typed
 from ..results import Chunk, Completion
+from ..runtime.swapping import begins_again
 from .text_to_text import Reader, Request
 
 if TYPE_CHECKING:
@@ -19,6 +22,14 @@ if TYPE_CHECKING:
     from .options import Call
 
 T = TypeVar("T")
+
+
+class StreamRequest(Protocol):
+    """A request that was submitted for a stream."""
+
+    @property
+    def entry(self) -> Any:
+        """Entry of the model."""
 
 
 class TicketReader(Protocol[T]):
@@ -36,10 +47,20 @@ class TicketReader(Protocol[T]):
 
 
 class TicketStream(Generic[T]):
-    """Iterates over the items of a running request. Subclasses add the submission and ``result()``."""
+    """Iterates over the items of a running request. Subclasses add the submission and ``result()``.
 
-    def __init__(self, ticket: _core.Ticket, reader: TicketReader[T], key: str, running: TrackedRequest) -> None:
-        self._ticket, self._reader, self._key, self._running = ticket, reader, key, running
+    Args:
+        ticket: ticket of the request.
+        reader: reader of the ticket.
+        request: the request.
+        running: records its end in the history.
+        again: makes the same stream anew; None: the request is not made again.
+    """
+
+    def __init__(self, ticket: _core.Ticket, reader: TicketReader[T], request: StreamRequest, running: TrackedRequest,
+                 again: Callable[[], TicketStream[T]] | None) -> None:
+        self._ticket, self._reader, self._key = ticket, reader, request.entry.key
+        self._request, self._running, self._again = request, running, again
         running.follow(ticket)
         self._ready: deque[T] = deque()
         self._seen = 0
@@ -59,7 +80,10 @@ class TicketStream(Generic[T]):
             done = self._ticket.done()
             self._ready.extend(self._reader.take())
             if self._ready:
+                self._again = None
                 break
+            if done and self._begins_again():
+                continue
             if done or self._reader.ended:
                 self._exhausted = True
                 if not self._cancelled:
@@ -85,6 +109,34 @@ class TicketStream(Generic[T]):
         except BaseException:
             self.close()
             raise
+
+    def _is_outdated(self) -> bool:
+        """Return True if the core refused to load the model, because its files changed, and no item was read."""
+        if self._again is None or self._cancelled:
+            return False
+        try:
+            self._ticket.check()
+        except (IntegrityError, FileError) as error:
+            return begins_again(self._request, error)
+        except MpoolError:  # the reader raises it, perhaps with another cause
+            pass
+        return False
+
+    def _begins_again(self) -> bool:
+        """If the model's files changed before the core loaded them, submit the request for the files of now."""
+        if self._again is None or not self._is_outdated():
+            return False
+        fresh = self._again()
+        self._ticket, self._reader, self._request, self._seen = fresh._ticket, fresh._reader, fresh._request, 0
+        return True
+
+    def _wait_done(self) -> None:
+        """Wait until the request has ended."""
+        while True:
+            with self._ticket.join():
+                self._ticket.wait()
+            if not self._begins_again():
+                return
 
     def close(self) -> None:
         """Cancels the request unless it is finished. Idempotent."""
@@ -166,10 +218,10 @@ class Stream(TicketStream[Chunk]):
 
     _reader: Reader
 
-    def __init__(self, request: Request, call: Call | None, running: TrackedRequest,
-                 fail_fast: bool | None = None) -> None:
+    def __init__(self, request: Request, call: Call | None, running: TrackedRequest, fail_fast: bool | None = None,
+                 again: Callable[[], Stream] | None = None) -> None:
         ticket = request.submit(call, fail_fast)
-        super().__init__(ticket, request.reader(ticket), request.entry.key, running)
+        super().__init__(ticket, request.reader(ticket), request, running, again)
 
     @typed
     def result(self) -> Completion:
@@ -179,8 +231,7 @@ class Stream(TicketStream[Chunk]):
             MpoolError: the request failed. A stream that was closed early does not fail: its ``finish_reason`` is
                 ``"cancelled"``.
         """
-        with self._ticket.join():
-            self._ticket.wait()
+        self._wait_done()
         if not self._cancelled:
             self._check()
         return self._reader.completion()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -393,10 +393,10 @@ class ImageStream(TicketStream[ImageStep]):
 
     _reader: Reader
 
-    def __init__(self, request: Request, call: Call | None, running: TrackedRequest,
-                 fail_fast: bool | None = None) -> None:
+    def __init__(self, request: Request, call: Call | None, running: TrackedRequest, fail_fast: bool | None = None,
+                 again: Callable[[], ImageStream] | None = None) -> None:
         ticket = request.submit(call, fail_fast)
-        super().__init__(ticket, request.reader(ticket), request.entry.key, running)
+        super().__init__(ticket, request.reader(ticket), request, running, again)
 
     @typed
     def result(self) -> GeneratedImages:
@@ -406,8 +406,7 @@ class ImageStream(TicketStream[ImageStep]):
             Cancelled: the stream was closed early.
             MpoolError: the request failed.
         """
-        with self._ticket.join():
-            self._ticket.wait()
+        self._wait_done()
         if self._cancelled:
             raise Cancelled("the stream was closed before its images were complete", key=self._key)
         self._check()

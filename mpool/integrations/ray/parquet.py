@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _share  # isort: skip - before Ray is imported
 
@@ -30,6 +30,10 @@ from ...tasks.output_table import OUTPUTS
 from ...tasks.token_labels import TokenClassifications
 from ...tasks.vectors import check_progress
 from . import provenance
+
+if TYPE_CHECKING:
+    from ...model import Model
+    from ...runtime.entry import Entry
 
 #: Default number of rows per batch: for outputs without vectors of tokens, and with them (``"tokens"``, ``"all"``).
 ROWS, TOKEN_ROWS = 1024, 64
@@ -81,9 +85,12 @@ class EmbedBatches:
         self.column, self.output, self.model, self.options = column, output, model, options
         self.vectors, self.adapters = vectors, places_of(adapters)
         self.pool = Pool(_share.config(cpus, memory_mb, None, weights=weights))
+        self._handle: Model | None = None  # the same version of the files for all batches
         if self.adapters:
-            self.pool.load(name, compute=options.get("compute", "auto"), adapters=self.adapters, progress=False)
+            self._handle = self.pool.load(name, compute=options.get("compute", "auto"), adapters=self.adapters,
+                                          progress=False)
         self._made: dict[str, Any] | None = None
+        self._made_of: Entry | None = None
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Return the batch with the column of vectors."""
@@ -94,12 +101,15 @@ class EmbedBatches:
         compute = getattr(self.pool, OUTPUTS[self.vectors].function)
         # the pool's limit of inputs counts each pair of a text and a label, and each window of a long text
         most = max(len(texts) * max(1, len(self.options.get("labels") or ())), self.pool.config.max_embed_inputs)
-        vectors = array_of(compute(texts, self.model, **{"max_inputs": most, **self.options}))
+        if self._handle is None:
+            self._handle = self.pool.get(provenance.default_model(self.model, self.vectors), "text_embedding")
+        vectors = array_of(compute(texts, self._handle, **{"max_inputs": most, **self.options}))
         at = batch.schema.get_field_index(self.output)
         found = batch.append_column(self.output, vectors) if at < 0 else batch.set_column(at, self.output, vectors)
-        return found.replace_schema_metadata(provenance.with_record(batch.schema.metadata, self.output, self._record()))
+        return found.replace_schema_metadata(provenance.with_record(batch.schema.metadata, self.output,
+                                                                        self._record(self._handle)))
 
-    def _record(self) -> dict[str, Any]:
+    def _record(self, model: Model) -> dict[str, Any]:
         """Return the record of the vectors; see :mod:`mpool.integrations.ray.provenance`.
 
         Raises:
@@ -107,13 +117,16 @@ class EmbedBatches:
                 those that computed the vectors.
         """
         if self._made is None:
-            model = self.pool.get(provenance.default_model(self.model, self.vectors), "text_embedding")
+            entry = model._entry
             made = provenance.record_of(model.description, self.column, self.options, self.vectors, self.adapters)
-            path = model._entry.changed()  # after the hashes: the files were the same while they were read
+            path = entry.changed()  # after the hashes: the files were the same while they were read
             if path is not None:
                 raise IntegrityError(f"{path} changed since it was read", key=model.key,
                                      hint="Run the call again, which reads the files again")
-            self._made = made
+            self._made, self._made_of = made, entry
+        if model._entry is not self._made_of:  # it was loaded again
+            raise IntegrityError("the files of the model or of an adapter changed since they were read", key=model.key,
+                                 hint="Run the call again, which reads the files again")
         return self._made
 
 

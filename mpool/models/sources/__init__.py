@@ -64,6 +64,7 @@ class Resolved:
         revision: commit of the hub, or package and version (``mpool==version`` for bundled models); None for local
             models.
         key: key of the catalogue, or None.
+        pointers: absolute paths of small files that decide which files these are, such as the commit of a branch.
     """
 
     ref: str
@@ -73,3 +74,4 @@ class Resolved:
     files: tuple[str, ...] = ()
     revision: str | None = None
     key: str | None = None
+    pointers: tuple[str, ...] = ()

@@ -215,8 +215,10 @@ def _read_json(folder: str, name: str) -> Any:
 def _resolved(ref: HubRef, folder: str, commit: str, chosen: Sequence[str]) -> Resolved:
     is_gguf = chosen[0].endswith(".gguf")
     path = os.path.join(folder, chosen[0] if is_gguf else ref.file or "").rstrip("/")
+    branch = os.path.join(os.path.dirname(os.path.dirname(folder)), "refs", ref.revision or "main")
     return Resolved(ref=str(ref), kind="gguf" if is_gguf else "folder", path=path, source="hub",
-                    files=tuple(os.path.join(folder, name) for name in chosen), revision=commit)
+                    files=tuple(os.path.join(folder, name) for name in chosen), revision=commit,
+                    pointers=() if ref.revision == commit else (branch,))
 
 
 def _check(folder: str, name: str, remote: _RemoteFile, recheck: bool) -> None:

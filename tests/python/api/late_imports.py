@@ -145,7 +145,7 @@ mpool.runtime.entry  hashlib  1  start-up
 mpool.runtime.entry  mpool._core  1  core
 mpool.runtime.entry  mpool.conversation.template  1  start-up
 mpool.runtime.entry  mpool.models  2  start-up
-mpool.runtime.entry  mpool.models.files  1  start-up
+mpool.runtime.entry  mpool.models.files  3  start-up
 mpool.runtime.entry  mpool.models.formats.adapters  1  start-up
 mpool.runtime.entry  mpool.tokenizers  1  start-up
 mpool.runtime.entry  mpool.tokenizers.gguf_vocab  1  start-up

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,3 +86,43 @@ def test_the_route_needs_the_token_or_the_owner(llama: Path, monkeypatch: pytest
     with serving([f"m={llama}"]) as made:
         monkeypatch.setattr(operations, "user_of", lambda *ends: 12345)
         assert ask(made, PATH, {"model": "m"})[0] == 403
+
+
+# ---- files of a served model that change -----------------------------------------------------------------------------
+
+#: Route -> body, and how to find the result in the response.
+ROUTES: dict[str, tuple[dict[str, Any], Any]] = {
+    "/v1/completions": (CALL, lambda found: found["choices"][0]["text"]),
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 4},
+                             lambda found: found["choices"][0]["message"]["content"]),
+    "/v1/messages": ({"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 4},
+                     lambda found: found["content"]),
+    "/api/generate": ({"prompt": "Hello", "stream": False, "options": {"temperature": 0, "num_predict": 4}},
+                      lambda found: found["response"]),
+    "/v1/embeddings": ({"input": "A cat sat."}, lambda found: found["data"][0]["embedding"]),
+    "/api/embed": ({"input": "A cat sat."}, lambda found: found["embeddings"])}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_served_name_gets_the_files_of_now(llama: Path, bert: Path, tmp_path: Path, route: str) -> None:
+    body, of = ROUTES[route]
+    folder = Path(shutil.copytree(bert if "embed" in route else llama, tmp_path / "model"))
+
+    def result(server: Any) -> Any:
+        status, found = ask(server, route, {**body, "model": "m"})
+        assert status == 200, found
+        return of(found)
+
+    with serving([f"m={folder}"]) as server:
+        before = result(server)
+        data = bytearray((folder / "model.safetensors").read_bytes())
+        for at in range(8 + int.from_bytes(data[:8], "little"), len(data) - 7, 8):
+            data[at + 3] ^= 0x80
+        (tmp_path / "new").write_bytes(data)
+        os.replace(tmp_path / "new", folder / "model.safetensors")
+        after = result(server)
+        (folder / "model.safetensors").unlink()
+        assert result(server) == after != before  # the loaded model serves on
+        (folder / "model.safetensors").write_bytes(data)
+    with serving([f"m={folder}"]) as fresh:
+        assert after == result(fresh)
