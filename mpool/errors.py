@@ -33,6 +33,7 @@ class MpoolError(Exception):
 
     code: ClassVar[int] = 81
     name: ClassVar[str] = "INTERNAL"
+    _kept: tuple[str, ...] = ()  # settings that a name kept from its old model, for which the new one is refused
     _of_files: bool = False  # the error came from reading a model's files: its message may contain a path
 
     def __init__(self, message: str = "", *, param: str | None = None, got: str | None = None,

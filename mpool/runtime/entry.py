@@ -582,7 +582,7 @@ class Entry:
         self._core[compute] = key  # first: the registry now has the key, whatever fails below
         kept = (self._main or self).kept.get(key)
         if kept is not None and not staged:
-            registry.keep_alive(key, kept[1])
+            registry.keep_alive(key, kept[1], pin=kept[0])
         return key
 
     def _remove_stray(self, key: str) -> None:

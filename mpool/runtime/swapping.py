@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from ..errors import MemoryExhausted, MpoolError, SendError, Timeout, UnknownModel, WrongCapability
 from . import deadlines as _deadlines
 from .entry import Entry
+from .load_options import LoadOptions
 
 _HINT = "The old model serves until the new one is loaded, so both must fit. unload() frees the old one first; " \
         "requests that arrive then load it again"
@@ -80,14 +81,18 @@ def was_replaced(request: Any) -> bool:
     return entry.was_replaced()
 
 
-def swap(old: Entry, new: Entry, load: bool, deadline: float | None) -> None:
-    """Give the name of ``old`` to ``new``.
+def swap(old: Entry, new: Entry, load: bool, deadline: float | None, kept: LoadOptions | None = None) -> bool:
+    """Give the name of ``old`` to ``new``. The pin and the keep-alive of the name stay.
 
     Args:
         old: entry that has the name.
         new: entry with the same key, whose files have been read.
         load: load the new model first, also if the old one is not loaded; False: only if the old one is loaded.
         deadline: value of ``time.monotonic()``; None: none.
+        kept: options of ``old`` that ``new`` has, too; None: it keeps none.
+
+    Returns:
+        False, and nothing changed, if the name has other options than ``kept`` by now.
 
     Raises:
         WrongCapability: the new model lacks a capability of the old one.
@@ -96,9 +101,14 @@ def swap(old: Entry, new: Entry, load: bool, deadline: float | None) -> None:
     """
     with contextlib.ExitStack() as held:
         while not _hold(old, deadline, held):
+            if kept is not None:
+                return False
             old = old.latest()
+        if kept is not None and old.loading != kept:
+            return False
         parts = _parts(old, new)
         _Swap(old, new, parts, load or _is_loaded(old), deadline).run()
+    return True
 
 
 def renew(old: Entry, deadline: float | None, pinned: bool = True) -> None:
@@ -222,6 +232,7 @@ class _Swap:
             if key in rows:
                 self.registry.keep_alive(key, rows[key]["keep_alive"])
         self.pinned = {key for key, row in rows.items() if row["pinned"]}
+        self.pinned.update(key for key, (pinned, _) in self.old.kept.items() if pinned)
         return found if self.load else []
 
     def _load(self, key: str) -> None:
@@ -232,7 +243,7 @@ class _Swap:
 
     def _take_names(self) -> None:
         """Give the pool's names to the new entry. Must hold the locks of the names and of the old entry."""
-        self.new.former = (*self.old.former[-7:], self.old.ref)
+        self.new.former, self.new.kept = (*self.old.former[-7:], self.old.ref), dict(self.old.kept)
         self.pool._names.hand_over(self.old, self.new)
         self.old.successor = self.new
 
