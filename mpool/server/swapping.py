@@ -25,7 +25,8 @@ class SwapRequest(Fields):
 
     ``model``: name that ``--model`` gave to a path or a reference. It keeps its adapters and settings. ``source``: name
     of another model that clients can use; ``model`` then serves its files. Without ``source``, the reference of
-    ``model`` is resolved and read again, which finds a newer revision of a repository. ``timeout``: seconds for loading.
+    ``model`` is resolved and read again, which finds a newer revision of a repository. ``timeout``: seconds for
+    loading.
     """
 
     model: Name
