@@ -127,6 +127,15 @@ class _Call:
             self.error = None  # no cycle of the exception, its traceback and this frame
             del self
 
+    def raise_refusal(self) -> None:
+        """Raise the error that ends the caller's wait, if there is one."""
+        error, self.refusal = self.refusal, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # as in outcome()
+
 
 class Pending(Generic[T]):
     """A call that :meth:`ThreadGroup.begin` has started."""
@@ -235,21 +244,22 @@ class ThreadGroup:
                 self._check(call)
                 timers[:] = [loop.call_later(self._pause(call), tick)]
             except (Timeout, Overloaded) as error:
+                call.refusal = error
                 if not future.done():
-                    future.set_exception(error)
+                    future.set_result(None)
 
         try:
             self._submit(call)
             timers.append(loop.call_later(self._pause(call), tick))
             await future
-            if call.refusal is not None:
-                raise call.refusal
+            call.raise_refusal()
         except BaseException:
             self._leave(call)
             raise
         finally:
             for timer in timers:
                 timer.cancel()
+            del tick  # no cycle of the function and its own name, with the call and its result
         found: T = call.outcome()
         return found
 

@@ -11,6 +11,7 @@ import itertools
 import os
 import posixpath
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Maximum length of a key of the core, in bytes.
 _MAX_KEY = 240
+#: Maximum number of plans that are cached per model.
+MAX_PLANS = 64
 _revisions = itertools.count(1)
 #: Capabilities of the models that can have adapters.
 _ADAPTED = ("text_to_text", "text_embedding")
@@ -68,7 +71,8 @@ class Entry:
         loading: how the model is loaded; see :meth:`set_loading`.
         plans: cache of embedding options -> their plan; see tasks/vectors.py.
         revision: number of the model in the core. A request that was prepared for one revision never runs on another.
-        successor: the entry that took over the name; None: this one has it. See runtime/swapping.py.
+        successor: the entry that took over the name; None: this one has it. See :meth:`retire`.
+        handles: the handles that lead to the entry, by ``id()``.
         former: references that the name had before.
         kept: key in the core -> whether it was pinned, and its keep-alive in seconds, when :meth:`remember` was called.
         was_read: the files have been read once.
@@ -98,6 +102,7 @@ class Entry:
         self._table: tuple[bytes, Any] | None = None
         self.revision = next(_revisions)
         self.successor: Entry | None = None
+        self.handles: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.former: tuple[str, ...] = ()
         self.kept: dict[str, tuple[bool, float]] = {}
         self.was_read = False
@@ -192,8 +197,10 @@ class Entry:
                 if name not in self._networks:
                     network = Entry(self.pool, self.key, self.ref, name.partition(" ")[0], None, self.loading)
                     network._main, network._network, network.revision = self, name, self.revision
+                    if self.successor is not None:
+                        return network
                     self._networks[name] = network
-            found = self._networks[name]
+                found = self._networks[name]
         return found
 
     @property
@@ -292,6 +299,28 @@ class Entry:
         while found.successor is not None:
             found = found.successor
         return found
+
+    def retire(self, successor: Entry) -> None:
+        """Lose the name to another entry. Must hold the locks of the entry and of all its networks.
+
+        Nothing leads to this entry from then on but requests that were prepared for it, and nothing that it holds leads
+        back to it: it is freed with the last of these requests. A cycle would keep the tokenizer until a garbage
+        collection, and so would the handle of a caller that makes no further request.
+        """
+        self.successor = successor
+        for part in (self, *self._networks.values()):
+            part.plans = {}
+        self._networks = {}
+        for handle in list(self.handles.values()):
+            handle._hold(successor)
+
+    def keep_plan(self, key: Any, plan: Any) -> None:
+        """Cache a plan, unless another model has the name by now. A full cache is emptied first."""
+        with self._lock:
+            if (self._main or self).successor is None:
+                if len(self.plans) >= MAX_PLANS:
+                    self.plans.clear()
+                self.plans[key] = plan
 
     def was_replaced(self) -> bool:
         """Return True if another model has the name by now. Waits while the name is being given to it."""

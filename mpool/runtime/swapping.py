@@ -138,7 +138,7 @@ def renew(old: Entry, deadline: float | None, pinned: bool = True) -> None:
         keys = old.core_keys()
         try:
             old.pool._names.hand_over(old, new)
-            old.successor = new
+            old.retire(new)
         finally:
             for key in keys:
                 with contextlib.suppress(Timeout, UnknownModel):
@@ -245,7 +245,7 @@ class _Swap:
         """Give the pool's names to the new entry. Must hold the locks of the names and of the old entry."""
         self.new.former, self.new.kept = (*self.old.former[-7:], self.old.ref), dict(self.old.kept)
         self.pool._names.hand_over(self.old, self.new)
-        self.old.successor = self.new
+        self.old.retire(self.new)
 
     def _undo(self) -> bool:
         """Drop what was staged. If the core has switched already, take the names instead and return False."""
