@@ -239,18 +239,9 @@ class ThreadGroup:
         call.loop = loop
         timers: list[asyncio.TimerHandle] = []
 
-        def tick() -> None:
-            try:
-                self._check(call)
-                timers[:] = [loop.call_later(self._pause(call), tick)]
-            except (Timeout, Overloaded) as error:
-                call.refusal = error
-                if not future.done():
-                    future.set_result(None)
-
         try:
             self._submit(call)
-            timers.append(loop.call_later(self._pause(call), tick))
+            timers.append(loop.call_later(self._pause(call), self._tick, call, future, timers))
             await future
             call.raise_refusal()
         except BaseException:
@@ -259,9 +250,18 @@ class ThreadGroup:
         finally:
             for timer in timers:
                 timer.cancel()
-            del tick  # no cycle of the function and its own name, with the call and its result
         found: T = call.outcome()
         return found
+
+    def _tick(self, call: _Call, future: asyncio.Future[None], timers: list[asyncio.TimerHandle]) -> None:
+        """Check a call of :meth:`arun` again and again until ``timers`` are cancelled."""
+        try:
+            self._check(call)
+            timers[:] = [future.get_loop().call_later(self._pause(call), self._tick, call, future, timers)]
+        except (Timeout, Overloaded) as error:
+            call.refusal = error
+            if not future.done():
+                future.set_result(None)
 
     def later(self, function: Callable[[], object]) -> None:
         """Run ``function()`` without waiting, and ignore its exceptions and a lack of threads."""

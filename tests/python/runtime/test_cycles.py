@@ -1,4 +1,4 @@
-"""Models that were replaced or unloaded, and closed pools, are freed at once: no cycle waits for a garbage collection."""
+"""Replaced models are freed at once: no cycle waits for a garbage collection."""
 
 from __future__ import annotations
 
