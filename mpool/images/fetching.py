@@ -31,10 +31,10 @@ SECONDS = 30.0
 _CHUNK = 1 << 16
 #: The addresses of the internet: IPv4, and what IANA assigns to it of IPv6 (ipv6-address-space).
 _INTERNET = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("2000::/3"))
-#: Addresses in these networks that do not belong to the internet, from IANA's registries iana-ipv4-special-registry and
-#: iana-ipv6-special-registry, and multicast. Python's ``is_global`` differs between its versions: it omits 3fff::/20 and
-#: fec0::/10. Two networks are refused whole although single addresses in them are public: those are anycast addresses
-#: of protocols such as PCP, which no image has.
+#: Networks in them that do not belong to the internet, from IANA's iana-ipv4-special-registry and
+#: iana-ipv6-special-registry, and multicast. Python's ``is_global`` differs between its versions, which omit 3fff::/20
+#: or fec0::/10. 192.0.0.0/24 and 2001::/23 are refused whole although single addresses in them are public: no image has
+#: these anycast addresses.
 _SPECIAL = tuple(map(ipaddress.ip_network, (
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
     "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from .. import aio
+from .. import aio, records
 from ..errors import FormatError, InvalidArgument, LimitError, Unsupported
 from .errors import Refusal
 from .fields import Fields, Name
@@ -17,7 +16,7 @@ from .operations import Context, Operation, json_response
 if TYPE_CHECKING:
     from .models import ServedModel
 
-log = logging.getLogger("mpool.server")
+log = records.logger("mpool.server")
 
 
 class SwapRequest(Fields):

@@ -544,7 +544,8 @@ def test_a_public_fetch_connects_to_public_addresses_only(server: Server, monkey
     connected: list[Any] = []
     monkeypatch.setattr(socket.socket, "connect", lambda self, address: connected.append(address))
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *rest: [
-        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("10.0.0.1", "127.0.0.1", "203.0.113.1", "fec0::1", "3fff::1")])
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+        for address in ("10.0.0.1", "127.0.0.1", "203.0.113.1", "fec0::1", "3fff::1")])
     for url in (f"https://127.0.0.1:{port}/image.png", "https://images.example/x.png", "https://10.0.0.1/x.png"):
         with pytest.raises(DownloadError, match="cannot be reached"):
             fetching.fetch(url, "image", 1000, 5.0, public=True)

@@ -79,7 +79,7 @@ def _held(pool: mpool.Pool) -> list[weakref.ref[Any]]:
 
 @pytest.mark.parametrize("model", USES)
 def test_twenty_replaced_models(model: str, request: pytest.FixtureRequest, frozen: None) -> None:
-    """swap() and register(replace=True), after requests of every kind, and with handles that nobody uses meanwhile."""
+    """swap() and register(replace=True), after requests of every kind, and with handles that are not used meanwhile."""
     ref = model if ":" in model else request.getfixturevalue(model)
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
         handles = [pool.register("m", ref)]
