@@ -84,7 +84,8 @@ def test_every_logger_of_mpool_escapes() -> None:
     assert [records.one_line(one) for one in "\n\x1b\u2028"] == [r"\n", r"\x1b", r"\u2028"]
 
 
-def test_tables_and_errors_of_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_and_errors_of_the_command_line(capsys: pytest.CaptureFixture[str],
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """Names come from hubs and files. A model's text keeps its line ends."""
     from mpool import cli
     from mpool.cli.common import say, table
