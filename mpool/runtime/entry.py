@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .._address_space import require_if_limited
 from ..checks import integer, one_of, shown
 from ..errors import (
     IntegrityError,
@@ -36,7 +37,7 @@ from .load_options import AS_CONFIGURED, MAX_ADAPTERS, LoadOptions
 if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
     from ..models import ModelDescription
-    from ..models.spec import Adapter
+    from ..models.spec import Adapter, TokenizerSource
     from ..tokenizers import Tokenizer
     from ..tokenizers.gguf_vocab import GGUFVocab
     from .hosts import Host
@@ -241,6 +242,7 @@ class Entry:
             raise InvalidArgument("the model has no tokenizer", param="model", key=self.key,
                                   hint="Models that embed, classify or generate text have one")
         spec = description.spec
+        require_if_limited(_space_of(description.tokenizer), "the tokenizer")
         with _reading(self.key):
             tokenizer = open_tokenizer(description.tokenizer, self._vocab)
             self._require_unchanged()
@@ -662,6 +664,15 @@ class Entry:
         ends = description.generation.eog_token_ids if description.generation is not None else ()
         spec.set_tokens(table.data, np.ascontiguousarray(table.offsets, dtype=np.int64), table.control,
                         sorted({*table.eog, *ends}))
+
+
+def _space_of(source: TokenizerSource) -> int:
+    """Return the address space that must be free while a tokenizer is built. The library takes 19 bytes for each byte of
+    ``tokenizer.json`` (BPE, measured), and a token with its merge has 48 bytes there."""
+    size = 48 * len(source.gguf.get("tokenizer.ggml.tokens", ())) if source.gguf is not None else 0
+    with contextlib.suppress(OSError):
+        size += os.path.getsize(source.json_path) if source.json_path is not None else 0
+    return (32 << 20) + 24 * size
 
 
 def _names_blas() -> bool:
