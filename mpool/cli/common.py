@@ -38,7 +38,7 @@ def packages(user: str, extra: str) -> Iterator[None]:
 
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise Unsupported(f"{user} needs the package {error.name}", hint=install_hint(extra)) from None
 
 

@@ -54,7 +54,7 @@ _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_
 #: Number and bytes of compiled formats cached per tokenizer; maximum number of threads that compute masks.
 _CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = 32, 128 << 20, 4
 #: Address space that must be free for llguidance, and for each token of the vocabulary when its tables are built.
-_SPACE, _SPACE_PER_TOKEN = 32 << 20, 400
+_SPACE, _SPACE_PER_TOKEN = 96 << 20, 400
 #: Seconds that the masks after one token may take before their thread is replaced. They usually take 1 to 50 ms.
 _STUCK_SECONDS = 5.0
 #: CPU seconds that all masks of a request may take: a constant, and more for each sampled token.
@@ -170,7 +170,7 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) ->
     _check_ends("a format", sampling)
     try:
         compiler, compiled = _compiled(tokenizer, kind, source)
-    except ImportError:
+    except ModuleNotFoundError:
         raise Unsupported("`response_format` needs the package llguidance", param="response_format",
                           hint=install_hint("grammar")) from None
     return Format(compiled.first, compiled.matcher, kind == "schema", model, tokenizer=tokenizer,

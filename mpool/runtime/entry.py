@@ -667,8 +667,8 @@ class Entry:
 
 
 def _space_of(source: TokenizerSource) -> int:
-    """Return the address space that must be free while a tokenizer is built. The library takes 19 bytes for each byte of
-    ``tokenizer.json`` (BPE, measured), and a token with its merge has 48 bytes there."""
+    """Return the address space that must be free while a tokenizer is built. The library takes 19 bytes for each byte
+    of ``tokenizer.json`` (BPE, measured), and a token with its merge has 48 bytes there."""
     size = 48 * len(source.gguf.get("tokenizer.ggml.tokens", ())) if source.gguf is not None else 0
     with contextlib.suppress(OSError):
         size += os.path.getsize(source.json_path) if source.json_path is not None else 0
