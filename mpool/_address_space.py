@@ -10,14 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
-
-try:
-    from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_STACK, getrlimit
-except ImportError:  # Windows
-    RLIM_INFINITY = RLIMIT_AS = RLIMIT_STACK = -1
-
-    def getrlimit(which: int) -> tuple[int, int]:
-        return RLIM_INFINITY, RLIM_INFINITY
+from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_STACK, getrlimit
 
 _MB = 1 << 20
 _FLAGS = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0) | getattr(mmap, "MAP_NORESERVE", 0)

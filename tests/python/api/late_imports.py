@@ -20,6 +20,7 @@ mpool  mpool.resources  1  start-up
 mpool._functions  mpool.models  1  start-up
 mpool._functions  mpool.runtime  1  start-up
 mpool._functions  mpool.tasks.running  1  start-up
+mpool._lazy  mpool._address_space  1  core
 mpool._lazy  numpy  1  core
 mpool._methods  mpool.tasks.running  3  start-up
 mpool._renamed  warnings  1  start-up
