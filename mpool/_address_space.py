@@ -14,7 +14,7 @@ from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_STACK, getrlimit
 
 _MB = 1 << 20
 _FLAGS = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0) | getattr(mmap, "MAP_NORESERVE", 0)
-#: Address space of numpy with its OpenBLAS, measured with numpy 2.3 (83 MB), and the buffer of each further thread.
+#: Address space of numpy with its OpenBLAS, measured with numpy 2.4.6 (83 MB), and the buffer of each further thread.
 _NUMPY, _BLAS_BUFFER = 96 * _MB, 32 * _MB
 #: Maximum number of threads of the OpenBLAS in numpy's wheels; stack of a thread if the limit of stacks is infinite.
 _BLAS_THREADS, _STACK = 64, 8 * _MB
