@@ -365,7 +365,7 @@ class Registry:
         """Load the model now and wait until it is ready."""
     def evict(self, key: str, timeout: float | None = None) -> None:
         """Unload the model but keep the key."""
-    def keep_alive(self, key: str, seconds: float) -> None:
+    def keep_alive(self, key: str, seconds: float, pin: bool = False) -> None:
         """Set the idle seconds after which workers, and finally the model, are unloaded; inf = never."""
     def entries(self) -> list[dict[str, Any]]:
         """Return one dict per entry, ordered by key.

@@ -37,6 +37,10 @@ def import_numpy() -> None:
 
     def run() -> None:
         try:
+            if "numpy" not in sys.modules:
+                from ._address_space import require_for_numpy
+
+                require_for_numpy()
             import numpy  # noqa: F401
         except BaseException as error:
             errors.append(error)

@@ -33,6 +33,7 @@ class MpoolError(Exception):
 
     code: ClassVar[int] = 81
     name: ClassVar[str] = "INTERNAL"
+    _kept: tuple[str, ...] = ()  # settings that a name kept from its old model, for which the new one is refused
     _of_files: bool = False  # the error came from reading a model's files: its message may contain a path
     #: A model could not be loaded because its paths no longer name the files that were read. No request was begun.
     _outdated: bool = False

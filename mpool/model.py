@@ -36,7 +36,8 @@ class Model(ModelVerbs):
     __slots__ = ("_held", "_compute", "__weakref__")
 
     def __init__(self, entry: Entry, compute: str = "auto") -> None:
-        self._held, self._compute = entry, compute
+        self._compute = compute
+        self._hold(entry)
 
     if not TYPE_CHECKING:  # a type checker still reports unknown attributes
         __getattr__ = missing_attribute
@@ -46,8 +47,14 @@ class Model(ModelVerbs):
         """Entry of the model that has the name now; :func:`mpool.swap` gives the name to another."""
         found = self._held
         if found.successor is not None:
-            found = self._held = found.latest()
+            found = found.latest()
+            self._hold(found)
         return found
+
+    def _hold(self, entry: Entry) -> None:
+        """Lead to an entry, which moves the handle when it loses its name."""
+        self._held = entry
+        entry.handles[id(self)] = self
 
     @property
     def key(self) -> str:

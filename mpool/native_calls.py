@@ -127,6 +127,15 @@ class _Call:
             self.error = None  # no cycle of the exception, its traceback and this frame
             del self
 
+    def raise_refusal(self) -> None:
+        """Raise the error that ends the caller's wait, if there is one."""
+        error, self.refusal = self.refusal, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # as in outcome()
+
 
 class Pending(Generic[T]):
     """A call that :meth:`ThreadGroup.begin` has started."""
@@ -230,20 +239,11 @@ class ThreadGroup:
         call.loop = loop
         timers: list[asyncio.TimerHandle] = []
 
-        def tick() -> None:
-            try:
-                self._check(call)
-                timers[:] = [loop.call_later(self._pause(call), tick)]
-            except (Timeout, Overloaded) as error:
-                if not future.done():
-                    future.set_exception(error)
-
         try:
             self._submit(call)
-            timers.append(loop.call_later(self._pause(call), tick))
+            timers.append(loop.call_later(self._pause(call), self._tick, call, future, timers))
             await future
-            if call.refusal is not None:
-                raise call.refusal
+            call.raise_refusal()
         except BaseException:
             self._leave(call)
             raise
@@ -252,6 +252,16 @@ class ThreadGroup:
                 timer.cancel()
         found: T = call.outcome()
         return found
+
+    def _tick(self, call: _Call, future: asyncio.Future[None], timers: list[asyncio.TimerHandle]) -> None:
+        """Check a call of :meth:`arun` again and again until ``timers`` are cancelled."""
+        try:
+            self._check(call)
+            timers[:] = [future.get_loop().call_later(self._pause(call), self._tick, call, future, timers)]
+        except (Timeout, Overloaded) as error:
+            call.refusal = error
+            if not future.done():
+                future.set_result(None)
 
     def later(self, function: Callable[[], object]) -> None:
         """Run ``function()`` without waiting, and ignore its exceptions and a lack of threads."""

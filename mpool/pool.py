@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace as changed  # `replace` is a parameter of register()
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._methods import PoolVerbs
@@ -264,10 +263,7 @@ class Pool(PoolVerbs):
                 if kept is not None:
                     self.registry.keep_alive(key, kept)
             for key in keys:
-                # a model whose files or settings changed stays pinned
-                self.registry.load(key, pin=pin or entry.kept.get(key, (False,))[0],
-                                   timeout=_deadlines.remaining(deadline, entry.key))
-                entry.kept.pop(key, None)
+                self.registry.load(key, pin=pin, timeout=_deadlines.remaining(deadline, entry.key))
         except BaseException as error:
             for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
                 part.restore_loading(*before)
@@ -354,8 +350,10 @@ class Pool(PoolVerbs):
             kv_dtype: as for :func:`load`; None: ``PoolConfig.kv_dtype``.
             draft: as for :func:`load`; None and False: no draft model.
             adapters: as for :func:`load`; None and ``{}``: no adapters.
-            replace: if the name is already registered, give it to this model. If the old model is loaded, this waits
-                until the new one is loaded, as :func:`swap` does; if it is not, nothing is loaded.
+            replace: if the name is already registered, give it to this model, with the settings of this call: those of
+                the old model are dropped, except its pin and its keep-alive (:func:`swap` keeps all that it does not
+                name). If the old model is loaded, this waits until the new one is loaded, as :func:`swap` does; if it
+                is not, nothing is loaded.
 
         Raises:
             InvalidArgument: the key is invalid or already used, or the model does not support a setting.
@@ -393,8 +391,8 @@ class Pool(PoolVerbs):
         iterator of :func:`embed_iter` that is being read cannot continue: it raises SendError.
 
         If the new model cannot be read or loaded, this raises the error, and the old model goes on serving. Both models
-        must fit into the pool's memory: the pool does not evict the old one for the new one. The pin and the keep-alive
-        of the name stay.
+        must fit into the pool's memory: the pool does not evict the old one for the new one. Every setting that the
+        call does not name stays as the name has it: those below, the pin and the keep-alive.
 
         Args:
             key: a name from :func:`register`, or its handle.
@@ -402,10 +400,10 @@ class Pool(PoolVerbs):
                 that the name has, its files are read again.
             timeout: seconds for loading, without downloads. After a timeout, the new model is dropped.
             prompts, default_prompt_name, pooling, normalize, max_length, chat_template: as for :func:`register`. None:
-                the setting of the new model's files, not of the old model.
+                as the name has it. :func:`register` with ``replace=True`` returns to the settings of the files.
             isolation, weights, kv_dtype: as for :func:`load`; None: as the name has it.
-            draft: as for :func:`load`; None and False: no draft model.
-            adapters: as for :func:`load`; None and ``{}``: no adapters.
+            draft: as for :func:`load`; None: as the name has it; False: no draft model.
+            adapters: as for :func:`load`; None: as the name has them; ``{}``: no adapters.
 
         Returns:
             A handle of the name. Existing handles follow the name.
@@ -413,7 +411,7 @@ class Pool(PoolVerbs):
         Raises:
             UnknownModel: no model is registered under the name.
             InvalidArgument: the name is one of the catalogue or an alias of :func:`load`, or the new model does not
-                support a setting.
+                support a setting, be it given or kept.
             WrongCapability: the new model lacks a capability of the old one.
             MemoryExhausted: the two models do not fit into the pool's memory together.
             Timeout: the new model was not loaded in time.
@@ -431,11 +429,8 @@ class Pool(PoolVerbs):
         options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft), adapters)
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
-        found, old = _ref_in(ref), self._names.registered(_entry_of(key))
-        inherited = changed(old.loading, draft=None, adapters=None)
-        new = self._names.new_entry(old.key, found, _given(settings), options.over(inherited))
-        swapping.swap(old, new, True, _deadlines.deadline_of(timeout))
-        return Model(new)
+        new = self._names.swap(_entry_of(key), _ref_in(ref), _given(settings), options, timeout)
+        return Model(new, key._compute if isinstance(key, Model) else "auto")
 
     @typed
     def ps(self) -> ModelTable:

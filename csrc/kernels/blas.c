@@ -23,6 +23,8 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/cpu.h"
@@ -163,10 +165,26 @@ static int self_test(const char **problem) {
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
+/* Return false unless the address space has room for the library, with a buffer for each thread that calls it: OpenBLAS
+ * calls exit() if it cannot allocate one. */
+static bool has_space(void) {
+    enum { LIBRARY = 64 << 20, BUFFER = 32 << 20 };
+    const long threads = sysconf(_SC_NPROCESSORS_ONLN);
+    const size_t size = LIBRARY + (size_t)(threads < 1 ? 1 : threads) * BUFFER;
+    void *space = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED)
+        return false;
+    munmap(space, size);
+    return true;
+}
+
 /* Open the library while its environment variables are overridden. Returns NULL and sets *problem on failure. */
 static void *open_library(const char *path, const char *core_variable, const char **problem) {
     const char *const variables[] = {"OPENBLAS_NUM_THREADS=1", core_variable};
     mp_error error;
+    *problem = "too little address space";
+    if (!has_space())
+        return NULL;
     *problem = "no memory";
     if (mp_environment_override_begin(&g_blas.environment, variables, core_variable ? 2 : 1, &error) != MP_OK)
         return NULL;

@@ -488,18 +488,21 @@ static PyObject *registry_evict(PyObject *self, PyObject *args, PyObject *kwargs
 }
 
 static PyObject *registry_keep_alive(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"key", "seconds", NULL};
+    static char *names[] = {"key", "seconds", "pin", NULL};
+    int pin = 0;
     mp_state *state = mp_state_of(self);
     const char *key;
     double seconds;
     uint64_t ns;
     mp_error error;
     mp_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sd:keep_alive", names, &key, &seconds) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sd|p:keep_alive", names, &key, &seconds, &pin) ||
         !mp_seconds_in(state, "keep_alive", seconds, &ns))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
         status = mp_registry_keep_alive(registry_of(self), key, ns, &error);
+        if (status == MP_OK && pin)
+            status = mp_registry_pin(registry_of(self), key, &error);
     Py_END_ALLOW_THREADS
     if (status != MP_OK)
         return mp_raise(state, &error, key);
@@ -741,7 +744,7 @@ static PyMethodDef methods[] = {
     {"load", MP_METHOD(registry_load), METH_VARARGS | METH_KEYWORDS, "Load the model now and wait until it is ready."},
     {"evict", MP_METHOD(registry_evict), METH_VARARGS | METH_KEYWORDS, "Unload the model but keep the key."},
     {"keep_alive", MP_METHOD(registry_keep_alive), METH_VARARGS | METH_KEYWORDS,
-     "Idle seconds after which workers, and finally the model, are unloaded; inf = never."},
+     "Idle seconds after which workers, and finally the model, are unloaded; inf = never. pin: never evict it."},
     {"entries", registry_entries, METH_NOARGS, "One dict per entry."},
     {"stats", registry_stats, METH_NOARGS, "Counters, memory and compute threads."},
     {"number", registry_number, METH_NOARGS, "A number unique among the registries of this process."},

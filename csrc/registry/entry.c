@@ -259,6 +259,12 @@ void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns) {
     mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns());
 }
 
+void mp_entry_pin_model(mp_entry *entry) {
+    mp_mutex_lock(&entry->lock);
+    entry->pinned = true;
+    mp_mutex_unlock(&entry->lock);
+}
+
 bool mp_entry_in_use(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
     bool in_use = !all_leave(entry) || entry->queue.count || mp_entry_running(entry);

@@ -62,6 +62,7 @@ def _discard_unwritten_errors() -> None:
 
 def _run(argv: Sequence[str] | None) -> int:
     from ..errors import MpoolError
+    from ..records import one_line, one_line_each
     from .parser import make_parser
 
     arguments = make_parser().parse_args(argv)
@@ -73,7 +74,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except MpoolError as error:
         from .messages import text_of
 
-        print(f"mpool: {text_of(error, arguments)}", file=sys.stderr)
+        print(f"mpool: {one_line_each(text_of(error, arguments))}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:
         # the reader closed the pipe; redirect standard output so that the flush at exit does not fail
@@ -85,7 +86,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return FAILED
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"mpool: {where}{error.strerror or error}", file=sys.stderr)
+        print(one_line(f"mpool: {where}{error.strerror or error}"), file=sys.stderr)
         return FAILED
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ..records import one_line
+
 if TYPE_CHECKING:
     from ..models import Resolved
     from ..pool import Pool
@@ -36,7 +38,7 @@ def packages(user: str, extra: str) -> Iterator[None]:
 
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise Unsupported(f"{user} needs the package {error.name}", hint=install_hint(extra)) from None
 
 
@@ -98,8 +100,9 @@ def for_output(text: str, stream: TextIO) -> str:
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
-    """Print a line and flush."""
-    print(text, file=stream or sys.stdout, flush=True)
+    """Print a line and flush, on a terminal without control characters: names and texts of files may have some."""
+    stream = stream or sys.stdout
+    print(for_output(text, stream), file=stream, flush=True)
 
 
 def note(text: str) -> None:
@@ -122,7 +125,7 @@ def _finite(value: Any) -> Any:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Format rows as a table with aligned columns."""
-    lines = [tuple(head), *map(tuple, rows)]
+    lines = [tuple(map(one_line, line)) for line in (head, *rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 

@@ -26,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .. import native_calls
+from .._address_space import require_if_limited
 from ..checks import refuse, shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
 from ..resources import error_of, install_hint, of_caller, start_thread
@@ -52,6 +53,8 @@ _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_
           "grammar": ("response_format", "the grammar"), "tools": ("tools", "a schema")}
 #: Number and bytes of compiled formats cached per tokenizer; maximum number of threads that compute masks.
 _CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = 32, 128 << 20, 4
+#: Address space that must be free for llguidance, and for each token of the vocabulary when its tables are built.
+_SPACE, _SPACE_PER_TOKEN = 96 << 20, 400
 #: Seconds that the masks after one token may take before their thread is replaced. They usually take 1 to 50 ms.
 _STUCK_SECONDS = 5.0
 #: CPU seconds that all masks of a request may take: a constant, and more for each sampled token.
@@ -167,7 +170,7 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) ->
     _check_ends("a format", sampling)
     try:
         compiler, compiled = _compiled(tokenizer, kind, source)
-    except ImportError:
+    except ModuleNotFoundError:
         raise Unsupported("`response_format` needs the package llguidance", param="response_format",
                           hint=install_hint("grammar")) from None
     return Format(compiled.first, compiled.matcher, kind == "schema", model, tokenizer=tokenizer,
@@ -448,6 +451,7 @@ class _Compiler:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        require_if_limited(_SPACE + _SPACE_PER_TOKEN * tokenizer.vocab_size, "llguidance")
         import llguidance
 
         if not tokenizer.eog_ids:
@@ -544,6 +548,7 @@ def _compiled(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, 
         InvalidArgument, LimitError, SpawnFailed: see :meth:`_Compiler.compiled`.
         Timeout, Overloaded: see :meth:`mpool.native_calls.ThreadGroup.run`.
     """
+    require_if_limited(_SPACE, "llguidance")
     import llguidance  # noqa: F401
 
     with _lock:

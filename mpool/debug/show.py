@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, overload
 
 from ..checks import one_of
+from ..records import one_line
 from ..resources import typed
 
 
@@ -130,7 +131,7 @@ class ModelTable(Sequence[ModelRow]):
                 for row, more in zip(self._rows, last)]
 
     def __repr__(self) -> str:
-        lines = [self._head(), *self._cells()]
+        lines = [self._head(), *(tuple(map(one_line, line)) for line in self._cells())]
         widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 

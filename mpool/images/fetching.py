@@ -29,9 +29,19 @@ from ..resources import start_thread
 #: Maximum duration of a fetch in seconds, unless the request's timeout is shorter.
 SECONDS = 30.0
 _CHUNK = 1 << 16
-#: Prefixes of IPv6 addresses whose last 32 bits are an IPv4 address (RFC 6052, RFC 8215).
-_NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
-
+#: The addresses of the internet: IPv4, and what IANA assigns to it of IPv6 (ipv6-address-space).
+_INTERNET = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("2000::/3"))
+#: Networks in them that do not belong to the internet, from IANA's iana-ipv4-special-registry and
+#: iana-ipv6-special-registry, and multicast. Python's ``is_global`` differs between its versions, which omit 3fff::/20
+#: or fec0::/10. 192.0.0.0/24 and 2001::/23 are refused whole although single addresses in them are public: no image has
+#: these anycast addresses.
+_SPECIAL = tuple(map(ipaddress.ip_network, (
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
+    "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24",
+    "224.0.0.0/4", "240.0.0.0/4", "2001::/23", "2001:db8::/32", "3fff::/20")))
+#: Prefix of IPv6 addresses whose last 32 bits are an IPv4 address (RFC 6052). The prefixes of RFC 8215 (64:ff9b:1::/48)
+#: are those of private networks.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 class _Deadline:
     """Deadline of a fetch."""
@@ -75,16 +85,16 @@ def _resolve(host: str, port: int, deadline: _Deadline) -> list[Any]:
 def is_public(address: str) -> bool:
     """Return True if an IP address belongs to the internet, and not to this machine or a private network.
 
-    An IPv6 address that contains an IPv4 address (mapped, 6to4, NAT64, Teredo) counts as that address.
+    An IPv6 address that contains IPv4 addresses (mapped, 6to4, NAT64, Teredo) is public if these are.
     """
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1]
-        if inner is None and any(found in network for network in _NAT64):
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(str(inner))
-    return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)
+        inner = [one for one in (found.ipv4_mapped, found.sixtofour, *(found.teredo or ())) if one is not None]
+        if found in _NAT64:
+            inner.append(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF))
+        if inner:
+            return all(is_public(str(one)) for one in inner)
+    return any(found in network for network in _INTERNET) and not any(found in network for network in _SPECIAL)
 
 
 def _connect(host: str, port: int, deadline: _Deadline, public: bool) -> socket.socket:

@@ -31,7 +31,7 @@ def tensor_of(value: Any) -> Any:
     """
     try:
         import torch
-    except ImportError:
+    except ModuleNotFoundError:
         raise Unsupported("tensors need the package torch", hint=install_hint("sentence_transformers")) \
             from None
     return torch.as_tensor(value)

@@ -11,7 +11,6 @@ completion matches the schema.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
@@ -30,12 +29,13 @@ from .._functions import default_pool
 from ..checks import refuse
 from ..errors import InvalidArgument, MpoolError
 from ..pool import Pool
+from ..records import logger
 from ..tasks.sampling import TABLE
 
 if TYPE_CHECKING:
     from ..results import Chunk, Completion
 
-log = logging.getLogger("mpool.llm")
+log = logger("mpool.llm")
 
 #: Capability -> True: chat models, False: embedding models. Models of other capabilities are not registered.
 _IS_CHAT = {"text_to_text": True, "vision": True, "text_embedding": False, "image_embedding": False}

@@ -21,6 +21,7 @@ from ..checks import missing_attribute, refuse
 from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model
 from ..names import SIMILARITIES
+from ..records import logger
 from ..runtime.swapping import for_current
 from ..tasks import options as _options
 from ..tasks import requests
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 #: Output mask of the core for the ``token_embeddings`` of :meth:`SentenceTransformer.encode`: ``MP_EMBED_TOKENS``.
 _HIDDEN_STATES = 2
-_log = logging.getLogger("mpool")
+_log = logger("mpool")
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from .._version import __version__
 from ..errors import DownloadError, IntegrityError, MpoolError, OfflineError
+from ..records import logger
 from . import catalogue, files, store
 from .catalogue import Row
 from .files import Folder
@@ -16,7 +17,7 @@ from .sources import Resolved, local, offline_variables
 from .sources.progress import Progress
 from .spec import ModelDescription
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 
 def is_offline(offline: bool | None) -> bool:

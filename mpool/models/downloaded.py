@@ -6,13 +6,13 @@ An entry stays when other programs delete the files, so a reader must check that
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 
 from ..errors import FileError
+from ..records import logger
 from . import store
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 
 def _path_of(ref: str) -> str:

@@ -6,18 +6,18 @@ A pin is a file in mpool's cache. Later downloads of the row use the recorded co
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..records import logger
 from . import store
 from .catalogue import Row
 from .references import HubRef
 from .sources import FileFact, Resolved
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 
 

@@ -8,7 +8,6 @@ the metadata with the stamp. Files are renamed to their final names when they ar
 from __future__ import annotations
 
 import json
-import logging
 import os
 import stat
 import sys
@@ -18,10 +17,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import FileError, FormatError, IntegrityError, LimitError
+from ..records import logger
 from . import json_strict
 from .files import open_regular, read_small
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 _CHUNK = 1 << 20
 #: Interval in seconds between log messages while a thread waits for a lock.

@@ -11,11 +11,13 @@ import itertools
 import os
 import posixpath
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .._address_space import require_if_limited
 from ..checks import integer, one_of, shown
 from ..errors import (
     IntegrityError,
@@ -35,13 +37,15 @@ from .load_options import AS_CONFIGURED, MAX_ADAPTERS, LoadOptions
 if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
     from ..models import ModelDescription
-    from ..models.spec import Adapter
+    from ..models.spec import Adapter, TokenizerSource
     from ..tokenizers import Tokenizer
     from ..tokenizers.gguf_vocab import GGUFVocab
     from .hosts import Host
 
 #: Maximum length of a key of the core, in bytes.
 _MAX_KEY = 240
+#: Maximum number of plans that are cached per model.
+MAX_PLANS = 64
 _revisions = itertools.count(1)
 #: Capabilities of the models that can have adapters.
 _ADAPTED = ("text_to_text", "text_embedding")
@@ -68,7 +72,8 @@ class Entry:
         loading: how the model is loaded; see :meth:`set_loading`.
         plans: cache of embedding options -> their plan; see tasks/vectors.py.
         revision: number of the model in the core. A request that was prepared for one revision never runs on another.
-        successor: the entry that took over the name; None: this one has it. See runtime/swapping.py.
+        successor: the entry that took over the name; None: this one has it. See :meth:`retire`.
+        handles: the handles that lead to the entry, by ``id()``.
         former: references that the name had before.
         kept: key in the core -> whether it was pinned, and its keep-alive in seconds, when :meth:`remember` was called.
         was_read: the files have been read once.
@@ -101,6 +106,7 @@ class Entry:
         self._table: tuple[bytes, Any] | None = None
         self.revision = next(_revisions)
         self.successor: Entry | None = None
+        self.handles: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.former: tuple[str, ...] = ()
         self.kept: dict[str, tuple[bool, float]] = {}
         self.was_read = self.outdated = False
@@ -196,8 +202,10 @@ class Entry:
                 if name not in self._networks:
                     network = Entry(self.pool, self.key, self.ref, name.partition(" ")[0], None, self.loading)
                     network._main, network._network, network.revision = self, name, self.revision
+                    if self.successor is not None:
+                        return network
                     self._networks[name] = network
-            found = self._networks[name]
+                found = self._networks[name]
         return found
 
     @property
@@ -238,6 +246,7 @@ class Entry:
             raise InvalidArgument("the model has no tokenizer", param="model", key=self.key,
                                   hint="Models that embed, classify or generate text have one")
         spec = description.spec
+        require_if_limited(_space_of(description.tokenizer), "the tokenizer")
         with _reading(self.key):
             tokenizer = open_tokenizer(description.tokenizer, self._vocab)
             self._require_unchanged()
@@ -296,6 +305,28 @@ class Entry:
         while found.successor is not None:
             found = found.successor
         return found
+
+    def retire(self, successor: Entry) -> None:
+        """Lose the name to another entry. Must hold the locks of the entry and of all its networks.
+
+        Nothing leads to this entry from then on but requests that were prepared for it, and nothing that it holds leads
+        back to it: it is freed with the last of these requests. A cycle would keep the tokenizer until a garbage
+        collection, and so would the handle of a caller that makes no further request.
+        """
+        self.successor = successor
+        for part in (self, *self._networks.values()):
+            part.plans = {}
+        self._networks = {}
+        for handle in list(self.handles.values()):
+            handle._hold(successor)
+
+    def keep_plan(self, key: Any, plan: Any) -> None:
+        """Cache a plan, unless another model has the name by now. A full cache is emptied first."""
+        with self._lock:
+            if (self._main or self).successor is None:
+                if len(self.plans) >= MAX_PLANS:
+                    self.plans.clear()
+                self.plans[key] = plan
 
     def was_replaced(self) -> bool:
         """Return True if another model has the name by now. Waits while the name is being given to it."""
@@ -629,7 +660,7 @@ class Entry:
         self._core[compute] = key  # first: the registry now has the key, whatever fails below
         kept = (self._main or self).kept.get(key)
         if kept is not None and not staged:
-            registry.keep_alive(key, kept[1])
+            registry.keep_alive(key, kept[1], pin=kept[0])
         return key
 
     def _remove_stray(self, key: str) -> None:
@@ -680,6 +711,15 @@ class Entry:
         ends = description.generation.eog_token_ids if description.generation is not None else ()
         spec.set_tokens(table.data, np.ascontiguousarray(table.offsets, dtype=np.int64), table.control,
                         sorted({*table.eog, *ends}))
+
+
+def _space_of(source: TokenizerSource) -> int:
+    """Return the address space that must be free while a tokenizer is built. The library takes 19 bytes for each byte
+    of ``tokenizer.json`` (BPE, measured), and a token with its merge has 48 bytes there."""
+    size = 48 * len(source.gguf.get("tokenizer.ggml.tokens", ())) if source.gguf is not None else 0
+    with contextlib.suppress(OSError):
+        size += os.path.getsize(source.json_path) if source.json_path is not None else 0
+    return (32 << 20) + 24 * size
 
 
 def _names_blas() -> bool:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from ..errors import MpoolError
+from ..records import logger
 from ..resources import start_thread
 
 #: Poll interval of the ring in seconds: the usual one, and the one while events have callbacks.
@@ -22,8 +23,8 @@ PERIOD, HURRIED = 0.25, 0.02
 for _name in ("mpool", "mpool.pool", "mpool.models"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
-log = logging.getLogger("mpool")
-pool_log = logging.getLogger("mpool.pool")
+log = logger("mpool")
+pool_log = logger("mpool.pool")
 
 #: Function that calls the callbacks of events; set when the first callback is added.
 deliver: Callable[[], None] | None = None

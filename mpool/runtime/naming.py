@@ -11,11 +11,13 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..checks import caller_stacklevel, nearest, refuse, shown
-from ..errors import InvalidArgument, UnknownModel
+from ..errors import InvalidArgument, MpoolError, UnknownModel
+from . import deadlines as _deadlines
 from . import swapping
 from .entry import OVERRIDES, Entry, wrong_capability
 from .load_options import AS_CONFIGURED, LoadOptions
@@ -76,12 +78,38 @@ class Names:
             swapping.swap(old, entry, False, None)
         return entry.latest()
 
-    def new_entry(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions) -> Entry:
-        """Return an entry that no name leads to, with its files read."""
+    def swap(self, key: Any, ref: str, overrides: Mapping[str, Any], options: LoadOptions,
+             timeout: float | None) -> Entry:
+        """Give a registered name to another model, which keeps what the call does not name. See :func:`mpool.swap`."""
+        while True:
+            old = self.registered(key.latest() if isinstance(key, Entry) else key)
+            loading = old.loading
+            given = {*overrides, *(name for name, value in asdict(options).items() if value is not None)}
+            kept = [name for name, value in {**old.overrides, **asdict(loading)}.items() if value and name not in given]
+            new = self.new_entry(old.key, ref, {**old.overrides, **overrides}, options.over(loading), kept)
+            if swapping.swap(old, new, True, _deadlines.deadline_of(timeout), loading):
+                return new
+
+    def new_entry(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions,
+                  kept: Sequence[str] = ()) -> Entry:
+        """Return an entry that no name leads to, with its files read.
+
+        Args:
+            kept: names of the settings and options that are those of the name's old model. If the new one is refused
+                for one of them, the error says so.
+        """
         assert set(overrides) <= set(OVERRIDES)
         entry = Entry(self.pool, key, _absolute(ref), None, overrides)
-        entry.describe()
-        entry.set_loading(options)
+        reading = True
+        try:
+            entry.describe()
+            reading = False
+            entry.set_loading(options)
+        except MpoolError as error:
+            concerned = [name for name in kept if name == error.param or not reading and name in ("adapters", "draft")]
+            if concerned:
+                _name_kept(error, concerned)
+            raise
         return entry
 
     def holder(self, key: Any) -> Entry | None:
@@ -303,6 +331,14 @@ def _warn_of_alias(name: str, entry: Entry) -> None:
     if row is not None and row.key != entry.key:
         warnings.warn(f"in this pool, {name!r} now names {entry.ref}; in the catalogue, {name!r} is an alias of "
                       f"{row.key}", stacklevel=caller_stacklevel())
+
+
+def _name_kept(error: MpoolError, kept: Sequence[str]) -> None:
+    """Add to the hint for which settings of the name's old model the new one is refused."""
+    error._kept = tuple(kept)
+    error.hint = (f"{error.hint}. " if error.hint else "") + (
+        f"The name has {' and '.join(f'`{name}`' for name in kept)} from its old model: pass another value, or "
+        "register(..., replace=True), which keeps no setting")
 
 
 def _absolute(ref: str) -> str:

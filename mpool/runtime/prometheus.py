@@ -23,7 +23,7 @@ def prometheus(pool: Host) -> str:
     """
     try:
         from prometheus_client import CollectorRegistry, generate_latest
-    except ImportError:
+    except ModuleNotFoundError:
         raise Unsupported("Prometheus metrics need the package prometheus_client", hint=install_hint("server")) \
             from None
     registry = CollectorRegistry()

@@ -27,6 +27,7 @@ from ..errors import (
 )
 from . import deadlines as _deadlines
 from .entry import Entry
+from .load_options import LoadOptions
 
 if TYPE_CHECKING:
     from .hosts import Host
@@ -110,14 +111,18 @@ def was_replaced(request: Any) -> bool:
     return entry.was_replaced()
 
 
-def swap(old: Entry, new: Entry, load: bool, deadline: float | None) -> None:
-    """Give the name of ``old`` to ``new``.
+def swap(old: Entry, new: Entry, load: bool, deadline: float | None, kept: LoadOptions | None = None) -> bool:
+    """Give the name of ``old`` to ``new``. The pin and the keep-alive of the name stay.
 
     Args:
         old: entry that has the name.
         new: entry with the same key, whose files have been read.
         load: load the new model first, also if the old one is not loaded; False: only if the old one is loaded.
         deadline: value of ``time.monotonic()``; None: none.
+        kept: options of ``old`` that ``new`` has, too; None: it keeps none.
+
+    Returns:
+        False, and nothing changed, if the name has other options than ``kept`` by now.
 
     Raises:
         WrongCapability: the new model lacks a capability of the old one.
@@ -126,9 +131,14 @@ def swap(old: Entry, new: Entry, load: bool, deadline: float | None) -> None:
     """
     with contextlib.ExitStack() as held:
         while not _hold(old, deadline, held):
+            if kept is not None:
+                return False
             old = old.latest()
+        if kept is not None and old.loading != kept:
+            return False
         parts = _parts(old, new)
         _Swap(old, new, parts, load or _is_loaded(old), deadline).run()
+    return True
 
 
 def is_current(entry: Entry) -> bool:
@@ -220,7 +230,7 @@ def _give(old: Entry, new: Entry, held: contextlib.ExitStack) -> list[str]:
     keys = old.core_keys()
     try:
         old.pool._names.hand_over(old, new)
-        old.successor = new
+        old.retire(new)
     finally:
         for key in keys:
             with contextlib.suppress(Timeout, UnknownModel):
@@ -315,6 +325,7 @@ class _Swap:
             if key in rows:
                 self.registry.keep_alive(key, rows[key]["keep_alive"])
         self.pinned = {key for key, row in rows.items() if row["pinned"]}
+        self.pinned.update(key for key, (pinned, _) in self.old.kept.items() if pinned)
         return found if self.load else []
 
     def _load(self, key: str) -> None:
@@ -325,9 +336,9 @@ class _Swap:
 
     def _take_names(self) -> None:
         """Give the pool's names to the new entry. Must hold the locks of the names and of the old entry."""
-        self.new.former = (*self.old.former[-7:], self.old.ref)
+        self.new.former, self.new.kept = (*self.old.former[-7:], self.old.ref), dict(self.old.kept)
         self.pool._names.hand_over(self.old, self.new)
-        self.old.successor = self.new
+        self.old.retire(self.new)
 
     def _undo(self) -> bool:
         """Drop what was staged. If the core has switched already, take the names instead and return False."""

@@ -16,10 +16,11 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from .. import errors as pool_errors
+from ..records import logger
 from ..resources import error_of
 from ..tasks import sampling
 
-log = logging.getLogger("mpool.server")
+log = logger("mpool.server")
 
 
 class Row(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 import math
 import os
 from collections import Counter
@@ -19,6 +18,7 @@ from ..conversation.template import ChatTemplate
 from ..conversation.tool_templates import tool_support
 from ..errors import DownloadError, IntegrityError, LimitError, MpoolError, OfflineError
 from ..models.sources import downloads_disabled
+from ..records import logger
 from ..resources import start_thread
 from . import thinking
 from .errors import Refusal
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..pool import Pool
     from .models import Models, ServedModel
 
-log = logging.getLogger("mpool.server")
+log = logger("mpool.server")
 
 #: Capability of mpool -> capability of Ollama.
 _CAPABILITIES = {"text_embedding": "embedding", "text_to_text": "completion", "vision": "vision",

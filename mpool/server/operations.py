@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.responses import Response
 
-from .. import native_calls
+from .. import native_calls, records
 from ..conversation.messages import NamedImage
 from ..errors import MpoolError, WrongCapability
 from ..runtime import tally
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .models import ServedModel
     from .state import State
 
-log = logging.getLogger("mpool.server")
+log = records.logger("mpool.server")
 _encode = msgspec.json.Encoder().encode
 #: Maximum length of the URL of an image.
 _MAX_URL = 4096

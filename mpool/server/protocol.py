@@ -35,12 +35,13 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from ..records import logger
 from .disconnects import DisconnectReports
 from .errors import Refusal, openai_error
 from .settings import Settings
 from .streaming import EVENTS, LINES
 
-log = logging.getLogger("mpool.server")
+log = logger("mpool.server")
 
 #: Number of chunks per body that may have any size; minimum average size in bytes of the chunks of a longer body.
 _SMALL_CHUNKS, _MIN_CHUNK = 1024, 64

@@ -7,20 +7,20 @@ its samples. Its latency quantiles cover the requests that completed during the 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..records import logger
 from ..runtime import metrics
 from ..runtime.metrics import BOUNDS
 
 if TYPE_CHECKING:
     from ..runtime.hosts import Host
 
-log = logging.getLogger("mpool.server")
+log = logger("mpool.server")
 
 #: The rings: seconds per point -> number of points.
 RINGS = {1: 300, 10: 360, 120: 360}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import signal
 import socket
 import threading
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from .. import native_calls
+from .. import native_calls, records
 from ..errors import FileError, MpoolError, ShuttingDown
 from ..resources import start_thread
 from .application import OPERATIONS, make_app
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from .operations import Operation
     from .settings import Settings
 
-log = logging.getLogger("mpool.server")
+log = records.logger("mpool.server")
 
 #: Size in bytes of the system's send buffer per connection. The system's default is megabytes.
 _SEND_BUFFER = 128 << 10
@@ -118,6 +117,8 @@ class Serving:
             make_app(self.state, operations), http=hardened(settings), ws="none", lifespan="off", log_config=None,
             access_log=False, loop="asyncio", proxy_headers=False, server_header=False, backlog=_ACCEPTED,
             interface="asgi3", timeout_graceful_shutdown=int(pool.config.shutdown_grace + drain + 0.999))
+        for name in ("asyncio", "uvicorn.error"):  # their records about exceptions have texts of clients
+            records.logger(name)
         self._uvicorn = _Uvicorn(config, self.state)
 
     def run(self, ready: Callable[[], object] | None = None) -> None:

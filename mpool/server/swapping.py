@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from .. import aio
-from ..errors import InvalidArgument, LimitError, Unsupported
+from .. import aio, records
+from ..errors import FormatError, InvalidArgument, LimitError, Unsupported
 from .errors import Refusal
 from .fields import Fields, Name
 from .operations import Context, Operation, json_response
@@ -17,15 +16,16 @@ from .operations import Context, Operation, json_response
 if TYPE_CHECKING:
     from .models import ServedModel
 
-log = logging.getLogger("mpool.server")
+log = records.logger("mpool.server")
 
 
 class SwapRequest(Fields):
     """The model to replace.
 
-    ``model``: name that ``--model`` gave to a path or a reference. ``source``: name of another model that clients can
-    use; ``model`` then serves its files. Without ``source``, the reference of ``model`` is resolved and read again,
-    which finds a newer revision of a repository. ``timeout``: seconds for loading.
+    ``model``: name that ``--model`` gave to a path or a reference. It keeps its adapters and settings. ``source``: name
+    of another model that clients can use; ``model`` then serves its files. Without ``source``, the reference of
+    ``model`` is resolved and read again, which finds a newer revision of a repository. ``timeout``: seconds for
+    loading.
     """
 
     model: Name
@@ -52,9 +52,12 @@ async def swap(context: Context, body: SwapRequest) -> Response:
         ref = _without_adapter(await context.model(body.source), "source").model.ref
     try:
         await aio.swap(served.model, ref, timeout=body.timeout, pool=state.pool)
-    except (InvalidArgument, LimitError, Unsupported) as error:  # their texts are about files, not about the request
+    except (FormatError, InvalidArgument, LimitError, Unsupported) as error:
         log.warning("%s: load_failed: %s", context.id, error)
-        raise Refusal("load_failed") from error
+        if error._kept and body.source is not None:
+            raise Refusal("invalid_value", f"The model of `source` does not fit a setting that `model` keeps: "
+                                           f"{', '.join(error._kept)}.", "source") from error
+        raise Refusal("load_failed") from error  # their texts are about files, not about the request
     return json_response(SwapResponse(body.model, True))
 
 

@@ -182,7 +182,7 @@ class SparseVectors:
         """
         try:
             from scipy.sparse import csr_matrix
-        except ImportError:
+        except ModuleNotFoundError:
             raise Unsupported("to_scipy() needs SciPy, which is not installed",
                               hint=install_hint("scipy") + ", or use indptr, indices and values") from None
         return csr_matrix((self.values, self.indices, self.indptr), shape=self.shape)

@@ -21,7 +21,7 @@ from .steps import END, Cutter, IterRequest, Out, Rebatch, Start, Steps, Take, r
 from .steps import Pack as PackStep
 from .text_embedding import Pack, Plan
 from .token_labels import LabelledSpan, size_of
-from .vectors import Bar, Kind, keep_plan, naming_idle, service_class_of
+from .vectors import Bar, Kind, naming_idle, service_class_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -117,7 +117,7 @@ def plan(entry: Entry, options: Any) -> OutputPlan:
     made = entry.plans.get(key)
     if made is None:
         made = _make(found, options)
-        keep_plan(entry, key, made)
+        entry.keep_plan(key, made)
     return made if most is None else replace(made, most=most)
 
 

@@ -31,7 +31,7 @@ from .token_labels import (
     spans_of,
     windows,
 )
-from .vectors import Bar, activate, check_choice, keep_plan
+from .vectors import Bar, activate, check_choice
 
 if TYPE_CHECKING:
     from .. import _core
@@ -123,7 +123,7 @@ def _plan(entry: Entry, options: ClassifyTokensOptions) -> SpanPlan:
         assert settings is not None
         values = {name: getattr(found, name) for name in Plan.__dataclass_fields__}
         made = SpanPlan(**values, mask=ROWS, table=LabelTable.of(settings.token_labels))
-        keep_plan(entry, key, made)
+        entry.keep_plan(key, made)
     return made
 
 

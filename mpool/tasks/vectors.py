@@ -45,8 +45,6 @@ INTERACTIVE, BULK = 0, 1
 #: Allowed values of the options that text and image embedding share.
 CHOICES: dict[str, tuple[Any, ...]] = {"precision": PRECISIONS, "on_error": ON_ERROR,
                                        "normalize": (None, True, False)}
-#: Maximum number of plans that are cached per model.
-MAX_PLANS = 64
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
@@ -96,15 +94,8 @@ def plan_of(entry: Entry, options: Any, strict: tuple[Any, ...], make: Callable[
         found = None  # a value is unhashable, hence invalid: make() raises the error that names it
     if found is None:
         found = make(entry, options)
-        keep_plan(entry, key, found)
+        entry.keep_plan(key, found)
     return found
-
-
-def keep_plan(entry: Entry, key: Any, plan: VectorPlan) -> None:
-    """Cache a plan. A full cache is emptied first."""
-    if len(entry.plans) >= MAX_PLANS:
-        entry.plans.clear()
-    entry.plans[key] = plan
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:

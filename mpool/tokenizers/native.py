@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from .._address_space import require_if_limited
 from ..errors import InvalidArgument, LimitError, Unsupported
 from . import limits
 from .growth import MAX_SQUARED, Growth
@@ -32,6 +33,8 @@ _MAX_PROBE = 12
 _HARMLESS = Growth()
 #: Hint for a regular expression that gives up.
 _SHORTEN = "Shorten or split the text: a regular expression of the tokenizer takes too many steps for it"
+#: Address space that must be free for a call: texts of a call that are not sent to a process take less.
+_SPACE = 32 << 20
 #: Characters that are normalised at a time when the length of a normalised text is measured.
 _SLICE = 1 << 19
 
@@ -53,7 +56,9 @@ def call(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
 
     Raises:
         InvalidArgument: the function failed, or panicked: the tokenizer cannot process its input.
+        MemoryError: there is too little address space; the library would abort the process.
     """
+    require_if_limited(_SPACE, "the tokenizer")
     try:
         return function(*args, **keywords)
     except BaseException as error:

@@ -9,15 +9,15 @@ starts Ray; on a cluster, set it for ``ray start`` on every machine. It applies 
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from starlette.middleware import Middleware
 
+from ...records import logger
 from ...server.errors import Refusal
 from .responses import HeldResponse
 
-log = logging.getLogger("mpool.server")
+log = logger("mpool.server")
 
 #: Environment variables of Ray's processes.
 ENVIRONMENT = {

@@ -11,7 +11,6 @@ suspicion therefore costs computing time, and never a request.
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,10 +27,11 @@ from ray.exceptions import (
 )
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
+from ...records import logger
 from ...server.errors import Refusal
 from .responses import HeldResponse
 
-log = logging.getLogger("mpool.server")
+log = logger("mpool.server")
 
 #: Seconds between two heartbeats of a replica that works on a request.
 HEARTBEAT = 0.5

@@ -7,16 +7,16 @@ with a window.
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any, cast
 
+from ...records import logger
 from ..fields import Fields
 from ..spec import Value
 from .llama import ATTENTION_BIAS, IGNORED, decoder, decoder_row, finish, read_common, set_window, window_pattern
 from .rows import Architecture, Config, Tensor, layer
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 #: Period of the layers with full attention: every second layer of Gemma 2, every sixth layer of Gemma 3.
 FULL_PERIODS = {"gemma2": 2, "gemma3": 6}

@@ -8,17 +8,17 @@ are listed and skipped. Defaults are those of the configuration classes of trans
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ...errors import LimitError, Unsupported
+from ...records import logger
 from ..fields import Fields, describe
 from ..json_strict import shorten
 from ..spec import Value
 from .rows import Architecture
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 MAX_LAYERS = 512
 MAX_CONTEXT = 1 << 24

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from ...errors import FormatError, LimitError
+from ...records import logger
 from ..fields import Fields, describe
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 #: Largest chat template, in characters.
 MAX_TEMPLATE = 1 << 20

@@ -7,13 +7,13 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...errors import FormatError, LimitError, Unsupported
+from ...records import logger
 from .. import architectures
 from ..families.reading import ACTIVATIONS, MAX_VOCABULARY, MAX_WIDTH, activation
 from ..families.rows import Architecture
@@ -32,7 +32,7 @@ from . import ollama_gguf
 from .chat_templates import HARMONY_ENDS, template
 from .gguf_tables import GGUFKeys, read_gguf
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 #: GGUF's ``pooling_type`` -> mpool's name of the pooling (0 means "none", 4 means "rank", a reranker).
 _POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}

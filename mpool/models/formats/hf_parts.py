@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from ...errors import FormatError, Unsupported
+from ...records import logger
 from .. import architectures, layout
 from ..families.rows import Architecture
 from ..fields import Fields
@@ -21,7 +21,7 @@ from ..spec import (
 from . import hf_config, hf_quantised, safetensors_header
 from .chat_templates import HARMONY_ENDS, template
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 CONFIG_NAME = "config.json"
 #: File that lists the parts of a diffusers pipeline.

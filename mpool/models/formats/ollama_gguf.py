@@ -7,14 +7,14 @@ encoder, mpool reads the language model only, and the model accepts text only.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...records import logger
 from ..spec import TensorEntry
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 _Tables = tuple[dict[str, Any], tuple[TensorEntry, ...]]
 _IMAGE_PREFIXES = ("v.", "mm.")

@@ -9,13 +9,13 @@ ignored except Dropout, which does nothing in inference.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import FormatError, LimitError, Unsupported
 from ...names import SIMILARITIES
+from ...records import logger
 from ..architectures import check_shape
 from ..families.reading import MAX_WIDTH
 from ..fields import Fields, describe
@@ -25,7 +25,7 @@ from ..layout import MODEL_CONFIG, MODULES_NAME, OWN_MODULE, TRANSFORMER_CONFIGS
 from ..spec import TensorEntry, Value
 from . import safetensors_header
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 MAX_MODULES = 16
 MAX_PROMPTS = 256

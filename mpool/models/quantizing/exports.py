@@ -6,18 +6,18 @@ cannot express is refused, because the file would compute something else.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import Unsupported
+from ...records import logger
 from ..families.gemma import FULL_PERIODS, LARGEST
 from ..families.llama import windowed_layers
 from ..families.smollm import INTERVAL, rope_layers
 from ..spec import Value
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 #: Hint of the error for a folder that mpool does not convert.
 CONVERT_ELSEWHERE = "Convert the folder with llama.cpp's convert_hf_to_gguf.py; mpool quantises the .gguf"

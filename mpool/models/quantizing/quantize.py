@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import secrets
 import threading
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ... import _core
+from ... import _core, records
 from ...checks import refuse
 from ...errors import FileError, FormatError, InvalidArgument, SpawnFailed
 from ...names import QUANTIZED
@@ -29,7 +28,7 @@ from .gguf_layout import header, padding, value
 from .inputs import Input, Tensor, read_input
 from .recipes import BLOCK, RECIPES, type_of
 
-log = logging.getLogger("mpool.models")
+log = records.logger("mpool.models")
 
 #: Values that a thread converts at once: at most 4 MiB of float32, unless one row or one head has more.
 _CHUNK = 1 << 20

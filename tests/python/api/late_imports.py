@@ -20,6 +20,7 @@ mpool  mpool.resources  1  start-up
 mpool._functions  mpool.models  1  start-up
 mpool._functions  mpool.runtime  1  start-up
 mpool._functions  mpool.tasks.running  1  start-up
+mpool._lazy  mpool._address_space  1  core
 mpool._lazy  numpy  1  core
 mpool._methods  mpool.tasks.running  3  start-up
 mpool._renamed  warnings  1  start-up
@@ -32,6 +33,7 @@ mpool.cli  logging  1  start-up
 mpool.cli  mpool.cli.messages  1  start-up
 mpool.cli  mpool.cli.parser  1  start-up
 mpool.cli  mpool.errors  1  start-up
+mpool.cli  mpool.records  1  start-up
 mpool.cli.capturing  mpool.debug.comparing  1  start-up
 mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up

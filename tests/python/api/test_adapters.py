@@ -210,6 +210,8 @@ def test_handles_and_names_carry_them(llama: Path, adapters: dict[str, Path]) ->
         pool.swap("adapted", llama, adapters={"two": adapters["two"]})
         assert pool.generate("Once", "adapted", adapter="two", max_tokens=1, ignore_eos=True).token_ids
         pool.swap("adapted", llama)
+        assert pool.generate("Once", "adapted", adapter="two", max_tokens=1, ignore_eos=True).token_ids
+        pool.swap("adapted", llama, adapters={})
         with pytest.raises(InvalidArgument, match="no adapters"):
             pool.generate("Once", "adapted", adapter="two", max_tokens=1)
 

@@ -29,11 +29,13 @@ from mpool.errors import (
     WrongCapability,
 )
 from mpool.runtime import swapping
+from adapterfiles import matrices, save_peft, smaller
 from childprograms import forked
 
 TEXT: dict[str, Any] = dict(temperature=0, max_tokens=4, ignore_eos=True)
 PROMPT = [{"role": "user", "content": "Hello"}]
-#: Chat template of the second model: its prompts have another length.
+#: Chat templates of the two models: their prompts have another length.
+SHORT = "{% for message in messages %}{{ message.content }}{% endfor %}"
 TEMPLATE = "{% for message in messages %}one two three four {{ message.content }}{% endfor %}"
 
 
@@ -59,7 +61,7 @@ def _answers(pool: mpool.Pool, ref: Path, **settings: Any) -> Any:
 
 
 def _two(llama: Path, qwen2: Path) -> list[tuple[Path, dict[str, Any]]]:
-    return [(llama, {}), (qwen2, {"chat_template": TEMPLATE})]
+    return [(llama, {"chat_template": SHORT}), (qwen2, {"chat_template": TEMPLATE})]
 
 
 def _of(completion: Any) -> tuple[str, int]:
@@ -120,7 +122,7 @@ def test_vectors_are_those_of_one_model(own: mpool.Pool, bert: Path, isolation: 
 def test_prompts_never_reach_another_model(own: mpool.Pool, llama: Path, qwen2: Path) -> None:
     wanted = [_of(own.chat(PROMPT, _answers(own, ref, **settings), **TEXT)) for ref, settings in _two(llama, qwen2)]
     assert wanted[0][0] != wanted[1][0] and wanted[0][1] != wanted[1][1]
-    model = own.register("m", llama)
+    model = own.register("m", llama, chat_template=SHORT)
     model.chat(PROMPT, **TEXT)
 
     def work() -> None:
@@ -140,7 +142,7 @@ def test_prompts_never_reach_another_model(own: mpool.Pool, llama: Path, qwen2: 
 
 def test_coroutines_see_no_failure(own: mpool.Pool, llama: Path, qwen2: Path) -> None:
     wanted = [_of(own.chat(PROMPT, _answers(own, ref, **settings), **TEXT)) for ref, settings in _two(llama, qwen2)]
-    own.register("m", llama)
+    own.register("m", llama, chat_template=SHORT)
 
     async def run() -> None:
         done = False
@@ -184,7 +186,7 @@ def test_request_that_was_prepared_for_the_old_model_is_prepared_again(own: mpoo
         lambda: asyncio.run(_chatted(own)),
     ]
     for way in ways:
-        own.swap("m", llama)
+        own.swap("m", llama, chat_template=SHORT)
         own.chat(PROMPT, "m", **TEXT)
         swapped = 0
         with pytest.MonkeyPatch.context() as patch:
@@ -313,6 +315,91 @@ def test_pin_keep_alive_and_load_options_stay(own: mpool.Pool, llama: Path, qwen
     row = next(row for row in own.ps() if row.key == "m")
     assert (row.pinned, row.keep_alive, row.state) == (True, 77, "ready")
     assert own.get("m")._entry.loading.kv_dtype == "int8"
+
+
+SETTINGS: dict[str, Any] = {"prompts": {"q": "query: ", "d": "text: "}, "default_prompt_name": "q", "pooling": "max",
+                            "normalize": False, "max_length": 9, "weights": "mapped"}
+
+
+def _settings(model: Any) -> Any:
+    """Return the settings of a name that requests see."""
+    found, entry = model.description.embedding, model._entry
+    return (found.prompts, found.default_prompt_name, found.pooling, found.normalize, found.max_tokens,
+            (entry.runs_in, entry.uses_weights),
+            sorted((row.key, row.pinned, row.keep_alive) for row in entry.pool.ps()))
+
+
+def test_a_swap_keeps_each_setting_that_it_does_not_name(own: mpool.Pool, bert: Path, tmp_path: Path) -> None:
+    """The settings of an embedding model: each swap names one of them, and the others stay."""
+    new = tmp_path / "new"
+    shutil.copytree(bert, new)
+    model = own.register("m", bert, **SETTINGS)
+    own.load(model, pin=True, keep_alive=77)
+    own.load(model, pin=True, compute="float32")
+    before, text = _settings(model), model.embed("a b c d e f g h")
+    for ref in (bert, new):
+        own.swap("m", ref)
+        assert _settings(model) == before and np.array_equal(model.embed("a b c d e f g h"), text)
+    for name, value in {"default_prompt_name": "d", "pooling": "cls", "normalize": True, "max_length": 8,
+                        "weights": "packed", "isolation": "process", "prompts": {"q": "other: "}}.items():
+        own.register("n", bert, **{**SETTINGS, name: value}, replace=True)
+        own.swap("m", bert, **{name: value})
+        assert _settings(model)[:6] == _settings(own.get("n"))[:6]
+        assert _settings(model)[6] == before[6]
+        own.swap("m", bert, **{name: {"isolation": "thread"}.get(name, SETTINGS.get(name))})
+    own.register("m", bert, replace=True)  # names the whole model
+    assert _settings(model)[:6] == _settings(own.register("plain", bert))[:6]
+
+
+def test_a_swap_keeps_adapters_and_the_draft_model(own: mpool.Pool, llama: Path, tmp_path: Path) -> None:
+    folder = save_peft(tmp_path / "adapter", matrices(llama, 8, 3), 16.0)
+    model = own.register("m", llama, adapters={"one": folder}, draft=llama)
+    wanted = [own.generate("Once", "m", adapter=adapter, **TEXT).token_ids for adapter in ("one", None)]
+    assert wanted[0] != wanted[1]
+    own.swap("m", llama)
+    assert [own.generate("Once", "m", adapter=adapter, **TEXT).token_ids for adapter in ("one", None)] == wanted
+    assert model._entry.loading.draft == str(llama) and [row.draft for row in own.ps()] == [str(llama)]
+    other = smaller(llama, tmp_path / "other")
+    with pytest.raises(MpoolError) as caught:  # the adapter does not fit the other model: refused, and not dropped
+        own.swap("m", other)
+    assert "`adapters`" in (caught.value.hint or "")
+    assert own.generate("Once", "m", adapter="one", **TEXT).token_ids == wanted[0]
+    own.swap("m", other, adapters={}, draft=False)
+    assert (model._entry.loading.adapters, model._entry.loading.draft) == ((), False)
+
+
+def test_an_adapter_that_is_added_during_a_swap_stays(own: mpool.Pool, llama: Path, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """load(adapters=...) ends after swap() read the options of the name, and before it gives the name away."""
+    folder = save_peft(tmp_path / "adapter", matrices(llama, 8, 3), 16.0)
+    own.register("m", llama)
+    read = type(own._names).new_entry
+
+    def late(*args: Any) -> Any:
+        made = read(*args)
+        monkeypatch.undo()
+        own.load("m", adapters={"one": folder})
+        return made
+
+    monkeypatch.setattr(type(own._names), "new_entry", late)
+    own.swap("m", llama)
+    assert own.generate("Once", "m", adapter="one", **TEXT).token_ids
+
+
+def test_a_model_that_is_read_again_keeps_its_settings(own: mpool.Pool, bert: Path, tmp_path: Path) -> None:
+    """Its files changed. A request adds the key of a compute type that load() did not name: pinned as before."""
+    folder = tmp_path / "bert"
+    shutil.copytree(bert, folder)
+    model = own.register("m", folder, **SETTINGS)
+    for compute in ("auto", "float32"):
+        own.load(model, pin=True, keep_alive=77, compute=compute)
+    before = _settings(model)
+    weights = folder / "model.safetensors"
+    (tmp_path / "copy").write_bytes(weights.read_bytes())
+    (tmp_path / "copy").replace(weights)
+    own.load(model)
+    model.embed("a", compute="float32")
+    assert _settings(model) == before
 
 
 def test_every_compute_type_is_replaced(own: mpool.Pool, bert: Path) -> None:

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import shutil
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,21 @@ def save_tensors(path: Path, tensors: dict[str, np.ndarray], dtype: str = "float
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
+
+
+def smaller(model: Path, folder: Path) -> Path:
+    """Copy a model without its last layer: adapters of the whole model do not fit."""
+    import safetensors.numpy
+
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] -= 1
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    safetensors.numpy.save_file({name: tensor for name, tensor in weights.items()
+                                 if f".layers.{config['num_hidden_layers']}." not in name},
+                                folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def digest_of(*folders: Path) -> str:

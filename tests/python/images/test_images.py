@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import ipaddress
 import socket
 import struct
 import threading
@@ -508,9 +509,32 @@ def test_a_name_that_is_not_resolved_in_time(monkeypatch: pytest.MonkeyPatch) ->
     ("169.254.169.254", False), ("100.64.0.1", False), ("224.0.0.1", False), ("255.255.255.255", False),
     ("240.0.0.1", False), ("198.18.0.1", False), ("::", False), ("::1", False), ("fe80::1%eth0", False),
     ("fc00::1", False), ("ff02::1", False), ("::ffff:127.0.0.1", False), ("::ffff:10.0.0.1", False),
-    ("64:ff9b::7f00:1", False), ("64:ff9b:1::a00:1", False), ("2002:7f00:1::1", False), ("2001:db8::1", False)])
-def test_public_addresses(address: str, public: bool) -> None:
+    ("64:ff9b::7f00:1", False), ("64:ff9b:1::a00:1", False), ("2002:7f00:1::1", False), ("2001:db8::1", False),
+    ("64:ff9b::c612:1", False), ("2002:cb00:7101::1", False), ("::ffff:192.0.2.1", False), ("::8.8.8.8", False),
+    ("2001:0:808:808:0:0:f7f7:f7f7", True), ("2001:0:808:808:0:0:80ff:fffe", False),  # Teredo: server, inverted client
+    ("2001:0:a00:1:0:0:f7f7:f7f7", False), ("4000::1", False), ("::ffff:0:8.8.8.8", False)])
+def test_public_addresses(address: str, public: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the version of Python says of them."""
+    for kind in (ipaddress.IPv4Address, ipaddress.IPv6Address):
+        monkeypatch.setattr(kind, "is_global", property(lambda self: True))
     assert fetching.is_public(address) is public
+
+
+#: Rows of https://www.iana.org/assignments/iana-ipv4-special-registry and iana-ipv6-special-registry that are not
+#: globally reachable, deprecated site-local addresses (RFC 3879), and multicast.
+NOT_PUBLIC = """
+    0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24
+    192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4 255.255.255.255/32
+    ::/128 ::1/128 64:ff9b:1::/48 100::/64 100:0:0:1::/64 2001:2::/48 2001:10::/28 2001:db8::/32 3fff::/20 5f00::/16
+    fc00::/7 fe80::/10 fec0::/10 ff00::/8""".split()
+
+
+@pytest.mark.parametrize("network", NOT_PUBLIC)
+def test_special_networks(network: str) -> None:
+    found = ipaddress.ip_network(network)
+    assert not fetching.is_public(str(found[0])) and not fetching.is_public(str(found[-1]))
+    if found.version == 4:
+        assert not fetching.is_public(f"::ffff:{found[-1]}")
 
 
 def test_a_public_fetch_connects_to_public_addresses_only(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,7 +544,8 @@ def test_a_public_fetch_connects_to_public_addresses_only(server: Server, monkey
     connected: list[Any] = []
     monkeypatch.setattr(socket.socket, "connect", lambda self, address: connected.append(address))
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *rest: [
-        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("10.0.0.1", "127.0.0.1")])
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+        for address in ("10.0.0.1", "127.0.0.1", "203.0.113.1", "fec0::1", "3fff::1")])
     for url in (f"https://127.0.0.1:{port}/image.png", "https://images.example/x.png", "https://10.0.0.1/x.png"):
         with pytest.raises(DownloadError, match="cannot be reached"):
             fetching.fetch(url, "image", 1000, 5.0, public=True)

@@ -290,7 +290,7 @@ def test_a_key_that_comes_back_keeps_its_keep_alive(specs: None) -> None:
     texts.add_cold("auto", staged=True)
     assert [name for name, _, _ in main.pool.registry.calls] == ["add"]
     texts.add_cold("auto")
-    assert main.pool.registry.calls[2:] == [("keep_alive", ("m text_embedding", 3.5), {})]
+    assert main.pool.registry.calls[2:] == [("keep_alive", ("m text_embedding", 3.5), {"pin": True})]
     main.add_cold("auto")
     assert [name for name, _, _ in main.pool.registry.calls[3:]] == ["add"]
 

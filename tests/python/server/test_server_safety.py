@@ -627,3 +627,22 @@ def test_upgrades_are_ignored(server: Any) -> None:
         status, _, _ = raw.request("/health", None, "Connection: Upgrade", "Upgrade: websocket",
                                    "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: x").answer()
         assert status == 200
+
+
+# ---- log -------------------------------------------------------------------------------------------------------------
+
+def test_no_text_of_a_client_forges_a_record(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Percent-decoded paths, fields and names of models are in records, as escapes (CWE-117)."""
+    caplog.set_level("DEBUG", "mpool")
+    forged = "x%0a2026-11-29%20WARNING%20mpool.server:%20forged%1b[31m%c2%9b%e2%80%a8%e2%80%ae"
+    text = "x\n2026-11-29 WARNING mpool.server: forged\x1b[31m\x9b\u2028\u202e"
+    for path in (f"/v1/models/{forged}", f"/v1/{forged}", f"/health?{forged}={forged}"):
+        ask(server, path)
+    for body in ({"model": text, "input": "a"}, {"model": "bert", "input": "a", text: 1}, {"model": "bert", text: text},
+                 {"model": "bert", "input": "a", "user": text, "dimensions": text}):
+        ask(server, "/v1/embeddings", body)
+    with Raw(server) as raw:
+        raw.request("/v1/embeddings", BODY, "User-Agent: \x9b31m", "X-Request-Id: \x9b31m").answer()
+    said = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
+    assert any(r"/v1/models/x\n2026-11-29 WARNING" in line for line in said)
+    assert all(line.isprintable() for line in said)

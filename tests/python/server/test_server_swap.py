@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from adapterfiles import matrices, save_peft, smaller
 from servers import Raw, ask, serving
 
 PATH = "/api/mpool/swap"
@@ -53,6 +54,27 @@ def test_clients_see_the_old_or_the_new_model(server: Any) -> None:
     assert new == wanted and set(texts) <= {old, new}
     assert ask(server, PATH, {"model": "m"})[0] == 200  # the same files again
     assert _text(server) == wanted
+
+
+def test_adapters_stay(llama: Path, tmp_path: Path) -> None:
+    """A swap names only the model: its adapters stay, for new requests and for clients that use their names."""
+    folder = save_peft(tmp_path / "adapter", matrices(llama, 8, 3), 16.0)
+    with serving([f"m={llama}"], adapters=[f"it={folder}"]) as made:
+        old = _text(made, "m:it")
+        assert old != _text(made)
+        assert ask(made, "/api/create", {"model": "short", "from": "m:it", "system": "Be short."})[0] == 200
+        for _ in range(2):
+            assert ask(made, PATH, {"model": "m"})[0] == 200
+            assert _text(made, "m:it") == _text(made, "short") == old
+
+
+def test_adapters_that_do_not_fit_refuse_the_source(llama: Path, tmp_path: Path) -> None:
+    folder = save_peft(tmp_path / "adapter", matrices(llama, 8, 3), 16.0)
+    with serving([f"m={llama}", f"new={smaller(llama, tmp_path / 'new')}"], adapters=[f"m:it={folder}"]) as made:
+        old = _text(made, "m:it")
+        status, found = ask(made, PATH, {"model": "m", "source": "new"})
+        assert status == 400 and "`source`" in str(found) and "adapters" in str(found)
+        assert _text(made, "m:it") == old
 
 
 def test_source_is_a_name_and_never_a_path(server: Any, qwen2: Path) -> None:
