@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from . import reasoning
 from .tool_formats import HARMONY, Function, ToolFormat
+from .tool_values import listed_values, names, options_of, properties_of, required_parts, values_of
 
 
 class Grammar(NamedTuple):
@@ -48,8 +49,8 @@ class ResponseFormat(NamedTuple):
     source: str
 
 
-#: Maximum number of calls in one completion.
-MAX_CALLS = 32
+#: Maximum number of calls in one completion, and of equal calls in a row.
+MAX_CALLS, MAX_REPEATS = 32, 8
 #: Starts of completions that are calls without a marker, without white space; see the two regular expressions below.
 MARKERLESS_PREFIXES = ('{"name":"', '<|python_tag|>{"name":"')
 OPTIONAL_MARKER_PREFIXES = ('{"name":"', '```{"name":"', '```json{"name":"')
@@ -72,6 +73,8 @@ _DATA = ("const", "enum", "default", "examples")
 #: Keywords that each describe an object's properties. With two of them, the first property is not easily determined.
 _SOURCES = ("properties", "anyOf", "oneOf", "allOf", "$ref")
 _ANY = "/(?s:.*)/"
+#: Maximum number of schemas within each other that :func:`_text` enforces.
+_MAX_TEXT_DEPTH = 8
 #: Maximum number of parts of a schema that :func:`may_have_patterns` examines, which takes less than 1 ms.
 _MAX_EXAMINED = 1000
 
@@ -247,7 +250,7 @@ def _may_start_with_name(root: Any) -> bool:
         if sum(name in schema for name in _SOURCES) > 1:
             return True
         reference = schema.get("$ref")
-        if options := _options(schema):
+        if options := options_of(schema):
             waiting += options
         elif isinstance(reference, str):
             waiting.append(_referenced(root, reference))
@@ -269,19 +272,13 @@ def _object_may_start_with_name(schema: dict[str, Any]) -> bool:
     properties, required = schema.get("properties"), schema.get("required")
     if schema.get("type") != "object" or not isinstance(properties, dict) or not isinstance(required, list):
         return True
-    names = _names(required)
+    names = names(required)
     for name in properties:
         if name == "name":
             return True
         if name in names:
             return False
     return True
-
-
-def _names(required: Iterable[Any]) -> set[str]:
-    """Return the names in ``required`` of a schema as a set: ``required`` and ``properties`` may both be long, so that
-    searching a list would take quadratic time."""
-    return {name for name in required if isinstance(name, str)}
 
 
 def _literal(text: str) -> str:
@@ -382,50 +379,18 @@ def _object(function: Function) -> dict[str, Any]:
 
 # ---- arguments in tags -----------------------------------------------------------------------------------------------
 
-def is_text(schema: Any) -> bool:
-    """Return True if values of this schema are written verbatim between tags. Other values are written as JSON."""
-    if not isinstance(schema, Mapping):
-        return False
-    kind = schema.get("type")
-    if kind is None:
-        values = _values(schema)
-        options = _options(schema)
-        if options:
-            kept = [option for option in options if not (isinstance(option, Mapping) and option.get("type") == "null")]
-            return bool(kept) and all(is_text(option) for option in kept)
-        return bool(values) and all(isinstance(value, str) for value in values or ())
-    return kind == "string" or isinstance(kind, list) and "string" in kind and set(kind) <= {"string", "null"}
-
-
-def may_be_null(schema: Any) -> bool:
-    """Return True if the schema allows null."""
-    if not isinstance(schema, Mapping):
-        return False
-    kind = schema.get("type")
-    return kind == "null" or isinstance(kind, list) and "null" in kind or \
-        kind is None and any(map(may_be_null, _options(schema)))
-
-
-def _options(schema: Mapping[str, Any]) -> list[Any]:
-    found = schema.get("anyOf") or schema.get("oneOf")
-    return found if isinstance(found, list) else []
-
-
-def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    found = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return found if isinstance(found, list) else None
-
-
 def _tagged(at: int, function: Function, rules: list[str]) -> str:
     """Return the rule for a function's arguments in tags, in the order of the schema; append its rules to ``rules``."""
     schema = function.parameters
-    properties, required = schema.get("properties") or {}, _names(schema.get("required") or ())
+    properties = properties_of(schema)
     found = []
-    for number, (name, value) in enumerate(properties.items()):
+    for number, name in enumerate(properties.schemas):
+        value = properties.schema(name)
         rule = f"value_{at}_{number}"
         end = "\n</parameter>\n"
-        if is_text(value):
-            rules += [f"{rule}[lazy]: TEXT_{at}_{number}", f"TEXT_{at}_{number}: ({_text(value)}) {_literal(end)}"]
+        if values_of(value, schema).is_text:
+            rules += [f"{rule}[lazy]: TEXT_{at}_{number}",
+                      f"TEXT_{at}_{number}: ({_text(value, schema)}) {_literal(end)}"]
             body = rule
         else:
             shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -434,18 +399,25 @@ def _tagged(at: int, function: Function, rules: list[str]) -> str:
             rules.append(f"{rule}: %json {json.dumps(inner)}")
             body = f"{rule} {_literal(end)}"
         one = f"{_literal(f'<parameter={name}>' + chr(10))} {body}"
-        found.append(one if name in required else f"({one})?")
+        found.append(one if name in properties.required else f"({one})?")
     return " ".join(found)
 
 
-def _text(schema: Mapping[str, Any]) -> str:
-    """Return a terminal for texts of a schema. It enforces the values, the length and the pattern."""
+def _text(schema: Any, root: Any, depth: int = 0) -> str:
+    """Return a terminal for texts of a schema. It enforces the values, the length and the pattern, also those behind
+    references. ``root`` is the document of the references; schemas deeper than ``_MAX_TEXT_DEPTH`` allow any text."""
+    if not isinstance(schema, Mapping) or depth > _MAX_TEXT_DEPTH:
+        return _ANY
     parts = []
-    values, options = _values(schema), [option for option in _options(schema) if is_text(option)]
+    values, options = listed_values(schema), [option for option in options_of(schema)
+                                              if values_of(option, root).is_text]
     if values is not None:
         parts.append("(" + " | ".join(_literal(value) for value in values if isinstance(value, str)) + ")")
     if options:
-        parts.append("(" + " | ".join(f"({_text(option)})" for option in options) + ")")
+        parts.append("(" + " | ".join(f"({_text(option, root, depth + 1)})" for option in options) + ")")
+    for part in required_parts(schema, root):
+        text = _text(part, root, depth + 1)
+        parts += [f"({text})"] * (text != _ANY)
     low, high = _whole(schema.get("minLength", 0)), _whole(schema.get("maxLength", ""))
     if low or high != "":
         parts.append(rf"/(?s:.{{{low},{high}}})/")
@@ -453,7 +425,7 @@ def _text(schema: Mapping[str, Any]) -> str:
     if isinstance(pattern, str):
         parts.append(f"/{_search(pattern)}/")
     found = " & ".join(parts) or _ANY
-    return f'({found}) | "null"' if parts and may_be_null(schema) else found
+    return f'({found}) | "null"' if parts and "null" in values_of(schema, root).kinds else found
 
 
 def _whole(value: Any) -> Any:
