@@ -286,8 +286,9 @@ class ToolCallParser:
 
     def _give_up(self) -> None:
         """Handle the end of the completion inside a call: the begun call is text, or an incomplete call."""
-        if not self._constrained and self._step in (self._opening, self._reading, self._next, self._again, self._beginning,
-                                                    self._markerless, self._first_unmarked, self._next_unmarked):
+        if not self._constrained and self._step in (
+                self._opening, self._reading, self._next, self._again, self._beginning, self._markerless,
+                self._first_unmarked, self._next_unmarked):
             self._emit(self._gap + self._text if self._step == self._opening else self._text)
         self._text = ""
 

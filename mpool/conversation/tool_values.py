@@ -144,7 +144,7 @@ def _properties(schema: Any, root: Mapping[str, Any], depth: int) -> Properties:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return found
     own, others = schema.get("properties"), schema.get("additionalProperties")
-    required = names(schema.get("required") or ())
+    required = required_names(schema.get("required") or ())
     if isinstance(own, Mapping):
         found = Properties({name: [value] for name, value in own.items()}, required,
                            others if isinstance(others, Mapping) else None)
@@ -162,7 +162,7 @@ def _properties(schema: Any, root: Mapping[str, Any], depth: int) -> Properties:
     return found
 
 
-def names(required: Iterable[Any]) -> set[str]:
+def required_names(required: Iterable[Any]) -> set[str]:
     """Return the names in ``required`` of a schema as a set: ``required`` and ``properties`` may both be long, so that
     searching a list would take quadratic time."""
     return {name for name in required if isinstance(name, str)}
