@@ -146,6 +146,12 @@ class ToolCallParser:
         """True once the completion reached a limit of calls."""
         return self.limit is not None
 
+    @property
+    def reached(self) -> str:
+        """The limit that ended the completion, for messages."""
+        return f"{MAX_CALLS} tool calls" if self.limit == "max_tool_calls" else \
+            f"{MAX_REPEATS} equal tool calls of {self._found[-1][1]} in a row"
+
     def begins_with_call(self, text: str, last: bool = False) -> bool | None:
         """Feed a chunk of a text that begins with a marker. Returns True if the text begins with a call, False if it
         does not, and None if more of it is needed. Ends the use of this parser for other purposes."""
