@@ -119,7 +119,8 @@ def _tag_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-HERMES = ToolFormat("hermes", "json", "<tool_call>\n", "\n</tool_call>", between="\n", marker_optional=True)
+HERMES = ToolFormat("hermes", "json", "<tool_call>\n", "\n</tool_call>", between="\n", marker_optional=True,
+                    openings=("<tools>",))
 QWEN3_CODER = ToolFormat("qwen3_coder", "xml", "<tool_call>\n<function=", "</function>\n</tool_call>", between="\n",
                          openings=("<function=",))
 LLAMA3 = ToolFormat("llama3", "json", key="parameters", markerless=True, max_calls=1)

@@ -353,7 +353,8 @@ def _calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> l
     start, rest = format.prefix, format.prefix[len(format.marker):]
     rules.append("calls:" + (f" {_literal(start)}" if start else "") + " call" + tail)
     rules.append("rest:" + (f" {_literal(rest)}" if rest else "") + " call" + tail)
-    return [*rules, "named_call: " + " | ".join(names), "named: named_call" + tail]
+    namespace = f"{_literal(format.namespace)}? " if format.namespace else ""
+    return [*rules, f"named_call: {namespace}({' | '.join(names)})", "named: named_call" + tail]
 
 
 def _opening(format: ToolFormat, opening: str) -> str:
@@ -366,7 +367,7 @@ def _opening(format: ToolFormat, opening: str) -> str:
         found += blank + r"\["
     if format.body == "json":
         return found + blank + r'\{' + blank + r'("type": ?"function",\s?)?"name": ?"'
-    return found + (f"({_regex(format.namespace)})?" if format.namespace else "")
+    return found
 
 
 def _unmarked_calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:

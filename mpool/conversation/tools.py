@@ -333,4 +333,5 @@ def parsed_calls(parser: ToolCallParser) -> tuple[ToolCall, ...]:
                  for call in parser.calls)
 
 
-__all__ = ["Tools", "check_calls", "complete_results", "constrain", "free_format", "make_call_id", "parsed_calls", "pop_tools"]
+__all__ = ["Tools", "check_calls", "complete_results", "constrain", "free_format", "make_call_id", "parsed_calls",
+           "pop_tools"]

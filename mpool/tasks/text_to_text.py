@@ -430,7 +430,7 @@ class Reader:
             tool_calls=first.tool_calls)
 
     def _end(self, index: int, reason: FinishReason | None, stop: str | int | None,
-             parser: ToolCallParser | None) -> tuple[FinishReason | None, str | int | None]:
+             parser: ToolCallParser | None) -> tuple[Any, str | int | None]:
         """Return ``finish_reason`` and ``stop`` of a choice for those of the core: ``"tool_calls"`` if an end token
         ended a text with tool calls, or if their limit did."""
         if reason not in ("stop", "length") or stop is not None or parser is None or not parser.calls:
