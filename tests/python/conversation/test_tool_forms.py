@@ -154,8 +154,8 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
      [("clock", {})]),
     ("qwen3_coder", "Now:\n<function=clock>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\nand",
      "Now:\nand", [("clock", {"a": 1})]),
-    ("qwen3_coder", "<function=clock></function><function=get_weather><parameter=city>\nBonn\n</parameter></function>", "",
-     [("clock", {}), ("get_weather", {"city": "Bonn"})]),
+    ("qwen3_coder", "<function=clock></function><function=get_weather><parameter=city>\nBonn\n</parameter></function>",
+     "", [("clock", {}), ("get_weather", {"city": "Bonn"})]),
     ("qwen3_coder", "<tool_call>\n<function=clock>\n</function>\n<function=clock>\n</function>\n</tool_call> and",
      "and", [("clock", {}), ("clock", {})]),
     ("qwen3_coder", "<tool_call> <function=clock> </function> </tool_call> <function=no>", "<function=no>",
@@ -167,7 +167,8 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("mistral_spaced", '[TOOL_CALLS]{"name": "clock", "arguments": {}} and', "and", [("clock", {})]),
     ("mistral_spaced", '[TOOL_CALLS] [{"name": "clock"}\n{"name": "clock", "arguments": {"a": 1}}] and', "and",
      [("clock", {}), ("clock", {"a": 1})]),
-    ("mistral_marked", '[TOOL_CALLS]clock{"a": 1}[TOOL_CALLS]clock {} and', "and", [("clock", {"a": 1}), ("clock", {})]),
+    ("mistral_marked", '[TOOL_CALLS]clock{"a": 1}[TOOL_CALLS]clock {} and', "and",
+     [("clock", {"a": 1}), ("clock", {})]),
     ("mistral_marked", '[TOOL_CALLS] [{"name": "clock", "arguments": {"a": 1}}, {"name": "clock"}] and', "and",
      [("clock", {"a": 1}), ("clock", {})]),
     ("phi4", 'A functools[{"name": "clock", "arguments": {}}, {"name": "clock", "arguments": {"a": 1}}] B', "A\nB",
@@ -180,8 +181,8 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("deepseek_v3", "<｜tool▁calls▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n```<｜tool▁call▁end｜>"
      "<｜tool▁calls▁end｜>", "", [("clock", {})]),
     ("deepseek_v3", "<｜tool▁call▁begin｜>clock\n```json\n{}\n```\n<｜tool▁call▁end｜> and", "and", [("clock", {})]),
-    ("deepseek_v31", "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>"
-     '{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜> and', "and", [("clock", {}), ("clock", {"a": 1})]),
+    ("deepseek_v31", "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+     '<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜> and', "and", [("clock", {}), ("clock", {"a": 1})]),
     ("deepseek_v31", "<｜tool▁calls▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁calls▁end｜>", "", [("clock", {})]),
     ("kimi_k2", "A <|tool_call_begin|>functions.clock:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
      "<|tool_call_begin|>clock:1 <|tool_call_argument_begin|> {\"a\": 1} <|tool_call_end|> B", "A\nB",
@@ -527,7 +528,8 @@ def test_null_between_tags(schema: dict[str, Any], value: Any) -> None:
 
 DEFS: dict[str, Any] = {
     "code": {"enum": ["12345", "67890"]}, "number": {"type": "integer"}, "again": {"$ref": "#/$defs/code"},
-    "text": {"type": "string", "pattern": "^[0-9]+$"}, "tree": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/tree"}]}}
+    "text": {"type": "string", "pattern": "^[0-9]+$"},
+    "tree": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/tree"}]}}
 #: Schema of an argument, the text between the tags, the value.
 BEHIND: list[tuple[dict[str, Any], str, Any]] = [
     ({"$ref": "#/$defs/code"}, "12345", "12345"), ({"$ref": "#/$defs/again"}, "12345", "12345"),
@@ -542,7 +544,8 @@ BEHIND: list[tuple[dict[str, Any], str, Any]] = [
     ({"type": ["string", "object"]}, "5", "5"), ({"type": ["string", "object"]}, '{"a": 1}', {"a": 1}),
     ({"type": ["string", "integer"]}, "5", 5), ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "true", "true"),
     ({"enum": ["12345", 5]}, "12345", "12345"), ({"enum": ["12345", 5]}, "5", 5), ({"type": "boolean"}, "True", True),
-    ({"const": "5"}, "5", "5"), ({"$ref": "#/nowhere"}, "5", 5), ({"anyOf": [{"const": "5"}, {"type": "number"}]}, "5", "5"),
+    ({"const": "5"}, "5", "5"), ({"$ref": "#/nowhere"}, "5", 5),
+    ({"anyOf": [{"const": "5"}, {"type": "number"}]}, "5", "5"),
 ]
 
 
@@ -563,9 +566,10 @@ def test_types_of_arguments_behind_references(schema: dict[str, Any], text: str,
 
 def test_many_references_take_linear_time() -> None:
     """Each schema is read once, though 2**40 paths lead to the last one, and a chain may be deeper than the stack."""
-    doubled = {f"d{at}": {"anyOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 2} for at in range(40)} | {"d40": {"type": "string"}}
-    chained = {f"c{at}": {"$ref": f"#/$defs/c{at + 1}"} for at in range(5000)} | {"c5000": {"type": "string"}}
-    root = {"type": "object", "$defs": doubled | chained}
+    doubled = {f"d{at}": {"anyOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 2} for at in range(40)}
+    chained = {f"c{at}": {"$ref": f"#/$defs/c{at + 1}"} for at in range(5000)}
+    ends = {"d40": {"type": "string"}, "c5000": {"type": "string"}}
+    root: dict[str, Any] = {"type": "object", "$defs": doubled | chained | ends}
     assert values_of({"$ref": "#/$defs/d0"}, root).is_text
     assert values_of({"$ref": "#/$defs/c4950"}, root).is_text and values_of({"$ref": "#/$defs/c0"}, root) == Values()
 
