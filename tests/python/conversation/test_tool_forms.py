@@ -182,7 +182,8 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
      "<｜tool▁calls▁end｜>", "", [("clock", {})]),
     ("deepseek_v3", "<｜tool▁call▁begin｜>clock\n```json\n{}\n```\n<｜tool▁call▁end｜> and", "and", [("clock", {})]),
     ("deepseek_v31", "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
-     '<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜> and', "and", [("clock", {}), ("clock", {"a": 1})]),
+     '<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜> and', "and",
+     [("clock", {}), ("clock", {"a": 1})]),
     ("deepseek_v31", "<｜tool▁calls▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁calls▁end｜>", "", [("clock", {})]),
     ("kimi_k2", "A <|tool_call_begin|>functions.clock:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
      "<|tool_call_begin|>clock:1 <|tool_call_argument_begin|> {\"a\": 1} <|tool_call_end|> B", "A\nB",
