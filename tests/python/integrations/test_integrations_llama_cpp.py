@@ -309,6 +309,6 @@ def test_a_limit_of_tool_calls_is_named_beside_the_finish_reason(tmp_path: Path)
         assert (one["finish_reason"], one["stop_reason"]) == ("tool_calls", "repeated_tool_calls")
     assert len(choice["message"]["tool_calls"]) == 8
     langchain = pytest.importorskip("mpool.integrations.langchain", exc_type=ImportError)
-    message = langchain.MpoolChat(model=str(folder), options=options).invoke("the quick brown fox")
+    message = langchain.ChatMpool(model=str(folder), options=options).invoke("the quick brown fox")
     assert len(message.tool_calls) == 8 and message.response_metadata["finish_reason"] == "tool_calls"
     assert message.response_metadata["stop_reason"] == "repeated_tool_calls"
