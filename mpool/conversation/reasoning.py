@@ -118,7 +118,7 @@ class ThinkSplitter(Splitter):
         self._state = "opening"
         self._text = ""
         self._emitted = False
-        self._trial: CallTrial | None = None  # of the marker that follows the newlines at the start of the text
+        self._trial: CallTrial | None = None  # tries the marker after the newlines of the text
         self._tried = 0  # characters of the text that the trial has
 
     def feed(self, text: str, last: bool = False) -> tuple[str, str]:
@@ -148,7 +148,7 @@ class ThinkSplitter(Splitter):
         while self._state == "thoughts":
             if not self._emitted and self._trial is None:
                 self._text = self._text.lstrip("\n")
-            begin = 0  # of text that may contain markers
+            begin = 0  # markers are searched from here
             if self._trial is not None:
                 is_call = self._trial.begins_with_call(self._text[self._tried:], last)
                 self._tried = len(self._text)

@@ -56,7 +56,7 @@ class _Reader:
             return Values()
         known = self._read.get(id(schema))
         if known is None:
-            self._read[id(schema)] = Values(frozenset())  # of a schema that contains itself, until it is read
+            self._read[id(schema)] = Values(frozenset())  # for a schema that contains itself
             known = self._read[id(schema)] = self._values(schema, depth + 1)
         return known
 
