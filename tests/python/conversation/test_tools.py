@@ -411,6 +411,19 @@ def test_reasoning_before_calls(pool: mpool.Pool, chain: Any, monkeypatch: pytes
         assert [forced.reasoning, *(call.name for call in forced.tool_calls)] == ["Hm", "clock"], forced
 
 
+def test_reasoning_between_control_tokens(pool: mpool.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Markers of reasoning are control tokens in Magistral and Ministral. A call ends the reasoning there, too."""
+    monkeypatch.setattr(chainmodels, "SPECIAL", [*chainmodels.SPECIAL, "[THINK]", "[/THINK]"])
+    begin, template = [("Ċ", "[THINK]"), ("[THINK]", "Hm")], tm.HERMES + "{# [THINK] #}"
+    chains = {"closed": [*begin, ("Hm", "[/THINK]"), ("[/THINK]", "Wait."), ("Wait.", "<|return|>")],
+              "unclosed": [*begin, ("Hm", "<tool_call>"), *WRITES[3:]]}
+    models = {name: chainmodels.save(tmp_path / name, template, chain, WORDS) for name, chain in chains.items()}
+    done = pool.chat(CHAT, models["closed"], **GREEDY)
+    assert (done.reasoning, done.text) == ("Hm", "Wait.")
+    called = pool.chat(CHAT, models["unclosed"], tools=[tm.CLOCK], **GREEDY)
+    assert (called.reasoning, called.text, [one.name for one in called.tool_calls]) == ("Hm", "", ["clock"])
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("words", ["<|end|>", "<|call|>", "<|channel|>final<|message|>", " to=functions.clock",
                                    "<|start|>assistant", "<think>", "</think>", "<tool_call>"])
