@@ -9,7 +9,6 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
@@ -63,9 +62,9 @@ class Tools:
         return ToolCallParser(self.format, {function.name: function.parameters for function in self.functions},
                               self.constrained, make_id, self.calls_or_format)
 
-    def ending_reasoning(self, splitter: type[ThinkSplitter]) -> Callable[[], Splitter]:
-        """Return a factory of splitters whose reasoning also ends where a call begins."""
-        return partial(splitter, self.format.markers, lambda: self.parser(lambda number: ""))
+    def splitter(self, kind: type[ThinkSplitter]) -> ThinkSplitter:
+        """Create a splitter of one completion whose reasoning also ends where a call begins."""
+        return kind(self.format.markers, lambda: self.parser(lambda number: ""))
 
 
 # ---- the caller's options --------------------------------------------------------------------------------------------

@@ -126,6 +126,13 @@ class Request:
         """Return a reader for the ticket of this request."""
         return Reader(self, ticket)
 
+    def splitters(self) -> Callable[[], Splitter] | None:
+        """Return a factory of splitters for choices; None if a completion is text only. A tool call ends reasoning."""
+        kind, tools = self.splitter, self.tools
+        if tools is None or not isinstance(kind, type) or not issubclass(kind, reasoning.ThinkSplitter):
+            return kind
+        return lambda: tools.splitter(kind)
+
     def parser(self, choice: int) -> ToolCallParser | None:
         """Return a tool-call parser for the choice with this index; None if the request has no tools."""
         if self.tools is None:
@@ -145,7 +152,8 @@ class _CallLimits:
     def __init__(self, request: Request) -> None:
         n = request.sampling.n
         self._bytes = [0] * n
-        self._splitters = None if request.splitter is None else [request.splitter() for _ in range(n)]
+        make = request.splitters()
+        self._splitters = None if make is None else [make() for _ in range(n)]
         self._parsers = [request.parser(choice) for choice in range(n)]
         settings, format = request.entry.describe().generation, request.format
         assert settings is not None and format is not None
@@ -233,8 +241,6 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
             tools = replace(tools, constrained=format is not None, calls_or_format=schema is not None)
             if format is None and not tools.single and not chosen.ignore_eos and not chosen.min_tokens:
                 format = free_format(tokenizer)
-            if isinstance(splitter, type) and issubclass(splitter, reasoning.ThinkSplitter):
-                splitter = tools.ending_reasoning(splitter)
     space = most - len(ids)
     if space < 1:
         limit, param = most - 1, None if most == settings.context_length else "context_length"
@@ -310,7 +316,8 @@ class Reader:
             request.format.cancel_with(ticket, self)
         if request.capture is not None:  # the capture thread holds the ticket too: cancel it explicitly
             weakref.finalize(self, ticket.cancel).atexit = False
-        self._splitters = [request.splitter() for _ in range(n)] if request.splitter is not None else None
+        make = request.splitters()
+        self._splitters = None if make is None else [make() for _ in range(n)]
         self._parsers = [request.parser(index) for index in range(n)]
         self._reported: set[int] = set()  # choices whose limit of tool calls was logged
 
@@ -405,7 +412,7 @@ class Reader:
             details = None
             if self.request.sampling.logprobs >= 0:
                 details = self._logprobs(index, 0, ids, logprobs)
-            thinking, text = reasoning.split(self.request.splitter, data.decode())
+            thinking, text = reasoning.split(self.request.splitters(), data.decode())
             parser = self.request.parser(index)
             calls: tuple[ToolCall, ...] = ()
             if parser is not None:
