@@ -145,10 +145,11 @@ MP_TEST(models_image_generation_forgets_incomplete_texts) {
     call->text_rows = 3;
     call->text_width = 4;
     call->pooled_width = 2;
+    mp_item item = {.request = base, .tenant = 7};
     mp_diff_cache_init(&cache, &budget);
-    MP_CHECK_OK(mp_diff_texts_get(&cache, call, 0, &first, &known, &error), &error);
+    MP_CHECK_OK(mp_diff_texts_get(&cache, &item, 0, &first, &known, &error), &error);
     MP_CHECK(!known);
-    MP_CHECK_OK(mp_diff_texts_get(&cache, call, 0, &second, &known, &error), &error);
+    MP_CHECK_OK(mp_diff_texts_get(&cache, &item, 0, &second, &known, &error), &error);
     MP_CHECK(!known && second != first);
     const uint64_t one = first->bytes;
     MP_CHECK_INT(budget.used, 2 * one);
@@ -156,8 +157,12 @@ MP_TEST(models_image_generation_forgets_incomplete_texts) {
     MP_CHECK_INT(budget.used, one);
     MP_CHECK(cache.list == second && !second->next);
     mp_diff_texts_complete(second);
-    MP_CHECK_OK(mp_diff_texts_get(&cache, call, 0, &first, &known, &error), &error);
+    MP_CHECK_OK(mp_diff_texts_get(&cache, &item, 0, &first, &known, &error), &error);
     MP_CHECK(known && first == second);
+    mp_diff_texts_release(&cache, first);
+    item.tenant += 1ull << 32; /* another tenant's text is computed again, and forgotten here */
+    MP_CHECK_OK(mp_diff_texts_get(&cache, &item, 0, &first, &known, &error), &error);
+    MP_CHECK(!known && first != second);
     mp_diff_texts_release(&cache, first);
     MP_CHECK_INT(mp_diff_cache_trim(&cache), 0); /* in use */
     mp_diff_texts_release(&cache, second);

@@ -373,6 +373,12 @@ MP_TEST(models_vision_encodes_each_image_once) {
     MP_CHECK_INT(cached, 64);
     run_one(&tiny, 7, &cached); /* same prompt, another tenant */
     MP_CHECK_INT(cached, 0);
+    tiny_trim(&tiny);
+    mp_images_shrink(engine_of(&tiny)->images.store, UINT64_MAX);
+    const int fresh = run_one(&tiny, 3, &cached), repeated = run_one(&tiny, 3, &cached);
+    MP_CHECK(repeated < fresh);
+    MP_CHECK_INT(run_one(&tiny, 7, &cached), fresh); /* no row of the image is shared either */
+    MP_CHECK_INT(run_one(&tiny, 7, &cached), repeated);
     run_one(&tiny, 5, &cached);
     MP_CHECK_INT(cached, 0);
     run_one(&tiny, 5, &cached); /* an image that is repeated is part of an equal prefix */
@@ -474,7 +480,7 @@ static mp_item *run_to_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
     tiny->engine->ops->plan(tiny->engine, items, 1, 1, plan);
     MP_CHECK(engine_of(tiny)->image_part.item == &job->item);
     MP_CHECK(plan->cost_ns >= mp_images_part_ns(engine_of(tiny)->images.store) ||
-             plan->cost_ns >= mp_images_left_ns(engine_of(tiny)->images.store, job->call, 0));
+             plan->cost_ns >= mp_images_left_ns(engine_of(tiny)->images.store, job->call, job->item.state, 0));
     return &job->item;
 }
 
@@ -503,8 +509,8 @@ MP_TEST(models_vision_stops_within_a_layer) {
             MP_CHECK_INT(at->stage, part > 8); /* stage 1 follows nine parts of embeddings */
             MP_CHECK_INT(at->at, part == 8 ? 2 * part : part == 9 ? 0 : part < 9 ? 2 * part : 2 * (part - 9));
             atomic_store(&encoder->mega_ns, 1000000);
-            MP_CHECK(mp_images_left_ns(store, jobs[0].call, 0) < left);
-            left = mp_images_left_ns(store, jobs[0].call, 0);
+            MP_CHECK(mp_images_left_ns(store, jobs[0].call, item->state, 0) < left);
+            left = mp_images_left_ns(store, jobs[0].call, item->state, 0);
         }
         tiny.lease.cancelled = NULL;
         while (!jobs[0].done) {
