@@ -385,7 +385,7 @@ MP_TEST(models_encoder_remembers_recent_results) {
     MP_CHECK_INT(recent->hits, TEXTS + 1);
 
     /* without memory the table stays empty, and no request fails */
-    tiny_trim(&tiny);
+    mp_recent_trim(recent);
     tiny.budget.limit = tiny.budget.used;
     compute_each(&tiny, &all, 30, 1, alone);
     compute_each(&tiny, &all, 30, 1, alone);

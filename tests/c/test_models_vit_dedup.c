@@ -204,7 +204,7 @@ MP_TEST(models_vit_remembers_recent_results) {
     MP_CHECK_INT(recent->hits, IMAGES + 1);
 
     /* without memory the engine keeps nothing, and no request fails */
-    tiny_trim(&tiny);
+    mp_recent_trim(recent);
     tiny.budget.limit = tiny.budget.used;
     compute_each(&tiny, &all, 7, 1, alone);
     compute_each(&tiny, &all, 7, 1, alone);

@@ -84,7 +84,7 @@ def test_every_verb_has_its_ways() -> None:
 
 
 WRONG = [("timeout", 0), ("timeout", "soon"), ("priority", "urgent"), ("priority", 5), ("priority", True),
-         ("priority", None), ("priority", 1.5), ("tenant", ""), ("tenant", 0), ("tenant", -1), ("tenant", 2**32),
+         ("priority", None), ("priority", 1.5), ("tenant", ""), ("tenant", 0), ("tenant", -1), ("tenant", 2**64),
          ("tenant", 1.5), ("tenant", b"x"), ("keep_alive", "soon"), ("keep_alive", float("nan")), ("keep_alive", True),
          ("policy", "random"), ("policy", 1), ("policy", "default"), ("fail_fast", 1), ("fail_fast", "no")]
 
