@@ -102,7 +102,7 @@ def plan_of(entry: Entry, options: Any, strict: tuple[Any, ...], make: Callable[
 
 
 def tenant_of(options: Any) -> int | None:
-    """Return the tenant that may use the plan of these options. None: any, because no option is a text of the caller."""
+    """Return the tenant that may use the plan of these options. None: any, because they have no text of the caller."""
     return None if getattr(options, "prompt", None) is None else tenants.current()
 
 

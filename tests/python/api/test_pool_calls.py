@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -130,14 +128,6 @@ def test_signatures_list_every_call_option() -> None:
         names = inspect.signature(function).parameters
         assert {"task", "precision", "progress", *_options.CALL} <= set(names)
         assert "options" not in names and names["precision"].default == "float32"
-
-
-def test_a_tenant_is_the_same_in_every_process() -> None:
-    code = "from mpool import CallOptions; print(CallOptions(tenant='alice').core()['tenant'])"
-    found = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-    assert found == mpool.CallOptions(tenant="alice").core()["tenant"]
-    assert found != mpool.CallOptions(tenant="bob").core()["tenant"]
-    assert mpool.CallOptions(tenant=7).core()["tenant"] == 7
 
 
 def _fill(pool: mpool.Pool, model: Any) -> list[Any]:
