@@ -442,8 +442,8 @@ class _Compiled(NamedTuple):
 class _Compiler:
     """Compiles formats for one tokenizer.
 
-    Building llguidance's tokenizer takes 0.2 s, so there is one compiler per tokenizer. The last formats are cached, for
-    the tenant that has sent them.
+    Building llguidance's tokenizer takes 0.2 s, so there is one compiler per tokenizer. The last formats are cached,
+    each for the tenant that has sent it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -154,8 +154,10 @@ def test_prompts_are_prepared_for_each_tenant(bert: Path) -> None:
         pool.embed("x", bert)
         plans = pool._find(bert, "text_embedding").plans
         sizes = []
-        for options in ({}, {"tenant": "one"}, {"prompt": "find: "}, {"prompt": "find: ", "tenant": "one"},
-                        {"prompt": "find: ", "tenant": "two"}, {"prompt": "find: ", "tenant": "one"}):
+        given: list[dict[str, Any]] = [{}, {"tenant": "one"}, {"prompt": "find: "}, {"prompt": "find: ", "tenant": "one"},
+                                       {"prompt": "find: ", "tenant": "two"},
+                                       {"prompt": "find: ", "tenant": "one"}]
+        for options in given:
             pool.embed("x", bert, **options)
             sizes.append(len(plans))
     assert [size - sizes[0] for size in sizes] == [0, 0, 1, 2, 3, 3]
