@@ -109,7 +109,7 @@ class _Call:
                  deadline: float | None, wake: Callable[[], object]) -> None:
         self.function: Callable[..., Any] | None = function
         self.args, self.group, self.deadline, self.wake = args, group, deadline, wake
-        self.context = contextvars.copy_context()  # of the caller, such as the tenant of its request
+        self.context = contextvars.copy_context()  # includes the tenant of the caller's request
         self.queued = time.monotonic()
         self.began: float | None = None
         self.until: float | None = None

@@ -24,9 +24,9 @@ enum {
 typedef struct mp_dedup_input {
     mp_cache_key key;
     int32_t options[MP_DEDUP_OPTIONS]; /* everything else that changes the vector */
-    int32_t dimensions;                /* of `out` */
+    int32_t dimensions;                /* components of `out` */
     const void *content;
-    size_t bytes;                      /* of `content` */
+    size_t bytes;                      /* length of `content` */
     float *out;                        /* the vector */
 } mp_dedup_input;
 

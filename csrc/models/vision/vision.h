@@ -7,12 +7,12 @@
  * passes through the network alone. A run of placeholders takes the rows of its image's tiles, in order or as listed in
  * `sources`, which may also name the learned newline.
  *
- * Each engine has a store of the rows of tiles, found by tenant and by the hash of their pixels. The store keeps a tile while a
- * request needs it, and afterwards as long as memory allows. A step computes one tile as far as its time budget allows.
- * After each part of a layer (image/vit.h) the step checks the time and whether the request was cancelled, so decoding
- * sequences wait no longer than for any other step. The next step continues the tile. If the next step belongs to
- * another request (after a worker fault, a request runs alone in its steps), that request starts a tile of its own, and
- * the unfinished tile is kept. The working memory is released when no request waits for a tile.
+ * Each engine has a store of the rows of tiles, found by tenant and by the hash of their pixels. The store keeps a tile
+ * while a request needs it, and afterwards as long as memory allows. A step computes one tile as far as its time budget
+ * allows. After each part of a layer (image/vit.h) the step checks the time and whether the request was cancelled, so
+ * decoding sequences wait no longer than for any other step. The next step continues the tile. If the next step belongs
+ * to another request (after a worker fault, a request runs alone in its steps), that request starts a tile of its own,
+ * and the unfinished tile is kept. The working memory is released when no request waits for a tile.
  *
  * In a sequence's tokens a placeholder is the negative number of its image. The store assigns a number when it first
  * sees an image. The prefix cache compares tokens, so it distinguishes images by these numbers. */

@@ -33,7 +33,7 @@ def number_of(tenant: Any) -> int:
 
 
 def test_numbers_of_tenants_are_keyed_hashes() -> None:
-    """Nobody can choose names whose numbers are equal: they differ in another process."""
+    """The numbers differ in another process: a caller cannot choose names whose numbers are equal."""
     names = ["alice", "bob", "1", 1, 2, 2**32 + 1, 2**64 - 1]
     numbers = [number_of(name) for name in names]
     assert len(set(numbers)) == len(names) and [number_of(name) for name in names] == numbers
@@ -154,9 +154,9 @@ def test_prompts_are_prepared_for_each_tenant(bert: Path) -> None:
         pool.embed("x", bert)
         plans = pool._find(bert, "text_embedding").plans
         sizes = []
-        given: list[dict[str, Any]] = [{}, {"tenant": "one"}, {"prompt": "find: "}, {"prompt": "find: ", "tenant": "one"},
-                                       {"prompt": "find: ", "tenant": "two"},
-                                       {"prompt": "find: ", "tenant": "one"}]
+        asked = {"prompt": "find: "}
+        given: list[dict[str, Any]] = [{}, {"tenant": "one"}, asked, {**asked, "tenant": "one"},
+                                       {**asked, "tenant": "two"}, {**asked, "tenant": "one"}]
         for options in given:
             pool.embed("x", bert, **options)
             sizes.append(len(plans))
