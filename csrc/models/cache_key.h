@@ -2,8 +2,8 @@
  * inputs, rows of images, encoded prompts.
  *
  * A request may use an entry only if its tenant made it. Otherwise the response time of a request would tell its caller
- * what another tenant has sent. So every such table compares an mp_cache_scope, which only mp_cache_scope_of makes, from
- * the request's item. In models/, only this file and cache_key.c may hash contents or read the tenant
+ * what another tenant has sent. So every such table compares an mp_cache_scope, which only mp_cache_scope_of makes,
+ * from the request's item. In models/, only this file and cache_key.c may hash contents or read the tenant
  * (tests/c/check_tiers.py): a table with hashed keys cannot be built without it.
  *
  * Model revision and compute type are part of no key: each table belongs to one loaded model or to one of its engines,
