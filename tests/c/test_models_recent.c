@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/sanitize.h"
 #include "models/dedup.h"
 #include "mp_test.h"
 
@@ -160,7 +161,8 @@ MP_TEST(models_recent_is_empty_after_a_fork) {
     set_up(&b);
     mp_dedup_input input = input_of(&b, (mp_cache_scope){0}, content, 8, vector, 2);
     mp_recent_keep(&b.recent, &input, 1);
-    mp_mutex_lock(&b.recent.lock);
+    if (!MP_SANITIZED) /* ThreadSanitizer reports a new lock in the place of one that is held */
+        mp_mutex_lock(&b.recent.lock);
     b.recent.forked.forget(&b.recent.forked);
     MP_CHECK(!mp_recent_find(&b.recent, &input, 1));
     mp_recent_keep(&b.recent, &input, 1);
