@@ -75,6 +75,9 @@ def drain_events() -> list[tuple[int, int, str, int, int, str, float]]:
 def events_dropped() -> int:
     """Number of events that were dropped because the ring was full, since the process began."""
 
+def tenant_number(name: bytes) -> int:
+    """Return the number of a tenant: a 64-bit hash of its name, under a random key of this process; never 0."""
+
 @final
 class GgufFile:
     """A parsed GGUF header.
@@ -418,7 +421,8 @@ class Registry:
             keep_alive: new keep-alive of the model in seconds; below 0: unchanged.
             priority: 0 critical, 1 high, 2 normal, 3 low, 4 batch.
             service_class: 0 interactive, 1 bulk.
-            tenant: requests of a tenant get one fair share together; 0: no tenant.
+            tenant: number of the tenant (:func:`tenant_number`); 0: no tenant. Requests of a tenant get one fair share
+                together, and share cached results with no other tenant.
             fail_fast: raise Overloaded at once if the queue is full.
             uncounted: leave a request that raises Overloaded out of the metrics, because the caller retries it.
             policy: scheduling policy; ``"default"``: the model's.

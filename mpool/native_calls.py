@@ -12,6 +12,7 @@ The threads of a group without a time limit only read files and wait: for the ca
 from __future__ import annotations
 
 import atexit
+import contextvars
 import itertools
 import logging
 import os
@@ -102,12 +103,13 @@ class _Call:
     """
 
     __slots__ = ("function", "args", "group", "deadline", "wake", "queued", "began", "until", "left", "stuck",
-                 "ended", "result", "error", "loop", "refusal")
+                 "ended", "result", "error", "loop", "refusal", "context")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], group: ThreadGroup,
                  deadline: float | None, wake: Callable[[], object]) -> None:
         self.function: Callable[..., Any] | None = function
         self.args, self.group, self.deadline, self.wake = args, group, deadline, wake
+        self.context = contextvars.copy_context()  # includes the tenant of the caller's request
         self.queued = time.monotonic()
         self.began: float | None = None
         self.until: float | None = None
@@ -405,7 +407,7 @@ class ThreadGroup:
         assert function is not None
         _local.call = call
         try:
-            call.result = function(*args)
+            call.result = call.context.run(function, *args)
         except BaseException as error:
             call.error = error
         finally:

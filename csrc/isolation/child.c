@@ -149,7 +149,7 @@ static bool admit(child *c) {
     mp_error_clear(&error);
     uint32_t id = mp_get_u32(in);
     fields.priority = mp_get_u8(in);
-    fields.tenant = mp_get_u32(in);
+    fields.tenant = mp_get_u64(in);
     fields.cursor = mp_get_u32(in);
     fields.total = mp_get_u32(in);
     mp_status status = create_item(c, &fields, &item, &error);

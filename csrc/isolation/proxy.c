@@ -205,7 +205,7 @@ static bool finish(proxy *p) {
 static void put_item(proxy *p, const mp_item *item, proxy_item *state) {
     mp_put_u32(&p->out, state->id);
     mp_put_u8(&p->out, item->priority);
-    mp_put_u32(&p->out, item->tenant);
+    mp_put_u64(&p->out, item->tenant);
     mp_put_u32(&p->out, item->cursor);
     mp_put_u32(&p->out, item->total);
     p->wire->put_request(&p->out, item, state->progress);

@@ -26,7 +26,7 @@ typedef struct mp_item {
     mp_request *request;   /* input and result */
     uint8_t priority;      /* 0 = most urgent */
     uint8_t service_class; /* 0 interactive, 1 bulk */
-    uint32_t tenant;
+    uint64_t tenant;       /* mp_tenant_of; 0 = none named, which is one tenant */
     uint64_t deadline_ns; /* absolute; 0 = none */
     uint64_t cost_ns;     /* predicted by check() */
     uint64_t sequence;    /* order of arrival; the youngest item is preempted first */

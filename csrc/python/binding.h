@@ -113,17 +113,16 @@ typedef struct mp_submit_args {
     PyObject *timeout;
     double patience, keep_alive; /* seconds; < 0: default */
     unsigned char priority, service_class;
-    unsigned int tenant;
+    unsigned long long tenant, revision;
     int fail_fast, uncounted;
     const char *policy;
-    unsigned long long revision;
 } mp_submit_args;
 #define MP_SUBMIT_DEFAULTS \
     { .timeout = Py_None, .patience = -1, .keep_alive = -1, .priority = 2, .policy = "default" }
 #define MP_SUBMIT_NAMES \
     "timeout", "patience", "keep_alive", "priority", "service_class", "tenant", "fail_fast", "uncounted", "policy", \
         "revision"
-#define MP_SUBMIT_FORMAT "OddbbIppsK"
+#define MP_SUBMIT_FORMAT "OddbbKppsK"
 #define MP_SUBMIT_TARGETS(s)                                                                            \
     &(s)->timeout, &(s)->patience, &(s)->keep_alive, &(s)->priority, &(s)->service_class, &(s)->tenant, \
         &(s)->fail_fast, &(s)->uncounted, &(s)->policy, &(s)->revision

@@ -11,6 +11,7 @@
 #include "base/forked.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "base/tenant.h"
 #include "base/topology.h"
 #include "files/file_map.h"
 #include "kernels/quantize.h"
@@ -482,6 +483,15 @@ static PyObject *set_log_level(PyObject *module, PyObject *level) {
     Py_RETURN_NONE;
 }
 
+static PyObject *tenant_number(PyObject *module, PyObject *name) {
+    (void)module;
+    char *bytes;
+    Py_ssize_t count;
+    if (PyBytes_AsStringAndSize(name, &bytes, &count) < 0)
+        return NULL;
+    return PyLong_FromUnsignedLongLong(mp_tenant_of(bytes, (size_t)count));
+}
+
 static PyMethodDef functions[] = {
     {"status_table", mp_status_table, METH_NOARGS,
      "Rows of status.def: number, name, text, Python class, built-in base."},
@@ -501,6 +511,7 @@ static PyMethodDef functions[] = {
     {"drain_events", drain_events, METH_NOARGS,
      "Take the recorded events, oldest first: registry number, kind, key, worker, request, status, seconds."},
     {"events_dropped", events_dropped, METH_NOARGS, "Number of events that were dropped because the queue was full."},
+    {"tenant_number", tenant_number, METH_O, "Number of a tenant in this process, from its name as bytes."},
     {"read_gguf", mp_read_gguf, METH_O, "Parse the header of a GGUF file and of its splits."},
     {NULL, NULL, 0, NULL},
 };
@@ -551,6 +562,7 @@ static bool init_core(mp_state *state, PyObject *module) {
         mp_raise(state, &error, NULL);
         return false;
     }
+    mp_tenant_init();
     mp_kernels_init();
     mp_file_map_init();
     if (mp_options_get()->blas[0]) {

@@ -213,7 +213,7 @@ typedef struct mp_submit_options {
     uint8_t priority;       /* 0 = critical, high, normal, low, 4 = batch */
     uint8_t service_class;  /* MP_SERVICE_INTERACTIVE or MP_SERVICE_BULK */
     mp_policy policy;       /* default: the model's policy */
-    uint32_t tenant;        /* requests of a tenant together get one fair share; 0 = no tenant named */
+    uint64_t tenant;        /* mp_tenant_of. Requests of a tenant together get one fair share; 0 = no tenant named */
     /* 0 = any; else the mp_loader.revision that the model must have. SEND, counted in no metric, if the key has another
      * model or none */
     uint64_t revision;

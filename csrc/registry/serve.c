@@ -285,7 +285,7 @@ static bool take_work(mp_worker *w) {
  * a flow or request has no claim on steps before it arrived. */
 static void enter_flow(mp_worker *w, mp_ticket *ticket) {
     bool fresh;
-    int flow = mp_flows_enter(&w->flows, (uint64_t)ticket->node.kind << 32 | ticket->node.tenant, 0, &fresh);
+    int flow = mp_flows_enter(&w->flows, ticket->node.tenant, ticket->node.kind, &fresh);
     bool was_idle = w->flows.slots[flow].users == 1;
     if (fresh || (was_idle && w->flow_ns[flow] < w->virtual_ns))
         w->flow_ns[flow] = w->virtual_ns;

@@ -91,7 +91,7 @@ mp_status mp_worker_create(mp_entry *entry, mp_worker **worker_out, mp_error *er
     mp_worker *worker = mp_alloc_zeroed(sizeof(*worker), MP_TAG_POOL);
     if (!worker)
         return mp_fail_memory(error, sizeof(*worker), "a worker");
-    mp_status status = mp_flows_create(&worker->flows, MP_FLOWS_MAX, 1, error);
+    mp_status status = mp_flows_create(&worker->flows, MP_FLOWS_MAX, MP_QUEUE_KINDS, error);
     if (status != MP_OK) {
         mp_free(worker);
         return status;

@@ -55,7 +55,7 @@ enum {
     MP_ACTIVE_MAX = MP_PLAN_MAX,
     /* Flows whose service a worker records: those of its active requests, and as many that are idle. */
     MP_FLOWS_MAX = 2 * MP_ACTIVE_MAX,
-    MP_WORKER_FLOWS = MP_FLOWS_MAX + MP_FLOWS_SHARED
+    MP_WORKER_FLOWS = MP_FLOWS_MAX + MP_QUEUE_KINDS * MP_FLOWS_SHARED
 };
 
 /* Detects missing progress. Elapsed time counts only between two checks, and one check counts for at most half the
@@ -118,7 +118,7 @@ typedef struct mp_worker {
     mp_ticket *fresh[MP_ACTIVE_MAX]; /* taken from the queue in this round, not admitted yet */
     int fresh_count;
     uint64_t virtual_ns;                /* weighted service of a flow that gets an equal share of every step */
-    mp_flows flows;                     /* keys: service class and tenant; one user per admitted request */
+    mp_flows flows;                     /* groups: service classes; keys: tenants; one user per admitted request */
     uint64_t flow_ns[MP_WORKER_FLOWS];  /* by slot: weighted service of the flow */
     uint64_t clock_ns[MP_WORKER_FLOWS]; /* by slot: service of a request that gets an equal share of its flow */
     bool suspects_next;                 /* the last step left a suspect out */

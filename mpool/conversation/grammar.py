@@ -9,7 +9,6 @@ that needs it waits.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import itertools
 import json
@@ -19,13 +18,12 @@ import select
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from .. import native_calls
+from .. import native_calls, tenants
 from .._address_space import require_if_limited
 from ..checks import refuse, shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
@@ -202,7 +200,7 @@ def installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-@functools.lru_cache(maxsize=1024)
+@tenants.cached(maxsize=1024)
 def is_usable(pattern: str) -> bool:
     """Return True if llguidance can compile a regular expression of a JSON schema. It has no look-around and no
     back-references."""
@@ -447,7 +445,8 @@ class _Compiled(NamedTuple):
 class _Compiler:
     """Compiles formats for one tokenizer.
 
-    Building llguidance's tokenizer takes 0.2 s, so there is one compiler per tokenizer. The last formats are cached.
+    Building llguidance's tokenizer takes 0.2 s, so there is one compiler per tokenizer. The last formats are cached,
+    each for the tenant that has sent it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -465,7 +464,7 @@ class _Compiler:
         self._trial = grammar_trial.Trial(adapter.tokens, adapter.special_token_ids, eos, slices)
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size,
                                                  eos_token=eos, slices=slices)
-        self._formats: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
+        self._formats: tenants.TenantCache[tuple[str, str], _Compiled] = tenants.TenantCache()
 
     def cached(self, kind: str, source: str) -> _Compiled | None:
         """Return what :meth:`compiled` returned for this format recently, or None."""

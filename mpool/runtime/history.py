@@ -102,7 +102,7 @@ class TrackedRequest:
         self.verb, self._ticket = verb, None  # type: str, _core.Ticket | None
         tenant = given.get("tenant")
         self._tenant: str | int | None = tenant[:NAME] if isinstance(tenant, str) else None
-        if isinstance(tenant, int) and 0 < tenant < 2**32:
+        if isinstance(tenant, int) and 0 < tenant < 2**64:
             self._tenant = tenant
         self.key = _name_of(given.get("model"))
 

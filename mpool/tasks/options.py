@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from .._dataclasses import dataclass
@@ -65,10 +65,11 @@ class CallOptions:
         "same order: requests of a higher priority leave the model's queue first. The priority of a request rises "
         "while it waits.")
     tenant: str | int | None = _documented(
-        None, "user or group that the request belongs to: a name, or a number from 1 to 2**32 - 1. Tenants of the same "
-        "priority get equal shares of the compute time. Cached prompt prefixes are never shared between tenants, so "
-        "response times reveal nothing about the prompts of another tenant. None: all requests without a tenant "
-        "count as one tenant.")
+        None, "user or group that the request belongs to: a name, or a number from 1 to 2**64 - 1. Tenants of the same "
+        "priority get equal shares of the compute time. Cached results (beginnings of prompts, vectors of repeated "
+        "inputs, rows of images, encoded prompts of image generation, compiled response formats) are never shared "
+        "between tenants: an input that another tenant has sent takes as much work as a new one. None: all requests "
+        "without a tenant count as one tenant.")
     keep_alive: float | str | None = _documented(
         None, "idle time after this request before the model is unloaded: seconds, or text such as ``\"5m\"``; 0: "
         "unload at once; below 0: never unload; None: keep the model's current setting.")
@@ -117,23 +118,16 @@ def _priority(value: Any) -> int:
 
 
 def _tenant(value: Any) -> int:
-    """Return the core's number of a tenant."""
+    """Return the core's number of a tenant. A name and a number are different tenants, also ``"1"`` and 1."""
+    from .. import _core
+
     if isinstance(value, str) and value:
-        return _tenant_of_name(value)
+        return _core.tenant_number(b"name " + value.encode(errors="surrogatepass"))
 
     number = integer(value)
-    if number is None or not 1 <= number < 2**32:
-        refuse("tenant", value, "a name, an integer from 1 to 2**32 - 1, or None")
-    return number
-
-
-@lru_cache(maxsize=4096)
-def _tenant_of_name(name: str) -> int:
-    """Return the hash of a tenant's name as a number from 1 to 2**32 - 1, the same in every process."""
-    import hashlib
-
-    digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=4).digest()
-    return int.from_bytes(digest, "little") or 1
+    if number is None or not 1 <= number < 2**64:
+        refuse("tenant", value, "a name, an integer from 1 to 2**64 - 1, or None")
+    return _core.tenant_number(b"number %d" % number)
 
 
 @dataclass(frozen=True, slots=True)

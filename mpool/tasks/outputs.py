@@ -21,7 +21,7 @@ from .steps import END, Cutter, IterRequest, Out, Rebatch, Start, Steps, Take, r
 from .steps import Pack as PackStep
 from .text_embedding import Pack, Plan
 from .token_labels import LabelledSpan, size_of
-from .vectors import Bar, Kind, naming_idle, service_class_of
+from .vectors import Bar, Kind, naming_idle, service_class_of, tenant_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -113,7 +113,7 @@ def plan(entry: Entry, options: Any) -> OutputPlan:
     found = embedding.plan(entry, options)
     # a prompt of the request that equals the model's own is inserted as text, and the model's own as its marker
     explicit = options.prompt is not None or options.prompt_name is not None
-    key = "outputs", found, options.embedding, options.task, explicit
+    key = "outputs", tenant_of(options), found, options.embedding, options.task, explicit
     made = entry.plans.get(key)
     if made is None:
         made = _make(found, options)

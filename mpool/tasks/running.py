@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._lazy import import_numpy
 
 import_numpy()  # the modules below import numpy with an import statement
 
-from .. import native_calls
+from .. import native_calls, tenants
 from ..checks import refuse
 from ..config import CAPACITIES
 from ..errors import InvalidArgument, Overloaded
@@ -64,6 +65,13 @@ def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Validated, Ca
     else:
         validated = _VALIDATE[verb.name](pool, given, call)
     tally.begin(validated.capability)
+    tenant, prepare = call.core.get("tenant", 0), validated.prepare
+    if tenant:
+        def prepare_for_tenant() -> Any:
+            with tenants.preparing(tenant):
+                return prepare()
+
+        validated = replace(validated, prepare=prepare_for_tenant)
     return validated, call, stream
 
 
@@ -342,7 +350,7 @@ def _submitted(pool: Host, capability: str, given: dict[str, Any], running: Trac
     call = _options.begin(pool.config, given)
 
     def prepare() -> Any:
-        with native_calls.limited(call.deadline):
+        with native_calls.limited(call.deadline), tenants.preparing(call.core.get("tenant", 0)):
             if verb is CHAT:
                 options = dict(given)
                 messages, model = options.pop("messages"), options.pop("model", None)

@@ -31,7 +31,7 @@ from .token_labels import (
     spans_of,
     windows,
 )
-from .vectors import Bar, activate, check_choice
+from .vectors import Bar, activate, check_choice, tenant_of
 
 if TYPE_CHECKING:
     from .. import _core
@@ -116,7 +116,7 @@ def _plan(entry: Entry, options: ClassifyTokensOptions) -> SpanPlan:
         WrongCapability: the model is not a token classifier.
     """
     found = embedding.plan(entry, options)
-    key = "spans", found
+    key = "spans", tenant_of(options), found
     made = entry.plans.get(key)
     if made is None:
         settings = entry.describe().embedding

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from .. import tenants
 from .._dataclasses import dataclass
 from ..checks import is_same, refuse
 from ..errors import InvalidArgument, MemoryExhausted, MpoolError, NumericError
@@ -87,7 +88,7 @@ def plan_of(entry: Entry, options: Any, strict: tuple[Any, ...], make: Callable[
         make: function that validates the options and builds the plan.
     """
     # 1 == True == 1.0, and their hashes are equal: without the types, an invalid value would find a cached plan.
-    key = options, *map(type, strict)
+    key = tenant_of(options), options, *map(type, strict)
     try:
         found = entry.plans.get(key)
     except TypeError:
@@ -96,6 +97,11 @@ def plan_of(entry: Entry, options: Any, strict: tuple[Any, ...], make: Callable[
         found = make(entry, options)
         entry.keep_plan(key, found)
     return found
+
+
+def tenant_of(options: Any) -> int | None:
+    """Return the tenant that may use the plan of these options. None: any, because they have no text of the caller."""
+    return None if getattr(options, "prompt", None) is None else tenants.current()
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:

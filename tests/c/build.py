@@ -119,8 +119,8 @@ VARIANTS: dict[str, Variant] = {
     # the kernels of AVX2: the threads are the same with any kernels, and to compile those of the other instruction sets
     # takes more than half of the build's time.
     "tsan": Variant("gcc", [*O1, "-g1", "-fsanitize=thread", "-fno-omit-frame-pointer"], wrapper=["setarch", "-R"],
-                    tests=["base", "faults", "isolation_child", "isolation_models", "isolation_process", "pool",
-                           "registry"],
+                    tests=["base", "faults", "isolation_child", "isolation_models", "isolation_process",
+                           "models_recent", "pool", "registry"],
                     left_out=["csrc/kernels/x86/avx512", "csrc/kernels/x86/avxvnni", "csrc/kernels/x86/amx"]),
     # The system calls of systems other than Linux (csrc/base/platform.h), run on Linux.
     "portable": Variant("gcc", [*O1, "-g1", "-DMP_SEAM", "-DMP_PORTABLE"],

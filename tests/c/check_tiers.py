@@ -60,6 +60,9 @@ MAY_INCLUDE: dict[str, set[str]] = {
 # Folders that may also include the schemas of requests, which are tables of macros without code.
 READ_SCHEMAS = ("models", "isolation", "python")
 OPENBLAS_FILE = "kernels/blas.c"
+# Keys of tables that requests share: other files of models/ take them from these, so no key lacks the tenant.
+KEY_FILES = ("models/cache_key.h", "models/cache_key.c")
+MODELS = {name for name in MAY_INCLUDE if name.split("/")[0] == "models"} - {"models/requests"}
 MAX_LINES = 1200
 MAX_COLUMNS = 120
 
@@ -150,6 +153,9 @@ def check_sources(root: Path, report: Report) -> int:
             if name != OPENBLAS_FILE and path.suffix != ".def" and re.search(
                     r"\b(scipy_\w+|cblas_\w+|openblas_\w+|dlopen|dlsym)\b|libscipy_openblas|libopenblas", line):
                 report.add(path, number, f"only {OPENBLAS_FILE} may use OpenBLAS")
+            if folder in MODELS and name not in KEY_FILES and re.search(
+                    r"\bmp_siphash\(|\(mp_cache_(scope|key)\)\s*\{|->tenant\b|\.tenant\b", line):
+                report.add(path, number, f"only {KEY_FILES[0]} makes keys of cached results, with the tenant")
         if words and folder.startswith("registry"):
             for number, line in enumerate(raw.splitlines(), 1):
                 for match in words.finditer(line):

@@ -40,10 +40,11 @@ static inline mp_outcome run(tiny_model *tiny, const void *inputs, int first, in
     return outcome;
 }
 
-static inline mp_encoder_dedup *dedup_of(mp_engine *engine) { return &((mp_encoder_engine_state *)engine)->dedup; }
+static inline mp_dedup_table *dedup_of(mp_engine *engine) { return &((mp_encoder_engine_state *)engine)->dedup; }
+static inline mp_recent *recent_of(mp_engine *engine) { return &((mp_encoder_engine_state *)engine)->model->recent; }
 
-static inline void compute_all(tiny_model *tiny) { /* disable the cache of recent results */
-    dedup_of(tiny->engine)->capacity = 0;
+static inline void compute_all(tiny_model *tiny) { /* keep no recent vectors */
+    recent_of(tiny->engine)->most_bytes = 0;
 }
 
 static inline void check_grouping(mp_spec *(*make)(const void *arg), const void *arg, mp_compute compute) {

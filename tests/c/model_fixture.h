@@ -675,7 +675,7 @@ static inline size_t tiny_capture_bytes(const mp_text_request *call) {
     return (size_t)call->capture.tokens * mp_capture_floats(&call->capture) * sizeof(float);
 }
 
-static inline void tiny_job_make(const tiny_model *tiny, tiny_job *job, const mp_text_args *args, uint32_t tenant) {
+static inline void tiny_job_make(const tiny_model *tiny, tiny_job *job, const mp_text_args *args, uint64_t tenant) {
     mp_error error;
     uint64_t cost;
     *job = (tiny_job){0};

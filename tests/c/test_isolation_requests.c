@@ -187,7 +187,9 @@ MP_TEST(isolation_requests_carry_what_processes_read) {
     MP_CHECK_INT(admit_message(item, other), bytes);
     MP_CHECK(memcmp(plain, other, bytes) != 0);
     item.priority = 2;
-    item.tenant = 4;
-    MP_CHECK_INT(admit_message(item, other), bytes);
-    MP_CHECK(memcmp(plain, other, bytes) != 0);
+    for (int bit = 0; bit < 64; bit++) {
+        item.tenant = 3 ^ 1ull << bit;
+        MP_CHECK_INT(admit_message(item, other), bytes);
+        MP_CHECK(memcmp(plain, other, bytes) != 0);
+    }
 }

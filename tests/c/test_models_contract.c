@@ -10,7 +10,7 @@ enum { ITEMS = 10, ANSWER = 12, CHOICES = 3 };
 
 static const struct {
     int length, shared; /* in tokens: the prompt; its prefix in common with other prompts */
-    uint32_t tenant;
+    uint64_t tenant;
     int n;
     bool logits; /* prompt logits: no row can be skipped */
 } rows[ITEMS] = {

@@ -206,8 +206,8 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
     make_texts(&all);
     tiny_model tiny;
     tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 2);
-    mp_encoder_dedup *dedup = dedup_of(tiny.engine);
-    dedup->capacity = 0;
+    const mp_dedup_table *dedup = dedup_of(tiny.engine);
+    compute_all(&tiny);
     for (int t = 0; t < TEXTS; t++)
         MP_CHECK_INT(run(&tiny, &all, t, 1, UINT64_MAX, alone + t * WIDTH), MP_OUTCOME_DONE);
     MP_CHECK_INT(dedup->shared, 0);
@@ -292,14 +292,12 @@ static void check_variants(tiny_model *tiny, request *requests, int count, float
 MP_TEST(models_encoder_table_of_texts_is_half_empty) {
     static const int steps[][2] = {{1, 64}, {32, 64}, {33, 128}, {100, 256}, {1000, 2048}, {5, 2048}};
     mp_error error;
-    mp_budget budget = {.limit = UINT64_MAX};
-    mp_encoder_dedup dedup;
-    mp_encoder_dedup_init(&dedup, &budget, POSITIONS, WIDTH);
+    mp_dedup_table table = {0};
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
-        MP_CHECK_OK(mp_encoder_dedup_begin(&dedup, steps[i][0], &error), &error);
-        MP_CHECK_INT(dedup.step.slot_count, steps[i][1]);
+        MP_CHECK_OK(mp_dedup_table_begin(&table, steps[i][0], "a table", &error), &error);
+        MP_CHECK_INT(table.slot_count, steps[i][1]);
     }
-    mp_encoder_dedup_deinit(&dedup);
+    mp_dedup_table_deinit(&table);
 }
 
 MP_TEST(models_encoder_options_make_texts_differ) {
@@ -311,10 +309,9 @@ MP_TEST(models_encoder_options_make_texts_differ) {
     make_texts(&all);
     tiny_model tiny;
     tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
-    mp_encoder_dedup *dedup = dedup_of(tiny.engine);
-    const uint32_t capacity = dedup->capacity;
+    mp_recent *recent = recent_of(tiny.engine);
     request requests[COUNT], again;
-    dedup->capacity = 0; /* keep nothing */
+    recent->most_bytes = 0; /* keep nothing */
     for (int i = 0; i < COUNT; i++) {
         mp_outcome outcome;
         make_variant(&tiny, &all, &variants[i], &again);
@@ -330,16 +327,16 @@ MP_TEST(models_encoder_options_make_texts_differ) {
     for (int i = 0; i < COUNT; i++)
         make_variant(&tiny, &all, &variants[i], &requests[i]);
     check_variants(&tiny, requests, COUNT, alone);
-    MP_CHECK_INT(dedup->shared, 0);
+    MP_CHECK_INT(dedup_of(tiny.engine)->shared, 0);
 
     /* one request after the other: each variant is computed once; the second round takes recent results */
-    dedup->capacity = capacity;
-    dedup->keep_ns = UINT64_MAX;
+    recent->most_bytes = MP_DEDUP_BYTES;
+    recent->keep_ns = UINT64_MAX;
     for (int round = 0; round < 2; round++)
         for (int i = 0; i < COUNT; i++) {
             make_variant(&tiny, &all, &variants[i], &again);
             check_variants(&tiny, &again, 1, &alone[i]);
-            MP_CHECK_INT(dedup->recalled, round ? i + 1 : 0);
+            MP_CHECK_INT(recent->hits, round ? i + 1 : 0);
         }
     tiny_unload(&tiny);
 }
@@ -360,50 +357,113 @@ MP_TEST(models_encoder_remembers_recent_results) {
     make_texts(&all);
     tiny_model tiny;
     tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_I8, 1);
-    mp_encoder_dedup *dedup = dedup_of(tiny.engine);
-    MP_CHECK_INT(dedup->keep_ns, 100000000);
-    dedup->keep_ns = UINT64_MAX;
+    mp_recent *recent = recent_of(tiny.engine);
+    MP_CHECK_INT(recent->keep_ns, 100000000);
+    recent->keep_ns = UINT64_MAX;
     const uint64_t bare = tiny.budget.used;
     MP_CHECK_INT(run(&tiny, &all, 0, TEXTS, UINT64_MAX, alone), MP_OUTCOME_DONE);
-    MP_CHECK_INT(dedup->recalled, 0);
-    MP_CHECK(dedup->charged > 0 && dedup->charged <= MP_DEDUP_BYTES && dedup->count == TEXTS);
+    MP_CHECK_INT(recent->hits, 0);
+    MP_CHECK(recent->charged > MP_DEDUP_BYTES && recent->charged < 2 * MP_DEDUP_BYTES && recent->count == TEXTS);
+    MP_CHECK_INT(tiny.model->ops->bytes(tiny.model), ((mp_encoder *)tiny.model)->charged + recent->charged);
     compute_each(&tiny, &all, 0, TEXTS, alone);
-    MP_CHECK_INT(dedup->recalled, TEXTS);
+    MP_CHECK_INT(recent->hits, TEXTS);
 
     /* a result older than `keep_ns` is computed again */
-    dedup->keep_ns = 1000000;
+    recent->keep_ns = 1000000;
     const struct timespec pause = {.tv_nsec = 2000000};
     nanosleep(&pause, NULL);
     compute_each(&tiny, &all, 3, 1, alone);
-    MP_CHECK_INT(dedup->recalled, TEXTS);
+    MP_CHECK_INT(recent->hits, TEXTS);
 
     /* trim frees the memory and drops all results */
-    dedup->keep_ns = UINT64_MAX;
+    recent->keep_ns = UINT64_MAX;
     MP_CHECK(tiny_trim(&tiny) > 0);
-    MP_CHECK(tiny.budget.used == bare && dedup->charged == 0);
+    MP_CHECK(tiny.budget.used == bare && recent->charged == 0);
     compute_each(&tiny, &all, 3, 1, alone);
-    MP_CHECK_INT(dedup->recalled, TEXTS);
+    MP_CHECK_INT(recent->hits, TEXTS);
     compute_each(&tiny, &all, 3, 1, alone);
-    MP_CHECK_INT(dedup->recalled, TEXTS + 1);
+    MP_CHECK_INT(recent->hits, TEXTS + 1);
 
-    /* a full ring buffer drops the oldest result */
-    tiny_trim(&tiny);
-    dedup->capacity = 4;
-    compute_each(&tiny, &all, 10, 6, alone);
-    compute_each(&tiny, &all, 12, 4, alone);
-    MP_CHECK_INT(dedup->recalled, TEXTS + 5);
-    compute_each(&tiny, &all, 10, 2, alone);
-    MP_CHECK_INT(dedup->recalled, TEXTS + 5);
-    MP_CHECK_INT(run(&tiny, &all, 20, 9, UINT64_MAX, alone + 20 * WIDTH), MP_OUTCOME_DONE);
-    compute_each(&tiny, &all, 25, 4, alone); /* the last 4 of the 9 texts just computed */
-    MP_CHECK_INT(dedup->recalled, TEXTS + 9);
-
-    /* without memory the cache stores nothing, and no request fails */
-    mp_encoder_dedup_trim(dedup);
+    /* without memory the table stays empty, and no request fails */
+    mp_recent_trim(recent);
     tiny.budget.limit = tiny.budget.used;
     compute_each(&tiny, &all, 30, 1, alone);
     compute_each(&tiny, &all, 30, 1, alone);
-    MP_CHECK(dedup->recalled == TEXTS + 9 && !dedup->recent);
+    MP_CHECK(recent->hits == TEXTS + 1 && !recent->store);
+    tiny_unload(&tiny);
+}
+
+/* Serve one text of a tenant with an engine of the model. Returns true if no row was computed for it. */
+static bool is_reused(tiny_model *tiny, mp_engine *engine, const texts *all, int text, uint64_t tenant,
+                      const float *expected) {
+    request made;
+    mp_outcome outcome;
+    mp_engine *const own = tiny->engine;
+    const uint64_t before = engine->work.dedup_hits;
+    make_request(tiny, all, &text, 1, -1, 0, -1, MP_EMBED_POOLED, &made);
+    made.item.tenant = tenant;
+    tiny->engine = engine;
+    serve(tiny, &made, 1, &outcome);
+    tiny->engine = own;
+    MP_CHECK_INT(outcome, MP_OUTCOME_DONE);
+    MP_CHECK(memcmp(made.call->vectors, expected, WIDTH * sizeof(float)) == 0);
+    drop(&made, 1);
+    return engine->work.dedup_hits > before;
+}
+
+/* All engines of a model share its recent vectors: a repeated text is never computed again. */
+MP_TEST(models_encoder_engines_share_recent_vectors) {
+    static texts all;
+    static float alone[TEXTS * WIDTH];
+    mp_engine *engines[2];
+    mp_error error;
+    make_texts(&all);
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
+    compute_all(&tiny);
+    MP_CHECK_INT(run(&tiny, &all, 0, TEXTS, UINT64_MAX, alone), MP_OUTCOME_DONE);
+    recent_of(tiny.engine)->most_bytes = MP_DEDUP_BYTES;
+    recent_of(tiny.engine)->keep_ns = UINT64_MAX;
+    engines[0] = tiny.engine;
+    MP_CHECK_OK(tiny.model->ops->engine(tiny.model, &tiny.budget, &engines[1], &error), &error);
+    for (int i = 0; i < 120; i++) {
+        const int text = i / 2 % TEXTS;
+        MP_CHECK_INT(is_reused(&tiny, engines[(i + i / 4) % 2], &all, text, 0, alone + text * WIDTH),
+                     i % 2 || i / 2 >= TEXTS);
+    }
+    engines[1]->ops->destroy(engines[1]);
+    MP_CHECK(is_reused(&tiny, tiny.engine, &all, 0, 0, alone)); /* the table outlives the worker */
+    tiny_unload(&tiny);
+}
+
+/* A text that another tenant has sent takes the work of a new one: after it, and in the same step. */
+MP_TEST(models_encoder_tenants_share_no_vectors) {
+    static const uint64_t tenants[] = {0, 1, 1ull << 32, (1ull << 32) + 1}; /* all 64 bits count */
+    enum { TENANTS = sizeof tenants / sizeof *tenants };
+    static texts all;
+    float alone[WIDTH];
+    make_texts(&all);
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
+    compute_all(&tiny);
+    MP_CHECK_INT(run(&tiny, &all, 5, 1, UINT64_MAX, alone), MP_OUTCOME_DONE);
+    recent_of(tiny.engine)->most_bytes = MP_DEDUP_BYTES;
+    recent_of(tiny.engine)->keep_ns = UINT64_MAX;
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < TENANTS; i++)
+            MP_CHECK_INT(is_reused(&tiny, tiny.engine, &all, 5, tenants[i], alone), round);
+    tiny_trim(&tiny);
+    request requests[2 * TENANTS];
+    mp_outcome outcomes[MP_PLAN_MAX];
+    const int text = 5;
+    for (int i = 0; i < 2 * TENANTS; i++) {
+        make_request(&tiny, &all, &text, 1, -1, 0, -1, MP_EMBED_POOLED, &requests[i]);
+        requests[i].item.tenant = tenants[i % TENANTS];
+    }
+    const uint64_t shared = dedup_of(tiny.engine)->shared;
+    serve(&tiny, requests, 2 * TENANTS, outcomes);
+    MP_CHECK_INT(dedup_of(tiny.engine)->shared - shared, TENANTS);
+    drop(requests, 2 * TENANTS);
     tiny_unload(&tiny);
 }
 
@@ -413,8 +473,8 @@ MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
     all.ids[all.offsets[3]] = 7;
     tiny_model tiny;
     tiny_load(&tiny, tiny_encoder_spec(true), MP_COMPUTE_F32, 1);
-    mp_encoder_dedup *dedup = dedup_of(tiny.engine);
-    dedup->keep_ns = UINT64_MAX;
+    const mp_recent *recent = recent_of(tiny.engine);
+    recent_of(tiny.engine)->keep_ns = UINT64_MAX;
     for (int round = 0; round < 2; round++) {
         const int picks[2] = {3, 4};
         request requests[3];
@@ -430,9 +490,9 @@ MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
         }
         drop(requests, 3);
     }
-    MP_CHECK_INT(dedup->count, 1);    /* text 4 */
-    MP_CHECK_INT(dedup->recalled, 3); /* text 4, three times in the second round */
-    MP_CHECK_INT(dedup->shared, 4);
+    MP_CHECK_INT(recent->count, 1); /* text 4 */
+    MP_CHECK_INT(recent->hits, 3);  /* text 4, three times in the second round */
+    MP_CHECK_INT(dedup_of(tiny.engine)->shared, 4);
     tiny_unload(&tiny);
 }
 
@@ -589,18 +649,4 @@ MP_TEST(models_encoder_lists_that_cannot_grow) {
 #else
     MP_SKIP("needs the seam build");
 #endif
-}
-
-/* The number of recent results is limited to 256, and to those that fit into a mebibyte. */
-MP_TEST(models_encoder_recent_results_fit_into_their_limit) {
-    static const int32_t widths[] = {8, 1 << 8, 1 << 12, 1 << 16};
-    mp_budget budget = {.limit = UINT64_MAX};
-    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
-        mp_encoder_dedup dedup;
-        mp_encoder_dedup_init(&dedup, &budget, 8, widths[i]);
-        const size_t row = 64 + (size_t)widths[i] * sizeof(float); /* and less than 128 bytes of a list */
-        MP_CHECK(dedup.capacity > 0 && dedup.capacity <= MP_DEDUP_RECENT && dedup.capacity * row <= MP_DEDUP_BYTES);
-        MP_CHECK(dedup.capacity == MP_DEDUP_RECENT || (dedup.capacity + 1) * (row + 128) > MP_DEDUP_BYTES);
-        mp_encoder_dedup_deinit(&dedup);
-    }
 }

@@ -1,7 +1,7 @@
 /* test_models_hash_keys.c: the hash tables of prefixes and of texts have random keys, and a key depends on everything
  * that tells entries apart. Entries with equal keys would only cost time, so no other test sees them. */
 #include "base/alloc.h"
-#include "models/encoder/dedup.h"
+#include "models/dedup.h"
 #include "models/generation/prefix_cache.h"
 #include "mp_test.h"
 
@@ -15,14 +15,15 @@ MP_TEST(models_hash_keys_are_random) {
     mp_kv_group group = {.layers = 1, .heads = 1, .k_dim = 16, .v_dim = 16, .dtype = MP_I16};
     mp_budget budget = {.limit = UINT64_MAX};
     mp_prefix_cache cache;
-    mp_encoder_dedup dedup;
+    mp_recent recent;
+    mp_error error;
     mp_sys_table.random = count_random;
     mp_prefix_init(&cache, &group, &budget, 25);
     MP_CHECK_INT(random_calls, 2);
-    mp_encoder_dedup_init(&dedup, &budget, 16, 16);
+    MP_CHECK_OK(mp_recent_init(&recent, &budget, &error), &error);
     MP_CHECK_INT(random_calls, 4);
     mp_sys_table = mp_sys_real;
-    mp_encoder_dedup_deinit(&dedup);
+    mp_recent_deinit(&recent);
     mp_prefix_deinit(&cache);
 #else
     MP_SKIP("needs the seam build");
@@ -41,18 +42,18 @@ MP_TEST(models_hash_keys_of_prefixes) {
     mp_prefix_init(&cache, &group, &budget, 25);
     tokens[1][MP_KV_BLOCK - 1] = 1;
     for (int i = 0; i < 3; i++) { /* two tenants, and another last token */
-        mp_prefix_chain chain = mp_prefix_begin(&cache, i == 1, false);
+        mp_prefix_chain chain = mp_prefix_begin(&cache, (mp_cache_scope){i == 1, false});
         MP_CHECK_OK(mp_prefix_take(&cache, &ids[0], &error), &error);
         MP_CHECK(!mp_prefix_find(&cache, &chain, tokens[i == 2], &found));
         mp_prefix_unref_block(&cache, ids[0]);
-        keys[i] = chain.key;
+        keys[i] = chain.key.hash;
     }
-    mp_prefix_chain chain = mp_prefix_begin(&cache, 0, false);
+    mp_prefix_chain chain = mp_prefix_begin(&cache, (mp_cache_scope){0, false});
     for (int i = 0; i < 2; i++) { /* the same tokens behind one block and behind two */
         MP_CHECK_OK(mp_prefix_take(&cache, &ids[i], &error), &error);
         mp_prefix_publish(&cache, &chain, tokens[0], &ids[i]);
         MP_CHECK(!mp_prefix_find(&cache, &chain, tokens[0], &found));
-        keys[3 + i] = chain.key;
+        keys[3 + i] = chain.key.hash;
     }
     for (int i = 0; i < KEYS; i++)
         for (int j = 0; j < i; j++)
@@ -63,23 +64,28 @@ MP_TEST(models_hash_keys_of_prefixes) {
     mp_prefix_deinit(&cache);
 }
 
-MP_TEST(models_hash_keys_of_texts) {
+/* A key depends on tenant, variant, content and table. */
+MP_TEST(models_hash_keys_of_inputs) {
+    enum { KEYS = 6 };
     const int32_t ids[] = {1, 2, 3, 1, 2, 4};
-    const mp_encoder_text texts[] = {{.ids = ids, .n = 3}, {.ids = ids, .n = 2}, {.ids = ids + 3, .n = 3}};
+    static const struct {
+        int first, count;
+        mp_cache_scope scope;
+    } rows[KEYS] = {{0, 3, {0, 0}}, {0, 2, {0, 0}}, {3, 3, {0, 0}}, {0, 3, {1, 0}}, {0, 3, {0, 1}}, {0, 3, {0, 0}}};
     mp_budget budget = {.limit = UINT64_MAX};
-    mp_encoder_dedup dedup, other;
-    uint64_t keys[4];
-    mp_encoder_dedup_init(&dedup, &budget, 16, 16);
-    mp_encoder_dedup_init(&other, &budget, 16, 16);
-    for (int i = 0; i < 4; i++) {
-        mp_encoder_text text = texts[i % 3], again = text;
-        mp_encoder_dedup_key(i < 3 ? &dedup : &other, &text);
-        mp_encoder_dedup_key(i < 3 ? &dedup : &other, &again);
-        MP_CHECK(text.key == again.key);
-        keys[i] = text.key;
+    mp_error error;
+    mp_recent recent, other;
+    uint64_t keys[KEYS];
+    MP_CHECK_OK(mp_recent_init(&recent, &budget, &error), &error);
+    MP_CHECK_OK(mp_recent_init(&other, &budget, &error), &error);
+    for (int i = 0; i < KEYS; i++) { /* the last row is the first one in another table */
+        const mp_recent *table = i < KEYS - 1 ? &recent : &other;
+        const size_t bytes = (size_t)rows[i].count * sizeof *ids;
+        keys[i] = mp_recent_key(table, rows[i].scope, ids + rows[i].first, bytes).hash;
+        MP_CHECK(mp_recent_key(table, rows[i].scope, ids + rows[i].first, bytes).hash == keys[i]);
         for (int j = 0; j < i; j++)
             MP_CHECK(keys[i] != keys[j]);
     }
-    mp_encoder_dedup_deinit(&dedup);
-    mp_encoder_dedup_deinit(&other);
+    mp_recent_deinit(&recent);
+    mp_recent_deinit(&other);
 }

@@ -367,7 +367,7 @@ MP_TEST_SECONDS(models_kv_arena_under_a_prefix_cache, 60) {
             }
         } else {
             const int n = 1 + (int)(mp_test_random_u64(&random) % DEEP);
-            mp_prefix_chain chain = mp_prefix_begin(&cache, 0, false);
+            mp_prefix_chain chain = mp_prefix_begin(&cache, (mp_cache_scope){0});
             for (int i = 0; i < n; i++) {
                 int32_t tokens[MP_KV_BLOCK] = {(int32_t)(mp_test_random_u64(&random) % 50)};
                 uint32_t id;

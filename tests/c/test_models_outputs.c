@@ -497,15 +497,16 @@ MP_TEST(models_outputs_are_not_shared_between_texts) {
     all.offsets[1] = 4, all.offsets[2] = 8, all.offsets[3] = 12;
     tiny_model tiny;
     tiny_load(&tiny, tiny_encoder_spec_with(false, false, add_vocabulary_head), MP_COMPUTE_F32, 1);
-    mp_encoder_dedup *dedup = dedup_of(tiny.engine);
-    dedup->keep_ns = UINT64_MAX;
+    const mp_dedup_table *dedup = dedup_of(tiny.engine);
+    mp_recent *recent = recent_of(tiny.engine);
+    recent->keep_ns = UINT64_MAX;
     asked = MP_EMBED_POOLED;
     MP_CHECK_INT(run_outputs(&tiny, &all, 0, 3, UINT64_MAX, expected), MP_OUTCOME_DONE);
-    MP_CHECK(dedup->shared == 2 && dedup->recalled == 0);
+    MP_CHECK(dedup->shared == 2 && recent->hits == 0);
     for (asked = MP_EMBED_POOLED; asked <= MP_EMBED_ALL; asked++) {
         MP_CHECK_INT(run_outputs(&tiny, &all, 0, 3, UINT64_MAX, out), MP_OUTCOME_DONE);
         MP_CHECK_INT(dedup->shared, 2);
-        MP_CHECK_INT(dedup->recalled, 3);
+        MP_CHECK_INT(recent->hits, 3);
         for (int i = 0; i < 4 && asked & MP_EMBED_POOLED; i++)
             MP_CHECK(out[i] == expected[i]);
     }

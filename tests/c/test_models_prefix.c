@@ -33,9 +33,9 @@ static void take_down(bench *b) {
 }
 
 /* Publish a sequence of the first n blocks of `tokens`. ids: [n], receives the block ids. */
-static mp_prefix_chain publish(bench *b, uint32_t tenant, const int32_t *tokens, int n, uint32_t *ids) {
+static mp_prefix_chain publish(bench *b, uint64_t tenant, const int32_t *tokens, int n, uint32_t *ids) {
     mp_error error;
-    mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant, false);
+    mp_prefix_chain chain = mp_prefix_begin(&b->cache, (mp_cache_scope){tenant, false});
     for (int i = 0; i < n; i++) {
         MP_CHECK_OK(mp_prefix_take(&b->cache, &ids[i], &error), &error);
         mp_prefix_publish(&b->cache, &chain, tokens + i * MP_KV_BLOCK, &ids[i]);
@@ -49,8 +49,8 @@ static void give(bench *b, const uint32_t *ids, int n) {
         mp_prefix_unref_block(&b->cache, ids[--n]);
 }
 
-static int find(bench *b, uint32_t tenant, const int32_t *tokens, int n, uint32_t *ids) {
-    mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant, false);
+static int find(bench *b, uint64_t tenant, const int32_t *tokens, int n, uint32_t *ids) {
+    mp_prefix_chain chain = mp_prefix_begin(&b->cache, (mp_cache_scope){tenant, false});
     int found = 0;
     while (found < n && mp_prefix_find(&b->cache, &chain, tokens + found * MP_KV_BLOCK, &ids[found]))
         found++;
@@ -63,7 +63,7 @@ MP_TEST(models_prefix_reach_of_closed_sequences) {
     uint32_t ids[3];
     set_up(&b, 25);
     publish(&b, 0, b.tokens, 3, ids);
-    mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0, false);
+    mp_prefix_chain chain = mp_prefix_begin(&b.cache, (mp_cache_scope){0, false});
     for (int most = 0; most <= 3; most++)
         MP_CHECK_INT(mp_prefix_reach(&b.cache, &chain, b.tokens, (uint32_t)most), most);
     MP_CHECK_INT(mp_prefix_reach(&b.cache, &chain, b.tokens, 4), 3);
@@ -107,8 +107,8 @@ MP_TEST(models_prefix_survives_collisions) {
         int32_t tokens[MP_KV_BLOCK];
         memcpy(tokens, b.tokens + (kind == 1 ? MP_KV_BLOCK : 0), sizeof tokens);
         tokens[17] += kind == 0;
-        mp_prefix_chain chain = mp_prefix_begin(&b.cache, kind == 2, false);
-        chain.key = b.cache.known[ids[kind == 1]].key;
+        mp_prefix_chain chain = mp_prefix_begin(&b.cache, (mp_cache_scope){kind == 2, false});
+        chain.key = (mp_cache_key){chain.scope, b.cache.known[ids[kind == 1]].key.hash};
         chain.key_known = true;
         MP_CHECK(!mp_prefix_find(&b.cache, &chain, tokens, &id));
         MP_CHECK_OK(mp_prefix_take(&b.cache, &id, &error), &error);
@@ -116,7 +116,7 @@ MP_TEST(models_prefix_survives_collisions) {
         mp_prefix_publish(&b.cache, &chain, tokens, &id); /* both blocks can be in the cache */
         MP_CHECK_INT(id, own);
         MP_CHECK_INT(chain.count, 1);
-        chain = mp_prefix_begin(&b.cache, kind == 2, false);
+        chain = mp_prefix_begin(&b.cache, (mp_cache_scope){kind == 2, false});
         chain.key = b.cache.known[own].key;
         chain.key_known = true;
         MP_CHECK(mp_prefix_find(&b.cache, &chain, tokens, &id));
@@ -214,7 +214,7 @@ MP_TEST(models_prefix_memory_is_freed) {
     take_down(&b);
     set_up(&b, 0); /* 0 %: the cache is off */
     MP_CHECK_OK(mp_prefix_take(&b.cache, &ids[0], &error), &error);
-    mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0, false);
+    mp_prefix_chain chain = mp_prefix_begin(&b.cache, (mp_cache_scope){0, false});
     mp_prefix_publish(&b.cache, &chain, b.tokens, &ids[0]);
     MP_CHECK_INT(find(&b, 0, b.tokens, 1, got), 0);
     give(&b, ids, 1);
@@ -304,7 +304,7 @@ MP_TEST(models_prefix_window_parts_are_replaced) {
     mp_prefix_unref_window(&b.cache, first); /* the sequence continues beyond the window */
     MP_CHECK_INT(mp_prefix_shrink(&b.cache, 1), kv->window_bytes);
     MP_CHECK(!mp_kv_has_window(kv, first));
-    mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0, false);
+    mp_prefix_chain chain = mp_prefix_begin(&b.cache, (mp_cache_scope){0, false});
     MP_CHECK_OK(mp_prefix_take(&b.cache, &second, &error), &error);
     const uint32_t own = second;
     const void *part = kv->window_memory[own];
@@ -333,7 +333,7 @@ MP_TEST(models_prefix_reach_needs_the_last_window_parts) {
     mp_prefix_deinit(&b.cache);
     mp_prefix_init(&b.cache, &group, &b.budget, 25);
     publish(&b, 0, b.tokens, BLOCKS, ids);
-    mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0, false);
+    mp_prefix_chain chain = mp_prefix_begin(&b.cache, (mp_cache_scope){0, false});
     for (int i = 0; i < BLOCKS; i++) {
         MP_CHECK_INT(mp_prefix_reach(&b.cache, &chain, b.tokens, BLOCKS), BLOCKS);
         mp_prefix_unref_window(&b.cache, ids[i]);
@@ -368,7 +368,7 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
             h->tenant = (uint32_t)(mp_test_random_u64(&random) % 2);
             for (int i = 0; i < n * MP_KV_BLOCK; i++) /* a tree with two branches at each block */
                 h->tokens[i] = i % MP_KV_BLOCK ? i : (int32_t)(mp_test_random_u64(&random) % 2);
-            mp_prefix_chain chain = mp_prefix_begin(&b.cache, h->tenant, false);
+            mp_prefix_chain chain = mp_prefix_begin(&b.cache, (mp_cache_scope){h->tenant, false});
             while (h->n < n && mp_prefix_find(&b.cache, &chain, h->tokens + h->n * MP_KV_BLOCK, &h->ids[h->n]))
                 h->n++;
             /* blocks of a held sequence must be found, with the same ids */
@@ -414,7 +414,7 @@ static const mp_dtype types[] = {MP_Q8_0, MP_Q4_K};
 
 typedef struct job_spec { /* a request; its first `shared` tokens are the start of a common prompt */
     int length, shared, n, answer;
-    uint32_t tenant;
+    uint64_t tenant;
     bool logits;
 } job_spec;
 

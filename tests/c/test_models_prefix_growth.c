@@ -15,7 +15,7 @@ MP_TEST(models_prefix_growth_keeps_published_blocks) {
     mp_prefix_init(&cache, &group, &budget, 25);
     for (int i = 0; i < BLOCKS * MP_KV_BLOCK; i++)
         tokens[i] = (int32_t)(mp_test_random_u64(&random) % 1000);
-    mp_prefix_chain chain = mp_prefix_begin(&cache, 0, false);
+    mp_prefix_chain chain = mp_prefix_begin(&cache, (mp_cache_scope){0});
     uint32_t first = 0, growths = 0;
     for (int i = 0; i < BLOCKS; i++) {
         const uint32_t before = cache.capacity;
@@ -25,7 +25,7 @@ MP_TEST(models_prefix_growth_keeps_published_blocks) {
         first = first ? first : cache.capacity;
         growths += cache.capacity != before && before != 0;
         if (cache.capacity != before) { /* every block, at once */
-            mp_prefix_chain seen = mp_prefix_begin(&cache, 0, false);
+            mp_prefix_chain seen = mp_prefix_begin(&cache, (mp_cache_scope){0});
             for (int k = 0; k <= i; k++) {
                 if (!mp_prefix_find(&cache, &seen, tokens + k * MP_KV_BLOCK, &again[k]))
                     MP_FAIL("block %d of %d is not found after the tables grew to %u", k, i + 1, cache.capacity);

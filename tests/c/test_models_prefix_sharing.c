@@ -24,10 +24,10 @@ static void take_down(bench *b) {
 }
 
 /* Publish the blocks for a new sequence, which keeps them. */
-static void publish(bench *b, uint32_t tenant, uint32_t variant, uint32_t ids[BLOCKS]) {
+static void publish(bench *b, uint64_t tenant, uint32_t variant, uint32_t ids[BLOCKS]) {
     mp_error error;
-    mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant, variant);
-    MP_CHECK(chain.tenant == tenant && chain.variant == variant && !chain.closed && chain.count == 0);
+    mp_prefix_chain chain = mp_prefix_begin(&b->cache, (mp_cache_scope){tenant, variant});
+    MP_CHECK(chain.scope.tenant == tenant && chain.scope.variant == variant && !chain.closed && chain.count == 0);
     for (int i = 0; i < BLOCKS; i++) {
         MP_CHECK_OK(mp_prefix_take(&b->cache, &ids[i], &error), &error);
         mp_prefix_publish(&b->cache, &chain, b->tokens + i * MP_KV_BLOCK, &ids[i]);
@@ -41,10 +41,10 @@ static void give(bench *b, const uint32_t ids[BLOCKS]) {
 
 /* Returns the first block that a new sequence finds, or MP_PREFIX_NONE. `key`: that of another chain, as if keys
  * collided; 0: its own. */
-static uint32_t first_found(bench *b, uint32_t tenant, uint32_t variant, uint64_t key) {
-    mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant, variant);
+static uint32_t first_found(bench *b, uint64_t tenant, uint32_t variant, uint64_t key) {
+    mp_prefix_chain chain = mp_prefix_begin(&b->cache, (mp_cache_scope){tenant, variant});
     uint32_t id = MP_PREFIX_NONE;
-    chain.key = key;
+    chain.key = (mp_cache_key){chain.scope, key};
     chain.key_known = key != 0;
     uint32_t reach = mp_prefix_reach(&b->cache, &chain, b->tokens, 1);
     bool found = mp_prefix_find(&b->cache, &chain, b->tokens, &id);
@@ -71,8 +71,8 @@ MP_TEST(models_prefix_shares_nothing_between_variants) {
     for (uint32_t i = 0; i < KINDS; i++) {
         MP_CHECK_INT(first_found(&b, i / VARIANTS + 7, i % VARIANTS, 0), ids[i][0]);
         for (uint32_t j = 0; j < KINDS; j++) {
-            const uint64_t key = b.cache.known[ids[j][0]].key;
-            MP_CHECK(i == j || key != b.cache.known[ids[i][0]].key);
+            const uint64_t key = b.cache.known[ids[j][0]].key.hash;
+            MP_CHECK(i == j || key != b.cache.known[ids[i][0]].key.hash);
             MP_CHECK_INT(first_found(&b, i / VARIANTS + 7, i % VARIANTS, key), i == j ? ids[i][0] : MP_PREFIX_NONE);
         }
     }
@@ -92,7 +92,7 @@ MP_TEST(models_prefix_keys_depend_on_the_tenant) {
     for (int i = 0; i < 2; i++)
         publish(&b, (uint32_t)i, false, ids[i]);
     for (int i = 0; i < BLOCKS; i++)
-        MP_CHECK(b.cache.known[ids[0][i]].key != b.cache.known[ids[1][i]].key);
+        MP_CHECK(b.cache.known[ids[0][i]].key.hash != b.cache.known[ids[1][i]].key.hash);
     for (int i = 0; i < 2; i++)
         give(&b, ids[i]);
     take_down(&b);

@@ -373,6 +373,17 @@ MP_TEST(models_vision_encodes_each_image_once) {
     MP_CHECK_INT(cached, 64);
     run_one(&tiny, 7, &cached); /* same prompt, another tenant */
     MP_CHECK_INT(cached, 0);
+    tiny_trim(&tiny);
+    mp_images_shrink(engine_of(&tiny)->images.store, UINT64_MAX);
+    uint64_t bytes[4]; /* kept rows of images after each request: two of one tenant, then two of another one */
+    for (int i = 0; i < 4; i++) {
+        run_one(&tiny, i < 2 ? 3 : 7, &cached);
+        bytes[i] = engine_of(&tiny)->images.store->tile_bytes;
+    }
+    MP_CHECK(bytes[0] > 0);
+    MP_CHECK_INT(bytes[1], bytes[0]);
+    MP_CHECK_INT(bytes[2], 2 * bytes[0]); /* the other tenant's rows were computed, too */
+    MP_CHECK_INT(bytes[3], bytes[2]);
     run_one(&tiny, 5, &cached);
     MP_CHECK_INT(cached, 0);
     run_one(&tiny, 5, &cached); /* an image that is repeated is part of an equal prefix */
@@ -401,7 +412,7 @@ static uint64_t idle_images(const char *percent, uint64_t limit) {
 
 /* Idle images hold at most a quarter of the prefix cache's share of the memory limit. */
 MP_TEST(models_vision_bounds_idle_images) {
-    enum { IMAGES = 5 }; /* different images of all jobs */
+    enum { IMAGES = 7 }; /* different images of all jobs; two of them count for each of two tenants */
     const uint64_t all = idle_images("25", UINT64_MAX), one = all / IMAGES;
     MP_CHECK_INT(all % IMAGES, 0);
     /* the limits are above what the model itself needs */
@@ -474,7 +485,7 @@ static mp_item *run_to_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
     tiny->engine->ops->plan(tiny->engine, items, 1, 1, plan);
     MP_CHECK(engine_of(tiny)->image_part.item == &job->item);
     MP_CHECK(plan->cost_ns >= mp_images_part_ns(engine_of(tiny)->images.store) ||
-             plan->cost_ns >= mp_images_left_ns(engine_of(tiny)->images.store, job->call, 0));
+             plan->cost_ns >= mp_images_left_ns(engine_of(tiny)->images.store, job->call, job->item.state, 0));
     return &job->item;
 }
 
@@ -503,8 +514,8 @@ MP_TEST(models_vision_stops_within_a_layer) {
             MP_CHECK_INT(at->stage, part > 8); /* stage 1 follows nine parts of embeddings */
             MP_CHECK_INT(at->at, part == 8 ? 2 * part : part == 9 ? 0 : part < 9 ? 2 * part : 2 * (part - 9));
             atomic_store(&encoder->mega_ns, 1000000);
-            MP_CHECK(mp_images_left_ns(store, jobs[0].call, 0) < left);
-            left = mp_images_left_ns(store, jobs[0].call, 0);
+            MP_CHECK(mp_images_left_ns(store, jobs[0].call, item->state, 0) < left);
+            left = mp_images_left_ns(store, jobs[0].call, item->state, 0);
         }
         tiny.lease.cancelled = NULL;
         while (!jobs[0].done) {

@@ -167,20 +167,23 @@ MP_TEST(models_vision_time_of_a_tile_is_predicted) {
     int32_t sizes[] = {DOWN * PATCH, ACROSS * PATCH, DOWN * PATCH, ACROSS * PATCH};
     int64_t offsets[] = {0, 0, 0};
     mp_text_request request = {.images = {.tile_keys = keys[0], .offsets = offsets, .sizes = sizes}};
-    mp_tile known = {.key = {2}};
+    const mp_sequence_group group = {.image_scope = {.tenant = 9}}, stranger = {.image_scope = {.tenant = 8}};
+    mp_tile known = {.key = {.scope = group.image_scope, .pixels = {2}}};
     mp_tile_job job = {.tile = &known, .ops = 5000000};
     mp_image_store store = {.vision = &vision, .jobs = &job};
     atomic_init(&vision.image_encoder.mega_ns, 1000000); /* 1 ns for an operation */
     const uint64_t network = mp_vit_image_ops(&vision.image_encoder, DOWN, ACROSS, false);
     const uint64_t rows = DOWN * ACROSS / (MERGED * MERGED), row = 2 * (64 * MERGED * MERGED * INNER + INNER * WIDE);
     const uint64_t all = network + rows * row;
-    MP_CHECK_INT(mp_images_left_ns(&store, &request, 0), mp_vit_ns(&vision.image_encoder, all));
+    MP_CHECK_INT(mp_images_left_ns(&store, &request, &group, 0), mp_vit_ns(&vision.image_encoder, all));
     MP_CHECK(all > job.ops);
-    MP_CHECK_INT(mp_images_left_ns(&store, &request, 1), mp_vit_ns(&vision.image_encoder, all - job.ops));
+    MP_CHECK_INT(mp_images_left_ns(&store, &request, &group, 1), mp_vit_ns(&vision.image_encoder, all - job.ops));
+    MP_CHECK_INT(mp_images_left_ns(&store, &request, &stranger, 1), mp_vit_ns(&vision.image_encoder, all));
+    MP_CHECK(mp_images_computing(&store, &request, &group, 1) && !mp_images_computing(&store, &request, &stranger, 1));
     job.ops = all + 1000000; /* a part may exceed its share */
-    MP_CHECK_INT(mp_images_left_ns(&store, &request, 1), mp_vit_ns(&vision.image_encoder, 0));
+    MP_CHECK_INT(mp_images_left_ns(&store, &request, &group, 1), mp_vit_ns(&vision.image_encoder, 0));
     vision.keep_class = true;
-    MP_CHECK_INT(mp_images_left_ns(&store, &request, 0), mp_vit_ns(&vision.image_encoder, all + row));
+    MP_CHECK_INT(mp_images_left_ns(&store, &request, &group, 0), mp_vit_ns(&vision.image_encoder, all + row));
 }
 
 MP_TEST(models_ranges_of_vision) {
@@ -315,7 +318,7 @@ MP_TEST(models_vision_planned_time_of_a_tile) {
     MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
     const mp_text_engine *engine = (const mp_text_engine *)tiny.engine;
     const uint64_t least = mp_images_part_ns(engine->images.store);
-    const uint64_t all = mp_images_left_ns(engine->images.store, job.call, 0);
+    const uint64_t all = mp_images_left_ns(engine->images.store, job.call, job.item.state, 0);
     for (int large = 0; large < 2; large++) {
         const uint64_t budget_ns = large ? 1000 * 1000 * 1000 : 0;
         tiny.engine->ops->plan(tiny.engine, items, 1, budget_ns, &plan);

@@ -57,13 +57,13 @@ static void drop(tiny_model *tiny, mp_item *items, int count) {
 
 /* Compute every image alone, without recent results. */
 static void compute_alone(tiny_model *tiny, const test_images *all, float *alone) {
-    mp_image_dedup *dedup = mp_vit_engine_dedup(tiny->engine);
-    const uint64_t most = dedup->most_bytes;
-    dedup->most_bytes = 0;
+    mp_recent *recent = recent_of(tiny);
+    const size_t most = recent->most_bytes;
+    recent->most_bytes = 0;
     for (int i = 0; i < IMAGES; i++)
         MP_CHECK_INT(run(tiny, all, i, 1, UINT64_MAX, alone + i * WIDTH), MP_OUTCOME_DONE);
-    MP_CHECK(dedup->shared == 0 && dedup->recalled == 0 && dedup->charged == 0);
-    dedup->most_bytes = most;
+    MP_CHECK(mp_vit_engine_dedup(tiny->engine)->shared == 0 && recent->hits == 0 && recent->charged == 0);
+    recent->most_bytes = most;
 }
 
 MP_TEST(models_vit_computes_identical_images_once) {
@@ -72,7 +72,7 @@ MP_TEST(models_vit_computes_identical_images_once) {
     make_images(&all, false);
     tiny_model tiny;
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 2);
-    mp_image_dedup *dedup = mp_vit_engine_dedup(tiny.engine);
+    const mp_dedup_table *dedup = mp_vit_engine_dedup(tiny.engine);
     compute_alone(&tiny, &all, alone);
 
     /* within and between requests: image 9 occurs 40 times; 32 share its first computation and 8 its second */
@@ -113,16 +113,17 @@ MP_TEST(models_vit_options_make_images_differ) {
     make_images(&all, false);
     tiny_model tiny;
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
-    mp_image_dedup *dedup = mp_vit_engine_dedup(tiny.engine);
+    const mp_dedup_table *dedup = mp_vit_engine_dedup(tiny.engine);
+    mp_recent *recent = recent_of(&tiny);
     mp_item items[7];
     mp_outcome outcomes[MP_PLAN_MAX];
-    dedup->keep_ns = UINT64_MAX;
+    recent->keep_ns = UINT64_MAX;
     for (int i = 0; i < 7; i++) {
         make_item(&tiny, &all, &pick, 1, &items[i]);
         set_options(&tiny, &items[i], options[i][0], options[i][1], options[i][2]);
     }
     serve(&tiny, items, 7, outcomes);
-    MP_CHECK(dedup->shared == 0 && dedup->recalled == 0 && dedup->count == 5);
+    MP_CHECK(dedup->shared == 0 && recent->hits == 0 && recent->count == 5);
     MP_CHECK(memcmp(request_of(&items[0])->vectors, request_of(&items[1])->vectors, WIDTH * 4) != 0);
     for (int i = 0; i < 7; i++) {
         mp_item again;
@@ -132,7 +133,7 @@ MP_TEST(models_vit_options_make_images_differ) {
         mp_outcome outcome[MP_PLAN_MAX];
         serve(&tiny, &again, 1, outcome);
         MP_CHECK_INT(outcome[0], MP_OUTCOME_DONE);
-        MP_CHECK_INT(dedup->recalled, i < 5 ? i + 1 : 5);
+        MP_CHECK_INT(recent->hits, i < 5 ? i + 1 : 5);
         MP_CHECK(memcmp(request_of(&again)->vectors, request_of(&items[i])->vectors,
                         (size_t)request_of(&again)->width * 4) == 0);
         drop(&tiny, &again, 1);
@@ -141,7 +142,7 @@ MP_TEST(models_vit_options_make_images_differ) {
     /* the same bytes in another shape, and a changed byte at the end, make another image */
     mp_image_embedding_request *shapes[3];
     const int32_t sizes[3][2] = {{PATCH, 2 * PATCH}, {2 * PATCH, PATCH}, {2 * PATCH, PATCH}};
-    const uint64_t before = dedup->recalled;
+    const uint64_t before = recent->hits;
     for (int i = 0; i < 3; i++) {
         mp_error error;
         const int64_t bytes = 3 * 2 * PATCH * PATCH;
@@ -150,39 +151,11 @@ MP_TEST(models_vit_options_make_images_differ) {
         MP_CHECK_INT(run_call(&tiny, &shapes[i]->base, UINT64_MAX), MP_OUTCOME_DONE);
         MP_CHECK(i == 0 || memcmp(shapes[i]->vectors, shapes[i - 1]->vectors, WIDTH * 4) != 0);
     }
-    MP_CHECK_INT(dedup->recalled, before);
+    MP_CHECK_INT(recent->hits, before);
     for (int i = 0; i < 3; i++)
         mp_request_destroy(&shapes[i]->base);
     drop(&tiny, items, 7);
     tiny_unload(&tiny);
-}
-
-/* Images whose keys collide are compared. */
-MP_TEST(models_vit_keys_alone_make_no_image_identical) {
-    static uint8_t pixels[2][12];
-    static float out[2][2] = {{1, 2}, {0, 0}};
-    mp_budget budget = {.limit = UINT64_MAX};
-    mp_image_dedup dedup;
-    mp_error error;
-    mp_vit_image images[2];
-    mp_image_dedup_init(&dedup, &budget);
-    dedup.keep_ns = UINT64_MAX;
-    for (int i = 0; i < 2; i++) {
-        pixels[i][11] = (uint8_t)i;
-        images[i] = (mp_vit_image){.pixels = pixels[i], .bytes = 12, .width = 2, .dimensions = 2, .finite = true,
-                                   .key = 7, .out = out[i]};
-    }
-    MP_CHECK(mp_image_dedup_key(&dedup, &images[0]) != mp_image_dedup_key(&dedup, &images[1]));
-    MP_CHECK_OK(mp_image_dedup_begin(&dedup, 2, &error), &error);
-    MP_CHECK_INT(mp_image_dedup_find(&dedup, images, 0), -1);
-    MP_CHECK_INT(mp_image_dedup_find(&dedup, images, 1), -1);
-    mp_image_dedup_keep(&dedup, &images[0], 1);
-    MP_CHECK(!mp_image_dedup_recall(&dedup, &images[1], 1));
-    pixels[1][11] = 0;
-    MP_CHECK_INT(mp_image_dedup_find(&dedup, images, 1), 0);
-    MP_CHECK(mp_image_dedup_recall(&dedup, &images[1], 1) && out[1][1] == 2);
-    mp_image_dedup_deinit(&dedup);
-    MP_CHECK_INT(budget.used, 0);
 }
 
 /* Run images [first, first + count), one request and one step each; check the vectors. */
@@ -201,80 +174,97 @@ MP_TEST(models_vit_remembers_recent_results) {
     make_images(&all, false);
     tiny_model tiny;
     tiny_load(&tiny, make_spec("siglip", false), MP_COMPUTE_I8, 1);
-    mp_image_dedup *dedup = mp_vit_engine_dedup(tiny.engine);
+    mp_recent *recent = recent_of(&tiny);
     compute_alone(&tiny, &all, alone);
     tiny_trim(&tiny);
     const uint64_t bare = tiny.budget.used;
-    MP_CHECK(dedup->keep_ns == 100000000 && dedup->most_bytes == 1 << 20);
-    dedup->keep_ns = UINT64_MAX;
+    MP_CHECK(recent->keep_ns == 100000000 && recent->most_bytes == 1 << 20);
+    recent->keep_ns = UINT64_MAX;
     MP_CHECK_INT(run(&tiny, &all, 0, IMAGES, UINT64_MAX, out), MP_OUTCOME_DONE);
-    MP_CHECK(dedup->recalled == 0 && dedup->count == IMAGES && dedup->charged == IMAGES * EACH);
+    MP_CHECK(recent->hits == 0 && recent->count == IMAGES);
+    MP_CHECK(recent->charged > MP_DEDUP_BYTES && recent->charged < 2 * MP_DEDUP_BYTES);
+    MP_CHECK_INT(tiny.model->ops->bytes(tiny.model), ((mp_vit *)tiny.model)->charged + recent->charged);
     compute_each(&tiny, &all, 0, IMAGES, alone);
-    MP_CHECK_INT(dedup->recalled, IMAGES);
+    MP_CHECK_INT(recent->hits, IMAGES);
 
     /* a result older than `keep_ns` is computed again */
-    dedup->keep_ns = 1000000;
+    recent->keep_ns = 1000000;
     const struct timespec pause = {.tv_nsec = 2000000};
     nanosleep(&pause, NULL);
     compute_each(&tiny, &all, 3, 1, alone);
-    MP_CHECK_INT(dedup->recalled, IMAGES);
+    MP_CHECK_INT(recent->hits, IMAGES);
 
     /* trim frees the memory and drops all results */
-    dedup->keep_ns = UINT64_MAX;
+    recent->keep_ns = UINT64_MAX;
     MP_CHECK(tiny_trim(&tiny) > 0);
-    MP_CHECK(tiny.budget.used == bare && dedup->charged == 0);
+    MP_CHECK(tiny.budget.used == bare && recent->charged == 0);
     compute_each(&tiny, &all, 3, 1, alone);
-    MP_CHECK_INT(dedup->recalled, IMAGES);
+    MP_CHECK_INT(recent->hits, IMAGES);
     compute_each(&tiny, &all, 3, 1, alone);
-    MP_CHECK_INT(dedup->recalled, IMAGES + 1);
-
-    /* when the bytes are used up, the oldest results make room; an image larger than all of them is not kept */
-    tiny_trim(&tiny);
-    dedup->most_bytes = 4 * EACH + 5;
-    compute_each(&tiny, &all, 0, 6, alone);
-    MP_CHECK(dedup->count == 4 && dedup->charged == 4 * EACH);
-    compute_each(&tiny, &all, 2, 4, alone);
-    MP_CHECK_INT(dedup->recalled, IMAGES + 5);
-    compute_each(&tiny, &all, 0, 1, alone);
-    MP_CHECK_INT(dedup->recalled, IMAGES + 5);
-    tiny_trim(&tiny);
-    dedup->most_bytes = EACH - 1;
-    compute_each(&tiny, &all, 0, 1, alone);
-    MP_CHECK_INT(dedup->count, 0);
+    MP_CHECK_INT(recent->hits, IMAGES + 1);
 
     /* without memory the engine keeps nothing, and no request fails */
-    dedup->most_bytes = 1 << 20;
+    mp_recent_trim(recent);
     tiny.budget.limit = tiny.budget.used;
     compute_each(&tiny, &all, 7, 1, alone);
     compute_each(&tiny, &all, 7, 1, alone);
-    MP_CHECK(dedup->recalled == IMAGES + 5 && dedup->count == 0);
+    MP_CHECK(recent->hits == IMAGES + 1 && recent->count == 0);
     tiny_unload(&tiny);
 }
 
-/* The ring buffer has a bounded number of results. */
-MP_TEST(models_vit_recent_results_are_bounded) {
-    static uint8_t pixels[MP_DEDUP_RECENT + 2][12];
-    float out[2] = {1, 2};
-    mp_budget budget = {.limit = UINT64_MAX};
-    mp_image_dedup dedup;
-    mp_image_dedup_init(&dedup, &budget);
-    dedup.keep_ns = UINT64_MAX;
-    for (int i = 0; i < MP_DEDUP_RECENT + 2; i++) {
-        memcpy(pixels[i], &i, sizeof i);
-        mp_vit_image image = {.pixels = pixels[i], .bytes = 12, .width = 2, .dimensions = 2, .out = out};
-        image.finite = true;
-        image.key = mp_image_dedup_key(&dedup, &image);
-        mp_image_dedup_keep(&dedup, &image, 1);
+/* Serve one image of a tenant with an engine of the model. Returns true if the image was not computed for it. */
+static bool is_reused(tiny_model *tiny, mp_engine *engine, const test_images *all, int image, uint64_t tenant,
+                      const float *expected) {
+    mp_item item;
+    mp_outcome outcome[MP_PLAN_MAX];
+    mp_engine *const own = tiny->engine;
+    const uint64_t before = engine->work.dedup_hits;
+    tiny->engine = engine;
+    make_item(tiny, all, &image, 1, &item);
+    item.tenant = tenant;
+    serve(tiny, &item, 1, outcome);
+    MP_CHECK_INT(outcome[0], MP_OUTCOME_DONE);
+    MP_CHECK(memcmp(request_of(&item)->vectors, expected, WIDTH * 4) == 0);
+    drop(tiny, &item, 1);
+    tiny->engine = own;
+    return engine->work.dedup_hits > before;
+}
+
+/* All engines of a model share its recent vectors; tenants do not. */
+MP_TEST(models_vit_recent_vectors_are_of_one_model_and_tenant) {
+    static const uint64_t tenants[] = {0, 1, 1ull << 32};
+    static test_images all;
+    static float alone[IMAGES * WIDTH];
+    mp_engine *engines[2];
+    mp_error error;
+    make_images(&all, false);
+    tiny_model tiny;
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    compute_alone(&tiny, &all, alone);
+    recent_of(&tiny)->keep_ns = UINT64_MAX;
+    engines[0] = tiny.engine;
+    MP_CHECK_OK(tiny.model->ops->engine(tiny.model, &tiny.budget, &engines[1], &error), &error);
+    for (int i = 0; i < 120; i++) {
+        const int image = i / 2 % IMAGES;
+        MP_CHECK_INT(is_reused(&tiny, engines[(i + i / 4) % 2], &all, image, 0, alone + image * WIDTH),
+                     i % 2 || i / 2 >= IMAGES);
     }
-    MP_CHECK_INT(dedup.count, MP_DEDUP_RECENT);
-    MP_CHECK_INT(budget.used, MP_DEDUP_RECENT * (12 + 8));
-    for (int i = 0; i < MP_DEDUP_RECENT + 2; i++) {
-        mp_vit_image image = {.pixels = pixels[i], .bytes = 12, .width = 2, .dimensions = 2, .out = out};
-        image.key = mp_image_dedup_key(&dedup, &image);
-        MP_CHECK_INT(mp_image_dedup_recall(&dedup, &image, 1), i >= 2);
+    engines[1]->ops->destroy(engines[1]);
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < 3; i++)
+            MP_CHECK_INT(is_reused(&tiny, tiny.engine, &all, 0, tenants[i], alone), round || i == 0);
+    mp_item items[6];
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny_trim(&tiny);
+    const uint64_t shared = mp_vit_engine_dedup(tiny.engine)->shared;
+    for (int i = 0; i < 6; i++) {
+        make_item(&tiny, &all, &(int){0}, 1, &items[i]);
+        items[i].tenant = tenants[i % 3];
     }
-    mp_image_dedup_deinit(&dedup);
-    MP_CHECK_INT(budget.used, 0);
+    serve(&tiny, items, 6, outcomes);
+    MP_CHECK_INT(mp_vit_engine_dedup(tiny.engine)->shared - shared, 3);
+    drop(&tiny, items, 6);
+    tiny_unload(&tiny);
 }
 
 /* A vector that is not finite fails all requests that share it, and no later one. A request that was cancelled before
@@ -285,8 +275,9 @@ MP_TEST(models_vit_nan_is_shared_but_not_remembered) {
     make_images(&all, false);
     tiny_model tiny;
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
-    mp_image_dedup *dedup = mp_vit_engine_dedup(tiny.engine);
-    dedup->keep_ns = UINT64_MAX;
+    const mp_dedup_table *dedup = mp_vit_engine_dedup(tiny.engine);
+    mp_recent *recent = recent_of(&tiny);
+    recent->keep_ns = UINT64_MAX;
     float *class_token = ((mp_vit *)tiny.model)->class_token, whole = *class_token;
     mp_item items[4];
     mp_outcome outcomes[MP_PLAN_MAX];
@@ -302,7 +293,7 @@ MP_TEST(models_vit_nan_is_shared_but_not_remembered) {
             MP_CHECK(round || items[r].error.code == MP_NUMERIC);
         }
         drop(&tiny, items, 4);
-        MP_CHECK(dedup->shared == 2 * (uint64_t)(round + 1) && dedup->recalled == 0 && dedup->count == 2u * round);
+        MP_CHECK(dedup->shared == 2 * (uint64_t)(round + 1) && recent->hits == 0 && recent->count == 2u * round);
     }
     tiny_unload(&tiny);
 }
@@ -339,12 +330,12 @@ MP_TEST(models_vit_large_images_are_computed_once) {
     make_images(&all, false);
     tiny_model tiny;
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 2);
-    mp_image_dedup *dedup = mp_vit_engine_dedup(tiny.engine);
+    mp_recent *recent = recent_of(&tiny);
     compute_alone(&tiny, &all, alone);
     mp_vit *model = (mp_vit *)tiny.model;
     model->grain = 5;
     model->most_ops = 1;
-    dedup->keep_ns = UINT64_MAX;
+    recent->keep_ns = UINT64_MAX;
     int steps[3] = {0};
     for (int round = 0; round < 3; round++) { /* one request; six requests; six requests of which one is cancelled */
         mp_item items[ALL] = {0};
@@ -368,6 +359,37 @@ MP_TEST(models_vit_large_images_are_computed_once) {
     /* the steps of the two images, and a step for each vector that is shared */
     MP_CHECK_INT(steps[1], steps[0] + 2 * SAME - 1);
     MP_CHECK(steps[2] <= steps[0] + 2 * SAME - 3 + 7);
+    tiny_unload(&tiny);
+}
+
+/* Requests of different tenants wait for no image of each other: each computes its own. */
+MP_TEST(models_vit_large_images_are_computed_for_each_tenant) {
+    static test_images all;
+    static float alone[IMAGES * WIDTH];
+    make_images(&all, false);
+    tiny_model tiny;
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    compute_alone(&tiny, &all, alone);
+    ((mp_vit *)tiny.model)->grain = 5;
+    ((mp_vit *)tiny.model)->most_ops = 1;
+    recent_of(&tiny)->keep_ns = UINT64_MAX;
+    int steps[3] = {0};
+    for (int tenants = 1; tenants <= 2; tenants++) {
+        mp_item items[2] = {0};
+        tiny_trim(&tiny);
+        for (int i = 0; i < tenants; i++) {
+            make_item(&tiny, &all, &(int){1}, 1, &items[i]);
+            items[i].tenant = (uint64_t)i << 32;
+        }
+        while (take_step(&tiny, items, tenants, &steps[tenants])) {
+        }
+        for (int i = 0; i < tenants; i++)
+            MP_CHECK(memcmp(request_of(&items[i])->vectors, alone + WIDTH, WIDTH * 4) == 0);
+        drop(&tiny, items, tenants);
+    }
+    MP_CHECK(steps[1] > 20);
+    MP_CHECK_INT(steps[2], 2 * steps[1]);
+    MP_CHECK_INT(tiny.engine->work.dedup_hits, 0);
     tiny_unload(&tiny);
 }
 

@@ -31,7 +31,7 @@ static mp_queue_node *taken(mp_queue *queue, uint64_t now_ns) {
     return node;
 }
 
-static mp_queue_result push(mp_queue *queue, numbered_node *added, int priority, int kind, uint32_t tenant,
+static mp_queue_result push(mp_queue *queue, numbered_node *added, int priority, int kind, uint64_t tenant,
                             uint64_t cost, uint64_t since_ns) {
     mp_queue_node_init(&added->node, priority, kind, tenant, since_ns);
     added->node.cost = cost;
@@ -278,7 +278,7 @@ MP_TEST(pool_queue_does_not_charge_a_tenant_for_the_slot_of_another) {
 }
 
 /* Queues n nodes of one tenant, with this cost each. */
-static void push_many(mp_queue *queue, numbered_node *nodes, int n, int number, uint32_t tenant, uint64_t cost) {
+static void push_many(mp_queue *queue, numbered_node *nodes, int n, int number, uint64_t tenant, uint64_t cost) {
     for (int i = 0; i < n; i++) {
         nodes[i].number = number;
         MP_CHECK_INT(push(queue, &nodes[i], 2, 0, tenant, cost, 0), MP_QUEUE_TAKEN);

@@ -327,16 +327,16 @@ MP_TEST(registry_info_of_tickets) {
                                      .priority = (uint8_t)(i % 5),
                                      .service_class = (uint8_t)(i % 2),
                                      .policy = (mp_policy)(1 + i % (MP_POLICY_COUNT - 1)),
-                                     .tenant = (uint32_t)i * 7};
+                                     .tenant = (uint64_t)i * 7 << 32};
         mp_ticket *ticket = scene_ticket(&scene, 1, options);
         MP_CHECK_INT(ticket->item.priority, i % 5);
         MP_CHECK_INT(ticket->item.service_class, i % 2);
-        MP_CHECK_INT(ticket->item.tenant, i * 7);
+        MP_CHECK(ticket->item.tenant == options.tenant);
         MP_CHECK_INT(ticket->item.deadline_ns, options.deadline_ns);
         MP_CHECK(ticket->item.ticket == ticket && ticket->item.request == mp_ticket_request(ticket));
         MP_CHECK_INT(ticket->node.priority, i % 5);
         MP_CHECK_INT(ticket->node.kind, i % 2);
-        MP_CHECK_INT(ticket->node.tenant, i * 7);
+        MP_CHECK(ticket->node.tenant == options.tenant);
         MP_CHECK_INT(ticket->policy, options.policy);
         MP_CHECK_INT(ticket->due_ns, options.deadline_ns); /* no pause has moved the clock of requests */
         MP_CHECK_INT(ticket->patience_ns, expected[i % 3]);

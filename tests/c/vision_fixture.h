@@ -120,7 +120,7 @@ static inline void add_axial(tiny_file *file) {
 static const struct {
     int before, n, images[MAX], between, after, choices;
     bool logits, turned;
-    uint32_t tenant;
+    uint64_t tenant;
 } rows[ITEMS] = {
     {3, 1, {1}, 0, 5, 1, true, false, 0},      {3, 2, {1, 2}, 4, 30, 2, false, false, 0},
     {3, 2, {2, 1}, 4, 30, 1, true, false, 0},  {70, 3, {1, 1, 3}, 0, 9, 1, false, false, 0},

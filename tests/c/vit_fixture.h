@@ -3,7 +3,7 @@
 #define VIT_FIXTURE_H
 
 #include "grouping_fixture.h"
-#include "models/image/dedup.h"
+#include "models/dedup.h"
 #include "models/image/vit.h"
 #include "request_fixture.h"
 
@@ -116,8 +116,9 @@ static inline mp_image_embedding_request *make_call(const test_images *all, int 
     return call;
 }
 
-/* Keep no recent results: the engine computes every image that it has computed before. */
-static inline void compute_all(tiny_model *tiny) { mp_vit_engine_dedup(tiny->engine)->most_bytes = 0; }
+static inline mp_recent *recent_of(const tiny_model *tiny) { return &((mp_vit *)tiny->model)->recent; }
+/* Keep no recent vectors: the engine computes every image that it has computed before. */
+static inline void compute_all(tiny_model *tiny) { recent_of(tiny)->most_bytes = 0; }
 
 /* Run images [first, first + count) as one request. */
 static inline mp_outcome run(tiny_model *tiny, const void *all, int first, int count, uint64_t budget_ns, float *out) {

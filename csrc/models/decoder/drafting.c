@@ -126,7 +126,7 @@ static bool add_rows(mp_drafter *drafter, draft_seq *one, mp_rows *rows, int32_t
         .row0 = rows->M,
         .rows = one->rows,
         .past = seq->cached + shadow->tentative,
-        .is_long = seq->chain.variant,
+        .is_long = seq->chain.scope.variant != 0,
         .blocks = seq->blocks,
     };
     rows->M += one->rows;
@@ -242,7 +242,7 @@ static mp_shadow *open_shadow(mp_text_engine *engine, const mp_item *item, mp_se
         return NULL;
     if (!shadow->cache) {
         const bool is_long = mp_decoder_is_long(drafter->model, (const mp_text_request *)item->request);
-        shadow->seq.chain = mp_prefix_begin(&drafter->cache, item->tenant, is_long);
+        shadow->seq.chain = mp_prefix_begin(&drafter->cache, mp_cache_scope_of(item, is_long));
         shadow->cache = &drafter->cache;
         shadow->next = drafter->shadows;
         shadow->link = &drafter->shadows;

@@ -173,15 +173,18 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
     return rows > STEP_ROWS ? STEP_ROWS : (int)rows;
 }
 
+static bool is_computing(const mp_text_engine *engine, const mp_item *item, int tile) {
+    return engine->images.ops->computing(engine->images.store, (const mp_text_request *)item->request, item->state,
+                                         tile);
+}
+
 /* Proposes an image tile of an item for the next step. A tile whose computation has begun is preferred, otherwise the
  * first one proposed. */
 static void choose_image_part(mp_text_engine *engine, mp_item *item, int tile) {
-    const mp_text_request *request = (const mp_text_request *)item->request;
-    if (engine->image_part.item && !engine->images.ops->computing(engine->images.store, request, tile))
+    const mp_item *chosen = engine->image_part.item;
+    if (chosen && !is_computing(engine, item, tile))
         return;
-    if (engine->image_part.item &&
-        engine->images.ops->computing(engine->images.store, (const mp_text_request *)engine->image_part.item->request,
-                                      engine->image_part.tile))
+    if (chosen && is_computing(engine, chosen, engine->image_part.tile))
         return;
     engine->image_part.item = item;
     engine->image_part.tile = tile;
@@ -191,8 +194,9 @@ static void choose_image_part(mp_text_engine *engine, mp_item *item, int tile) {
  * the image network, and its time counts towards plan->cost_ns. The amount is the number of prompt rows that take this
  * time: the worker charges each item by its share of the amounts. */
 static void plan_image_part(mp_text_engine *engine, uint64_t row_ns, uint64_t budget_ns, mp_plan *plan) {
-    const mp_text_request *request = (const mp_text_request *)engine->image_part.item->request;
-    const uint64_t all = engine->images.ops->left_ns(engine->images.store, request, engine->image_part.tile);
+    const mp_item *item = engine->image_part.item;
+    const uint64_t all = engine->images.ops->left_ns(engine->images.store, (const mp_text_request *)item->request,
+                                                     item->state, engine->image_part.tile);
     const uint64_t least = engine->images.ops->part_ns(engine->images.store);
     uint64_t left = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
     left = left > least ? left : least;

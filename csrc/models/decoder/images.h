@@ -42,8 +42,10 @@ typedef struct mp_image_ops {
                  const mp_sequence *seq, int want, int *missing);
     const float *(*row)(const struct mp_image_store *store, const mp_text_request *request,
                         const mp_sequence_group *group, int32_t position, int64_t *source);
-    bool (*computing)(const struct mp_image_store *store, const mp_text_request *request, int tile);
-    uint64_t (*left_ns)(const struct mp_image_store *store, const mp_text_request *request, int tile);
+    bool (*computing)(const struct mp_image_store *store, const mp_text_request *request,
+                      const mp_sequence_group *group, int tile);
+    uint64_t (*left_ns)(const struct mp_image_store *store, const mp_text_request *request,
+                        const mp_sequence_group *group, int tile);
     uint64_t (*part_ns)(const struct mp_image_store *store);
     mp_status (*compute)(struct mp_image_store *store, mp_lease *lease, const mp_text_request *request,
                          mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,

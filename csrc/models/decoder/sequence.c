@@ -115,6 +115,7 @@ mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cac
     if (!group)
         return mp_fail_memory(error, bytes, "a request");
     group->n = request->n_choices;
+    group->image_scope = mp_cache_scope_of(item, 0); /* adapters do not change the image network */
     group->penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
     mp_status status = charge(model, request, cache, group, error);
     if (status == MP_OK)
@@ -124,7 +125,7 @@ mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cac
     if (status == MP_OK && request->masks)
         status = make_deferred(model, group, error);
     for (int i = 0; i < group->n && status == MP_OK; i++) {
-        group->seqs[i].chain = mp_prefix_begin(cache, item->tenant, variant_of(model, request, group));
+        group->seqs[i].chain = mp_prefix_begin(cache, mp_cache_scope_of(item, variant_of(model, request, group)));
         status = init_sequence(model, request, i, group->penalties, &group->seqs[i], error);
     }
     if (status != MP_OK) {
@@ -177,7 +178,7 @@ void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
     mp_draft_deinit(&seq->index, cache->kv.budget); /* mp_draft_find rebuilds the index on demand */
     seq->cached = 0;
     seq->awaits_mask = false; /* the logits will be computed again */
-    seq->chain = mp_prefix_begin(cache, seq->chain.tenant, seq->chain.variant);
+    seq->chain = mp_prefix_begin(cache, seq->chain.scope);
     mp_shadow_drop(seq->shadow);
 }
 

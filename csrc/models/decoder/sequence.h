@@ -49,6 +49,7 @@ typedef struct mp_sequence_group { /* state of an item */
                        * length */
     int n;
     struct mp_request_images *images; /* or NULL (decoder/images.h) */
+    mp_cache_scope image_scope; /* scope of the rows of its images; each sequence's chain has its own scope */
     int32_t prefilled; /* largest number of prompt tokens that the first sequence has ever had in the cache */
     bool penalties;
     uint8_t adapter;        /* number of the request's adapter; 0: none */

@@ -32,7 +32,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     if (state->at.phase == MP_DIFF_DECODE) /* decoding needs no texts */
         return MP_OK;
     for (int t = 0; t < request->n_texts; t++) {
-        mp_status status = mp_diff_texts_get(&engine->cache, request, t, &state->texts[t], &state->known[t], error);
+        mp_status status = mp_diff_texts_get(&engine->cache, item, t, &state->texts[t], &state->known[t], error);
         if (status != MP_OK) {
             free_state(engine, item);
             return status;

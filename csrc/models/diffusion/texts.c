@@ -43,11 +43,13 @@ static void shrink(mp_diff_cache *cache, int most) {
     }
 }
 
-mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_request *request, int t,
-                            mp_diff_texts **out, bool *known, mp_error *error) {
+mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_item *item, int t, mp_diff_texts **out, bool *known,
+                            mp_error *error) {
+    const mp_image_generation_request *request = (const mp_image_generation_request *)item->request;
+    const mp_cache_scope scope = mp_cache_scope_of(item, 0);
     *known = false;
     for (mp_diff_texts *at = cache->list; at; at = at->next)
-        if (at->complete && is_of(at, request, t)) {
+        if (at->complete && mp_cache_scope_equal(at->scope, scope) && is_of(at, request, t)) {
             at->users++;
             at->used = ++cache->turn;
             *out = at;
@@ -86,6 +88,7 @@ mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_requ
         for (int32_t i = 0; i < request->n_ids[e]; i++)
             *to++ = request->ids[t][e] ? request->ids[t][e][i] : -1;
     }
+    texts->scope = scope;
     texts->users = 1;
     texts->bytes = bytes;
     texts->used = ++cache->turn;

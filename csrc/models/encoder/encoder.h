@@ -4,6 +4,7 @@
 #define MP_MODELS_ENCODER_ENCODER_H
 
 #include "models/arch.h"
+#include "models/dedup.h"
 #include "models/encoder/heads.h"
 #include "models/encoder/latent_attention.h"
 #include "models/nn/adapter.h"
@@ -62,6 +63,7 @@ typedef struct mp_encoder {
     mp_row_head row_head;
     mp_sparse_head sparse_head;
     _Atomic uint64_t token_ns; /* running mean of the time of a step per token, in ns */
+    mp_recent recent;          /* vectors of recent texts */
 } mp_encoder;
 
 typedef struct mp_encoder_text { /* one text of a group */
@@ -78,7 +80,6 @@ typedef struct mp_encoder_text { /* one text of a group */
     float *states; /* [n, hidden] */
     float *rows;   /* [n, row width] */
     mp_sparse_text sparse;
-    uint64_t key; /* see encoder/dedup.h */
 } mp_encoder_text;
 
 /* Mask of the outputs that the model has. */

@@ -126,29 +126,46 @@ static mp_status make_lists(mp_encoder_engine_state *engine, int texts, mp_error
         mp_encoder_text *grown = mp_realloc(engine->texts, (size_t)texts * sizeof *grown, MP_TAG_SCRATCH);
         if (grown)
             engine->texts = grown;
+        mp_dedup_input *inputs = mp_realloc(engine->inputs, (size_t)texts * sizeof *inputs, MP_TAG_SCRATCH);
+        if (inputs)
+            engine->inputs = inputs;
         mp_encoder_copy *copies = mp_realloc(engine->copies, (size_t)texts * sizeof *copies, MP_TAG_SCRATCH);
         if (copies)
             engine->copies = copies;
-        if (!grown || !copies)
-            return mp_fail_memory(error, (uint64_t)texts * (sizeof *grown + sizeof *copies), "the list of texts");
+        if (!grown || !inputs || !copies)
+            return mp_fail_memory(error, (uint64_t)texts * (sizeof *grown + sizeof *inputs + sizeof *copies),
+                                  "the list of texts");
         engine->text_capacity = texts;
     }
     MP_TRY(mp_groups_reserve(&engine->groups, texts, error));
-    return mp_encoder_dedup_begin(&engine->dedup, texts, error);
+    return mp_dedup_table_begin(&engine->dedup, texts, "the table of texts", error);
 }
 
-/* Returns true if the text at `index`, the last of the list, need not be computed: a recent result was copied to it, or
+/* All that decides the vector of an item's text. */
+static mp_dedup_input input_of(const mp_encoder *model, const mp_item *item, const mp_encoder_text *text) {
+    const size_t bytes = (size_t)text->n * sizeof *text->ids;
+    return (mp_dedup_input){
+        .key = mp_recent_key(&model->recent, mp_cache_scope_of(item, text->adapter), text->ids, bytes),
+        .options = {text->skip, text->second, text->attended, text->normalize},
+        .dimensions = text->dimensions,
+        .content = text->ids,
+        .bytes = bytes,
+        .out = text->out,
+    };
+}
+
+/* Returns true if the text at `index`, the last of the list, need not be computed: a recent vector was copied to it, or
  * it shares the vector of an earlier text. */
-static bool is_known(mp_encoder_engine_state *engine, int index, int owner, uint64_t now_ns) {
-    mp_encoder_text *text = &engine->texts[index];
+static bool is_known(mp_encoder_engine_state *engine, int index, const mp_item *item, int owner, uint64_t now_ns) {
+    const mp_encoder_text *text = &engine->texts[index];
     if (text->outputs != MP_EMBED_POOLED)
         return false;
-    mp_encoder_dedup_key(&engine->dedup, text);
-    if (mp_encoder_dedup_recall(&engine->dedup, text, now_ns)) {
+    engine->inputs[index] = input_of(engine->model, item, text);
+    if (mp_recent_find(&engine->model->recent, &engine->inputs[index], now_ns)) {
         engine->base.work.dedup_hits++;
         return true;
     }
-    int same = mp_encoder_dedup_find(&engine->dedup, engine->texts, index);
+    int same = mp_dedup_table_find(&engine->dedup, engine->inputs, index);
     if (same >= 0)
         engine->copies[engine->copy_count++] = (mp_encoder_copy){same, owner, text->out};
     engine->base.work.dedup_hits += same >= 0;
@@ -209,7 +226,7 @@ static mp_status collect(mp_encoder_engine_state *engine, const mp_plan *plan, u
             engine->groups.owner[*count] = i;
             engine->groups.rows[*count] = n;
             engine->texts[*count] = text_of(engine->model, request, t);
-            if (is_known(engine, *count, i, now_ns))
+            if (is_known(engine, *count, item, i, now_ns))
                 continue;
             (*count)++;
             *rows += n;
@@ -226,8 +243,9 @@ static void share_results(mp_encoder_engine_state *engine, int texts, uint64_t n
         const mp_encoder_text *text = &engine->texts[engine->copies[c].text];
         memcpy(engine->copies[c].out, text->out, (size_t)text->dimensions * sizeof(float));
     }
-    if (whole)
-        mp_encoder_dedup_keep(&engine->dedup, engine->texts, texts, now_ns);
+    for (int t = 0; whole && t < texts; t++)
+        if (engine->texts[t].finite && engine->texts[t].outputs == MP_EMBED_POOLED)
+            mp_recent_keep(&engine->model->recent, &engine->inputs[t], now_ns);
 }
 
 /* Set the outcome of every item from its texts. */
@@ -321,27 +339,28 @@ static void engine_retire(mp_engine *engine, mp_item *item) {
 }
 
 static uint64_t release_memory(mp_encoder_engine_state *engine) {
-    return mp_engine_release(&engine->arena, engine->budget, &engine->charged) + mp_encoder_dedup_trim(&engine->dedup);
+    return mp_engine_release(&engine->arena, engine->budget, &engine->charged);
 }
 
 static uint64_t engine_trim(mp_engine *base) {
     mp_encoder_engine_state *engine = (mp_encoder_engine_state *)base;
-    return release_memory(engine) + mp_packed_experts_drop(engine->model->packed_experts);
+    return release_memory(engine) + mp_recent_trim(&engine->model->recent) +
+           mp_packed_experts_drop(engine->model->packed_experts);
 }
 
 static void engine_destroy(mp_engine *base) {
     mp_encoder_engine_state *engine = (mp_encoder_engine_state *)base;
     release_memory(engine);
-    mp_encoder_dedup_deinit(&engine->dedup);
+    mp_dedup_table_deinit(&engine->dedup);
     mp_free(engine->copies);
+    mp_free(engine->inputs);
     mp_free(engine->texts);
     mp_groups_deinit(&engine->groups);
     mp_free(engine);
 }
 
 static uint64_t engine_bytes(const mp_engine *base) {
-    const mp_encoder_engine_state *engine = (const mp_encoder_engine_state *)base;
-    return engine->charged + engine->dedup.charged;
+    return ((const mp_encoder_engine_state *)base)->charged;
 }
 
 static const mp_engine_ops encoder_engine_ops = {
@@ -362,7 +381,6 @@ mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **out,
     engine->base.ops = &encoder_engine_ops;
     engine->model = (mp_encoder *)model;
     engine->budget = budget;
-    mp_encoder_dedup_init(&engine->dedup, budget, engine->model->context, mp_head_widest(&engine->model->head));
     *out = &engine->base;
     return MP_OK;
 }

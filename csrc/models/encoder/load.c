@@ -30,6 +30,7 @@ static void encoder_destroy(mp_model *base) {
     mp_adapters_deinit(&model->adapters);
     mp_free(model->order);
     mp_packed_experts_destroy(model->packed_experts);
+    mp_recent_deinit(&model->recent);
     if (model->budget)
         mp_budget_give(model->budget, model->charged);
     mp_weights_close(model->weights);
@@ -43,7 +44,8 @@ static bool encoder_healthy(const mp_model *base) {
 
 static uint64_t encoder_bytes(const mp_model *base) {
     const mp_encoder *model = (const mp_encoder *)base;
-    return model->charged + mp_packed_experts_bytes(model->packed_experts);
+    return model->charged + mp_packed_experts_bytes(model->packed_experts) +
+           atomic_load_explicit(&model->recent.charged, memory_order_relaxed);
 }
 
 static const mp_model_ops encoder_ops = {mp_encoder_engine, mp_encoder_check, encoder_healthy, encoder_bytes,
@@ -378,6 +380,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
     model->flags = args->flags;
     model->budget = args->budget;
+    MP_TRY_GOTO(mp_recent_init(&model->recent, args->budget, error));
     model->token_types = 1;
     MP_TRY_GOTO(read_hyper(model, args->spec, error));
     MP_TRY_GOTO(mp_adapters_open(&model->adapters, args->spec, error));

@@ -38,15 +38,13 @@ void mp_prefix_count_hit(mp_prefix_cache *cache, uint32_t tokens) {
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
 
-static uint64_t key_after(const mp_prefix_cache *cache, const mp_prefix_chain *chain, const int32_t *tokens) {
-    const uint64_t before = chain->count > 0 ? cache->known[chain->last].key : 0;
-    const uint64_t owner = (uint64_t)chain->variant << 32 | chain->tenant;
-    const uint64_t key[2] = {cache->hash_key[0] ^ before, cache->hash_key[1] ^ owner};
-    return mp_siphash(key, tokens, MP_KV_BLOCK * sizeof *tokens);
+static mp_cache_key key_after(const mp_prefix_cache *cache, const mp_prefix_chain *chain, const int32_t *tokens) {
+    const uint64_t before = chain->count > 0 ? cache->known[chain->last].key.hash : 0;
+    return mp_cache_key_of(cache->hash_key, chain->scope, before, tokens, MP_KV_BLOCK * sizeof *tokens);
 }
 
-static uint32_t bucket_of(const mp_prefix_cache *cache, uint64_t key) {
-    return (uint32_t)key & (cache->capacity - 1);
+static uint32_t bucket_of(const mp_prefix_cache *cache, mp_cache_key key) {
+    return (uint32_t)key.hash & (cache->capacity - 1);
 }
 
 /* ---- the list of idle blocks ------------------------------------------------------------------------------------- */
@@ -209,9 +207,8 @@ mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp
 
 /* ---- find, publish ----------------------------------------------------------------------------------------------- */
 
-mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant, uint32_t variant) {
-    return (mp_prefix_chain){
-        .last = MP_PREFIX_NONE, .tenant = tenant, .variant = variant, .closed = cache->percent == 0};
+mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, mp_cache_scope scope) {
+    return (mp_prefix_chain){.last = MP_PREFIX_NONE, .scope = scope, .closed = cache->percent == 0};
 }
 
 static void ensure_key(const mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens) {
@@ -232,8 +229,7 @@ static uint32_t look_up(const mp_prefix_cache *cache, const mp_prefix_chain *cha
     uint32_t id = cache->buckets[bucket_of(cache, chain->key)];
     for (; id != MP_PREFIX_NONE; id = cache->known[id].next) {
         const mp_prefix_block *block = &cache->known[id];
-        if (block->key == chain->key && block->parent == chain->last &&
-            block->tenant == chain->tenant && block->variant == chain->variant &&
+        if (mp_cache_key_equal(block->key, chain->key) && block->parent == chain->last &&
             memcmp(block->tokens, tokens, sizeof block->tokens) == 0)
             break;
     }
@@ -327,8 +323,8 @@ void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int
         mp_prefix_block *block = &cache->known[*id];
         uint32_t *bucket = &cache->buckets[bucket_of(cache, chain->key)];
         assert(!block->published);
-        *block = (mp_prefix_block){.key = chain->key, .parent = chain->last, .tenant = chain->tenant,
-                                   .variant = chain->variant, .next = *bucket, .published = true};
+        *block = (mp_prefix_block){.key = chain->key, .parent = chain->last, .next = *bucket,
+                                   .published = true};
         memcpy(block->tokens, tokens, sizeof block->tokens);
         *bucket = *id;
         if (chain->last != MP_PREFIX_NONE)

@@ -1,10 +1,10 @@
 /* generation/prefix_cache.h: KV blocks found by their contents, so that a prompt that starts like an earlier one
  * (system prompt, chat history) is not computed again.
  *
- * When all MP_KV_BLOCK tokens of a block have been computed, its sequence publishes it. The key of a block is a keyed
- * hash of its predecessor's key, its tenant, its variant and its tokens. A key only selects candidates. A candidate
- * matches if its tenant, variant, predecessor (the block itself, not its key) and tokens are equal, so a hash collision
- * costs time but never gives a wrong text.
+ * When all MP_KV_BLOCK tokens of a block have been computed, its sequence publishes it. The key of a block covers its
+ * predecessor's key, its scope (tenant and variant) and its tokens. A key only selects candidates. A candidate matches
+ * if its scope, predecessor (the block itself, not its key) and tokens are equal, so a hash collision costs time but
+ * never gives a wrong text.
  *
  *   references of a block = sequences that hold it + 1 when it is published
  *
@@ -25,14 +25,14 @@
 #ifndef MP_MODELS_GENERATION_PREFIX_CACHE_H
 #define MP_MODELS_GENERATION_PREFIX_CACHE_H
 
-#include "models/engine.h"
+#include "models/cache_key.h"
 #include "models/generation/kv_cache.h"
 
 #define MP_PREFIX_NONE UINT32_MAX
 
 typedef struct mp_prefix_block { /* the published state of a block id */
-    uint64_t key;
-    uint32_t parent, tenant, variant;
+    mp_cache_key key;
+    uint32_t parent;
     uint32_t children;     /* number of published blocks whose parent is this block */
     uint32_t next;         /* next block in the same hash bucket */
     uint32_t older, newer; /* neighbours in the idle list */
@@ -55,12 +55,11 @@ typedef struct mp_prefix_cache {
 
 typedef struct mp_prefix_chain { /* the published blocks at the start of a sequence */
     uint32_t count, last;        /* number of these blocks; id of the last one */
-    uint32_t tenant;
-    uint32_t variant;   /* sequences of different variants share no block: those that use the long rotary table
-                         * (LongRoPE) and the short one, and those with different adapters */
+    mp_cache_scope scope; /* different variants: sequences that use the long rotary table (LongRoPE) and the short
+                           * one, and sequences with different adapters */
     bool closed;        /* no further block can be published or found */
     bool key_known;     /* `key` is valid: the key of the next block */
-    uint64_t key;
+    mp_cache_key key;
 } mp_prefix_chain;
 
 /* percent: limit of idle memory, see above; 0: blocks are reference-counted but never published. */
@@ -85,8 +84,8 @@ uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const i
 /* Takes a new block and copies all layers of block `from` into it. */
 mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error);
 
-/* Returns a chain without blocks. It finds only blocks of the same tenant and variant. */
-mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant, uint32_t variant);
+/* Returns a chain without blocks. It finds only blocks of the same scope. */
+mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, mp_cache_scope scope);
 /* Finds the published block after the chain that holds these tokens [MP_KV_BLOCK]. If found, appends the block to the
  * chain, sets *id to it with a reference for the caller, and returns true. After a miss, the next call must pass the
  * same tokens, and does not hash them again. */

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "models/groups.h"
-#include "models/image/dedup.h"
 #include "models/image/vit.h"
 #include "models/threads.h"
 
@@ -50,11 +49,12 @@ typedef struct vit_engine {
     mp_arena arena;
     uint64_t charged;     /* bytes charged for `arena` */
     mp_vit_image *images; /* [capacity] images of the step that are computed */
+    mp_dedup_input *inputs; /* [capacity] the same images, as far as they may share vectors */
     vit_copy *copies;     /* [capacity] the other images of the step, unless they got a recent result */
     int capacity, copy_count;
     int threads;      /* threads of the last step; 0: none was run */
     mp_groups groups; /* groups of the step's images */
-    mp_image_dedup dedup;
+    mp_dedup_table dedup;
     position_table positions;
     large_image large[MAX_LARGE];
     large_image *planned; /* the large image of the coming step, or NULL, and its planned time */
@@ -140,7 +140,7 @@ mp_status mp_vit_check(const mp_model *base, mp_request *request_base, uint64_t 
 static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error) {
     (void)error;
     item->state = engine;
-    ((mp_image_embedding_request *)item->request)->keyed = 0; /* each engine has a hash key of its own */
+    ((mp_image_embedding_request *)item->request)->keyed = 0; /* each loaded model has a hash key of its own */
     return MP_OK;
 }
 
@@ -180,17 +180,34 @@ static mp_vit_image describe(const mp_vit *model, const mp_image_embedding_reque
     };
 }
 
-/* The item's next image with its key, which is computed once. */
+/* The item's next image. */
 static mp_vit_image next_image(const vit_engine *engine, const mp_item *item) {
+    const mp_image_embedding_request *request = (const mp_image_embedding_request *)item->request;
+    return describe(engine->model, request, item->cursor, result_at(engine->model, request, item->cursor));
+}
+
+/* All that decides the vector of an image of the item, without the hash of its pixels. */
+static mp_dedup_input input_of(const mp_item *item, const mp_vit_image *image) {
+    return (mp_dedup_input){
+        .key = {.scope = mp_cache_scope_of(item, 0)},
+        .options = {image->width, image->normalize},
+        .dimensions = image->dimensions,
+        .content = image->pixels,
+        .bytes = image->bytes,
+        .out = image->out,
+    };
+}
+
+/* The item's next image, with its hash, which is computed once. The image must not want token vectors. */
+static mp_dedup_input next_input(const vit_engine *engine, const mp_item *item, const mp_vit_image *image) {
     mp_image_embedding_request *request = (mp_image_embedding_request *)item->request;
-    mp_vit_image image = describe(engine->model, request, item->cursor,
-                                  result_at(engine->model, request, item->cursor));
-    if (!image.want_tokens && request->keyed != item->cursor + 1) {
-        request->key = mp_image_dedup_key(&engine->dedup, &image);
+    mp_dedup_input input = input_of(item, image);
+    if (request->keyed != item->cursor + 1) {
+        request->key = mp_recent_key(&engine->model->recent, input.key.scope, input.content, input.bytes).hash;
         request->keyed = item->cursor + 1;
     }
-    image.key = request->key;
-    return image;
+    input.key.hash = request->key;
+    return input;
 }
 
 /* True if the item's next image is large: it has a slot already, or its predicted time exceeds `budget_ns`. */
@@ -203,11 +220,16 @@ static bool is_large(vit_engine *engine, const mp_item *item, uint64_t budget_ns
  * `present`: the slots whose items this step can continue. Images in other slots do not count, because their requests
  * may be paused. */
 static bool awaits_equal(const vit_engine *engine, const mp_item *item, const bool *present) {
-    for (int s = 0; s < MAX_LARGE; s++) {
+    const mp_vit_image image = next_image(engine, item);
+    for (int s = 0; s < MAX_LARGE && !image.want_tokens; s++) {
         if (!present[s])
             continue;
-        const mp_vit_image own = next_image(engine, item), other = next_image(engine, engine->large[s].item);
-        if (mp_image_dedup_alike(&own, &other))
+        const mp_vit_image progressing = next_image(engine, engine->large[s].item);
+        if (progressing.want_tokens)
+            continue;
+        const mp_dedup_input own = next_input(engine, item, &image),
+                             other = next_input(engine, engine->large[s].item, &progressing);
+        if (mp_dedup_alike(&own, &other))
             return true;
     }
     return false;
@@ -387,15 +409,19 @@ static mp_status make_lists(vit_engine *engine, int images, mp_error *error) {
         mp_vit_image *grown = mp_realloc(engine->images, (size_t)images * sizeof *grown, MP_TAG_SCRATCH);
         if (grown)
             engine->images = grown;
+        mp_dedup_input *inputs = mp_realloc(engine->inputs, (size_t)images * sizeof *inputs, MP_TAG_SCRATCH);
+        if (inputs)
+            engine->inputs = inputs;
         vit_copy *copies = mp_realloc(engine->copies, (size_t)images * sizeof *copies, MP_TAG_SCRATCH);
         if (copies)
             engine->copies = copies;
-        if (!grown || !copies)
-            return mp_fail_memory(error, (uint64_t)images * (sizeof *grown + sizeof *copies), "the images of a step");
+        if (!grown || !inputs || !copies)
+            return mp_fail_memory(error, (uint64_t)images * (sizeof *grown + sizeof *inputs + sizeof *copies),
+                                  "the images of a step");
         engine->capacity = images;
     }
     MP_TRY(mp_groups_reserve(&engine->groups, images, error));
-    return mp_image_dedup_begin(&engine->dedup, images, error);
+    return mp_dedup_table_begin(&engine->dedup, images, "the table of images", error);
 }
 
 static void drop_positions(vit_engine *engine) {
@@ -442,18 +468,21 @@ static bool is_planned(const vit_engine *engine, const mp_item *item) {
     return engine->planned && engine->planned->item == item;
 }
 
-/* Returns true if the image at `index`, the last of the list, need not be computed: a recent result was copied to it,
+/* Returns true if the image at `index`, the last of the list, need not be computed: a recent vector was copied to it,
  * or it shares the vector of an earlier image. */
-static bool is_known(vit_engine *engine, int index, int owner, uint64_t now_ns) {
-    mp_vit_image *image = &engine->images[index];
+static bool is_known(vit_engine *engine, int index, const mp_item *item, int owner, uint64_t now_ns) {
+    const mp_vit_image *image = &engine->images[index];
+    mp_recent *recent = &engine->model->recent;
     if (image->want_tokens)
         return false;
-    image->key = mp_image_dedup_key(&engine->dedup, image);
-    if (mp_image_dedup_recall(&engine->dedup, image, now_ns)) {
+    mp_dedup_input *input = &engine->inputs[index];
+    *input = input_of(item, image);
+    input->key = mp_recent_key(recent, input->key.scope, input->content, input->bytes);
+    if (mp_recent_find(recent, input, now_ns)) {
         engine->base.work.dedup_hits++;
         return true;
     }
-    const int same = mp_image_dedup_find(&engine->dedup, engine->images, index);
+    const int same = mp_dedup_table_find(&engine->dedup, engine->inputs, index);
     if (same >= 0)
         engine->copies[engine->copy_count++] = (vit_copy){same, owner, image->out};
     engine->base.work.dedup_hits += same >= 0;
@@ -483,7 +512,7 @@ static mp_status collect(vit_engine *engine, const mp_plan *plan, uint64_t now_n
             engine->groups.rows[*count] = image->n;
             engine->groups.owner[*count] = i;
             at += image->want_tokens ? image->n : 1;
-            if (is_known(engine, *count, i, now_ns))
+            if (is_known(engine, *count, item, i, now_ns))
                 continue;
             (*count)++;
             *rows += image->n;
@@ -520,7 +549,8 @@ static void share_results(vit_engine *engine, int images, uint64_t now_ns) {
         memcpy(engine->copies[c].out, image->out, (size_t)image->dimensions * sizeof(float));
     }
     for (int i = 0; i < images; i++)
-        mp_image_dedup_keep(&engine->dedup, &engine->images[i], now_ns);
+        if (engine->images[i].finite && !engine->images[i].want_tokens)
+            mp_recent_keep(&engine->model->recent, &engine->inputs[i], now_ns);
 }
 
 static void conclude(vit_engine *engine, const mp_plan *plan, int images, mp_outcome *outcomes) {
@@ -583,11 +613,15 @@ static uint64_t compute_large(vit_engine *engine, mp_lease *lease, uint64_t star
     large_image *large = engine->planned;
     mp_item *item = large->item;
     mp_vit_image image = next_image(engine, item);
-    if (!image.want_tokens && mp_image_dedup_recall(&engine->dedup, &image, start)) {
-        engine->base.work.dedup_hits++;
-        forget_large(engine, large);
-        count_done(item, 1, outcome);
-        return 0;
+    mp_dedup_input input = {0};
+    if (!image.want_tokens) {
+        input = next_input(engine, item, &image);
+        if (mp_recent_find(&engine->model->recent, &input, start)) {
+            engine->base.work.dedup_hits++;
+            forget_large(engine, large);
+            count_done(item, 1, outcome);
+            return 0;
+        }
     }
     const uint64_t part_ops = mp_vit_part_ops(model);
     const int part_rows = mp_vit_part_rows(model, image.n, part_ops);
@@ -625,7 +659,8 @@ static uint64_t compute_large(vit_engine *engine, mp_lease *lease, uint64_t star
     large->ops += run.pass.ops;
     if (run.done) {
         forget_large(engine, large);
-        mp_image_dedup_keep(&engine->dedup, &image, mp_sys_now_ns());
+        if (image.finite && !image.want_tokens)
+            mp_recent_keep(&engine->model->recent, &input, mp_sys_now_ns());
         if (image.finite)
             count_done(item, 1, outcome);
         else
@@ -699,14 +734,14 @@ static void engine_retire(mp_engine *base, mp_item *item) {
 
 static uint64_t engine_bytes(const mp_engine *base) {
     const vit_engine *engine = (const vit_engine *)base;
-    uint64_t bytes = engine->charged + engine->positions.bytes + engine->dedup.charged;
+    uint64_t bytes = engine->charged + engine->positions.bytes;
     for (int i = 0; i < MAX_LARGE; i++)
         bytes += engine->large[i].charged;
     return bytes;
 }
 
 /* Frees everything but the states of large images in progress. */
-static uint64_t engine_trim(mp_engine *base) {
+static uint64_t release_memory(mp_engine *base) {
     vit_engine *engine = (vit_engine *)base;
     const uint64_t before = engine_bytes(base);
     mp_engine_release(&engine->arena, engine->budget, &engine->charged);
@@ -714,17 +749,22 @@ static uint64_t engine_trim(mp_engine *base) {
         if (!engine->large[i].begun)
             mp_engine_release(&engine->large[i].memory, engine->budget, &engine->large[i].charged);
     drop_positions(engine);
-    mp_image_dedup_trim(&engine->dedup);
     return before - engine_bytes(base);
+}
+
+/* Also frees the recent vectors of all workers. */
+static uint64_t engine_trim(mp_engine *base) {
+    return release_memory(base) + mp_recent_trim(&((vit_engine *)base)->model->recent);
 }
 
 static void engine_destroy(mp_engine *base) {
     vit_engine *engine = (vit_engine *)base;
     for (int i = 0; i < MAX_LARGE; i++)
         forget_large(engine, &engine->large[i]);
-    engine_trim(base);
-    mp_image_dedup_deinit(&engine->dedup);
+    release_memory(base);
+    mp_dedup_table_deinit(&engine->dedup);
     mp_free(engine->copies);
+    mp_free(engine->inputs);
     mp_free(engine->images);
     mp_groups_deinit(&engine->groups);
     mp_free(engine);
@@ -741,7 +781,7 @@ static const mp_engine_ops vit_engine_ops = {
     .bytes = engine_bytes,
 };
 
-mp_image_dedup *mp_vit_engine_dedup(mp_engine *engine) { return &((vit_engine *)engine)->dedup; }
+mp_dedup_table *mp_vit_engine_dedup(mp_engine *engine) { return &((vit_engine *)engine)->dedup; }
 
 mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **out, mp_error *error) {
     vit_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
@@ -750,7 +790,6 @@ mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **out, mp_
     engine->base.ops = &vit_engine_ops;
     engine->model = (mp_vit *)model;
     engine->budget = budget;
-    mp_image_dedup_init(&engine->dedup, budget);
     *out = &engine->base;
     return MP_OK;
 }

@@ -18,6 +18,7 @@ static void vit_destroy(mp_model *base) {
         return;
     mp_free(model->slab);
     mp_free(model->layers);
+    mp_recent_deinit(&model->recent);
     if (model->budget)
         mp_budget_give(model->budget, model->charged);
     mp_weights_close(model->weights);
@@ -28,7 +29,10 @@ static bool vit_healthy(const mp_model *base) {
     return mp_weights_sound(((const mp_vit *)base)->weights);
 }
 
-static uint64_t vit_bytes(const mp_model *base) { return ((const mp_vit *)base)->charged; }
+static uint64_t vit_bytes(const mp_model *base) {
+    const mp_vit *model = (const mp_vit *)base;
+    return model->charged + atomic_load_explicit(&model->recent.charged, memory_order_relaxed);
+}
 
 static const mp_model_ops vit_ops = {mp_vit_engine, mp_vit_check, vit_healthy, vit_bytes, vit_destroy};
 
@@ -292,6 +296,7 @@ mp_status mp_vit_load(const mp_load_args *args, mp_model **out, mp_error *error)
     model->base.base.ops = &vit_ops;
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
+    MP_TRY_GOTO(mp_recent_init(&model->recent, args->budget, error));
     mp_compute compute = mp_resolve_compute(args->compute);
     mp_builder_init(&builder, model->weights, compute);
     builder.shared = args->shared;

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "models/arch.h"
+#include "models/dedup.h"
 #include "models/nn/pooling.h"
 #include "models/nn/transformer.h"
 
@@ -68,12 +69,12 @@ typedef struct mp_vit {
     int32_t grain;            /* granularity of a part in rows: MP_VIT_GRAIN, smaller in tests */
     uint64_t most_ops;        /* maximum operations of a part; smaller in tests */
     _Atomic uint64_t mega_ns; /* running mean: ns per million operations; at least 1 */
+    mp_recent recent;         /* vectors of recent images; only in models for image embedding */
 } mp_vit;
 
 typedef struct mp_vit_image { /* one image of a group */
     const uint8_t *pixels;    /* [height, width, 3] */
     size_t bytes;             /* bytes of `pixels` */
-    uint64_t key;             /* hash of `pixels` (mp_image_dedup_key); only the engine sets and reads it */
     int32_t width;
     int32_t down, across;  /* whole patches in height and width; remaining pixels are ignored */
     int32_t n, row, patch; /* rows; first row in the group; first patch in the group */
@@ -195,6 +196,8 @@ bool mp_vit_advance(mp_vit_thread *l);
  * vectors are complete at the end of the region. */
 bool mp_vit_forward(mp_vit_thread *l);
 
+/* Returns the table of a step's images, for tests. `engine` must come from mp_vit_engine. */
+mp_dedup_table *mp_vit_engine_dedup(mp_engine *engine);
 mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 mp_status mp_vit_check(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total, mp_error *error);
 

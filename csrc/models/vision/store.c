@@ -1,5 +1,5 @@
-/* vision/store.c: computes the rows of images tile by tile and part by part, and keeps them by the hash of their
- * pixels. */
+/* vision/store.c: computes the rows of images tile by tile and part by part, and keeps them by tenant and by
+ * the hash of their pixels. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -64,10 +64,20 @@ static void bound_tiles(mp_image_store *store) {
     }
 }
 
-static mp_tile *find_tile(mp_image_store *store, const uint8_t *key) {
+static mp_image_key key_from(const mp_sequence_group *group, const uint8_t *pixels) {
+    mp_image_key key = {.scope = group->image_scope};
+    memcpy(key.pixels, pixels, sizeof key.pixels);
+    return key;
+}
+
+static bool equal(const mp_image_key *a, const mp_image_key *b) {
+    return mp_cache_scope_equal(a->scope, b->scope) && memcmp(a->pixels, b->pixels, sizeof a->pixels) == 0;
+}
+
+static mp_tile *find_tile(mp_image_store *store, const mp_image_key *key) {
     for (mp_tile **at = &store->tiles; *at; at = &(*at)->next) {
         mp_tile *tile = *at;
-        if (memcmp(tile->key, key, MP_IMAGE_KEY) != 0)
+        if (!equal(&tile->key, key))
             continue;
         *at = tile->next;
         tile->next = store->tiles;
@@ -86,7 +96,8 @@ static bool take_budget(mp_image_store *store, uint64_t bytes) {
     return true;
 }
 
-static mp_status make_tile(mp_image_store *store, const uint8_t *key, int32_t count, mp_tile **out, mp_error *error) {
+static mp_status make_tile(mp_image_store *store, const mp_image_key *key, int32_t count, mp_tile **out,
+                           mp_error *error) {
     size_t bytes = sizeof(mp_tile) + (size_t)count * (size_t)store->vision->width * sizeof(float);
     if (!take_budget(store, bytes))
         return mp_fail_memory(error, bytes, "the rows of an image");
@@ -97,8 +108,7 @@ static mp_status make_tile(mp_image_store *store, const uint8_t *key, int32_t co
         mp_budget_give(store->budget, bytes);
         return mp_fail_memory(error, bytes, "the rows of an image");
     }
-    *tile = (mp_tile){.rows = rows, .bytes = bytes, .count = count};
-    memcpy(tile->key, key, MP_IMAGE_KEY);
+    *tile = (mp_tile){.key = *key, .rows = rows, .bytes = bytes, .count = count};
     store->tile_bytes += bytes;
     *out = tile;
     return MP_OK;
@@ -158,9 +168,9 @@ void mp_images_destroy(mp_image_store *store) {
 
 /* ---- images of a request ----------------------------------------------------------------------------------------- */
 
-static int32_t number_of(mp_image_store *store, const uint8_t *key) {
+static int32_t number_of(mp_image_store *store, const mp_image_key *key) {
     for (int i = 0; i < store->number_count; i++)
-        if (memcmp(store->numbers[i].key, key, MP_IMAGE_KEY) == 0)
+        if (equal(&store->numbers[i].key, key))
             return store->numbers[i].number;
     int at = store->number_count;
     if (at < MAX_NUMBERS)
@@ -169,7 +179,7 @@ static int32_t number_of(mp_image_store *store, const uint8_t *key) {
         at = store->number_next++ % MAX_NUMBERS;
     /* Numbers wrap around after INT32_MAX. By then the prefixes cached under the first numbers have been evicted. */
     store->last_number = store->last_number < INT32_MAX ? store->last_number + 1 : 1;
-    memcpy(store->numbers[at].key, key, MP_IMAGE_KEY);
+    store->numbers[at].key = *key;
     store->numbers[at].number = store->last_number;
     return store->last_number;
 }
@@ -224,7 +234,8 @@ mp_status mp_images_number(mp_image_store *store, const mp_text_request *request
     if (images->n_runs > 0 && !store->numbers)
         return mp_fail_memory(error, MAX_NUMBERS * sizeof *store->numbers, "the image numbers");
     for (int32_t r = 0; r < images->n_runs; r++) {
-        int32_t number = number_of(store, images->run_keys + (ptrdiff_t)r * MP_IMAGE_KEY);
+        const mp_image_key key = key_from(group, images->run_keys + (ptrdiff_t)r * MP_IMAGE_KEY);
+        const int32_t number = number_of(store, &key);
         for (int c = 0; c < group->n; c++)
             for (int32_t i = 0; i < images->runs[r].rows; i++)
                 group->seqs[c].tokens[images->runs[r].start + i] = -number;
@@ -273,7 +284,8 @@ static bool hold(mp_image_store *store, const mp_text_images *images, mp_sequenc
     mp_tile **held = &group->images->tiles[tile];
     if (*held)
         return true;
-    *held = find_tile(store, images->tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY);
+    const mp_image_key key = key_from(group, images->tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY);
+    *held = find_tile(store, &key);
     if (*held)
         (*held)->users++;
     return *held != NULL;
@@ -321,19 +333,21 @@ static mp_vit_image describe(const mp_vision *vision, const mp_text_images *imag
     };
 }
 
-static const uint8_t *key_of(const mp_text_request *request, int tile) {
-    return request->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY;
+static mp_image_key key_of(const mp_text_request *request, const mp_sequence_group *group, int tile) {
+    return key_from(group, request->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY);
 }
 
-static mp_tile_job *find_job(const mp_image_store *store, const mp_text_request *request, int tile) {
+static mp_tile_job *find_job(const mp_image_store *store, const mp_image_key *key) {
     mp_tile_job *job = store->jobs;
-    while (job && memcmp(job->tile->key, key_of(request, tile), MP_IMAGE_KEY) != 0)
+    while (job && !equal(&job->tile->key, key))
         job = job->next;
     return job;
 }
 
-bool mp_images_computing(const mp_image_store *store, const mp_text_request *request, int tile) {
-    return find_job(store, request, tile) != NULL;
+bool mp_images_computing(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
+                         int tile) {
+    const mp_image_key key = key_of(request, group, tile);
+    return find_job(store, &key) != NULL;
 }
 
 /* Operations of one row in the projector. */
@@ -346,12 +360,14 @@ static int32_t rows_of(const mp_vision *vision, const mp_vit_image *image) {
     return image->down * image->across / (vision->merge * vision->merge) + vision->keep_class;
 }
 
-uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *request, int tile) {
+uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
+                           int tile) {
+    const mp_image_key key = key_of(request, group, tile);
     const mp_vision *vision = store->vision;
     const mp_vit_image image = describe(vision, &request->images, tile);
     const uint64_t all = mp_vit_image_ops(&vision->image_encoder, image.down, image.across, false) +
                          (uint64_t)rows_of(vision, &image) * project_ops(vision);
-    const mp_tile_job *job = find_job(store, request, tile);
+    const mp_tile_job *job = find_job(store, &key);
     const uint64_t done = job ? job->ops : 0;
     return mp_vit_ns(&vision->image_encoder, all > done ? all - done : 0);
 }
@@ -442,18 +458,16 @@ static void job_body(const mp_team_thread *thread, void *arg) {
 }
 
 /* Drops the jobs of other tiles that this group computed last or that no group holds. */
-static void drop_others(mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
-                        int tile) {
+static void drop_others(mp_image_store *store, const mp_sequence_group *group, const mp_image_key *key) {
     for (mp_tile_job **at = &store->jobs; *at;)
-        if ((!(*at)->holder || (*at)->holder == group) &&
-            memcmp((*at)->tile->key, key_of(request, tile), MP_IMAGE_KEY) != 0)
+        if ((!(*at)->holder || (*at)->holder == group) && !equal(&(*at)->tile->key, key))
             drop_job(store, at);
         else
             at = &(*at)->next;
 }
 
-static mp_status start_job(mp_image_store *store, const mp_text_request *request, int tile, mp_tile_job **out,
-                           mp_error *error) {
+static mp_status start_job(mp_image_store *store, const mp_text_request *request, int tile, const mp_image_key *key,
+                           mp_tile_job **out, mp_error *error) {
     const mp_vit *image_encoder = &store->vision->image_encoder;
     mp_vit_image image = describe(store->vision, &request->images, tile);
     size_t axes = image_encoder->axial ? mp_vit_axes_bytes(image_encoder, image.down, image.across) : 0;
@@ -465,7 +479,7 @@ static mp_status start_job(mp_image_store *store, const mp_text_request *request
     store->spare = (mp_arena){0};
     mp_status status = reserve(store, &job->memory, state + axes, error);
     if (status == MP_OK)
-        status = make_tile(store, key_of(request, tile), rows_of(store->vision, &image), &job->tile, error);
+        status = make_tile(store, key, rows_of(store->vision, &image), &job->tile, error);
     if (status != MP_OK) {
         give_arena(store, &job->memory);
         mp_free(job);
@@ -543,10 +557,11 @@ mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_tex
     mp_vision *vision = (mp_vision *)store->vision; /* mp_vit_learn changes its time estimate */
     job_run run;
     const uint64_t start = mp_sys_now_ns();
-    drop_others(store, request, group, tile);
-    mp_tile_job *job = find_job(store, request, tile);
+    const mp_image_key key = key_of(request, group, tile);
+    drop_others(store, group, &key);
+    mp_tile_job *job = find_job(store, &key);
     if (!job)
-        MP_TRY(start_job(store, request, tile, &job, error));
+        MP_TRY(start_job(store, request, tile, &key, &job, error));
     job->holder = group;
     MP_TRY(make_run(store, job, lease, &run, error));
     run.pass.until_ns = mp_sys_after(start, budget_ns);

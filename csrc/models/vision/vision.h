@@ -7,12 +7,12 @@
  * passes through the network alone. A run of placeholders takes the rows of its image's tiles, in order or as listed in
  * `sources`, which may also name the learned newline.
  *
- * Each engine has a store of the rows of tiles, found by the hash of their pixels. The store keeps a tile while a
- * request needs it, and afterwards as long as memory allows. A step computes one tile as far as its time budget allows.
- * After each part of a layer (image/vit.h) the step checks the time and whether the request was cancelled, so decoding
- * sequences wait no longer than for any other step. The next step continues the tile. If the next step belongs to
- * another request (after a worker fault, a request runs alone in its steps), that request starts a tile of its own, and
- * the unfinished tile is kept. The working memory is released when no request waits for a tile.
+ * Each engine has a store of the rows of tiles, found by tenant and by the hash of their pixels. The store keeps a tile
+ * while a request needs it, and afterwards as long as memory allows. A step computes one tile as far as its time budget
+ * allows. After each part of a layer (image/vit.h) the step checks the time and whether the request was cancelled, so
+ * decoding sequences wait no longer than for any other step. The next step continues the tile. If the next step belongs
+ * to another request (after a worker fault, a request runs alone in its steps), that request starts a tile of its own,
+ * and the unfinished tile is kept. The working memory is released when no request waits for a tile.
  *
  * In a sequence's tokens a placeholder is the negative number of its image. The store assigns a number when it first
  * sees an image. The prefix cache compares tokens, so it distinguishes images by these numbers. */
@@ -51,8 +51,13 @@ extern const mp_image_ops mp_vision_ops; /* the functions that decoder/images.h 
 
 /* ---- the store of an engine (vision/store.c); the worker's thread only ------------------------------------------- */
 
+typedef struct mp_image_key { /* pixels of an image or tile, as one scope sees them */
+    mp_cache_scope scope;
+    uint8_t pixels[MP_IMAGE_KEY]; /* hash of the pixels, which the caller computes */
+} mp_image_key;
+
 typedef struct mp_tile {
-    uint8_t key[MP_IMAGE_KEY];
+    mp_image_key key;
     float *rows; /* [count, width] */
     size_t bytes;
     int32_t count;
@@ -74,7 +79,7 @@ typedef struct mp_tile_job { /* a tile being computed */
 } mp_tile_job;
 
 typedef struct mp_image_number {
-    uint8_t key[MP_IMAGE_KEY];
+    mp_image_key key;
     int32_t number;
 } mp_image_number;
 
@@ -120,11 +125,13 @@ int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_se
  * the rows of all runs. */
 const float *mp_images_row(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
                            int32_t position, int64_t *source);
-/* Returns true if this tile is being computed. */
-bool mp_images_computing(const mp_image_store *store, const mp_text_request *request, int tile);
+/* Returns true if this tile is being computed for a request of the same tenant. */
+bool mp_images_computing(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
+                         int tile);
 /* mp_images_left_ns predicts the time to complete a tile. mp_images_part_ns predicts the time of one part, the minimum
  * of a step. */
-uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *request, int tile);
+uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
+                           int tile);
 uint64_t mp_images_part_ns(const mp_image_store *store);
 /* Computes a missing tile for about `budget_ns`, at least one part of it, and holds it when complete. Drops other
  * unfinished tiles that this group computed last or that no group holds. Stops early if the lease is cancelled or

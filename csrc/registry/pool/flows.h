@@ -1,5 +1,5 @@
-/* flows.h: a bounded table of flows. A flow is the work of one key, such as one tenant, that shares a resource with
- * other flows.
+/* flows.h: a bounded table of flows. A flow is the work of one key of one group, such as one tenant at one priority,
+ * that shares a resource with other flows.
  *
  * A flow that is in use has a slot of its own. A flow without users keeps its slot, and with it its owner's record of
  * past service, until another flow needs the slot; the slot that has been idle for longest is reused first. If every
@@ -16,7 +16,7 @@ enum { MP_FLOWS_SHARED = 16 };
 
 typedef struct mp_flow {
     uint64_t key;
-    int users;
+    int group, users;
     int chain;        /* next slot of the same bucket; -1: none */
     int newer, older; /* links the slots without users; -1: none */
 } mp_flow;
@@ -36,7 +36,7 @@ void mp_flows_destroy(mp_flows *flows); /* zeroed = legal */
 static inline int mp_flows_slots(const mp_flows *flows) {
     return flows->count + flows->groups * MP_FLOWS_SHARED;
 }
-/* Add a user to the flow with this key. A key always belongs to the same group. Returns the flow's slot. Sets *fresh if
+/* Add a user to the flow with this key and group. Returns the flow's slot. Sets *fresh if
  * the flow has just got this slot: the owner must then reset its record of past service, which describes the slot's
  * previous flow. A shared slot is never fresh. */
 int mp_flows_enter(mp_flows *flows, uint64_t key, int group, bool *fresh);

@@ -29,7 +29,7 @@ void mp_queue_destroy(mp_queue *queue) {
     queue->flow = NULL;
 }
 
-void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t tenant, uint64_t since_ns) {
+void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint64_t tenant, uint64_t since_ns) {
     int last = MP_QUEUE_PRIORITIES - 1;
     *node = (mp_queue_node){
         .priority = (uint8_t)(priority < 0 ? 0 : priority > last ? last : priority),
@@ -60,7 +60,7 @@ static void insert(mp_queue *queue, mp_queue_node *node, bool front) {
     mp_queue_level *level = &queue->levels[node->priority];
     int group = node->priority * MP_QUEUE_KINDS + node->kind;
     bool fresh;
-    node->flow = mp_flows_enter(&queue->flows, (uint64_t)group << 32 | node->tenant, group, &fresh);
+    node->flow = mp_flows_enter(&queue->flows, node->tenant, group, &fresh);
     mp_queue_flow *flow = &queue->flow[node->flow];
     if (fresh)
         *flow = (mp_queue_flow){.start = level->now};

@@ -38,7 +38,7 @@ typedef struct mp_queue_node {
     mp_heap_node by_age;                  /* in mp_queue_level.by_age while queued */
     uint64_t since_ns;                    /* time of its first arrival */
     uint64_t cost;                        /* predicted, in any unit */
-    uint32_t tenant;
+    uint64_t tenant;
     int flow; /* its slot while queued */
     uint8_t priority, kind;
 } mp_queue_node;
@@ -59,7 +59,7 @@ typedef struct mp_queue_level {
 
 typedef struct mp_queue {
     mp_queue_level levels[MP_QUEUE_PRIORITIES];
-    mp_flows flows; /* keys: priority, kind and tenant; one user per node */
+    mp_flows flows; /* groups: priority and kind; keys: tenants; one user per node */
     mp_queue_flow *flow; /* by slot */
     int count, counts[MP_QUEUE_KINDS], capacity[MP_QUEUE_KINDS];
     uint64_t cost; /* sum over all queued nodes */
@@ -73,7 +73,7 @@ mp_status mp_queue_create(mp_queue *queue, const int capacity[MP_QUEUE_KINDS], m
 void mp_queue_destroy(mp_queue *queue); /* zeroed = legal */
 /* Initialise a node that is in no queue. `priority` is clamped to 0 to MP_QUEUE_PRIORITIES - 1; a positive kind is
  * 1. */
-void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t tenant, uint64_t since_ns);
+void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint64_t tenant, uint64_t since_ns);
 /* Append the node to its flow. node->cost must be set. Returns MP_QUEUE_FULL when the node's kind is full. */
 mp_queue_result mp_queue_push(mp_queue *queue, mp_queue_node *node);
 /* Returns the total time, until now_ns, for which the queue was full of nodes of a kind. */

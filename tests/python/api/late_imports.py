@@ -190,7 +190,7 @@ mpool.tasks.jobs  mpool.runtime.watching  1  start-up
 mpool.tasks.jobs  mpool.tasks.async_streams  1  start-up
 mpool.tasks.jobs  mpool.tasks.outputs  2  core
 mpool.tasks.jobs  mpool.tasks.vectors  3  start-up
-mpool.tasks.options  hashlib  1  start-up
+mpool.tasks.options  mpool._core  1  core
 mpool.tasks.outputs  mpool.runtime.watching  1  start-up
 mpool.tasks.outputs  mpool.tasks.jobs  1  start-up
 mpool.tasks.requests  mpool.conversation  1  start-up

@@ -30,8 +30,8 @@ ROWS: list[tuple[Any, ...]] = [
     ("embed", "bert", {"inputs": "x", "priority": -1}, "priority", "-1", f"one of {NAMES}"),
     ("embed", "bert", {"inputs": "x", "priority": "top"}, "priority", "'top'", f"one of {NAMES}"),
     *(("embed", "bert", {"inputs": "x", "tenant": value}, "tenant", repr(value),
-       "a name, an integer from 1 to 2**32 - 1, or None")
-      for value in (0, 2**32, "", True)),
+       "a name, an integer from 1 to 2**64 - 1, or None")
+      for value in (0, 2**64, "", True)),
     # vectors
     *(("embed", "bert", {"inputs": value}, "inputs", got, "a str or a list of str", hint)
       for value, got, hint in (({"x"}, "set", "embed_iter accepts any iterable"),

@@ -31,7 +31,7 @@ def test_gcc_thread_sanitizer(out: Path) -> None:
     listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
     assert "base_team_barrier_2_threads" in listed
     coretests.run("tsan", runner, "--slow", "20", "--only", "base_", "--only", "pool_", "--only", "registry_", "--only",
-         "isolation_a_registry", "--only", "isolation_processes")
+         "isolation_a_registry", "--only", "isolation_processes", "--only", "models_recent")
 
 
 @pytest.mark.builds
