@@ -30,8 +30,9 @@ from ..checks import refuse, shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
 from ..resources import error_of, install_hint, of_caller, start_thread
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
-from . import grammar_trial, schema_references
-from .running_text import MaskReuse
+from . import grammar_trial, reasoning_grammar, schema_references
+from .reasoning import ThinkSplitter
+from .running_text import MaskReuse, ReasoningReuse
 from .tool_grammar import BLANKS, ResponseFormat, may_have_patterns, without_patterns
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from .. import _core
     from ..tokenizers import Tokenizer
+    from .reasoning import Splitter
     from .tool_grammar import Grammar
 
 #: Limits of the caller's format, in characters and nesting levels; llguidance limits the compiled grammar itself.
@@ -153,8 +155,15 @@ def _cancel(ticket: _core.Ticket, errors: dict[int, MpoolError]) -> None:
 
 # ---- the caller's format --------------------------------------------------------------------------------------------
 
-def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) -> Format | None:
+def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions,
+            splitter: type[Splitter] | None = None) -> Format | None:
     """Compile a ``response_format``; None for ``{"type": "text"}``.
+
+    Args:
+        response_format: the caller's value.
+        tokenizer: the model's tokenizer.
+        sampling: the sampling options of the request.
+        splitter: class that splits reasoning, which is free, and the response; None: completions have no reasoning.
 
     Raises:
         InvalidArgument: the value is not a format, is malformed, or ``sampling`` keeps completions from ending.
@@ -166,11 +175,15 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) ->
         return None
     _check_ends("a format", sampling)
     try:
-        compiler, compiled = _compiled(tokenizer, kind, source)
+        compiler, compiled = _compiled(tokenizer, kind, source, splitter)
     except ImportError:
         raise Unsupported("`response_format` needs the package llguidance", param="response_format",
                           hint=install_hint("grammar")) from None
-    return Format(compiled.first, compiled.matcher, kind == "schema", model, tokenizer=tokenizer,
+    reuse = None
+    if splitter is not None and issubclass(splitter, ThinkSplitter):
+        reuse = partial(ReasoningReuse, b"" if splitter.inside else splitter.open.encode(), splitter.close.encode(),
+                        compiler.tokens.__getitem__)
+    return Format(compiled.first, compiled.matcher, kind == "schema", model, reuse, tokenizer,
                   failure=compiler.failure)
 
 
@@ -251,7 +264,7 @@ def _unusable(kind: str, why: str) -> InvalidArgument:
     param, subject = _KINDS[kind]
     if "NoExtensionBias" in why:  # llguidance's name of its state for a grammar without a finite text
         why = ("a rule refers to itself without an end" if kind == "grammar" else
-               "a reference ($ref, $anchor, $id) refers to itself without an end")
+               "no text matches it" if kind == "regex" else "a reference ($ref, $anchor, $id) refers to itself without an end")
     hint = ("Set strict to False in json_schema to ignore keywords that a grammar cannot enforce"
             if kind == "schema" and "Unimplemented keys" in why else None)
     return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param,
@@ -461,36 +474,38 @@ class _Compiler:
         self._trial = grammar_trial.Trial(adapter.tokens, adapter.special_token_ids, eos, slices)
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size,
                                                  eos_token=eos, slices=slices)
-        self._formats: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
+        self._formats: OrderedDict[tuple[str, str, type[Splitter] | None], _Compiled] = OrderedDict()
 
-    def cached(self, kind: str, source: str) -> _Compiled | None:
+    def cached(self, kind: str, source: str, splitter: type[Splitter] | None = None) -> _Compiled | None:
         """Return what :meth:`compiled` returned for this format recently, or None."""
         with _lock:
-            found = self._formats.get((kind, source))
+            found = self._formats.get((kind, source, splitter))
             if found is not None:
-                self._formats.move_to_end((kind, source))
+                self._formats.move_to_end((kind, source, splitter))
             return found
 
-    def compiled(self, kind: str, source: str) -> _Compiled:
-        """Compile a format, or return the result of an earlier call.
+    def compiled(self, kind: str, source: str, splitter: type[Splitter] | None = None) -> _Compiled:
+        """Compile a format, or return the result of an earlier call. With a ``splitter``, reasoning may precede it.
 
         Raises:
             InvalidArgument: llguidance cannot compile the format.
             LimitError: compiling it needs too much time or memory.
             SpawnFailed: no process could be started for the trial.
         """
-        found = self.cached(kind, source)
+        found = self.cached(kind, source, splitter)
         if found is not None:
             return found
-        found = self._compile(kind, source)
+        if splitter is not None:
+            self.compiled(kind, source)  # reports a response without a finite text, which only a first mask shows
+        found = self._compile(kind, source, splitter)
         with _lock:
-            self._formats[kind, source] = found
+            self._formats[kind, source, splitter] = found
             while len(self._formats) > _CACHED_FORMATS or len(self._formats) > 1 and sum(
                     one.memory for one in self._formats.values()) > _CACHED_BYTES:
                 self._formats.popitem(last=False)
         return found
 
-    def _compile(self, kind: str, source: str) -> _Compiled:
+    def _compile(self, kind: str, source: str, splitter: type[Splitter] | None = None) -> _Compiled:
         import llguidance
 
         make = llguidance.LLMatcher
@@ -501,6 +516,8 @@ class _Compiler:
                 grammar = make.grammar_from_lark(_lark(source) if kind == "grammar" else source)
             else:
                 grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS})
+            if splitter is not None:
+                grammar = reasoning_grammar.build_grammar(grammar, source if kind == "regex" else None, splitter)
             needed = self._trial.compile(grammar)
         except ValueError as error:
             raise _unusable(kind, str(error)) from None
@@ -535,7 +552,8 @@ _lock = threading.Lock()
 _compilers: weakref.WeakKeyDictionary[Tokenizer, _Compiler] = weakref.WeakKeyDictionary()
 
 
-def _compiled(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, _Compiled]:
+def _compiled(tokenizer: Tokenizer, kind: str, source: str,
+              splitter: type[Splitter] | None = None) -> tuple[_Compiler, _Compiled]:
     """Return the compiler of a tokenizer, and its result for a format. Both are created on a thread for native calls
     if they are not cached.
 
@@ -548,15 +566,16 @@ def _compiled(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, 
 
     with _lock:
         compiler = _compilers.get(tokenizer)
-    found = None if compiler is None else compiler.cached(kind, source)
+    found = None if compiler is None else compiler.cached(kind, source, splitter)
     if compiler is None or found is None:
-        compiler, found = native_calls.GRAMMARS.run(_compile, tokenizer, kind, source)
+        compiler, found = native_calls.GRAMMARS.run(_compile, tokenizer, kind, source, splitter)
     return compiler, found
 
 
-def _compile(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, _Compiled]:
+def _compile(tokenizer: Tokenizer, kind: str, source: str,
+             splitter: type[Splitter] | None) -> tuple[_Compiler, _Compiled]:
     compiler = _compiler(tokenizer)
-    return compiler, compiler.compiled(kind, source)
+    return compiler, compiler.compiled(kind, source, splitter)
 
 
 def _compiler(tokenizer: Tokenizer) -> _Compiler:

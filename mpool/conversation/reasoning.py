@@ -2,8 +2,8 @@
 
 Two formats are supported, recognised by the markers in the model's chat template:
 
-* ``<think>`` ... ``</think>`` before the response (Qwen3, DeepSeek-R1, SmolLM3). The prompt may already end with
-  ``<think>``; then the completion begins inside the reasoning.
+* ``<think>`` ... ``</think>`` before the response (Qwen3, DeepSeek-R1, SmolLM3), or ``[THINK]`` ... ``[/THINK]``
+  (Magistral, Ministral). The prompt may already end with ``<think>``; then the completion begins inside the reasoning.
 * Harmony (GPT-OSS, https://cookbook.openai.com/articles/openai-harmony). A completion is several messages, each with a
   header that names its channel. The channel ``final`` is the response; all other messages are not for the user.
 
@@ -14,11 +14,13 @@ contains part of a marker, and the result does not depend on how the text was sp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .json_extent import JsonExtent
 
-_OPEN, _CLOSE = "<think>", "</think>"
+#: Variables of chat templates that turn thinking on and off (Qwen3 and SmolLM3; DeepSeek V3.1 and Granite).
+SWITCHES = ("enable_thinking", "thinking")
 _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 #: Markers that end a Harmony message. Those that also end the completion appear in the text only if the tokenizer
 #: decodes them.
@@ -36,7 +38,7 @@ def is_harmony(source: str) -> bool:
     return _CHANNEL in source and _MESSAGE in source
 
 
-def of_template(source: str, prompt: str, calls: bool = False) -> Callable[[], Splitter] | None:
+def of_template(source: str, prompt: str, calls: bool = False) -> type[Splitter] | None:
     """Return the class of splitters for completions of a prompt, or None if the model writes no reasoning.
 
     Args:
@@ -46,13 +48,40 @@ def of_template(source: str, prompt: str, calls: bool = False) -> Callable[[], S
     """
     if is_harmony(source):
         return HarmonyCallSplitter if calls else HarmonySplitter
-    if _OPEN in source or _CLOSE in source:
-        return OpenedThinkSplitter if prompt.rstrip().endswith(_OPEN) else ThinkSplitter
+    for plain, opened in _THINKERS:
+        if plain.open in source or plain.close in source:
+            return opened if prompt.rstrip().endswith(plain.open) else plain
     return None
 
 
+def is_off(splitter: type[Splitter], prompt: str, variables: Mapping[str, Any]) -> bool:
+    """Return True if the caller turned thinking off: the prompt closes the reasoning or continues a message, or a switch
+    of the chat template is False.
+
+    Args:
+        splitter: the class that :func:`of_template` returned.
+        prompt: the rendered prompt.
+        variables: the caller's variables of the chat template.
+    """
+    if splitter.inside:
+        return False
+    if variables.get("continue_final_message") or not issubclass(splitter, ThinkSplitter):
+        return bool(variables.get("continue_final_message"))
+    return prompt.rstrip().endswith(splitter.close) or any(variables.get(name) is False for name in SWITCHES)
+
+
 class Splitter:
-    """Splits one completion."""
+    """Splits one completion.
+
+    Attributes:
+        inside: the completion begins inside the reasoning.
+        starts: texts at the start of a completion, after white space, with which reasoning begins.
+        ends: texts that end the reasoning. Stop strings are searched behind the first of them.
+    """
+
+    inside = False
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
 
     def feed(self, text: str, last: bool = False) -> tuple[str, str]:
         """Feed a chunk. Returns the new reasoning and the new response text.
@@ -64,7 +93,7 @@ class Splitter:
         raise NotImplementedError
 
 
-def split(make: Callable[[], Splitter] | None, text: str) -> tuple[str | None, str]:
+def split(make: type[Splitter] | None, text: str) -> tuple[str | None, str]:
     """Split a complete completion into (reasoning, response). The reasoning is None if there is none."""
     if make is None:
         return None, text
@@ -84,9 +113,13 @@ def _partial_marker(text: str, markers: Sequence[str]) -> int:
 class ThinkSplitter(Splitter):
     """Splits completions that consist of ``<think>``, reasoning, ``</think>`` and the response. A completion that does
     not begin with ``<think>`` has no reasoning. Empty lines around the reasoning belong to the format and are dropped.
+
+    Attributes:
+        open, close: the markers around the reasoning.
     """
 
-    _inside = False  # the completion begins inside the reasoning
+    open, close = "<think>", "</think>"
+    starts, ends = (open,), (close,)
 
     def __init__(self) -> None:
         self._state = "opening"
@@ -110,20 +143,20 @@ class ThinkSplitter(Splitter):
 
     def _open(self, last: bool) -> None:
         body = self._text.lstrip()
-        if body.startswith(_OPEN):
-            self._text, self._state = body[len(_OPEN):], "thoughts"
-        elif last or not _OPEN.startswith(body):
-            self._state = "thoughts" if self._inside else "response"
+        if body.startswith(self.open):
+            self._text, self._state = body[len(self.open):], "thoughts"
+        elif last or not self.open.startswith(body):
+            self._state = "thoughts" if self.inside else "response"
 
     def _think(self, last: bool) -> str:
         if not self._emitted:
             self._text = self._text.lstrip("\n")
-        found, marker, rest = self._text.partition(_CLOSE)
+        found, marker, rest = self._text.partition(self.close)
         if marker:
             self._state, self._text = "gap", rest
             found = found.rstrip("\n")
         else:
-            keep = 0 if last else _partial_marker(found, (_CLOSE,))
+            keep = 0 if last else _partial_marker(found, (self.close,))
             found = found[:len(found) - keep]
             found = found.rstrip("\n")  # keep newlines back: they are dropped if </think> follows
             self._text = "" if last else self._text[len(found):]
@@ -134,12 +167,34 @@ class ThinkSplitter(Splitter):
 class OpenedThinkSplitter(ThinkSplitter):
     """Splits completions whose prompt ends with ``<think>``."""
 
-    _inside = True
+    inside = True
+
+
+class BracketThinkSplitter(ThinkSplitter):
+    """Splits completions with ``[THINK]`` and ``[/THINK]``."""
+
+    open, close = "[THINK]", "[/THINK]"
+    starts, ends = (open,), (close,)
+
+
+class OpenedBracketThinkSplitter(BracketThinkSplitter):
+    """Splits completions whose prompt ends with ``[THINK]``."""
+
+    inside = True
+
+
+_THINKERS: tuple[tuple[type[ThinkSplitter], type[ThinkSplitter]], ...] = (
+    (ThinkSplitter, OpenedThinkSplitter), (BracketThinkSplitter, OpenedBracketThinkSplitter))
 
 
 class HarmonySplitter(Splitter):
     """Splits Harmony messages: ``<|channel|>`` name ``<|message|>`` content ``<|end|>``, then ``<|start|>`` role before
     the next. A completion that does not begin with a header is one message of the response."""
+
+    starts = (_CHANNEL, _START)
+    #: Headers of messages to the user. GPT-OSS may name the type of the content before ``<|message|>``.
+    ends = tuple(_CHANNEL + header + _MESSAGE for header in (
+        "final", "final json", "final <|constrain|>json", "final<|constrain|>json", "commentary"))
 
     def __init__(self) -> None:
         self._text = ""

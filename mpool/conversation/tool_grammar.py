@@ -77,7 +77,7 @@ _MAX_EXAMINED = 1000
 
 
 def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: bool, single: bool,
-                  splitter: Callable[[], reasoning.Splitter] | None, response: ResponseFormat | None = None) -> Grammar:
+                  splitter: type[reasoning.Splitter] | None, response: ResponseFormat | None = None) -> Grammar:
     """Build the grammar of completions.
 
     Args:
@@ -123,24 +123,26 @@ def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: 
         rules += ["head[lazy]: HEAD", f"HEAD: ({_ANY} {marker}){other}", f"TEXT: {_ANY}{other}"]
         if format.marker_optional:
             rules += _unmarked_calls(format, functions, single)
-    thinks = splitter in (reasoning.ThinkSplitter, reasoning.OpenedThinkSplitter)
+    thinks = splitter is not None and issubclass(splitter, reasoning.ThinkSplitter)
     start = body
     if thinks:
-        rules += [r"thoughts[lazy]: /(?s:.*)<\/think>/", r"GAP: /\n{1,2}/"]
+        assert splitter is not None and issubclass(splitter, reasoning.ThinkSplitter)
+        opening, closing = _regex(splitter.open), _regex(splitter.close)
+        rules += [rf"thoughts[lazy]: /(?s:.*){closing}/", r"GAP: /\n{1,2}/"]
         gap = "GAP? " if constrained else ""
-        if splitter is reasoning.OpenedThinkSplitter:
+        if splitter.inside:
             start = f"thoughts {gap}{body}" + (" | UNCLOSED" if not constrained else "")
             rules += [f"UNCLOSED: {_ANY}"] * (not constrained)
         elif constrained or format.markerless:
             start = f"think_open thoughts {gap}{body} | {body}"
-            rules.append(r"think_open[lazy]: /\s*<think>/")
+            rules.append(rf"think_open[lazy]: /\s*{opening}/")
         else:
             start = f"think_open thoughts {body} | plain_head rest | PLAIN" + " | unmarked" * format.marker_optional
-            rules += [r"think_open[lazy]: /\s*<think>/", "plain_head[lazy]: PLAIN_HEAD",
-                      rf"PLAIN_HEAD: ({_ANY} {marker}) & ~/\s*<think>(?s:.*)/{other}",
-                      rf"PLAIN: {_ANY} & ~/\s*<think>(?s:.*)/{other}"]
+            rules += [rf"think_open[lazy]: /\s*{opening}/", "plain_head[lazy]: PLAIN_HEAD",
+                      rf"PLAIN_HEAD: ({_ANY} {marker}) & ~/\s*{opening}(?s:.*)/{other}",
+                      rf"PLAIN: {_ANY} & ~/\s*{opening}(?s:.*)/{other}"]
     rules[1] = "start: " + start
-    markers = tuple(found for found in (format.marker, *(("<think>", "</think>") if thinks else ())) if found)
+    markers = tuple(found for found in (format.marker, *((splitter.open, splitter.close) if thinks else ())) if found)
     prefixes = MARKERLESS_PREFIXES if format.markerless else OPTIONAL_MARKER_PREFIXES if format.marker_optional else ()
     return Grammar("\n".join(rules), None if constrained else markers, prefixes, tuple(parts))
 
@@ -151,7 +153,7 @@ def _response(format: ToolFormat, response: ResponseFormat) -> list[str]:
         schema = json.loads(response.source)
         options = {"x-guidance": {"whitespace_pattern": BLANKS}}
         return [f"answer: %json {json.dumps({**options, **schema} if isinstance(schema, dict) else schema)}"]
-    source = _escape_slashes(response.source).replace("\n", r"\n")
+    source = escape_slashes(response.source).replace("\n", r"\n")
     if format is HARMONY:
         return ["answer: ANSWER", f"ANSWER: /{source}/"]
     return ["answer: ANSWER", rf"ANSWER: /{source}/ & ~(/\s*/ {_literal(format.marker)} {_ANY})"]
@@ -288,7 +290,7 @@ def _literal(text: str) -> str:
     return json.dumps(text)
 
 
-def _escape_slashes(pattern: str) -> str:
+def escape_slashes(pattern: str) -> str:
     """Escape the slashes of a regular expression, so that it can be written between slashes."""
     return re.sub(r"\\.|/", lambda char: r"\/" if char[0] == "/" else char[0], pattern, flags=re.DOTALL)
 
@@ -485,4 +487,4 @@ def _search(pattern: str) -> str:
         begins, ends = chars[:1] == ["^"], chars[-1:] == ["$"]
         inner = "".join(chars[begins:len(chars) - ends])
         found.append(("" if begins else "(?s:.*)") + f"({inner})" + ("" if ends else "(?s:.*)"))
-    return _escape_slashes("|".join(found))
+    return escape_slashes("|".join(found))

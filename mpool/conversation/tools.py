@@ -118,7 +118,7 @@ def _named_function(choice: Any) -> str | None:
 
 
 def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions,
-              splitter: Callable[[], Splitter] | None, response: ResponseFormat | None = None,
+              splitter: type[Splitter] | None, response: ResponseFormat | None = None,
               model: Any = None) -> Format | None:
     """Compile the format that constrains completions to the model's tool-call format.
 

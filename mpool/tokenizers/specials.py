@@ -38,8 +38,9 @@ BY_TEXT: Mapping[str, tuple[str, ...]] = {
 #: Markers of Harmony messages. They are part of a completion's text, whatever their token type is.
 SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
-#: Markers of tool calls. They are part of a completion's text even if they are control tokens.
-CALL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_call|>", "<|/tool_call|>", "<tool_call>",
+#: Markers of tool calls and of reasoning. They are part of a completion's text even if they are control tokens.
+CALL_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]",
+              "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_call|>", "<|/tool_call|>", "<tool_call>",
               "</tool_call>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
               "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
               "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>")
