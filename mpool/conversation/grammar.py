@@ -30,7 +30,7 @@ from ..checks import refuse, shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
 from ..resources import error_of, install_hint, of_caller, start_thread
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
-from . import grammar_trial, reasoning_grammar, schema_references
+from . import enforced_schemas, grammar_trial, reasoning_grammar, schema_references
 from .reasoning import ThinkSplitter
 from .running_text import MaskReuse, ReasoningReuse
 from .tool_grammar import BLANKS, ResponseFormat, may_have_patterns, without_patterns
@@ -260,13 +260,14 @@ def check(response_format: Any) -> None:
     _read(response_format)
 
 
-def _unusable(kind: str, why: str) -> InvalidArgument:
+def _unusable(kind: str, why: str, lenient: bool = False) -> InvalidArgument:
+    """Return the error of a format. ``lenient``: with strict False, the cause is ignored."""
     param, subject = _KINDS[kind]
     if "NoExtensionBias" in why:  # llguidance's name of its state for a grammar without a finite text
         why = ("a rule refers to itself without an end" if kind == "grammar" else
                "no text matches it" if kind == "regex" else "a reference ($ref, $anchor, $id) refers to itself without an end")
     hint = ("Set strict to False in json_schema to ignore keywords that a grammar cannot enforce"
-            if kind == "schema" and "Unimplemented keys" in why else None)
+            if lenient or kind == "schema" and "Unimplemented keys" in why else None)
     return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param,
                            hint=hint)
 
@@ -317,17 +318,30 @@ def _read(response_format: Any) -> tuple[str, str, Any]:
 
 
 def _enforceable(kind: str, source: str, model: Any) -> tuple[str, str, Any]:
-    """Turn a lenient schema into one without patterns that look around or refer back, which a grammar cannot enforce.
-    Its options let llguidance ignore other unsupported keywords. Other malformed patterns stay errors."""
-    if kind != "lenient":
+    """Turn a schema into one that a grammar enforces, with options for llguidance. A lenient one loses the patterns that
+    look around or refer back, and llguidance ignores other unsupported keywords of it; malformed patterns stay errors.
+    """
+    if kind not in ("schema", "lenient"):
         return kind, source, model
-    schema = json.loads(source)
-    if may_have_patterns(schema) and installed():
-        schema = native_calls.GRAMMARS.run(without_patterns, schema, lambda pattern: (
-            _LOOKS.search(pattern) is None or is_usable(pattern)))
+    schema, lenient = json.loads(source), kind == "lenient"
+    if installed():
+        try:
+            schema = native_calls.GRAMMARS.run(_enforced, schema, lenient) if may_have_patterns(schema) else \
+                enforced_schemas.prepare(schema, lenient)
+        except ValueError as error:
+            raise _unusable("schema", str(error), True) from None
+        except grammar_trial.Refused as error:
+            raise _too_large("schema", str(error)) from None
     if isinstance(schema, dict):
-        schema = {"x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}, **schema}
+        schema = {**schema, "x-guidance": {"whitespace_pattern": BLANKS, "lenient": lenient,
+                                           "json_allowed_escapes": enforced_schemas.ESCAPES}}
     return "schema", json.dumps(schema), model
+
+
+def _enforced(schema: Any, lenient: bool) -> Any:
+    if lenient:
+        schema = without_patterns(schema, lambda pattern: _LOOKS.search(pattern) is None or is_usable(pattern))
+    return enforced_schemas.prepare(schema, lenient)
 
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")

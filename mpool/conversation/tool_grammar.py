@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from . import reasoning
+from .enforced_schemas import ESCAPES, with_parts
 from .tool_formats import HARMONY, Function, ToolFormat
 
 
@@ -60,15 +61,13 @@ _FINAL = "<|channel|>final<|message|>"
 MARKERLESS_START = r'\s*(<\|python_tag\|>)?\s*\{\s*"name"\s*:\s*"'
 OPTIONAL_MARKER_START = r'\s*(```(json)?\s*)?\{\s*"name"\s*:\s*"'
 #: White space in the JSON of arguments: one space after "," and ":", or none.
-_SPACES = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+_SPACES = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False,
+           "json_allowed_escapes": ESCAPES}
 #: White space between the tokens of JSON that is the response. Bounded, so that a model cannot generate blanks forever.
 BLANKS = r"[\x20\x0A]{1,16}"
 #: Schema keywords that allow an object to have properties other than those under ``properties``.
 _OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref",
             "$dynamicRef", "if", "dependentSchemas", "propertyNames", "minProperties")
-#: Keywords whose value is a dict, name -> schema; keywords whose value is data and not a schema.
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_DATA = ("const", "enum", "default", "examples")
 #: Keywords that each describe an object's properties. With two of them, the first property is not easily determined.
 _SOURCES = ("properties", "anyOf", "oneOf", "allOf", "$ref")
 _ANY = "/(?s:.*)/"
@@ -151,7 +150,7 @@ def _response(format: ToolFormat, response: ResponseFormat) -> list[str]:
     """Return the rule ``answer``: the response format without texts that begin with the marker. JSON never does."""
     if response.kind == "schema":
         schema = json.loads(response.source)
-        options = {"x-guidance": {"whitespace_pattern": BLANKS}}
+        options = {"x-guidance": {"whitespace_pattern": BLANKS, "json_allowed_escapes": ESCAPES}}
         return [f"answer: %json {json.dumps({**options, **schema} if isinstance(schema, dict) else schema)}"]
     source = escape_slashes(response.source).replace("\n", r"\n")
     if format is HARMONY:
@@ -170,7 +169,8 @@ def _calls_or_response(format: ToolFormat, functions: Sequence[Function], respon
         for function in functions] + [schema]
     found = [_rebase(option, f"#/anyOf/{at}" + f"/properties/{format.key}" * (at < len(functions)))
              for at, option in enumerate(options)]
-    return json.dumps({"x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}, "anyOf": found})
+    return json.dumps({"x-guidance": {
+        "whitespace_pattern": BLANKS, "json_allowed_escapes": ESCAPES, "lenient": True}, "anyOf": found})
 
 
 def may_have_patterns(schema: Any) -> bool:
@@ -203,30 +203,14 @@ def without_patterns(schema: Any, usable: Callable[[str], bool]) -> Any:
             schema["additionalProperties"] = True  # a pattern that was dropped may describe them
         if isinstance(pattern := schema.get("pattern"), str) and not usable(pattern):
             del schema["pattern"]
-    return _with_parts(schema, lambda part: without_patterns(part, usable))
+    return with_parts(schema, lambda part: without_patterns(part, usable))
 
 
 def _rebase(schema: Any, where: str) -> Any:
     """Return a schema for the position ``where`` of another document, with its references adjusted."""
-    found = _with_parts(schema, lambda part: _rebase(part, where))
+    found = with_parts(schema, lambda part: _rebase(part, where))
     if isinstance(found, dict) and isinstance(reference := found.get("$ref"), str) and reference.startswith("#"):
         found["$ref"] = where + reference[1:]
-    return found
-
-
-def _with_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of a JSON schema whose parts are changed by a function: the items of a list, the values of keywords
-    and the schemas of properties and definitions. Data, such as ``enum``, stay as they are."""
-    if isinstance(schema, list):
-        return list(map(change, schema))
-    if not isinstance(schema, Mapping):
-        return schema
-    found: dict[str, Any] = {}
-    for name, value in schema.items():
-        if name in _NAMED and isinstance(value, Mapping):
-            found[name] = {key: change(one) for key, one in value.items()}
-        else:
-            found[name] = value if name in _DATA else change(value)
     return found
 
 
