@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 #: Limits of the caller's format, in characters and nesting levels; llguidance limits the compiled grammar itself.
 MAX_CHARS, MAX_DEPTH = 65536, 64
-_ALLOWED = ('{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "regex", '
+_ALLOWED = ('{"type": "json_object"}, {"type": "json_object", "schema": {...}}, {"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "regex", '
             '"regex": "..."}, {"type": "grammar", "grammar": "..."}, a JSON schema, or a pydantic class')
 #: Parts of regular expressions that look around or refer back, and a few others.
 _LOOKS = re.compile(r"\(\?[=!<]|\\[1-9k]")
@@ -288,10 +288,16 @@ def _read(response_format: Any) -> tuple[str, str, Any]:
     if not isinstance(response_format, Mapping):
         refuse("response_format", response_format, _ALLOWED)
     kind = response_format.get("type")
-    if kind == "text" and len(response_format) == 1:
+    if isinstance(kind, str) and kind in _KEYS:
+        _check_keys("response_format", response_format, ("type", *_KEYS[kind]) if kind != "json_schema" or
+                    "json_schema" in response_format else ("type", *_SCHEMA_KEYS))
+    if kind == "text":
         return "text", "", None
     if kind == "json_object":
-        return "schema", '{"type": "object"}', None
+        schema = response_format.get("schema")
+        if schema is not None and not isinstance(schema, (Mapping, bool)):
+            refuse("response_format.schema", schema, "a JSON schema")
+        return "schema", '{"type": "object"}' if schema is None else _schema(schema), None
     if kind in ("regex", "grammar"):
         source = response_format.get(kind)
         if not isinstance(source, str) or not source:
@@ -305,6 +311,8 @@ def _read(response_format: Any) -> tuple[str, str, Any]:
         return kind, source, None
     if kind == "json_schema":
         outer = response_format.get("json_schema")
+        if isinstance(outer, Mapping):
+            _check_keys("response_format.json_schema", outer, _SCHEMA_KEYS)
         schema = outer.get("schema") if isinstance(outer, Mapping) else response_format.get("schema")
         if not isinstance(schema, (Mapping, bool)):
             refuse("response_format.json_schema.schema", schema, "a JSON schema")
@@ -344,6 +352,19 @@ def _enforced(schema: Any, lenient: bool) -> Any:
     return enforced_schemas.prepare(schema, lenient)
 
 
+def _check_keys(param: str, given: Mapping[Any, Any], known: Sequence[str]) -> None:
+    """Raises InvalidArgument if a format has an unknown key, which may be a constraint of another library."""
+    for name in given:
+        if name not in known:
+            raise InvalidArgument(f"`{param}` has the unknown key {shown(name)}; a format of this type has the keys "
+                                  f"{', '.join(known)}", param=f"{param}.{name}" if isinstance(name, str) else param,
+                                  got=shown(given[name]), allowed=", ".join(known), hint="Remove it")
+
+
+#: Keys of each type of format besides ``type``, and of a JSON schema in OpenAI's format.
+_KEYS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",), "regex": ("regex",),
+         "grammar": ("grammar",)}
+_SCHEMA_KEYS = ("schema", "name", "description", "strict")
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 
 
