@@ -117,8 +117,8 @@ def _check_counts(schema: Any) -> None:
         least, required = part.get("minProperties"), part.get("required")
         named = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
         if isinstance(least, (int, float)) and least > named + 1:
-            raise ValueError(f"minProperties {least} is more than one above the number of required properties, {named}: "
-                             "a grammar cannot tell whether the names of further properties differ")
+            raise ValueError(f"minProperties {least} is more than one above the number of required properties, which "
+                             f"is {named}: a grammar cannot tell whether the names of further properties differ")
 
 
 def _with_names(schema: Any) -> Any:

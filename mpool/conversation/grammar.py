@@ -20,18 +20,19 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .. import native_calls
-from ..checks import refuse, shown
+from ..checks import shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
 from ..resources import error_of, install_hint, of_caller, start_thread
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
-from . import enforced_schemas, grammar_trial, reasoning_grammar, schema_references
+from . import enforced_schemas, grammar_trial, reasoning_grammar, response_formats
 from .reasoning import ThinkSplitter
+from .response_formats import check, check_nesting
 from .running_text import MaskReuse, ReasoningReuse
 from .tool_grammar import BLANKS, ResponseFormat, may_have_patterns, without_patterns
 
@@ -43,10 +44,6 @@ if TYPE_CHECKING:
     from .reasoning import Splitter
     from .tool_grammar import Grammar
 
-#: Limits of the caller's format, in characters and nesting levels; llguidance limits the compiled grammar itself.
-MAX_CHARS, MAX_DEPTH = 65536, 64
-_ALLOWED = ('{"type": "json_object"}, {"type": "json_object", "schema": {...}}, {"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "regex", '
-            '"regex": "..."}, {"type": "grammar", "grammar": "..."}, a JSON schema, or a pydantic class')
 #: Parts of regular expressions that look around or refer back, and a few others.
 _LOOKS = re.compile(r"\(\?[=!<]|\\[1-9k]")
 #: The option that sets each kind of format, and what error messages call it.
@@ -170,7 +167,7 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions,
         LimitError: the format is too large, nested too deeply, or too complex to compile.
         Unsupported: llguidance is not installed.
     """
-    kind, source, model = _enforceable(*_read(response_format))
+    kind, source, model = _enforceable(*response_formats.read(response_format))
     if kind == "text":
         return None
     _check_ends("a format", sampling)
@@ -197,7 +194,7 @@ def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]
     Raises:
         InvalidArgument, LimitError: as :func:`prepare`; also for a grammar, which cannot be combined with tools.
     """
-    kind, source, model = _enforceable(*_read(response_format))
+    kind, source, model = _enforceable(*response_formats.read(response_format))
     if kind == "text":
         return None, None
     if kind == "schema" or kind == "regex":
@@ -251,21 +248,13 @@ def _check_ends(what: str, sampling: EndOptions) -> None:
                                   "ends", param=name, got=shown(value), allowed="unset")
 
 
-def check(response_format: Any) -> None:
-    """Check the shape and the limits of a ``response_format``; :func:`prepare` checks the rest.
-
-    Raises:
-        InvalidArgument, LimitError: as :func:`prepare`.
-    """
-    _read(response_format)
-
-
 def _unusable(kind: str, why: str, lenient: bool = False) -> InvalidArgument:
     """Return the error of a format. ``lenient``: with strict False, the cause is ignored."""
     param, subject = _KINDS[kind]
     if "NoExtensionBias" in why:  # llguidance's name of its state for a grammar without a finite text
         why = ("a rule refers to itself without an end" if kind == "grammar" else
-               "no text matches it" if kind == "regex" else "a reference ($ref, $anchor, $id) refers to itself without an end")
+               "no text matches it" if kind == "regex" else
+               "a reference ($ref, $anchor, $id) refers to itself without an end")
     hint = ("Set strict to False in json_schema to ignore keywords that a grammar cannot enforce"
             if lenient or kind == "schema" and "Unimplemented keys" in why else None)
     return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param,
@@ -278,56 +267,11 @@ def _too_large(kind: str, why: str) -> LimitError:
                       hint="Use fewer optional, repeated and nested parts")
 
 
-def _read(response_format: Any) -> tuple[str, str, Any]:
-    """Return the kind (``text``, ``schema``, ``lenient``, ``regex`` or ``grammar``), the source, and the pydantic class
-    or None. ``lenient``: a schema whose keywords are ignored if a grammar cannot enforce them."""
-    if isinstance(response_format, type) and hasattr(response_format, "model_json_schema"):
-        with of_caller():
-            made = response_format.model_json_schema()
-        return "lenient", _schema(made), response_format  # the class checks the completion: see Format.parse
-    if not isinstance(response_format, Mapping):
-        refuse("response_format", response_format, _ALLOWED)
-    kind = response_format.get("type")
-    if isinstance(kind, str) and kind in _KEYS:
-        _check_keys("response_format", response_format, ("type", *_KEYS[kind]) if kind != "json_schema" or
-                    "json_schema" in response_format else ("type", *_SCHEMA_KEYS))
-    if kind == "text":
-        return "text", "", None
-    if kind == "json_object":
-        schema = response_format.get("schema")
-        if schema is not None and not isinstance(schema, (Mapping, bool)):
-            refuse("response_format.schema", schema, "a JSON schema")
-        return "schema", '{"type": "object"}' if schema is None else _schema(schema), None
-    if kind in ("regex", "grammar"):
-        source = response_format.get(kind)
-        if not isinstance(source, str) or not source:
-            refuse(f"response_format.{kind}", source, "a string that is not empty")
-        _check_limits(f"response_format.{kind}", len(source), _bracket_depth(source))
-        try:
-            source.encode()
-        except UnicodeEncodeError:
-            raise InvalidArgument(param=f"response_format.{kind}", got="half of a surrogate pair",
-                                  allowed="Unicode text") from None
-        return kind, source, None
-    if kind == "json_schema":
-        outer = response_format.get("json_schema")
-        if isinstance(outer, Mapping):
-            _check_keys("response_format.json_schema", outer, _SCHEMA_KEYS)
-        schema = outer.get("schema") if isinstance(outer, Mapping) else response_format.get("schema")
-        if not isinstance(schema, (Mapping, bool)):
-            refuse("response_format.json_schema.schema", schema, "a JSON schema")
-        strict = outer.get("strict") if isinstance(outer, Mapping) else response_format.get("strict")
-        if strict is not None and not isinstance(strict, bool):
-            refuse("response_format.json_schema.strict", strict, "True or False")
-        return "lenient" if strict is False else "schema", _schema(schema), None
-    if not response_format or kind is not None and kind not in _TYPES and not isinstance(kind, (list, tuple)):
-        refuse("response_format.type", kind, "one of the types in " + _ALLOWED)
-    return "schema", _schema(response_format), None
-
-
 def _enforceable(kind: str, source: str, model: Any) -> tuple[str, str, Any]:
-    """Turn a schema into one that a grammar enforces, with options for llguidance. A lenient one loses the patterns that
-    look around or refer back, and llguidance ignores other unsupported keywords of it; malformed patterns stay errors.
+    """Turn a schema into one that a grammar enforces, with options for llguidance.
+
+    A lenient one loses the patterns that look around or refer back, and llguidance ignores its other unsupported
+    keywords. Other malformed patterns stay errors.
     """
     if kind not in ("schema", "lenient"):
         return kind, source, model
@@ -350,81 +294,6 @@ def _enforced(schema: Any, lenient: bool) -> Any:
     if lenient:
         schema = without_patterns(schema, lambda pattern: _LOOKS.search(pattern) is None or is_usable(pattern))
     return enforced_schemas.prepare(schema, lenient)
-
-
-def _check_keys(param: str, given: Mapping[Any, Any], known: Sequence[str]) -> None:
-    """Raises InvalidArgument if a format has an unknown key, which may be a constraint of another library."""
-    for name in given:
-        if name not in known:
-            raise InvalidArgument(f"`{param}` has the unknown key {shown(name)}; a format of this type has the keys "
-                                  f"{', '.join(known)}", param=f"{param}.{name}" if isinstance(name, str) else param,
-                                  got=shown(given[name]), allowed=", ".join(known), hint="Remove it")
-
-
-#: Keys of each type of format besides ``type``, and of a JSON schema in OpenAI's format.
-_KEYS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",), "regex": ("regex",),
-         "grammar": ("grammar",)}
-_SCHEMA_KEYS = ("schema", "name", "description", "strict")
-_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-
-
-def _schema(schema: Any) -> str:
-    check_nesting(schema, "the JSON schema", "response_format")
-    try:
-        text = json.dumps(schema, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(param="response_format", got=f"a schema that is not JSON: {error}",
-                              allowed="a JSON schema") from None
-    _check_limits("the JSON schema", len(text), 0)
-    if '"$ref"' in text:
-        schema_references.check(json.loads(text), "response_format")
-    return text
-
-
-def _check_limits(what: str, chars: int, depth: int) -> None:
-    if chars > MAX_CHARS:
-        raise LimitError(f"{what} has {chars:,} characters, the limit is {MAX_CHARS:,}", param="response_format",
-                         got=f"{chars:,} characters", allowed=f"at most {MAX_CHARS:,} characters")
-    if depth > MAX_DEPTH:
-        raise _nested_too_deeply(what, "response_format")
-
-
-def check_nesting(value: Any, what: str, param: str) -> None:
-    """Check the nesting depth of a JSON value, and the number of values at each depth.
-
-    Ends also for values that contain themselves.
-
-    Args:
-        value: the value.
-        what: what the error message calls it.
-        param: the caller's parameter.
-
-    Raises:
-        LimitError: it exceeds a limit.
-    """
-    level, depth = [value], 0
-    while level:
-        level = [inner for outer in level if isinstance(outer, (Mapping, list, tuple))
-                 for inner in (outer.values() if isinstance(outer, Mapping) else outer)]
-        if len(level) > MAX_CHARS:
-            raise LimitError(f"{what} has more than {MAX_CHARS:,} values", param=param,
-                             allowed=f"at most {MAX_CHARS:,} values")
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise _nested_too_deeply(what, param)
-
-
-def _nested_too_deeply(what: str, param: str) -> LimitError:
-    return LimitError(f"{what} is nested more than {MAX_DEPTH} levels deep", param=param,
-                      allowed=f"at most {MAX_DEPTH} levels of nesting")
-
-
-def _bracket_depth(text: str) -> int:
-    depth = most = 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        most = max(most, depth)
-    return most
 
 
 # ---- the tokenizer as llguidance sees it -----------------------------------------------------------------------------
@@ -799,4 +668,4 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["Format", "check", "prepare"]
+__all__ = ["Format", "check", "check_nesting", "prepare"]

@@ -115,12 +115,13 @@ def _examine(patterns: list[str], names: list[str], escapes: str) -> list[list[i
         if not more.is_error():
             found.append(None)
             continue
-        found.append([])
+        matched = []
         for at, name in enumerate(names):
             text = list(json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass"))
             one = known.deep_copy()
             if not one.is_error() and one.try_consume_tokens(text) == len(text) and one.is_accepting():
-                found[-1].append(at)
+                matched.append(at)
+        found.append(matched)
     return found
 
 

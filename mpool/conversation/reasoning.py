@@ -55,8 +55,8 @@ def of_template(source: str, prompt: str, calls: bool = False) -> type[Splitter]
 
 
 def is_off(splitter: type[Splitter], prompt: str, variables: Mapping[str, Any]) -> bool:
-    """Return True if the caller turned thinking off: the prompt closes the reasoning or continues a message, or a switch
-    of the chat template is False.
+    """Return True if the caller turned thinking off: the prompt closes the reasoning or continues a message, or a
+    switch of the chat template is False.
 
     Args:
         splitter: the class that :func:`of_template` returned.

@@ -28,7 +28,7 @@ def build_grammar(response: str, regex: str | None, splitter: type[Splitter]) ->
         rules = ["start: thoughts* FINAL @response", f"thoughts[lazy]: /{_ANALYSIS}/", f"FINAL: /{_FINAL}/"]
     else:
         assert issubclass(splitter, ThinkSplitter)
-        opening, closing = (re.escape(mark).replace("/", r"\/") for mark in (splitter.open, splitter.close))
+        opening, closing = (escape_slashes(re.escape(mark)) for mark in (splitter.open, splitter.close))
         rules = ["start: thoughts GAP? @response", rf"thoughts[lazy]: /(?s:.*){closing}/", r"GAP: /\n{1,2}/"]
         if not splitter.inside:
             rules[0] = "start: think_open thoughts GAP? @response | " + ("@response" if regex is None else "PLAIN")

@@ -122,11 +122,10 @@ def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: 
         rules += ["head[lazy]: HEAD", f"HEAD: ({_ANY} {marker}){other}", f"TEXT: {_ANY}{other}"]
         if format.marker_optional:
             rules += _unmarked_calls(format, functions, single)
-    thinks = splitter is not None and issubclass(splitter, reasoning.ThinkSplitter)
-    start = body
-    if thinks:
-        assert splitter is not None and issubclass(splitter, reasoning.ThinkSplitter)
-        opening, closing = _regex(splitter.open), _regex(splitter.close)
+    start, thinks = body, ()  # type: str, tuple[str, ...]
+    if splitter is not None and issubclass(splitter, reasoning.ThinkSplitter):
+        thinks = splitter.open, splitter.close
+        opening, closing = (escape_slashes(re.escape(mark)) for mark in thinks)
         rules += [rf"thoughts[lazy]: /(?s:.*){closing}/", r"GAP: /\n{1,2}/"]
         gap = "GAP? " if constrained else ""
         if splitter.inside:
@@ -141,7 +140,7 @@ def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: 
                       rf"PLAIN_HEAD: ({_ANY} {marker}) & ~/\s*{opening}(?s:.*)/{other}",
                       rf"PLAIN: {_ANY} & ~/\s*{opening}(?s:.*)/{other}"]
     rules[1] = "start: " + start
-    markers = tuple(found for found in (format.marker, *((splitter.open, splitter.close) if thinks else ())) if found)
+    markers = tuple(found for found in (format.marker, *thinks) if found)
     prefixes = MARKERLESS_PREFIXES if format.markerless else OPTIONAL_MARKER_PREFIXES if format.marker_optional else ()
     return Grammar("\n".join(rules), None if constrained else markers, prefixes, tuple(parts))
 

@@ -297,7 +297,7 @@ class Llama:
             found["logit_bias"] = dict(logit_bias)
         if grammar is not None:
             found["response_format"] = _format_of(grammar)
-        elif response_format is not None:
+        elif response_format is not None and response_format != {"type": "text"}:
             found["response_format"] = response_format
         return found
 

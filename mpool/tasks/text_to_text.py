@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -64,8 +64,8 @@ class Request:
         prompt: token ids, int32 ``[tokens]``.
         sampling: sampling options.
         max_tokens: maximum number of generated tokens per choice.
-        splitter: class of the parser that separates reasoning from text (:mod:`mpool.conversation.reasoning`); None: the
-            completion is text only.
+        splitter: class of the parser that separates reasoning from text (:mod:`mpool.conversation.reasoning`); None:
+            the completion is text only.
         images: images of the prompt, or None.
         vision: True if the model supports images.
         format: grammar that completions must match (:mod:`mpool.conversation.grammar`); None: any text.
