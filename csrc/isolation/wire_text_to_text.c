@@ -356,7 +356,7 @@ static bool ends_with_tokens(const mp_text_request *request, const mp_choice *ch
         return end == last;
     if (seen->finish != MP_FINISH_STOP || seen->stop_index >= request->n_stop)
         return end >= last && end - last <= REPLACEMENT && end >= seen->text;
-    /* With reasoning, a stop string is only found once the text is known to be response, which later tokens may decide */
+    /* with reasoning, a later token may decide that the text of a stop string is response */
     for (uint32_t i = from; i < seen->tokens && !request->n_reasoning_ends; i++)
         if (choice->tokens[i].byte_end >= end + (uint32_t)request->stop_bytes[seen->stop_index])
             return false;

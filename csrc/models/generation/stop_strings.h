@@ -23,7 +23,7 @@ typedef struct mp_stream {
     uint32_t bytes;     /* bytes written, valid UTF-8 */
     uint32_t final;     /* bytes that are final; those beyond are held back */
     mp_stream_phase phase;
-    uint32_t from; /* reasoning: first byte where its end may begin. Response: first byte of the text behind that end */
+    uint32_t from; /* reasoning: first byte where its end may begin; response: first byte behind that end */
     uint32_t gap;  /* response: first byte that is not white space behind the reasoning, or `bytes` so far */
     bool in_gap;   /* the text behind the reasoning is white space so far */
     uint8_t pending[4]; /* incomplete character */
@@ -31,9 +31,9 @@ typedef struct mp_stream {
 } mp_stream;
 
 void mp_stream_init(mp_stream *stream, mp_choice *choice);
-/* Appends the bytes of a token, without publishing them. Returns the index of a completed stop string of the request, or
- * -1. If the token completes several, returns the one that begins earliest in the text, or, at equal positions, the one
- * listed first. After a match, the text ends before the stop string and is final. */
+/* Appends the bytes of a token, without publishing them. Returns the index of a completed stop string of the request,
+ * or -1. If the token completes several, returns the one that begins earliest in the text, or, at equal positions, the
+ * one listed first. After a match, the text ends before the stop string and is final. */
 int mp_stream_append(mp_stream *stream, const mp_text_request *request, const uint8_t *bytes, size_t count);
 /* Returns true if the next token continues the reasoning. */
 bool mp_stream_reasons(const mp_stream *stream, const mp_text_request *request);

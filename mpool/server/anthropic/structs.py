@@ -185,6 +185,7 @@ class ConversationRequest(SamplingFields, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     cache_control: Any = None
 
 
