@@ -125,6 +125,28 @@ def _guided(kind: str, value: Any, name: str) -> dict[str, Any]:
     return _response_format({"type": kind, kind: value}, name)
 
 
+def anthropic_format(value: dict[str, Any], name: str) -> dict[str, Any]:
+    """Convert Anthropic's ``output_config.format`` to options of the library.
+
+    Args:
+        value: Object with the ``type`` json_schema and a ``schema``.
+        name: Field of the request, for the error message.
+
+    Raises:
+        Refusal: The type is another, a key is unknown, the schema is missing or exceeds the limits.
+    """
+    unknown = next((key for key in value if key not in ("type", "schema")), None)
+    if unknown is not None:
+        raise Refusal("unsupported_parameter", f"`{name}` has the unknown key {shown(unknown)}; the keys are type and "
+                                               "schema.", name)
+    if value.get("type") != "json_schema":
+        raise Refusal("invalid_value", f"`{name}.type` must be json_schema, got {shown(value.get('type'))}.",
+                      f"{name}.type")
+    if not isinstance(value.get("schema"), dict):
+        raise Refusal("invalid_value", f"`{name}.schema` must be a JSON schema.", f"{name}.schema")
+    return schema_format(value["schema"], name)
+
+
 def ollama_format(value: str | dict[str, Any] | None) -> dict[str, Any]:
     """Convert Ollama's ``format`` to options of the library.
 

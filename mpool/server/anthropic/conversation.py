@@ -52,10 +52,10 @@ async def options_of(context: Context, served: ServedModel, body: ConversationRe
         if body.output_format is not None:
             raise Refusal("invalid_value", "A request has one format, got `output_config.format` and `output_format`.",
                           "output_format")
-        found |= formats.schema_format(config.format.schema, "output_config.format")
-    elif body.output_format is not None:  # the name before output_config, which clients still send
+        found |= formats.anthropic_format(config.format, "output_config.format")
+    elif body.output_format is not None:
         context.names["response_format"] = "output_format"
-        found |= formats.schema_format(body.output_format.schema, "output_format")
+        found |= formats.anthropic_format(body.output_format, "output_format")
     found |= await thinking.anthropic_options(
         served, None if wanted is None else wanted.type != "disabled", None if wanted is None else wanted.budget_tokens,
         None if config is None else config.effort)
