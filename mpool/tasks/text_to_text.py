@@ -219,7 +219,8 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
             most = min(most, given)
         rest = {name: value for name, value in options.items()
                 if name not in ("response_format", "capture", "context_length", "adapter")}
-        if wanted is not None and tools is None and thinking_off and wanted != {"type": "text"}:
+        is_text = wanted is None or isinstance(wanted, Mapping) and wanted.get("type") == "text"
+        if thinking_off and tools is None and not is_text:
             splitter = None
         chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size, splitter is not None)
         if capture is not None and chosen.n > 1:
