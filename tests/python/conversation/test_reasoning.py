@@ -229,3 +229,14 @@ def test_a_format_constrains_the_response_only(model: tuple[Path, str], wanted: 
             for options in ({"closed": True}, {"enable_thinking": False}, {"thinking": False}):
                 done = pool.chat(messages, folder, response_format=wanted, template_options=options, **GREEDY)
                 assert done.reasoning is None and "think" not in done.text and done.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_stop_string_that_might_begin_the_reasoning(tmp_path: Path, isolation: str) -> None:
+    """It is found once a later token shows that the completion has no reasoning."""
+    chain = [("]", "<"), ("<", "t"), ("t", "h"), ("h", "x"), ("x", "y"), ("y", "<|return|>")]
+    folder = chainmodels.save(tmp_path, THINK, chain, WORDS)
+    with mpool.Pool(mpool.PoolConfig(threads=1, isolation=isolation)) as pool:  # type: ignore[arg-type]
+        for stop, text in (("<t", ""), ("th", "<"), ("y", "<thx")):
+            done = pool.chat([{"role": "user", "content": "Is it?"}], folder, stop=[stop], **GREEDY)
+            assert (done.text, done.reasoning, done.stop) == (text, None, stop)
