@@ -26,6 +26,9 @@ _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<
 #: decodes them.
 _BREAKS = (_END, _START, _CHANNEL, "<|return|>", "<|call|>")
 _BREAK = re.compile("|".join(map(re.escape, _BREAKS)))
+#: Headers of messages to the user. GPT-OSS may name the type of the content before ``<|message|>``.
+_RESPONSES = tuple(_CHANNEL + header + _MESSAGE for header in (
+    "final", "final json", "final <|constrain|>json", "final<|constrain|>json", "commentary"))
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
 _FUNCTION = re.compile(r"(?:^|\s)to=functions\.([^\s<]+)")
 #: Start of a message to a function, as :class:`HarmonyCallSplitter` writes it; the function name and ``<|message|>``
@@ -70,18 +73,22 @@ def is_off(splitter: type[Splitter], prompt: str, variables: Mapping[str, Any]) 
     return prompt.rstrip().endswith(splitter.close) or any(variables.get(name) is False for name in SWITCHES)
 
 
+def borders(splitter: type[Splitter]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the texts at the start of a completion, after white space, with which reasoning begins, and those that end
+    it. Stop strings are searched behind the first of the latter."""
+    if issubclass(splitter, ThinkSplitter):
+        return (splitter.open,), (splitter.close,)
+    return (_CHANNEL, _START), _RESPONSES
+
+
 class Splitter:
     """Splits one completion.
 
     Attributes:
         inside: the completion begins inside the reasoning.
-        starts: texts at the start of a completion, after white space, with which reasoning begins.
-        ends: texts that end the reasoning. Stop strings are searched behind the first of them.
     """
 
     inside = False
-    starts: tuple[str, ...] = ()
-    ends: tuple[str, ...] = ()
 
     def feed(self, text: str, last: bool = False) -> tuple[str, str]:
         """Feed a chunk. Returns the new reasoning and the new response text.
@@ -119,7 +126,6 @@ class ThinkSplitter(Splitter):
     """
 
     open, close = "<think>", "</think>"
-    starts, ends = (open,), (close,)
 
     def __init__(self) -> None:
         self._state = "opening"
@@ -174,7 +180,6 @@ class BracketThinkSplitter(ThinkSplitter):
     """Splits completions with ``[THINK]`` and ``[/THINK]``."""
 
     open, close = "[THINK]", "[/THINK]"
-    starts, ends = (open,), (close,)
 
 
 class OpenedBracketThinkSplitter(BracketThinkSplitter):
@@ -190,11 +195,6 @@ _THINKERS: tuple[tuple[type[ThinkSplitter], type[ThinkSplitter]], ...] = (
 class HarmonySplitter(Splitter):
     """Splits Harmony messages: ``<|channel|>`` name ``<|message|>`` content ``<|end|>``, then ``<|start|>`` role before
     the next. A completion that does not begin with a header is one message of the response."""
-
-    starts = (_CHANNEL, _START)
-    #: Headers of messages to the user. GPT-OSS may name the type of the content before ``<|message|>``.
-    ends = tuple(_CHANNEL + header + _MESSAGE for header in (
-        "final", "final json", "final <|constrain|>json", "final<|constrain|>json", "commentary"))
 
     def __init__(self) -> None:
         self._text = ""

@@ -126,8 +126,8 @@ class Request:
         splitter = self.splitter
         if splitter is None or not self.sampling.stop and not self.sampling.stop_ids:
             return {"reasoning_starts": (), "reasoning_ends": ()}
-        return {"reasoning_starts": [text.encode() for text in splitter.starts],
-                "reasoning_ends": [text.encode() for text in splitter.ends], "in_reasoning": splitter.inside}
+        starts, ends = ([text.encode() for text in texts] for texts in reasoning.borders(splitter))
+        return {"reasoning_starts": starts, "reasoning_ends": ends, "in_reasoning": splitter.inside}
 
     def reader(self, ticket: _core.Ticket) -> Reader:
         """Return a reader for the ticket of this request."""
