@@ -9,7 +9,7 @@ from .checks import missing_attribute
 
 #: Why a completion ended. ``"stop"``: at the model's end token, or at a stop string or stop token (see ``stop``);
 #: ``"length"``: at ``max_tokens`` or at the end of the context; ``"tool_calls"``: at the model's end token, with tool
-#: calls; ``"cancelled"``: the stream was closed early.
+#: calls, or at a limit of tool calls (see ``stop``); ``"cancelled"``: the stream was closed early.
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
@@ -118,7 +118,8 @@ class Choice:
         text: generated text, without the stop string.
         finish_reason: reason why it ended; see :data:`FinishReason`.
         stop: the stop string (str) or stop token (int) that ended it; None if an end token of the model or a length
-            limit ended it.
+            limit ended it. With ``finish_reason`` ``"tool_calls"``, the limit of tool calls that ended it, if one did:
+            ``"max_tool_calls"`` (32 calls) or ``"repeated_tool_calls"`` (8 equal calls in a row).
         token_ids: ids of the generated tokens, without the one that ended it.
         logprobs: one :class:`TokenLogprob` per id, if requested.
         reasoning: for a chat, the model's reasoning before its answer, if the chat format separates the two; else

@@ -237,7 +237,7 @@ def tool_call_format(grammar: Grammar, tokenizer: Tokenizer, sampling: EndOption
     reuse = None
     if grammar.markers is not None:
         reuse = partial(MaskReuse, tuple(marker.encode() for marker in grammar.markers), grammar.prefixes,
-                        compiler.tokens.__getitem__)
+                        compiler.tokens.__getitem__, grammar.call_markers)
     return Format(compiled.first, compiled.matcher, is_json, model, reuse, tokenizer, "tools", compiler.failure)
 
 

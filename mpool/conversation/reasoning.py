@@ -2,10 +2,12 @@
 
 Two formats are supported, recognised by the markers in the model's chat template:
 
-* ``<think>`` ... ``</think>`` before the response (Qwen3, DeepSeek-R1, SmolLM3), or ``[THINK]`` ... ``[/THINK]``
-  (Magistral, Ministral). The prompt may already end with ``<think>``; then the completion begins inside the reasoning.
+* ``<think>`` ... ``</think>`` before the response (Qwen3, DeepSeek-R1, SmolLM3), or another pair of markers (see
+  :data:`THINK_MARKERS`). The prompt may already end with the first marker; then the completion begins inside the
+  reasoning.
 * Harmony (GPT-OSS, https://cookbook.openai.com/articles/openai-harmony). A completion is several messages, each with a
-  header that names its channel. The channel ``final`` is the response; all other messages are not for the user.
+  header that names its channel. The channel ``final`` is the response, and so is a message of the channel
+  ``commentary`` without a recipient: a preamble to function calls. All other messages are not for the user.
 
 A splitter is fed the text of a completion in chunks of any size. It buffers text that may begin a marker, so no output
 contains part of a marker, and the result does not depend on how the text was split into chunks.
@@ -13,14 +15,21 @@ contains part of a marker, and the result does not depend on how the text was sp
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from .json_extent import JsonExtent
 
 #: Variables of chat templates that turn thinking on and off (Qwen3 and SmolLM3; DeepSeek V3.1 and Granite).
 SWITCHES = ("enable_thinking", "thinking")
+#: Markers before and after the reasoning. The first pair of which the chat template contains a marker is the model's.
+THINK_MARKERS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"),
+                 ("<reasoning>", "</reasoning>"), ("<thought>", "</thought>"),
+                 ("<|START_THINKING|>", "<|END_THINKING|>"),
+                 ("Here is my thought process:", "Here is my response:"))
+THINK_ENDS = tuple(close for _, close in THINK_MARKERS)
 _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 #: Markers that end a Harmony message. Those that also end the completion appear in the text only if the tokenizer
 #: decodes them.
@@ -51,9 +60,9 @@ def of_template(source: str, prompt: str, calls: bool = False) -> type[Splitter]
     """
     if is_harmony(source):
         return HarmonyCallSplitter if calls else HarmonySplitter
-    for plain, opened in _THINKERS:
-        if plain.open in source or plain.close in source:
-            return opened if prompt.rstrip().endswith(plain.open) else plain
+    for markers in THINK_MARKERS:
+        if any(marker in source for marker in markers):
+            return think_splitter(markers, prompt.rstrip().endswith(markers[0]))
     return None
 
 
@@ -100,7 +109,7 @@ class Splitter:
         raise NotImplementedError
 
 
-def split(make: type[Splitter] | None, text: str) -> tuple[str | None, str]:
+def split(make: Callable[[], Splitter] | None, text: str) -> tuple[str | None, str]:
     """Split a complete completion into (reasoning, response). The reasoning is None if there is none."""
     if make is None:
         return None, text
@@ -117,20 +126,37 @@ def _partial_marker(text: str, markers: Sequence[str]) -> int:
     return 0
 
 
+class CallTrial(Protocol):
+    """Checks whether a text that begins with a marker of function calls begins with a call."""
+
+    def begins_with_call(self, text: str, last: bool = False) -> bool | None:
+        """Feed a chunk. Returns None if more text is needed. ``last``: the text ends with this chunk."""
+
+
 class ThinkSplitter(Splitter):
     """Splits completions that consist of ``<think>``, reasoning, ``</think>`` and the response. A completion that does
     not begin with ``<think>`` has no reasoning. Empty lines around the reasoning belong to the format and are dropped.
 
+    A function call ends the reasoning, because models call functions without ``</think>`` before the call.
+
     Attributes:
         open, close: the markers around the reasoning.
+
+    Args:
+        call_markers: markers of function calls; empty if the request has no tools.
+        make_trial: returns a new trial of a text that begins with one of them.
     """
 
-    open, close = "<think>", "</think>"
+    open, close = THINK_MARKERS[0]
 
-    def __init__(self) -> None:
+    def __init__(self, call_markers: tuple[str, ...] = (), make_trial: Callable[[], CallTrial] | None = None) -> None:
+        self._call_markers, self._make_trial = call_markers, make_trial
+        self._ends = re.compile("|".join(map(re.escape, (self.close, *call_markers))))
         self._state = "opening"
         self._text = ""
         self._emitted = False
+        self._trial: CallTrial | None = None  # tries the marker after the newlines of the text
+        self._tried = 0  # characters of the text that the trial has
 
     def feed(self, text: str, last: bool = False) -> tuple[str, str]:
         self._text += text
@@ -155,19 +181,42 @@ class ThinkSplitter(Splitter):
             self._state = "thoughts" if self.inside else "response"
 
     def _think(self, last: bool) -> str:
-        if not self._emitted:
-            self._text = self._text.lstrip("\n")
-        found, marker, rest = self._text.partition(self.close)
-        if marker:
-            self._state, self._text = "gap", rest
-            found = found.rstrip("\n")
-        else:
-            keep = 0 if last else _partial_marker(found, (self.close,))
-            found = found[:len(found) - keep]
-            found = found.rstrip("\n")  # keep newlines back: they are dropped if </think> follows
-            self._text = "" if last else self._text[len(found):]
-        self._emitted = self._emitted or bool(found)
-        return found
+        thoughts = ""
+        while self._state == "thoughts":
+            if not self._emitted and self._trial is None:
+                self._text = self._text.lstrip("\n")
+            begin = 0  # markers are searched from here
+            if self._trial is not None:
+                is_call = self._trial.begins_with_call(self._text[self._tried:], last)
+                self._tried = len(self._text)
+                if is_call:
+                    self._state, self._text = "response", self._text.lstrip("\n")
+                    break
+                if is_call is None and not last:
+                    break
+                self._trial, begin = None, 1 + len(self._text) - len(self._text.lstrip("\n"))
+                if is_call is None:  # no call follows: the text of an unfinished call contains none
+                    self._ends = re.compile(re.escape(self.close))
+            found = self._ends.search(self._text, begin)
+            if found is not None:
+                kept = self._text[:found.start()].rstrip("\n")
+                rest = self._text[found.end():]
+                if found[0] == self.close:
+                    self._state = "gap"
+                else:
+                    assert self._make_trial is not None
+                    rest = self._text[len(kept):]
+                    self._trial, self._tried = self._make_trial(), found.start() - len(kept)
+            else:
+                size = 0 if last else _partial_marker(self._text[begin:], (self.close, *self._call_markers))
+                # newlines are kept back: they are dropped if the reasoning ends after them
+                kept = self._text[:len(self._text) - size].rstrip("\n")
+                rest = "" if last else self._text[len(kept):]
+            thoughts, self._text = thoughts + kept, rest
+            self._emitted = self._emitted or bool(kept)
+            if found is None:
+                break
+        return thoughts
 
 
 class OpenedThinkSplitter(ThinkSplitter):
@@ -176,20 +225,12 @@ class OpenedThinkSplitter(ThinkSplitter):
     inside = True
 
 
-class BracketThinkSplitter(ThinkSplitter):
-    """Splits completions with ``[THINK]`` and ``[/THINK]``."""
-
-    open, close = "[THINK]", "[/THINK]"
-
-
-class OpenedBracketThinkSplitter(BracketThinkSplitter):
-    """Splits completions whose prompt ends with ``[THINK]``."""
-
-    inside = True
-
-
-_THINKERS: tuple[tuple[type[ThinkSplitter], type[ThinkSplitter]], ...] = (
-    (ThinkSplitter, OpenedThinkSplitter), (BracketThinkSplitter, OpenedBracketThinkSplitter))
+@functools.lru_cache(maxsize=2 * len(THINK_MARKERS))
+def think_splitter(markers: tuple[str, str], inside: bool) -> type[ThinkSplitter]:
+    """Return the class that splits at these markers. ``inside``: the prompt ends with the first of them."""
+    kind = OpenedThinkSplitter if inside else ThinkSplitter
+    return kind if markers == THINK_MARKERS[0] else type(kind.__name__, (kind,), {
+        "open": markers[0], "close": markers[1]})
 
 
 class HarmonySplitter(Splitter):
@@ -231,7 +272,7 @@ class HarmonySplitter(Splitter):
     def _classify(self, head: str) -> None:
         """Assign the message with this header to the reasoning or the response."""
         name = _CHANNEL_NAME.search(head)
-        self._open((name is None or name[1] == "final") and " to=" not in head)
+        self._open((name is None or name[1] in ("final", "commentary")) and " to=" not in head)
 
     def _may_begin_header(self, head: str, whole: bool, last: bool) -> bool:
         """Return True if the start of the completion is a header, or may become one."""

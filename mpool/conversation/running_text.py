@@ -14,10 +14,12 @@ class MaskReuse:
     Args:
         markers, prefixes: as in :class:`mpool.conversation.tool_grammar.Grammar`; ``markers`` are encoded as UTF-8.
         bytes_of: function that returns the bytes of a token.
+        call_markers: number of markers, from the first on, after which no mask is reused: calls may follow.
     """
 
-    def __init__(self, markers: tuple[bytes, ...], prefixes: tuple[str, ...], bytes_of: Callable[[int], bytes]) -> None:
-        self._markers, self._bytes_of = markers, bytes_of
+    def __init__(self, markers: tuple[bytes, ...], prefixes: tuple[str, ...], bytes_of: Callable[[int], bytes],
+                 call_markers: int = 1) -> None:
+        self._markers, self._bytes_of, self._call_markers = markers, bytes_of, call_markers
         self._prefixes = tuple(prefix.encode() for prefix in prefixes)
         #: Bytes of the text to keep: all but the last of a marker, or of a UTF-8 character, may already be there.
         self._keep = max(max(map(len, markers), default=1) - 1, 3)
@@ -47,7 +49,7 @@ class MaskReuse:
             self._in_text = True
         found = next((at for at, marker in enumerate(self._markers) if marker in text), None)
         if found is not None:
-            self._in_calls = found == 0
+            self._in_calls = found < self._call_markers
             self._tail, self._in_text, self._mask = b"", False, None
             return None
         self._tail = text[-self._keep:]

@@ -131,7 +131,7 @@ def _needed(schema: Any, at: str, part: Mapping[str, Any]) -> list[tuple[str, li
     """Return the requirements of a part: keyword, and pointer and content of the parts of which a value matches one."""
     needed: list[tuple[str, list[tuple[str, Any]]]] = []
     reference = part.get("$ref")
-    if isinstance(reference, str) and (target := _target(schema, reference)) is not None:
+    if isinstance(reference, str) and (target := target_of(schema, reference)) is not None:
         needed.append(("$ref", [target]))
     for keyword in ("allOf", "anyOf", "oneOf"):
         options = part.get(keyword)
@@ -163,7 +163,7 @@ def _pointer(at: str, steps: Iterable[str]) -> str:
     return at[:_POINTER]
 
 
-def _target(schema: Any, reference: str) -> tuple[str, Any] | None:
+def target_of(schema: Any, reference: str) -> tuple[str, Any] | None:
     """Return the normalised pointer and the part that ``reference`` names; None: not in this document."""
     if reference in ("#", "#/"):
         return "#", schema
@@ -197,4 +197,4 @@ def _cycle(schema: _Part) -> tuple[str, list[str]]:
     return "$ref" if "$ref" in keywords else keywords[0], shown
 
 
-__all__ = ["check"]
+__all__ = ["check", "target_of"]

@@ -8,28 +8,38 @@ function, stays text.
 If a grammar constrains the completion to the tool-call format (``constrained``), the arguments of a call are emitted
 while they are generated. Otherwise a call is emitted once it is complete.
 
-Small models may repeat the same call endlessly. A call that repeats an earlier one of the completion (same function,
-same arguments), and a call beyond :data:`~mpool.conversation.tool_grammar.MAX_CALLS`, end the completion: they and all
-further text are dropped. Arguments are held back while they equal the start of an earlier call's. A repeated call that
-differs in white space is kept, because its parts were emitted before its end.
+Small models may repeat the same call endlessly. A completion ends after
+:data:`~mpool.conversation.tool_grammar.MAX_CALLS` calls, and after
+:data:`~mpool.conversation.tool_grammar.MAX_REPEATS` calls in a row with the same function and equal arguments. All
+further text is dropped; no call before it is.
+
+Models leave out markers, or write those of another version of their format (``ToolFormat.openings``). The parser
+accepts a call without its section, its end markers, or the brackets of its list; several calls between two markers; and
+a list of calls where the format has none.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .json_extent import JsonExtent
+from .reasoning import THINK_ENDS
 from .tool_formats import ToolFormat
-from .tool_grammar import MARKERLESS_PREFIXES, MAX_CALLS, OPTIONAL_MARKER_PREFIXES, is_text, may_be_null
+from .tool_grammar import MARKERLESS_PREFIXES, MAX_CALLS, MAX_REPEATS, OPTIONAL_MARKER_PREFIXES
+from .tool_values import properties_of, value_of
 
 _PYTHON_TAG = "<|python_tag|>"
 _SPACE = re.compile(r"\s*")
 _NAME = r"[^\s<>\[\]{}\"'`]{1,64}"
-_HEAD = re.compile(rf'\{{\s*"name"\s*:\s*"({_NAME})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
+_HEAD = re.compile(rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"({_NAME})"\s*,\s*'
+                   r'"(?:arguments|parameters)"\s*:\s*(?=\{)')
+#: An opening that is a tag: the tag that ends it replaces the end marker of the format.
+_TAG = re.compile(r"<(\w+)>")
 _PLAIN = re.compile(rf"\s*(?P<name>{_NAME})\s*(\[CALL_ID\]\s*(?P<id>\w{{1,64}})\s*)?")
 _NUMBERED = re.compile(rf"\s*(?P<id>(?P<name>{_NAME}?):\d{{1,6}})\s*")
 #: Maximum number of characters from the start of a function's name to the start of its arguments.
@@ -53,6 +63,11 @@ class ParsedCall(NamedTuple):
     name: str
     raw: str
     complete: bool
+
+
+#: Limit that ended a completion: :data:`~mpool.conversation.tool_grammar.MAX_CALLS` calls, or
+#: :data:`~mpool.conversation.tool_grammar.MAX_REPEATS` equal ones in a row.
+Limit = Literal["max_tool_calls", "repeated_tool_calls"]
 
 
 class _NeedMoreText(Exception):
@@ -84,6 +99,9 @@ class ToolCallParser:
         self._text = ""  # text that is not emitted yet; for a call that may turn out to be text, all of it
         self._gap = ""  # white space before it
         self._unmarked = False  # inside calls without markers, in a format that has markers
+        self._listed = False  # inside a list of calls
+        self._in_object = False  # the arguments that are emitted are part of a call object
+        self._close = format.close  # text after each of the current calls
         self._last: bool  # the completion ends with the chunk of this call of feed()
         self._out: list[str] = []
         self._deltas: list[CallDelta] = []
@@ -91,9 +109,10 @@ class ToolCallParser:
         self._complete = True  # the last call is complete
         self._text_since_call = self._any_text = False
         self._extent: JsonExtent | None = None
-        self._held: list[CallDelta] = []  # parts of a call that may repeat an earlier one
-        self._distinct = -1  # number of the last call known to differ from all earlier ones
-        self._kept: int | None = None  # number of calls before the one that ended the completion
+        #: Limit that ended the completion; None: it has not been reached.
+        self.limit: Limit | None = None
+        self._counted = self._run = 0  # calls compared so far; length of the run of equal ones that the last belongs to
+        self._last_call: tuple[str, str] | None = None  # name of the last call, and its arguments in a canonical form
         self._value = self._scanned = 0  # start of an unfinished value between tags; end of its scanned part
 
     def feed(self, text: str, last: bool = False) -> tuple[str, list[CallDelta]]:
@@ -117,49 +136,52 @@ class ToolCallParser:
                     self._give_up()
             except _Mismatch:
                 self._treat_as_text()
-            calls += self._without_repeats()
-        if last and not self.ended:
-            calls += self._held
+            calls += self._deltas
+            self._deltas = []
+            self._count()
         return "".join(self._out), calls
 
     @property
     def ended(self) -> bool:
-        """True once a call repeated an earlier one, or exceeded the maximum number of calls."""
-        return self._kept is not None
+        """True once the completion reached a limit of calls."""
+        return self.limit is not None
 
-    def _without_repeats(self) -> list[CallDelta]:
-        """Take the new parts of calls, except those that may belong to a repeated call."""
-        found: list[CallDelta] = []
-        new, self._deltas = self._deltas, []
-        for delta in new:
-            number, name = delta.number, self._found[delta.number][1]
-            if number >= MAX_CALLS:
-                self._kept = number
-                return found
-            self._held.append(delta)
-            complete = self._complete or number + 1 < len(self._found)
-            if complete or number > self._distinct:
-                earlier = ["".join(parts) for _, other, parts in self._found[:number] if other == name]
-                raw = "".join(self._found[number][2]) if earlier else ""
-                if not complete:
-                    if any(one.startswith(raw) for one in earlier):
-                        continue
-                elif number > self._distinct and raw in earlier:
-                    self._kept = number
-                    return found
-                elif any(_same_value(raw, one) for one in earlier):  # other white space, so it was emitted already
-                    self._kept = number + 1
-                    return found + self._held
-            self._distinct = number
-            found += self._held
-            self._held = []
-        return found
+    @property
+    def reached(self) -> str:
+        """The limit that ended the completion, for messages."""
+        return f"{MAX_CALLS} tool calls" if self.limit == "max_tool_calls" else \
+            f"{MAX_REPEATS} equal tool calls of {self._found[-1][1]} in a row"
+
+    def begins_with_call(self, text: str, last: bool = False) -> bool | None:
+        """Feed a chunk of a text that begins with a marker. Returns True if the text begins with a call, False if it
+        does not, and None if more of it is needed. Ends the use of this parser for other purposes."""
+        if not self._text:
+            self._step = self._opening
+        self._text += text
+        self._last, self._out, self._deltas = last, [], []
+        try:
+            self._step()
+        except _NeedMoreText:
+            return None
+        except _Mismatch:
+            return False
+        return bool(self._found)
+
+    def _count(self) -> None:
+        """Compare the calls that are complete with the ones before them, and end the completion at a limit."""
+        while self._counted < len(self._found) - (not self._complete):
+            _, name, parts = self._found[self._counted]
+            call = name, _canonical("".join(parts))
+            self._run = self._run + 1 if call == self._last_call else 1
+            self._counted, self._last_call = self._counted + 1, call
+            if self._run == MAX_REPEATS or self._counted == MAX_CALLS:
+                self.limit = "repeated_tool_calls" if self._run == MAX_REPEATS else "max_tool_calls"
 
     @property
     def calls(self) -> tuple[ParsedCall, ...]:
         """The calls parsed so far; the last one may be incomplete."""
         return tuple(ParsedCall(id, name, "".join(parts), self._complete or at + 1 < len(self._found))
-                     for at, (id, name, parts) in enumerate(self._found[:self._kept]))
+                     for at, (id, name, parts) in enumerate(self._found))
 
     # ---- text --------------------------------------------------------------------------------------------------------
 
@@ -172,11 +194,11 @@ class ToolCallParser:
 
     def _beginning(self) -> bool:
         """Parse the first marker; if the completion begins otherwise, all of it is text."""
-        text, marker = self._text.lstrip(), self._format.marker
-        if text.startswith(marker):
+        text, markers = self._text.lstrip(), self._format.markers
+        if text.startswith(markers):
             self._text = text
             return self._to(self._opening)
-        if not self._last and marker.startswith(text):
+        if not self._last and any(marker.startswith(text) for marker in markers):
             raise _NeedMoreText
         return self._to(self._only_text)
 
@@ -205,34 +227,53 @@ class ToolCallParser:
         if self._text.startswith("json", at):
             at += 4
         self._unmarked = True
-        return self._call(at)
+        return self._body(at)
 
     def _next_unmarked(self) -> bool:
-        """Parse another call without markers, or the end of the code fence."""
+        """Parse another call without markers, which a semicolon may precede, or the end of the code fence."""
         at = _SPACE.match(self._text).end()  # type: ignore[union-attr]
-        if self._text.startswith("{", at):
-            return self._call(at)
+        if self._text.startswith(";", at):
+            at = _SPACE.match(self._text, at + 1).end()  # type: ignore[union-attr]
+        tag = self._text[at:at + len(_PYTHON_TAG)]
+        if not tag:
+            raise _NeedMoreText
+        if tag[0] == "{" or self._format.markerless and _PYTHON_TAG.startswith(tag):
+            return self._body(at)
+        if self._format.markerless:
+            raise _Mismatch
         at = self._expect(at, "```")
         self._unmarked = False
         return self._to(self._reading, at)
 
     def _reading(self) -> bool:
         """Emit text up to the next marker."""
-        marker, text = self._format.marker, self._text
-        at = text.find(marker) if marker else -1
-        if at >= 0:
-            before = text[:at].rstrip()
+        if self._found and not self._text_since_call:
+            self._skip_think_end()
+        text, markers = self._text, self._format.markers
+        found = _any_of(markers).search(text)
+        if found is not None:
+            before = text[:found.start()].rstrip()
             self._emit(before)
-            self._gap, self._text = text[len(before):at], text[at:]
+            self._gap, self._text = text[len(before):found.start()], text[found.start():]
             return self._to(self._opening)
         end = len(text)
         if not self._last:
-            end -= next((size for size in range(min(len(marker) - 1, end), 0, -1)
-                         if marker.startswith(text[-size:])), 0)
+            longest = max(map(len, markers), default=1) - 1
+            end -= next((size for size in range(min(longest, end), 0, -1)
+                         if any(marker.startswith(text[-size:]) for marker in markers)), 0)
             end = len(text[:end].rstrip())
         self._emit(text[:end])
         self._text = text[end:]
         return False
+
+    def _skip_think_end(self) -> None:
+        """Drop the end marker of reasoning that follows calls: the calls ended the reasoning."""
+        text = self._text.lstrip()
+        for marker in THINK_ENDS:
+            if text.startswith(marker):
+                self._text = text[len(marker):]
+            elif text and not self._last and marker.startswith(text):
+                raise _NeedMoreText
 
     def _to(self, step: Callable[[], bool], start: int = 0) -> bool:
         """Continue with ``step`` at index ``start`` of the buffered text."""
@@ -242,16 +283,18 @@ class ToolCallParser:
     def _treat_as_text(self) -> None:
         """Treat the text that was parsed as a call as plain text."""
         if self._step == self._opening:
-            size = len(self._format.marker)
+            found = _any_of(self._format.markers).match(self._text)
+            size = 0 if found is None else found.end()
             self._emit(self._gap + self._text[:size])
             self._text = self._text[size:]
-        self._unmarked = False
+        self._unmarked = self._listed = False
         self._to(self._reading)
 
     def _give_up(self) -> None:
         """Handle the end of the completion inside a call: the begun call is text, or an incomplete call."""
-        if not self._constrained and self._step in (self._opening, self._next, self._beginning, self._markerless,
-                                                    self._first_unmarked, self._next_unmarked):
+        if not self._constrained and self._step in (
+                self._opening, self._reading, self._next, self._again, self._beginning, self._markerless,
+                self._first_unmarked, self._next_unmarked):
             self._emit(self._gap + self._text if self._step == self._opening else self._text)
         self._text = ""
 
@@ -268,49 +311,77 @@ class ToolCallParser:
             at += len(word)
         return at
 
+    def _skip(self, at: int, words: str) -> int:
+        """Return the index after these words, each of which may be missing."""
+        for word in words.replace("```", "``` ").split():
+            start = _SPACE.match(self._text, at).end()  # type: ignore[union-attr]
+            if self._text.startswith(word, start):
+                at = start + len(word)
+            elif not self._last and word.startswith(self._text[start:]):
+                raise _NeedMoreText
+        return at
+
     def _opening(self) -> bool:
         """Parse the text before the first call, and the start of the call."""
-        at = self._expect(0, self._format.section) if self._format.section else 0
-        return self._call(self._expect(at, "[") if self._format.listed else at)
+        format, text = self._format, self._text
+        for opening in (format.section or format.open, *format.openings):
+            try:
+                at = self._expect(0, opening)
+            except _Mismatch:
+                continue
+            tag = _TAG.fullmatch(opening.strip())
+            self._close = format.close if tag is None or not format.openings else f"</{tag[1]}>"
+            if opening == format.section:
+                at = self._skip(at, format.open)
+            self._listed = text[:at].endswith("[")
+            if format.body != "xml" and not self._listed:
+                at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+                self._listed = text[at:at + 1] == "["
+                at += self._listed
+            return self._body(at)
+        raise _Mismatch
 
     def _next(self) -> bool:
         """Parse another call, or the end of the calls."""
         format, text = self._format, self._text
         at = _SPACE.match(text).end()  # type: ignore[union-attr]
-        if format.listed:
-            if text[at:at + 1] == "]":
-                return self._to(self._ending, at + 1)
-            return self._call(self._expect(at, ","))
-        if text.startswith(format.end, at):
+        if self._listed and text[at:at + 1] == "]":
+            return self._to(self._ending, at + 1)
+        if format.end and text.startswith(format.end, at):
             return self._to(self._ending, at)
-        if format.end.startswith(text[at:]) and not self._last:
+        if format.end and format.end.startswith(text[at:]) and not self._last:
             raise _NeedMoreText
-        return self._call(at)
+        if self._listed:
+            return self._body(at if text.startswith("{", at) else self._expect(at, ","))
+        return self._body(self._expect(at, format.open))
 
     def _ending(self) -> bool:
-        try:
-            at = self._expect(0, self._format.end)
-        except _Mismatch:
-            at = 0
+        at = self._skip(0, self._format.end or self._close)
+        self._listed = False
         return self._to(self._reading, at)
 
-    def _call(self, at: int) -> bool:
-        """Parse a call from its start. All of it stays in the buffer until it is certain to be a call."""
+    def _again(self) -> bool:
+        """Parse another call between the same two markers."""
+        return self._body(0)
+
+    def _body(self, at: int) -> bool:
+        """Parse a call after its marker. All of it stays in the buffer until it is certain to be a call."""
         format = self._format
-        if not self._unmarked:
-            at = self._expect(at, format.open)
-        if format.markerless and self._text[at:].lstrip().startswith(_PYTHON_TAG):
+        if format.markerless and self._text[at:].lstrip().startswith("<"):
             at = self._expect(at, _PYTHON_TAG)
-        if format.body == "json":
+        if format.body == "json" or format.body == "marked" and self._text[at:].lstrip().startswith("{"):
             at = self._expect(at, "{") - 1
             head = _HEAD.match(self._text, at) if self._constrained else None
             if head is not None:
-                return self._add_streamed(head[1], None, head.end())
+                return self._add_streamed(head[1], None, head.end(), True)
             end = self._end(at)
             found = self._loads(at, end)
+            inner = found.get("function")  # an object of OpenAI's API
+            if isinstance(inner, dict) and "arguments" in inner:
+                found = inner
             name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
             return self._add_whole(name, None, arguments, end)
-        name, id, at = self._named(at, ">" if format.body == "xml" else format.middle.strip())
+        name, id, at = self._named(at)
         if format.body == "xml":
             arguments, end = self._tagged(name, at)
             return self._add_whole(name, id, arguments, end)
@@ -320,18 +391,21 @@ class ToolCallParser:
         end = self._end(at)
         return self._add_whole(name, id, self._loads(at, end), end)
 
-    def _named(self, at: int, middle: str) -> tuple[str, str | None, int]:
-        """Return the function's name, the call's id if there is one, and the index after ``middle``."""
-        end = self._text.find(middle, at, at + _LONGEST)
+    def _named(self, at: int) -> tuple[str, str | None, int]:
+        """Return the function's name, the call's id if there is one, and the index of the arguments."""
+        format = self._format
+        stop = ">" if format.body == "xml" else "{"
+        end = self._text.find(stop, at, at + _LONGEST)
         if end < 0:
             if len(self._text) >= at + _LONGEST:
                 raise _Mismatch
             raise _NeedMoreText
-        found = (_NUMBERED if self._format.numbered else _PLAIN).fullmatch(self._text, at, end)
+        head = self._text[at:end].strip().removeprefix(format.namespace).removesuffix(format.middle.strip())
+        found = (_NUMBERED if format.numbered else _PLAIN).fullmatch(head)
         if found is None:
             raise _Mismatch
         id = found["id"]
-        return found["name"], f"functions.{id}" if self._format.numbered else id, end + len(middle)
+        return found["name"], f"functions.{id}" if format.numbered else id, end + (stop == ">")
 
     def _end(self, at: int) -> int:
         if self._extent is None:
@@ -351,8 +425,8 @@ class ToolCallParser:
     def _tagged(self, name: str, at: int) -> tuple[dict[str, Any], int]:
         """Parse arguments in tags. Returns them and the index of ``</function>``. A value may contain any text except
         the tag that ends it."""
-        properties = self._functions.get(name, {}).get("properties")
-        properties = properties if isinstance(properties, Mapping) else {}
+        schema = self._functions.get(name, {})
+        properties = properties_of(schema)
         close = "\n</parameter>\n" if self._constrained else "</parameter>"
         found: dict[str, Any] = {}
         while True:
@@ -377,7 +451,9 @@ class ToolCallParser:
                 self._value, self._scanned = start, len(self._text)
                 raise _NeedMoreText
             value = self._text[start:end] if self._constrained else self._text[start:end].removesuffix("\n")
-            found[key], at = _value(value, properties.get(key)), end + len(close)
+            found[key] = value_of(value, properties.schema(key), schema, _strict_json,
+                                      self._constrained)
+            at = end + len(close)
 
     def _add_whole(self, name: Any, id: str | None, arguments: Any, end: int) -> bool:
         """Add a complete call."""
@@ -392,10 +468,10 @@ class ToolCallParser:
         self._add(name, id, _unicode(json.dumps(arguments, ensure_ascii=False)))
         return self._to(self._closing, end)
 
-    def _add_streamed(self, name: str, id: str | None, at: int) -> bool:
-        """Add a call whose arguments are emitted while they are generated."""
+    def _add_streamed(self, name: str, id: str | None, at: int, in_object: bool = False) -> bool:
+        """Add a call whose arguments are emitted while they are generated. ``in_object``: as part of a call object."""
         self._add(name, id, "")
-        self._complete = False
+        self._complete, self._in_object = False, in_object
         self._to(self._arguments, at)
         self._extent = JsonExtent(0)
         return True
@@ -422,7 +498,7 @@ class ToolCallParser:
             self._text = ""
             return False
         self._complete = True
-        return self._to(self._brace if self._format.body == "json" else self._closing, end)
+        return self._to(self._brace if self._in_object else self._closing, end)
 
     def _brace(self) -> bool:
         """Parse the closing brace of a call object whose arguments were emitted."""
@@ -430,13 +506,22 @@ class ToolCallParser:
 
     def _closing(self) -> bool:
         """Parse the end of a call, which the model may omit."""
-        if self._unmarked:
+        if self._unmarked or self._format.markerless:
             return self._to(self._next_unmarked)
-        try:
-            at = self._expect(0, self._format.close)
-        except _Mismatch:
-            at = 0
-        return self._to(self._next if self._format.section else self._reading, at)
+        if self._listed:
+            return self._to(self._next)
+        at = self._skip(0, self._close)
+        if self._format.section:
+            return self._to(self._next, at)
+        if not at and self._format.body == "json" and self._text.lstrip().startswith("{"):
+            return self._to(self._again)
+        return self._to(self._reading, at)
+
+
+@functools.lru_cache(maxsize=64)
+def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a regular expression that finds the first of these texts; it finds nothing if there are none."""
+    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or "(?!)")
 
 
 def _no_constant(name: str) -> Any:
@@ -455,12 +540,12 @@ def _strict_json(text: str, strict: bool = True) -> Any:
     return json.loads(text, strict=strict, parse_constant=_no_constant, parse_float=_finite)
 
 
-def _same_value(raw: str, other: str) -> bool:
-    """Return True if two JSON texts have the same value."""
+def _canonical(raw: str) -> str:
+    """Return JSON text in a form that is equal for equal values, whatever their white space and order of keys."""
     try:
-        return bool(json.loads(raw) == json.loads(other))
+        return json.dumps(json.loads(raw), sort_keys=True)
     except (ValueError, RecursionError):
-        return False
+        return raw
 
 
 def _unicode(text: str) -> str:
@@ -475,13 +560,3 @@ def parse_arguments(raw: str) -> dict[str, Any]:
     if not text.isascii() and _unicode(text) != text:
         found = json.loads(_unicode(text))
     return found
-
-
-def _value(text: str, schema: Any) -> Any:
-    """Return the value of an argument that was written between tags."""
-    if is_text(schema) and not (text == "null" and may_be_null(schema)):
-        return text
-    try:
-        return _strict_json(text)
-    except (ValueError, RecursionError):
-        return text

@@ -46,6 +46,7 @@ class ToolFormat:
             name, ``middle``, and an object with the arguments; ``"xml"``: the function's name, then each argument in
             tags.
         open, close: text before and after each call.
+        namespace: text before each function's name, which models may leave out.
         section, end: text before the first and after the last call. If ``listed``, ``[`` and ``]`` enclose the calls
             between them.
         between: text between two calls.
@@ -56,6 +57,8 @@ class ToolFormat:
         markerless: True if calls have no marker. A completion that begins with a call object is then a call.
         marker_optional: True if calls may lack the marker, because models with little training on the format
             (Qwen2.5-Coder) omit it. A completion that begins with a call object, also in a code fence, is then a call.
+        openings: texts that models write instead of ``prefix``, because they leave out a marker or use that of another
+            version of the format. The first word of each is a marker.
         max_calls: maximum number of calls in a completion; 0: no limit.
     """
 
@@ -63,6 +66,7 @@ class ToolFormat:
     body: Literal["json", "marked", "xml"]
     open: str = ""
     close: str = ""
+    namespace: str = ""
     section: str = ""
     end: str = ""
     between: str = ""
@@ -72,6 +76,7 @@ class ToolFormat:
     numbered: bool = False
     markerless: bool = False
     marker_optional: bool = False
+    openings: tuple[str, ...] = ()
     max_calls: int = 0
 
     @property
@@ -84,11 +89,17 @@ class ToolFormat:
         """Marker that starts the calls in a completion: the first line of ``prefix``. Empty if ``markerless``."""
         return (self.section or self.open).strip().partition("\n")[0]
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers that start calls in a completion, :attr:`marker` first. Empty if ``markerless``."""
+        return tuple(dict.fromkeys(found for found in (self.marker, *(
+            text.partition("\n")[0] for text in self.openings)) if found))
+
     def around_arguments(self, name: str) -> tuple[str, str]:
         """Return the text before and after the arguments of a call, between ``open`` and ``close``."""
         if self.body == "json":
             return f'{{"name": {json.dumps(name)}, "{self.key}": ', "}"
-        return name + ":0" * self.numbered + (">\n" if self.body == "xml" else self.middle), ""
+        return self.namespace + name + ":0" * self.numbered + (">\n" if self.body == "xml" else self.middle), ""
 
     def render(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Return the text of calls (function name, arguments) as a model writes them."""
@@ -108,23 +119,29 @@ def _tag_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-HERMES = ToolFormat("hermes", "json", "<tool_call>\n", "\n</tool_call>", between="\n", marker_optional=True)
-QWEN3_CODER = ToolFormat("qwen3_coder", "xml", "<tool_call>\n<function=", "</function>\n</tool_call>", between="\n")
+HERMES = ToolFormat("hermes", "json", "<tool_call>\n", "\n</tool_call>", between="\n", marker_optional=True,
+                    openings=("<tools>",))
+QWEN3_CODER = ToolFormat("qwen3_coder", "xml", "<tool_call>\n<function=", "</function>\n</tool_call>", between="\n",
+                         openings=("<function=",))
 LLAMA3 = ToolFormat("llama3", "json", key="parameters", markerless=True, max_calls=1)
 MISTRAL = ToolFormat("mistral", "json", section="[TOOL_CALLS]", listed=True, between=", ")
 MISTRAL_SPACED = ToolFormat("mistral_spaced", "json", section="[TOOL_CALLS] ", listed=True, between=", ")
 MISTRAL_MARKED = ToolFormat("mistral_marked", "marked", "[TOOL_CALLS]", middle="[ARGS]")
-PHI4 = ToolFormat("phi4", "json", section="<|tool_call|>", end="<|/tool_call|>", listed=True, between=", ")
-PHI4_SINGLE = ToolFormat("phi4_single", "json", "<|tool_call|>", "<|/tool_call|>")
-GRANITE3 = ToolFormat("granite3", "json", section="<|tool_call|>", listed=True, between=", ")
-DEEPSEEK_V3 = ToolFormat("deepseek_v3", "marked", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-                         "\n```<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "\n",
-                         middle="\n```json\n")
-DEEPSEEK_V31 = ToolFormat("deepseek_v31", "marked", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
-                          "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", middle="<｜tool▁sep｜>")
-KIMI_K2 = ToolFormat("kimi_k2", "marked", "<|tool_call_begin|>functions.", "<|tool_call_end|>",
+PHI4 = ToolFormat("phi4", "json", section="<|tool_call|>", end="<|/tool_call|>", listed=True, between=", ",
+                  openings=("functools[",))
+PHI4_SINGLE = ToolFormat("phi4_single", "json", "<|tool_call|>", "<|/tool_call|>", openings=("functools[",))
+GRANITE3 = ToolFormat("granite3", "json", section="<|tool_call|>", listed=True, between=", ",
+                      openings=("<tool_call>",))
+DEEPSEEK_V3 = ToolFormat("deepseek_v3", "marked", "<｜tool▁call▁begin｜>", "\n```<｜tool▁call▁end｜>",
+                         "function<｜tool▁sep｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "\n",
+                         middle="\n```json\n", openings=("<｜tool▁call▁begin｜>",))
+DEEPSEEK_V31 = ToolFormat("deepseek_v31", "marked", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "",
+                          "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", middle="<｜tool▁sep｜>",
+                          openings=("<｜tool▁call▁begin｜>",))
+KIMI_K2 = ToolFormat("kimi_k2", "marked", "<|tool_call_begin|>", "<|tool_call_end|>", "functions.",
                      "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
-                     middle="<|tool_call_argument_begin|>", numbered=True)
+                     middle="<|tool_call_argument_begin|>", numbered=True,
+                     openings=("<|tool_call_begin|>", "<|tool_call_section_begin|>\n<|tool_call_begin|>"))
 #: The format that :class:`mpool.conversation.reasoning.HarmonyCallSplitter` writes. The grammar
 #: (:mod:`mpool.conversation.tool_grammar`) has the spelling that models use.
 HARMONY = ToolFormat("harmony", "marked", reasoning.CALL_HEADER, "<|call|>", middle="<|message|>", max_calls=1)

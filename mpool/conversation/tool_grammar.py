@@ -2,8 +2,9 @@
 (:mod:`mpool.conversation.tool_formats`).
 
 Text is free up to a marker. After the marker, only calls may follow, up to the end of the completion; the arguments of
-each match the function's JSON schema. If the request also has a ``response_format``, a completion is either calls or
-text of that format, from its first character on.
+each match the function's JSON schema. Reasoning, and text after the marker of another version of the format
+(``ToolFormat.openings``), is free up to the name of the first call. If the request also has a ``response_format``, a
+completion is either calls or text of that format, from its first character on.
 
 The grammars are written for llguidance. Its lexemes are greedy unless they are marked lazy. A lazy lexeme ends all
 other lexemes that began at the same position, so free text cannot extend past a marker.
@@ -16,12 +17,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from . import reasoning
 from .enforced_schemas import ESCAPES, with_parts
 from .tool_formats import HARMONY, Function, ToolFormat
+from .tool_values import listed_values, options_of, properties_of, required_names, required_parts, values_of
 
 
 class Grammar(NamedTuple):
@@ -29,9 +31,10 @@ class Grammar(NamedTuple):
 
     Attributes:
         lark: the grammar, in llguidance's Lark dialect.
-        markers: texts that change which tokens are allowed; calls follow the first of them. While a text contains none
-            of them and ends with no part of one, every position allows the same tokens. None: masks cannot be reused.
+        markers: texts that change which tokens are allowed. While a text contains none of them and ends with no part of
+            one, every position allows the same tokens. None: masks cannot be reused.
         prefixes: starts of completions, without white space, whose masks cannot be reused either.
+        call_markers: number of ``markers``, from the first on, after which calls may follow.
         parts: grammars of single schemas that must be enforceable. They are only compiled, to find errors: the compiled
             ``lark`` is lenient and would ignore unsupported keywords.
     """
@@ -40,6 +43,7 @@ class Grammar(NamedTuple):
     markers: tuple[str, ...] | None
     prefixes: tuple[str, ...]
     parts: tuple[str, ...] = ()
+    call_markers: int = 1
 
 
 class ResponseFormat(NamedTuple):
@@ -49,17 +53,19 @@ class ResponseFormat(NamedTuple):
     source: str
 
 
-#: Maximum number of calls in one completion.
-MAX_CALLS = 32
+#: Maximum number of calls in one completion, and of equal calls in a row.
+MAX_CALLS, MAX_REPEATS = 32, 8
 #: Starts of completions that are calls without a marker, without white space; see the two regular expressions below.
-MARKERLESS_PREFIXES = ('{"name":"', '<|python_tag|>{"name":"')
-OPTIONAL_MARKER_PREFIXES = ('{"name":"', '```{"name":"', '```json{"name":"')
+_OBJECT_PREFIXES = ('{"name":"', '{"type":"function","name":"')
+MARKERLESS_PREFIXES = tuple(start + found for start in ("", "<|python_tag|>") for found in _OBJECT_PREFIXES)
+OPTIONAL_MARKER_PREFIXES = tuple(start + found for start in ("", "```", "```json") for found in _OBJECT_PREFIXES)
 
 
 _FINAL = "<|channel|>final<|message|>"
 #: Start of a completion that is a call, in formats without markers and in formats with optional markers.
-MARKERLESS_START = r'\s*(<\|python_tag\|>)?\s*\{\s*"name"\s*:\s*"'
-OPTIONAL_MARKER_START = r'\s*(```(json)?\s*)?\{\s*"name"\s*:\s*"'
+_NAME_START = r'\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"'
+MARKERLESS_START = r"\s*(<\|python_tag\|>)?\s*" + _NAME_START
+OPTIONAL_MARKER_START = r"\s*(```(json)?\s*)?" + _NAME_START
 #: White space in the JSON of arguments: one space after "," and ":", or none.
 _SPACES = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False,
            "json_allowed_escapes": ESCAPES}
@@ -71,6 +77,8 @@ _OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties"
 #: Keywords that each describe an object's properties. With two of them, the first property is not easily determined.
 _SOURCES = ("properties", "anyOf", "oneOf", "allOf", "$ref")
 _ANY = "/(?s:.*)/"
+#: Maximum number of schemas within each other that :func:`_text` enforces.
+_MAX_TEXT_DEPTH = 8
 #: Maximum number of parts of a schema that :func:`may_have_patterns` examines, which takes less than 1 ms.
 _MAX_EXAMINED = 1000
 
@@ -109,6 +117,7 @@ def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: 
         return Grammar("\n".join(rules), None, ())
     marker = _literal(format.marker)
     constrained = forced or response is not None  # constrain the completion from its first character on
+    opened = "" if constrained else "".join(f" | opened_{at} named" for at in range(len(format.openings)))
     if forced:
         body = "calls"
     elif response is not None:
@@ -118,31 +127,43 @@ def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: 
         rules.append(f"NO_CALL: {_ANY} & ~/{MARKERLESS_START}(?s:.*)/")
     else:
         other = f" & ~/{OPTIONAL_MARKER_START}(?s:.*)/" if format.marker_optional else ""
-        body = "(head rest | TEXT)" if not format.marker_optional else "(head rest | unmarked | TEXT)"
-        rules += ["head[lazy]: HEAD", f"HEAD: ({_ANY} {marker}){other}", f"TEXT: {_ANY}{other}"]
+        body = f"(head rest{opened} | TEXT)" if not format.marker_optional else f"(head rest{opened} | unmarked | TEXT)"
+        rules += ["head[lazy]: HEAD", f"HEAD: ({_ANY} {marker}){other}", f"TEXT: {_ANY}{other}",
+                  *(line for at, opening in enumerate(format.openings)
+                    for line in (f"opened_{at}[lazy]: OPENED_{at}",
+                                 f"OPENED_{at}: /(?s:.*){_opening(format, opening)}/{other}"))]
         if format.marker_optional:
             rules += _unmarked_calls(format, functions, single)
     start, thinks = body, ()  # type: str, tuple[str, ...]
     if splitter is not None and issubclass(splitter, reasoning.ThinkSplitter):
         thinks = splitter.open, splitter.close
-        opening, closing = (escape_slashes(re.escape(mark)) for mark in thinks)
-        rules += [rf"thoughts[lazy]: /(?s:.*){closing}/", r"GAP: /\n{1,2}/"]
+        opens, closes = map(_regex, thinks)
+        rules += [rf"thoughts[lazy]: /(?s:.*){closes}/", r"GAP: /\n{1,2}/"]
         gap = "GAP? " if constrained else ""
+        openings = () if format.markerless else (format.section + format.open, *format.openings)
+        within = [f"within_{at} named" for at in range(len(openings))]
+        rules += [f"within_{at}[lazy]: /(?s:.*){_opening(format, opening)}/" for at, opening in enumerate(openings)]
+        ends = [f"thoughts {gap}{body}", *within, *["UNCLOSED"] * (not constrained)]
+        rules += [f"UNCLOSED: {_ANY}"] * (not constrained)
         if splitter.inside:
-            start = f"thoughts {gap}{body}" + (" | UNCLOSED" if not constrained else "")
-            rules += [f"UNCLOSED: {_ANY}"] * (not constrained)
+            start = " | ".join(ends)
         elif constrained or format.markerless:
-            start = f"think_open thoughts {gap}{body} | {body}"
-            rules.append(rf"think_open[lazy]: /\s*{opening}/")
+            start = f"think_open ({' | '.join(ends)}) | {body}"
+            rules.append(rf"think_open[lazy]: /\s*{opens}/")
         else:
-            start = f"think_open thoughts {body} | plain_head rest | PLAIN" + " | unmarked" * format.marker_optional
-            rules += [rf"think_open[lazy]: /\s*{opening}/", "plain_head[lazy]: PLAIN_HEAD",
-                      rf"PLAIN_HEAD: ({_ANY} {marker}) & ~/\s*{opening}(?s:.*)/{other}",
-                      rf"PLAIN: {_ANY} & ~/\s*{opening}(?s:.*)/{other}"]
+            start = f"think_open ({' | '.join(ends)}) | plain_head rest | PLAIN" + \
+                " | unmarked" * format.marker_optional + opened.replace("opened", "plain_opened")
+            rules += [rf"think_open[lazy]: /\s*{opens}/", "plain_head[lazy]: PLAIN_HEAD",
+                      rf"PLAIN_HEAD: ({_ANY} {marker}) & ~/\s*{opens}(?s:.*)/{other}",
+                      rf"PLAIN: {_ANY} & ~/\s*{opens}(?s:.*)/{other}",
+                      *(line for at, opening in enumerate(format.openings)
+                        for line in (f"plain_opened_{at}[lazy]: PLAIN_OPENED_{at}",
+                                     rf"PLAIN_OPENED_{at}: /(?s:.*){_opening(format, opening)}/ "
+                                     rf"& ~/\s*{opens}(?s:.*)/{other}"))]
     rules[1] = "start: " + start
-    markers = tuple(found for found in (format.marker, *thinks) if found)
+    markers = format.markers + thinks
     prefixes = MARKERLESS_PREFIXES if format.markerless else OPTIONAL_MARKER_PREFIXES if format.marker_optional else ()
-    return Grammar("\n".join(rules), None if constrained else markers, prefixes, tuple(parts))
+    return Grammar("\n".join(rules), None if constrained else markers, prefixes, tuple(parts), len(format.markers))
 
 
 def _response(format: ToolFormat, response: ResponseFormat) -> list[str]:
@@ -232,7 +253,7 @@ def _may_start_with_name(root: Any) -> bool:
         if sum(name in schema for name in _SOURCES) > 1:
             return True
         reference = schema.get("$ref")
-        if options := _options(schema):
+        if options := options_of(schema):
             waiting += options
         elif isinstance(reference, str):
             waiting.append(_referenced(root, reference))
@@ -254,19 +275,13 @@ def _object_may_start_with_name(schema: dict[str, Any]) -> bool:
     properties, required = schema.get("properties"), schema.get("required")
     if schema.get("type") != "object" or not isinstance(properties, dict) or not isinstance(required, list):
         return True
-    names = _names(required)
+    found = required_names(required)
     for name in properties:
         if name == "name":
             return True
-        if name in names:
+        if name in found:
             return False
     return True
-
-
-def _names(required: Iterable[Any]) -> set[str]:
-    """Return the names in ``required`` of a schema as a set: ``required`` and ``properties`` may both be long, so that
-    searching a list would take quadratic time."""
-    return {name for name in required if isinstance(name, str)}
 
 
 def _literal(text: str) -> str:
@@ -279,44 +294,63 @@ def escape_slashes(pattern: str) -> str:
 
 
 def _regex(text: str) -> str:
-    """Escape a text for use in a regular expression between slashes."""
-    return re.sub(r"[^\w\s]", lambda found: "\\" + found[0] if found[0].isascii() else found[0], text) \
+    """Escape a text for use in a regular expression between slashes. ``\\<`` would be the start of a word."""
+    return re.sub(r"[^\w\s<>]", lambda found: "\\" + found[0] if found[0].isascii() else found[0], text) \
         .replace("\n", r"\n")
 
 
 def _calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:
-    """Return the rules ``calls`` and ``rest`` (calls without the first marker), and the rules they use. For Harmony,
-    only the rule ``call``."""
+    """Return the rules ``calls``, ``rest`` (calls without the first marker) and ``named`` (calls from the first name
+    on), and the rules they use. For Harmony, only the rule ``call``."""
     rules: list[str] = []
-    calls = []
+    calls, names = [], []
     for at, function in enumerate(functions):
         before, after = format.around_arguments(function.name)
         if format.body == "xml":
             calls.append(f"{_literal(before)} {_tagged(at, function, rules)}".rstrip())
+            names.append(calls[-1])
             continue
         if format.numbered:
-            head = f"{_literal(function.name + ':')} /[0-9]{{1,3}}/ {_literal(format.middle)}"
+            head = f"{_literal(before.partition(':')[0] + ':')} /[0-9]{{1,3}}/ {_literal(format.middle)}"
         elif format is HARMONY:
             head = f"{_literal(function.name)} MIDDLE"
         elif format.markerless:  # one lexeme with the text that may precede it, else free text would match first
-            head = rf"/(\n{{1,2}}|<\|python_tag\|>)?{_regex(before)}/"
+            typed = r'\{("type": ?"function", ?)?' + _regex(before[1:])
+            head = rf"/(\n{{1,2}}|<\|python_tag\|>)?{typed}/"
         else:
             head = _literal(before)
         calls.append(f"{head} args_{at}" + (f" {_literal(after)}" if after else ""))
+        name = calls[-1] if format.namespace else calls[-1].replace(_literal(before), _literal(
+            before.removeprefix('{"name": "')), 1)
+        names.append(name.replace(_literal(format.namespace)[:-1], '"', 1) if format.namespace else name)
         rules.append(f"args_{at}: %json {json.dumps(_arguments(function))}")
     rules.append("call: " + " | ".join(calls))
     if format is HARMONY:
         return rules
     close = f" {_literal(format.close)}" if format.close else ""
-    tail = f" call{close}"
+    tail = close
     if not single:
         tail += f" ({_literal(format.between + format.open)} call{close}){{0,{MAX_CALLS - 1}}}"
     if format.listed or format.end:
         tail += " " + _literal("]" * format.listed + format.end)
     start, rest = format.prefix, format.prefix[len(format.marker):]
-    rules.append("calls:" + (f" {_literal(start)}" if start else "") + tail)
-    rules.append("rest:" + (f" {_literal(rest)}" if rest else "") + tail)
-    return rules
+    rules.append("calls:" + (f" {_literal(start)}" if start else "") + " call" + tail)
+    rules.append("rest:" + (f" {_literal(rest)}" if rest else "") + " call" + tail)
+    namespace = f"{_literal(format.namespace)}? " if format.namespace else ""
+    return [*rules, f"named_call: {namespace}({' | '.join(names)})", "named: named_call" + tail]
+
+
+def _opening(format: ToolFormat, opening: str) -> str:
+    """Return a regular expression for the text from an opening of calls up to the name of the first call."""
+    blank = r"\s{0,3}"
+    found = blank.join(map(_regex, opening.split()))
+    if format.section and not opening.endswith(format.open):
+        found += blank + _regex(format.open)
+    if format.listed and not opening.endswith("["):
+        found += blank + r"\["
+    if format.body == "json":
+        return found + blank + r'\{' + blank + r'("type": ?"function",\s?)?"name": ?"'
+    return found
 
 
 def _unmarked_calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:
@@ -326,7 +360,8 @@ def _unmarked_calls(format: ToolFormat, functions: Sequence[Function], single: b
     """
     rules, plain, fenced, more = [], [], [], []
     for at, function in enumerate(functions):
-        head = rf'\{{\s{{0,3}}"name": ?{_regex(json.dumps(function.name))},\s{{1,3}}"{format.key}": ?'
+        name = _regex(json.dumps(function.name))
+        head = rf'\{{\s{{0,3}}("type": ?"function",\s{{1,3}})?"name": ?{name},\s{{1,3}}"{format.key}": ?'
         tail = rf"args_{at} CLOSE"
         plain.append(rf"/\s{{0,3}}{head}/ {tail}")
         fenced.append(rf"/\s{{0,3}}```(json)?\n{head}/ {tail}")
@@ -367,50 +402,18 @@ def _object(function: Function) -> dict[str, Any]:
 
 # ---- arguments in tags -----------------------------------------------------------------------------------------------
 
-def is_text(schema: Any) -> bool:
-    """Return True if values of this schema are written verbatim between tags. Other values are written as JSON."""
-    if not isinstance(schema, Mapping):
-        return False
-    kind = schema.get("type")
-    if kind is None:
-        values = _values(schema)
-        options = _options(schema)
-        if options:
-            kept = [option for option in options if not (isinstance(option, Mapping) and option.get("type") == "null")]
-            return bool(kept) and all(is_text(option) for option in kept)
-        return bool(values) and all(isinstance(value, str) for value in values or ())
-    return kind == "string" or isinstance(kind, list) and "string" in kind and set(kind) <= {"string", "null"}
-
-
-def may_be_null(schema: Any) -> bool:
-    """Return True if the schema allows null."""
-    if not isinstance(schema, Mapping):
-        return False
-    kind = schema.get("type")
-    return kind == "null" or isinstance(kind, list) and "null" in kind or \
-        kind is None and any(map(may_be_null, _options(schema)))
-
-
-def _options(schema: Mapping[str, Any]) -> list[Any]:
-    found = schema.get("anyOf") or schema.get("oneOf")
-    return found if isinstance(found, list) else []
-
-
-def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    found = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return found if isinstance(found, list) else None
-
-
 def _tagged(at: int, function: Function, rules: list[str]) -> str:
     """Return the rule for a function's arguments in tags, in the order of the schema; append its rules to ``rules``."""
     schema = function.parameters
-    properties, required = schema.get("properties") or {}, _names(schema.get("required") or ())
+    properties = properties_of(schema)
     found = []
-    for number, (name, value) in enumerate(properties.items()):
+    for number, name in enumerate(properties.schemas):
+        value = properties.schema(name)
         rule = f"value_{at}_{number}"
         end = "\n</parameter>\n"
-        if is_text(value):
-            rules += [f"{rule}[lazy]: TEXT_{at}_{number}", f"TEXT_{at}_{number}: ({_text(value)}) {_literal(end)}"]
+        if values_of(value, schema).is_text:
+            rules += [f"{rule}[lazy]: TEXT_{at}_{number}",
+                      f"TEXT_{at}_{number}: ({_text(value, schema)}) {_literal(end)}"]
             body = rule
         else:
             shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -419,18 +422,25 @@ def _tagged(at: int, function: Function, rules: list[str]) -> str:
             rules.append(f"{rule}: %json {json.dumps(inner)}")
             body = f"{rule} {_literal(end)}"
         one = f"{_literal(f'<parameter={name}>' + chr(10))} {body}"
-        found.append(one if name in required else f"({one})?")
+        found.append(one if name in properties.required else f"({one})?")
     return " ".join(found)
 
 
-def _text(schema: Mapping[str, Any]) -> str:
-    """Return a terminal for texts of a schema. It enforces the values, the length and the pattern."""
+def _text(schema: Any, root: Any, depth: int = 0) -> str:
+    """Return a terminal for texts of a schema. It enforces the values, the length and the pattern, also those behind
+    references. ``root`` is the document of the references; schemas deeper than ``_MAX_TEXT_DEPTH`` allow any text."""
+    if not isinstance(schema, Mapping) or depth > _MAX_TEXT_DEPTH:
+        return _ANY
     parts = []
-    values, options = _values(schema), [option for option in _options(schema) if is_text(option)]
+    values, options = listed_values(schema), [option for option in options_of(schema)
+                                              if values_of(option, root).is_text]
     if values is not None:
         parts.append("(" + " | ".join(_literal(value) for value in values if isinstance(value, str)) + ")")
     if options:
-        parts.append("(" + " | ".join(f"({_text(option)})" for option in options) + ")")
+        parts.append("(" + " | ".join(f"({_text(option, root, depth + 1)})" for option in options) + ")")
+    for part in required_parts(schema, root):
+        text = _text(part, root, depth + 1)
+        parts += [f"({text})"] * (text != _ANY)
     low, high = _whole(schema.get("minLength", 0)), _whole(schema.get("maxLength", ""))
     if low or high != "":
         parts.append(rf"/(?s:.{{{low},{high}}})/")
@@ -438,7 +448,7 @@ def _text(schema: Mapping[str, Any]) -> str:
     if isinstance(pattern, str):
         parts.append(f"/{_search(pattern)}/")
     found = " & ".join(parts) or _ANY
-    return f'({found}) | "null"' if parts and may_be_null(schema) else found
+    return f'({found}) | "null"' if parts and "null" in values_of(schema, root).kinds else found
 
 
 def _whole(value: Any) -> Any:

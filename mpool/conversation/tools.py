@@ -25,7 +25,7 @@ from .tool_templates import tool_support
 if TYPE_CHECKING:
     from ..tokenizers import Tokenizer
     from .grammar import EndOptions, Format
-    from .reasoning import Splitter
+    from .reasoning import Splitter, ThinkSplitter
     from .template import ChatTemplate
     from .tool_grammar import Grammar, ResponseFormat
 
@@ -61,6 +61,10 @@ class Tools:
         """Create the parser of one completion. ``make_id`` returns the id of the call with this number."""
         return ToolCallParser(self.format, {function.name: function.parameters for function in self.functions},
                               self.constrained, make_id, self.calls_or_format)
+
+    def splitter(self, kind: type[ThinkSplitter]) -> ThinkSplitter:
+        """Create a splitter of one completion whose reasoning also ends where a call begins."""
+        return kind(self.format.markers, lambda: self.parser(lambda number: ""))
 
 
 # ---- the caller's options --------------------------------------------------------------------------------------------
@@ -162,6 +166,33 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
     for part in call_grammar.parts:
         _compile(call_grammar._replace(lark=part), tools, tokenizer, key, sampling)
     return _compile(call_grammar, tools, tokenizer, key, sampling, is_json, model)
+
+
+class _FreeMatcher:
+    """Stands in for llguidance's matcher: allows every token."""
+
+    def __init__(self, mask: bytes) -> None:
+        self._mask = mask
+
+    def deep_copy(self) -> _FreeMatcher:
+        return self
+
+    def consume_tokens(self, ids: list[int]) -> bool:
+        return True
+
+    def compute_bitmask(self) -> bytes:
+        return self._mask
+
+    def is_error(self) -> bool:
+        return False
+
+
+def free_format(tokenizer: Tokenizer) -> Format:
+    """Return a format that allows every text. Its masks end a completion at the limits of calls, without llguidance."""
+    size = tokenizer.vocab_size
+    mask = ((1 << size) - 1).to_bytes(-(-size // 32) * 4, "little")
+    matcher: Any = _FreeMatcher(mask)
+    return grammar.Format(mask, matcher, False, None, param="tools")
 
 
 def _enforceable(functions: Sequence[Function]) -> list[Function]:
@@ -311,4 +342,5 @@ def parsed_calls(parser: ToolCallParser) -> tuple[ToolCall, ...]:
                  for call in parser.calls)
 
 
-__all__ = ["Tools", "check_calls", "complete_results", "constrain", "make_call_id", "parsed_calls", "pop_tools"]
+__all__ = ["Tools", "check_calls", "complete_results", "constrain", "free_format", "make_call_id", "parsed_calls",
+           "pop_tools"]

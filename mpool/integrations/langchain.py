@@ -11,7 +11,7 @@ from .._functions import pool_of
 from ..checks import refuse, unknown_option
 from ..resources import importing
 from . import _requests as requests
-from ._logprobs import logprobs_of
+from ._choices import call_limit, logprobs_of
 
 with importing("langchain"):
     from langchain_core.embeddings import Embeddings
@@ -249,7 +249,7 @@ def _message(completion: Completion, choice: Choice) -> AIMessage:
         content=choice.text, additional_kwargs=_reasoning(choice.reasoning), tool_calls=calls,
         invalid_tool_calls=truncated,
         response_metadata={"finish_reason": choice.finish_reason, "model_name": completion.model,
-                           "model_provider": "mpool", "seed": completion.seed},
+                           "model_provider": "mpool", "seed": completion.seed, **call_limit(choice)},
         # the usage covers all choices: only the first one reports it
         usage_metadata=_usage(completion.usage) if choice.index == 0 else None)
 

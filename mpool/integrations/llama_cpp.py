@@ -18,7 +18,7 @@ from .._functions import pool_of
 from ..checks import integer, missing_attribute, refuse
 from ..errors import InvalidArgument, Unsupported
 from ..model import Model
-from ._logprobs import logprobs_of
+from ._choices import call_limit, logprobs_of
 
 if TYPE_CHECKING:
     from ..results import Chunk, Completion, TokenLogprob, Usage
@@ -261,13 +261,15 @@ class Llama:
             return self._chat_parts(head, self._model.chat(messages, stream=True, **options))
         done = self._model.chat(messages, **options)
         choice = {"index": 0, "message": _message(done), "logprobs": logprobs_of(done.logprobs),
-                  "finish_reason": done.finish_reason}
+                  "finish_reason": done.finish_reason, **call_limit(done)}
         return {**head, "choices": [choice], "usage": _usage(done.usage)}
 
     @staticmethod
     def _chat_parts(head: dict[str, Any], chunks: Any) -> Iterator[dict[str, Any]]:
-        def part(delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
-            return {**head, "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]}
+        def part(delta: dict[str, Any], logprobs: Any = None, reason: str | None = None,
+                 **more: Any) -> dict[str, Any]:
+            return {**head, "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason,
+                                         **more}]}
 
         with chunks:
             yield part({"role": "assistant"})
@@ -276,7 +278,7 @@ class Llama:
                 if delta or chunk.logprobs:
                     yield part(delta, logprobs_of(chunk.logprobs))
                 if chunk.finish_reason:
-                    yield part({}, None, chunk.finish_reason)
+                    yield part({}, None, chunk.finish_reason, **call_limit(chunk))
 
     def _sampling(self, max_tokens: int | None, temperature: float, top_p: float, min_p: float, top_k: int,
                   frequency_penalty: float, presence_penalty: float, repeat_penalty: float,

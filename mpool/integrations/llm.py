@@ -31,6 +31,7 @@ from ..checks import refuse
 from ..errors import InvalidArgument, MpoolError
 from ..pool import Pool
 from ..tasks.sampling import TABLE
+from ._choices import call_limit
 
 if TYPE_CHECKING:
     from ..results import Chunk, Completion
@@ -263,7 +264,8 @@ def _set_metadata(response: Any, completion: Completion) -> None:
         if call.arguments is not None:
             response.add_tool_call(llm.ToolCall(tool_call_id=call.id, name=call.name, arguments=call.arguments))
     response.set_usage(input=usage.prompt_tokens, output=usage.completion_tokens, details=details)
-    response.response_json = {"finish_reason": completion.finish_reason, "seed": completion.seed}
+    response.response_json = {"finish_reason": completion.finish_reason, "seed": completion.seed,
+                              **call_limit(completion)}
 
 
 def _messages(message: Message) -> Iterator[dict[str, Any]]:

@@ -343,8 +343,9 @@ def _final_fields(context: Context, name: str, done: Completion, cold: bool) -> 
         cold: True if the model was not in memory, so that the queue time of the request was the load time.
     """
     timings, usage = done.timings, done.usage
+    limited = done.finish_reason == "tool_calls" and done.stop is not None  # ended by a limit of tool calls
     return {"model": name, "created_at": now(), "done": True,
-            "done_reason": "length" if done.finish_reason == "length" else "stop",
+            "done_reason": "length" if done.finish_reason == "length" or limited else "stop",
             "total_duration": nanoseconds(time.monotonic() - context.started),
             "load_duration": nanoseconds(timings.queued if cold else 0), "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": nanoseconds(timings.prompt), "eval_count": usage.completion_tokens,

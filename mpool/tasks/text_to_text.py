@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from ..results import (
     TopLogprob,
     Usage,
 )
+from ..runtime.logs import log
 from . import sampling
 from .options import PLAIN
 from .sampling import Sampling
@@ -111,9 +112,9 @@ class Request:
             self.entry.pool._name_idle(error, self.core_key)
             raise
         if self.format is not None:
-            repeats = self.tools is not None and not self.tools.single and self.format.first is not None
+            limited = self.tools is not None and not self.tools.single and self.format.first is not None
             try:
-                self.format.compute_masks(ticket, s.n, self.entry.key, _RepeatedCalls(self) if repeats else None)
+                self.format.compute_masks(ticket, s.n, self.entry.key, _CallLimits(self) if limited else None)
             except BaseException:
                 ticket.cancel()
                 raise
@@ -133,6 +134,13 @@ class Request:
         """Return a reader for the ticket of this request."""
         return Reader(self, ticket)
 
+    def splitters(self) -> Callable[[], Splitter] | None:
+        """Return a factory of splitters for choices; None if a completion is text only. A tool call ends reasoning."""
+        kind, tools = self.splitter, self.tools
+        if tools is None or not isinstance(kind, type) or not issubclass(kind, reasoning.ThinkSplitter):
+            return kind
+        return lambda: tools.splitter(kind)
+
     def parser(self, choice: int) -> ToolCallParser | None:
         """Return a tool-call parser for the choice with this index; None if the request has no tools."""
         if self.tools is None:
@@ -143,8 +151,8 @@ class Request:
         return self.tools.parser(lambda number: make_call_id(seed, number))
 
 
-class _RepeatedCalls:
-    """Ends a completion whose tool calls repeat: the mask of its next token then allows only end tokens.
+class _CallLimits:
+    """Ends a completion that reached a limit of tool calls: the mask of its next token then allows only end tokens.
 
     A mask thread parses the text, because the caller may read a completion only after its end.
     """
@@ -152,7 +160,8 @@ class _RepeatedCalls:
     def __init__(self, request: Request) -> None:
         n = request.sampling.n
         self._bytes = [0] * n
-        self._splitters = None if request.splitter is None else [request.splitter() for _ in range(n)]
+        make = request.splitters()
+        self._splitters = None if make is None else [make() for _ in range(n)]
         self._parsers = [request.parser(choice) for choice in range(n)]
         settings, format = request.entry.describe().generation, request.format
         assert settings is not None and format is not None
@@ -236,10 +245,12 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
             if splitter is not None and issubclass(splitter, reasoning.HarmonySplitter) and (format or schema):
                 splitter = reasoning.HarmonyFormatSplitter
         if tools is not None:
-            from ..conversation.tools import constrain
+            from ..conversation.tools import constrain, free_format
 
             format = constrain(tools, tokenizer, entry.key, chosen, splitter, schema, model)
             tools = replace(tools, constrained=format is not None, calls_or_format=schema is not None)
+            if format is None and not tools.single and not chosen.ignore_eos and not chosen.min_tokens:
+                format = free_format(tokenizer)
     space = most - len(ids)
     if space < 1:
         limit, param = most - 1, None if most == settings.context_length else "context_length"
@@ -315,8 +326,10 @@ class Reader:
             request.format.cancel_with(ticket, self)
         if request.capture is not None:  # the capture thread holds the ticket too: cancel it explicitly
             weakref.finalize(self, ticket.cancel).atexit = False
-        self._splitters = [request.splitter() for _ in range(n)] if request.splitter is not None else None
+        make = request.splitters()
+        self._splitters = None if make is None else [make() for _ in range(n)]
         self._parsers = [request.parser(index) for index in range(n)]
+        self._reported: set[int] = set()  # choices whose limit of tool calls was logged
 
     def take(self) -> list[Chunk]:
         """Return chunks with the text that was generated since the last call, for all choices."""
@@ -340,8 +353,8 @@ class Reader:
                 calls = tuple(ToolCallDelta(*delta) for delta in new)
             if not finish and not text and not thinking and not calls:
                 continue
-            stop = self.stop(finish, at)
-            chunks.append(Chunk(text, index, _reason(_FINISH[finish], stop, parser), stop,
+            reason, stop = self._end(index, _FINISH[finish], self.stop(finish, at), parser)
+            chunks.append(Chunk(text, index, reason, stop,
                                 self._new_logprobs(index, bool(finish)), thinking, calls))
         return chunks
 
@@ -409,15 +422,15 @@ class Reader:
             details = None
             if self.request.sampling.logprobs >= 0:
                 details = self._logprobs(index, 0, ids, logprobs)
-            thinking, text = reasoning.split(self.request.splitter, data.decode())
-            stop, parser = self.stop(finish, at), self.request.parser(index)
+            thinking, text = reasoning.split(self.request.splitters(), data.decode())
+            parser = self.request.parser(index)
             calls: tuple[ToolCall, ...] = ()
             if parser is not None:
                 from ..conversation.tools import parsed_calls
 
                 text, _ = parser.feed(text, True)
                 calls = parsed_calls(parser)
-            reason = _reason(_FINISH[finish] or "cancelled", stop, parser)
+            reason, stop = self._end(index, _FINISH[finish] or "cancelled", self.stop(finish, at), parser)
             parsed = None
             if self.request.format is not None and reason == "stop" and stop is None:
                 parsed = self.request.format.parse(text)
@@ -433,14 +446,23 @@ class Reader:
             seed=self.request.sampling.seed, choices=tuple(choices), reasoning=first.reasoning, parsed=first.parsed,
             tool_calls=first.tool_calls)
 
+    def _end(self, index: int, reason: FinishReason | None, stop: str | int | None,
+             parser: ToolCallParser | None) -> tuple[Any, str | int | None]:
+        """Return ``finish_reason`` and ``stop`` of a choice for those of the core: ``"tool_calls"`` if an end token
+        ended a text with tool calls, or if their limit did."""
+        if reason not in ("stop", "length") or stop is not None or parser is None or not parser.calls:
+            return reason, stop
+        if parser.limit is None:
+            return "tool_calls" if reason == "stop" else reason, None
+        if index not in self._reported:
+            self._reported.add(index)
+            log.warning("%s: a completion was ended after %s (%s)", self.request.entry.key, parser.reached,
+                        parser.limit)
+        return "tool_calls", parser.limit
+
     def _total(self) -> float:
         submitted, _, finished = self.ticket.times()
         return max(0.0, finished - submitted) if finished else 0.0
-
-
-def _reason(reason: FinishReason | None, stop: str | int | None, parser: ToolCallParser | None) -> Any:
-    """Return the finish reason of a choice: ``"tool_calls"`` instead of ``"stop"`` if its text has tool calls."""
-    return "tool_calls" if reason == "stop" and stop is None and parser is not None and parser.calls else reason
 
 
 def cancelled_completion() -> Completion:

@@ -70,14 +70,15 @@ async def chat(context: Context, body: ChatRequest) -> Response:
         include_usage = body.stream_options is not None and body.stream_options.include_usage
         no_usage = None if include_usage else UNSET
 
-        def choice_event(index: int, delta: Delta, logprobs: Any = None, reason: str | None = None) -> bytes:
-            return encode(ChatChunk(name, created, body.model, [
-                ChatChunkChoice(index, delta, _logprobs(served, logprobs), _finish(reason))], no_usage))
+        def choice_event(index: int, delta: Delta, chunk: Chunk | None = None) -> bytes:
+            logprobs, reason = (None, None) if chunk is None else (chunk.logprobs, chunk.finish_reason)
+            return encode(ChatChunk(name, created, body.model, [ChatChunkChoice(
+                index, delta, _logprobs(served, logprobs), _finish(reason), _limit(chunk))], no_usage))
 
         def chunk_event(at: int, chunk: Chunk) -> bytes:
             delta = Delta(content=chunk.text or None, reasoning_content=chunk.reasoning or None,
                           tool_calls=_deltas(chunk.tool_calls) or None)
-            return choice_event(chunk.index, delta, chunk.logprobs, chunk.finish_reason)
+            return choice_event(chunk.index, delta, chunk)
 
         def usage_event(usage: Usage) -> bytes:
             return encode(ChatChunk(name, created, body.model, [], usage))
@@ -88,12 +89,17 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     done = await aio.chat(messages, served.model, pool=pool, **options)
     check_logprobs((one.logprobs for one in done.choices), served.model._entry.token_bytes)
     choices = [ChatChoice(one.index, _response_message(one), _logprobs(served, one.logprobs),
-                          _finish(one.finish_reason) or "stop") for one in done.choices]
+                          _finish(one.finish_reason) or "stop", _limit(one)) for one in done.choices]
     return json_response(ChatResponse(name, created, body.model, choices, usage_of([done])))
 
 
 def _finish(reason: str | None) -> Literal["stop", "length", "tool_calls"] | None:
     return "tool_calls" if reason == "tool_calls" else finish(reason)
+
+
+def _limit(found: Choice | Chunk | None) -> Any:
+    """Return the limit of tool calls that ended a choice; UNSET if none did."""
+    return UNSET if found is None or found.finish_reason != "tool_calls" or found.stop is None else found.stop
 
 
 def _deltas(parts: Sequence[ToolCallDelta]) -> list[CallDelta]:

@@ -197,7 +197,8 @@ class ResponseUsage(Struct):
 
 
 class ResponseObject(Struct, kw_only=True):
-    """A response. ``incomplete_details`` has the reason why it is incomplete, ``error`` the reason why it failed."""
+    """A response. ``incomplete_details`` has the reason why it is incomplete, or the limit of tool calls
+    that ended it, ``error`` the reason why it failed."""
 
     id: str
     created_at: int

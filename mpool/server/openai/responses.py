@@ -76,6 +76,8 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
         response.status = _status(done)
         if response.status == "incomplete":
             response.incomplete_details = {"reason": "max_output_tokens"}
+        elif done.finish_reason == "tool_calls" and done.stop is not None:  # completed, so that clients run the calls
+            response.incomplete_details = {"reason": str(done.stop)}
         if response.store:
             reply = {**done.message, "content": done.text or None} if done.tool_calls else done.message
             memory.put(response.id, [*messages, reply])

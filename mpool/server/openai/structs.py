@@ -422,13 +422,18 @@ class ResponseMessage(Struct):
     tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
+ToolCallLimit = Literal["max_tool_calls", "repeated_tool_calls"]
+
+
 class ChatChoice(Struct):
-    """A completion of a conversation."""
+    """A completion of a conversation. ``stop_reason`` is an extension of OpenAI's API: the limit of tool calls that
+    ended the completion, if one did."""
 
     index: int
     message: ResponseMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: ToolCallLimit | UnsetType = UNSET
 
 
 class ChatResponse(Struct):
@@ -468,12 +473,13 @@ class Delta(Struct, omit_defaults=True):
 
 
 class ChatChunkChoice(Struct):
-    """Delta of one of the completions."""
+    """Delta of one of the completions. ``stop_reason``: see :class:`ChatChoice`."""
 
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length", "tool_calls"] | None = None
+    stop_reason: ToolCallLimit | UnsetType = UNSET
 
 
 class ChatChunk(Struct):

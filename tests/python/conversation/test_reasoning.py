@@ -53,6 +53,10 @@ CASES: list[tuple[type[Splitter], str, str | None, str]] = [
      None, f"Hi\n{C}commentary to=functions.f{M}{{}}<|call|>\nx"),
     (HarmonyCallSplitter, f"{C}commentary to=browser.open{M}{{}}<|call|>", "{}", ""),
     (HarmonyCallSplitter, f"{C}final{M}{C}commentary to=functions.f", None, ""),
+    # a message of the channel commentary without a recipient is for the user
+    (HarmonyCallSplitter, f"{C}analysis{M}a{E}{S}assistant{C}commentary{M}I look.{E}{S}assistant{C}commentary "
+     f"to=functions.f <|constrain|>json{M}{{}}<|call|>", "a", f"I look.\n{C}commentary to=functions.f{M}{{}}<|call|>"),
+    (HarmonySplitter, f"{C}commentary{M}I look.{E}{S}assistant{C}final{M}So.", None, "I look.\nSo."),
     # markers in strings of JSON are content; in content that is no JSON they end the message
     (HarmonyCallSplitter, f'{C}commentary to=functions.f{M}{{"a": "{E}<|call|>"}}<|call|>', None,
      f'{C}commentary to=functions.f{M}{{"a": "{E}<|call|>"}}<|call|>'),

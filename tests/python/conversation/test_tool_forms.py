@@ -16,6 +16,8 @@ from mpool.conversation.template import ChatTemplate
 from mpool.conversation import reasoning, tool_formats, tool_grammar
 from mpool.conversation.tool_calls import ToolCallParser, parse_arguments
 from mpool.conversation.tool_formats import Function, ToolFormat
+from mpool.conversation.tools import Tools
+from mpool.conversation.tool_values import Values, values_of
 from mpool.conversation.tool_templates import tool_support, with_calls, with_tools
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -90,9 +92,8 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", 'A <tool_call>\n{"name": "clock"}\n</tool_call>\n\n B '
      '<tool_call>{"name": "clock", "arguments": {"a": 1}}</tool_call> C ',
      "A\nB\nC ", [("clock", {}), ("clock", {"a": 1})]),
-    # a repeated call ends the completion
     ("hermes", 'A <tool_call>\n{"name": "clock"}\n</tool_call>\n\n B <tool_call>{"name": "clock"}</tool_call> C ',
-     "A\nB", [("clock", {})]),
+     "A\nB\nC ", [("clock", {}), ("clock", {})]),
     ("hermes", "Write  <tool_call> before it.", "Write  <tool_call> before it.", []),
     ("hermes", '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>',
      '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>', []),
@@ -141,6 +142,55 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("granite3", '<|tool_call|>[{"name": "clock", "arguments": {}}]', "", [("clock", {})]),
     ("phi4", '<|tool_call|>[{"name": "clock", "arguments": {}}]<|/tool_call|>', "", [("clock", {})]),
     ("phi4", "<|tool_call|>[]", "<|tool_call|>[]", []),
+    # markers that are missing, or of another version of the format
+    ("hermes", '<tool_call>{"name": "clock"}\n{"name": "clock", "arguments": {"b": 2}}</tool_call> and', "and",
+     [("clock", {}), ("clock", {"b": 2})]),
+    ("hermes", '<tool_call>[{"name": "clock"}, {"name": "clock", "arguments": {"b": 2}}]\n</tool_call> and', "and",
+     [("clock", {}), ("clock", {"b": 2})]),
+    ("hermes", 'So: <tools>\n{"name": "clock", "arguments": {}}\n</tools>\nand', "So:\nand", [("clock", {})]),
+    ("hermes", "<tools>\nnone\n</tools>", "<tools>\nnone\n</tools>", []),
+    ("hermes", '{"type": "function", "name": "clock", "arguments": {}}', "", [("clock", {})]),
+    ("hermes", '<tool_call>{"type": "function", "function": {"name": "clock", "arguments": {}}}</tool_call>', "",
+     [("clock", {})]),
+    ("qwen3_coder", "Now:\n<function=clock>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\nand",
+     "Now:\nand", [("clock", {"a": 1})]),
+    ("qwen3_coder", "<function=clock></function><function=get_weather><parameter=city>\nBonn\n</parameter></function>",
+     "", [("clock", {}), ("get_weather", {"city": "Bonn"})]),
+    ("qwen3_coder", "<tool_call>\n<function=clock>\n</function>\n<function=clock>\n</function>\n</tool_call> and",
+     "and", [("clock", {}), ("clock", {})]),
+    ("qwen3_coder", "<tool_call> <function=clock> </function> </tool_call> <function=no>", "<function=no>",
+     [("clock", {})]),
+    ("llama3", '{"type": "function", "name": "clock", "parameters": {}}', "", [("clock", {})]),
+    ("llama3", '{"name": "clock", "parameters": {}}; {"name": "clock", "parameters": {"a": 1}}\n<|python_tag|>'
+     '{"name": "clock", "arguments": {"a": 2}} so', "so",
+     [("clock", {}), ("clock", {"a": 1}), ("clock", {"a": 2})]),
+    ("mistral_spaced", '[TOOL_CALLS]{"name": "clock", "arguments": {}} and', "and", [("clock", {})]),
+    ("mistral_spaced", '[TOOL_CALLS] [{"name": "clock"}\n{"name": "clock", "arguments": {"a": 1}}] and', "and",
+     [("clock", {}), ("clock", {"a": 1})]),
+    ("mistral_marked", '[TOOL_CALLS]clock{"a": 1}[TOOL_CALLS]clock {} and', "and",
+     [("clock", {"a": 1}), ("clock", {})]),
+    ("mistral_marked", '[TOOL_CALLS] [{"name": "clock", "arguments": {"a": 1}}, {"name": "clock"}] and', "and",
+     [("clock", {"a": 1}), ("clock", {})]),
+    ("phi4", 'A functools[{"name": "clock", "arguments": {}}, {"name": "clock", "arguments": {"a": 1}}] B', "A\nB",
+     [("clock", {}), ("clock", {"a": 1})]),
+    ("phi4", 'functools.partial', 'functools.partial', []),
+    ("phi4", '<|tool_call|>{"name": "clock", "arguments": {}}<|/tool_call|>', "", [("clock", {})]),
+    ("phi4_single", '<|tool_call|>[{"name": "clock"}, {"name": "clock"}]<|/tool_call|>', "",
+     [("clock", {}), ("clock", {})]),
+    ("granite3", '<tool_call> [{"name": "clock", "arguments": {}}]</tool_call> and', "and", [("clock", {})]),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n```<｜tool▁call▁end｜>"
+     "<｜tool▁calls▁end｜>", "", [("clock", {})]),
+    ("deepseek_v3", "<｜tool▁call▁begin｜>clock\n```json\n{}\n```\n<｜tool▁call▁end｜> and", "and", [("clock", {})]),
+    ("deepseek_v31", "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+     '<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜> and', "and",
+     [("clock", {}), ("clock", {"a": 1})]),
+    ("deepseek_v31", "<｜tool▁calls▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁calls▁end｜>", "", [("clock", {})]),
+    ("kimi_k2", "A <|tool_call_begin|>functions.clock:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+     "<|tool_call_begin|>clock:1 <|tool_call_argument_begin|> {\"a\": 1} <|tool_call_end|> B", "A\nB",
+     [("clock", {}), ("clock", {"a": 1})]),
+    ("kimi_k2", "<|tool_call_section_begin|><|tool_call_begin|>clock:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+     "<|tool_calls_section_end|> B", "B", [("clock", {})]),
+    ("hermes", '<tool_call>{"name": "clock"}</tool_call>\n</think>\n\nand', "and", [("clock", {})]),
 ]
 
 
@@ -473,3 +523,134 @@ def test_null_between_tags(schema: dict[str, Any], value: Any) -> None:
     parser.feed(tool_format.render([("f", {"d": "null"})]), True)
     ((_, _, raw, _),) = parser.calls
     assert parse_arguments(raw) == {"d": value}
+
+
+# ---- types behind references, and calls in reasoning -----------------------------------------------------------------
+
+DEFS: dict[str, Any] = {
+    "code": {"enum": ["12345", "67890"]}, "number": {"type": "integer"}, "again": {"$ref": "#/$defs/code"},
+    "text": {"type": "string", "pattern": "^[0-9]+$"},
+    "tree": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/tree"}]}}
+#: Schema of an argument, the text between the tags, the value.
+BEHIND: list[tuple[dict[str, Any], str, Any]] = [
+    ({"$ref": "#/$defs/code"}, "12345", "12345"), ({"$ref": "#/$defs/again"}, "12345", "12345"),
+    ({"$ref": "#/$defs/code", "description": "A code."}, "12345", "12345"), ({"$ref": "#/$defs/number"}, "5", 5),
+    ({"allOf": [{"$ref": "#/$defs/code"}], "default": "12345"}, "12345", "12345"),
+    ({"allOf": [{}, {"type": "string"}]}, "12345", "12345"), ({"$ref": "#/$defs/tree"}, "12345", "12345"),
+    ({"anyOf": [{"$ref": "#/$defs/code"}, {"type": "null"}]}, "12345", "12345"),
+    ({"anyOf": [{"$ref": "#/$defs/code"}, {"type": "null"}]}, "null", None),
+    ({"oneOf": [{"$ref": "#/$defs/text"}, {"$ref": "#/$defs/code"}]}, "12345", "12345"),
+    ({"anyOf": [{"$ref": "#/$defs/number"}, {"type": "null"}]}, "5", 5),
+    ({"type": "string", "nullable": True}, "null", None), ({"type": "string", "nullable": True}, "5", "5"),
+    ({"type": ["string", "object"]}, "5", "5"), ({"type": ["string", "object"]}, '{"a": 1}', {"a": 1}),
+    ({"type": ["string", "integer"]}, "5", 5), ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "true", "true"),
+    ({"enum": ["12345", 5]}, "12345", "12345"), ({"enum": ["12345", 5]}, "5", 5), ({"type": "boolean"}, "True", True),
+    ({"const": "5"}, "5", "5"), ({"$ref": "#/nowhere"}, "5", 5),
+    ({"anyOf": [{"const": "5"}, {"type": "number"}]}, "5", "5"),
+]
+
+
+@pytest.mark.parametrize("whole", ["properties", "$ref", "allOf", "anyOf"])
+@pytest.mark.parametrize("schema, text, value", BEHIND, ids=lambda value: str(value)[:40])
+def test_types_of_arguments_behind_references(schema: dict[str, Any], text: str, value: Any, whole: str) -> None:
+    """Text between tags is a string where the schema wants one, wherever the schema of the argument or that of all
+    arguments is defined. The values follow from JSON Schema; of several that match, the listed one wins."""
+    inner = {"type": "object", "properties": {"d": schema}, "required": ["d"]}
+    root: dict[str, Any] = {"$defs": {**DEFS, "all": inner}, **(
+        inner if whole == "properties" else {"$ref": "#/$defs/all"} if whole == "$ref" else {whole: [inner]})}
+    tool_format = format_named("qwen3_coder")
+    parser = ToolCallParser(tool_format, {"f": root}, False, lambda number: "id")
+    parser.feed(tool_format.render([("f", {"d": text})]), True)
+    ((_, _, raw, _),) = parser.calls
+    assert json.loads(raw) == {"d": value} and type(json.loads(raw)["d"]) is type(value)
+
+
+def test_many_references_take_linear_time() -> None:
+    """Each schema is read once, though 2**40 paths lead to the last one, and a chain may be deeper than the stack."""
+    doubled = {f"d{at}": {"anyOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 2} for at in range(40)}
+    chained = {f"c{at}": {"$ref": f"#/$defs/c{at + 1}"} for at in range(5000)}
+    ends = {"d40": {"type": "string"}, "c5000": {"type": "string"}}
+    root: dict[str, Any] = {"type": "object", "$defs": doubled | chained | ends}
+    assert values_of({"$ref": "#/$defs/d0"}, root).is_text
+    assert values_of({"$ref": "#/$defs/c4950"}, root).is_text and values_of({"$ref": "#/$defs/c0"}, root) == Values()
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#/$defs/code"}, {"allOf": [{"$ref": "#/$defs/code"}]},
+                                    {"anyOf": [{"$ref": "#/$defs/code"}, {"type": "string", "maxLength": 2}]}])
+def test_the_grammar_enforces_strings_behind_references(letters: Any, schema: dict[str, Any]) -> None:
+    import llguidance
+
+    _, tokenizer = letters
+    whole = {"$defs": {**DEFS, "all": {"type": "object", "properties": {"d": schema}, "required": ["d"]}},
+             "$ref": "#/$defs/all"}
+    tool_format = format_named("qwen3_coder")
+    made = tool_grammar.build_grammar(tool_format, [Function("f", whole)], forced=True, single=True, splitter=None)
+    start = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(made.lark), log_level=0)
+    assert not start.is_error(), start.get_error()
+    for text, fits in (("12345", True), ('"12345"', False), ("123", False)):
+        matcher = start.deep_copy()
+        completion = tool_format.render([("f", {"d": text})]).encode()
+        assert (all(matcher.try_consume_tokens([byte]) for byte in completion) and matcher.is_accepting()) == fits
+
+
+CALLED = '<tool_call>\n{"name": "clock", "arguments": {"a": "</think>"}}\n</tool_call>'
+#: Completion that begins inside the reasoning, its reasoning, its text, the number of its calls.
+WITHIN: list[tuple[str, str | None, str, int]] = [
+    ("Hm.\n" + CALLED, "Hm.", "", 1), (CALLED, None, "", 1), ("Hm." + CALLED + "\n</think>\n\nSo.", "Hm.", "So.", 1),
+    ("Hm." + CALLED + CALLED, "Hm.", "", 2), ("Hm.</think>\n" + CALLED, "Hm.", "", 1),
+    ("I write <tool_call> before it.\n</think>\nYes.", "I write <tool_call> before it.", "Yes.", 0),
+    ('<tool_call>{"name": "no", "arguments": {}}</tool_call> is none.</think>Yes.',
+     '<tool_call>{"name": "no", "arguments": {}}</tool_call> is none.', "Yes.", 0),
+    ('Hm <tool_call>{"name": "clock", "argum', 'Hm <tool_call>{"name": "clock", "argum', "", 0),
+    ('Hm <tool_call>{"name": "clock", "a</think>So.', 'Hm <tool_call>{"name": "clock", "a', "So.", 0),
+    ("a <tool_call> b\n\n" + CALLED, "a <tool_call> b", "", 1),
+]
+
+
+@pytest.mark.parametrize("markers", reasoning.THINK_MARKERS, ids=lambda markers: markers[0])
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("completion, thoughts, said, count", WITHIN)
+def test_a_call_ends_the_reasoning(completion: str, thoughts: str | None, said: str, count: int, inside: bool,
+                                   markers: tuple[str, str]) -> None:
+    """The same result as a whole, by character, and in two chunks split at every position."""
+    completion, thoughts = (None if text is None else text.replace("</think>", markers[1])
+                            for text in (completion, thoughts))
+    assert completion is not None
+    completion = completion if inside else markers[0] + "\n" + completion
+    make = reasoning.of_template("".join(markers), "prompt" + markers[0] * inside)
+    assert isinstance(make, type) and issubclass(make, reasoning.ThinkSplitter)
+    tools = Tools([], tuple(Function(*one) for one in FUNCTIONS.items()), False, False, format_named("hermes"))
+    for at in (None, *range(len(completion))):
+        chunks = list(completion) if at is None else [completion[:at], completion[at:]]
+        splitter, parser = tools.splitter(make), tools.parser(str)
+        thought = text = ""
+        for number, chunk in enumerate(chunks):
+            new, rest = splitter.feed(chunk, number + 1 == len(chunks))
+            thought, text = thought + new, text + parser.feed(rest, number + 1 == len(chunks))[0]
+        assert (thought or None, text, len(parser.calls)) == (thoughts, said, count), at
+        assert all(json.loads(call.raw) == {"a": markers[1]} for call in parser.calls)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("harmony", "llama3")])
+@pytest.mark.parametrize("opening", range(3))
+def test_the_grammar_accepts_calls_within_reasoning_and_other_openings(letters: Any, name: str, opening: int) -> None:
+    """It requires arguments that match the schema there, too."""
+    import llguidance
+
+    tool_format, (_, tokenizer) = format_named(name), letters
+    openings = (tool_format.prefix, *tool_format.openings)
+    if opening >= len(openings):
+        pytest.skip("the format has fewer openings")
+    functions = [Function(key, value) for key, value in FUNCTIONS.items()]
+    call = tool_format.render([("get_weather", {"city": "Rome", "days": 2})])
+    rest = call[len(tool_format.prefix):]
+    opened = openings[opening] + ("[" if tool_format.listed and not openings[opening].endswith("[") else "")
+    for make, before in ((reasoning.OpenedThinkSplitter, "Hm <t "), (reasoning.ThinkSplitter, "<think>Hm "),
+                         (reasoning.ThinkSplitter, "So: "), (None, "So: ")):
+        made = tool_grammar.build_grammar(tool_format, functions, forced=False, single=False, splitter=make)
+        start = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(made.lark), log_level=0)
+        for right in (True, False):
+            matcher = start.deep_copy()
+            text = before + opened + (rest if right else rest.replace("Rome", "Rome" * 3))
+            accepted = all(matcher.try_consume_tokens([byte]) for byte in text.encode())
+            assert (accepted and matcher.is_accepting()) == right, (make, before)

@@ -87,7 +87,7 @@ def test_required_calls_are_valid(pool: mpool.Pool, llama: Path, name: str) -> N
 def test_several_calls(pool: mpool.Pool, llama: Path) -> None:
     pytest.importorskip("llguidance")
     model = named(pool, llama, tm.KIMI_K2, "tools-kimi_k2")
-    done = pool.chat(CHAT, model, tools=TOOLS, tool_choice="required", n=12, seed=1, **HOT)
+    done = pool.chat(CHAT, model, tools=TOOLS, tool_choice="required", n=12, seed=1, **{**HOT, "max_tokens": 3000})
     assert max(len(one.tool_calls) for one in done.choices) > 1
     for one in done.choices:
         check_calls(one)
@@ -99,16 +99,16 @@ PING = {"type": "function", "function": {"name": "ping", "parameters": {
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [name for name in tm.TEMPLATES if name != "harmony"])
-def test_a_repeated_call_ends_the_completion(pool: mpool.Pool, llama: Path, name: str) -> None:
-    """A model with random weights calls a function with one possible argument once. (A copy with other white space may
-    be kept.) Streams and whole completions agree."""
+def test_eight_equal_calls_end_the_completion(pool: mpool.Pool, llama: Path, name: str) -> None:
+    """A model with random weights has one possible call. It may differ in white space. Streams and whole completions
+    agree."""
     pytest.importorskip("llguidance")
     model = named(pool, llama, tm.TEMPLATES[name], f"tools-{name}")
-    options: dict[str, Any] = {**HOT, "tools": [PING], "tool_choice": "required", "n": 8, "seed": 1}
+    options: dict[str, Any] = {**HOT, "max_tokens": 3000, "tools": [PING], "tool_choice": "required", "n": 8, "seed": 1}
     done = pool.chat(CHAT, model, **options)
     for one in done.choices:
-        assert one.finish_reason == "tool_calls" and len(one.token_ids) < 300
-        assert len({call.raw for call in one.tool_calls}) == len(one.tool_calls) <= 2
+        assert one.finish_reason == "tool_calls" and 1 <= len(one.tool_calls) <= 8
+        assert one.stop == ("repeated_tool_calls" if len(one.tool_calls) == 8 else None)
         assert {json.dumps(call.arguments) for call in one.tool_calls} == {'{"x": "a"}'}
     check_stream(pool.chat(CHAT, model, stream=True, **options), done)
 
@@ -119,35 +119,48 @@ def test_calls_per_completion_are_limited(pool: mpool.Pool, llama: Path, monkeyp
     model = named(pool, llama, tm.KIMI_K2, "tools-kimi_k2")
     options: dict[str, Any] = {**HOT, "tools": TOOLS, "tool_choice": "required", "n": 8, "seed": 2, "max_tokens": 3000}
     assert max(len(one.tool_calls) for one in pool.chat(CHAT, model, **options).choices) > 2
-    monkeypatch.setattr(tool_grammar, "MAX_CALLS", 2)
+    for module in (tool_grammar, tool_calls):
+        monkeypatch.setattr(module, "MAX_CALLS", 2)
     done = pool.chat(CHAT, model, **options)
     assert max(len(one.tool_calls) for one in done.choices) == 2
     assert {one.finish_reason for one in done.choices} == {"tool_calls"}
+    assert {one.stop for one in done.choices if len(one.tool_calls) == 2} == {"max_tool_calls"}
+
+
+F1, F2, G = ("f", '{"x": 1}'), ("f", '{"x": 2}'), ("g", "{}")
+#: Calls that a model writes, the number that are kept, the limit.
+LIMITS: list[tuple[list[tuple[str, str]], int, str | None]] = [
+    ([F1, F1, G], 3, None), ([F1, G, F1, F2, F1, G, G], 7, None), ([F1] * 7 + [F2] * 7 + [F1] * 7, 21, None),
+    ([F1] * 7 + [G] + [F1] * 7, 15, None), ([F1] * 9, 8, "repeated_tool_calls"), ([F1] * 8, 8, "repeated_tool_calls"),
+    ([F2] + [F1, ("f", '{"x":1}')] * 9, 9, "repeated_tool_calls"),
+    ([("f", '{"x": 1, "y": 2}'), ("f", '{"y": 2, "x": 1}')] * 6, 8, "repeated_tool_calls"),
+    ([("f", '{"x": 1}'), ("f", '{"x": true}'), ("f", '{"x": 1.5}')] * 4, 12, None),
+    ([("f", f'{{"x": {at}}}') for at in range(40)], 32, "max_tool_calls"),
+    ([("f", f'{{"x": {at}}}') for at in range(24)] + [F1] * 9, 32, "repeated_tool_calls"),
+    ([("f", f'{{"x": {at}}}') for at in range(31)] + [F1], 32, "max_tool_calls")]
 
 
 @pytest.mark.parametrize("constrained", [True, False])
-def test_repeated_calls_are_dropped_however_the_text_is_split(constrained: bool) -> None:
-    def call(name: str, arguments: str) -> str:
-        return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
+@pytest.mark.parametrize("calls, kept, limit", LIMITS)
+def test_limits_of_calls_however_the_text_is_split(calls: list[tuple[str, str]], kept: int, limit: str | None,
+                                                   constrained: bool) -> None:
+    """Calls are kept up to the limit; text after it is dropped."""
     format = tool_formats.of_template(tm.HERMES)
     assert format is not None
-    functions: dict[str, Any] = {"f": {}, "g": {}}
-    for calls, kept in (([("f", '{"x": 1}'), ("f", '{"x": 1}')], 1),
-                        ([("f", '{"x": 1}'), ("g", '{"x": 1}'), ("f", '{"x": 12}'), ("f", '{"x": 1}')], 3),
-                        ([("f", '{"x": 1}'), ("g", "{}"), ("g", "{}"), ("f", '{"x": 2}')], 2),
-                        ([("f", f'{{"x": {at}}}') for at in range(40)], 32)):
-        text = "\n".join(call(*one) for one in calls) + "\nand more text"
-        for size in (1, 3, 7, 50, len(text)):
-            parser = tool_calls.ToolCallParser(format, functions, constrained, str)
-            deltas: list[tool_calls.CallDelta] = []
-            for at in range(0, len(text), size):
-                more, new = parser.feed(text[at:at + size], at + size >= len(text))
-                deltas += new
-                assert "more" not in more
-            assert parser.ended and [(one.name, one.raw) for one in parser.calls] == calls[:kept]
-            assert ["".join(one.arguments for one in deltas if one.number == number) for number in range(kept)] \
-                == [arguments for _, arguments in calls[:kept]] and max(one.number for one in deltas) == kept - 1
+    text = "\n".join(f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+                     for name, arguments in calls) + "\nand more text"
+    for size in (1, 3, 7, 50, len(text)):
+        parser = tool_calls.ToolCallParser(format, {"f": {}, "g": {}}, constrained, str)
+        deltas: list[tool_calls.CallDelta] = []
+        said = ""
+        for at in range(0, len(text), size):
+            more, new = parser.feed(text[at:at + size], at + size >= len(text))
+            said, deltas = said + more, deltas + new
+        assert (parser.limit, said) == (limit, "and more text" if limit is None else "")
+        found = [(one.name, json.loads(one.raw)) for one in parser.calls]
+        assert json.dumps(found) == json.dumps([(name, json.loads(raw)) for name, raw in calls[:kept]])
+        assert ["".join(one.arguments for one in deltas if one.number == number) for number in range(kept)] \
+            == [one.raw for one in parser.calls] and max(one.number for one in deltas) == kept - 1
 
 
 def test_truncated_arguments(pool: mpool.Pool, llama: Path) -> None:
@@ -313,6 +326,8 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def get(name: str) -> Path:
         if name not in made:
             template, chains = {"writes": (tm.HERMES, WRITES), "thinks": (tm.THINKING, THINKS),
+                                "repeats": (tm.HERMES, [*WRITES[:-1], ("</tool_call>", "<tool_call>")]),
+                                "unclosed": (tm.THINKING, [*THINKS[:2], ("Hm", "<tool_call>"), *THINKS[4:]]),
                                 "harmony": (tm.HARMONY, SAYS)}[name]
             made[name] = chainmodels.save(tmp_path_factory.mktemp(name), template, chains, WORDS)
         return made[name]
@@ -357,7 +372,33 @@ def test_a_call_after_text(pool: mpool.Pool, chain: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("how", ["masked", "parsed"])
-@pytest.mark.parametrize("name", ["thinks", "harmony"])
+def test_a_model_that_repeats_a_call_without_end(pool: mpool.Pool, chain: Any, monkeypatch: pytest.MonkeyPatch,
+                                                 caplog: pytest.LogCaptureFixture, how: str) -> None:
+    """The completion ends after the eighth call, far from ``max_tokens``. One line of the log says so per choice, for a
+    stream and its result together."""
+    pool, model = prepared(pool, monkeypatch, how), chain("repeats")
+    options: dict[str, Any] = {"tools": [tm.CLOCK], "n": 2, **GREEDY, "presence_penalty": 0.0, "max_tokens": 3000}
+    done = pool.chat(CHAT, model, **options)
+    for one in done.choices:
+        assert (one.finish_reason, one.stop, len(one.tool_calls)) == ("tool_calls", "repeated_tool_calls", 8)
+        assert len(one.token_ids) < 60 and one.text == "Wait."
+    caplog.clear()
+    stream = pool.chat(CHAT, model, stream=True, **options)
+    chunks = list(stream)
+    check_stream(chunks, done)
+    ends = [(chunk.finish_reason, chunk.stop) for chunk in chunks if chunk.finish_reason]
+    assert ends == [("tool_calls", "repeated_tool_calls")] * 2 and stream.result().choices == done.choices
+    said = [record.getMessage() for record in caplog.records if record.name == "mpool"]
+    assert len(said) == 2 and all("repeated_tool_calls" in line and "clock" in line for line in said)
+
+    async def read() -> mpool.Completion:
+        return await mpool.aio.chat(CHAT, model, pool=pool, **options)
+
+    assert asyncio.run(read()).choices == done.choices
+
+
+@pytest.mark.parametrize("how", ["masked", "parsed"])
+@pytest.mark.parametrize("name", ["thinks", "unclosed", "harmony"])
 def test_reasoning_before_calls(pool: mpool.Pool, chain: Any, monkeypatch: pytest.MonkeyPatch, name: str,
                                 how: str) -> None:
     pool = prepared(pool, monkeypatch, how)
@@ -368,6 +409,19 @@ def test_reasoning_before_calls(pool: mpool.Pool, chain: Any, monkeypatch: pytes
     if how == "masked":
         forced = pool.chat(CHAT, chain(name), tools=[tm.CLOCK], tool_choice="required", **GREEDY)
         assert [forced.reasoning, *(call.name for call in forced.tool_calls)] == ["Hm", "clock"], forced
+
+
+def test_reasoning_between_control_tokens(pool: mpool.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Markers of reasoning are control tokens in Magistral and Ministral. A call ends the reasoning there, too."""
+    monkeypatch.setattr(chainmodels, "SPECIAL", [*chainmodels.SPECIAL, "[THINK]", "[/THINK]"])
+    begin, template = [("Ċ", "[THINK]"), ("[THINK]", "Hm")], tm.HERMES + "{# [THINK] #}"
+    chains = {"closed": [*begin, ("Hm", "[/THINK]"), ("[/THINK]", "Wait."), ("Wait.", "<|return|>")],
+              "unclosed": [*begin, ("Hm", "<tool_call>"), *WRITES[3:]]}
+    models = {name: chainmodels.save(tmp_path / name, template, chain, WORDS) for name, chain in chains.items()}
+    done = pool.chat(CHAT, models["closed"], **GREEDY)
+    assert (done.reasoning, done.text) == ("Hm", "Wait.")
+    called = pool.chat(CHAT, models["unclosed"], tools=[tm.CLOCK], **GREEDY)
+    assert (called.reasoning, called.text, [one.name for one in called.tool_calls]) == ("Hm", "", ["clock"])
 
 
 @pytest.mark.sample(4)

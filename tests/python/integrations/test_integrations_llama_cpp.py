@@ -11,8 +11,10 @@ from typing import Any
 import chainmodels
 import numpy as np
 import pytest
+import toolmodels
 
 import mpool
+from tooldata import WORDS, WRITES
 from mpool.integrations.llama_cpp import _CONSTRUCTOR, _UNUSED, Llama, LlamaGrammar, LlamaState
 
 #: Arguments of llama-cpp-python 0.3.36, read from its source.
@@ -295,3 +297,18 @@ def test_names_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'n_thread'"):
         monkeypatch.undo()
         Llama("x", n_thread=1)
+
+
+def test_a_limit_of_tool_calls_is_named_beside_the_finish_reason(tmp_path: Path) -> None:
+    """``tool_calls`` stays: programs run the calls of a choice because of it. LangChain's messages have both, too."""
+    folder = chainmodels.save(tmp_path, toolmodels.HERMES, [*WRITES[:-1], ("</tool_call>", "<tool_call>")], WORDS)
+    llama, options = Llama(str(folder), verbose=False), {"tools": [toolmodels.CLOCK], "temperature": 0}
+    (choice,) = llama.create_chat_completion(MESSAGES, **options)["choices"]
+    *_, last = llama.create_chat_completion(MESSAGES, stream=True, **options)
+    for one in (choice, last["choices"][0]):
+        assert (one["finish_reason"], one["stop_reason"]) == ("tool_calls", "repeated_tool_calls")
+    assert len(choice["message"]["tool_calls"]) == 8
+    langchain = pytest.importorskip("mpool.integrations.langchain", exc_type=ImportError)
+    message = langchain.ChatMpool(model=str(folder), options=options).invoke("the quick brown fox")
+    assert len(message.tool_calls) == 8 and message.response_metadata["finish_reason"] == "tool_calls"
+    assert message.response_metadata["stop_reason"] == "repeated_tool_calls"

@@ -14,7 +14,7 @@ import toolmodels as tm
 import mpool
 from mpool.conversation import tool_schemas
 from mpool.results import ToolCallDelta
-from servers import ask, serving
+from servers import Raw, ask, serving
 from tooldata import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
 
 pytest.importorskip("llguidance")
@@ -125,9 +125,9 @@ def test_ollama_client(server: Any) -> None:
     assert client.show("llama").capabilities == ["completion"]
 
 
-def test_ollama_streams_send_each_complete_tool_call(tmp_path: Path) -> None:
+def test_ollama_streams_send_every_complete_tool_call(tmp_path: Path) -> None:
     ollama = pytest.importorskip("ollama")
-    # one tool call after another: greedy decoding repeats the first one
+    # greedy decoding repeats the first tool call up to the limit
     chains = [*WRITES[:-1], ("</tool_call>", "<tool_call>")]
     with serving([f"again={chainmodels.save(tmp_path, tm.HERMES, chains, WORDS)}"]) as made:
         client = ollama.Client(host=made.url)
@@ -136,14 +136,13 @@ def test_ollama_streams_send_each_complete_tool_call(tmp_path: Path) -> None:
         chunks = list(client.chat("again", CHAT, tools=[tm.CLOCK], options=options, stream=True))
     sent = [[call.function.model_dump() for call in chunk.message.tool_calls] for chunk in chunks
             if chunk.message.tool_calls]
-    assert [len(calls) for calls in sent] == [1] * len(sent)  # each in its own chunk, not all at the end
     assert [call for calls in sent for call in calls] == [call.function.model_dump()
                                                           for call in whole.message.tool_calls]
-    assert len(sent) == 1 and whole.done_reason == chunks[-1].done_reason == "stop"
-    assert whole.eval_count < 30  # without a limit of tokens in the request
+    assert len(whole.message.tool_calls or ()) == 8 and whole.done_reason == chunks[-1].done_reason == "length"
+    assert whole.eval_count < 60  # without a limit of tokens in the request
 
 
-def test_openai_requests_without_a_limit_end_at_a_repeated_call(tmp_path: Path) -> None:
+def test_openai_requests_without_a_limit_end_after_eight_equal_calls(tmp_path: Path) -> None:
     openai = pytest.importorskip("openai")
     chains = [*WRITES[:-1], ("</tool_call>", "<tool_call>")]
     with serving([f"again={chainmodels.save(tmp_path, tm.HERMES, chains, WORDS)}"]) as made:
@@ -152,11 +151,36 @@ def test_openai_requests_without_a_limit_end_at_a_repeated_call(tmp_path: Path) 
             options: dict[str, Any] = {"model": "again", "messages": CHAT, "tools": [tm.CLOCK], "tool_choice": choice,
                                        "temperature": 0}
             done = client.chat.completions.create(**options)
-            assert done.choices[0].finish_reason == "tool_calls" and done.usage.completion_tokens < 30
-            assert len(done.choices[0].message.tool_calls) == 1
+            assert done.choices[0].finish_reason == "tool_calls" and done.usage.completion_tokens < 60
+            assert len(done.choices[0].message.tool_calls) == 8
+            assert done.choices[0].stop_reason == "repeated_tool_calls"
             chunks = list(client.chat.completions.create(stream=True, **options))
             begun = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or () if delta.id]
-            assert len(begun) == 1 and chunks[-1].choices[0].finish_reason == "tool_calls"
+            assert len(begun) == 8 and chunks[-1].choices[0].finish_reason == "tool_calls"
+            assert chunks[-1].choices[0].stop_reason == "repeated_tool_calls"
+            assert "stop_reason" not in chunks[0].choices[0].model_dump()
+
+
+def test_other_protocols_name_the_limit_of_tool_calls(tmp_path: Path) -> None:
+    """The words that make clients run the calls stay; a field beside them has the limit, in streams too."""
+    chains = [*WRITES[:-1], ("</tool_call>", "<tool_call>")]
+    tool, limit = tm.CLOCK["function"], "repeated_tool_calls"
+    schema = {"type": "object", "properties": {}}
+    with serving([f"again={chainmodels.save(tmp_path, tm.HERMES, chains, WORDS)}"]) as made:
+        for path, body, kind, right in (
+                ("/v1/responses", {"input": "Weather?", "tools": [{"type": "function", **tool}]}, "function_call",
+                 {"status": "completed", "incomplete_details": {"reason": limit}}),
+                ("/v1/messages", {"messages": CHAT, "max_tokens": 900, "tools": [{
+                    "name": "clock", "input_schema": schema}]}, "tool_use",
+                 {"stop_reason": "tool_use", "stop_sequence": limit})):
+            body = {"model": "again", "temperature": 0, **body}
+            status, done = ask(made, path, body)[:2]
+            items = done.get("output") or done["content"]
+            assert status == 200 and {name: done[name] for name in right} == right
+            assert sum(item["type"] == kind for item in items) == 8
+            with Raw(made) as raw:
+                text = raw.request(path, json.dumps({**body, "stream": True}).encode()).response()[2].decode()
+            assert limit in text and ("response.completed" in text or "tool_use" in text)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

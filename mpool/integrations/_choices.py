@@ -1,4 +1,4 @@
-"""Log probabilities of tokens in OpenAI's format, which the adapters for chat libraries return."""
+"""Parts of the choices of a completion in OpenAI's format, which the adapters for chat libraries return."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..results import TokenLogprob
+    from ..results import Choice, Chunk, Completion, TokenLogprob
 
 
 def logprobs_of(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
@@ -17,8 +17,13 @@ def logprobs_of(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
             "refusal": None}
 
 
+def call_limit(done: Completion | Choice | Chunk) -> dict[str, Any]:
+    """Return ``stop_reason``, the limit of tool calls that ended a choice, as the server does; else an empty dict."""
+    return {"stop_reason": done.stop} if done.finish_reason == "tool_calls" and done.stop is not None else {}
+
+
 def _row(one: Any) -> dict[str, Any]:
     return {"token": one.token, "logprob": one.logprob, "bytes": None}
 
 
-__all__ = ["logprobs_of"]
+__all__ = ["call_limit", "logprobs_of"]
