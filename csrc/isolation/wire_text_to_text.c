@@ -356,7 +356,8 @@ static bool ends_with_tokens(const mp_text_request *request, const mp_choice *ch
         return end == last;
     if (seen->finish != MP_FINISH_STOP || seen->stop_index >= request->n_stop)
         return end >= last && end - last <= REPLACEMENT && end >= seen->text;
-    for (uint32_t i = from; i < seen->tokens; i++)
+    /* with reasoning, a later token may decide that the text of a stop string is response */
+    for (uint32_t i = from; i < seen->tokens && !request->n_reasoning_ends; i++)
         if (choice->tokens[i].byte_end >= end + (uint32_t)request->stop_bytes[seen->stop_index])
             return false;
     return end == last && seen->tokens > from;
@@ -417,7 +418,7 @@ static bool ends_where_it_must(mp_wire_in *in, const mp_text_request *request, c
     }
     for (uint32_t i = from; i < seen->tokens; i++)
         if (is_among(request->ends, request->n_ends, choice->tokens[i].id) ||
-            is_among(request->stop_ids, request->n_stop_ids, choice->tokens[i].id))
+            (!request->n_reasoning_ends && is_among(request->stop_ids, request->n_stop_ids, choice->tokens[i].id)))
             return mp_wire_refuse(in, "a completion continues after an end token");
     return true;
 }

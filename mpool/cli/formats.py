@@ -48,7 +48,7 @@ def flag_of(arguments: object) -> str | None:
 
 def _text(given: str, param: str) -> str:
     """Return the text of the file with this path; without such a file, the given text."""
-    from ..conversation.grammar import MAX_CHARS
+    from ..conversation.response_formats import MAX_CHARS
     from ..errors import FileError, LimitError
 
     try:

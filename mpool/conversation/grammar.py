@@ -18,19 +18,21 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .. import native_calls, tenants
 from .._address_space import require_if_limited
-from ..checks import refuse, shown
+from ..checks import shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
 from ..resources import error_of, install_hint, of_caller, start_thread
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
-from . import grammar_trial, schema_references
-from .running_text import MaskReuse
+from . import enforced_schemas, grammar_trial, reasoning_grammar, response_formats
+from .reasoning import ThinkSplitter
+from .response_formats import check, check_nesting
+from .running_text import MaskReuse, ReasoningReuse
 from .tool_grammar import BLANKS, ResponseFormat, may_have_patterns, without_patterns
 
 if TYPE_CHECKING:
@@ -38,12 +40,9 @@ if TYPE_CHECKING:
 
     from .. import _core
     from ..tokenizers import Tokenizer
+    from .reasoning import Splitter
     from .tool_grammar import Grammar
 
-#: Limits of the caller's format, in characters and nesting levels; llguidance limits the compiled grammar itself.
-MAX_CHARS, MAX_DEPTH = 65536, 64
-_ALLOWED = ('{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "regex", '
-            '"regex": "..."}, {"type": "grammar", "grammar": "..."}, a JSON schema, or a pydantic class')
 #: Parts of regular expressions that look around or refer back, and a few others.
 _LOOKS = re.compile(r"\(\?[=!<]|\\[1-9k]")
 #: The option that sets each kind of format, and what error messages call it.
@@ -154,24 +153,35 @@ def _cancel(ticket: _core.Ticket, errors: dict[int, MpoolError]) -> None:
 
 # ---- the caller's format --------------------------------------------------------------------------------------------
 
-def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) -> Format | None:
+def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions,
+            splitter: type[Splitter] | None = None) -> Format | None:
     """Compile a ``response_format``; None for ``{"type": "text"}``.
+
+    Args:
+        response_format: the caller's value.
+        tokenizer: the model's tokenizer.
+        sampling: the sampling options of the request.
+        splitter: class that splits reasoning, which is free, and the response; None: completions have no reasoning.
 
     Raises:
         InvalidArgument: the value is not a format, is malformed, or ``sampling`` keeps completions from ending.
         LimitError: the format is too large, nested too deeply, or too complex to compile.
         Unsupported: llguidance is not installed.
     """
-    kind, source, model = _enforceable(*_read(response_format))
+    kind, source, model = _enforceable(*response_formats.read(response_format))
     if kind == "text":
         return None
     _check_ends("a format", sampling)
     try:
-        compiler, compiled = _compiled(tokenizer, kind, source)
+        compiler, compiled = _compiled(tokenizer, kind, source, splitter)
     except ModuleNotFoundError:
         raise Unsupported("`response_format` needs the package llguidance", param="response_format",
                           hint=install_hint("grammar")) from None
-    return Format(compiled.first, compiled.matcher, kind == "schema", model, tokenizer=tokenizer,
+    reuse = None
+    if splitter is not None and issubclass(splitter, ThinkSplitter):
+        reuse = partial(ReasoningReuse, b"" if splitter.inside else splitter.open.encode(), splitter.close.encode(),
+                        compiler.tokens.__getitem__)
+    return Format(compiled.first, compiled.matcher, kind == "schema", model, reuse, tokenizer,
                   failure=compiler.failure)
 
 
@@ -185,7 +195,7 @@ def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]
     Raises:
         InvalidArgument, LimitError: as :func:`prepare`; also for a grammar, which cannot be combined with tools.
     """
-    kind, source, model = _enforceable(*_read(response_format))
+    kind, source, model = _enforceable(*response_formats.read(response_format))
     if kind == "text":
         return None, None
     if kind == "schema" or kind == "regex":
@@ -239,22 +249,15 @@ def _check_ends(what: str, sampling: EndOptions) -> None:
                                   "ends", param=name, got=shown(value), allowed="unset")
 
 
-def check(response_format: Any) -> None:
-    """Check the shape and the limits of a ``response_format``; :func:`prepare` checks the rest.
-
-    Raises:
-        InvalidArgument, LimitError: as :func:`prepare`.
-    """
-    _read(response_format)
-
-
-def _unusable(kind: str, why: str) -> InvalidArgument:
+def _unusable(kind: str, why: str, lenient: bool = False) -> InvalidArgument:
+    """Return the error of a format. ``lenient``: with strict False, the cause is ignored."""
     param, subject = _KINDS[kind]
     if "NoExtensionBias" in why:  # llguidance's name of its state for a grammar without a finite text
         why = ("a rule refers to itself without an end" if kind == "grammar" else
+               "no text matches it" if kind == "regex" else
                "a reference ($ref, $anchor, $id) refers to itself without an end")
     hint = ("Set strict to False in json_schema to ignore keywords that a grammar cannot enforce"
-            if kind == "schema" and "Unimplemented keys" in why else None)
+            if lenient or kind == "schema" and "Unimplemented keys" in why else None)
     return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param,
                            hint=hint)
 
@@ -265,119 +268,33 @@ def _too_large(kind: str, why: str) -> LimitError:
                       hint="Use fewer optional, repeated and nested parts")
 
 
-def _read(response_format: Any) -> tuple[str, str, Any]:
-    """Return the kind (``text``, ``schema``, ``lenient``, ``regex`` or ``grammar``), the source, and the pydantic class
-    or None. ``lenient``: a schema whose keywords are ignored if a grammar cannot enforce them."""
-    if isinstance(response_format, type) and hasattr(response_format, "model_json_schema"):
-        with of_caller():
-            made = response_format.model_json_schema()
-        return "lenient", _schema(made), response_format  # the class checks the completion: see Format.parse
-    if not isinstance(response_format, Mapping):
-        refuse("response_format", response_format, _ALLOWED)
-    kind = response_format.get("type")
-    if kind == "text" and len(response_format) == 1:
-        return "text", "", None
-    if kind == "json_object":
-        return "schema", '{"type": "object"}', None
-    if kind in ("regex", "grammar"):
-        source = response_format.get(kind)
-        if not isinstance(source, str) or not source:
-            refuse(f"response_format.{kind}", source, "a string that is not empty")
-        _check_limits(f"response_format.{kind}", len(source), _bracket_depth(source))
-        try:
-            source.encode()
-        except UnicodeEncodeError:
-            raise InvalidArgument(param=f"response_format.{kind}", got="half of a surrogate pair",
-                                  allowed="Unicode text") from None
-        return kind, source, None
-    if kind == "json_schema":
-        outer = response_format.get("json_schema")
-        schema = outer.get("schema") if isinstance(outer, Mapping) else response_format.get("schema")
-        if not isinstance(schema, (Mapping, bool)):
-            refuse("response_format.json_schema.schema", schema, "a JSON schema")
-        strict = outer.get("strict") if isinstance(outer, Mapping) else response_format.get("strict")
-        if strict is not None and not isinstance(strict, bool):
-            refuse("response_format.json_schema.strict", strict, "True or False")
-        return "lenient" if strict is False else "schema", _schema(schema), None
-    if not response_format or kind is not None and kind not in _TYPES and not isinstance(kind, (list, tuple)):
-        refuse("response_format.type", kind, "one of the types in " + _ALLOWED)
-    return "schema", _schema(response_format), None
-
-
 def _enforceable(kind: str, source: str, model: Any) -> tuple[str, str, Any]:
-    """Turn a lenient schema into one without patterns that look around or refer back, which a grammar cannot enforce.
-    Its options let llguidance ignore other unsupported keywords. Other malformed patterns stay errors."""
-    if kind != "lenient":
+    """Turn a schema into one that a grammar enforces, with options for llguidance.
+
+    A lenient one loses the patterns that look around or refer back, and llguidance ignores its other unsupported
+    keywords. Other malformed patterns stay errors.
+    """
+    if kind not in ("schema", "lenient"):
         return kind, source, model
-    schema = json.loads(source)
-    if may_have_patterns(schema) and installed():
-        schema = native_calls.GRAMMARS.run(without_patterns, schema, lambda pattern: (
-            _LOOKS.search(pattern) is None or is_usable(pattern)))
+    schema, lenient = json.loads(source), kind == "lenient"
+    if installed():
+        try:
+            schema = native_calls.GRAMMARS.run(_enforced, schema, lenient) if may_have_patterns(schema) else \
+                enforced_schemas.prepare(schema, lenient)
+        except ValueError as error:
+            raise _unusable("schema", str(error), True) from None
+        except grammar_trial.Refused as error:
+            raise _too_large("schema", str(error)) from None
     if isinstance(schema, dict):
-        schema = {"x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}, **schema}
+        schema = {**schema, "x-guidance": {"whitespace_pattern": BLANKS, "lenient": lenient,
+                                           "json_allowed_escapes": enforced_schemas.ESCAPES}}
     return "schema", json.dumps(schema), model
 
 
-_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-
-
-def _schema(schema: Any) -> str:
-    check_nesting(schema, "the JSON schema", "response_format")
-    try:
-        text = json.dumps(schema, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(param="response_format", got=f"a schema that is not JSON: {error}",
-                              allowed="a JSON schema") from None
-    _check_limits("the JSON schema", len(text), 0)
-    if '"$ref"' in text:
-        schema_references.check(json.loads(text), "response_format")
-    return text
-
-
-def _check_limits(what: str, chars: int, depth: int) -> None:
-    if chars > MAX_CHARS:
-        raise LimitError(f"{what} has {chars:,} characters, the limit is {MAX_CHARS:,}", param="response_format",
-                         got=f"{chars:,} characters", allowed=f"at most {MAX_CHARS:,} characters")
-    if depth > MAX_DEPTH:
-        raise _nested_too_deeply(what, "response_format")
-
-
-def check_nesting(value: Any, what: str, param: str) -> None:
-    """Check the nesting depth of a JSON value, and the number of values at each depth.
-
-    Ends also for values that contain themselves.
-
-    Args:
-        value: the value.
-        what: what the error message calls it.
-        param: the caller's parameter.
-
-    Raises:
-        LimitError: it exceeds a limit.
-    """
-    level, depth = [value], 0
-    while level:
-        level = [inner for outer in level if isinstance(outer, (Mapping, list, tuple))
-                 for inner in (outer.values() if isinstance(outer, Mapping) else outer)]
-        if len(level) > MAX_CHARS:
-            raise LimitError(f"{what} has more than {MAX_CHARS:,} values", param=param,
-                             allowed=f"at most {MAX_CHARS:,} values")
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise _nested_too_deeply(what, param)
-
-
-def _nested_too_deeply(what: str, param: str) -> LimitError:
-    return LimitError(f"{what} is nested more than {MAX_DEPTH} levels deep", param=param,
-                      allowed=f"at most {MAX_DEPTH} levels of nesting")
-
-
-def _bracket_depth(text: str) -> int:
-    depth = most = 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        most = max(most, depth)
-    return most
+def _enforced(schema: Any, lenient: bool) -> Any:
+    if lenient:
+        schema = without_patterns(schema, lambda pattern: _LOOKS.search(pattern) is None or is_usable(pattern))
+    return enforced_schemas.prepare(schema, lenient)
 
 
 # ---- the tokenizer as llguidance sees it -----------------------------------------------------------------------------
@@ -464,36 +381,38 @@ class _Compiler:
         self._trial = grammar_trial.Trial(adapter.tokens, adapter.special_token_ids, eos, slices)
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size,
                                                  eos_token=eos, slices=slices)
-        self._formats: tenants.TenantCache[tuple[str, str], _Compiled] = tenants.TenantCache()
+        self._formats: tenants.TenantCache[tuple[str, str, type[Splitter] | None], _Compiled] = tenants.TenantCache()
 
-    def cached(self, kind: str, source: str) -> _Compiled | None:
+    def cached(self, kind: str, source: str, splitter: type[Splitter] | None = None) -> _Compiled | None:
         """Return what :meth:`compiled` returned for this format recently, or None."""
         with _lock:
-            found = self._formats.get((kind, source))
+            found = self._formats.get((kind, source, splitter))
             if found is not None:
-                self._formats.move_to_end((kind, source))
+                self._formats.move_to_end((kind, source, splitter))
             return found
 
-    def compiled(self, kind: str, source: str) -> _Compiled:
-        """Compile a format, or return the result of an earlier call.
+    def compiled(self, kind: str, source: str, splitter: type[Splitter] | None = None) -> _Compiled:
+        """Compile a format, or return the result of an earlier call. With a ``splitter``, reasoning may precede it.
 
         Raises:
             InvalidArgument: llguidance cannot compile the format.
             LimitError: compiling it needs too much time or memory.
             SpawnFailed: no process could be started for the trial.
         """
-        found = self.cached(kind, source)
+        found = self.cached(kind, source, splitter)
         if found is not None:
             return found
-        found = self._compile(kind, source)
+        if splitter is not None:
+            self.compiled(kind, source)  # reports a response without a finite text, which only a first mask shows
+        found = self._compile(kind, source, splitter)
         with _lock:
-            self._formats[kind, source] = found
+            self._formats[kind, source, splitter] = found
             while len(self._formats) > _CACHED_FORMATS or len(self._formats) > 1 and sum(
                     one.memory for one in self._formats.values()) > _CACHED_BYTES:
                 self._formats.popitem(last=False)
         return found
 
-    def _compile(self, kind: str, source: str) -> _Compiled:
+    def _compile(self, kind: str, source: str, splitter: type[Splitter] | None = None) -> _Compiled:
         import llguidance
 
         make = llguidance.LLMatcher
@@ -504,6 +423,8 @@ class _Compiler:
                 grammar = make.grammar_from_lark(_lark(source) if kind == "grammar" else source)
             else:
                 grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS})
+            if splitter is not None:
+                grammar = reasoning_grammar.build_grammar(grammar, source if kind == "regex" else None, splitter)
             needed = self._trial.compile(grammar)
         except ValueError as error:
             raise _unusable(kind, str(error)) from None
@@ -538,7 +459,8 @@ _lock = threading.Lock()
 _compilers: weakref.WeakKeyDictionary[Tokenizer, _Compiler] = weakref.WeakKeyDictionary()
 
 
-def _compiled(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, _Compiled]:
+def _compiled(tokenizer: Tokenizer, kind: str, source: str,
+              splitter: type[Splitter] | None = None) -> tuple[_Compiler, _Compiled]:
     """Return the compiler of a tokenizer, and its result for a format. Both are created on a thread for native calls
     if they are not cached.
 
@@ -552,15 +474,16 @@ def _compiled(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, 
 
     with _lock:
         compiler = _compilers.get(tokenizer)
-    found = None if compiler is None else compiler.cached(kind, source)
+    found = None if compiler is None else compiler.cached(kind, source, splitter)
     if compiler is None or found is None:
-        compiler, found = native_calls.GRAMMARS.run(_compile, tokenizer, kind, source)
+        compiler, found = native_calls.GRAMMARS.run(_compile, tokenizer, kind, source, splitter)
     return compiler, found
 
 
-def _compile(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, _Compiled]:
+def _compile(tokenizer: Tokenizer, kind: str, source: str,
+             splitter: type[Splitter] | None) -> tuple[_Compiler, _Compiled]:
     compiler = _compiler(tokenizer)
-    return compiler, compiler.compiled(kind, source)
+    return compiler, compiler.compiled(kind, source, splitter)
 
 
 def _compiler(tokenizer: Tokenizer) -> _Compiler:
@@ -749,4 +672,4 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["Format", "check", "prepare"]
+__all__ = ["Format", "check", "check_nesting", "prepare"]

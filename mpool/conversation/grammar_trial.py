@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..child_processes import Children, Limits, Program, Source
 
@@ -73,6 +74,26 @@ def is_valid(grammar: str) -> bool:
         return False
 
 
+def examine(question: Mapping[str, Any]) -> list[list[int] | None]:
+    """Find the regular expressions for names of properties that match few names.
+
+    Args:
+        question: ``patterns``: regular expressions of a JSON schema; ``names``: names; ``escapes``: llguidance's option
+            ``json_allowed_escapes``.
+
+    Returns:
+        For each regular expression, the indices of the ``names`` in which it is found if it is found in no other name;
+        else None. A malformed one is not an error: the caller will compile it again.
+
+    Raises:
+        Refused: the regular expressions need too much time, memory or stack.
+        SpawnFailed, ShuttingDown: no process could be started.
+    """
+    status, data = _run("examine", json.dumps(question))
+    found: list[list[int] | None] = [None] * len(question["patterns"]) if status == "failed" else json.loads(data)
+    return found
+
+
 def lark_of_gbnf(grammar: str) -> str:
     """Convert a grammar of llama.cpp's language, GBNF, to Lark's language.
 
@@ -98,4 +119,4 @@ def _run(task: str, grammar: str, vocabulary: Source | None = None) -> tuple[str
 
 _children = Children(PROGRAM)
 
-__all__ = ["Refused", "Trial", "is_valid", "lark_of_gbnf", "start"]
+__all__ = ["Refused", "Trial", "examine", "is_valid", "lark_of_gbnf", "start"]

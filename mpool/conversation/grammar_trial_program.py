@@ -67,11 +67,14 @@ def handle(tokenizer: Any, task: str, grammar: str) -> tuple[str, bytes]:
         tokenizer: what :func:`load` returned, or None.
         task: ``"compile"`` the grammar and compute its first mask: returns the resident bytes that the matcher needs.
             ``"check"`` it without a vocabulary: returns nothing. ``"convert"`` it from GBNF to Lark: returns the text.
-        grammar: the grammar.
+            ``"examine"`` regular expressions: see :func:`mpool.conversation.grammar_trial.examine`.
+        grammar: the grammar, or the question of ``"examine"``.
     """
     try:
         if task == "convert":
             return task, gbnf_to_lark(grammar).encode()
+        if task == "examine":
+            return task, json.dumps(_examine(**json.loads(grammar))).encode()
         if task == "check":
             wrong = llguidance.LLMatcher.validate_grammar(grammar)
             return "failed" if wrong else task, wrong.encode()
@@ -87,6 +90,39 @@ def handle(tokenizer: Any, task: str, grammar: str) -> tuple[str, bytes]:
         raise
     except BaseException as error:  # a panic is no Exception; the converter raises its own errors, and KeyError
         return "failed", str(error).encode("utf-8", "replace")
+
+
+def _examine(patterns: list[str], names: list[str], escapes: str) -> list[list[int] | None]:
+    tokenizer = load(json.dumps([[chr(byte) for byte in range(256)] + ["<end>"], [256], [256], []]), "", "")
+    options = {"whitespace_flexible": False, "json_allowed_escapes": escapes}
+
+    def matcher(schema: dict[str, Any]) -> Any:
+        grammar = llguidance.LLMatcher.grammar_from_json_schema({**schema, "x-guidance": options})
+        return llguidance.LLMatcher(tokenizer, grammar, log_level=0,
+                                    limits=llguidance.LLParserLimits(verbose_errors=False))
+
+    found: list[list[int] | None] = []
+    for pattern in patterns:
+        known = matcher({"type": "string", "pattern": pattern})
+        # one more property, none of `names`: it is possible if the grammar goes on after the bracket
+        more = matcher({"type": "object", "properties": dict.fromkeys(names, False), "patternProperties": {
+            pattern: True}, "additionalProperties": False, "minProperties": 1})
+        if more.is_error():  # the pattern is malformed or too complex
+            found.append(None)
+            continue
+        more.consume_tokens([ord("{")])
+        more.compute_bitmask()
+        if not more.is_error():
+            found.append(None)
+            continue
+        matched = []
+        for at, name in enumerate(names):
+            text = list(json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+            one = known.deep_copy()
+            if not one.is_error() and one.try_consume_tokens(text) == len(text) and one.is_accepting():
+                matched.append(at)
+        found.append(matched)
+    return found
 
 
 def _resident() -> int:

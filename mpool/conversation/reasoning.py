@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from .json_extent import JsonExtent
 
+#: Variables of chat templates that turn thinking on and off (Qwen3 and SmolLM3; DeepSeek V3.1 and Granite).
+SWITCHES = ("enable_thinking", "thinking")
 #: Markers before and after the reasoning. The first pair of which the chat template contains a marker is the model's.
 THINK_MARKERS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"),
                  ("<reasoning>", "</reasoning>"), ("<thought>", "</thought>"),
@@ -33,6 +35,9 @@ _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<
 #: decodes them.
 _BREAKS = (_END, _START, _CHANNEL, "<|return|>", "<|call|>")
 _BREAK = re.compile("|".join(map(re.escape, _BREAKS)))
+#: Headers of messages to the user. GPT-OSS may name the type of the content before ``<|message|>``.
+_RESPONSES = tuple(_CHANNEL + header + _MESSAGE for header in (
+    "final", "final json", "final <|constrain|>json", "final<|constrain|>json", "commentary"))
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
 _FUNCTION = re.compile(r"(?:^|\s)to=functions\.([^\s<]+)")
 #: Start of a message to a function, as :class:`HarmonyCallSplitter` writes it; the function name and ``<|message|>``
@@ -45,7 +50,7 @@ def is_harmony(source: str) -> bool:
     return _CHANNEL in source and _MESSAGE in source
 
 
-def of_template(source: str, prompt: str, calls: bool = False) -> Callable[[], Splitter] | None:
+def of_template(source: str, prompt: str, calls: bool = False) -> type[Splitter] | None:
     """Return the class of splitters for completions of a prompt, or None if the model writes no reasoning.
 
     Args:
@@ -61,8 +66,38 @@ def of_template(source: str, prompt: str, calls: bool = False) -> Callable[[], S
     return None
 
 
+def is_off(splitter: type[Splitter], prompt: str, variables: Mapping[str, Any]) -> bool:
+    """Return True if the caller turned thinking off: the prompt closes the reasoning or continues a message, or a
+    switch of the chat template is False.
+
+    Args:
+        splitter: the class that :func:`of_template` returned.
+        prompt: the rendered prompt.
+        variables: the caller's variables of the chat template.
+    """
+    if splitter.inside:
+        return False
+    if variables.get("continue_final_message") or not issubclass(splitter, ThinkSplitter):
+        return bool(variables.get("continue_final_message"))
+    return prompt.rstrip().endswith(splitter.close) or any(variables.get(name) is False for name in SWITCHES)
+
+
+def borders(splitter: type[Splitter]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the texts at the start of a completion, after white space, with which reasoning begins, and those that end
+    it. Stop strings are searched behind the first of the latter."""
+    if issubclass(splitter, ThinkSplitter):
+        return (splitter.open,), (splitter.close,)
+    return (_CHANNEL, _START), _RESPONSES
+
+
 class Splitter:
-    """Splits one completion."""
+    """Splits one completion.
+
+    Attributes:
+        inside: the completion begins inside the reasoning.
+    """
+
+    inside = False
 
     def feed(self, text: str, last: bool = False) -> tuple[str, str]:
         """Feed a chunk. Returns the new reasoning and the new response text.
@@ -104,13 +139,15 @@ class ThinkSplitter(Splitter):
 
     A function call ends the reasoning, because models call functions without ``</think>`` before the call.
 
+    Attributes:
+        open, close: the markers around the reasoning.
+
     Args:
         call_markers: markers of function calls; empty if the request has no tools.
         make_trial: returns a new trial of a text that begins with one of them.
     """
 
     open, close = THINK_MARKERS[0]
-    inside = False  # the completion begins inside the reasoning
 
     def __init__(self, call_markers: tuple[str, ...] = (), make_trial: Callable[[], CallTrial] | None = None) -> None:
         self._call_markers, self._make_trial = call_markers, make_trial

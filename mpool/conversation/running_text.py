@@ -65,6 +65,31 @@ class MaskReuse:
             self._mask = mask
 
 
+class ReasoningReuse(MaskReuse):
+    """Follows one completion and reuses masks inside its reasoning, where all text is allowed.
+
+    Args:
+        start: text with which the reasoning begins, after white space; empty: the prompt has begun it.
+        end: text that ends the reasoning.
+        bytes_of: function that returns the bytes of a token.
+    """
+
+    def __init__(self, start: bytes, end: bytes, bytes_of: Callable[[int], bytes]) -> None:
+        super().__init__((end,), (), bytes_of)
+        self._start, self._head = start, b""
+
+    def lookup(self, ids: list[int]) -> bytes | None:
+        if not self._start:
+            return super().lookup(ids)
+        self._head += b"".join(map(self._bytes_of, ids))
+        head = self._head.lstrip()
+        if head.startswith(self._start):
+            self._tail, self._start = head[len(self._start):], b""
+        elif not self._start.startswith(head):
+            self._start, self._in_calls = b"", True  # there is no reasoning
+        return None
+
+
 def _is_cut(text: bytes) -> bool:
     """Return True if the text ends inside a UTF-8 character."""
     for back in range(1, min(4, len(text)) + 1):

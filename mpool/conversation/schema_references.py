@@ -21,12 +21,14 @@ class _Part:
 
     Attributes:
         pointer: its JSON pointer, up to ``_POINTER`` characters.
+        content: the JSON schema.
         needs: what a value of the part requires.
         needed_by: the needs that this part can meet.
         unmet: number of ``needs`` that no part is known to meet. 0: the part has a finite value.
     """
 
     pointer: str
+    content: Any
     needs: list[_Need] = field(default_factory=list)
     needed_by: list[_Need] = field(default_factory=list)
     unmet: int = 0
@@ -54,6 +56,25 @@ def check(schema: Any, param: str) -> None:
     Raises:
         InvalidArgument: the schema, or a part that every value must contain, requires itself.
     """
+    parts = _solve(schema)
+    if parts[0].unmet:
+        keyword, path = _cycle(parts[0])
+        raise InvalidArgument(f"`{param}`: {keyword} of the JSON schema refers to itself ({' -> '.join(path)}), so no "
+                              "finite value matches", param=param,
+                              hint="End the recursion: make the property optional, or add an alternative with anyOf")
+
+
+def prune(schema: Any) -> None:
+    """Change the parts of a schema that no finite value matches, in place: they then match no value at all, so that a
+    completion cannot begin one. The schema must have passed :func:`check`."""
+    for part in _solve(schema)[1:]:
+        if part.unmet and isinstance(part.content, dict):
+            part.content.clear()
+            part.content["anyOf"] = []
+
+
+def _solve(schema: Any) -> list[_Part]:
+    """Return the schema and its parts; ``unmet`` of those that a finite value matches is 0."""
     parts = _read_parts(schema)
     finite = [part for part in parts if not part.needs]
     while finite:
@@ -63,31 +84,47 @@ def check(schema: Any, param: str) -> None:
                 need.part.unmet -= 1
                 if not need.part.unmet:
                     finite.append(need.part)
-    if parts[0].unmet:
-        keyword, path = _cycle(parts[0])
-        raise InvalidArgument(f"`{param}`: {keyword} of the JSON schema refers to itself ({' -> '.join(path)}), so no "
-                              "finite value matches", param=param,
-                              hint="End the recursion: make the property optional, or add an alternative with anyOf")
+    return parts
 
 
 def _read_parts(schema: Any) -> list[_Part]:
-    """Return the schema and every part that a value may have to match, with what a value of it requires."""
-    parts = {id(schema): _Part("#")}
+    """Return the schema and every part that a value may match, with what a value of it requires."""
+    parts = {id(schema): _Part("#", schema)}
     waiting = [schema]
     while waiting:
         content = waiting.pop()
         part = parts[id(content)]
+        for pointer, option in _optional(part.pointer, content) if isinstance(content, Mapping) else ():
+            if id(option) not in parts:
+                parts[id(option)] = _Part(pointer, option)
+                waiting.append(option)
         for keyword, options in _needed(schema, part.pointer, content) if isinstance(content, Mapping) else ():
             need = _Need(part, keyword, [])
             for pointer, option in options:
                 if id(option) not in parts:
-                    parts[id(option)] = _Part(pointer)
+                    parts[id(option)] = _Part(pointer, option)
                     waiting.append(option)
                 need.options.append(parts[id(option)])
                 need.options[-1].needed_by.append(need)
             part.needs.append(need)
         part.unmet = len(part.needs)
     return list(parts.values())
+
+
+def _optional(at: str, part: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return pointer and content of the parts that some value of a part has; a value may also require them."""
+    found = []
+    for keyword in ("properties", "patternProperties"):
+        named = part.get(keyword)
+        if isinstance(named, Mapping):
+            found += [(_pointer(at, (keyword, name)), inner) for name, inner in named.items()]
+    for keyword in ("additionalProperties", "items"):
+        if isinstance(part.get(keyword), Mapping):
+            found.append((_pointer(at, (keyword,)), part[keyword]))
+    items = part.get("prefixItems")
+    if isinstance(items, list):
+        found += [(_pointer(at, ("prefixItems", str(index))), item) for index, item in enumerate(items)]
+    return found
 
 
 def _needed(schema: Any, at: str, part: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from . import reasoning
+from .enforced_schemas import ESCAPES, with_parts
 from .tool_formats import HARMONY, Function, ToolFormat
 from .tool_values import listed_values, options_of, properties_of, required_names, required_parts, values_of
 
@@ -66,15 +67,13 @@ _NAME_START = r'\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"'
 MARKERLESS_START = r"\s*(<\|python_tag\|>)?\s*" + _NAME_START
 OPTIONAL_MARKER_START = r"\s*(```(json)?\s*)?" + _NAME_START
 #: White space in the JSON of arguments: one space after "," and ":", or none.
-_SPACES = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+_SPACES = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False,
+           "json_allowed_escapes": ESCAPES}
 #: White space between the tokens of JSON that is the response. Bounded, so that a model cannot generate blanks forever.
 BLANKS = r"[\x20\x0A]{1,16}"
 #: Schema keywords that allow an object to have properties other than those under ``properties``.
 _OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref",
             "$dynamicRef", "if", "dependentSchemas", "propertyNames", "minProperties")
-#: Keywords whose value is a dict, name -> schema; keywords whose value is data and not a schema.
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_DATA = ("const", "enum", "default", "examples")
 #: Keywords that each describe an object's properties. With two of them, the first property is not easily determined.
 _SOURCES = ("properties", "anyOf", "oneOf", "allOf", "$ref")
 _ANY = "/(?s:.*)/"
@@ -85,7 +84,7 @@ _MAX_EXAMINED = 1000
 
 
 def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: bool, single: bool,
-                  splitter: Callable[[], reasoning.Splitter] | None, response: ResponseFormat | None = None) -> Grammar:
+                  splitter: type[reasoning.Splitter] | None, response: ResponseFormat | None = None) -> Grammar:
     """Build the grammar of completions.
 
     Args:
@@ -135,11 +134,10 @@ def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: 
                                  f"OPENED_{at}: /(?s:.*){_opening(format, opening)}/{other}"))]
         if format.marker_optional:
             rules += _unmarked_calls(format, functions, single)
-    thinks = isinstance(splitter, type) and issubclass(splitter, reasoning.ThinkSplitter)
-    start = body
-    if thinks:
-        assert isinstance(splitter, type) and issubclass(splitter, reasoning.ThinkSplitter)
-        opens, closes = map(_regex, (splitter.open, splitter.close))
+    start, thinks = body, ()  # type: str, tuple[str, ...]
+    if splitter is not None and issubclass(splitter, reasoning.ThinkSplitter):
+        thinks = splitter.open, splitter.close
+        opens, closes = map(_regex, thinks)
         rules += [rf"thoughts[lazy]: /(?s:.*){closes}/", r"GAP: /\n{1,2}/"]
         gap = "GAP? " if constrained else ""
         openings = () if format.markerless else (format.section + format.open, *format.openings)
@@ -163,7 +161,7 @@ def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: 
                                      rf"PLAIN_OPENED_{at}: /(?s:.*){_opening(format, opening)}/ "
                                      rf"& ~/\s*{opens}(?s:.*)/{other}"))]
     rules[1] = "start: " + start
-    markers = format.markers + ((splitter.open, splitter.close) if thinks else ())  # type: ignore[union-attr]
+    markers = format.markers + thinks
     prefixes = MARKERLESS_PREFIXES if format.markerless else OPTIONAL_MARKER_PREFIXES if format.marker_optional else ()
     return Grammar("\n".join(rules), None if constrained else markers, prefixes, tuple(parts), len(format.markers))
 
@@ -172,9 +170,9 @@ def _response(format: ToolFormat, response: ResponseFormat) -> list[str]:
     """Return the rule ``answer``: the response format without texts that begin with the marker. JSON never does."""
     if response.kind == "schema":
         schema = json.loads(response.source)
-        options = {"x-guidance": {"whitespace_pattern": BLANKS}}
+        options = {"x-guidance": {"whitespace_pattern": BLANKS, "json_allowed_escapes": ESCAPES}}
         return [f"answer: %json {json.dumps({**options, **schema} if isinstance(schema, dict) else schema)}"]
-    source = _escape_slashes(response.source).replace("\n", r"\n")
+    source = escape_slashes(response.source).replace("\n", r"\n")
     if format is HARMONY:
         return ["answer: ANSWER", f"ANSWER: /{source}/"]
     return ["answer: ANSWER", rf"ANSWER: /{source}/ & ~(/\s*/ {_literal(format.marker)} {_ANY})"]
@@ -191,7 +189,8 @@ def _calls_or_response(format: ToolFormat, functions: Sequence[Function], respon
         for function in functions] + [schema]
     found = [_rebase(option, f"#/anyOf/{at}" + f"/properties/{format.key}" * (at < len(functions)))
              for at, option in enumerate(options)]
-    return json.dumps({"x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}, "anyOf": found})
+    return json.dumps({"x-guidance": {
+        "whitespace_pattern": BLANKS, "json_allowed_escapes": ESCAPES, "lenient": True}, "anyOf": found})
 
 
 def may_have_patterns(schema: Any) -> bool:
@@ -224,30 +223,14 @@ def without_patterns(schema: Any, usable: Callable[[str], bool]) -> Any:
             schema["additionalProperties"] = True  # a pattern that was dropped may describe them
         if isinstance(pattern := schema.get("pattern"), str) and not usable(pattern):
             del schema["pattern"]
-    return _with_parts(schema, lambda part: without_patterns(part, usable))
+    return with_parts(schema, lambda part: without_patterns(part, usable))
 
 
 def _rebase(schema: Any, where: str) -> Any:
     """Return a schema for the position ``where`` of another document, with its references adjusted."""
-    found = _with_parts(schema, lambda part: _rebase(part, where))
+    found = with_parts(schema, lambda part: _rebase(part, where))
     if isinstance(found, dict) and isinstance(reference := found.get("$ref"), str) and reference.startswith("#"):
         found["$ref"] = where + reference[1:]
-    return found
-
-
-def _with_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of a JSON schema whose parts are changed by a function: the items of a list, the values of keywords
-    and the schemas of properties and definitions. Data, such as ``enum``, stay as they are."""
-    if isinstance(schema, list):
-        return list(map(change, schema))
-    if not isinstance(schema, Mapping):
-        return schema
-    found: dict[str, Any] = {}
-    for name, value in schema.items():
-        if name in _NAMED and isinstance(value, Mapping):
-            found[name] = {key: change(one) for key, one in value.items()}
-        else:
-            found[name] = value if name in _DATA else change(value)
     return found
 
 
@@ -305,7 +288,7 @@ def _literal(text: str) -> str:
     return json.dumps(text)
 
 
-def _escape_slashes(pattern: str) -> str:
+def escape_slashes(pattern: str) -> str:
     """Escape the slashes of a regular expression, so that it can be written between slashes."""
     return re.sub(r"\\.|/", lambda char: r"\/" if char[0] == "/" else char[0], pattern, flags=re.DOTALL)
 
@@ -497,4 +480,4 @@ def _search(pattern: str) -> str:
         begins, ends = chars[:1] == ["^"], chars[-1:] == ["$"]
         inner = "".join(chars[begins:len(chars) - ends])
         found.append(("" if begins else "(?s:.*)") + f"({inner})" + ("" if ends else "(?s:.*)"))
-    return _escape_slashes("|".join(found))
+    return escape_slashes("|".join(found))

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
 from ..checks import refuse, shown
-from ..errors import InvalidArgument, Unsupported
+from ..errors import InvalidArgument, LimitError, Unsupported
 from ..resources import install_hint
 from ..results import ToolCall
-from . import grammar, tool_formats, tool_schemas
+from . import enforced_schemas, grammar, grammar_trial, tool_formats, tool_schemas
 from .tool_calls import ToolCallParser, parse_arguments
 from .tool_formats import Function, ToolFormat
 from .tool_grammar import build_grammar, may_have_patterns, without_patterns
@@ -122,7 +122,7 @@ def _named_function(choice: Any) -> str | None:
 
 
 def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions,
-              splitter: Callable[[], Splitter] | None, response: ResponseFormat | None = None,
+              splitter: type[Splitter] | None, response: ResponseFormat | None = None,
               model: Any = None) -> Format | None:
     """Compile the format that constrains completions to the model's tool-call format.
 
@@ -152,8 +152,8 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
         raise Unsupported(f"`{param}`{because} needs the package llguidance", param=param, key=key,
                           hint=install_hint("grammar"))
     functions: Sequence[Function] = tools.functions
-    if any(not function.strict and may_have_patterns(function.parameters) for function in functions):
-        functions = native_calls.GRAMMARS.run(_enforceable, functions)
+    functions = native_calls.GRAMMARS.run(_enforceable, functions) if any(
+        may_have_patterns(function.parameters) for function in functions) else _enforceable(functions)
     try:
         call_grammar = build_grammar(tools.format, functions, forced=tools.forced, single=tools.single,
                                      splitter=splitter, response=response)
@@ -196,10 +196,20 @@ def free_format(tokenizer: Tokenizer) -> Format:
 
 
 def _enforceable(functions: Sequence[Function]) -> list[Function]:
-    """Return the functions. Schemas of functions that are not strict lose the patterns that a grammar cannot enforce;
-    llguidance ignores other unsupported keywords itself."""
-    return [function if function.strict else function._replace(
-        parameters=without_patterns(function.parameters, grammar.is_usable)) for function in functions]
+    """Return the functions with schemas that a grammar enforces. Schemas of functions that are not strict lose the
+    patterns that a grammar cannot enforce; llguidance ignores other unsupported keywords itself."""
+    found = []
+    for function in functions:
+        schema = function.parameters if function.strict else without_patterns(function.parameters, grammar.is_usable)
+        try:
+            found.append(function._replace(parameters=enforced_schemas.prepare(schema, not function.strict)))
+        except ValueError as error:
+            raise InvalidArgument(f"`tools`: the schema of {function.name} cannot be used: {error}", param="tools",
+                                  hint="Without strict, unsupported schema keywords are ignored") from None
+        except grammar_trial.Refused as error:
+            raise LimitError(f"`tools`: the schema of {function.name} is too complex: {error}", param="tools",
+                             hint="Use fewer regular expressions and properties") from None
+    return found
 
 
 def _compile(call_grammar: Grammar, tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions,

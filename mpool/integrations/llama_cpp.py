@@ -299,9 +299,8 @@ class Llama:
             found["logit_bias"] = dict(logit_bias)
         if grammar is not None:
             found["response_format"] = _format_of(grammar)
-        elif response_format is not None and response_format.get("type") != "text":
-            schema = response_format.get("schema")
-            found["response_format"] = response_format if schema is None else LlamaGrammar(schema=schema)._format
+        elif response_format is not None and response_format != {"type": "text"}:
+            found["response_format"] = response_format
         return found
 
     # ---- tokens and vectors ----------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ _CONSTRAINTS = ("response_format", "grammar", "json_schema", "structured_outputs
                 "guided_choice", "guided_grammar")
 #: Keys of vLLM's ``structured_outputs`` that constrain the completion. Its other keys choose how spaces are written.
 _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_STYLES = ("disable_fallback", "disable_any_whitespace", "whitespace_pattern")
 
 
 def openai_format(value: dict[str, Any] | None, name: str = "response_format", flat: bool = False) -> dict[str, Any]:
@@ -46,18 +47,26 @@ def openai_format(value: dict[str, Any] | None, name: str = "response_format", f
     Raises:
         Refusal: The type is unknown, the schema is missing, or the schema exceeds the limits.
     """
-    if value is None or value.get("type") == "text":
+    if value is None:
+        return {}
+    if value.get("type") == "text":
+        _response_format(value, name)
         return {}
     if value.get("type") not in _TYPES:
         raise Refusal("unsupported_parameter", f"`{name}.type` must be one of text, {', '.join(_TYPES)}, got "
                                                f"{shown(value.get('type'))}.", name)
+    if value["type"] == "json_object" and value.get("schema") is not None:  # as llama.cpp's server and Together read it
+        _response_format(value, name)
+        return schema_format(value["schema"], name)
     if value["type"] == "json_schema":
         outer = value if flat else value.get("json_schema")
         if not isinstance(outer, dict) or not isinstance(outer.get("schema"), dict):
             where = f"{name}.schema" if flat else f"{name}.json_schema.schema"
             raise Refusal("invalid_value", f"`{where}` must be a JSON schema.", name)
+        _response_format(value, name)
+        inner = {key: part for key, part in outer.items() if key != "type"}
         # as in OpenAI's API, keywords that cannot be enforced are errors only if the format is strict
-        value = {"type": "json_schema", "json_schema": {**outer, "strict": outer.get("strict") is True}}
+        value = {"type": "json_schema", "json_schema": {**inner, "strict": inner.get("strict") is True}}
     return _response_format(value, name)
 
 
@@ -69,7 +78,7 @@ def constraint(context: Context, body: TextRequest) -> dict[str, Any]:
     """
     given = {name: getattr(body, name) for name in _CONSTRAINTS if getattr(body, name) is not None}
     if given.get("response_format", {}).get("type") == "text":
-        del given["response_format"]
+        openai_format(given.pop("response_format"))
     if not given:
         return {}
     name, *others = given
@@ -83,6 +92,10 @@ def constraint(context: Context, body: TextRequest) -> dict[str, Any]:
         return schema_format(value, name)
     if name != "structured_outputs":
         return _guided(name.rpartition("_")[2], value, name)
+    unknown = next((key for key in value if key not in _STRUCTURED and key not in _STYLES), None)
+    if unknown is not None:
+        raise Refusal("unsupported_parameter", f"`{name}` has the unknown key {shown(unknown)}; the keys are "
+                                               f"{', '.join((*_STRUCTURED[:-1], *_STYLES))}.", name)
     kinds = [kind for kind in _STRUCTURED if value.get(kind) not in (None, False)]
     if len(kinds) != 1 or kinds[0] == "structural_tag":
         raise Refusal("invalid_value", f"`{name}` must have one of json, regex, choice, grammar, json_object, got "
@@ -110,6 +123,28 @@ def _guided(kind: str, value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, str):
         raise Refusal("invalid_value", f"`{name}` must be a string, got {shown(value)}.", name)
     return _response_format({"type": kind, kind: value}, name)
+
+
+def anthropic_format(value: dict[str, Any], name: str) -> dict[str, Any]:
+    """Convert Anthropic's ``output_config.format`` to options of the library.
+
+    Args:
+        value: Object with the ``type`` json_schema and a ``schema``.
+        name: Field of the request, for the error message.
+
+    Raises:
+        Refusal: The type is another, a key is unknown, the schema is missing or exceeds the limits.
+    """
+    unknown = next((key for key in value if key not in ("type", "schema")), None)
+    if unknown is not None:
+        raise Refusal("unsupported_parameter", f"`{name}` has the unknown key {shown(unknown)}; the keys are type and "
+                                               "schema.", name)
+    if value.get("type") != "json_schema":
+        raise Refusal("invalid_value", f"`{name}.type` must be json_schema, got {shown(value.get('type'))}.",
+                      f"{name}.type")
+    if not isinstance(value.get("schema"), dict):
+        raise Refusal("invalid_value", f"`{name}.schema` must be a JSON schema.", f"{name}.schema")
+    return schema_format(value["schema"], name)
 
 
 def ollama_format(value: str | dict[str, Any] | None) -> dict[str, Any]:

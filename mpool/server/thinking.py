@@ -15,8 +15,8 @@ from .errors import Refusal
 if TYPE_CHECKING:
     from .models import ServedModel
 
-#: Template variables: the on/off switches (Qwen3 and SmolLM3; DeepSeek V3.1 and Granite), and the level (GPT-OSS).
-_SWITCHES, _LEVEL = ("enable_thinking", "thinking"), "reasoning_effort"
+#: Template variable of the level (GPT-OSS).
+_LEVEL = "reasoning_effort"
 #: Value of OpenAI's ``reasoning_effort`` -> level of chat templates.
 _LEVELS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 #: Level of chat templates, and the minimum budget in tokens that selects it. The budgets of Claude Code (4,000, 10,000
@@ -51,7 +51,7 @@ def template_options(source: str) -> Thinking:
         LimitError: The template exceeds the limits.
     """
     variables = ChatTemplate(source).variables()
-    switches, has_level = tuple(name for name in _SWITCHES if name in variables), _LEVEL in variables
+    switches, has_level = tuple(name for name in reasoning.SWITCHES if name in variables), _LEVEL in variables
     return Thinking(has_level or bool(switches) or reasoning.of_template(source, "") is not None, switches, has_level)
 
 

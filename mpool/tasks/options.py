@@ -622,8 +622,9 @@ class SamplingOptions:
     min_tokens: int | None = _sampling_option(
         "min_tokens", "number of tokens to generate before a completion may end")
     stop: str | Sequence[str] | None = option(
-        None, "stop string, or a list of up to 64; the completion ends before it.")
-    stop_token_ids: Sequence[int] | None = option(None, "token ids that end the completion.")
+        None, "stop string, or a list of up to 64; the completion ends before it. The reasoning of a chat does not.")
+    stop_token_ids: Sequence[int] | None = option(
+        None, "token ids that end the completion. In the reasoning of a chat, only control tokens do.")
     ignore_eos: bool | None = _sampling_option(
         "ignore_eos", "never sample the model's end-of-sequence tokens: only other limits then end a completion")
     logprobs: bool | int | None = option(
@@ -633,13 +634,13 @@ class SamplingOptions:
         None, "number of most probable tokens to return with log probabilities at each position, 0 to 20.")
     n: int | None = _sampling_option("n", "number of completions; the prompt is processed once for all of them")
     response_format: Mapping[str, Any] | type | None = option(
-        None, "format that the output is constrained to: ``{\"type\": \"json_object\"}``, ``{\"type\": "
-        "\"json_schema\", \"json_schema\": {\"schema\": {...}}}``, a JSON schema, a pydantic class, ``{\"type\": "
-        "\"regex\", \"regex\": ...}``, or ``{\"type\": \"grammar\", \"grammar\": ...}`` with a Lark grammar of "
-        "llguidance or a GBNF grammar of llama.cpp. Only tokens that keep the output valid are sampled, and the model "
-        "may end only where the output is complete. If ``max_tokens`` or a stop string cuts the output, "
-        "``finish_reason`` is ``\"length\"`` or ``stop`` is set. ``parsed`` of the result is the parsed JSON value. "
-        "Requires the extra ``grammar``.")
+        None, "format that the output is constrained to: ``{\"type\": \"json_object\"}``, also with ``\"schema\"``, "
+        "``{\"type\": \"json_schema\", \"json_schema\": {\"schema\": {...}}}``, a JSON schema, a pydantic class, "
+        "``{\"type\": \"regex\", \"regex\": ...}``, or ``{\"type\": \"grammar\", \"grammar\": ...}`` with a Lark "
+        "grammar of llguidance or a GBNF grammar of llama.cpp. Only tokens that keep the output valid are sampled, and "
+        "the model may end only where the output is complete. It does not constrain the reasoning of a chat. If "
+        "``max_tokens`` or a stop string cuts the output, ``finish_reason`` is ``\"length\"`` or ``stop`` is set. "
+        "``parsed`` of the result is the parsed JSON value. Requires the extra ``grammar``.")
     context_length: int | None = option(
         None, "maximum number of tokens of the prompt and a completion together, 2 or more; None, or more than the "
         "model's context: the model's context.")

@@ -325,9 +325,11 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
     from . import text_to_text as generation
 
     entry, compute = _text_entry(pool, model, options, capability)
+    variables = options.get("template_options")
     prompt, images, tools = chat_prompt.prompt_of(entry, messages, options, call)
     splitter = reasoning.of_template(entry.template().source, prompt.text, tools is not None)
-    return generation.prepare(entry, prompt.ids, compute, options, splitter, images, tools)
+    off = splitter is not None and reasoning.is_off(splitter, prompt.text, {} if variables is None else variables)
+    return generation.prepare(entry, prompt.ids, compute, options, splitter, images, tools, off)
 
 
 def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call) -> list[int]:

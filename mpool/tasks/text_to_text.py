@@ -65,7 +65,7 @@ class Request:
         prompt: token ids, int32 ``[tokens]``.
         sampling: sampling options.
         max_tokens: maximum number of generated tokens per choice.
-        splitter: factory of the parser that separates reasoning from text (:mod:`mpool.conversation.reasoning`); None:
+        splitter: class of the parser that separates reasoning from text (:mod:`mpool.conversation.reasoning`); None:
             the completion is text only.
         images: images of the prompt, or None.
         vision: True if the model supports images.
@@ -82,7 +82,7 @@ class Request:
     prompt: NDArray[np.int32]
     sampling: Sampling
     max_tokens: int
-    splitter: Callable[[], Splitter] | None
+    splitter: type[Splitter] | None
     images: Images | None
     vision: bool
     format: Format | None
@@ -104,8 +104,8 @@ class Request:
                 repetition_penalty=s.repetition_penalty, presence_penalty=s.presence_penalty,
                 frequency_penalty=s.frequency_penalty, seed=s.seed, max_tokens=self.max_tokens,
                 min_tokens=min(s.min_tokens, self.max_tokens), logprobs=s.logprobs, ignore_eos=s.ignore_eos, n=s.n,
-                stop=[text.encode() for text in s.stop], stop_ids=s.stop_ids, bias_ids=[token for token, _ in s.bias],
-                bias=[bias for _, bias in s.bias], vision=self.vision,
+                stop=[text.encode() for text in s.stop], stop_ids=s.stop_ids, **self._reasoning(),
+                bias_ids=[token for token, _ in s.bias], bias=[bias for _, bias in s.bias], vision=self.vision,
                 images=None if self.images is None else self.images.arrays(),
                 mask=None if self.format is None else self.format.first, **keywords)
         except MemoryExhausted as error:
@@ -121,6 +121,14 @@ class Request:
         if capture is not None:
             capture.follow(ticket)
         return ticket
+
+    def _reasoning(self) -> dict[str, Any]:
+        """Return the options that keep stop strings from ending the reasoning."""
+        splitter = self.splitter
+        if splitter is None or not self.sampling.stop and not self.sampling.stop_ids:
+            return {"reasoning_starts": (), "reasoning_ends": ()}
+        starts, ends = ([text.encode() for text in texts] for texts in reasoning.borders(splitter))
+        return {"reasoning_starts": starts, "reasoning_ends": ends, "in_reasoning": splitter.inside}
 
     def reader(self, ticket: _core.Ticket) -> Reader:
         """Return a reader for the ticket of this request."""
@@ -186,8 +194,8 @@ def errors_with_key(entry: Entry) -> Iterator[None]:
 
 
 def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping[str, Any],
-            splitter: Callable[[], Splitter] | None = None, images: Images | None = None,
-            tools: Tools | None = None) -> Request:
+            splitter: type[Splitter] | None = None, images: Images | None = None, tools: Tools | None = None,
+            thinking_off: bool = False) -> Request:
     """Make a request from a tokenized prompt.
 
     Args:
@@ -196,6 +204,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         compute: compute type.
         options: sampling options, ``response_format``, ``capture``, ``context_length`` and ``adapter``.
         splitter, images, tools: see :class:`Request`.
+        thinking_off: True if the caller turned thinking off: a ``response_format`` then allows no reasoning.
 
     Raises:
         InvalidArgument: an option is unknown or out of range.
@@ -219,8 +228,10 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
             most = min(most, given)
         rest = {name: value for name, value in options.items()
                 if name not in ("response_format", "capture", "context_length", "adapter")}
-        thinks = splitter is not None and (wanted is None or tools is not None)  # a grammar allows no reasoning
-        chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size, thinks)
+        is_text = wanted is None or isinstance(wanted, Mapping) and wanted.get("type") == "text"
+        if thinking_off and tools is None and not is_text:
+            splitter = None
+        chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size, splitter is not None)
         if capture is not None and chosen.n > 1:
             refuse("n", chosen.n, "1 with `capture`")
         format, schema, model = None, None, None
@@ -228,12 +239,11 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
             from ..conversation import grammar
 
             if tools is None:
-                format = grammar.prepare(wanted, tokenizer, chosen)
-                splitter = None  # the grammar does not allow reasoning
+                format = grammar.prepare(wanted, tokenizer, chosen, splitter)
             else:
                 schema, model = grammar.completion_format(wanted)
-                if schema is not None and splitter is reasoning.HarmonyCallSplitter:
-                    splitter = reasoning.HarmonyFormatSplitter
+            if splitter is not None and issubclass(splitter, reasoning.HarmonySplitter) and (format or schema):
+                splitter = reasoning.HarmonyFormatSplitter
         if tools is not None:
             from ..conversation.tools import constrain, free_format
 

@@ -283,8 +283,8 @@ class JSONTokenizer(Tokenizer):
         return TokenTable(data=b"".join(parts), offsets=offsets, control=bytes(hidden), eog=self.eog_ids)
 
     def _shown(self) -> tuple[str, ...]:
-        """Return the texts of control tokens that are part of a completion's text: markers of tool calls, and of
-        Harmony if the model has them. The same rule applies to GGUF files."""
+        """Return the texts of control tokens that are part of a completion's text: markers of tool calls and
+        reasoning, and of Harmony if the model has them. The same rule applies to GGUF files."""
         ids = [self._hf.token_to_id(text) for text in SHOWN]
         ends = self._hf.token_to_id("<|end|>")
         marks = tuple(text for text in CALL_MARKS if self._hf.token_to_id(text) not in self.eog_ids)

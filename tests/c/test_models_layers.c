@@ -243,16 +243,13 @@ static char text[4096];
 static uint32_t decided(const mp_choice *choice) { return atomic_load(&choice->text_bytes); }
 
 /* Append the chunks, separated by |, to a stream; return the index of the matched stop string, or -1. */
-static int feed(mp_choice *choice, mp_stream *stream, const char *chunks, int n_stop, char **stop) {
-    int32_t lengths[8];
-    for (int i = 0; i < n_stop; i++)
-        lengths[i] = (int32_t)strlen(stop[i]);
+static int feed_request(mp_choice *choice, mp_stream *stream, const char *chunks, const mp_text_request *request) {
     *choice = (mp_choice){.text = text, .text_capacity = sizeof text};
     mp_stream_init(stream, choice);
     uint32_t last = 0;
     while (*chunks) {
         size_t n = strcspn(chunks, "|");
-        int found = mp_stream_append(stream, (const uint8_t *)chunks, n, n_stop, stop, lengths);
+        int found = mp_stream_append(stream, request, (const uint8_t *)chunks, n);
         MP_CHECK_INT(decided(choice), last); /* the token is published before its text */
         mp_stream_publish(stream);
         MP_CHECK(decided(choice) >= last); /* published text is never taken back */
@@ -262,6 +259,14 @@ static int feed(mp_choice *choice, mp_stream *stream, const char *chunks, int n_
         chunks += n + (chunks[n] == '|');
     }
     return -1;
+}
+
+static int feed(mp_choice *choice, mp_stream *stream, const char *chunks, int n_stop, char **stop) {
+    int32_t lengths[8];
+    for (int i = 0; i < n_stop; i++)
+        lengths[i] = (int32_t)strlen(stop[i]);
+    const mp_text_request request = {.n_stop = n_stop, .stop = stop, .stop_bytes = lengths};
+    return feed_request(choice, stream, chunks, &request);
 }
 
 MP_TEST(models_stream_never_shows_half_a_character) {
@@ -318,7 +323,7 @@ MP_TEST(models_stream_knows_all_second_bytes) {
             mp_choice choice = {.text = text, .text_capacity = sizeof text};
             mp_stream stream;
             mp_stream_init(&stream, &choice);
-            mp_stream_append(&stream, bytes, 2, 0, NULL, NULL);
+            mp_stream_append(&stream, &(mp_text_request){0}, bytes, 2);
             mp_stream_publish(&stream);
             const bool fits = begins_character(a, b), lead = b >= 0xC2 && b <= 0xF4;
             const uint32_t expected = fits ? (a < 0xE0 ? 2 : 0) : lead ? 3 : 6; /* U+FFFD has 3 bytes */
@@ -349,6 +354,48 @@ MP_TEST(models_stream_holds_stop_strings_back) {
     MP_CHECK_INT(feed(&choice, &stream, "go ST", 3, stop), -1);
     mp_stream_finish(&stream);
     MP_CHECK_INT(decided(&choice), 5);
+}
+
+/* Stop strings end the response and not the reasoning, however the text is cut into chunks. */
+MP_TEST(models_stream_stops_no_reasoning) {
+    char *stop[] = {"stop", "\n", "<t", "\n\nUser:"}, *starts[] = {"<think>"}, *ends[] = {"</think>", "</t>"};
+    static const struct {
+        const char *text, *expected;
+        bool in_reasoning;
+        int found;
+    } rows[] = {{"Hm stop </think>Yes stop", "Hm stop </think>Yes ", true, 0},
+                {"a\nb</think>\n\nYes\nNo", "a\nb</think>\n\nYes", true, 1},
+                {"a</t>stop</think>", "a</t>", true, 0},
+                {"a</think> \n\n", "a</think> \n\n", true, -1},
+                {"a</think>\n\nUser:", "a</think>", true, 3},
+                {"stop, never closed\n", "stop, never closed\n", true, -1},
+                {" <think>stop\n</think>\nYes\n", " <think>stop\n</think>\nYes", false, 1},
+                {"<thinstop", "", false, 2},
+                {"<b>stop", "<b>", false, 0},
+                {"Yes\n</think>stop", "Yes", false, 1}};
+    const int32_t lengths[] = {4, 1, 2, 7}, start_bytes[] = {7}, end_bytes[] = {8, 4};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const mp_text_request request = {.n_stop = 4, .stop = stop, .stop_bytes = (int32_t *)lengths,
+                                         .n_reasoning_starts = 1, .reasoning_starts = starts,
+                                         .reasoning_start_bytes = (int32_t *)start_bytes, .n_reasoning_ends = 2,
+                                         .reasoning_ends = ends, .reasoning_end_bytes = (int32_t *)end_bytes,
+                                         .in_reasoning = rows[i].in_reasoning};
+        for (size_t chunk = 1; chunk <= strlen(rows[i].text); chunk++) {
+            char cut[64];
+            size_t at = 0;
+            for (size_t from = 0; from < strlen(rows[i].text); from += chunk)
+                at += (size_t)snprintf(cut + at, sizeof cut - at, "%s%.*s", from ? "|" : "", (int)chunk,
+                                       rows[i].text + from);
+            mp_choice choice;
+            mp_stream stream;
+            const int found = feed_request(&choice, &stream, cut, &request);
+            if (found < 0)
+                mp_stream_finish(&stream);
+            MP_CHECK_INT(found, rows[i].found);
+            MP_CHECK_INT(decided(&choice), strlen(rows[i].expected));
+            MP_CHECK(memcmp(text, rows[i].expected, strlen(rows[i].expected)) == 0);
+        }
+    }
 }
 
 /* However the text is cut into chunks, the result is the text before the earliest stop string. */

@@ -34,7 +34,9 @@ static mp_status accept(mp_text_engine *engine, mp_text_request *request, mp_seq
         finish_choice(engine, seq, choice, MP_FINISH_EOS, -1);
         return MP_OK;
     }
-    int stop = find_id(request->stop_ids, request->n_stop_ids, id);
+    /* like a stop string, a stop id that is text does not end the reasoning */
+    const bool reasons = mp_stream_reasons(&seq->stream, request) && !table->control[id];
+    int stop = reasons ? -1 : find_id(request->stop_ids, request->n_stop_ids, id);
     if (stop >= 0) {
         mp_stream_finish(&seq->stream);
         finish_choice(engine, seq, choice, MP_FINISH_STOP, request->n_stop + stop);
@@ -44,7 +46,7 @@ static mp_status accept(mp_text_engine *engine, mp_text_request *request, mp_seq
         MP_TRY(mp_history_add(&seq->history, id, false, error));
     const uint8_t *bytes = table->bytes + table->offsets[id];
     size_t count = table->control[id] ? 0 : table->offsets[id + 1] - table->offsets[id];
-    stop = mp_stream_append(&seq->stream, bytes, count, request->n_stop, request->stop, request->stop_bytes);
+    stop = mp_stream_append(&seq->stream, request, bytes, count);
     choice->tokens[index] = (mp_token_out){id, logprob, seq->stream.bytes};
     atomic_store_explicit(&choice->token_count, index + 1, memory_order_release);
     mp_stream_publish(&seq->stream);

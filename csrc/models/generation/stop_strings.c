@@ -83,29 +83,104 @@ static uint32_t held_from(const char *text, uint32_t from, uint32_t bytes, int n
     return held;
 }
 
-int mp_stream_append(mp_stream *stream, const uint8_t *bytes, size_t count, int n_stop, char *const *stop,
-                     const int32_t *stop_bytes) {
+static bool is_blank(char byte) { return byte == ' ' || byte == '\n' || byte == '\r' || byte == '\t'; }
+
+/* Decide whether the text begins with reasoning. */
+static void follow_beginning(mp_stream *stream, const mp_text_request *request) {
+    const char *text = stream->choice->text;
+    uint32_t start = 0;
+    bool may_begin = false;
+    while (start < stream->bytes && is_blank(text[start]))
+        start++;
+    for (int i = 0; i < request->n_reasoning_starts; i++) {
+        const uint32_t whole = (uint32_t)request->reasoning_start_bytes[i], left = stream->bytes - start;
+        if (memcmp(text + start, request->reasoning_starts[i], left < whole ? left : whole) != 0)
+            continue;
+        if (left >= whole) {
+            stream->phase = MP_STREAM_REASONING;
+            return;
+        }
+        may_begin = true;
+    }
+    if (!may_begin)
+        stream->phase = MP_STREAM_RESPONSE;
+}
+
+/* Find the end of the reasoning. */
+static void follow_reasoning(mp_stream *stream, const mp_text_request *request) {
+    const char *text = stream->choice->text;
+    uint32_t found_at = stream->bytes, end = 0, longest = 1;
+    for (int i = 0; i < request->n_reasoning_ends; i++) {
+        const uint32_t size = (uint32_t)request->reasoning_end_bytes[i];
+        longest = size > longest ? size : longest;
+        for (uint32_t at = stream->from; at + size <= stream->bytes && at < found_at; at++)
+            if (memcmp(text + at, request->reasoning_ends[i], size) == 0) {
+                found_at = at;
+                end = at + size;
+            }
+    }
+    if (end > 0) {
+        stream->phase = MP_STREAM_RESPONSE;
+        stream->from = stream->gap = end;
+        stream->in_gap = true;
+    } else if (stream->bytes - stream->from >= longest) {
+        stream->from = stream->bytes - longest + 1;
+    }
+}
+
+/* Find the phase of the text. */
+static void follow(mp_stream *stream, const mp_text_request *request) {
+    const char *text = stream->choice->text;
+    if (stream->phase == MP_STREAM_BEGINNING && request->n_reasoning_ends == 0)
+        stream->phase = MP_STREAM_RESPONSE;
+    else if (stream->phase == MP_STREAM_BEGINNING && request->in_reasoning)
+        stream->phase = MP_STREAM_REASONING;
+    else if (stream->phase == MP_STREAM_BEGINNING)
+        follow_beginning(stream, request);
+    if (stream->phase == MP_STREAM_REASONING)
+        follow_reasoning(stream, request);
+    while (stream->in_gap && stream->gap < stream->bytes)
+        if (is_blank(text[stream->gap]))
+            stream->gap++;
+        else
+            stream->in_gap = false;
+}
+
+int mp_stream_append(mp_stream *stream, const mp_text_request *request, const uint8_t *bytes, size_t count) {
     mp_choice *choice = stream->choice;
-    uint32_t decided = stream->final;
     for (size_t i = 0; i < count; i++)
         append_byte(stream, bytes[i]);
-    /* a stop string cannot begin in text that is final already */
+    follow(stream, request);
+    if (stream->phase != MP_STREAM_RESPONSE) {
+        stream->final = stream->phase == MP_STREAM_REASONING ? stream->bytes : 0;
+        return -1;
+    }
+    /* a stop string begins neither in text that is final already nor in the reasoning */
+    const uint32_t decided = stream->final > stream->from ? stream->final : stream->from;
     int found = -1;
     uint32_t found_at = stream->bytes;
-    for (int i = 0; i < n_stop; i++)
-        for (uint32_t at = decided; at + (uint32_t)stop_bytes[i] <= stream->bytes && at < found_at; at++)
-            if (memcmp(choice->text + at, stop[i], (size_t)stop_bytes[i]) == 0) {
+    for (int i = 0; i < request->n_stop; i++) {
+        const uint32_t size = (uint32_t)request->stop_bytes[i];
+        for (uint32_t at = decided; at + size <= stream->bytes && at < found_at; at++)
+            if (at + size > stream->gap && memcmp(choice->text + at, request->stop[i], size) == 0) {
                 found = i;
                 found_at = at;
                 break;
             }
+    }
     if (found >= 0) {
         stream->bytes = stream->final = found_at;
         stream->pending_bytes = 0;
         return found;
     }
-    stream->final = held_from(choice->text, decided, stream->bytes, n_stop, stop, stop_bytes);
+    stream->final = held_from(choice->text, decided, stream->bytes, request->n_stop, request->stop,
+                              request->stop_bytes);
     return -1;
+}
+
+bool mp_stream_reasons(const mp_stream *stream, const mp_text_request *request) {
+    return stream->phase == MP_STREAM_REASONING ||
+           (stream->phase == MP_STREAM_BEGINNING && request->n_reasoning_ends > 0 && request->in_reasoning);
 }
 
 void mp_stream_publish(mp_stream *stream) {

@@ -160,23 +160,16 @@ class ThinkingConfig(Fields):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputFormat(Fields):
-    """A JSON schema that the text of the response must match."""
-
-    type: Literal["json_schema"]
-    schema: dict[str, Any]
-
-
 class OutputConfig(Fields):
-    """``format`` constrains the text of the response. ``effort`` selects the reasoning level of models that have
-    levels (``xhigh`` and ``max`` count as high)."""
+    """``format``, ``{"type": "json_schema", "schema": ...}``, constrains the text of the response. ``effort`` selects
+    the reasoning level of models that have levels (``xhigh`` and ``max`` count as high)."""
 
-    format: OutputFormat | None = None
+    format: dict[str, Any] | None = None
     effort: Effort | None = None
 
 
 class ConversationRequest(SamplingFields, kw_only=True):
-    """Fields of the requests with a conversation."""
+    """Fields of the requests with a conversation. ``output_format`` is the older name of ``output_config.format``."""
 
     model: Name
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=10_000)]
@@ -185,6 +178,7 @@ class ConversationRequest(SamplingFields, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
     cache_control: Any = None
 
 

@@ -62,7 +62,7 @@ mpool.cli.embedding  mpool.tasks.embedding_results  1  core
 mpool.cli.embedding  numpy  2  core
 mpool.cli.embedding  numpy.lib  1  core
 mpool.cli.formats  mpool.checks  1  start-up
-mpool.cli.formats  mpool.conversation.grammar  1  start-up
+mpool.cli.formats  mpool.conversation.response_formats  1  start-up
 mpool.cli.formats  mpool.errors  2  start-up
 mpool.cli.imaging  mpool.errors  1  start-up
 mpool.cli.models  mpool.debug.show  2  start-up

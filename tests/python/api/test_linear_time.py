@@ -24,8 +24,8 @@ CASES = {
         from mpool import durations
         durations.seconds_of("0" * N + "x", "keep_alive")""",
     "grammar of empty lines": """
-        from mpool.conversation import grammar
-        grammar._lark("\\n" * grammar.MAX_CHARS)""",
+        from mpool.conversation import grammar, response_formats
+        grammar._lark("\\n" * response_formats.MAX_CHARS)""",
     "pattern of unfinished classes": """
         from mpool.conversation import tool_grammar
         tool_grammar._search("[" * N)

@@ -16,7 +16,7 @@ from mpool.conversation.template import ChatTemplate
 from mpool.tasks import sampling
 from mpool.conversation.reasoning import (
     HarmonyCallSplitter, HarmonySplitter, OpenedThinkSplitter, Splitter, ThinkSplitter)
-from reasoningdata import CHAINS, HARMONY, THINK, WORDS
+from reasoningdata import BRACKETS, CHAINS, CONTROL, HARMONY, OPENED, THINK, WORDS
 
 C, M, S, E = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
 CASES: list[tuple[type[Splitter], str, str | None, str]] = [
@@ -104,10 +104,11 @@ GREEDY: dict[str, Any] = {"temperature": 0, "presence_penalty": 2.0, "max_tokens
 
 
 def _model(folder: Path, template: str) -> Path:
-    return chainmodels.save(folder, template, CHAINS[template], WORDS)
+    return chainmodels.save(folder, template, CHAINS[template], WORDS, CONTROL.get(template, ()))
 
 
-@pytest.fixture(scope="module", params=[HARMONY, THINK], ids=["harmony", "think"])
+@pytest.fixture(scope="module", params=[HARMONY, THINK, OPENED, BRACKETS],
+                ids=["harmony", "think", "opened", "brackets"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return _model(tmp_path_factory.mktemp("thinks"), request.param), request.param
 
@@ -131,7 +132,7 @@ def test_chat(model: tuple[Path, str]) -> None:
         again = ChatTemplate(template).render([*messages, done.message], add_generation_prompt=True)
         assert again.count("ä think") == 1 and again.count("Yes.") == 1
         assert pool.chat([*messages, done.message, *messages], folder, **GREEDY).text == "Yes."
-        cut = pool.chat(messages, folder, **{**GREEDY, "max_tokens": 7 if template is HARMONY else 4})
+        cut = pool.chat(messages, folder, **{**GREEDY, "max_tokens": {HARMONY: 7, OPENED: 3}.get(template, 4)})
         assert (cut.text, cut.finish_reason) == ("", "length") and "ä think".startswith(str(cut.reasoning))
         assert [choice.reasoning for choice in pool.chat(messages, folder, n=2, **GREEDY).choices] == ["ä think"] * 2
 
@@ -148,14 +149,15 @@ def test_a_chat_that_may_think_has_more_tokens_by_default(model: tuple[Path, str
     with mpool.Pool() as pool:
         done = pool.chat(messages, model[0], **options)
         assert (done.usage.completion_tokens, done.finish_reason) == (3, "length")
-        schema = {"type": "string", "maxLength": 40}  # this grammar allows no reasoning
-        assert pool.chat(messages, model[0], response_format=schema, **options).usage.completion_tokens != 3
+        schema = {"type": "string", "maxLength": 40}
+        assert pool.chat(messages, model[0], response_format=schema, **options).usage.completion_tokens == 3
 
 
 def test_generate_does_not_split(model: tuple[Path, str]) -> None:
     folder, template = model
-    raw = {HARMONY: f"{C}analysis{M}ä think{E}{S}assistant{C}final{M}Yes.", THINK: "<think>ä think</think>Yes."}
-    prompt = {HARMONY: f"{S}assistant", THINK: "[assistant]"}[template]
+    raw = {HARMONY: f"{C}analysis{M}ä think{E}{S}assistant{C}final{M}Yes.", THINK: "<think>ä think</think>Yes.",
+           OPENED: "ä think</think>\nYes.", BRACKETS: "[THINK]ä think[/THINK]\nYes."}
+    prompt = {HARMONY: f"{S}assistant", OPENED: "[assistant]<think>"}.get(template, "[assistant]")
     with mpool.Pool() as pool:
         done = pool.generate(prompt, folder, parse_special=True, **GREEDY)
         assert (done.text, done.reasoning) == (raw[template], None)
@@ -179,3 +181,66 @@ def test_reasoning_that_the_prompt_closes(tmp_path: Path) -> None:
     with mpool.Pool() as pool:
         done = pool.chat([{"role": "user", "content": "Is it?"}], folder, template_options={"closed": True}, **GREEDY)
         assert (done.text, done.reasoning) == ("Yes.", None)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_stop_strings_and_stop_tokens_end_the_response_only(model: tuple[Path, str], isolation: str) -> None:
+    folder, _ = model
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Is it?"}]
+    with mpool.Pool(mpool.PoolConfig(threads=1, isolation=isolation)) as pool:  # type: ignore[arg-type]
+        def reply(**options: Any) -> tuple[str, str | None, str, str | int | None]:
+            done = pool.chat(messages, folder, **GREEDY, **options)
+            stream = pool.chat(messages, folder, stream=True, **GREEDY, **options)
+            chunks = list(stream)
+            assert ("".join(chunk.text for chunk in chunks), "".join(chunk.reasoning for chunk in chunks) or None) \
+                == (done.text, done.reasoning)
+            assert [choice.text for choice in pool.chat(messages, folder, n=2, **GREEDY, **options).choices] == \
+                [done.text] * 2
+            return done.text, done.reasoning, done.finish_reason, done.stop
+
+        whole = ("Yes.", "ä think", "stop", None)
+        assert reply(stop=["think", "ä", "assistant", "analysis", "final", "<", "[", "\n", "</think>"]) == whole
+        assert reply(stop=["think", "es"]) == ("Y", "ä think", "stop", "es")
+        assert reply(stop="Yes") == ("", "ä think", "stop", "Yes")
+        token = pool.tokenize(" think", folder)[-1:]
+        assert reply(stop_token_ids=token) == whole
+        token = pool.tokenize(".", folder)
+        assert reply(stop_token_ids=token) == ("Yes", "ä think", "stop", token[0])
+
+
+FORMATS: list[tuple[Any, str]] = [
+    ({"type": "string", "maxLength": 10}, '"!#$%&\'()*+"'), ({"type": "regex", "regex": r"[A-Z]es\."}, "Yes."),
+    ({"type": "grammar", "grammar": 'start: "Yes" | "No"'}, "Yes"),
+    ({"type": "grammar", "grammar": 'root ::= "Yes" "!"'}, "Yes!"), ({"type": "text"}, "Yes.")]
+
+
+@pytest.mark.parametrize("wanted, text", FORMATS, ids=repr)
+def test_a_format_constrains_the_response_only(model: tuple[Path, str], wanted: Any, text: str) -> None:
+    """The reasoning is the same as without a format, and a caller who turns it off gets none."""
+    pytest.importorskip("llguidance")
+    folder, template = model
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Is it?"}]
+    with mpool.Pool() as pool:
+        done = pool.chat(messages, folder, response_format=wanted, **GREEDY)
+        assert (done.text, done.reasoning, done.finish_reason) == (text, "ä think", "stop")
+        assert done.parsed == (text[1:-1] if text[0] == '"' else None)
+        stream = pool.chat(messages, folder, stream=True, response_format=wanted, **GREEDY)
+        assert ["".join(parts) for parts in zip(*((chunk.reasoning, chunk.text) for chunk in stream))] == \
+            ["ä think", text]
+        cut = pool.chat(messages, folder, response_format=wanted, **{**GREEDY, "max_tokens": 3})
+        assert (cut.text, cut.finish_reason, cut.parsed) == ("", "length", None)
+        if template in (THINK, BRACKETS) and wanted != {"type": "text"}:
+            for options in ({"closed": True}, {"enable_thinking": False}, {"thinking": False}):
+                done = pool.chat(messages, folder, response_format=wanted, template_options=options, **GREEDY)
+                assert done.reasoning is None and "think" not in done.text and done.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_stop_string_that_might_begin_the_reasoning(tmp_path: Path, isolation: str) -> None:
+    """It is found once a later token shows that the completion has no reasoning."""
+    chain = [("]", "<"), ("<", "t"), ("t", "h"), ("h", "x"), ("x", "y"), ("y", "<|return|>")]
+    folder = chainmodels.save(tmp_path, THINK, chain, WORDS)
+    with mpool.Pool(mpool.PoolConfig(threads=1, isolation=isolation)) as pool:  # type: ignore[arg-type]
+        for stop, text in (("<t", ""), ("th", "<"), ("y", "<thx")):
+            done = pool.chat([{"role": "user", "content": "Is it?"}], folder, stop=[stop], **GREEDY)
+            assert (done.text, done.reasoning, done.stop) == (text, None, stop)

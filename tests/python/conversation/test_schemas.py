@@ -127,3 +127,121 @@ def test_pattern_properties_beside_additional_properties(pool: mpool.Pool, llama
     overlapping = {"type": "object", "patternProperties": {"^a": {"type": "integer"}, "a$": {"type": "string"}}}
     with pytest.raises(mpool.InvalidArgument, match="patternProperty regexes .* are not disjoint"):
         pool.generate("Once", llama, response_format=overlapping)
+
+
+# ---- one spelling of each key, and no dead ends ----------------------------------------------------------------------
+
+SCORE = {"score": {"type": "integer", "minimum": 1}}
+#: Schemas whose patterns match declared properties only, joined in one part or in several, or match nothing.
+OVERLAPPING: list[dict[str, Any]] = [
+    {"properties": SCORE, "required": ["score"], "patternProperties": {"^score$": {"maximum": 9}}},
+    {"required": ["score"], "patternProperties": {"^score$": {"type": "integer"}}},
+    {"properties": {**SCORE, "b": {"type": "boolean"}}, "required": ["score"],
+     "patternProperties": {"^(score|b)$": {"type": ["integer", "boolean"]}}},
+    {"properties": SCORE, "required": ["score"], "patternProperties": {r"[^\s\S]": {"type": "null"}}},
+    {"allOf": [{"type": "object", "properties": SCORE, "required": ["score"]},
+               {"type": "object", "patternProperties": {"^score$": {"maximum": 9}}, "additionalProperties": False}]},
+    {"$defs": {"base": {"type": "object", "properties": SCORE, "required": ["score"]}}, "$ref": "#/$defs/base",
+     "patternProperties": {"^s(core)$": {"maximum": 9}}},
+    {"properties": {"in": {"type": "object", "properties": SCORE, "required": ["score"], "additionalProperties": False,
+                           "patternProperties": {"score": False, "^score$": {}}}}},
+    {"properties": {"in": {"type": "object", "properties": SCORE, "required": ["score"], "additionalProperties": False,
+                           "patternProperties": {"^score$": {"maximum": 9}}}}, "required": ["in"]},
+]
+HOT: dict[str, Any] = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "max_tokens": 300}
+
+
+@pytest.mark.parametrize("schema", OVERLAPPING, ids=str)
+def test_patterns_that_match_declared_properties(pool: mpool.Pool, llama: Path, schema: dict[str, Any]) -> None:
+    """Both schemas apply to such a property, or the request is refused before its first token."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = {"type": "object", "additionalProperties": False, **schema} if "allOf" not in schema else schema
+    for seed in range(5):
+        try:
+            flow = pool.generate("Once", llama, stream=True, response_format=schema, seed=seed, **HOT)
+        except mpool.InvalidArgument:
+            assert "score\": False" in str(schema).replace("'", '"')  # two patterns that both match: llguidance refuses
+            return
+        list(flow)
+        done = flow.result()
+        assert done.finish_reason == "stop", done.text
+        jsonschema.validate(done.parsed, schema)
+
+
+def test_optional_parts_without_a_finite_value_are_left_out(pool: mpool.Pool, llama: Path) -> None:
+    endless = {"type": "object", "properties": {"a": {"$ref": "#/$defs/endless"}}, "required": ["a"],
+               "additionalProperties": False}
+    schema = {"$defs": {"endless": endless}, "type": "object", "additionalProperties": False, "required": ["x"],
+              "properties": {"x": {"type": "boolean"}, "a": {"$ref": "#/$defs/endless"},
+                             "b": {"type": "array", "items": {"$ref": "#/$defs/endless"}}}}
+    for seed in range(8):
+        done = pool.generate("Once", llama, response_format=schema, seed=seed, **HOT)
+        assert done.finish_reason == "stop" and set(done.parsed) <= {"x", "b"} and not done.parsed.get("b")
+
+
+#: An object with a free key: schema -> JSON up to the escape that would be a second spelling of a declared key.
+ALIASES: list[tuple[dict[str, Any], str]] = [
+    ({"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}, '{"a": 1, "\\u00'),
+    ({"properties": {"a": {"type": "integer"}}, "additionalProperties": True}, '{"a": 1, "\\u00'),
+    ({"patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}, '{"\\u00'),
+    ({"properties": {"a\n": {"type": "integer"}}, "additionalProperties": True}, '{"a\\n": 1, "a\\u000a'),
+    ({"properties": {"b": {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}}},
+     '{"b": {"a": null, "\\u00')]
+
+
+@pytest.mark.parametrize(("schema", "start"), ALIASES)
+def test_keys_have_one_spelling(schema: dict[str, Any], start: str) -> None:
+    """In formats, strict or not, and in arguments of tools, in every form."""
+    import llguidance
+
+    from mpool.conversation import grammar, tool_formats, tool_grammar
+    from mpool.conversation.tool_formats import Function
+
+    class Letters:
+        tokens = [bytes([byte]) for byte in range(256)] + [b"<end>"]
+        special_token_ids, eos_token_id, bos_token_id = [256], 256, None
+
+        def __call__(self, text: bytes) -> list[int]:
+            return list(text)
+
+    letters = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Letters()), n_vocab=257, eos_token=[256])
+
+    def check(source: str, before: str) -> None:
+        matcher, text = llguidance.LLMatcher(letters, source, log_level=0), list((before + start).encode())
+        assert not matcher.is_error(), matcher.get_error()
+        taken = matcher.try_consume_tokens(text)
+        assert taken < len(text) and bytes(text[:taken]).endswith(b"\\"), (before + start)[:taken]
+
+    schema = {"type": "object", **schema}
+    for kind in ("schema", "lenient"):
+        made_schema = grammar._enforceable(kind, json.dumps(schema), None)[1]
+        check(llguidance.LLMatcher.grammar_from_json_schema(made_schema), "")
+    for form in (tool_formats.HERMES, tool_formats.LLAMA3):
+        for strict in (True, False):
+            made = tool_grammar.build_grammar(form, [Function("f", schema, strict)], forced=True, single=True,
+                                              splitter=None)
+            head = form.prefix + form.around_arguments("f")[0]
+            check(llguidance.LLMatcher.grammar_from_lark(made.lark), head)
+
+
+def test_strings_that_need_unicode_escapes(pool: mpool.Pool, llama: Path) -> None:
+    """A control character without a short escape of JSON is refused, or ignored if the format is not strict."""
+    for part in ({"const": "a\x01"}, {"enum": [{"b": ["\x7f"]}]}, {"type": "string", "pattern": "^\\x02$"}):
+        with pytest.raises(mpool.InvalidArgument, match="control character") as caught:
+            pool.generate("Once", llama, response_format={"type": "array", "items": part})
+        assert caught.value.param == "response_format" and "strict" in (caught.value.hint or "")
+        relaxed = {"type": "json_schema", "json_schema": {"strict": False, "schema": {
+            "type": "array", "items": part, "maxItems": 0}}}
+        assert pool.generate("Once", llama, response_format=relaxed, **HOT).parsed == []
+    fine = {"type": "object", "properties": {"\x01": {"const": "\b\f\n\r\t\"\\"}, "b": {
+        "type": "string", "pattern": r"^[^\x00-\x1f]{2}$"}}, "required": ["\x01", "b"], "additionalProperties": False}
+    done = pool.generate("Once", llama, response_format=fine, seed=1, **HOT)
+    assert done.parsed["\x01"] == "\b\f\n\r\t\"\\" and len(done.parsed["b"]) == 2
+
+
+def test_a_number_of_properties_that_a_grammar_cannot_count(pool: mpool.Pool, llama: Path) -> None:
+    """``{"a": 1, "a": 2}`` has one property."""
+    schema = {"type": "object", "patternProperties": {"^[ab]$": {"type": "integer"}}, "additionalProperties": False}
+    with pytest.raises(mpool.InvalidArgument, match="minProperties 2"):
+        pool.generate("Once", llama, response_format={**schema, "minProperties": 2})
+    assert pool.generate("Once", llama, response_format={**schema, "minProperties": 1}, seed=1, **HOT).parsed

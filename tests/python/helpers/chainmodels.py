@@ -13,13 +13,15 @@ import pytest
 SPECIAL = ["<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"]
 
 
-def save(folder: Path, template: str, chains: Sequence[tuple[str, ...]], words: Sequence[str]) -> Path:
+def save(folder: Path, template: str, chains: Sequence[tuple[str, ...]], words: Sequence[str],
+         control: Sequence[str] = ()) -> Path:
     """Save a model to a folder.
 
     Args:
         template: chat template.
         chains: a token and its possible successors, the most probable first; single bytes in GPT-2's alphabet.
         words: texts that are one token each, in addition to single bytes and :data:`SPECIAL`.
+        control: texts that are one control token each, in addition to :data:`SPECIAL`.
 
     Returns:
         The folder.
@@ -32,7 +34,8 @@ def save(folder: Path, template: str, chains: Sequence[tuple[str, ...]], words: 
     tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL])
+    special = [*SPECIAL, *control]
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in words])
     size = tokenizer.get_vocab_size()
     heads = -(-size // 16)
@@ -52,5 +55,5 @@ def save(folder: Path, template: str, chains: Sequence[tuple[str, ...]], words: 
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({
         "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "added_tokens_decoder": {
-            str(tokenizer.token_to_id(text)): {"content": text, "special": True} for text in SPECIAL}}))
+            str(tokenizer.token_to_id(text)): {"content": text, "special": True} for text in special}}))
     return folder

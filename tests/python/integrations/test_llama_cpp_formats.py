@@ -97,7 +97,7 @@ def test_options_of_one_method(llama: Llama, model: Recorder) -> None:
         "tools": [1], "tool_choice": "auto", "logprobs": True, "top_logprobs": 0,
         "response_format": {"type": "json_object"}}
     assert not {"tools", "tool_choice", "logprobs", "top_logprobs", "response_format"} & set(plain)
-    assert schema["response_format"] == {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}
+    assert schema["response_format"] == {"type": "json_object", "schema": {"a": 1}}
 
 
 def test_seeds_and_contexts(llama: Llama, model: Recorder) -> None:

@@ -111,6 +111,7 @@ for _ in range(70):
     {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 70_000]}}},
     {"type": "json_schema", "json_schema": {"schema": DEEP}},
     {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(a"}}},
+    {"type": "json_object", "schema": 3}, {"type": "json_object", "schema": {"type": "wat"}},
 ], ids=lambda wanted: str(wanted)[:60])
 @pytest.mark.parametrize("stream", [False, True])
 def test_invalid_response_formats_are_refused(server: Any, wanted: dict[str, Any], stream: bool) -> None:
@@ -163,11 +164,58 @@ def test_constraints_of_other_servers(server: Any, path: str, fields: dict[str, 
     ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex"),
     ({"grammar": 'root ::= "x"', "guided_regex": "a"}, "guided_regex"),
     ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "x"'}, "grammar"),
+    ({"structured_outputs": {"regex": "a", "disable_additional_properties": True}}, "structured_outputs"),
 ], ids=lambda value: str(value)[:60])
 def test_invalid_constraints_are_refused(server: Any, fields: dict[str, Any], param: str) -> None:
     status, found = ask(server, "/v1/completions", {"model": "llama", "prompt": "A pet:", "max_tokens": 4, **fields})
     assert status == 400 and found["error"]["param"] == param
     assert f"`{param}" in found["error"]["message"]
+
+
+#: Keys that a format of each type does not have.
+UNKNOWN_KEYS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "text", "schema": {}}, "schema"), ({"type": "json_object", "strict": True}, "strict"),
+    ({"type": "json_object", "json_schema": {"schema": {}}}, "json_schema"),
+    ({"type": "json_schema", "json_schema": {"schema": {}}, "max_length": 3}, "max_length"),
+    ({"type": "json_schema", "json_schema": {"schema": {}, "maxLength": 3}}, "maxLength"),
+    ({"type": "regex", "regex": "a", "flags": "i"}, "flags"),
+    ({"type": "grammar", "grammar": 'root ::= "x"', "syntax": 1}, "syntax")]
+
+
+@pytest.mark.parametrize(("wanted", "key"), UNKNOWN_KEYS, ids=lambda value: str(value)[:60])
+def test_unknown_keys_of_formats_are_named(server: Any, wanted: dict[str, Any], key: str) -> None:
+    for path, given in (("/v1/chat/completions", {"messages": CHAT}), ("/v1/completions", {"prompt": "x"})):
+        status, found = ask(server, path, {"model": "llama", "max_tokens": 2, "response_format": wanted, **given})
+        assert status == 400 and found["error"]["param"] == "response_format" and key in found["error"]["message"]
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        server.state.pool.generate("x", "llama", response_format=wanted)
+    assert caught.value.param.startswith("response_format") and caught.value.param.endswith("." + key)
+
+
+def test_unknown_keys_of_other_protocols_are_named(server: Any) -> None:
+    schema = {"type": "json_schema", "schema": {}, "maxLength": 3}
+    for path, field, body in (
+            ("/v1/responses", "text.format", {"input": "x", "text": {"format": {**schema, "name": "a"}}}),
+            ("/v1/responses", "text.format", {"input": "x", "text": {"format": {"type": "text", "maxLength": 3}}}),
+            ("/v1/messages", "output_config.format", {"output_config": {"format": schema}}),
+            ("/v1/messages", "output_format", {"output_format": schema})):
+        status, found = ask(server, path, {"model": "llama", "messages": CHAT, "max_tokens": 2, **body} if
+                            "messages" in path else {"model": "llama", **body})
+        assert status == 400 and f"`{field}" in found["error"]["message"] and "maxLength" in found["error"]["message"]
+
+
+def test_json_object_with_a_schema(server: Any) -> None:
+    """As llama.cpp's server and llama-cpp-python read it."""
+    wanted = {"type": "json_object", "schema": SCHEMA}
+    for path, given in (("/v1/chat/completions", {"messages": CHAT}), ("/v1/completions", {"prompt": "x"})):
+        status, found = ask(server, path, {"model": "llama", "max_tokens": 200, "response_format": wanted, **given,
+                                           **HOT})
+        choice = found["choices"][0]
+        assert status == 200 and choice["finish_reason"] == "stop"
+        validate(choice["message"]["content"] if "chat" in path else choice["text"])
+    validate(server.state.pool.generate("x", "llama", response_format=wanted, max_tokens=200, **HOT).text)
+    with pytest.raises(mpool.InvalidArgument, match=r"`response_format.schema` must be a JSON schema, got 3"):
+        server.state.pool.generate("x", "llama", response_format={"type": "json_object", "schema": 3})
 
 
 @pytest.mark.parametrize("wanted", ["xml", {"type": "wat"}, {"enum": ["x" * 70_000]}, {"$ref": "http://example.org/x"},

@@ -334,14 +334,15 @@ def test_the_schema_that_is_missing_is_named(server: Any) -> None:
 def test_a_schema_that_cannot_be_used_is_named_as_in_the_request(server: Any, schema: Any, words: str) -> None:
     """Clients of other protocols do not know `response_format`."""
     pytest.importorskip("llguidance")
-    format, chat = {"type": "json_schema", "name": "x", "schema": schema}, {"messages": CHAT}
+    plain, chat = {"type": "json_schema", "schema": schema}, {"messages": CHAT}
+    format = {**plain, "name": "x"}
     for path, change, field in (("/v1/responses", {"input": "x", "text": {"format": format}}, "text.format"),
-                                ("/v1/messages", {**chat, "max_tokens": 1, "output_config": {"format": format}},
+                                ("/v1/messages", {**chat, "max_tokens": 1, "output_config": {"format": plain}},
                                  "output_config.format"),
                                 ("/api/chat", {**chat, "format": schema}, "format"),
                                 ("/api/generate", {"prompt": "x", "format": schema}, "format"),
                                 ("/v1/chat/completions", {**chat, "response_format": {
-                                    "type": "json_schema", "json_schema": format}}, "response_format")):
+                                    "type": "json_schema", "json_schema": {"schema": schema}}}, "response_format")):
         for stream in (False, True):
             status, found = ask(server, path, {"model": "writes", "stream": stream, **change})
             error = found["error"]

@@ -101,3 +101,47 @@ def test_ollama(server: Any) -> None:
             status, found = ask(server, path, {"model": model, "think": think, **body})
             assert status == 400 and text_of_error in found["error"]
     assert "thinking" in client.show("always").capabilities and "thinking" not in client.show("llama").capabilities
+
+
+@pytest.mark.parametrize("model", list(TEMPLATES))
+def test_formats_and_stop_strings_leave_the_reasoning_alone(server: Any, model: str) -> None:
+    """In every protocol that has both: reasoning, then a response of the format or up to the stop string."""
+    pytest.importorskip("llguidance")
+    schema = {"type": "string", "maxLength": 10}
+
+    def chat(**body: Any) -> tuple[str, str]:
+        message = ask(server, "/v1/chat/completions", {"model": model, "messages": CHAT, **GREEDY, **body})[1][
+            "choices"][0]["message"]
+        return message.get("reasoning_content"), message["content"]
+
+    def responses(**body: Any) -> tuple[str, str]:
+        items = ask(server, "/v1/responses", {"model": model, "input": "Is it?", "temperature": 0,
+                                              "presence_penalty": 2.0, "max_output_tokens": 40, **body})[1]["output"]
+        return next(part["text"] for part in items[0]["content"]), items[-1]["content"][0]["text"]
+
+    def messages(**body: Any) -> tuple[str, str]:
+        blocks = ask(server, "/v1/messages", {"model": model, "messages": CHAT, **GREEDY, **body})[1]["content"]
+        return blocks[0]["thinking"], blocks[-1]["text"]
+
+    def ollama(path: str, **body: Any) -> tuple[str, str]:
+        found = ask(server, path, {"model": model, "stream": False, "messages": CHAT, "prompt": "Is it?", **body})[1]
+        found = found.get("message", found)
+        return found["thinking"], found.get("content", found.get("response"))
+
+    wanted = "ä think", '"!#$%&\'()*+"'
+    assert chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}) == wanted
+    assert chat(response_format={"type": "json_object", "schema": schema}) == wanted
+    assert chat(grammar='root ::= "Yes!"') == ("ä think", "Yes!")
+    assert responses(text={"format": {"type": "json_schema", "name": "a", "schema": schema}}) == wanted
+    assert messages(output_config={"format": {"type": "json_schema", "schema": schema}}) == wanted
+    assert messages(output_format={"type": "json_schema", "schema": schema}) == wanted
+    for path in ("/api/chat", "/api/generate"):
+        assert ollama(path, format=schema, options=OPTIONS) == wanted
+        assert ollama(path, options={**OPTIONS, "stop": ["think", "."]}) == ("ä think", "Yes")
+    assert chat(stop=["think", "."]) == messages(stop_sequences=["think", "."]) == ("ä think", "Yes")
+    if model == "switched":
+        off = chat(response_format={"type": "json_object", "schema": schema}, reasoning_effort="none")
+        assert off == (None, wanted[1])
+        found = ask(server, "/api/chat", {"model": model, "stream": False, "messages": CHAT, "format": schema,
+                                          "think": False, "options": OPTIONS})[1]["message"]
+        assert found["content"] == wanted[1] and not found.get("thinking")
