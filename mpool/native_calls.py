@@ -118,9 +118,10 @@ class _Call:
         self.error: BaseException | None = None
 
     def outcome(self) -> Any:
-        """Return the result of an ended call, or raise its error."""
+        """Return the result of an ended call, or raise its error. Call it once: the call gives its result away."""
         if self.error is None:
-            return self.result
+            found, self.result = self.result, None
+            return found
         try:
             raise self.error
         finally:
@@ -250,6 +251,7 @@ class ThreadGroup:
         finally:
             for timer in timers:
                 timer.cancel()
+            del tick  # it refers to itself, and would keep the call until a collection
         found: T = call.outcome()
         return found
 

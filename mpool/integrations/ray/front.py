@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError
 
 from ...server import bodies
 from ...server.application import Application, guarded
+from ...server.body_memory import BodyMemory, Share
 from ...server.errors import Refusal
 from ...server.guard import App, Scope, refusal_response
 from ...server.settings import Settings
@@ -67,10 +68,18 @@ class Relay:
 
     def __init__(self, handle: Any, settings: Settings, limits: Limits) -> None:
         self.handle, self.settings, self.limits = handle, settings, limits
+        self.bodies = BodyMemory(settings.body_memory)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        share = self.bodies.share()
         try:
-            body = await bodies.read(receive, bodies.declared_length(scope), self.settings.max_body)
+            await self._relay(scope, receive, send, share)
+        finally:
+            share.close()
+
+    async def _relay(self, scope: Scope, receive: Any, send: Any, share: Share) -> None:
+        try:
+            body = await bodies.read(receive, bodies.declared_length(scope), self.settings.max_body, share)
         except (bodies.ClientDisconnected, RayActorError):  # RayActorError: the proxy with the connection died
             return
         except Refusal as refusal:

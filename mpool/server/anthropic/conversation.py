@@ -47,9 +47,14 @@ async def options_of(context: Context, served: ServedModel, body: ConversationRe
         Refusal: A tool, the tool choice or the schema is not valid.
     """
     config, wanted = body.output_config, body.thinking
-    found = _tool_options(_custom(context, body.tools), body.tool_choice)
-    if config is not None and config.format is not None:
-        found |= formats.schema_format(config.format.schema, "output_config.format")
+
+    def convert() -> dict[str, Any]:
+        found = _tool_options(_custom(context, body.tools), body.tool_choice)
+        if config is not None and config.format is not None:
+            found |= formats.schema_format(config.format.schema, "output_config.format")
+        return found
+
+    found = await context.converted(convert)
     found |= await thinking.anthropic_options(
         served, None if wanted is None else wanted.type != "disabled", None if wanted is None else wanted.budget_tokens,
         None if config is None else config.effort)
