@@ -231,17 +231,17 @@ class ThreadGroup:
         call.loop = loop
         timers: list[asyncio.TimerHandle] = []
 
-        def tick() -> None:
+        def tick(again: Callable[..., None]) -> None:  # a function that refers to itself would keep the call
             try:
                 self._check(call)
-                timers[:] = [loop.call_later(self._pause(call), tick)]
+                timers[:] = [loop.call_later(self._pause(call), again, again)]
             except (Timeout, Overloaded) as error:
                 if not future.done():
                     future.set_exception(error)
 
         try:
             self._submit(call)
-            timers.append(loop.call_later(self._pause(call), tick))
+            timers.append(loop.call_later(self._pause(call), tick, tick))
             await future
             if call.refusal is not None:
                 raise call.refusal
@@ -251,7 +251,6 @@ class ThreadGroup:
         finally:
             for timer in timers:
                 timer.cancel()
-            del tick  # it refers to itself, and would keep the call until a collection
         found: T = call.outcome()
         return found
 

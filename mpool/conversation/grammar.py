@@ -52,6 +52,8 @@ _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_
           "grammar": ("response_format", "the grammar"), "tools": ("tools", "a schema")}
 #: Number and bytes of compiled formats cached per tokenizer; maximum number of threads that compute masks.
 _CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = 32, 128 << 20, 4
+#: Number of regular expressions of tools whose trial is remembered, and their maximum length in characters.
+_CACHED_PATTERNS, _CACHED_PATTERN = 1024, 1000
 #: Seconds that the masks after one token may take before their thread is replaced. They usually take 1 to 50 ms.
 _STUCK_SECONDS = 5.0
 #: CPU seconds that all masks of a request may take: a constant, and more for each sampled token.
@@ -199,10 +201,14 @@ def installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-@functools.lru_cache(maxsize=1024)
 def is_usable(pattern: str) -> bool:
     """Return True if llguidance can compile a regular expression of a JSON schema. It has no look-around and no
     back-references."""
+    return _is_usable(pattern) if len(pattern) <= _CACHED_PATTERN else _is_usable.__wrapped__(pattern)
+
+
+@functools.lru_cache(maxsize=_CACHED_PATTERNS)
+def _is_usable(pattern: str) -> bool:
     import llguidance
 
     return grammar_trial.is_valid(llguidance.LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}))

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from ..stores import STORES
+
 if TYPE_CHECKING:
     from ..runtime.tally import Tally
     from .state import RunningRequest
 
 #: Number of requests that the history keeps, and maximum length of a model's name in it.
-REQUESTS, NAME = 1000, 256
+REQUESTS, NAME = STORES["history"].entries or 0, 256
 
 
 class PastRequest(Struct):

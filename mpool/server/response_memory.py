@@ -10,9 +10,8 @@ from collections import OrderedDict
 from typing import Any
 
 from ..conversation.messages import NamedImage
+from ..stores import STORES
 
-#: Maximum number of conversations, and of bytes of all of them.
-MAX_CONVERSATIONS, MAX_BYTES = 1000, 64 << 20
 #: Bytes of the objects that keep a conversation, in addition to its own.
 _ENTRY = 500
 
@@ -52,8 +51,10 @@ class ResponseMemory:
         bytes: Size of all conversations.
     """
 
-    def __init__(self, most: int = MAX_CONVERSATIONS, most_bytes: int = MAX_BYTES) -> None:
-        self._most, self._most_bytes = most, most_bytes
+    def __init__(self, most: int | None = None, most_bytes: int | None = None) -> None:
+        limits = STORES["responses"]
+        self._most = most or limits.entries or 0
+        self._most_bytes = most_bytes or limits.bytes or 0
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self.bytes = 0
 
@@ -77,4 +78,4 @@ class ResponseMemory:
             self.bytes -= len(self._kept.popitem(last=False)[1]) + _ENTRY
 
 
-__all__ = ["MAX_BYTES", "MAX_CONVERSATIONS", "ResponseMemory", "decoded", "encoded"]
+__all__ = ["ResponseMemory", "decoded", "encoded"]

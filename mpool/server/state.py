@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ..stores import STORES
 from .body_memory import BodyMemory
 from .errors import Refusal
 from .models import Models
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ..pool import Pool
 
 #: Number of ignored fields that the log names; clients choose the names.
-_MAX_IGNORED = 1000
+_MAX_IGNORED = STORES["ignored"].entries or 0
 
 
 class RunningRequest:

@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 
-from mpool.server import bodies
+import mpool
+from mpool.conversation import grammar
+from mpool.debug.show import limit_of
+from mpool.images import memory as images
+from mpool.server import bodies, models, request_history, series, state
 from mpool.server.body_memory import SMALL, BodyMemory
 from mpool.server.errors import Refusal
+from mpool.server.response_memory import ResponseMemory
+from mpool.server.settings import Settings
 from servers import Process, Raw, ask, limits, serving
+from mpool.stores import STORES
 from waiting import until
 
 MIB = 2**20
@@ -41,7 +48,7 @@ def items(*texts: str) -> dict[str, Any]:
 
 
 def guided(*texts: str) -> dict[str, Any]:
-    schema = '{"anyOf": [%s]}' % ",".join(texts)
+    schema = f'{{"anyOf": [{",".join(texts)}]}}'
     return {"messages": [{"role": "user", "content": "x"}], "structured_outputs": {"json": schema}}
 
 
@@ -53,7 +60,7 @@ def test_values_of_json_texts_count_as_those_of_the_body(server: Any, monkeypatc
                                                          make: Any) -> None:
     """The limits hold for the JSON texts of a body together; each of them alone is allowed."""
     monkeypatch.setattr(bodies, "_MAX_CONTAINERS", 1000)
-    text = '{"a": [%s]}' % ",".join(["{}"] * 600)
+    text = json.dumps({"a": [{}] * 600})
     statuses = []
     for texts in ([text], [text] * 2):
         status, found = ask(server, path, {"model": "bert", **make(*texts)})
@@ -68,13 +75,15 @@ def test_unfinished_bodies_have_a_limit_together(server: Any) -> None:
     """Large bodies fill three quarters of the limit. Further ones get 503; small ones are still served."""
     part = b'{"model": "bert", "input": "' + b"x" * (900 << 10)
     memory = server.state.bodies
-    assert (memory.most, memory.bytes) == (4 * MIB, 0)
+    assert memory.most == 4 * MIB
+    until(lambda: memory.bytes == 0)
     held = [Raw(server).request("/v1/embeddings", part, length=MIB) for _ in range(3)]
     until(lambda: memory.bytes == 3 * len(part))
     with Raw(server) as raw:
         status, headers, body = raw.request("/v1/embeddings", part, length=MIB).response()
         assert (status, headers["retry-after"], json.loads(body)["error"]["code"]) == (503, "1", "too_many_bodies")
-    assert memory.bytes == 3 * len(part) and ask(server, "/health")[0] == 200
+    until(lambda: memory.bytes == 3 * len(part))  # a share ends a moment after its response
+    assert ask(server, "/health")[0] == 200
     small = {"model": "bert", "input": "x" * 1000}
     assert ask(server, "/v1/embeddings", small)[0] == 200
     with limits(server, body_timeout=0.2), Raw(server) as raw:  # a sender that does not go on gives its share back
@@ -127,3 +136,50 @@ def test_memory_of_large_bodies_is_returned(bert: Path) -> None:
             assert ask(made, "/v1/chat/completions", body)[0] == 400
         assert resident("VmHWM:") > before + 60
         until(lambda: resident("VmRSS:") < before + 30)
+
+
+# ---- stores ----------------------------------------------------------------------------------------------------------
+
+def test_every_store_has_its_limit() -> None:
+    """The table has the limits that are in use, and docs/settings.md has the table."""
+    settings, memory, rows = Settings(), ResponseMemory(), {name: row[1:3] for name, row in STORES.items()}
+    assert rows == {
+        "connections": (settings.max_connections, None), "bodies": (None, settings.body_memory),
+        "streams": (settings.max_streams, None), "responses": (memory._most, memory._most_bytes),
+        "aliases": (models._MAX_ALIASES, models._MAX_ALIAS_BYTES), "history": (request_history.REQUESTS, 2 * MIB),
+        "ignored": (state._MAX_IGNORED, MIB), "series": (series.MODELS, 16 * MIB),
+        "formats": (grammar._CACHED_FORMATS, grammar._CACHED_BYTES),
+        "patterns": (grammar._is_usable.cache_info().maxsize, 4 * MIB), "images": (None, images.MAX),
+        "queues": (None, None), "models": (None, None), "prefixes": (None, None)}
+    assert all(row.entries or row.bytes or row.setting for row in STORES.values())
+    shown = "\n".join(f"| {name} | {row.what} | {limit_of(row._replace(setting=row.setting and f'`{row.setting}`'))} | "
+                      f"{row.full} |" for name, row in STORES.items())
+    assert shown in (Path(__file__).parents[3] / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert mpool.show_config("dicts")["stores"]["aliases"]["bytes"] == 64 * MIB
+
+
+def test_aliases_have_a_limit_of_bytes(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """System messages and options of all aliases count, in memory: one wide character widens all of a text."""
+    monkeypatch.setattr(models, "_MAX_ALIAS_BYTES", 1_000_000)
+    with serving([f"bert={bert}"]) as made:
+        def create(name: str, system: str, **options: Any) -> int:
+            return ask(made, "/api/create", {"model": name, "from": "bert", "system": system, "stream": False,
+                                             "parameters": options})[0]
+
+        statuses = [create(f"a{at}", "x" * 400_000) for at in range(3)]
+        statuses += [create("wide", "x" * 50_000 + "\U0001f600"), create("stops", "x", stop=["y" * 200_000] * 2)]
+        assert statuses == [200, 200, 400, 400, 400]
+        assert create("a1", "x" * 10) == 200 and create("a2", "x" * 400_000) == 200  # one that is replaced counts once
+        assert ask(made, "/api/create", {"model": "a3", "from": "a2", "stream": False})[0] == 400
+        with Raw(made) as raw:
+            assert raw.request("/api/delete", b'{"model": "a2"}', method="DELETE").response()[0] == 200
+        assert create("wide", "x" * 50_000 + "\U0001f600") == 200
+        assert [row["name"] for row in ask(made, "/api/tags")[1]["models"]] == ["bert", "a0", "a1", "wide"]
+
+
+def test_long_patterns_are_not_remembered() -> None:
+    """A client chooses the regular expressions of its tools: 1,024 of 64 KiB would stay in memory."""
+    pytest.importorskip("llguidance")
+    grammar._is_usable.cache_clear()
+    assert grammar.is_usable("ab" * 500) and grammar.is_usable("ab" * 500 + "c")
+    assert grammar._is_usable.cache_info().currsize == 1
