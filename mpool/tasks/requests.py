@@ -8,7 +8,7 @@ separate because :mod:`mpool.aio` runs a slow ``prepare`` on a thread.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from .options import Call
     from .text_to_image import Request as ImageRequest
     from .text_to_text import Request as TextRequest
+
+
+#: Number of characters that take as long as checking one token id; see :func:`mpool.native_calls.are_many`.
+_ID = 16
 
 
 @dataclass(slots=True)
@@ -361,7 +365,8 @@ def _text(given: dict[str, Any], model: Any, chars: int, chat: bool, capability:
 def generate(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.generate`."""
     prompt, model = given.pop("prompt"), given.pop("model", None)
-    return _text(given, model, len(prompt) if isinstance(prompt, str) else 0, False, "text_to_text",
+    chars = len(prompt) if isinstance(prompt, str) else _ID * len(prompt) if isinstance(prompt, (list, tuple)) else 0
+    return _text(given, model, chars, False, "text_to_text",
                  lambda options: prompt_request(pool, prompt, model, options))
 
 

@@ -45,9 +45,9 @@ _BERT_CLASSES = frozenset(f"{name}Tokenizer" for name in (
 
 
 def _shrinks(hf: Any) -> int:
-    """Return how many characters of a text may become one: 1, or 4 with composition (NFC). Return 0 if it is not certain
-    that each byte of a text is part of a token: that is so for byte-level BPE with all bytes in its vocabulary, and no
-    step that may remove text."""
+    """Return how many characters of a text may become one: 1, or 4 with composition (NFC). Return 0 if it is not
+    certain that each byte of a text is part of a token: that is so for byte-level BPE with all bytes in its vocabulary,
+    and no step that may remove text."""
     normalizer = type(hf.normalizer).__name__
     if type(hf.model).__name__ != "BPE" or normalizer not in ("NoneType", "NFC"):
         return 0
