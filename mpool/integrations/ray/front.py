@@ -28,6 +28,10 @@ from .routing import ATTEMPT, SILENT
 _PLAIN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
 
 
+#: Maximum length of a model's name (:data:`mpool.server.fields.Name`).
+_MAX_NAME = 257
+
+
 class _ModelField(msgspec.Struct):
     """The only field of a body that the front reads. The replica validates the whole body."""
 
@@ -38,9 +42,10 @@ _decode_model = msgspec.json.Decoder(_ModelField).decode
 
 
 def model_of(body: bytes) -> str:
-    """Return the field ``model`` of a body; "" if it is missing or the body is invalid."""
+    """Return the field ``model`` of a body; "" if it is missing, longer than any name, or the body is invalid."""
     try:
-        return _decode_model(body).model.removesuffix(":latest") if body else ""
+        found = _decode_model(body).model.removesuffix(":latest") if body else ""
+        return found if len(found) <= _MAX_NAME else ""  # Ray keeps the names that it has seen
     except (msgspec.MsgspecError, RecursionError):
         return ""
 
