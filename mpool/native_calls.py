@@ -120,9 +120,10 @@ class _Call:
         self.error: BaseException | None = None
 
     def outcome(self) -> Any:
-        """Return the result of an ended call, or raise its error."""
+        """Return the result of an ended call, or raise its error. Call it once: the call gives its result away."""
         if self.error is None:
-            return self.result
+            found, self.result = self.result, None
+            return found
         try:
             raise self.error
         finally:
@@ -473,6 +474,28 @@ def tokenized(chars: int, function: Callable[..., T], *args: Any, deadline: floa
     return function(*args) if chars < LONG else TEXTS.run(function, *args, deadline=deadline)
 
 
+def converted(values: Any, function: Callable[..., T], *args: Any) -> T:
+    """Return ``function(*args)``, which converts nested plain data with Python code: here, or on a thread of
+    :data:`BODIES` if the data are many. Many threads that run Python code at once delay the event loop by 5 ms each."""
+    return BODIES.run(function, *args) if are_many(values) else function(*args)
+
+
+def are_many(values: Any) -> bool:
+    """Return True if nested plain data have :data:`LONG_ON_LOOP` characters and values, of 16 characters each."""
+    left, parts = LONG_ON_LOOP, [values]
+    while parts:
+        part = parts.pop()
+        left -= len(part) if isinstance(part, str) else 16
+        if left <= 0 or isinstance(part, (Mapping, list, tuple)) and 16 * len(part) >= left:
+            return True
+        if isinstance(part, Mapping):
+            parts += part.keys()
+            parts += part.values()
+        elif isinstance(part, (list, tuple)):
+            parts += part
+    return False
+
+
 def check_caller() -> None:
     """Raise Timeout if the caller of the call that this thread runs has left. Does nothing outside a call."""
     call = _local.call
@@ -572,7 +595,9 @@ TEXTS = ThreadGroup("texts", "tokenizer calls", _MANY)
 IMAGES = ThreadGroup("images", "image decodings", _MANY)
 #: Compiling grammars.
 GRAMMARS = ThreadGroup("grammars", "grammar compilations", _MANY)
-#: Parsing and encoding large bodies of the server. They are linear in the size of the body.
+#: Parsing and encoding large bodies of the server, and converting long conversations. All of it is Python code that
+#: holds the interpreter's lock, linear in its input: two threads, because an event loop that waits for the lock waits
+#: 5 ms for each.
 BODIES = ThreadGroup("bodies", "conversions of request and response bodies", 2)
 #: Requests that event loops prepare on a thread: model files, templates, long prompts.
 REQUESTS = ThreadGroup("requests", "preparations of requests", 32, limited=False)
@@ -594,5 +619,5 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 __all__ = ["BODIES", "CLOSING", "GRAMMARS", "IMAGES", "IMAGE_REQUESTS", "LONG", "LONG_ON_LOOP", "REQUESTS", "SWAPS",
-           "TEXTS", "NativeCalls", "ThreadGroup", "check_caller", "end_process_if_busy", "limited", "progress",
-           "reasons", "refuse_callers", "report", "running", "statuses", "tokenized"]
+           "TEXTS", "NativeCalls", "ThreadGroup", "are_many", "check_caller", "converted", "end_process_if_busy",
+           "limited", "progress", "reasons", "refuse_callers", "report", "running", "statuses", "tokenized"]

@@ -52,6 +52,8 @@ _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_
 _CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = 32, 128 << 20, 4
 #: Address space that must be free for llguidance, and for each token of the vocabulary when its tables are built.
 _SPACE, _SPACE_PER_TOKEN = 96 << 20, 400
+#: Number of regular expressions of tools whose trial is remembered, and their maximum length in characters.
+_CACHED_PATTERNS, _CACHED_PATTERN = 1024, 1000
 #: Seconds that the masks after one token may take before their thread is replaced. They usually take 1 to 50 ms.
 _STUCK_SECONDS = 5.0
 #: CPU seconds that all masks of a request may take: a constant, and more for each sampled token.
@@ -210,10 +212,14 @@ def installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-@tenants.cached(maxsize=1024)
 def is_usable(pattern: str) -> bool:
     """Return True if llguidance can compile a regular expression of a JSON schema. It has no look-around and no
     back-references."""
+    return _is_usable(pattern) if len(pattern) <= _CACHED_PATTERN else _is_usable.__wrapped__(pattern)
+
+
+@tenants.cached(maxsize=_CACHED_PATTERNS)
+def _is_usable(pattern: str) -> bool:
     import llguidance
 
     return grammar_trial.is_valid(llguidance.LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}))

@@ -54,8 +54,6 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
             raise Unsupported(f"`{where}` has images; this model supports text only", param=f"{where}.images",
                               hint="Use a vision model, or remove the images")
         content = _content(where, message, role, images)
-        chars += sum(len(part.get("text", "")) for part in content) if isinstance(content, list) \
-            else len(content or "")
         one = {**{name: value for name, value in message.items() if name != "images" or images is None},
                "content": content}
         calls = one.pop("tool_calls", None)
@@ -71,11 +69,34 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
                 if not isinstance(one.get(name), str | None):
                     refuse(f"{where}.{name}", one[name], "a string")
         checked.append(one)
+        chars += sum(len(part.get("text", "")) for part in content) if isinstance(content, list) \
+            else len(content or "")
+        chars += sum(_characters(value) for name, value in one.items() if name not in ("role", "content", "images"))
     if chars > MAX_CHARS:
         raise InvalidArgument(param="messages", got=f"{chars:,} characters",
                               allowed=f"at most {MAX_CHARS:,} characters in all messages",
                               hint="Remove the oldest messages")
     return checked
+
+
+def _characters(value: Any) -> int:
+    """Count the characters of the strings and keys in nested plain data, and one for each other value, which a chat
+    template writes with one character at least. Without recursion: a client chooses how deep arguments are nested."""
+    found, parts = 0, [value]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, str):
+            found += len(part)
+        elif isinstance(part, Mapping):
+            found += 1
+            parts += part.keys()
+            parts += part.values()
+        elif isinstance(part, (list, tuple)):
+            found += 1
+            parts += part
+        elif part is not None:
+            found += 1
+    return found
 
 
 def developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import native_calls
 from ..checks import shown
 from ..errors import FormatError, InvalidArgument, LimitError, MpoolError, TemplateError, Unsupported
 from ..resources import list_of_caller
@@ -137,7 +138,8 @@ class ChatTemplate:
                tools: Sequence[Mapping[str, Any]] | None = None,
                documents: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool | None = None,
                continue_final_message: bool = False, placeholder: tuple[str, str | None] | None = None,
-               deadline: float | None = None, **variables: Any) -> ChatPrompt:
+               deadline: float | None = None, check_length: Callable[[int], object] | None = None,
+               **variables: Any) -> ChatPrompt:
         """Render a conversation and encode it.
 
         Texts of control tokens in ``messages``, ``tools``, ``documents`` or ``variables`` become plain text; only the
@@ -150,12 +152,19 @@ class ChatTemplate:
             add_generation_prompt: as in :meth:`render`; None: on unless the last message is continued.
             placeholder: a character in the messages, and the text of the control token that replaces it. If the text
                 is None, the character's id is -1, whatever the vocabulary contains.
+            check_length: function that is called with a number of tokens that the prompt has at least, before it is
+                encoded. It raises an error if these are too many.
         """
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
-        data = self._data(messages, tools, documents, variables)
-        mark = _ControlTokenGuard.of(tokenizer).apply(data)
+        def copied() -> tuple[dict[str, Any], str | None]:
+            data = self._data(messages, tools, documents, variables)
+            return data, _ControlTokenGuard.of(tokenizer).apply(data)
+
+        data, mark = native_calls.converted((messages, variables), copied)
         text = self._render(data, add_generation_prompt, continue_final_message, deadline)
+        if check_length is not None:
+            check_length(tokenizer.least_tokens(text, True))
         char = None
         if placeholder is not None and placeholder[1] is not None:
             text = text.replace(placeholder[0], placeholder[1])

@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 from ..checks import one_of
 from ..records import one_line
 from ..resources import typed
+from ..stores import STORES, Store
 
 
 def megabytes(count: int) -> str:
@@ -192,6 +193,13 @@ def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = (),
     return ModelTable(rows)
 
 
+def limit_of(store: Store) -> str:
+    """Return the limit of a store in words, such as ``512 MiB, --max-bodies``."""
+    parts = [] if store.entries is None else [f"{store.entries:,}"]
+    parts += [] if store.bytes is None else [f"{store.bytes >> 20:,} MiB"]
+    return ", ".join(parts + [store.setting] * bool(store.setting))
+
+
 def _versions() -> dict[str, str]:
     import platform
     from importlib.metadata import PackageNotFoundError, version
@@ -213,7 +221,8 @@ def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] | None:
     """Show the configuration of this build and machine, for bug reports.
 
-    It includes CPU, kernels, BLAS, compute threads, memory, options and versions.
+    It includes CPU, kernels, BLAS, compute threads, memory, options, versions, and the limits of what the clients of a
+    server can fill (``stores``).
 
     Args:
         mode: ``"stdout"``: print it; ``"dicts"``: return it as a dict, like ``numpy.show_config``.
@@ -229,6 +238,7 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     found["options"] = {name: {"value": value, "default": default, "meaning": meaning}
                         for name, value, default, meaning in _core.options()}
     found["versions"] = _versions()
+    found["stores"] = {name: store._asdict() for name, store in STORES.items()}
     if mode == "dicts":
         return found
     print("\n".join(_lines(found)))
@@ -254,4 +264,6 @@ def _lines(found: dict[str, Any]) -> Iterable[str]:
     for name, option in found["options"].items():
         value = option["value"] or "(empty)"
         yield f"option    {name}={value}" + ("" if option["value"] == option["default"] else "  (set)")
+    for name, store in found["stores"].items():
+        yield f"store     {name}: {limit_of(Store(**store))}"
     yield "versions  " + ", ".join(f"{name} {version}" for name, version in found["versions"].items())

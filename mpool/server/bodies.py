@@ -20,6 +20,7 @@ import msgspec
 from msgspec import inspect
 
 from .. import native_calls
+from .body_memory import Share
 from .errors import Refusal
 from .guard import header
 from .invalid import Fault, find_fault, join_path
@@ -29,6 +30,11 @@ Receive = Callable[[], Awaitable[Any]]
 
 #: Minimum size in bytes of a body that is parsed on another thread, so that the loop keeps serving other requests.
 _LONG = 1 << 16
+#: Minimum size in bytes of a body that is counted before it is parsed. A smaller one has at most 2,000 lists.
+_COUNTED = 1 << 12
+#: Bytes of a value in memory, at most, without its text: a pointer and a string. In addition, those of a list or an
+#: object with one value, and of a field.
+_VALUE_BYTES, _CONTAINER_BYTES, _FIELD_BYTES = 64, 200, 80
 #: Report of the ignored parts of a body: maximum number of parts, characters that are removed from their names, and
 #: maximum length of a name.
 MAX_UNKNOWN, _UNSAFE, _MAX_NAME = 16, re.compile(r"[^A-Za-z0-9_.\[\]-]"), 100
@@ -36,7 +42,7 @@ _TOO_DEEP = "The body is nested too deeply."
 #: Maximum number of lists and objects in a body, of fields, and of values: to decode a million lists or fields in one
 #: call takes seconds, during which no other thread of the process runs Python.
 _MAX_CONTAINERS, _MAX_FIELDS, _MAX_VALUES = 50_000, 100_000, 2_000_000
-#: Number of bytes that :func:`check_size` examines in one call of the standard library: less than 5 ms.
+#: Number of bytes that :class:`Counts` examines in one call of the standard library: less than 5 ms.
 _SLICE = 1 << 16
 _OTHERS = bytes(sorted({*range(256)} - {*b'"[{,:'}))
 _STRINGS = re.compile(b'"[^"]*"')
@@ -62,16 +68,17 @@ def declared_length(scope: Any) -> int | None:
     return int(value)
 
 
-async def read(receive: Receive, declared: int | None, most: int) -> bytes:
+async def read(receive: Receive, declared: int | None, most: int, share: Share) -> bytes:
     """Read the body of a request.
 
     Args:
         receive: ``receive`` of ASGI.
         declared: ``Content-Length`` in bytes; None: the body is chunked.
         most: Maximum size in bytes.
+        share: Memory of the body; it is charged as the parts arrive.
 
     Raises:
-        Refusal: The body is larger than allowed.
+        Refusal: The body is larger than allowed, or the bodies of all requests are.
         ClientDisconnected: The client disconnected.
     """
     if declared is not None and declared > most:
@@ -86,6 +93,7 @@ async def read(receive: Receive, declared: int | None, most: int) -> bytes:
         size += len(part)
         if size > most:
             raise Refusal("request_too_large", f"A body must have at most {most:,} bytes.")
+        share.add(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -100,38 +108,58 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
 _check_keys = json.JSONDecoder(object_pairs_hook=_refuse_duplicates, parse_float=len, parse_int=len).decode
 
 
-def check_size(data: bytes) -> None:
-    """Check the number of lists, objects, fields and values of a body before it is decoded.
-
-    The check is exact for valid JSON: it ignores the contents of strings. It holds the interpreter's lock for less than
-    5 ms at a time.
+class Counts:
+    """Number of lists, objects, fields and values of a body, and of the JSON texts in its strings, such as arguments of
+    function calls: the limits hold for all of them together.
 
     Args:
-        data: Body as JSON, valid or not.
-
-    Raises:
-        Refusal: The body has more than 50,000 lists and objects, 100,000 fields or 2,000,000 values.
+        share: Memory of the body, which is charged with that of its values; None: none is charged.
     """
-    at = containers = fields = values = 0
-    in_string = False
-    while at < len(data):
-        part = data[at:at + _SLICE]
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # do not separate an escaped character from its backslash
-            part = data[at:at + _SLICE + 1]
-        at += len(part)
-        marks = part.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHERS).replace(b'""', b"")
-        marks = b'"' + marks if in_string else marks
-        in_string = marks.count(b'"') % 2 == 1
-        outside = _STRINGS.sub(b"", marks + b'"' if in_string else marks)
-        containers += outside.count(b"[") + outside.count(b"{")
-        fields += outside.count(b":")
-        values += outside.count(b",")
-        if containers > _MAX_CONTAINERS:
-            raise Refusal("request_too_large", f"A body must have at most {_MAX_CONTAINERS:,} lists and objects.")
-        if fields > _MAX_FIELDS:
-            raise Refusal("request_too_large", f"A body must have at most {_MAX_FIELDS:,} fields.")
-        if values + containers > _MAX_VALUES:
-            raise Refusal("request_too_large", f"A body must have at most {_MAX_VALUES:,} values.")
+
+    __slots__ = ("_containers", "_fields", "_share", "_values")
+
+    def __init__(self, share: Share | None = None) -> None:
+        self._containers = self._fields = self._values = 0
+        self._share = share
+
+    def add(self, data: bytes) -> None:
+        """Count a body, or a JSON text in it, before it is decoded.
+
+        The count is exact for valid JSON: it ignores the contents of strings. It holds the interpreter's lock for less
+        than 5 ms at a time.
+
+        Args:
+            data: JSON, valid or not.
+
+        Raises:
+            Refusal: There are more than 50,000 lists and objects, 100,000 fields or 2,000,000 values, or they take more
+                memory than is left for bodies.
+        """
+        at, before = 0, self._bytes()
+        in_string = False
+        while at < len(data):
+            part = data[at:at + _SLICE]
+            if (len(part) - len(part.rstrip(b"\\"))) % 2:  # do not separate an escaped character from its backslash
+                part = data[at:at + _SLICE + 1]
+            at += len(part)
+            marks = part.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHERS).replace(b'""', b"")
+            marks = b'"' + marks if in_string else marks
+            in_string = marks.count(b'"') % 2 == 1
+            outside = _STRINGS.sub(b"", marks + b'"' if in_string else marks)
+            self._containers += outside.count(b"[") + outside.count(b"{")
+            self._fields += outside.count(b":")
+            self._values += outside.count(b",")
+            if self._containers > _MAX_CONTAINERS:
+                raise Refusal("request_too_large", f"A body must have at most {_MAX_CONTAINERS:,} lists and objects.")
+            if self._fields > _MAX_FIELDS:
+                raise Refusal("request_too_large", f"A body must have at most {_MAX_FIELDS:,} fields.")
+            if self._values + self._containers > _MAX_VALUES:
+                raise Refusal("request_too_large", f"A body must have at most {_MAX_VALUES:,} values.")
+        if self._share is not None:
+            self._share.add(len(data) + self._bytes() - before)
+
+    def _bytes(self) -> int:
+        return _VALUE_BYTES * self._values + _CONTAINER_BYTES * self._containers + _FIELD_BYTES * self._fields
 
 
 @functools.cache  # the routes have a fixed number of structs
@@ -172,13 +200,18 @@ def parse(data: bytes, kind: type[T], ignored: list[str] | None = None) -> T:
     Raises:
         Refusal: The body is not strict JSON, or a field is unknown, missing, of the wrong type or out of range.
     """
-    found: T = parse_part(data, kind, "", ignored)
+    fault = None
     try:
-        _check_keys(data.decode())
+        _check_keys(data.decode())  # first, because its values are dropped before msgspec makes those of the struct
+    except Refusal as refusal:
+        fault = refusal
     except ValueError:
-        raise Refusal("invalid_json") from None
+        fault = Refusal("invalid_json")
     except RecursionError:
-        raise Refusal("invalid_json", _TOO_DEEP) from None
+        fault = Refusal("invalid_json", _TOO_DEEP)
+    found: T = parse_part(data, kind, "", ignored)  # its errors name the place
+    if fault is not None:
+        raise fault
     return found
 
 
@@ -368,23 +401,23 @@ def _refused(fault: Fault) -> Refusal:
     return Refusal("invalid_value", f"{name} must be {fault.allowed}, got {fault.got}."[:300], path or None)
 
 
-def parse_bounded(data: bytes, kind: type[T], ignored: list[str] | None) -> T:
-    """Parse a body as :func:`parse` does, after :func:`check_size` if it is long.
+def parse_bounded(data: bytes, kind: type[T], ignored: list[str] | None, counts: Counts) -> T:
+    """Parse a body as :func:`parse` does, after it was counted unless it is short. ``counts``: receives the counts.
 
     Raises:
-        Refusal: As for :func:`parse` and :func:`check_size`.
+        Refusal: As for :func:`parse` and :meth:`Counts.add`.
     """
-    if len(data) >= _LONG:
-        check_size(data)
+    if len(data) >= _COUNTED:
+        counts.add(data)
     return parse(data, kind, ignored)
 
 
-async def parse_body(data: bytes, kind: type[T], ignored: list[str] | None) -> T:
+async def parse_body(data: bytes, kind: type[T], ignored: list[str] | None, counts: Counts) -> T:
     """Parse a body as :func:`parse_bounded` does, on another thread if the body is long."""
     if len(data) < _LONG:
-        return parse_bounded(data, kind, ignored)
-    return await native_calls.BODIES.arun(parse_bounded, data, kind, ignored)
+        return parse_bounded(data, kind, ignored, counts)
+    return await native_calls.BODIES.arun(parse_bounded, data, kind, ignored, counts)
 
 
-__all__ = ["MAX_UNKNOWN", "ClientDisconnected", "add_ignored", "check_size", "declared_length", "parse", "parse_body",
+__all__ = ["MAX_UNKNOWN", "ClientDisconnected", "Counts", "add_ignored", "declared_length", "parse", "parse_body",
            "parse_bounded", "parse_part", "read"]

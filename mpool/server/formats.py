@@ -91,7 +91,7 @@ def constraint(context: Context, body: TextRequest) -> dict[str, Any]:
     if name == "json_schema":
         return schema_format(value, name)
     if name != "structured_outputs":
-        return _guided(name.rpartition("_")[2], value, name)
+        return _guided(context, name.rpartition("_")[2], value, name)
     unknown = next((key for key in value if key not in _STRUCTURED and key not in _STYLES), None)
     if unknown is not None:
         raise Refusal("unsupported_parameter", f"`{name}` has the unknown key {shown(unknown)}; the keys are "
@@ -100,15 +100,17 @@ def constraint(context: Context, body: TextRequest) -> dict[str, Any]:
     if len(kinds) != 1 or kinds[0] == "structural_tag":
         raise Refusal("invalid_value", f"`{name}` must have one of json, regex, choice, grammar, json_object, got "
                                        f"{', '.join(kinds) or 'none of them'}.", name)
-    return _guided(kinds[0], value[kinds[0]], f"{name}.{kinds[0]}")
+    return _guided(context, kinds[0], value[kinds[0]], f"{name}.{kinds[0]}")
 
 
-def _guided(kind: str, value: Any, name: str) -> dict[str, Any]:
+def _guided(context: Context, kind: str, value: Any, name: str) -> dict[str, Any]:
     """Convert a constraint of vLLM or of llama.cpp's server: ``json``, ``regex``, ``choice``, ``grammar`` or
     ``json_object``."""
     if kind == "json_object":
         return _response_format({"type": "json_object"}, name)
     if kind == "json":
+        if isinstance(value, str):
+            context.counts.add(context.check_text(value, name).encode())
         try:
             value = json.loads(value) if isinstance(value, str) else value
         except (ValueError, RecursionError):
@@ -198,9 +200,11 @@ def earlier_arguments(context: Context, text: str, where: str) -> Mapping[str, A
         where: Field of the request, for the error message.
 
     Raises:
-        Refusal: The text is too long, or the server is strict and the text is not the JSON of an object.
+        Refusal: The text is too long, the body has too many values, or the server is strict and the text is not the
+            JSON of an object.
     """
-    found = arguments_of(context.check_text(text, where))
+    context.counts.add(context.check_text(text, where).encode())
+    found = arguments_of(text)
     if found is not None:
         return found
     context.ignore(_INDEX.sub("[]", where), f"`{where}` must be the JSON text of an object, got {shown(text)}.",

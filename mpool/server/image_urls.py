@@ -45,6 +45,7 @@ async def with_images(context: Context, messages: list[dict[str, Any]]) -> list[
             raise Refusal("invalid_value", f"`{name}` must be the https URL of a public server that sends an image "
                                            f"within {SECONDS:.0f} s, of at most {most:,} bytes in total.",
                           name) from None
+        context.memory.add(len(data))
         part["image"] = NamedImage(data, name)
         most -= len(data)
     return messages

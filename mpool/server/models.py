@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from ..errors import InvalidArgument, MpoolError
 from ..models.similar_names import suggest
 from ..names import CAPABILITIES
 from ..runtime.swapping import is_current
+from ..stores import STORES
 from .errors import Refusal
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
 #: Maximum number of aliases, and of adapters that an error message names.
-_MAX_ALIASES, _MAX_NAMED = 1000, 20
+_MAX_ALIASES, _MAX_NAMED = STORES["aliases"].entries or 0, 20
+#: Maximum bytes of the names, system messages and options of all aliases.
+_MAX_ALIAS_BYTES = STORES["aliases"].bytes or 0
 _GGUF_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 
 
@@ -108,6 +112,7 @@ class Models:
         self.pool, self.catalogue, self.compute = pool, catalogue, compute
         self._served: dict[str, ServedModel] = {}
         self._aliases: dict[str, ServedModel] = {}
+        self._alias_bytes: dict[str, int] = {}
         self.downloads: dict[str, asyncio.Future[None]] = {}
         for ref in refs:
             self._add(os.fspath(ref))
@@ -319,7 +324,7 @@ class Models:
 
         Raises:
             Refusal: The name is not allowed or is that of a model, the source is unknown, or there are too many
-                aliases.
+                aliases, or too many bytes of them.
         """
         name = name.removesuffix(":latest")
         if not _NAME.fullmatch(name):
@@ -331,9 +336,15 @@ class Models:
         if name not in self._aliases and len(self._aliases) >= _MAX_ALIASES:
             raise Refusal("invalid_value", f"The server has {_MAX_ALIASES:,} aliases, the maximum: delete one.",
                           "model")
-        self._aliases[name] = replace(found, name=name, since=int(time.time()),
-                                      system=found.system if system is None else system or None,
-                                      defaults={**found.defaults, **(defaults or {})})
+        made = replace(found, name=name, since=int(time.time()),
+                       system=found.system if system is None else system or None,
+                       defaults={**found.defaults, **(defaults or {})})
+        size = _size(made)
+        others = sum(count for other, count in self._alias_bytes.items() if other != name)
+        if others + size > _MAX_ALIAS_BYTES:
+            raise Refusal("invalid_value", f"The aliases of the server have {others:,} bytes, and this one {size:,}; "
+                                           f"{_MAX_ALIAS_BYTES:,} are allowed: delete one.", "system")
+        self._aliases[name], self._alias_bytes[name] = made, size
 
     async def remove_alias(self, name: str) -> None:
         """Remove an alias.
@@ -341,7 +352,9 @@ class Models:
         Raises:
             Refusal: There is no model of this name, or it is not an alias.
         """
-        if self._aliases.pop(name, None) is None and self._aliases.pop(name.removesuffix(":latest"), None) is None:
+        name = name if name in self._aliases else name.removesuffix(":latest")
+        self._alias_bytes.pop(name, None)
+        if self._aliases.pop(name, None) is None:
             await self.find(name)
             raise Refusal("invalid_value", "Only names that /api/create or /api/copy made can be deleted.", "model")
 
@@ -354,6 +367,17 @@ class Models:
         from ..models import load_catalogue
 
         return self.catalogue and load_catalogue().get(name) is not None
+
+
+def _size(alias: ServedModel) -> int:
+    """Return the bytes in memory of what a client chose of an alias."""
+    found, parts = 0, [alias.name, alias.system, *alias.defaults, *alias.defaults.values()]
+    while parts:
+        part = parts.pop()
+        found += sys.getsizeof(part)
+        if isinstance(part, (list, tuple)):
+            parts += part
+    return found
 
 
 def _with_output(described: list[tuple[ServedModel, ModelDescription]], output: str) -> list[ServedModel]:

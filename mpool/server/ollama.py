@@ -157,7 +157,7 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
     if not body.prompt:
         return await _load_or_unload(context, served, body, _generate_response)
     prompt, cold = context.check_text(body.prompt, "prompt"), not _resident(context, served)
-    options = {**sampling(context, served, body), **keep_alive_options(body)}
+    options = {**await context.converted(lambda: sampling(context, served, body)), **keep_alive_options(body)}
     pool = context.state.pool
     if body.suffix:
         if body.system or body.images:
@@ -170,7 +170,8 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
             raise Refusal("invalid_value", "`raw` cannot be used with `system` or `images`.", "raw")
         stream = aio.generate(prompt, served.model, stream=True, pool=pool, parse_special=True, **options)
     else:
-        messages = [_message(context, OllamaMessage("user", prompt, images=body.images))]
+        message = OllamaMessage("user", prompt, images=body.images)
+        messages = [await context.converted(lambda: _message(context, message))]
         if body.system:
             messages.insert(0, {"role": "system", "content": context.check_text(body.system, "system")})
         options |= await thinking.ollama_options(served, body.think)
@@ -183,9 +184,15 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
     served = await context.model(body.model)
     if not body.messages:
         return await _load_or_unload(context, served, body, _chat_response)
-    messages = served.with_system(_messages(context, body.messages))
-    options = {**sampling(context, served, body), **keep_alive_options(body), **formats.tool_options(body.tools),
-               **await thinking.ollama_options(served, body.think)}
+    given = body.messages
+
+    def convert() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        return _messages(context, given), {**sampling(context, served, body), **keep_alive_options(body),
+                                           **formats.tool_options(body.tools)}
+
+    messages, options = await context.converted(convert)
+    messages = served.with_system(messages)
+    options |= await thinking.ollama_options(served, body.think)
     cold = not _resident(context, served)
     for attempt in itertools.count():
         stream = aio.chat(messages, served.model, stream=True, pool=context.state.pool, **options)

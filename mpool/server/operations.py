@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -36,12 +36,15 @@ if TYPE_CHECKING:
     from .models import ServedModel
     from .state import State
 
+T = TypeVar("T")
 log = records.logger("mpool.server")
 _encode = msgspec.json.Encoder().encode
 #: Maximum length of the URL of an image.
 _MAX_URL = 4096
 #: Content types of programs that do not set one: none, curl's, and aiohttp's for texts and for bytes.
 _DEFAULT_TYPES = (b"", b"application/x-www-form-urlencoded", b"text/plain", b"application/octet-stream")
+#: Bodies with at least this many bytes are converted on another thread: that takes 1 ms or more.
+LONG = 1 << 14
 #: Responses with at least this many numbers are encoded on another thread: encoding them takes milliseconds.
 _LARGE = 1 << 15
 #: Maximum size of a response, and size of a float32 in it, in bytes of JSON.
@@ -98,17 +101,23 @@ class Context:
         images: Names of the fields of the body with an image.
         names: Parameters of the library -> fields of the body, for errors: those of the operation, and those that this
             body chose.
+        memory: Memory of the body.
+        counts: Number of values of the body, and of the JSON texts in its strings that were parsed.
+        long: True if converting the body takes milliseconds: see :meth:`converted`.
         ignored: Names of fields of the body that are ignored because the operation does not have them: the log names
             each once, and the response header ``x-mpool-ignored`` names them all. None: such fields are errors.
     """
 
-    __slots__ = ("operation", "state", "id", "scope", "started", "ignored", "images", "names")
+    __slots__ = ("operation", "state", "id", "scope", "started", "memory", "counts", "long", "ignored", "images",
+                 "names")
 
     def __init__(self, operation: Operation, state: State, scope: Scope) -> None:
         self.operation, self.state, self.scope = operation, state, scope
         self.id, self.started = state.new_id(), time.monotonic()
         self.ignored: list[str] | None = None if state.settings.strict else []
         self.images: set[str] = set()
+        self.memory = state.bodies.share()
+        self.counts, self.long = bodies.Counts(self.memory), False
         self.names = dict(operation.names)
 
     def ignore(self, name: str, message: str, param: str, code: str = "unsupported_parameter") -> None:
@@ -127,10 +136,16 @@ class Context:
             raise Refusal(code, message, param)
         bodies.add_ignored(self.ignored, name)
 
+    async def converted(self, function: Callable[[], T]) -> T:
+        """Run a conversion of the body, such as that of its messages. If the body is long, another thread runs it, so
+        that the event loop keeps serving other requests; at most two threads run such conversions."""
+        return await native_calls.BODIES.arun(function) if self.long else function()
+
     def refusal(self, error: BaseException) -> Refusal:
         """Convert an exception to the error that the client receives, and log its details.
 
-        The error names the field and the model as the client does.
+        The error names the field and the model as the client does. The exception loses its traceback: a stream keeps
+        its exception, and the frames of the traceback keep the stream and the body until a collection.
         """
         refusal = refusal_of(error, self.id, self.names)
         if isinstance(error, MpoolError) and error.param in self.images:
@@ -138,6 +153,9 @@ class Context:
         if isinstance(error, WrongCapability):
             running = self.state.running.get(self.id)
             refusal.detail = _with_name(refusal.detail, error.key, running) + self.state.models.suggest(error.wanted)
+        raised: BaseException | None = error
+        while raised is not None:
+            raised.__traceback__, raised = None, raised.__cause__ or raised.__context__
         return refusal
 
     async def model(self, name: str) -> ServedModel:
@@ -242,7 +260,9 @@ class Context:
             Refusal: The text is neither base64 nor such a URL.
         """
         self.images.add(name)
-        return NamedImage(_file_of(text, name), name)
+        found = _file_of(text, name)
+        self.memory.add(len(found))
+        return NamedImage(found, name)
 
 
 def _file_of(text: str, name: str) -> bytes:
@@ -405,6 +425,7 @@ class Endpoint:
                 raise
             _uncancel(task)
         finally:
+            context.memory.close()
             if connection is not None:
                 connection.on_disconnect = None
             if listener is not None:
@@ -423,10 +444,12 @@ class Endpoint:
         if kind is None:
             return None
         _check_type(scope)
-        data = await bodies.read(receive, bodies.declared_length(scope), self.state.settings.max_body)
+        data = await bodies.read(receive, bodies.declared_length(scope), self.state.settings.max_body,
+                                 context.memory)
+        context.long = len(data) >= LONG
         if self.operation.on_loop:
-            return bodies.parse_bounded(data, kind, context.ignored)
-        return await bodies.parse_body(data, kind, context.ignored)
+            return bodies.parse_bounded(data, kind, context.ignored, context.counts)
+        return await bodies.parse_body(data, kind, context.ignored, context.counts)
 
 
 def _with_name(detail: str, key: str | None, running: RunningRequest | None) -> str:
@@ -476,5 +499,5 @@ def _check_type(scope: Any) -> None:
         raise Refusal("unsupported_media_type")
 
 
-__all__ = ["MAX_NUMBERS", "MAX_RESPONSE", "NUMBER_BYTES", "Context", "Endpoint", "Operation", "check_logprobs",
+__all__ = ["LONG", "MAX_NUMBERS", "MAX_RESPONSE", "NUMBER_BYTES", "Context", "Endpoint", "Operation", "check_logprobs",
            "check_response", "encode_checked", "json_response", "large_response"]

@@ -1,63 +1,81 @@
-"""Conversations that ``previous_response_id`` continues, in bounded memory."""
+"""Conversations that ``previous_response_id`` continues, in bounded memory.
+
+A conversation is kept as bytes, so that its size is known: the objects of parsed JSON have up to 30 times its size.
+"""
 
 from __future__ import annotations
 
+import marshal
 from collections import OrderedDict
 from typing import Any
 
 from ..conversation.messages import NamedImage
+from ..stores import STORES
 
-#: Maximum number of conversations, and of bytes of their texts and images.
-_MAX_CONVERSATIONS, _MAX_BYTES = 1000, 64 << 20
-#: Estimated bytes of a message without its texts and images.
-_MESSAGE = 500
+#: Bytes of the objects that keep a conversation, in addition to its own.
+_ENTRY = 500
+
+
+def encoded(messages: list[dict[str, Any]]) -> bytes | None:
+    """Return messages of the library as bytes; None: they are nested too deeply to be kept."""
+    try:
+        return marshal.dumps([_without_images(message) for message in messages], 2)
+    except ValueError:
+        return None
+
+
+def decoded(data: bytes | None) -> list[dict[str, Any]]:
+    """Return the messages of :func:`encoded`, as new objects; None: no messages."""
+    found: list[dict[str, Any]] = [] if data is None else marshal.loads(data)
+    for message in found:
+        if isinstance(message.get("content"), list):
+            message["content"] = [{**part, "image": NamedImage(*part["image"])} if part.get("type") == "image" else part
+                                  for part in message["content"]]
+    return found
+
+
+def _without_images(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose images are pairs of the file and the name of its field."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [
+        {**part, "image": (part["image"].image, part["image"].name)} if part.get("type") == "image" else part
+        for part in content]}
 
 
 class ResponseMemory:
     """Keeps the conversations of the latest responses. The least recently used ones are dropped first.
 
     Attributes:
-        bytes: Estimated size of all conversations.
+        bytes: Size of all conversations.
     """
 
-    def __init__(self, most: int = _MAX_CONVERSATIONS, most_bytes: int = _MAX_BYTES) -> None:
-        self._most, self._most_bytes = most, most_bytes
-        self._kept: OrderedDict[str, tuple[list[dict[str, Any]], int]] = OrderedDict()
+    def __init__(self, most: int | None = None, most_bytes: int | None = None) -> None:
+        limits = STORES["responses"]
+        self._most = most or limits.entries or 0
+        self._most_bytes = most_bytes or limits.bytes or 0
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
         self.bytes = 0
 
-    def get(self, id: str) -> list[dict[str, Any]] | None:
-        """Return the messages of a conversation up to a response; None: they are not kept."""
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, id: str) -> bytes | None:
+        """Return the conversation up to a response, from :func:`encoded`; None: it is not kept."""
         found = self._kept.get(id)
-        if found is None:
-            return None
-        self._kept.move_to_end(id)
-        return list(found[0])
+        if found is not None:
+            self._kept.move_to_end(id)
+        return found
 
-    def put(self, id: str, messages: list[dict[str, Any]]) -> None:
-        """Keep the messages of a conversation. A conversation that exceeds the limit alone is not kept."""
-        size = sum(_MESSAGE + _size(message) for message in messages)
-        if size > self._most_bytes:
+    def put(self, id: str, conversation: bytes | None) -> None:
+        """Keep the result of :func:`encoded`. A conversation that exceeds the limit alone is not kept."""
+        if conversation is None or len(conversation) + _ENTRY > self._most_bytes:
             return
-        self._kept[id] = messages, size
-        self.bytes += size
+        self._kept[id] = conversation
+        self.bytes += len(conversation) + _ENTRY
         while len(self._kept) > self._most or self.bytes > self._most_bytes:
-            self.bytes -= self._kept.popitem(last=False)[1][1]
+            self.bytes -= len(self._kept.popitem(last=False)[1]) + _ENTRY
 
 
-def _size(message: dict[str, Any]) -> int:
-    """Return the bytes of the texts and images of a message. Without recursion: clients choose how deep it nests."""
-    found, parts = 0, [message]  # type: int, list[Any]
-    while parts:
-        value = parts.pop()
-        if isinstance(value, dict):
-            parts += value.values()
-        elif isinstance(value, list):
-            parts += value
-        elif isinstance(value, NamedImage):
-            parts.append(value.image)
-        elif isinstance(value, (str, bytes)):
-            found += (4 if isinstance(value, str) else 1) * len(value)
-    return found
-
-
-__all__ = ["ResponseMemory"]
+__all__ = ["ResponseMemory", "decoded", "encoded"]

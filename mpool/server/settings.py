@@ -17,14 +17,15 @@ from ..errors import FileError, InvalidArgument
 
 #: Field -> (minimum, maximum).
 _RANGES: dict[str, tuple[float, float]] = {
-    "port": (0, 65535), "max_body": (1024, 1 << 30), "max_text": (1, 1_000_000), "max_header": (1024, 1 << 20),
+    "port": (0, 65535), "max_body": (1024, 1 << 30), "max_bodies": (1024, 1 << 40),
+    "max_text": (1, 1_000_000), "max_header": (1024, 1 << 20),
     "max_header_count": (8, 1000), "max_connections": (1, 100_000), "max_streams": (1, 100_000),
     "max_n": (1, 128), "max_tokens": (1, 2**31 - 1), "default_max_tokens": (1, 2**31 - 1),
     "header_timeout": (0.05, 3600.0), "body_timeout": (0.05, 3600.0),
     "write_timeout": (0.05, 3600.0), "idle_timeout": (0.05, 3600.0), "ping": (0.05, 3600.0), "grace": (0.0, 3600.0),
 }
-_WHOLE = ("port", "max_body", "max_text", "max_header", "max_header_count", "max_connections", "max_streams", "max_n",
-          "max_tokens", "default_max_tokens")
+_WHOLE = ("port", "max_body", "max_bodies", "max_text", "max_header", "max_header_count", "max_connections",
+          "max_streams", "max_n", "max_tokens", "default_max_tokens")
 _SWITCHES = ("allow_token_ids", "allow_image_urls", "strict")
 _MAX_TOKEN = 4096
 #: The header ``Host``. Clients send other names in their ASCII form (``xn--``).
@@ -48,6 +49,8 @@ class Settings:
         allowed_origins: Origins (``https://page.example``) whose pages may call the server from a browser. By default
             there are none, and the server sends no CORS header.
         max_body: Maximum size of a request body in bytes.
+        max_bodies: Maximum size in bytes of all request bodies in memory, finished or not, with the values parsed out
+            of them; further ones receive HTTP 503. A value below four times ``max_body`` counts as that.
         max_text: Maximum length in characters of one text in a body.
         max_header: Maximum size in bytes of the request line and headers.
         max_header_count: Maximum number of header lines.
@@ -82,6 +85,7 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     max_body: int = 32 << 20
+    max_bodies: int = 512 << 20
     max_text: int = 1_000_000
     max_header: int = 16 << 10
     max_header_count: int = 64
@@ -130,6 +134,11 @@ class Settings:
             scheme, _, rest = origin.partition("://")
             if scheme not in ("http", "https") or not _is_host(rest):
                 refuse("allowed_origins", origin, "origins such as https://page.example")
+
+    @property
+    def body_memory(self) -> int:
+        """The limit for all bodies that is in force: a single body of the maximum size always fits."""
+        return max(self.max_bodies, 4 * self.max_body)
 
     def completion_tokens(self, wanted: int | None) -> int:
         """Return the limit of tokens for a completion. ``wanted``: the limit of the request; None: it has none."""

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ..stores import STORES
+from .body_memory import BodyMemory
 from .errors import Refusal
 from .models import Models
 from .request_history import RequestHistory
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from ..pool import Pool
 
 #: Number of ignored fields that the log names; clients choose the names.
-_MAX_IGNORED = 1000
+_MAX_IGNORED = STORES["ignored"].entries or 0
 
 
 class RunningRequest:
@@ -67,6 +69,7 @@ class State:
         running: Request id -> request in flight, for requests with a field ``model``.
         history: The last of these requests that ended.
         series: Rates, latency, queues and memory of the last 12 hours.
+        bodies: Memory of the bodies of all requests.
         responses: Conversations that ``/v1/responses`` can continue.
         stopping: True if the server accepts no further requests.
         started: ``time.monotonic()`` when the server was created.
@@ -82,6 +85,7 @@ class State:
         self.history = RequestHistory()
         self.series = Series(pool)
         self.responses = ResponseMemory()
+        self.bodies = BodyMemory(settings.body_memory)
         self._ignored: set[tuple[str, str]] = set()
         self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)
 

@@ -80,7 +80,7 @@ async def tokenize(context: Context, body: TokenizeRequest) -> Response:
             texts = list(map(entry.token_text, ids))
         return encode_checked(TokenizeResponse(len(ids), served.model.context_length, ids, texts), field)
 
-    return Response(await native_calls.REQUESTS.arun(made), media_type="application/json")
+    return Response(await native_calls.BODIES.arun(made), media_type="application/json")
 
 
 async def _prompt_ids(context: Context, served: ServedModel, body: TokenizeRequest) -> list[int]:
@@ -104,9 +104,13 @@ async def _chat_ids(context: Context, served: ServedModel, body: TokenizeRequest
     for name in ("add_generation_prompt", "continue_final_message"):
         if (value := getattr(body, name)) is not None:
             variables[name] = value
-    converted = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(messages)]
-    options = {"template_options": variables, **formats.tool_options(body.tools)}
-    return await chat_ids(context.state.pool, converted, served.model, options)
+
+    def convert() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        return ([message_of(context, message, f"messages[{at}]") for at, message in enumerate(messages)],
+                formats.tool_options(body.tools))
+
+    converted, options = await context.converted(convert)
+    return await chat_ids(context.state.pool, converted, served.model, {"template_options": variables, **options})
 
 
 async def detokenize(context: Context, body: DetokenizeRequest) -> Response:
@@ -118,7 +122,7 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> Response:
         return encode_checked(DetokenizeResponse(served.model.detokenize(body.tokens, skip_special=False)), "tokens")
 
     try:
-        data = await native_calls.REQUESTS.arun(made)
+        data = await native_calls.BODIES.arun(made)
     except InvalidArgument as error:
         error.rename({"ids": "tokens"})
         raise Refusal("invalid_value", sentence(error.message), error.param) from None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import native_calls
 from ..checks import refuse
 from ..conversation.messages import check_messages, developer_as_system, placeholder_char
 from ..errors import InvalidArgument, MpoolError
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from .vision import Images
 
 
-def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
-              call: Call | None = None) -> tuple[ChatPrompt, Images | None, Tools | None]:
+def prompt_of(entry: Entry, messages: Any, options: dict[str, Any], call: Call | None = None,
+              check_length: Callable[[int], object] | None = None) -> tuple[ChatPrompt, Images | None, Tools | None]:
     """Render the prompt of a conversation.
 
     Args:
@@ -29,6 +30,7 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
         messages: the conversation, as for :func:`mpool.chat`.
         options: options of the request; those that concern the prompt are removed from it.
         call: the request, for its deadline.
+        check_length: see :meth:`mpool.conversation.template.ChatTemplate.prompt`.
 
     Returns:
         the prompt, its images or None, and the tools that a completion may call or None.
@@ -50,7 +52,7 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
     allow_urls = options.pop("allow_urls", False)
     try:
         images: list[Any] | None = [] if entry.capability == "vision" else None
-        checked = check_messages(messages, images)
+        checked = native_calls.converted(messages, check_messages, messages, images)
         if any(message["role"] == "developer" for message in checked) and "developer" not in entry.template().source:
             checked = developer_as_system(checked)
         tools = None
@@ -62,10 +64,12 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
             options.pop(name, None)
         checked, template_tools = _with_tools(entry, checked, tools)
         if images is not None:
-            return *_with_images(entry, checked, images, variables, allow_urls, call, template_tools), tools
+            return *_with_images(entry, checked, images, variables, allow_urls, call, template_tools,
+                                 check_length), tools
         # With placeholder and deadline given here, template options of the same names raise TypeError.
         prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, placeholder=None,
-                                         deadline=None if call is None else call.deadline, **variables)
+                                         deadline=None if call is None else call.deadline, check_length=check_length,
+                                         **variables)
         return prompt, None, tools
     except TypeError as error:
         # a variable that has the name of an argument of ChatTemplate.prompt
@@ -101,7 +105,8 @@ def _with_tools(entry: Entry, messages: list[dict[str, Any]],
 
 def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any], variables: Mapping[str, Any],
                  allow_urls: Any, call: Call | None,
-                 tools: list[dict[str, Any]] | None) -> tuple[ChatPrompt, Images | None]:
+                 tools: list[dict[str, Any]] | None,
+                 check_length: Callable[[int], object] | None) -> tuple[ChatPrompt, Images | None]:
     settings, tokenizer, template = entry.describe().vision, entry.tokenizer(), entry.template()
     assert settings is not None
     token = tokenizer.token_text(settings.image_token_id) if settings.image_token_id >= 0 else None
@@ -113,7 +118,8 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any]
                     for message in messages]
     deadline = None if call is None else call.deadline
     cuts = vision.read_images(entry, images, allow_urls, deadline)
-    prompt = template.prompt(messages, tokenizer, tools=tools, placeholder=placeholder, deadline=deadline, **variables)
+    prompt = template.prompt(messages, tokenizer, tools=tools, placeholder=placeholder, deadline=deadline,
+                             check_length=check_length, **variables)
     ids, prefix = prompt.ids, tokenizer.prefix_ids
     # templates may leave out the BOS token; the processors of transformers add it too
     if prefix and ids[:len(prefix)].tolist() != list(prefix):

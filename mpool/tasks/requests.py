@@ -8,7 +8,7 @@ separate because :mod:`mpool.aio` runs a slow ``prepare`` on a thread.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from .options import Call
     from .text_to_image import Request as ImageRequest
     from .text_to_text import Request as TextRequest
+
+
+#: Number of characters that take as long as checking one token id; see :func:`mpool.native_calls.are_many`.
+_ID = 16
 
 
 @dataclass(slots=True)
@@ -309,7 +313,7 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
         if options.pop(name, None) is not None:
             raise InvalidArgument(f"`{name}` applies only to `chat`, not to a raw prompt", key=entry.key, param=name,
                                   hint="Pass the prompt as a message: mpool.chat([{'role': 'user', 'content': ...}])")
-    ids = generation.prompt_ids(entry, prompt, options.pop("parse_special", False))
+    ids = generation.prompt_ids(entry, prompt, options.pop("parse_special", False), options.get("context_length"))
     if entry.capability == "vision":
         from . import vision as seeing
 
@@ -325,8 +329,9 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
     from . import text_to_text as generation
 
     entry, compute = _text_entry(pool, model, options, capability)
-    variables = options.get("template_options")
-    prompt, images, tools = chat_prompt.prompt_of(entry, messages, options, call)
+    variables, context = options.get("template_options"), options.get("context_length")
+    prompt, images, tools = chat_prompt.prompt_of(entry, messages, options, call,
+                                                  lambda least: generation.check_length(entry, least, context))
     splitter = reasoning.of_template(entry.template().source, prompt.text, tools is not None)
     off = splitter is not None and reasoning.is_off(splitter, prompt.text, {} if variables is None else variables)
     return generation.prepare(entry, prompt.ids, compute, options, splitter, images, tools, off)
@@ -361,21 +366,22 @@ def _text(given: dict[str, Any], model: Any, chars: int, chat: bool, capability:
 def generate(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.generate`."""
     prompt, model = given.pop("prompt"), given.pop("model", None)
-    return _text(given, model, len(prompt) if isinstance(prompt, str) else 0, False, "text_to_text",
+    chars = len(prompt) if isinstance(prompt, str) else _ID * len(prompt) if isinstance(prompt, (list, tuple)) else 0
+    return _text(given, model, chars, False, "text_to_text",
                  lambda options: prompt_request(pool, prompt, model, options))
 
 
 def chat(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.chat`."""
     messages, model = given.pop("messages"), given.pop("model", None)
-    return _text(given, model, characters(messages), True, "text_to_text",
+    return _text(given, model, 0, True, "text_to_text",
                  lambda options: chat_request(pool, messages, model, options, call), has_images(messages))
 
 
 def vision(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.vision`."""
     images, prompt, model = given.pop("images"), given.pop("prompt"), given.pop("model", None)
-    return _text(given, model, native_calls.LONG_ON_LOOP, True, "vision",
+    return _text(given, model, 0, True, "vision",
                  lambda options: vision_request(pool, images, prompt, model, options, call), True)
 
 
@@ -404,36 +410,19 @@ def _described(pool: Host, image: Any, given: dict[str, Any], call: Call) -> Val
     return vision(pool, {"images": image, "prompt": given.pop("query", DESCRIBE), **given}, call)
 
 
-def characters(messages: Any) -> int:
-    """Count the characters of a conversation. An image counts as a long text; invalid messages count as 0."""
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        return 0
-    with of_caller():
-        return sum(_length(message.get("content")) +
-                   (native_calls.LONG_ON_LOOP if message.get("images") is not None else 0)
-                   for message in messages if isinstance(message, Mapping))
-
-
 def has_images(messages: Any) -> bool:
     """Return True if a conversation may contain images; False also for invalid messages."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         return False
     with of_caller():
-        return any(message.get("images") is not None or any(
-            isinstance(part, Mapping) and part.get("type") != "text" for part in _parts(message.get("content")))
-            for message in messages if isinstance(message, Mapping))
-
-
-def _parts(content: Any) -> Iterable[Any]:
-    return content if isinstance(content, (list, tuple)) else (content,)
-
-
-def _length(content: Any) -> int:
-    found = 0
-    for part in _parts(content):
-        text = part.get("text") if isinstance(part, Mapping) else part
-        found += len(text) if isinstance(text, str) else native_calls.LONG_ON_LOOP if isinstance(part, Mapping) else 0
-    return found
+        for message in messages:
+            if isinstance(message, Mapping):
+                content = message.get("content")
+                if message.get("images") is not None or not isinstance(content, str) and any(
+                        isinstance(part, Mapping) and part.get("type") != "text"
+                        for part in (content if isinstance(content, (list, tuple)) else (content,))):
+                    return True
+        return False
 
 
 # ---- image generation ------------------------------------------------------------------------------------------------

@@ -253,26 +253,51 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
                 format = free_format(tokenizer)
     space = most - len(ids)
     if space < 1:
-        limit, param = most - 1, None if most == settings.context_length else "context_length"
-        has, most_tokens = f"the prompt has {len(ids)} tokens", f"at most {limit} plus one generated token"
-        raise ContextOverflow(f"{has}, but the model supports {most_tokens}" if param is None else
-                              f"`{param}` allows {most_tokens}, but {has}", tokens=len(ids), limit=limit, param=param,
-                              hint="Shorten the prompt", key=entry.key)
+        raise _overflow(entry, len(ids), most, settings.context_length)
     max_tokens = space if chosen.max_tokens is None else min(chosen.max_tokens, space)
     adapter = 0 if options.get("adapter") is None else entry.adapter_id(options["adapter"])
     return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, max_tokens, splitter,
                    images, entry.capability == "vision", format, capture, tools, adapter)
 
 
-def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int32]:
+def _overflow(entry: Entry, tokens: int, most: int, context: int, least: str = "") -> ContextOverflow:
+    limit, param = most - 1, None if most == context else "context_length"
+    has, most_tokens = f"the prompt has {least}{tokens} tokens", f"at most {limit} plus one generated token"
+    return ContextOverflow(f"{has}, but the model supports {most_tokens}" if param is None else
+                           f"`{param}` allows {most_tokens}, but {has}", tokens=tokens, limit=limit, param=param,
+                           hint="Shorten the prompt", key=entry.key)
+
+
+def check_length(entry: Entry, least: int, context_length: Any) -> None:
+    """Refuse a prompt before it is tokenized, if it cannot fit.
+
+    Args:
+        entry: the model.
+        least: number of tokens that the prompt has at least.
+        context_length: option of the request; an invalid one counts as none, :func:`prepare` refuses it.
+
+    Raises:
+        ContextOverflow: the prompt leaves no space for a completion. ``tokens`` is ``least``.
+    """
+    settings = entry.describe().generation
+    assert settings is not None, "the entry must have the right capability"
+    given = integer(context_length)
+    most = settings.context_length if given is None or given < 2 else min(settings.context_length, given)
+    if least >= most:
+        raise _overflow(entry, least, most, settings.context_length, "at least ")
+
+
+def prompt_ids(entry: Entry, prompt: Any, parse_special: bool, context_length: Any = None) -> NDArray[np.int32]:
     """Return the token ids of a raw prompt, int32 ``[tokens]``.
 
     Args:
         entry: the model.
         prompt: a text, which gets the model's BOS token if the model uses one, or token ids, which stay unchanged.
         parse_special: True: the text may contain control tokens.
+        context_length: as for :func:`check_length`.
 
     Raises:
+        ContextOverflow: the prompt cannot fit: see :func:`check_length`.
         InvalidArgument: the prompt is neither a text nor token ids, is empty, too long or not valid Unicode, or has an
             id outside the vocabulary.
     """
@@ -286,6 +311,8 @@ def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int
             fault.key = entry.key
             raise fault
         tokenizer = entry.tokenizer()
+        if len(prompt) >= native_calls.LONG:
+            check_length(entry, tokenizer.least_tokens(prompt, parse_special), context_length)
         ids = native_calls.tokenized(len(prompt), _encode, tokenizer, prompt, parse_special)
         return np.array([*tokenizer.prefix_ids, *ids.tolist()], dtype=np.int32) if tokenizer.prefix_ids else ids
     if isinstance(prompt, np.ndarray) and prompt.ndim == 0:
@@ -296,9 +323,10 @@ def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int
         if isinstance(prompt, np.ndarray) and (prompt.ndim != 1 or prompt.dtype.kind not in "iu"):
             raise InvalidArgument(param="prompt", got=f"an array of shape {prompt.shape} and dtype {prompt.dtype}",
                                   allowed=_PROMPT_TYPES, key=entry.key)
+        check_length(entry, len(prompt), context_length)
         with errors_with_key(entry):
-            return np.array([sampling.check_id(f"prompt[{at}]", token, vocab)
-                             for at, token in enumerate(prompt)], dtype=np.int32)
+            return native_calls.converted(prompt, lambda: np.array(
+                [sampling.check_id(f"prompt[{at}]", token, vocab) for at, token in enumerate(prompt)], dtype=np.int32))
     if isinstance(prompt, (list, tuple, np.ndarray)) and not len(prompt):
         raise InvalidArgument(param="prompt", got="an empty list", allowed="a text or at least one token id",
                               key=entry.key)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: convert text to bytes.
 OLDER = growth.Growth(normalizer=6, pre_tokenizer=5, ascii_pre_tokenizer=2)
 
+#: Steps of a pre-tokenizer other than those that only split a text.
+_OTHER_STEPS = re.compile(r'"type":\s*"(?!Sequence|Split|ByteLevel|Digits|Isolated)\w+"')
 #: Nesting limit of the JSON parser of HF tokenizers (serde_json).
 _MAX_JSON_DEPTH = 127
 #: Bytes of JSON text whose depth is computed at once.
@@ -40,6 +42,20 @@ _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(")[^"\\]*(?:\\.[^"\\]*)*(\\?)
 _BERT_CLASSES = frozenset(f"{name}Tokenizer" for name in (
     "Bert", "ConvBert", "DPRContextEncoder", "DPRQuestionEncoder", "DPRReader", "Deberta", "DebertaV2", "Electra",
     "Funnel", "LayoutLM", "Lxmert", "MobileBert", "RetriBert", "SqueezeBert"))
+
+
+def _shrinks(hf: Any) -> int:
+    """Return how many characters of a text may become one: 1, or 4 with composition (NFC). Return 0 if it is not
+    certain that each byte of a text is part of a token: that is so for byte-level BPE with all bytes in its vocabulary,
+    and no step that may remove text."""
+    normalizer = type(hf.normalizer).__name__
+    if type(hf.model).__name__ != "BPE" or normalizer not in ("NoneType", "NFC"):
+        return 0
+    steps = "" if hf.pre_tokenizer is None else hf.pre_tokenizer.__getstate__().decode()
+    if '"ByteLevel"' not in steps or '"Removed"' in steps or _OTHER_STEPS.search(steps) \
+            or any(hf.token_to_id(char) is None for char in byte_alphabet().values()):
+        return 0
+    return 4 if normalizer == "NFC" else 1
 
 
 class JSONTokenizer(Tokenizer):
@@ -77,6 +93,7 @@ class JSONTokenizer(Tokenizer):
                                    type(self._hf.pre_tokenizer).__name__ == "BertPreTokenizer" and
                                    all(entry.special and not entry.lstrip and not entry.rstrip
                                        and " " not in entry.content for entry in added.values()))
+        self._shrinks = _shrinks(self._hf)
         self._read_config(config, vocab)
 
     def _read_config(self, config: Mapping[str, Any], vocab: Mapping[str, int]) -> None:

@@ -7,6 +7,7 @@ template can write, and the bytes of every token for streaming.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -17,7 +18,7 @@ from .. import native_calls
 from ..errors import ContextOverflow, FormatError, InvalidArgument, MpoolError
 from ..models.spec import TokenizerSource, TokenTable
 from ..resources import list_of_caller
-from .specials import BY_TEXT
+from .specials import BY_TEXT, compile_trie
 
 if TYPE_CHECKING:
     from .gguf_vocab import GGUFVocab
@@ -209,6 +210,9 @@ class Tokenizer:
         return self._truncate_left
 
     _truncate_left = False
+    _shrinks = 0  # how many characters of a text may become one before they become tokens; 0: any number
+    _longest: int | None = None  # characters of a text that one token has at most; 0: any number
+    _controls: re.Pattern[str] | None = None  # finds texts of control tokens
     _words_independent = False  # the ids of a text's first words do not depend on the words after them
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> np.ndarray:
@@ -422,6 +426,25 @@ class Tokenizer:
             return np.array(ids, dtype=np.int32)
         except (UnicodeEncodeError, TypeError):
             raise _bad_text(text, None) from None
+
+    def least_tokens(self, text: str, parse_special: bool) -> int:
+        """Return a number of tokens that a text certainly has, without encoding it, to refuse texts that cannot fit.
+
+        Args:
+            text: the text.
+            parse_special: True if texts of control tokens are encoded as those tokens.
+        """
+        found = 0
+        if parse_special and self.control_texts:
+            if self._controls is None:
+                self._controls = compile_trie(self.control_texts)
+            found = sum(1 for _ in self._controls.finditer(text))
+        if self._longest is None:
+            table = self.token_table() if self._shrinks else None
+            self._longest = 0 if table is None else self._shrinks * max(
+                int(np.diff(table.offsets).max(initial=1)), *(len(control.encode()) for control in self.control_texts))
+        # control tokens may take the white space around them
+        return max(found, len("".join(text.split())) // self._longest) if self._longest else found
 
     def fit(self, rows: int, *, file: str | None = None) -> None:
         """Check that every token has a row in the model's embedding.

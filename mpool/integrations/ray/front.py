@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError
 
 from ...server import bodies
 from ...server.application import Application, guarded
+from ...server.body_memory import BodyMemory, Share
 from ...server.errors import Refusal
 from ...server.guard import App, Scope, refusal_response
 from ...server.settings import Settings
@@ -25,6 +26,10 @@ from .responses import HeldResponse
 from .routing import ATTEMPT, SILENT
 
 _PLAIN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
+
+
+#: Maximum length of a model's name (:data:`mpool.server.fields.Name`).
+_MAX_NAME = 257
 
 
 class _ModelField(msgspec.Struct):
@@ -37,9 +42,10 @@ _decode_model = msgspec.json.Decoder(_ModelField).decode
 
 
 def model_of(body: bytes) -> str:
-    """Return the field ``model`` of a body; "" if it is missing or the body is invalid."""
+    """Return the field ``model`` of a body; "" if it is missing, longer than any name, or the body is invalid."""
     try:
-        return _decode_model(body).model.removesuffix(":latest") if body else ""
+        found = _decode_model(body).model.removesuffix(":latest") if body else ""
+        return found if len(found) <= _MAX_NAME else ""  # Ray keeps the names that it has seen
     except (msgspec.MsgspecError, RecursionError):
         return ""
 
@@ -67,10 +73,18 @@ class Relay:
 
     def __init__(self, handle: Any, settings: Settings, limits: Limits) -> None:
         self.handle, self.settings, self.limits = handle, settings, limits
+        self.bodies = BodyMemory(settings.body_memory)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        share = self.bodies.share()
         try:
-            body = await bodies.read(receive, bodies.declared_length(scope), self.settings.max_body)
+            await self._relay(scope, receive, send, share)
+        finally:
+            share.close()
+
+    async def _relay(self, scope: Scope, receive: Any, send: Any, share: Share) -> None:
+        try:
+            body = await bodies.read(receive, bodies.declared_length(scope), self.settings.max_body, share)
         except (bodies.ClientDisconnected, RayActorError):  # RayActorError: the proxy with the connection died
             return
         except Refusal as refusal:

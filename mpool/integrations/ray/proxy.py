@@ -32,15 +32,15 @@ ENVIRONMENT = {
 }
 #: Maximum number of fronts that get a request, one after the other.
 MAX_ATTEMPTS = 3
-#: Maximum size in bytes of a body that can be sent again.
-MAX_BODY = 32 << 20
+#: Maximum size in bytes of a body that can be sent again, and of all such bodies.
+MAX_BODY, MAX_BODIES = 32 << 20, 512 << 20
 
 
 class _Replay:
     """An ASGI ``receive`` that can start again at the first message of the body."""
 
-    def __init__(self, receive: Any, max_body: int) -> None:
-        self._receive, self._room = receive, max_body
+    def __init__(self, receive: Any, max_body: int, left: list[int]) -> None:
+        self._receive, self._room, self._left, self._held = receive, max_body, left, 0
         self._kept: list[dict[str, Any]] = []
         self._at = 0
         self.disconnected = False
@@ -53,13 +53,21 @@ class _Replay:
         if message["type"] == "http.disconnect":
             self.disconnected = True
             return message
-        self._room -= len(message.get("body", b""))
+        size = len(message.get("body", b""))
+        self._room = self._room - size if size <= self._left[0] else -1
         if self._room >= 0:
+            self._held, self._left[0] = self._held + size, self._left[0] - size
             self._kept.append(message)
             self._at += 1
         else:
-            self._kept.clear()
+            self.drop()
         return message
+
+    def drop(self) -> None:
+        """Keep no body any more."""
+        self._kept.clear()
+        self._left[0] += self._held
+        self._held = 0
 
     def rewind(self) -> bool:
         """Start again at the first message; return False if the body was too large to be kept."""
@@ -78,12 +86,19 @@ class Repeat:
 
     def __init__(self, app: Any, max_attempts: int = MAX_ATTEMPTS, max_body: int = MAX_BODY) -> None:
         self._app, self._max_attempts, self._max_body = app, max_attempts, max_body
+        self._left = [MAX_BODIES]  # bytes that are free for further bodies
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        replay = _Replay(receive, self._max_body)
+        replay = _Replay(receive, self._max_body, self._left)
+        try:
+            await self._repeat(replay, scope, receive, send)
+        finally:
+            replay.drop()
+
+    async def _repeat(self, replay: _Replay, scope: Any, receive: Any, send: Any) -> None:
         for _ in range(self._max_attempts):
             response = HeldResponse(scope, receive, send, whole=False)
             await self._app(dict(scope), replay.receive, response.handle_message)

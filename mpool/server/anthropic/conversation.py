@@ -47,15 +47,20 @@ async def options_of(context: Context, served: ServedModel, body: ConversationRe
         Refusal: A tool, the tool choice or the schema is not valid.
     """
     config, wanted = body.output_config, body.thinking
-    found = _tool_options(_custom(context, body.tools), body.tool_choice)
-    if config is not None and config.format is not None:
-        if body.output_format is not None:
-            raise Refusal("invalid_value", "A request has one format, got `output_config.format` and `output_format`.",
-                          "output_format")
-        found |= formats.anthropic_format(config.format, "output_config.format")
-    elif body.output_format is not None:
-        context.names["response_format"] = "output_format"
-        found |= formats.anthropic_format(body.output_format, "output_format")
+
+    def convert() -> dict[str, Any]:
+        found = _tool_options(_custom(context, body.tools), body.tool_choice)
+        if config is not None and config.format is not None:
+            if body.output_format is not None:
+                raise Refusal("invalid_value", "A request has one format, got `output_config.format` and "
+                                               "`output_format`.", "output_format")
+            found |= formats.anthropic_format(config.format, "output_config.format")
+        elif body.output_format is not None:
+            context.names["response_format"] = "output_format"
+            found |= formats.anthropic_format(body.output_format, "output_format")
+        return found
+
+    found = await context.converted(convert)
     found |= await thinking.anthropic_options(
         served, None if wanted is None else wanted.type != "disabled", None if wanted is None else wanted.budget_tokens,
         None if config is None else config.effort)

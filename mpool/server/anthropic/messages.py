@@ -53,7 +53,8 @@ _MAX_STOP = 1024
 async def messages(context: Context, body: MessagesRequest) -> Response:
     """Complete a conversation."""
     served = await context.model(body.model)
-    conversation = served.with_system(await with_images(context, messages_of(context, body)))
+    found = await context.converted(lambda: messages_of(context, body))
+    conversation = served.with_system(await with_images(context, found))
     options = sampling(context, served, body, body.max_tokens) | await options_of(context, served, body)
     if body.stop_sequences:
         options["stop"] = _stops(body.stop_sequences)
@@ -90,7 +91,8 @@ async def messages(context: Context, body: MessagesRequest) -> Response:
 async def count_tokens(context: Context, body: CountTokensRequest) -> Response:
     """Count the tokens of a conversation: those of the prompt that ``/v1/messages`` would process."""
     served = await context.model(body.model)
-    conversation = served.with_system(await with_images(context, messages_of(context, body)))
+    found = await context.converted(lambda: messages_of(context, body))
+    conversation = served.with_system(await with_images(context, found))
     options = await options_of(context, served, body)
     options.pop("response_format", None)  # constrains the completion only
     return json_response(CountTokensResponse(

@@ -207,7 +207,8 @@ class ImagesToEmbed(Fields):
 async def embed_images(context: Context, body: ImagesToEmbed) -> Response:
     """Embed images. Neither OpenAI's nor Ollama's protocol has a route for this."""
     served = await context.model(body.model)
-    files = [context.image_file(text, f"images[{at}]").image for at, text in enumerate(body.images)]
+    files = await context.converted(
+        lambda: [context.image_file(text, f"images[{at}]").image for at, text in enumerate(body.images)])
     rows = await aio.embed_image(files, served.model, pool=context.state.pool)
 
     def made() -> EmbeddingsResponse:

@@ -52,13 +52,17 @@ _RESERVED = ("add_generation_prompt", "continue_final_message", "messages", "too
 async def chat(context: Context, body: ChatRequest) -> Response:
     """Complete a conversation."""
     served = await context.model(body.model)
-    messages = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
+
+    def convert() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        messages = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
+        options = sampling(context, served, body, body.max_completion_tokens or body.max_tokens)
+        options |= formats.constraint(context, body)
+        tools, choice = formats.allowed_tools(formats.functions_of(context, body.tools), body.tool_choice)
+        _check(body, tools, choice)
+        return messages, options | formats.tool_options(tools, choice, body.parallel_tool_calls)
+
+    messages, options = await context.converted(convert)
     messages = served.with_system(await with_images(context, messages))
-    options = sampling(context, served, body, body.max_completion_tokens or body.max_tokens)
-    options |= formats.constraint(context, body)
-    tools, choice = formats.allowed_tools(formats.functions_of(context, body.tools), body.tool_choice)
-    _check(body, tools, choice)
-    options |= formats.tool_options(tools, choice, body.parallel_tool_calls)
     options |= await thinking.openai_options(served, body.reasoning_effort)
     if body.chat_template_kwargs:
         options["template_options"] = {**options.get("template_options", {}),

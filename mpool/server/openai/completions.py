@@ -36,7 +36,7 @@ async def completions(context: Context, body: CompletionRequest) -> Response:
     _check(body, prompts)
     options = sampling(context, served, body,
                        served.defaults.get("max_tokens", _TOKENS) if body.max_tokens is None else body.max_tokens)
-    options |= formats.constraint(context, body)
+    options |= await context.converted(lambda: formats.constraint(context, body))
     if body.logprobs is not None:
         options |= {"logprobs": True, "top_logprobs": body.logprobs}
     inputs: list[Any] = prompts

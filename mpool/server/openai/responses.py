@@ -12,10 +12,10 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from ... import aio, native_calls
-from .. import formats, thinking
+from .. import formats, response_memory, thinking
 from ..errors import Refusal
 from ..image_urls import with_images
-from ..operations import Context, Operation, json_response
+from ..operations import LONG, Context, Operation, json_response
 from ..sampling import sampling
 from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
 from . import namespaces
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 #: Code of an error -> code of the error of a failed response; others are ``server_error``.
 _ERRORS = {"overloaded": "rate_limit_exceeded"}
-#: Inputs with at least this many items are converted on another thread: converting them takes 10 ms or more.
-_MANY = 256
 
 
 async def responses(context: Context, body: ResponsesRequest) -> Response:
@@ -51,19 +49,21 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
     for name in ("background", "conversation", "prompt"):
         if getattr(body, name) not in (None, False):
             raise Refusal("unsupported_parameter", f"`{name}` is not supported.", name)
-    memory, earlier = context.state.responses, []
+    memory, kept = context.state.responses, None
     if body.previous_response_id is not None:
         kept = memory.get(body.previous_response_id)
         if kept is None:
             raise Refusal("previous_response_not_found", param="previous_response_id")
-        earlier = kept
+        context.memory.add(len(kept))
+        context.long = context.long or len(kept) >= LONG
 
-    def convert() -> list[dict[str, Any]]:
-        return messages_of(context, body.input, earlier)
+    def convert() -> tuple[list[dict[str, Any]], dict[str, Any], namespaces.Origins]:
+        return messages_of(context, body.input, response_memory.decoded(kept)), *_options(context, body)
 
-    many = not isinstance(body.input, str) and len(body.input) >= _MANY
-    messages = await with_images(context, await native_calls.BODIES.arun(convert) if many else convert())
-    more, origins = await _options(context, served, body)
+    messages, more, origins = await context.converted(convert)
+    messages = await with_images(context, messages)
+    more |= await thinking.openai_options(served, None if body.reasoning is None else body.reasoning.effort,
+                                          "reasoning.effort")
     options = sampling(context, served, body, body.max_output_tokens) | more
     system = [] if body.instructions is None else [
         {"role": "system", "content": context.check_text(body.instructions, "instructions")}]
@@ -80,7 +80,7 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
             response.incomplete_details = {"reason": str(done.stop)}
         if response.store:
             reply = {**done.message, "content": done.text or None} if done.tool_calls else done.message
-            memory.put(response.id, [*messages, reply])
+            memory.put(response.id, await context.converted(lambda: response_memory.encoded([*messages, reply])))
 
     if not body.stream:
         try:
@@ -120,9 +120,8 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
     return StreamedResponse(context, encoded(), failed, EVENTS, chunks.close)
 
 
-async def _options(context: Context, served: ServedModel,
-                   body: ResponsesRequest) -> tuple[dict[str, Any], namespaces.Origins]:
-    """Convert the tools, the response format and the reasoning effort to options of the library.
+def _options(context: Context, body: ResponsesRequest) -> tuple[dict[str, Any], namespaces.Origins]:
+    """Convert the tools and the response format to options of the library.
 
     Returns:
         The options, and the origins of the functions that belong to namespaces.
@@ -140,8 +139,7 @@ async def _options(context: Context, served: ServedModel,
     if not tools and choice not in (None, "none", "auto"):
         raise Refusal("unsupported_parameter", "`tool_choice` requires `tools`.", "tool_choice")
     found |= formats.tool_options(tools, choice, body.parallel_tool_calls, formats.FLAT_TOOL)
-    effort = None if body.reasoning is None else body.reasoning.effort
-    return found | await thinking.openai_options(served, effort, "reasoning.effort"), origins
+    return found, origins
 
 
 def _response(body: ResponsesRequest, options: dict[str, Any]) -> ResponseObject:

@@ -18,7 +18,7 @@ REQUESTS = {
     "stream": "[None for _ in mpool.generate('The', llama, max_tokens=2000, ignore_eos=True, n=8, stream=True)]",
     "result": "mpool.submit('text_to_text', prompt='The', model=llama, max_tokens=2000, ignore_eos=True, n=8).result()",
     "tokenize": "[mpool.tokenize('word and word ' * 70_000, llama) for _ in range(5)]",
-    "prompt": "mpool.generate('word and word ' * 70_000, llama)",
+    "prompt": "mpool.get(llama).tokenize('word and word ' * 70_000)",
     "asyncio": "asyncio.run(mpool.aio.generate('The', llama, max_tokens=2000, ignore_eos=True, n=8))",
 }
 

@@ -17,7 +17,7 @@ IMAGE = np.zeros((2, 2, 3), np.uint8)
 SHORT, LONG = "x" * (LONG_ON_LOOP - 1), "x" * LONG_ON_LOOP
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
 NONE, SLOW, CHAT, SLOW_CHAT, IMAGES = (False,) * 3, (True, False, False), (False, True, False), (True, True, False), \
-    (True, True, True)
+    (False, True, True)
 
 
 def user(content: Any, **more: Any) -> list[dict[str, Any]]:
@@ -37,14 +37,14 @@ ROWS: list[tuple[str, dict[str, Any], tuple[bool, ...]]] = [
     ("classify", {"texts": "x", "model": "m", "labels": ["a", "b"],
                   "template": "{}" + SHORT[LONG_ON_LOOP // 2:]}, SLOW),
     ("generate", {"prompt": SHORT}, NONE), ("generate", {"prompt": LONG}, SLOW),
-    ("generate", {"prompt": [1] * LONG_ON_LOOP}, NONE),
+    ("generate", {"prompt": [1] * 1023}, NONE), ("generate", {"prompt": [1] * 1024}, SLOW),
     ("generate", {"prompt": "x", "response_format": {"type": "json_object"}}, SLOW),
     ("generate", {"prompt": "x", "response_format": None}, NONE),
-    ("chat", {"messages": user(SHORT)}, CHAT), ("chat", {"messages": user(LONG)}, SLOW_CHAT),
-    ("chat", {"messages": user(SHORT) + user("x")}, SLOW_CHAT),
+    ("chat", {"messages": user(SHORT)}, CHAT), ("chat", {"messages": user(LONG)}, CHAT),
+    ("chat", {"messages": user(SHORT) + user("x")}, CHAT),
     ("chat", {"messages": user([{"type": "text", "text": SHORT}])}, CHAT),
-    ("chat", {"messages": user(["x", SHORT])}, SLOW_CHAT),
-    ("chat", {"messages": user([{"type": "text", "text": "x"}, {"type": "text", "text": SHORT}])}, SLOW_CHAT),
+    ("chat", {"messages": user(["x", SHORT])}, CHAT),
+    ("chat", {"messages": user([{"type": "text", "text": "x"}, {"type": "text", "text": SHORT}])}, CHAT),
     ("chat", {"messages": user("x"), "tools": [CLOCK]}, SLOW_CHAT),
     ("chat", {"messages": user("x"), "tools": None}, CHAT),
     ("chat", {"messages": user("x", images=[IMAGE])}, IMAGES), ("chat", {"messages": user("x", images=None)}, CHAT),

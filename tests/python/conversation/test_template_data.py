@@ -266,6 +266,10 @@ def test_a_syntax_error_names_its_line() -> None:
 def test_characters_of_all_messages_are_limited(messages: list[Any], chars: int,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "MAX_CHARS", 10)
+    call = {"id": "c", "function": {"name": "f", "arguments": {"a": [{}] * 90}}}
+    for more in ({"tool_calls": [call]}, {"reasoning_content": "x" * 90}, {"x": {"y" * 90: 1}}):
+        with pytest.raises(InvalidArgument):  # also what a template writes besides the content
+            check.check_messages([{"role": "assistant", "content": "a", **more}])
     given = [{"role": "assistant", "content": content} for content in messages]
     for images in (None, list[Any]()):
         if chars <= 10:

@@ -9,6 +9,7 @@ import pytest
 
 import mpool
 from mpool.debug.show import ModelTable, _lines, age, megabytes, table
+from mpool.stores import Store
 
 from catalogues import row
 
@@ -144,7 +145,8 @@ def config(**changes: Any) -> dict[str, Any]:
             "blas": {"why": "", "core": "Haswell"},
             "kernels": {"dot": "avx2", "norm": "plain", "axpy": "avx2"},
             "options": {"MPOOL_A": {"value": "1", "default": "1"}}, "versions": {"python": "3.11", "numpy": "2.0"},
-            **changes}
+            "stores": {"a": Store("texts", 1000, 2 << 20, "--max-a", "")._asdict(),
+                       "b": Store("texts", None, None, "MPOOL_B", "")._asdict()}, **changes}
 
 
 def test_lines_of_a_configuration() -> None:
@@ -152,7 +154,8 @@ def test_lines_of_a_configuration() -> None:
     assert list(_lines(config())) == [
         "mpool 1.2.3, built with gcc 13", "CPU       A CPU", "features  avx2 fma; in use: avx2", "threads   8",
         "memory    16,000 MB available to this process", "BLAS      Haswell", "kernels   avx2: dot, axpy",
-        "kernels   plain: norm", "option    MPOOL_A=1", "versions  python 3.11, numpy 2.0"]
+        "kernels   plain: norm", "option    MPOOL_A=1", "store     a: 1,000, 2 MiB, --max-a", "store     b: MPOOL_B",
+        "versions  python 3.11, numpy 2.0"]
 
 
 @pytest.mark.parametrize("changes, line", [

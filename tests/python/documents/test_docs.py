@@ -207,8 +207,8 @@ def test_limits_of_the_server_match_its_settings() -> None:
             name = option.replace("-", "_")
             assert int(number.replace(",", "")) << (20 if unit else 0) == getattr(settings, name), (page.name, option)
             found.add(name)
-    assert found == {"max_body", "max_connections", "max_streams", "max_n", "max_tokens", "default_max_tokens",
-                     "header_timeout", "body_timeout", "write_timeout", "idle_timeout", "grace"}
+    assert found == {"max_body", "max_bodies", "max_connections", "max_streams", "max_n", "max_tokens",
+                     "default_max_tokens", "header_timeout", "body_timeout", "write_timeout", "idle_timeout", "grace"}
     deployment = (ROOT / "docs/server/deployment.md").read_text(encoding="utf-8")
     assert f"client_max_body_size {settings.max_body >> 20}m;" in deployment
     assert f"comment after {settings.ping:g} s without a chunk" in deployment

@@ -165,7 +165,8 @@ def test_cancelled_stream_has_one_final_event_at_any_time(server: Any, when: str
         calls: list[str] = []
         sent: list[bytes] = []
         never, blocked = asyncio.Event(), asyncio.Event()
-        state = SimpleNamespace(running={}, settings=server.state.settings, new_id=lambda: "id")
+        state = SimpleNamespace(running={}, settings=server.state.settings, bodies=server.state.bodies,
+                                new_id=lambda: "id")
 
         async def chunks() -> Any:
             yield b"one\n"

@@ -66,8 +66,8 @@ def test_numbers_of_parts_of_a_body(monkeypatch: pytest.MonkeyPatch, name: str, 
                                     words: str) -> None:
     for limit in ("_MAX_CONTAINERS", "_MAX_FIELDS", "_MAX_VALUES"):
         monkeypatch.setattr(bodies, limit, most if limit == name else 1000)
-    bodies.check_size(json.dumps(make(most)).encode())
-    found = refused(lambda: bodies.check_size(json.dumps(make(most + 1)).encode()))
+    bodies.Counts().add(json.dumps(make(most)).encode())
+    found = refused(lambda: bodies.Counts().add(json.dumps(make(most + 1)).encode()))
     assert (found.code, found.detail) == ("request_too_large", f"A body must have at most {most} {words}.")
 
 

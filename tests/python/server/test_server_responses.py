@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import chainmodels
 import pytest
 import toolmodels as tm
 
+from mpool.conversation.messages import NamedImage
 from mpool.server.openai import namespaces, responses
-from mpool.server.response_memory import ResponseMemory
+from mpool.server.response_memory import ResponseMemory, decoded, encoded
 from reasoningdata import CHAINS, HARMONY, THINK
 from reasoningdata import WORDS as THOUGHTS
 from servers import Raw, ask, server_idle, serving
@@ -385,14 +387,15 @@ def test_reasoning_without_a_message(server: Any, client: Any) -> None:
     assert whole.usage.input_tokens == kept.usage.input_tokens
     last = client.responses.create(**{**options, "input": [question, thoughts.model_dump()]})
     lost = {"role": "assistant", "content": "", "reasoning_content": thoughts.content[0].text}
-    assert server.state.responses.get(whole.id)[:3] == [question, lost, more]
-    assert server.state.responses.get(last.id)[:2] == [question, lost]
+    assert decoded(server.state.responses.get(whole.id))[:3] == [question, lost, more]
+    assert decoded(server.state.responses.get(last.id))[:2] == [question, lost]
     # no two messages of the assistant in a row: templates may refuse them
     said = {"role": "assistant", "content": "Yes."}
     for items, thought in (([said, thoughts.model_dump()], lost["reasoning_content"]),
                            ([thoughts.model_dump(), said, thoughts.model_dump()], 2 * lost["reasoning_content"])):
         joined = client.responses.create(**{**options, "input": [question, *items, more]})
-        assert server.state.responses.get(joined.id)[:3] == [question, {**said, "reasoning_content": thought}, more]
+        kept = decoded(server.state.responses.get(joined.id))
+        assert kept[:3] == [question, {**said, "reasoning_content": thought}, more]
 
 
 def test_unknown_fields_are_ignored(client: Any) -> None:
@@ -426,34 +429,46 @@ def test_many_items_do_not_stop_the_server(server: Any, monkeypatch: pytest.Monk
         again = {**body, "input": calls[4:], "previous_response_id": found["id"]}
         status, more = ask(server, "/v1/responses", again)
         assert status == 200, more
-    kept = server.state.responses.get(found["id"])
+    kept = decoded(server.state.responses.get(found["id"]))
     assert [message["role"] for message in kept] == ["user", "assistant", "assistant"]
     assert kept[1]["reasoning_content"] == "ttt"
     assert [call["id"] for call in kept[1]["tool_calls"]] == [f"c{at}" for at in range(4)]
 
 
 def test_memory_is_bounded() -> None:
+    """The least recently used conversations go first; one that exceeds the limit alone is not kept."""
     memory = ResponseMemory(most=3, most_bytes=10_000)
     for at in range(5):
-        memory.put(f"r{at}", [{"role": "user", "content": str(at)}])
+        memory.put(f"r{at}", encoded([{"role": "user", "content": str(at)}]))
     assert [memory.get(f"r{at}") is None for at in range(5)] == [True, True, False, False, False]
     memory.get("r2")
-    memory.put("r5", [{"role": "user", "content": [{"type": "image", "image": b"x" * 5000}]}])
+    memory.put("r5", bytes(8000))
     assert memory.get("r2") and memory.get("r3") is None and memory.get("r5")  # r3 was used least recently
-    memory.put("big", [{"role": "user", "content": "x" * 2000}])
-    assert memory.get("big") and memory.get("r5") is None and memory.bytes <= 10_000
-    memory.put("too big", [{"role": "user", "content": "x" * 3000}])
+    memory.put("big", bytes(9000))
+    assert memory.get("big") and memory.get("r5") is None and memory.bytes == 9500
+    memory.put("too big", bytes(9501))
     assert memory.get("too big") is None and memory.get("big")
 
 
-def test_the_size_of_nested_arguments() -> None:
-    """A client chooses how deep the arguments of a function call are nested: beyond any limit of recursion."""
-    value: Any = "text"
-    for _ in range(100_000):
-        value = [{"a": value}]
+def test_a_conversation_is_kept_as_bytes() -> None:
+    """The limit is that of the memory: every value of parsed arguments counts, and images come back as they were."""
+    arguments = {"a": [{} for _ in range(40_000)], "b": [1.5, None, True, "x"]}
+    messages = [{"role": "user", "content": [{"type": "image", "image": NamedImage(b"\x89PNG", "input[0]")},
+                                             {"type": "text", "text": "\u00e4"}]},
+                {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {
+                    "name": "f", "arguments": arguments}}]}]
     memory = ResponseMemory()
-    memory.put("deep", [{"role": "assistant", "content": b"xy", "arguments": value}])
-    assert memory.bytes == 500 + 4 * len("assistant") + 2 + 4 * len("text")
-    memory._kept.clear()
-    while isinstance(value, list):  # without recursion, too
-        value = value[0]["a"]
+    tracemalloc.start()
+    try:
+        memory.put("r", encoded(messages))
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 40_000 <= memory.bytes <= held + 1000 and held <= memory.bytes + 10_000
+    assert decoded(memory.get("r")) == messages
+    deep: Any = "text"
+    for _ in range(100_000):
+        deep = [{"a": deep}]
+    assert encoded([{"role": "assistant", "content": "", "arguments": deep}]) is None  # a client chooses the depth
+    while isinstance(deep, list):  # without recursion
+        deep = deep[0]["a"]

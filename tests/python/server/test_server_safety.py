@@ -445,9 +445,9 @@ def test_values_in_strings_are_not_counted() -> None:
         json.loads(text)
         for more in range(3):
             body = b'{"a":[' + b" " * (65_530 - more) + b",".join([text] * 40 + [rest]) + b"]}"
-            bodies.check_size(body)
+            bodies.Counts().add(body)
             with pytest.raises(Refusal) as caught:
-                bodies.check_size(body[:-2] + b",[],[],[],[],[],[],[],[],[]]}")
+                bodies.Counts().add(body[:-2] + b",[],[],[],[],[],[],[],[],[]]}")
             assert "at most 50,000 lists" in (caught.value.message or "")
 
 

@@ -19,7 +19,8 @@ from mpool.server.worker import worker_config, worker_settings  # noqa: E402
 SECONDS = (0.05, 3600.0)
 #: Setting -> its minimum, maximum and default.
 LIMITS: dict[str, tuple[float, float, float]] = {
-    "port": (0, 65_535, 11_435), "max_body": (1024, 2**30, 32 * 2**20), "max_text": (1, 1_000_000, 1_000_000),
+    "port": (0, 65_535, 11_435), "max_body": (1024, 2**30, 32 * 2**20), "max_bodies": (1024, 2**40, 512 * 2**20),
+    "max_text": (1, 1_000_000, 1_000_000),
     "max_header": (1024, 2**20, 16 * 1024), "max_header_count": (8, 1000, 64), "max_connections": (1, 100_000, 2048),
     "max_streams": (1, 100_000, 512), "max_n": (1, 128, 16), "max_tokens": (1, 2**31 - 1, 16_384),
     "default_max_tokens": (1, 2**31 - 1, 4096), "header_timeout": (*SECONDS, 10.0), "body_timeout": (*SECONDS, 60.0),

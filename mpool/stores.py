@@ -1,0 +1,57 @@
+"""Every store of a server that its clients can fill, with its limits. ``mpool show`` and docs/settings.md list them.
+
+A new store needs a row: `tests/python/server/test_server_memory.py` compares the limits in use with this table.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MIB = 1 << 20
+
+
+class Store(NamedTuple):
+    """A store.
+
+    Attributes:
+        what: its entries, in the plural.
+        entries: maximum number of entries; None: only their bytes are limited.
+        bytes: maximum bytes of all entries; None: their number or ``setting`` limits them.
+        setting: option or variable that changes the limit; "": it is fixed.
+        full: what happens when the store is full.
+    """
+
+    what: str
+    entries: int | None
+    bytes: int | None
+    setting: str
+    full: str
+
+
+_OLDEST, _503 = "the least recently used goes", "status 503"
+
+#: Name -> store.
+STORES = {
+    "connections": Store("open connections", 2048, None, "--max-connections", _503),
+    "bodies": Store("bodies of requests that arrive or are served, with the values parsed out of them", None, 512 * MIB,
+                    "--max-bodies", _503),
+    "streams": Store("streamed responses", 512, None, "--max-streams", _503),
+    "responses": Store("conversations that `previous_response_id` continues", 1000, 64 * MIB, "", _OLDEST),
+    "aliases": Store("names of `/api/create` and `/api/copy`, with system messages and options", 1000, 64 * MIB, "",
+                     "status 400"),
+    "history": Store("requests that ended, for the dashboard, with 256 characters of the model's name", 1000, 2 * MIB,
+                     "", "the oldest goes"),
+    "ignored": Store("names of unknown fields that the log has named, of 100 characters", 1000, MIB, "",
+                     "further ones are not logged"),
+    "series": Store("models with plots on the dashboard", 32, 16 * MIB, "", "the one that was idle for longest goes"),
+    "formats": Store("compiled formats of structured output and tools, per tokenizer", 32, 128 * MIB, "", _OLDEST),
+    "patterns": Store("regular expressions of tools that were tried, of 1,000 characters", 1024, 4 * MIB, "", _OLDEST),
+    "images": Store("images that are being decoded", None, 1024 * MIB, "", "they wait"),
+    "queues": Store("waiting requests of a model", None, None, "PoolConfig.queue_capacity", _503),
+    "models": Store("models in memory, those of the catalogue included, their queues, adapters, caches and recent "
+                    "vectors", None, None, "MPOOL_MEMORY_MB", "idle ones go, then status 503"),
+    "prefixes": Store("prefixes of prompts and encoded images of a language model", None, None, "MPOOL_PREFIX_PERCENT",
+                      "the one that saves least goes"),
+}
+
+__all__ = ["STORES", "Store"]
