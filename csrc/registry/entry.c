@@ -396,7 +396,7 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
  * of them has an active request, so they soon will be idle. */
 static bool is_evictable(const mp_entry *entry, bool now) {
     if (!entry->resident || entry->queue.count || entry->pinned || entry->held || entry->removal != MP_REMOVAL_NONE ||
-        (!entry->completed && entry->load_requested) || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
+        (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
         return false;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];

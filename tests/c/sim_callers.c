@@ -400,6 +400,13 @@ static uint64_t some_deadline(record *r) {
     return r->deadline_ns;
 }
 
+/* Another thread may run between the visits of two entries. */
+static void note_entry(void *arg, const mp_entry_info *info) {
+    (void)arg;
+    SIM_CHECK(!info->model || info->model_bytes);
+    mp_seam_point();
+}
+
 static void operate(caller *self, record *r) {
     mp_error error;
     mp_error_clear(&error);
@@ -418,7 +425,7 @@ static void operate(caller *self, record *r) {
     switch (of(4)) {
     case 0: {
         self->loading = key;
-        mp_status status = mp_registry_load(w.registry, key, percent(30), some_deadline(r), &error);
+        mp_status status = mp_registry_load(w.registry, key, !w.unpinned && percent(30), some_deadline(r), &error);
         self->loading = NULL;
         sim_check_status(status, &error, r, "load");
         break;
@@ -435,6 +442,7 @@ static void operate(caller *self, record *r) {
         mp_registry_get_stats(w.registry, &later);
         uint64_t over = stats.completed + stats.errors + stats.timeouts + stats.cancelled + stats.queue_full_rejections;
         SIM_CHECK(over <= later.total_requests && stats.threads_leased <= stats.threads);
+        sim_visit(note_entry, NULL);
         break;
     }
     default:

@@ -76,7 +76,10 @@ static void thrash_script(sim_model *model) {
     model->step_ns = 5 * MS;
 }
 
-static void thrash_begin(void) { w.tight = false; }
+static void thrash_begin(void) {
+    w.tight = false;
+    w.unpinned = true;
+}
 
 static void thrash_call(record *r, mp_submit_options *options) {
     sim_call *call = r->call;
