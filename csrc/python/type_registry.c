@@ -506,19 +506,17 @@ static PyObject *registry_keep_alive(PyObject *self, PyObject *args, PyObject *k
     Py_RETURN_NONE;
 }
 
-static PyObject *facts_of(const mp_model *model) {
-    mp_model_facts facts;
-    mp_model_get_facts(model, &facts);
+static PyObject *facts_of(const mp_model_facts *facts) {
     return Py_BuildValue("{s:s,s:s,s:s,s:z,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:z,s:L,s:L,s:N}", "architecture",
-                         facts.architecture, "compute", facts.compute, "weights", mp_matrices_name(facts.weights),
-                         "kv_dtype", facts.kv_dtype, "kv_token_bytes", (long long)facts.kv_token_bytes,
-                         "context_length", (long long)facts.context_length, "vocab", (long long)facts.vocab,
-                         "hidden_size", (long long)facts.hidden_size, "layers",
-                         (long long)facts.layers, "output_size", (long long)facts.output_size, "parameters",
-                         (long long)facts.parameters, "weight_bytes", (long long)facts.weight_bytes, "draft_bytes",
-                         (long long)facts.draft_bytes, "experts", mp_matrices_name(facts.experts), "expert_bytes",
-                         (long long)facts.expert_bytes, "expert_packed_bytes", (long long)facts.expert_packed_bytes,
-                         "thrashing", PyBool_FromLong(facts.thrashing));
+                         facts->architecture, "compute", facts->compute, "weights", mp_matrices_name(facts->weights),
+                         "kv_dtype", facts->kv_dtype, "kv_token_bytes", (long long)facts->kv_token_bytes,
+                         "context_length", (long long)facts->context_length, "vocab", (long long)facts->vocab,
+                         "hidden_size", (long long)facts->hidden_size, "layers",
+                         (long long)facts->layers, "output_size", (long long)facts->output_size, "parameters",
+                         (long long)facts->parameters, "weight_bytes", (long long)facts->weight_bytes, "draft_bytes",
+                         (long long)facts->draft_bytes, "experts", mp_matrices_name(facts->experts), "expert_bytes",
+                         (long long)facts->expert_bytes, "expert_packed_bytes", (long long)facts->expert_packed_bytes,
+                         "thrashing", PyBool_FromLong(facts->thrashing));
 }
 
 static PyObject *worker_row(const mp_worker_info *info) {
@@ -551,8 +549,36 @@ static PyObject *latency_dict(const mp_histogram *histogram) {
                          "p99", (double)mp_histogram_quantile(histogram, 0.99) * 1e-9, "buckets", buckets);
 }
 
-static void append_entry(void *arg, const mp_entry_info *info) {
-    PyObject **list = arg;
+typedef struct row_copy {
+    mp_entry_info info;
+    mp_model_facts facts;
+} row_copy;
+typedef struct row_copies {
+    row_copy *rows;
+    size_t count, capacity;
+    bool refused;
+} row_copies;
+
+/* Creates no object and takes no lock of Python: an unload of the model waits for the visitor. */
+static void copy_entry(void *arg, const mp_entry_info *info) {
+    row_copies *copies = arg;
+    if (copies->count == copies->capacity) {
+        size_t larger = copies->capacity ? 2 * copies->capacity : 8;
+        row_copy *grown = mp_realloc(copies->rows, larger * sizeof(*grown), MP_TAG_MISC);
+        copies->refused |= !grown;
+        if (!grown)
+            return;
+        copies->rows = grown;
+        copies->capacity = larger;
+    }
+    row_copy *row = &copies->rows[copies->count++];
+    row->info = *info;
+    if (info->model)
+        mp_model_get_facts(info->model, &row->facts);
+}
+
+static void append_entry(PyObject **list, const row_copy *copy) {
+    const mp_entry_info *info = &copy->info;
     if (!*list)
         return;
     PyObject *workers = PyList_New(0), *row = NULL;
@@ -562,7 +588,7 @@ static void append_entry(void *arg, const mp_entry_info *info) {
             Py_CLEAR(workers);
         Py_XDECREF(worker);
     }
-    PyObject *facts = info->model ? facts_of(info->model) : PyDict_New(), *latency = latency_dict(&info->latency);
+    PyObject *facts = info->model ? facts_of(&copy->facts) : PyDict_New(), *latency = latency_dict(&info->latency);
     if (workers && facts && latency)
         row = Py_BuildValue(
             "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:d,s:i,s:K,"
@@ -592,12 +618,16 @@ static void append_entry(void *arg, const mp_entry_info *info) {
 static PyObject *registry_entries(PyObject *self, PyObject *none) {
     (void)none;
     mp_error error;
-    PyObject *list = PyList_New(0);
-    /* Keep the GIL: the visitor creates objects. A thread that holds a registry lock never waits for the GIL. */
-    if (mp_registry_visit(registry_of(self), append_entry, &list, &error) == MP_OK)
-        return list;
-    Py_XDECREF(list);
-    return mp_raise(mp_state_of(self), &error, NULL);
+    row_copies copies = {0};
+    /* Keeps the GIL, because the copy is quick. A thread that holds a registry lock never waits for the GIL. */
+    mp_status status = mp_registry_visit(registry_of(self), copy_entry, &copies, &error);
+    if (status == MP_OK && copies.refused)
+        status = mp_fail(&error, MP_MEMORY_EXHAUSTED, "the system refused memory for the list of models");
+    PyObject *list = status == MP_OK ? PyList_New(0) : NULL;
+    for (size_t i = 0; i < copies.count; i++)
+        append_entry(&list, &copies.rows[i]);
+    mp_free(copies.rows);
+    return status == MP_OK ? list : mp_raise(mp_state_of(self), &error, NULL);
 }
 
 static bool put_number(PyObject *dict, const char *name, uint64_t number) {

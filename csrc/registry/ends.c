@@ -41,13 +41,12 @@ void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
     ticket->charged = 0;
 }
 
-mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *ticket, mp_error *error) {
+mp_status mp_entry_check(mp_resident *resident, mp_ticket *ticket, mp_error *error) {
     if (ticket->load == resident->load)
         return MP_OK;
     uint32_t total = 0;
     uint64_t cost_ns = 0;
     MP_TRY(resident->model->ops->check(resident->model, ticket->item.request, &cost_ns, &total, error));
-    MP_TRY(mp_entry_charge(entry, ticket, error));
     ticket->item.cost_ns = cost_ns;
     ticket->item.total = total;
     ticket->load = resident->load;
@@ -172,7 +171,6 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     mp_mutex_lock(&entry->lock);
     mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, status == MP_OK);
     if (status == MP_OK) {
-        entry->completed++;
         entry->units_in += in;
         entry->units_out += out;
         mp_histogram_add(&entry->latency, mp_sys_now_ns() - began);

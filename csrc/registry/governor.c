@@ -25,7 +25,6 @@ struct mp_governor {
     mp_cond changed;   /* signals that memory may be free */
     mp_cond no_caller; /* signals that no thread is inside a reclaimer */
     /* guarded by: lock */
-    uint64_t reserved;
     int loads; /* guards that hold bytes */
     struct turn *turns, **turns_end; /* callers that wait for memory, the first to be served first */
     mp_reclaimer *reclaimers;
@@ -35,7 +34,7 @@ struct mp_governor {
 static mp_shared_slot process_governor;
 
 static void destroy(mp_governor *governor) {
-    assert(governor->reserved == 0 && governor->loads == 0 && "a guard was not released");
+    assert(atomic_load(&governor->budget.reserved) == 0 && governor->loads == 0 && "a guard was not released");
     assert(!governor->reclaimers);
     mp_cond_deinit(&governor->no_caller);
     mp_cond_deinit(&governor->changed);
@@ -87,15 +86,17 @@ static uint64_t left_of(mp_governor *governor) {
 
 /* Must hold the lock. Returns the bytes that are neither in use nor reserved. */
 static uint64_t free_of(mp_governor *governor) {
-    uint64_t left = left_of(governor);
-    return governor->reserved < left ? left - governor->reserved : 0;
+    uint64_t left = left_of(governor), reserved = atomic_load(&governor->budget.reserved);
+    return reserved < left ? left - reserved : 0;
 }
 
-/* Must hold the lock. */
-static void take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
-    governor->reserved += bytes;
+/* Must hold the lock. Returns false if the bytes are not free. */
+static bool take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
+    if (!mp_budget_reserve(&governor->budget, bytes))
+        return false;
     governor->loads++;
-    *guard = (mp_guard){governor, bytes};
+    *guard = (mp_guard){.governor = governor, .bytes = bytes};
+    return true;
 }
 
 /* Must hold the lock. Raises the limit for the only model of the process, if the machine has the memory. */
@@ -249,7 +250,7 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
     mp_mutex_lock(&governor->lock);
     for (;;) {
         bool first = urgent || !governor->turns || governor->turns == &self, again = false;
-        if (first && free_of(governor) >= needed)
+        if (first && (take(governor, wanted, guard) || take(governor, needed, guard)))
             break;
         if (!queued && !urgent)
             begin_turn(governor, &self);
@@ -267,8 +268,6 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
             break;
         }
     }
-    if (status == MP_OK)
-        take(governor, wanted <= free_of(governor) ? wanted : needed, guard);
     if (queued)
         end_turn(governor, &self);
     mp_mutex_unlock(&governor->lock);
@@ -277,11 +276,8 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
 
 bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
     mp_mutex_lock(&governor->lock);
-    bool granted = !governor->turns && bytes <= free_of(governor);
-    if (granted)
-        take(governor, bytes, guard);
-    else
-        *guard = (mp_guard){0};
+    *guard = (mp_guard){0};
+    bool granted = !governor->turns && take(governor, bytes, guard);
     mp_mutex_unlock(&governor->lock);
     return granted;
 }
@@ -290,7 +286,8 @@ mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes) {
     mp_governor *governor = guard->governor;
     if (!governor)
         return (mp_guard){0};
-    mp_guard part = {governor, bytes < guard->bytes ? bytes : guard->bytes};
+    assert(!guard->account);
+    mp_guard part = {.governor = governor, .bytes = bytes < guard->bytes ? bytes : guard->bytes};
     mp_mutex_lock(&governor->lock);
     guard->bytes -= part.bytes;
     governor->loads++;
@@ -298,13 +295,30 @@ mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes) {
     return part;
 }
 
+void mp_guard_lend(mp_guard *guard, mp_budget *account) {
+    if (!guard->governor)
+        return;
+    assert(!guard->account && account->above == &guard->governor->budget);
+    guard->account = account;
+    mp_budget_begin_load(account, guard->bytes);
+}
+
+/* Must hold the lock. */
+static void give_rest(mp_guard *guard) {
+    if (guard->account)
+        mp_budget_end_load(guard->account);
+    else
+        mp_budget_unreserve(&guard->governor->budget, guard->bytes);
+    guard->account = NULL;
+    guard->bytes = 0;
+}
+
 void mp_guard_give(mp_guard *guard) {
     mp_governor *governor = guard->governor;
     if (!governor)
         return;
     mp_mutex_lock(&governor->lock);
-    governor->reserved -= guard->bytes;
-    guard->bytes = 0;
+    give_rest(guard);
     mp_cond_broadcast(&governor->changed);
     mp_mutex_unlock(&governor->lock);
 }
@@ -314,8 +328,8 @@ void mp_guard_release(mp_guard *guard) {
     if (!governor)
         return;
     mp_mutex_lock(&governor->lock);
-    assert(governor->reserved >= guard->bytes && governor->loads > 0);
-    governor->reserved -= guard->bytes;
+    assert(governor->loads > 0);
+    give_rest(guard);
     governor->loads--;
     mp_cond_broadcast(&governor->changed);
     mp_mutex_unlock(&governor->lock);
@@ -324,7 +338,7 @@ void mp_guard_release(mp_guard *guard) {
 
 uint64_t mp_governor_reserved(mp_governor *governor, int *loads) {
     *loads = governor->loads;
-    return governor->reserved;
+    return atomic_load(&governor->budget.reserved);
 }
 
 /* --- pressure --- */
@@ -419,7 +433,7 @@ void mp_governor_fork_child(mp_governor *governor) {
     mp_cond_init(&governor->no_caller);
     /* running loads belong to the parent; bytes that they charged stay charged, because the child has the same
      * allocations */
-    governor->reserved = 0;
+    atomic_store(&governor->budget.reserved, 0);
     governor->loads = 0;
     governor->turns = NULL;
     governor->turns_end = &governor->turns;

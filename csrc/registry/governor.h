@@ -36,6 +36,7 @@ mp_budget *mp_governor_budget(mp_governor *governor);
 typedef struct mp_guard {
     mp_governor *governor;
     uint64_t bytes;
+    mp_budget *account; /* the model that takes the bytes; NULL: none takes them yet */
 } mp_guard;
 
 /* Reserves `wanted` bytes if they are free, else `needed` (<= wanted). Waits while other loads hold reservations,
@@ -48,10 +49,13 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
                               bool (*give_up)(void *arg), void *arg, mp_guard *guard, mp_error *error);
 /* Reserves `bytes` if they are free now and no other caller waits for memory. Never waits, never reclaims. */
 bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard);
-/* Moves `bytes` of the reservation, or all of it if it is smaller, to a new guard. */
+/* Moves `bytes` of the reservation, or all of it if it is smaller, to a new guard. Legal before mp_guard_lend. */
 mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes);
-/* Releases the reserved bytes, because the load has charged them. The guard still counts as a running load, so callers
- * that wait for memory wait until mp_guard_release. */
+/* Lets the load take the reserved bytes through the account of its model. Others cannot take them, not even for requests
+ * and caches. */
+void mp_guard_lend(mp_guard *guard, mp_budget *account);
+/* Releases the reserved bytes that the load has not taken. The guard still counts as a running load, so callers that
+ * wait for memory wait until mp_guard_release. */
 void mp_guard_give(mp_guard *guard);
 void mp_guard_release(mp_guard *guard); /* legal for an empty guard */
 

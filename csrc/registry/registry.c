@@ -683,10 +683,14 @@ mp_status mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, cons
         return mp_fail(error, MP_MEMORY_EXHAUSTED, "the system refused memory for the list of models");
     for (int i = 0; i < copy.count; i++) {
         mp_entry_info info;
-        mp_resident *pinned;
-        mp_entry_describe(copy.entries[i], &info, &pinned);
+        mp_entry *entry = copy.entries[i];
+        mp_entry_describe(entry, &info);
         visit(arg, &info);
-        mp_resident_unpin(pinned);
+        if (!info.model)
+            continue;
+        mp_mutex_lock(&entry->lock);
+        mp_entry_return(entry);
+        mp_mutex_unlock(&entry->lock);
     }
     drop_snapshot(&copy);
     return MP_OK;

@@ -358,7 +358,9 @@ static void admit_fresh(mp_worker *w) {
             continue; /* end_cancelled ends it */
         mp_status status = mp_entry_screen(entry, ticket, &error);
         if (status == MP_OK)
-            status = mp_entry_check(entry, w->resident, ticket, &error);
+            status = mp_entry_check(w->resident, ticket, &error);
+        if (status == MP_OK)
+            status = mp_entry_charge(entry, ticket, &error);
         if (status != MP_OK) {
             end_item(w, ticket, status, &error);
             continue;

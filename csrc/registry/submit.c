@@ -136,10 +136,14 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         if (entry->resident && entry->resident->load != ticket->load) {
             /* Check in the caller's thread: submit then reports invalid arguments at once, and the caller's thread
              * allocates the buffers. */
-            mp_resident *resident = mp_resident_pin(entry->resident);
+            mp_resident *resident = mp_entry_borrow(entry);
             mp_mutex_unlock(&entry->lock);
-            status = mp_entry_check(entry, resident, ticket, error);
-            mp_resident_unpin(resident);
+            status = mp_entry_check(resident, ticket, error);
+            mp_mutex_lock(&entry->lock);
+            mp_entry_return(entry);
+            mp_mutex_unlock(&entry->lock);
+            if (status == MP_OK)
+                status = mp_entry_charge(entry, ticket, error);
             mp_mutex_lock(&entry->lock);
             continue;
         }
