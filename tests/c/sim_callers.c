@@ -403,7 +403,7 @@ static uint64_t some_deadline(record *r) {
 /* Other threads run while a visitor uses the model. */
 static void note_entry(void *arg, const mp_entry_info *info) {
     (void)arg;
-    for (int points = info->model && percent(50) ? of(300) : 0; points; points--)
+    for (int points = info->model && percent(50) ? of(20) : 0; points; points--)
         mp_seam_point();
 }
 
@@ -442,7 +442,8 @@ static void operate(caller *self, record *r) {
         mp_registry_get_stats(w.registry, &later);
         uint64_t over = stats.completed + stats.errors + stats.timeouts + stats.cancelled + stats.queue_full_rejections;
         SIM_CHECK(over <= later.total_requests && stats.threads_leased <= stats.threads);
-        sim_visit(note_entry, NULL);
+        if (w.unpinned)
+            sim_visit(note_entry, NULL);
         break;
     }
     default:
