@@ -171,12 +171,18 @@ bool mp_budget_reserve(mp_budget *budget, uint64_t bytes) {
 
 void mp_budget_unreserve(mp_budget *budget, uint64_t bytes) { atomic_fetch_sub(&budget->reserved, bytes); }
 
-/* Takes up to `bytes` of what the account has reserved. Returns the number of bytes. */
-static uint64_t draw(mp_budget *account, uint64_t bytes) {
-    uint64_t left = atomic_load(&account->reserved), drawn;
+/* Takes up to `bytes` off what the account has reserved. Returns the number of bytes. */
+static uint64_t take_off(mp_budget *account, uint64_t bytes) {
+    uint64_t left = atomic_load(&account->reserved), taken;
     do
-        drawn = left < bytes ? left : bytes;
-    while (drawn && !atomic_compare_exchange_weak(&account->reserved, &left, left - drawn));
+        taken = left < bytes ? left : bytes;
+    while (taken && !atomic_compare_exchange_weak(&account->reserved, &left, left - taken));
+    return taken;
+}
+
+/* Takes up to `bytes` of what the account has reserved into use. Returns the number of bytes. */
+static uint64_t draw(mp_budget *account, uint64_t bytes) {
+    uint64_t drawn = take_off(account, bytes);
     if (drawn) { /* in this order: others must not see the bytes as free in between */
         atomic_fetch_add(&account->above->used, drawn);
         atomic_fetch_sub(&account->above->reserved, drawn);
@@ -188,6 +194,8 @@ static void refill(mp_budget *account, uint64_t bytes) {
     atomic_fetch_add(&account->above->reserved, bytes);
     atomic_fetch_sub(&account->above->used, bytes);
     atomic_fetch_add(&account->reserved, bytes);
+    if (!atomic_load(&account->filling)) /* the load ended meanwhile */
+        mp_budget_unreserve(account->above, take_off(account, bytes));
 }
 
 static bool take_above(mp_budget *account, uint64_t bytes) {

@@ -11,6 +11,8 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
+static const uint64_t SHORTAGE_EVERY_NS = 1000ull * 1000 * 1000; /* interval of warnings about short memory */
+
 /* --- bytes --- */
 
 mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
@@ -39,6 +41,15 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
     mp_budget_give(mp_governor_budget(entry->services->governor), ticket->charged);
     ticket->charged = 0;
+}
+
+void mp_entry_explain_shortage(mp_entry *entry, mp_error *error) {
+    mp_services *services = entry->services;
+    mp_governor_name_holders(services->governor, error);
+    uint64_t now = mp_sys_now_ns(), before = atomic_load_explicit(&services->shortage_ns, memory_order_relaxed);
+    if ((!before || now - before >= SHORTAGE_EVERY_NS) &&
+        atomic_compare_exchange_strong(&services->shortage_ns, &before, now))
+        mp_log(MP_LOG_WARNING, "No memory for a request of %s: %s", entry->key, error->message);
 }
 
 mp_status mp_entry_check(mp_resident *resident, mp_ticket *ticket, mp_error *error) {

@@ -393,10 +393,19 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     return status;
 }
 
+/* Must hold the lock. True if requests are queued, but all workers wait for memory: requests of other models need what
+ * this one holds, and its own are served after its next load. */
+static bool is_blocked(const mp_entry *entry) {
+    for (int i = 0; i < entry->worker_count; i++)
+        if (!mp_worker_serves(entry->workers[i]) || !entry->workers[i]->memory_tight)
+            return false;
+    return entry->worker_count > 0;
+}
+
 /* Must hold the lock. True if the registry itself may evict the model. `now`: all its workers are idle. Otherwise: none
  * of them has an active request, so they soon will be idle. */
 static bool is_evictable(const mp_entry *entry, bool now) {
-    if (!entry->resident || entry->queue.count || entry->pinned || entry->held || entry->removal != MP_REMOVAL_NONE ||
+    if (!entry->resident || (entry->queue.count && !is_blocked(entry)) || entry->pinned || entry->held || entry->removal != MP_REMOVAL_NONE ||
         (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
         return false;
     for (int i = 0; i < entry->worker_count; i++) {

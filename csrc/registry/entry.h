@@ -12,6 +12,7 @@
  *   serve.c        a worker's loop: take, admit, plan, lease compute threads, step, deliver outcomes
  *   leaving.c      the end of a worker, and the end of the model
  *   ends.c         the end of a request: faults, retries, breaker, metrics
+ *   holders.c      which models hold memory, for messages
  *   improve.c      optional work of the engines of idle workers
  *   sweep.c        periodic checks: deadlines, stuck loads and steps, idle workers
  *
@@ -380,6 +381,9 @@ mp_status mp_entry_check(mp_resident *resident, mp_ticket *ticket, mp_error *err
 /* Charges the bytes of the request that are not charged yet to the budget. MEMORY_EXHAUSTED if they are not free. */
 mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket);
+/* Must not hold the lock. A request is refused, or ends, for lack of memory: names the models that hold it, and logs a
+ * warning, at most one per second. */
+void mp_entry_explain_shortage(mp_entry *entry, mp_error *error);
 
 /* --- loading.c, serve.c, leaving.c; for the worker's own thread --- */
 

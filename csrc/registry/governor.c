@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <stdatomic.h>
 #include <stdio.h> /* snprintf only */
+#include <string.h>
 
 #include "base/cpu.h"
 #include "base/log.h"
@@ -130,9 +131,9 @@ typedef enum question { ASK_RECLAIM, ASK_POSSIBLE, ASK_LATER } question;
 static uint64_t ask(mp_reclaimer *reclaimer, const mp_shortage *shortage, bool whole, question what) {
     switch (what) {
     case ASK_POSSIBLE:
-        return reclaimer->possible(reclaimer->arg);
+        return reclaimer->possible(reclaimer->arg, shortage->asker);
     case ASK_LATER:
-        return reclaimer->later(reclaimer->arg);
+        return reclaimer->later(reclaimer->arg, shortage->asker);
     default:
         return reclaimer->reclaim(reclaimer->arg, shortage, whole);
     }
@@ -174,7 +175,7 @@ static bool may_become_free(mp_governor *governor, uint64_t needed) {
     if (governor->loads) /* checked before the question: a load that ends meanwhile is not in the answer */
         return true;
     mp_mutex_unlock(&governor->lock);
-    uint64_t later = ask_all((mp_shortage){governor, needed, 0}, false, ASK_LATER);
+    uint64_t later = ask_all((mp_shortage){governor, needed, 0, NULL}, false, ASK_LATER);
     mp_mutex_lock(&governor->lock);
     return governor->loads || later >= needed || left_of(governor) >= needed - later;
 }
@@ -188,7 +189,7 @@ static bool may_be_raised(mp_governor *governor, uint64_t needed) {
         return true;
     uint64_t lacking = lacking_of(governor, needed);
     mp_mutex_unlock(&governor->lock);
-    uint64_t later = ask_all((mp_shortage){governor, lacking, 0}, false, ASK_LATER);
+    uint64_t later = ask_all((mp_shortage){governor, lacking, 0, NULL}, false, ASK_LATER);
     mp_mutex_lock(&governor->lock);
     return governor->loads || later >= lacking_of(governor, needed);
 }
@@ -226,7 +227,7 @@ static mp_status demand(mp_governor *governor, const char *key, uint64_t needed,
         return MP_OK;
     uint64_t lacking = lacking_of(governor, needed);
     mp_mutex_unlock(&governor->lock);
-    uint64_t coming = reclaim_from_all((mp_shortage){governor, lacking, free}, true);
+    uint64_t coming = reclaim_from_all((mp_shortage){governor, lacking, free, NULL}, true);
     mp_mutex_lock(&governor->lock);
     *again = free_of(governor) > free; /* enough memory is free, or more than before */
     if (*again || coming || (governor->loads && needed <= left_of(governor)) || may_become_free(governor, needed) ||
@@ -271,6 +272,8 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
     if (queued)
         end_turn(governor, &self);
     mp_mutex_unlock(&governor->lock);
+    if (status == MP_MEMORY_EXHAUSTED && error)
+        mp_governor_name_holders(governor, error);
     return status;
 }
 
@@ -382,7 +385,7 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
 }
 
 uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole) {
-    return reclaim_from_all((mp_shortage){governor, bytes, UINT64_MAX}, whole);
+    return reclaim_from_all((mp_shortage){governor, bytes, UINT64_MAX, NULL}, whole);
 }
 
 uint64_t mp_shortage_left(const mp_shortage *shortage) {
@@ -398,6 +401,39 @@ bool mp_governor_may_free(mp_governor *governor, uint64_t bytes) {
     bool may = may_become_free(governor, bytes);
     mp_mutex_unlock(&governor->lock);
     return may;
+}
+
+bool mp_governor_may_gain(mp_governor *governor, const void *asker) {
+    mp_mutex_lock(&governor->lock);
+    bool loads = governor->loads > 0; /* before the question, as in may_become_free */
+    mp_mutex_unlock(&governor->lock);
+    return loads || ask_all((mp_shortage){governor, 1, 0, asker}, false, ASK_LATER) > 0;
+}
+
+void mp_governor_name_holders(mp_governor *governor, mp_error *error) {
+    static const char intro[] = ". In memory: ";
+    size_t begin = strlen(error->message), size = sizeof(error->message), at = begin + sizeof(intro) - 1;
+    mp_mutex_lock(&governor->lock);
+    for (mp_reclaimer *reclaimer = governor->reclaimers; reclaimer && at + 2 < size;) {
+        reclaimer->callers++; /* as in ask_all */
+        mp_mutex_unlock(&governor->lock);
+        bool first = at == begin + sizeof(intro) - 1;
+        size_t start = first ? at : at + 2;
+        size_t length = reclaimer->holders ? reclaimer->holders(reclaimer->arg, error->message + start, size - start) : 0;
+        if (length && !first)
+            memcpy(error->message + at, ", ", 2);
+        if (length)
+            at = start + length;
+        mp_mutex_lock(&governor->lock);
+        mp_reclaimer *next = reclaimer->next;
+        if (--reclaimer->callers == 0)
+            mp_cond_broadcast(&governor->no_caller);
+        reclaimer = next;
+    }
+    mp_mutex_unlock(&governor->lock);
+    if (at > begin + sizeof(intro) - 1)
+        memcpy(error->message + begin, intro, sizeof(intro) - 1);
+    error->message[at > begin + sizeof(intro) - 1 ? at : begin] = 0;
 }
 
 void mp_governor_notify(mp_governor *governor) {

@@ -74,6 +74,7 @@ const char *mp_pressure_name(mp_pressure pressure);
 typedef struct mp_shortage {
     mp_governor *governor;
     uint64_t bytes, free; /* `bytes` were lacking when `free` bytes were free; UINT64_MAX: whatever is free */
+    const void *asker;    /* a reclaimer does not count what this one of its holders could free; NULL: counts all */
 } mp_shortage;
 
 /* Returns the bytes that are still lacking: fewer than before if memory has become free. Must not hold a lock. Call
@@ -87,12 +88,15 @@ typedef struct mp_reclaimer {
      * nothing unless it can free all of them. Returns how many bytes are being freed, including those of earlier calls;
      * 0 = nothing can be freed. Called without a lock of the governor. */
     uint64_t (*reclaim)(void *arg, const mp_shortage *shortage, bool whole);
-    /* Returns how many bytes the reclaimer could free, including bytes being freed. Called without a lock of the
-     * governor. */
-    uint64_t (*possible)(void *arg);
+    /* Returns how many bytes the reclaimer could free, including bytes being freed, without what `asker` holds (NULL: with
+     * all). Called without a lock of the governor. */
+    uint64_t (*possible)(void *arg, const void *asker);
     /* As `possible`, including what could be freed once the requests of models in use have ended. Called without a lock
      * of the governor. */
-    uint64_t (*later)(void *arg);
+    uint64_t (*later)(void *arg, const void *asker);
+    /* Writes who holds how much memory, for messages. Returns the length of the text. Called without a lock of the
+     * governor. NULL: nothing to say. */
+    size_t (*holders)(void *arg, char *text, size_t size);
     void *arg;
     struct mp_reclaimer *next; /* guarded by: the governor's lock */
     /* Threads inside a function of the reclaimer; must be 0 when it is added. Guarded by: the governor's lock. */
@@ -106,6 +110,14 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
 uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole);
 /* True if `bytes` are free, or may become free: loads and evictions end, and models in use become idle. */
 bool mp_governor_may_free(mp_governor *governor, uint64_t bytes);
+
+/* Appends to the message of a MEMORY_EXHAUSTED error who holds the memory, as far as the message has room. Must not hold
+ * a lock. */
+void mp_governor_name_holders(mp_governor *governor, mp_error *error);
+
+/* True if loads run, or a holder other than `asker` may free memory, now or once its requests have ended. Must not hold
+ * a lock. */
+bool mp_governor_may_gain(mp_governor *governor, const void *asker);
 
 /* Writes a number of bytes for a message, in MB, or in B if it would be "0.0 MB". Returns `text`. */
 const char *mp_size_text(char text[MP_SIZE_TEXT], uint64_t bytes);

@@ -236,7 +236,8 @@ bool mp_worker_start(mp_worker *worker) {
         return false;
     mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, status);
     if (!off)
-        mp_log(MP_LOG_ERROR, "Loading %s failed (stage: %s): %s", entry->key, stage, error.message);
+        mp_log(status == MP_MEMORY_EXHAUSTED ? MP_LOG_WARNING : MP_LOG_ERROR, "Loading %s failed (stage: %s): %s",
+               entry->key, stage, error.message);
     mp_entry_finish_list(entry, list, off ? NULL : &error);
     if (loading)
         services->event(services->registry, entry, MP_ENTRY_LOAD_FAILED);

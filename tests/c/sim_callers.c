@@ -67,8 +67,8 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
     case MP_SPAWN_FAILED:
         fine = w.refused_threads || w.refused_memory || w.load_fails;
         break;
-    case MP_SPAWN_TIMEOUT:
-        fine = w.stalls;
+    case MP_SPAWN_TIMEOUT: /* also if the clock jumps past the limit because the fibre of a load is not scheduled */
+        fine = w.stalls || sim_late_jumps();
         break;
     case MP_CIRCUIT_OPEN:
     case MP_NO_WORKERS:

@@ -94,7 +94,8 @@ static uint64_t give_memory(void *arg, const mp_shortage *shortage, bool whole) 
     return sim_below(2) ? mp_shortage_left(shortage) : 0;
 }
 
-static uint64_t has_memory(void *arg) {
+static uint64_t has_memory(void *arg, const void *asker) {
+    (void)asker;
     mock_registry *self = arg;
     SIM_CHECK(self->registered);
     mp_seam_point();

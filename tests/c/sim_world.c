@@ -24,7 +24,7 @@ static void check_entry_at_rest(void *arg, const mp_entry_info *info) {
     bool idle = strcmp(info->state, "ready") == 0, busy = strcmp(info->state, "busy") == 0;
     /* While memory is short, an idle worker may wait for memory, and checks again soon. The death of a worker starts a
      * backoff. */
-    bool tight = w.tight || w.refused_memory || w.gathers;
+    bool tight = w.kind->memory || w.tight || w.refused_memory || w.gathers;
     bool improves = fakes.improving > 0; /* an idle worker ends its slice first */
     bool no_worker = strcmp(info->state, "cold") == 0 || strcmp(info->state, "failed") == 0;
     if (info->queued > 0 && ((idle && !tight && !improves) || (no_worker && !w.stalls && !w.crashes && !w.killed)))
