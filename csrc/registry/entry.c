@@ -393,8 +393,8 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     return status;
 }
 
-/* Must hold the lock. True if requests are queued, but all workers wait for memory: requests of other models need what
- * this one holds, and its own are served after its next load. */
+/* Must hold the lock. True if all workers wait for memory: this model frees none before it gets more. If others waited
+ * for it, two models could wait for each other. */
 static bool is_blocked(const mp_entry *entry) {
     for (int i = 0; i < entry->worker_count; i++)
         if (!mp_worker_serves(entry->workers[i]) || !entry->workers[i]->memory_tight)
@@ -405,7 +405,7 @@ static bool is_blocked(const mp_entry *entry) {
 /* Must hold the lock. True if the registry itself may evict the model. `now`: all its workers are idle. Otherwise: none
  * of them has an active request, so they soon will be idle. */
 static bool is_evictable(const mp_entry *entry, bool now) {
-    if (!entry->resident || (entry->queue.count && !is_blocked(entry)) || entry->pinned || entry->held || entry->removal != MP_REMOVAL_NONE ||
+    if (!entry->resident || entry->queue.count || entry->pinned || entry->held || entry->removal != MP_REMOVAL_NONE ||
         (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
         return false;
     for (int i = 0; i < entry->worker_count; i++) {
@@ -459,7 +459,7 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
             newest_ns = worker->idle_since_ns;
     }
     bool asks = entry->queue.count || mp_entry_running(entry);
-    bool used = !soon && !entry->pinned && !entry->held && asks &&
+    bool used = !soon && !entry->pinned && !entry->held && asks && !is_blocked(entry) &&
                 (mp_entry_serves(entry) || (entry->health != MP_HEALTH_BROKEN && !is_loading(entry)));
     used |= asks && (is_ending(entry) || (!entry->queue.count && all_leave(entry)));
     value->coming = leaving + (entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0);

@@ -34,7 +34,6 @@ typedef struct fake_model {
 
 typedef struct fake_state { /* state of an item from admit to retire, also while it is preempted */
     int memory;
-    uint64_t charged;
 } fake_state;
 
 /* --- engine --- */
@@ -130,9 +129,6 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
         engine->offered[engine->offers++] = item;
     } else if (!take(engine, call->memory)) {
         status = mp_fail(error, MP_MEMORY_EXHAUSTED, "no memory for %d units", call->memory);
-    } else if (!mp_budget_take(engine->budget, engine->model->item_bytes)) {
-        engine->used -= call->memory;
-        status = mp_fail_memory(error, engine->model->item_bytes, "an item");
     } else {
         fake_state *state = item->state;
         SIM_CHECK((state != NULL) == (call->saved == 1));
@@ -140,7 +136,6 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
             state = mp_alloc_zeroed(sizeof(*state), MP_TAG_KV);
         if (state) {
             state->memory = call->memory;
-            state->charged = engine->model->item_bytes;
             item->state = state;
             item->abandon = NULL;
             call->saved = 0;
@@ -152,7 +147,6 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
             engine->admitted++;
         } else {
             engine->used -= call->memory;
-            mp_budget_give(engine->budget, engine->model->item_bytes);
             status = mp_fail_memory(error, sizeof(*state), "a fake");
         }
     }
@@ -167,8 +161,6 @@ static void forget(fake_engine *engine, mp_item *item, bool keep) {
     if (!state || !call->admitted)
         return;
     engine->used -= state->memory;
-    mp_budget_give(engine->budget, state->charged);
-    state->charged = 0;
     engine->admitted--;
     SIM_CHECK(engine->used >= 0 && engine->admitted >= 0);
     call->admitted = 0;

@@ -72,7 +72,6 @@ static void thrash_script(sim_model *model) {
     model->load_ns = of(THRASH_LOAD_MS) * MS;
     model->model_bytes = percent(50) ? 25000 : 45000;
     model->engine_bytes = 2000;
-    model->item_bytes = percent(50) ? sim_below(8000) : 0;
     model->cache_bytes = percent(50) ? 3000 : 0;
     model->memory = 0;
     model->step_ns = 5 * MS;
