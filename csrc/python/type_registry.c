@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/cpu.h"
-#include "base/environment.h"
 #include "base/options.h"
 #include "isolation/isolation.h"
 #include "models/model.h"
@@ -265,48 +264,55 @@ static bool compute_in(mp_state *state, const char *name, mp_compute *compute) {
 
 enum { MAX_ARGUMENTS = 16, OPTION_BYTES = 512 };
 
-/* Build the environment of worker processes: the environment of this process, with mpool's options set to the values
- * that this process uses. The GIL prevents changes to the environment meanwhile. Free *options and the result with
- * PyMem_Free. Returns NULL with an exception. */
-static const char **make_environment(char (**options)[OPTION_BYTES]) {
-    int count = 0, rows, at = 0;
+/* Build the environment of worker processes: `given`, a tuple of bytes objects "NAME=value", with mpool's options set to
+ * the values that this process uses. Python passes the variables: to read `environ` here, without a lock that setenv
+ * takes too, would be a race. Free *options and the result with PyMem_Free. Returns NULL with an exception. */
+static const char **make_environment(mp_state *state, PyObject *given, char (**options)[OPTION_BYTES]) {
+    const Py_ssize_t count = PyTuple_Size(given);
+    int rows, at = 0;
     const mp_option_row *row = mp_option_rows(&rows);
-    char **environment = mp_environment();
-    while (environment && environment[count])
-        count++;
-    const char **made = PyMem_Malloc(((size_t)(count + rows) + 1) * sizeof(*made));
+    const char **made = PyMem_Malloc(((size_t)count + (size_t)rows + 1) * sizeof(*made));
     *options = PyMem_Malloc((size_t)rows * sizeof(**options));
-    if (!made || !*options) {
-        PyMem_Free(made);
-        PyMem_Free(*options);
+    bool ok = made && *options;
+    if (!ok)
         PyErr_NoMemory();
-        return NULL;
-    }
-    for (int i = 0; i < count; i++) {
+    for (Py_ssize_t i = 0; ok && i < count; i++) {
+        PyObject *variable = PyTuple_GetItem(given, i);
+        const char *text = PyBytes_Check(variable) ? PyBytes_AsString(variable) : NULL;
         bool own = false;
-        for (int r = 0; r < rows && !own; r++) {
-            size_t length = strlen(row[r].variable);
-            own = strncmp(environment[i], row[r].variable, length) == 0 && environment[i][length] == '=';
+        if (!text || strlen(text) != (size_t)PyBytes_Size(variable)) {
+            ok = false;
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "`environment` must be a sequence of bytes without NUL");
         }
-        if (!own)
-            made[at++] = environment[i];
+        for (int r = 0; ok && r < rows && !own; r++) {
+            size_t length = strlen(row[r].variable);
+            own = strncmp(text, row[r].variable, length) == 0 && text[length] == '=';
+        }
+        if (ok && !own)
+            made[at++] = text;
     }
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; ok && r < rows; r++) {
         char value[OPTION_BYTES / 2];
         mp_option_value(r, value, sizeof(value));
         bool cpu = strcmp(row[r].variable, "MPOOL_CPU") == 0; /* same CPU level: the child must compute the same bits */
         snprintf((*options)[r], OPTION_BYTES, "%s=%s", row[r].variable, cpu ? mp_cpu_level() : value);
         made[at++] = (*options)[r];
     }
-    made[at] = NULL;
-    return made;
+    if (ok) {
+        made[at] = NULL;
+        return made;
+    }
+    PyMem_Free(made);
+    PyMem_Free(*options);
+    *options = NULL;
+    return NULL;
 }
 
 /* Create a loader whose workers are processes started by `command`, a sequence of str. Returns false with an
  * exception. */
 static bool isolated_loader(mp_state *state, const registry_object *self, mp_spec *spec, mp_compute compute,
-                            PyObject *command, unsigned long long memory, mp_loader *loader, mp_error *error,
-                            mp_status *status) {
+                            PyObject *command, PyObject *environment, unsigned long long memory, mp_loader *loader,
+                            mp_error *error, mp_status *status) {
     const char *argv[MAX_ARGUMENTS + 1];
     PyObject *list = mp_tuple_in(command, "`command` must be a sequence of str");
     Py_ssize_t count = list ? PyTuple_Size(list) : 0;
@@ -318,7 +324,10 @@ static bool isolated_loader(mp_state *state, const registry_object *self, mp_spe
     for (Py_ssize_t i = 0; ok && i < count; i++)
         ok = (argv[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(list, i), NULL)) != NULL;
     char(*values)[OPTION_BYTES] = NULL;
-    const char **envp = ok ? make_environment(&values) : NULL;
+    PyObject *variables = !ok           ? NULL
+                          : environment ? mp_tuple_in(environment, "`environment` must be a sequence of bytes")
+                                        : PyTuple_New(0);
+    const char **envp = variables ? make_environment(state, variables, &values) : NULL;
     if (envp) {
         argv[count] = NULL;
         mp_isolation_options options = {.argv = argv,
@@ -330,21 +339,22 @@ static bool isolated_loader(mp_state *state, const registry_object *self, mp_spe
         PyMem_Free(envp);
         PyMem_Free(values);
     }
+    Py_XDECREF(variables);
     Py_XDECREF(list);
     return envp != NULL;
 }
 
 static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"key",     "spec",           "compute",  "replace",
-                            "command", "process_memory", "revision", "staged", NULL};
+                            "command", "process_memory", "revision", "staged", "environment", NULL};
     mp_state *state = mp_state_of(self);
     const char *key, *compute_name = "auto";
-    PyObject *object, *command = Py_None;
+    PyObject *object, *command = Py_None, *environment = NULL;
     int replace = 0, staged = 0;
     unsigned long long memory = 0, revision = 0;
     mp_compute compute;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|spOKKp:add", names, &key, &object, &compute_name, &replace,
-                                     &command, &memory, &revision, &staged) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|spOKKpO:add", names, &key, &object, &compute_name, &replace,
+                                     &command, &memory, &revision, &staged, &environment) ||
         !compute_in(state, compute_name, &compute))
         return NULL;
     mp_add add = staged ? MP_ADD_STAGED : replace ? MP_ADD_REPLACE : MP_ADD_NEW;
@@ -356,7 +366,8 @@ static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) 
     mp_status status;
     if (command == Py_None)
         status = mp_model_loader(spec, compute, &loader, &error);
-    else if (!isolated_loader(state, (registry_object *)self, spec, compute, command, memory, &loader, &error, &status))
+    else if (!isolated_loader(state, (registry_object *)self, spec, compute, command, environment, memory, &loader,
+                              &error, &status))
         return NULL;
     if (status == MP_OK) {
         loader.revision = revision;

@@ -571,7 +571,7 @@ class Entry:
             self._remove_stray(key)
         if self.runs_in == "process":
             registry.add(key, spec, compute_type, replace, _isolated.command(), self.pool.config.process_memory,
-                         revision=self.revision, staged=staged)
+                         revision=self.revision, staged=staged, environment=_isolated.environment())
         else:
             registry.add(key, spec, compute_type, replace, revision=self.revision, staged=staged)
         self._core[compute] = key  # first: the registry now has the key, whatever fails below
