@@ -603,7 +603,7 @@ static void append_entry(PyObject **list, const row_copy *copy) {
     if (workers && facts && latency)
         row = Py_BuildValue(
             "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:d,s:i,s:K,"
-            "s:K,s:O,s:O,s:O,s:d,s:K}",
+            "s:K,s:O,s:O,s:O,s:d,s:K,s:d}",
             "key", info->key, "capability", mp_capability_get(info->capability)->name, "state", info->state, "breaker",
             info->breaker, "policy", mp_policy_name(info->policy), "workers", info->workers, "busy", info->busy, "dead",
             info->dead, "queued", info->queued, "running", info->running, "waiting", info->waiting[0], info->waiting[1],
@@ -617,7 +617,7 @@ static void append_entry(PyObject **list, const row_copy *copy) {
             "predicted_workers", info->predicted, "units_in", (unsigned long long)info->units_in, "units_out",
             (unsigned long long)info->units_out, "worker", workers, "latency", latency, "facts", facts,
             "queue_full_seconds", (double)(info->full_ns[0] + info->full_ns[1]) * 1e-9, "rows",
-            (unsigned long long)info->rows);
+            (unsigned long long)info->rows, "load_seconds", (double)info->load_ns * 1e-9);
     if (!row || PyList_Append(*list, row) < 0)
         Py_CLEAR(*list);
     Py_XDECREF(row);

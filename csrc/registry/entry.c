@@ -731,6 +731,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info) {
     info->model = resident ? resident->model : NULL;
     info->model_bytes = resident ? resident->model->ops->bytes(resident->model) : 0;
     info->predicted_bytes = resident ? resident->predicted_bytes : 0;
+    info->load_ns = resident ? resident->load_ns : 0;
 }
 
 /* --- fork --- */

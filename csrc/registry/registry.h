@@ -176,6 +176,7 @@ typedef struct mp_entry_info {
     uint64_t idle_ns; /* time since the last worker became idle; 0 = a worker has a request, or no worker serves */
     uint64_t keep_alive_ns;
     uint64_t predicted_bytes; /* predicted size of the model before it was loaded */
+    uint64_t load_ns;         /* duration of its load; 0 = not loaded */
     mp_worker_info worker[MP_WORKERS_MAX];
     int worker_count;
     mp_histogram latency; /* completed requests: time from submission to completion */

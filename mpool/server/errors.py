@@ -169,7 +169,8 @@ def refusal_of(error: BaseException, request: str, names: Mapping[str, str] = {}
     if isinstance(error, pool_errors.WrongCapability):  # the message names capabilities; the hint is for Python
         return Refusal(code, pool_errors.sentence(f"{error.key}: {error.message}"), "model")
     if isinstance(error, pool_errors.MemoryExhausted):
-        return Refusal(code, pool_errors.sentence(error.message[:_MAX_MEMORY_DETAIL]))
+        named = re.sub(r"[^\s,;]*/", "", error.message)  # without folders of this machine
+        return Refusal(code, pool_errors.sentence(named[:_MAX_MEMORY_DETAIL]))
     if code not in _DETAILED or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)
     param = names.get(library) or (library if library in _PARAMS else None)

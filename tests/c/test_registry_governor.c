@@ -400,7 +400,7 @@ MP_TEST(registry_governor_counts_what_has_become_free) {
     mp_governor *governor = open_governor(1000);
     mp_budget *budget = mp_governor_budget(governor);
     MP_CHECK(mp_budget_take(budget, 900));
-    mp_shortage shortage = {governor, 300, 100};
+    mp_shortage shortage = {governor, 300, 100, NULL};
     MP_CHECK_INT(mp_shortage_left(&shortage), 300);
     mp_budget_give(budget, 200);
     MP_CHECK_INT(mp_shortage_left(&shortage), 100);
@@ -454,7 +454,7 @@ MP_TEST(registry_governor_evicts_no_more_than_was_lacking) {
         scene_load(&scenes[i]);
         entries[i] = scenes[i].entry;
     }
-    mp_shortage shortage = {scenes[0].services->governor, 2000, UINT64_MAX};
+    mp_shortage shortage = {scenes[0].services->governor, 2000, UINT64_MAX, NULL};
     mp_upkeep_reclaim(entries, MODELS, &shortage, false);
     for (int i = 0; i < MODELS; i++)
         models += scenes[i].fake.models;

@@ -37,7 +37,7 @@ static bool told(const several *all, int i) { return all->entries[i]->workers[0]
 static mp_shortage shortage_of(several *all, uint64_t bytes) { /* all free memory is too little by `bytes` */
     mp_budget *budget = mp_governor_budget(all->scenes[0].services->governor);
     return (mp_shortage){all->scenes[0].services->governor, bytes,
-                         atomic_load(&budget->limit) - atomic_load(&budget->used)};
+                         atomic_load(&budget->limit) - atomic_load(&budget->used), NULL};
 }
 
 MP_TEST(registry_upkeep_adds_up_what_can_be_freed) {
