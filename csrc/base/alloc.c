@@ -142,8 +142,9 @@ mp_status mp_fail_memory(mp_error *error, uint64_t bytes, const char *what) {
     return mp_fail(error, MP_MEMORY_EXHAUSTED, "not enough memory: %s needs %.1f MB", what, (double)bytes / 1e6);
 }
 
-/* Takes bytes that no account has reserved. *now_used receives the bytes then in use. Concurrent calls of mp_budget_reserve and this one may both fail, but never
- * both succeed beyond the limit: each changes its counter first and then checks the sum. */
+/* Takes bytes that no account has reserved. *now_used receives the bytes then in use. Concurrent calls of
+ * mp_budget_reserve and this one may both fail, but never both succeed beyond the limit: each changes its counter first
+ * and then checks the sum. */
 static bool take_free(mp_budget *budget, uint64_t bytes, uint64_t *now_used) {
     uint64_t used = atomic_load(&budget->used);
     do {
@@ -181,13 +182,13 @@ static uint64_t take_off(mp_budget *account, uint64_t bytes) {
 }
 
 /* Takes up to `bytes` of what the account has reserved into use. Returns the number of bytes. */
-static uint64_t draw(mp_budget *account, uint64_t bytes) {
-    uint64_t drawn = take_off(account, bytes);
-    if (drawn) { /* in this order: others must not see the bytes as free in between */
-        atomic_fetch_add(&account->above->used, drawn);
-        atomic_fetch_sub(&account->above->reserved, drawn);
+static uint64_t take_own(mp_budget *account, uint64_t bytes) {
+    uint64_t own = take_off(account, bytes);
+    if (own) { /* in this order: others must not see the bytes as free in between */
+        atomic_fetch_add(&account->above->used, own);
+        atomic_fetch_sub(&account->above->reserved, own);
     }
-    return drawn;
+    return own;
 }
 
 static void refill(mp_budget *account, uint64_t bytes) {
@@ -199,9 +200,9 @@ static void refill(mp_budget *account, uint64_t bytes) {
 }
 
 static bool take_above(mp_budget *account, uint64_t bytes) {
-    uint64_t drawn = draw(account, bytes), now_used;
-    if (drawn < bytes && !take_free(account->above, bytes - drawn, &now_used)) {
-        refill(account, drawn);
+    uint64_t own = take_own(account, bytes), now_used;
+    if (own < bytes && !take_free(account->above, bytes - own, &now_used)) {
+        refill(account, own);
         return false;
     }
     atomic_fetch_add(&account->used, bytes);

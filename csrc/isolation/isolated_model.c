@@ -12,7 +12,7 @@
 static const uint64_t FIXED_BYTES = 16u << 20;
 static const uint64_t DEFAULT_NS = 20ull * 1000 * 1000 * 1000;
 enum { REQUEST_BYTES = 64 << 20 };
-/* What a child process may use by default for requests beyond the first one, which the footprint covers. */
+/* Memory of a child process for requests beyond the first one, which the footprint covers, by default. */
 enum { ROOM_BYTES = 64 << 20, ROOM_BYTES_OF_TEXT = 256 << 20 };
 /* The parent charges whole grains of 1 MiB, one of them in advance (child.c). */
 enum { GRAINS_BYTES = 2 << 20 };

@@ -264,8 +264,8 @@ static bool compute_in(mp_state *state, const char *name, mp_compute *compute) {
 
 enum { MAX_ARGUMENTS = 16, OPTION_BYTES = 512 };
 
-/* Build the environment of worker processes: `given`, a tuple of bytes objects "NAME=value", with mpool's options set to
- * the values that this process uses. Python passes the variables: to read `environ` here, without a lock that setenv
+/* Build the environment of worker processes: `given`, a tuple of bytes objects "NAME=value", with mpool's options set
+ * to the values that this process uses. Python passes the variables: to read `environ` here, without a lock that setenv
  * takes too, would be a race. Free *options and the result with PyMem_Free. Returns NULL with an exception. */
 static const char **make_environment(mp_state *state, PyObject *given, char (**options)[OPTION_BYTES]) {
     const Py_ssize_t count = PyTuple_Size(given);

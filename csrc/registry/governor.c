@@ -419,7 +419,9 @@ void mp_governor_name_holders(mp_governor *governor, mp_error *error) {
         mp_mutex_unlock(&governor->lock);
         bool first = at == begin + sizeof(intro) - 1;
         size_t start = first ? at : at + 2;
-        size_t length = reclaimer->holders ? reclaimer->holders(reclaimer->arg, error->message + start, size - start) : 0;
+        size_t length = 0;
+        if (reclaimer->holders)
+            length = reclaimer->holders(reclaimer->arg, error->message + start, size - start);
         if (length && !first)
             memcpy(error->message + at, ", ", 2);
         if (length)

@@ -51,8 +51,8 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
 bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard);
 /* Moves `bytes` of the reservation, or all of it if it is smaller, to a new guard. Legal before mp_guard_lend. */
 mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes);
-/* Lets the load take the reserved bytes through the account of its model. Others cannot take them, not even for requests
- * and caches. */
+/* Lets the load take the reserved bytes through the account of its model. Others cannot take them, not even for
+ * requests and caches. */
 void mp_guard_lend(mp_guard *guard, mp_budget *account);
 /* Releases the reserved bytes that the load has not taken. The guard still counts as a running load, so callers that
  * wait for memory wait until mp_guard_release. */
@@ -88,13 +88,13 @@ typedef struct mp_reclaimer {
      * nothing unless it can free all of them. Returns how many bytes are being freed, including those of earlier calls;
      * 0 = nothing can be freed. Called without a lock of the governor. */
     uint64_t (*reclaim)(void *arg, const mp_shortage *shortage, bool whole);
-    /* Returns how many bytes the reclaimer could free, including bytes being freed, without what `asker` holds (NULL: with
-     * all). Called without a lock of the governor. */
+    /* Returns how many bytes the reclaimer could free, including bytes being freed, without what `asker` holds (NULL:
+     * with all). Called without a lock of the governor. */
     uint64_t (*possible)(void *arg, const void *asker);
     /* As `possible`, including what could be freed once the requests of models in use have ended. Called without a lock
      * of the governor. */
     uint64_t (*later)(void *arg, const void *asker);
-    /* Writes who holds how much memory, for messages. Returns the length of the text. Called without a lock of the
+    /* Writes what holds how much memory, for messages. Returns the length of the text. Called without a lock of the
      * governor. NULL: nothing to say. */
     size_t (*holders)(void *arg, char *text, size_t size);
     void *arg;
@@ -111,8 +111,8 @@ uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole);
 /* True if `bytes` are free, or may become free: loads and evictions end, and models in use become idle. */
 bool mp_governor_may_free(mp_governor *governor, uint64_t bytes);
 
-/* Appends to the message of a MEMORY_EXHAUSTED error who holds the memory, as far as the message has room. Must not hold
- * a lock. */
+/* Appends the holders of memory to the message of a MEMORY_EXHAUSTED error, as far as it has room. Must not hold a
+ * lock. */
 void mp_governor_name_holders(mp_governor *governor, mp_error *error);
 
 /* True if loads run, or a holder other than `asker` may free memory, now or once its requests have ended. Must not hold

@@ -61,7 +61,6 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
         mp_entry_explain_shortage(entry, &own);
     w->engine->ops->retire(w->engine, &ticket->item);
     w->trimmed = false;
-    w->refused_at = UINT64_MAX;
     uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
     deactivate(w, ticket);
@@ -331,18 +330,12 @@ static void note_admitted(mp_worker *w, mp_ticket *ticket) {
     mp_mutex_unlock(&w->entry->lock);
 }
 
-/* Memory was refused. Asks other models to free memory that they do not need. Returns true if some is being freed, or may
- * be once loads and the requests of other models have ended; or if more is free than at the last refusal, because what
- * others held then may have become free before this question. */
+/* Memory was refused. Asks other models to free memory that they do not need. Returns true if some is being freed, or
+ * may be once loads and the requests of other models have ended. */
 static bool reclaim_from_others(mp_worker *w) {
     mp_governor *governor = w->entry->services->governor;
-    const mp_budget *budget = mp_governor_budget(governor);
-    uint64_t limit = atomic_load_explicit(&budget->limit, memory_order_relaxed);
-    bool coming = mp_governor_reclaim(governor, limit / 16, false) > 0 || mp_governor_may_gain(governor, w->entry);
-    uint64_t used = atomic_load(&budget->used) + atomic_load(&budget->reserved);
-    bool fewer = used < w->refused_at;
-    w->refused_at = used;
-    return coming || fewer;
+    uint64_t limit = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed);
+    return mp_governor_reclaim(governor, limit / 16, false) > 0 || mp_governor_may_gain(governor, w->entry);
 }
 
 /* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.

@@ -98,7 +98,6 @@ mp_status mp_worker_create(mp_entry *entry, mp_worker **worker_out, mp_error *er
     worker->home = mp_cpu_allocator_assign_home(entry->services->allocator_pinned);
     worker->id = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
     worker->state = MP_WORKER_SPAWNING;
-    worker->refused_at = UINT64_MAX;
     mp_watch_reset(&worker->watch, mp_sys_now_ns());
     mp_progress_set(&worker->progress, "starting", 0);
     *worker_out = worker;

@@ -125,7 +125,6 @@ typedef struct mp_worker {
     uint64_t retry_ns;   /* when to admit again after memory was refused; 0 = not before a request leaves */
     uint64_t improve_ns; /* time of the next optional work; 0 = not planned; MP_FOREVER = not before a request */
     bool trimmed;        /* the engine was trimmed, and no request has left since */
-    uint64_t refused_at; /* bytes in use when memory was refused last; UINT64_MAX: not since a request has left */
     mp_error fault;      /* why the worker stops; code MP_OK: no fault */
     bool unwanted;       /* no request needs its load any more */
     bool end_noted;      /* the fault made requests fail, so it is counted already */

@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -124,7 +123,8 @@ def test_a_load_asks_for_what_it_and_a_first_request_take() -> None:
                      (SMOLLM2, lambda pool, ref: pool.generate("Hello", ref, max_tokens=8))):
         ref = default._names.by_key[key].ref if key in default._names.by_key else key
         for isolation in ("thread", "process"):
-            with mpool.Pool(mpool.PoolConfig(memory_bytes=2 << 30, isolation=isolation, max_workers_per_model=1)) as pool:
+            config = mpool.PoolConfig(memory_bytes=2 << 30, isolation=isolation, max_workers_per_model=1)
+            with mpool.Pool(config) as pool:
                 peak, over = [0], threading.Event()
 
                 def watch() -> None:
