@@ -337,7 +337,7 @@ class Registry:
                  predictive_scaling: bool = False, scale_timeout: bool = False) -> Registry: ...
     def add(self, key: str, spec: Spec, compute: str = "auto", replace: bool = False,
             command: Sequence[str] | None = None, process_memory: int = 0, revision: int = 0,
-            staged: bool = False) -> None:
+            staged: bool = False, environment: Sequence[bytes] = ()) -> None:
         """Register a model under a key without loading it.
 
         Args:
@@ -351,6 +351,7 @@ class Registry:
             process_memory: bytes for the engine of each worker process; 0: the core's default.
             revision: number that requests may name, so that they run on no other model of the key.
             staged: allow a key that exists; its model serves until :meth:`commit`, and is not evicted to make room.
+            environment: variables of a worker process, ``b"NAME=value"``; those of mpool are set to the values in use.
         """
     def commit(self, keys: tuple[str, ...], revision: int) -> None:
         """Give new requests for up to 16 keys, at one moment, to the models that were staged with this revision.

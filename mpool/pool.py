@@ -12,7 +12,7 @@ from ._methods import PoolVerbs
 from .checks import is_same, known_keywords, one_of, refuse
 from .config import PoolConfig
 from .durations import seconds_of
-from .errors import MemoryExhausted, SendError, ShuttingDown, UnknownModel
+from .errors import MemoryExhausted, MpoolError, SendError, ShuttingDown, UnknownModel
 from .model import Model
 from .models.sources import offline_variables
 from .resources import typed
@@ -257,6 +257,8 @@ class Pool(PoolVerbs):
         try:
             entry.set_loading(options)
             keys = [part.core_key(compute) for part in parts]
+            with suppress(MpoolError):  # the load below raises it
+                self.registry.load(keys[0], timeout=0.0)  # while Python builds the tokenizer
             for part, key in zip(parts, keys):
                 if part.describe().tokenizes and part.describe().tokenizer is not None:  # None: built, or no file
                     part.tokenizer()

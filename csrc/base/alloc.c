@@ -142,15 +142,80 @@ mp_status mp_fail_memory(mp_error *error, uint64_t bytes, const char *what) {
     return mp_fail(error, MP_MEMORY_EXHAUSTED, "not enough memory: %s needs %.1f MB", what, (double)bytes / 1e6);
 }
 
-bool mp_budget_take(mp_budget *budget, uint64_t bytes) {
-    uint64_t used = atomic_load_explicit(&budget->used, memory_order_relaxed);
+/* Takes bytes that no account has reserved. *now_used receives the bytes then in use. Concurrent calls of
+ * mp_budget_reserve and this one may both fail, but never both succeed beyond the limit: each changes its counter first
+ * and then checks the sum. */
+static bool take_free(mp_budget *budget, uint64_t bytes, uint64_t *now_used) {
+    uint64_t used = atomic_load(&budget->used);
     do {
-        uint64_t limit = atomic_load_explicit(&budget->limit, memory_order_relaxed);
-        if (used > limit || bytes > limit - used)
+        uint64_t limit = atomic_load(&budget->limit), reserved = atomic_load(&budget->reserved);
+        uint64_t most = reserved < limit ? limit - reserved : 0;
+        if (used > most || bytes > most - used)
             return false;
-    } while (!atomic_compare_exchange_weak_explicit(&budget->used, &used, used + bytes, memory_order_acq_rel,
-                                                    memory_order_relaxed));
-    if (!budget->cover || budget->cover(budget, used + bytes))
+    } while (!atomic_compare_exchange_weak(&budget->used, &used, used + bytes));
+    *now_used = used + bytes;
+    uint64_t reserved = atomic_load(&budget->reserved);
+    if (!reserved || used + bytes + reserved <= atomic_load(&budget->limit))
+        return true;
+    atomic_fetch_sub(&budget->used, bytes);
+    return false;
+}
+
+bool mp_budget_reserve(mp_budget *budget, uint64_t bytes) {
+    uint64_t reserved = atomic_fetch_add(&budget->reserved, bytes) + bytes, limit = atomic_load(&budget->limit);
+    uint64_t used = atomic_load(&budget->used);
+    if (reserved >= bytes && reserved <= limit && used <= limit - reserved)
+        return true;
+    mp_budget_unreserve(budget, bytes);
+    return false;
+}
+
+void mp_budget_unreserve(mp_budget *budget, uint64_t bytes) { atomic_fetch_sub(&budget->reserved, bytes); }
+
+/* Takes up to `bytes` off what the account has reserved. Returns the number of bytes. */
+static uint64_t take_off(mp_budget *account, uint64_t bytes) {
+    uint64_t left = atomic_load(&account->reserved), taken;
+    do
+        taken = left < bytes ? left : bytes;
+    while (taken && !atomic_compare_exchange_weak(&account->reserved, &left, left - taken));
+    return taken;
+}
+
+/* Takes up to `bytes` of what the account has reserved into use. Returns the number of bytes. */
+static uint64_t take_own(mp_budget *account, uint64_t bytes) {
+    uint64_t own = take_off(account, bytes);
+    if (own) { /* in this order: others must not see the bytes as free in between */
+        atomic_fetch_add(&account->above->used, own);
+        atomic_fetch_sub(&account->above->reserved, own);
+    }
+    return own;
+}
+
+static void refill(mp_budget *account, uint64_t bytes) {
+    atomic_fetch_add(&account->above->reserved, bytes);
+    atomic_fetch_sub(&account->above->used, bytes);
+    atomic_fetch_add(&account->reserved, bytes);
+    if (!atomic_load(&account->filling)) /* the load ended meanwhile */
+        mp_budget_unreserve(account->above, take_off(account, bytes));
+}
+
+static bool take_above(mp_budget *account, uint64_t bytes) {
+    uint64_t own = take_own(account, bytes), now_used;
+    if (own < bytes && !take_free(account->above, bytes - own, &now_used)) {
+        refill(account, own);
+        return false;
+    }
+    atomic_fetch_add(&account->used, bytes);
+    return true;
+}
+
+bool mp_budget_take(mp_budget *budget, uint64_t bytes) {
+    if (budget->above)
+        return take_above(budget, bytes);
+    uint64_t now_used;
+    if (!take_free(budget, bytes, &now_used))
+        return false;
+    if (!budget->cover || budget->cover(budget, now_used))
         return true;
     mp_budget_give(budget, bytes);
     return false;
@@ -160,4 +225,18 @@ void mp_budget_give(mp_budget *budget, uint64_t bytes) {
     uint64_t before = atomic_fetch_sub_explicit(&budget->used, bytes, memory_order_acq_rel);
     assert(before >= bytes && "more bytes returned than reserved");
     (void)before;
+    if (budget->above && atomic_load(&budget->filling))
+        refill(budget, bytes);
+    else if (budget->above)
+        mp_budget_give(budget->above, bytes);
+}
+
+void mp_budget_begin_load(mp_budget *account, uint64_t bytes) {
+    atomic_fetch_add(&account->filling, 1);
+    atomic_fetch_add(&account->reserved, bytes);
+}
+
+void mp_budget_end_load(mp_budget *account) {
+    if (atomic_fetch_sub(&account->filling, 1) == 1)
+        mp_budget_unreserve(account->above, atomic_exchange(&account->reserved, 0));
 }

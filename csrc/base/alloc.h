@@ -46,10 +46,16 @@ void mp_alloc_prefer_node(int node);
 mp_status mp_fail_memory(mp_error *error, uint64_t bytes, const char *what);
 
 /* A budget: bytes in use and a limit. The registry's governor owns the budget of the process; engines reserve bytes
- * from it before they allocate and return them after they free. Lock-free. */
+ * from it before they allocate and return them after they free. Lock-free.
+ *
+ * An account is a budget of one model below that of the process (`above`). Bytes that a load has reserved can be taken
+ * through the model's account only. */
 typedef struct mp_budget {
-    _Atomic uint64_t used;
-    _Atomic uint64_t limit; /* UINT64_MAX = none */
+    _Atomic uint64_t used;     /* an account: the bytes that its model has taken */
+    _Atomic uint64_t limit;    /* UINT64_MAX = none, as in every account */
+    _Atomic uint64_t reserved; /* not used yet; only accounts may take them. An account: its own part of them */
+    _Atomic int filling;       /* an account: loads that hold reservations; bytes given back are reserved again */
+    struct mp_budget *above;   /* NULL: none */
     /* Called after each take, with the bytes then in use: charges them to the budget above this one. Returns false if
      * that refuses. Must be thread-safe. NULL: there is no budget above. */
     bool (*cover)(struct mp_budget *budget, uint64_t used);
@@ -57,5 +63,14 @@ typedef struct mp_budget {
 /* false: over the limit, or the budget above refuses; nothing is taken. */
 bool mp_budget_take(mp_budget *budget, uint64_t bytes);
 void mp_budget_give(mp_budget *budget, uint64_t bytes);
+/* Sets `bytes` aside. Returns false, and does nothing, if they are not free. */
+bool mp_budget_reserve(mp_budget *budget, uint64_t bytes);
+void mp_budget_unreserve(mp_budget *budget, uint64_t bytes);
+/* A load begins to take bytes that were reserved in `account->above`, or ends. mp_budget_end_load gives back what the
+ * account has left, unless another load of the model still runs. */
+void mp_budget_begin_load(mp_budget *account, uint64_t bytes);
+void mp_budget_end_load(mp_budget *account);
+/* The budget whose limit applies: that above an account. */
+static inline mp_budget *mp_budget_top(mp_budget *budget) { return budget->above ? budget->above : budget; }
 
 #endif

@@ -15,8 +15,6 @@
 extern char **environ;
 #endif
 
-char **mp_environment(void) { return environ; }
-
 /* An array that is or was `environ`. It is never freed, and written again only if another thread calls setenv during
  * the override. */
 typedef struct mp_environment_array {

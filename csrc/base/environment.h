@@ -11,10 +11,6 @@
 
 enum { MP_ENVIRONMENT_MAX = 4 };
 
-/* The environment of the process: "NAME=value" strings, then NULL; or NULL. Another thread may change it at any
- * time. */
-char **mp_environment(void);
-
 typedef struct mp_environment_override { /* caller's storage */
     struct mp_environment_array *array;
     char **before;                             /* `environ` before the override */

@@ -11,7 +11,11 @@
 /* Memory of a child process without its engine: interpreter, this library, spec and layers. */
 static const uint64_t FIXED_BYTES = 16u << 20;
 static const uint64_t DEFAULT_NS = 20ull * 1000 * 1000 * 1000;
-enum { TIMES_ENGINE = 4, REQUEST_BYTES = 64 << 20 };
+enum { REQUEST_BYTES = 64 << 20 };
+/* Memory of a child process for requests beyond the first one, which the footprint covers, by default. */
+enum { ROOM_BYTES = 64 << 20, ROOM_BYTES_OF_TEXT = 256 << 20 };
+/* The parent charges whole grains of 1 MiB, one of them in advance (child.c). */
+enum { GRAINS_BYTES = 2 << 20 };
 
 typedef struct isolated_loader {
     const mp_isolation_kind *kind;
@@ -66,15 +70,15 @@ static uint64_t memory_of(const isolated_loader *loader) {
     loader->kind->footprint(loader->self, &model, &engine);
     if (model == 0) /* the engine size includes the weights: add 25 % and REQUEST_BYTES for requests */
         return engine + engine / 4 + REQUEST_BYTES;
-    if (loader->capability == MP_VISION) /* one image is computed at a time: only texts need more memory */
-        return engine + (TIMES_ENGINE - 1) * (uint64_t)REQUEST_BYTES;
-    return TIMES_ENGINE * engine;
+    /* the engine of MP_VISION includes an image: one is computed at a time, so only texts need more memory */
+    bool text = loader->capability == MP_TEXT_TO_TEXT || loader->capability == MP_VISION;
+    return engine + (text ? ROOM_BYTES_OF_TEXT : ROOM_BYTES);
 }
 
 static void isolated_footprint(void *self, uint64_t *model_bytes, uint64_t *engine_bytes) {
     isolated_loader *loader = self;
     loader->kind->footprint(loader->self, model_bytes, engine_bytes);
-    *engine_bytes = memory_of(loader) + FIXED_BYTES;
+    *engine_bytes += FIXED_BYTES + GRAINS_BYTES;
 }
 
 static void isolated_destroy(void *self) {

@@ -87,6 +87,10 @@ const mp_arch *mp_arch_find(const char *name); /* the row of archs.def with this
 
 /* Loaders, memory estimates and predicted use of weights of the families. */
 mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *error);
+/* For families of texts: predicts the scratch of an engine for a first request of up to 96 tokens. Later requests take
+ * more from the budget, or wait for it. */
+uint64_t mp_first_request_bytes(const mp_spec *spec);
+
 void mp_vision_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 mp_status mp_vit_load(const mp_load_args *args, mp_model **model, mp_error *error);
 void mp_vit_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);

@@ -238,3 +238,20 @@ void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_
     if (item->cursor == item->total)
         *outcome = MP_OUTCOME_DONE;
 }
+
+/* ---- footprint --------------------------------------------------------------------------------------------------- */
+
+uint64_t mp_first_request_bytes(const mp_spec *spec) {
+    enum { ROWS = 96, FIXED = 1 << 20 };
+    const int64_t none = 0;
+    int64_t hidden = 0, ffn = 0;
+    mp_error error;
+    /* an array (one value per layer), or a size that is absent or wrong, counts nothing: either the load fails, or the
+     * weights are large in comparison */
+    if (mp_spec_int(spec, "{arch}.embedding_length", 0, 1 << 20, &none, &hidden, &error) != MP_OK)
+        hidden = 0;
+    if (mp_spec_int(spec, "{arch}.feed_forward_length", 0, 1 << 20, &none, &ffn, &error) != MP_OK)
+        ffn = 4 * hidden;
+    /* per row: its input and output, queries, keys and values, and the widest layer of the feed-forward network */
+    return FIXED + ROWS * (uint64_t)(6 * hidden + ffn) * sizeof(float);
+}

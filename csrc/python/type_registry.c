@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/cpu.h"
-#include "base/environment.h"
 #include "base/options.h"
 #include "isolation/isolation.h"
 #include "models/model.h"
@@ -265,48 +264,55 @@ static bool compute_in(mp_state *state, const char *name, mp_compute *compute) {
 
 enum { MAX_ARGUMENTS = 16, OPTION_BYTES = 512 };
 
-/* Build the environment of worker processes: the environment of this process, with mpool's options set to the values
- * that this process uses. The GIL prevents changes to the environment meanwhile. Free *options and the result with
- * PyMem_Free. Returns NULL with an exception. */
-static const char **make_environment(char (**options)[OPTION_BYTES]) {
-    int count = 0, rows, at = 0;
+/* Build the environment of worker processes: `given`, a tuple of bytes objects "NAME=value", with mpool's options set
+ * to the values that this process uses. Python passes the variables: to read `environ` here, without a lock that setenv
+ * takes too, would be a race. Free *options and the result with PyMem_Free. Returns NULL with an exception. */
+static const char **make_environment(mp_state *state, PyObject *given, char (**options)[OPTION_BYTES]) {
+    const Py_ssize_t count = PyTuple_Size(given);
+    int rows, at = 0;
     const mp_option_row *row = mp_option_rows(&rows);
-    char **environment = mp_environment();
-    while (environment && environment[count])
-        count++;
-    const char **made = PyMem_Malloc(((size_t)(count + rows) + 1) * sizeof(*made));
+    const char **made = PyMem_Malloc(((size_t)count + (size_t)rows + 1) * sizeof(*made));
     *options = PyMem_Malloc((size_t)rows * sizeof(**options));
-    if (!made || !*options) {
-        PyMem_Free(made);
-        PyMem_Free(*options);
+    bool ok = made && *options;
+    if (!ok)
         PyErr_NoMemory();
-        return NULL;
-    }
-    for (int i = 0; i < count; i++) {
+    for (Py_ssize_t i = 0; ok && i < count; i++) {
+        PyObject *variable = PyTuple_GetItem(given, i);
+        const char *text = PyBytes_Check(variable) ? PyBytes_AsString(variable) : NULL;
         bool own = false;
-        for (int r = 0; r < rows && !own; r++) {
-            size_t length = strlen(row[r].variable);
-            own = strncmp(environment[i], row[r].variable, length) == 0 && environment[i][length] == '=';
+        if (!text || strlen(text) != (size_t)PyBytes_Size(variable)) {
+            ok = false;
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "`environment` must be a sequence of bytes without NUL");
         }
-        if (!own)
-            made[at++] = environment[i];
+        for (int r = 0; ok && r < rows && !own; r++) {
+            size_t length = strlen(row[r].variable);
+            own = strncmp(text, row[r].variable, length) == 0 && text[length] == '=';
+        }
+        if (ok && !own)
+            made[at++] = text;
     }
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; ok && r < rows; r++) {
         char value[OPTION_BYTES / 2];
         mp_option_value(r, value, sizeof(value));
         bool cpu = strcmp(row[r].variable, "MPOOL_CPU") == 0; /* same CPU level: the child must compute the same bits */
         snprintf((*options)[r], OPTION_BYTES, "%s=%s", row[r].variable, cpu ? mp_cpu_level() : value);
         made[at++] = (*options)[r];
     }
-    made[at] = NULL;
-    return made;
+    if (ok) {
+        made[at] = NULL;
+        return made;
+    }
+    PyMem_Free(made);
+    PyMem_Free(*options);
+    *options = NULL;
+    return NULL;
 }
 
 /* Create a loader whose workers are processes started by `command`, a sequence of str. Returns false with an
  * exception. */
 static bool isolated_loader(mp_state *state, const registry_object *self, mp_spec *spec, mp_compute compute,
-                            PyObject *command, unsigned long long memory, mp_loader *loader, mp_error *error,
-                            mp_status *status) {
+                            PyObject *command, PyObject *environment, unsigned long long memory, mp_loader *loader,
+                            mp_error *error, mp_status *status) {
     const char *argv[MAX_ARGUMENTS + 1];
     PyObject *list = mp_tuple_in(command, "`command` must be a sequence of str");
     Py_ssize_t count = list ? PyTuple_Size(list) : 0;
@@ -318,7 +324,10 @@ static bool isolated_loader(mp_state *state, const registry_object *self, mp_spe
     for (Py_ssize_t i = 0; ok && i < count; i++)
         ok = (argv[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(list, i), NULL)) != NULL;
     char(*values)[OPTION_BYTES] = NULL;
-    const char **envp = ok ? make_environment(&values) : NULL;
+    PyObject *variables = !ok           ? NULL
+                          : environment ? mp_tuple_in(environment, "`environment` must be a sequence of bytes")
+                                        : PyTuple_New(0);
+    const char **envp = variables ? make_environment(state, variables, &values) : NULL;
     if (envp) {
         argv[count] = NULL;
         mp_isolation_options options = {.argv = argv,
@@ -330,21 +339,22 @@ static bool isolated_loader(mp_state *state, const registry_object *self, mp_spe
         PyMem_Free(envp);
         PyMem_Free(values);
     }
+    Py_XDECREF(variables);
     Py_XDECREF(list);
     return envp != NULL;
 }
 
 static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"key",     "spec",           "compute",  "replace",
-                            "command", "process_memory", "revision", "staged", NULL};
+                            "command", "process_memory", "revision", "staged", "environment", NULL};
     mp_state *state = mp_state_of(self);
     const char *key, *compute_name = "auto";
-    PyObject *object, *command = Py_None;
+    PyObject *object, *command = Py_None, *environment = NULL;
     int replace = 0, staged = 0;
     unsigned long long memory = 0, revision = 0;
     mp_compute compute;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|spOKKp:add", names, &key, &object, &compute_name, &replace,
-                                     &command, &memory, &revision, &staged) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|spOKKpO:add", names, &key, &object, &compute_name, &replace,
+                                     &command, &memory, &revision, &staged, &environment) ||
         !compute_in(state, compute_name, &compute))
         return NULL;
     mp_add add = staged ? MP_ADD_STAGED : replace ? MP_ADD_REPLACE : MP_ADD_NEW;
@@ -356,7 +366,8 @@ static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) 
     mp_status status;
     if (command == Py_None)
         status = mp_model_loader(spec, compute, &loader, &error);
-    else if (!isolated_loader(state, (registry_object *)self, spec, compute, command, memory, &loader, &error, &status))
+    else if (!isolated_loader(state, (registry_object *)self, spec, compute, command, environment, memory, &loader,
+                              &error, &status))
         return NULL;
     if (status == MP_OK) {
         loader.revision = revision;
@@ -509,19 +520,17 @@ static PyObject *registry_keep_alive(PyObject *self, PyObject *args, PyObject *k
     Py_RETURN_NONE;
 }
 
-static PyObject *facts_of(const mp_model *model) {
-    mp_model_facts facts;
-    mp_model_get_facts(model, &facts);
+static PyObject *facts_of(const mp_model_facts *facts) {
     return Py_BuildValue("{s:s,s:s,s:s,s:z,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:z,s:L,s:L,s:N}", "architecture",
-                         facts.architecture, "compute", facts.compute, "weights", mp_matrices_name(facts.weights),
-                         "kv_dtype", facts.kv_dtype, "kv_token_bytes", (long long)facts.kv_token_bytes,
-                         "context_length", (long long)facts.context_length, "vocab", (long long)facts.vocab,
-                         "hidden_size", (long long)facts.hidden_size, "layers",
-                         (long long)facts.layers, "output_size", (long long)facts.output_size, "parameters",
-                         (long long)facts.parameters, "weight_bytes", (long long)facts.weight_bytes, "draft_bytes",
-                         (long long)facts.draft_bytes, "experts", mp_matrices_name(facts.experts), "expert_bytes",
-                         (long long)facts.expert_bytes, "expert_packed_bytes", (long long)facts.expert_packed_bytes,
-                         "thrashing", PyBool_FromLong(facts.thrashing));
+                         facts->architecture, "compute", facts->compute, "weights", mp_matrices_name(facts->weights),
+                         "kv_dtype", facts->kv_dtype, "kv_token_bytes", (long long)facts->kv_token_bytes,
+                         "context_length", (long long)facts->context_length, "vocab", (long long)facts->vocab,
+                         "hidden_size", (long long)facts->hidden_size, "layers",
+                         (long long)facts->layers, "output_size", (long long)facts->output_size, "parameters",
+                         (long long)facts->parameters, "weight_bytes", (long long)facts->weight_bytes, "draft_bytes",
+                         (long long)facts->draft_bytes, "experts", mp_matrices_name(facts->experts), "expert_bytes",
+                         (long long)facts->expert_bytes, "expert_packed_bytes", (long long)facts->expert_packed_bytes,
+                         "thrashing", PyBool_FromLong(facts->thrashing));
 }
 
 static PyObject *worker_row(const mp_worker_info *info) {
@@ -554,8 +563,36 @@ static PyObject *latency_dict(const mp_histogram *histogram) {
                          "p99", (double)mp_histogram_quantile(histogram, 0.99) * 1e-9, "buckets", buckets);
 }
 
-static void append_entry(void *arg, const mp_entry_info *info) {
-    PyObject **list = arg;
+typedef struct row_copy {
+    mp_entry_info info;
+    mp_model_facts facts;
+} row_copy;
+typedef struct row_copies {
+    row_copy *rows;
+    size_t count, capacity;
+    bool refused;
+} row_copies;
+
+/* Creates no object and takes no lock of Python: an unload of the model waits for the visitor. */
+static void copy_entry(void *arg, const mp_entry_info *info) {
+    row_copies *copies = arg;
+    if (copies->count == copies->capacity) {
+        size_t larger = copies->capacity ? 2 * copies->capacity : 8;
+        row_copy *grown = mp_realloc(copies->rows, larger * sizeof(*grown), MP_TAG_MISC);
+        copies->refused |= !grown;
+        if (!grown)
+            return;
+        copies->rows = grown;
+        copies->capacity = larger;
+    }
+    row_copy *row = &copies->rows[copies->count++];
+    row->info = *info;
+    if (info->model)
+        mp_model_get_facts(info->model, &row->facts);
+}
+
+static void append_entry(PyObject **list, const row_copy *copy) {
+    const mp_entry_info *info = &copy->info;
     if (!*list)
         return;
     PyObject *workers = PyList_New(0), *row = NULL;
@@ -565,11 +602,11 @@ static void append_entry(void *arg, const mp_entry_info *info) {
             Py_CLEAR(workers);
         Py_XDECREF(worker);
     }
-    PyObject *facts = info->model ? facts_of(info->model) : PyDict_New(), *latency = latency_dict(&info->latency);
+    PyObject *facts = info->model ? facts_of(&copy->facts) : PyDict_New(), *latency = latency_dict(&info->latency);
     if (workers && facts && latency)
         row = Py_BuildValue(
             "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:d,s:i,s:K,"
-            "s:K,s:O,s:O,s:O,s:d,s:K}",
+            "s:K,s:O,s:O,s:O,s:d,s:K,s:d}",
             "key", info->key, "capability", mp_capability_get(info->capability)->name, "state", info->state, "breaker",
             info->breaker, "policy", mp_policy_name(info->policy), "workers", info->workers, "busy", info->busy, "dead",
             info->dead, "queued", info->queued, "running", info->running, "waiting", info->waiting[0], info->waiting[1],
@@ -583,7 +620,7 @@ static void append_entry(void *arg, const mp_entry_info *info) {
             "predicted_workers", info->predicted, "units_in", (unsigned long long)info->units_in, "units_out",
             (unsigned long long)info->units_out, "worker", workers, "latency", latency, "facts", facts,
             "queue_full_seconds", (double)(info->full_ns[0] + info->full_ns[1]) * 1e-9, "rows",
-            (unsigned long long)info->rows);
+            (unsigned long long)info->rows, "load_seconds", (double)info->load_ns * 1e-9);
     if (!row || PyList_Append(*list, row) < 0)
         Py_CLEAR(*list);
     Py_XDECREF(row);
@@ -595,12 +632,16 @@ static void append_entry(void *arg, const mp_entry_info *info) {
 static PyObject *registry_entries(PyObject *self, PyObject *none) {
     (void)none;
     mp_error error;
-    PyObject *list = PyList_New(0);
-    /* Keep the GIL: the visitor creates objects. A thread that holds a registry lock never waits for the GIL. */
-    if (mp_registry_visit(registry_of(self), append_entry, &list, &error) == MP_OK)
-        return list;
-    Py_XDECREF(list);
-    return mp_raise(mp_state_of(self), &error, NULL);
+    row_copies copies = {0};
+    /* Keeps the GIL, because the copy is quick. A thread that holds a registry lock never waits for the GIL. */
+    mp_status status = mp_registry_visit(registry_of(self), copy_entry, &copies, &error);
+    if (status == MP_OK && copies.refused)
+        status = mp_fail(&error, MP_MEMORY_EXHAUSTED, "the system refused memory for the list of models");
+    PyObject *list = status == MP_OK ? PyList_New(0) : NULL;
+    for (size_t i = 0; i < copies.count; i++)
+        append_entry(&list, &copies.rows[i]);
+    mp_free(copies.rows);
+    return status == MP_OK ? list : mp_raise(mp_state_of(self), &error, NULL);
 }
 
 static bool put_number(PyObject *dict, const char *name, uint64_t number) {

@@ -174,11 +174,14 @@ static int most_workers(const mp_entry *entry) {
     return most < threads ? most : threads;
 }
 
+bool mp_dispatch_stays(const mp_entry *entry) {
+    return entry->resident && entry->unload == MP_UNLOAD_NONE && entry->removal == MP_REMOVAL_NONE &&
+           entry->shutdown != MP_SHUTDOWN_QUITTING;
+}
+
 /* True if one more worker is allowed. */
 static bool may_grow(const mp_entry *entry) {
-    int most = most_workers(entry);
-    if (!entry->resident || entry->starting || entry->unload != MP_UNLOAD_NONE ||
-        entry->removal != MP_REMOVAL_NONE || entry->shutdown == MP_SHUTDOWN_QUITTING || entry->worker_count >= most)
+    if (!mp_dispatch_stays(entry) || entry->starting || entry->worker_count >= most_workers(entry))
         return false;
     for (int i = 0; i < entry->worker_count; i++)
         if (entry->workers[i]->memory_tight)

@@ -11,6 +11,8 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
+static const uint64_t SHORTAGE_EVERY_NS = 1000ull * 1000 * 1000; /* interval of warnings about short memory */
+
 /* --- bytes --- */
 
 mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
@@ -41,13 +43,21 @@ void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
     ticket->charged = 0;
 }
 
-mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *ticket, mp_error *error) {
+void mp_entry_explain_shortage(mp_entry *entry, mp_error *error) {
+    mp_services *services = entry->services;
+    mp_governor_name_holders(services->governor, error);
+    uint64_t now = mp_sys_now_ns(), before = atomic_load_explicit(&services->shortage_ns, memory_order_relaxed);
+    if ((!before || now - before >= SHORTAGE_EVERY_NS) &&
+        atomic_compare_exchange_strong(&services->shortage_ns, &before, now))
+        mp_log(MP_LOG_WARNING, "No memory for a request of %s: %s", entry->key, error->message);
+}
+
+mp_status mp_entry_check(mp_resident *resident, mp_ticket *ticket, mp_error *error) {
     if (ticket->load == resident->load)
         return MP_OK;
     uint32_t total = 0;
     uint64_t cost_ns = 0;
     MP_TRY(resident->model->ops->check(resident->model, ticket->item.request, &cost_ns, &total, error));
-    MP_TRY(mp_entry_charge(entry, ticket, error));
     ticket->item.cost_ns = cost_ns;
     ticket->item.total = total;
     ticket->load = resident->load;
@@ -182,7 +192,6 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     mp_mutex_lock(&entry->lock);
     mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, status == MP_OK);
     if (status == MP_OK) {
-        entry->completed++;
         entry->units_in += in;
         entry->units_out += out;
         mp_histogram_add(&entry->latency, mp_sys_now_ns() - began);

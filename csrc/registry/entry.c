@@ -44,6 +44,7 @@ mp_status mp_entry_create(mp_services *services, const char *key, const mp_loade
     }
     entry->number = atomic_fetch_add_explicit(&created, 1, memory_order_relaxed) + 1;
     entry->services = mp_services_pin(services);
+    entry->account = (mp_budget){.limit = UINT64_MAX, .above = mp_governor_budget(services->governor)};
     strncpy(entry->key, key, sizeof(entry->key) - 1);
     entry->capability = taken.capability;
     entry->policy = services->policy[taken.capability];
@@ -68,7 +69,7 @@ mp_entry *mp_entry_pin(mp_entry *entry) {
 void mp_entry_unpin(mp_entry *entry) {
     if (!entry || atomic_fetch_sub_explicit(&entry->references, 1, memory_order_acq_rel) != 1)
         return;
-    assert(!mp_entry_has_workers(entry) && entry->queue.count == 0 && entry->abandoned == 0);
+    assert(!mp_entry_has_workers(entry) && entry->queue.count == 0 && entry->abandoned == 0 && !entry->borrowers);
     mp_resident_unpin(entry->resident);
     free_loader(&entry->loader);
     mp_queue_destroy(&entry->queue);
@@ -398,11 +399,20 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     return status;
 }
 
+/* Must hold the lock. True if all workers wait for memory: this model frees none before it gets more. If others waited
+ * for it, two models could wait for each other. */
+static bool is_blocked(const mp_entry *entry) {
+    for (int i = 0; i < entry->worker_count; i++)
+        if (!mp_worker_serves(entry->workers[i]) || !entry->workers[i]->memory_tight)
+            return false;
+    return entry->worker_count > 0;
+}
+
 /* Must hold the lock. True if the registry itself may evict the model. `now`: all its workers are idle. Otherwise: none
  * of them has an active request, so they soon will be idle. */
 static bool is_evictable(const mp_entry *entry, bool now) {
     if (!entry->resident || entry->queue.count || entry->pinned || entry->held || entry->removal != MP_REMOVAL_NONE ||
-        (!entry->completed && entry->load_requested) || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
+        (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
         return false;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
@@ -442,7 +452,7 @@ static bool is_going(const mp_entry *entry) {
 void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     *value = (mp_eviction){0};
     mp_mutex_lock(&entry->lock);
-    mp_resident *resident = entry->resident ? mp_resident_pin(entry->resident) : NULL;
+    mp_resident *resident = entry->resident ? mp_entry_borrow(entry) : NULL;
     bool soon = is_evictable(entry, false), idle = is_evictable(entry, true);
     bool going = is_going(entry);
     uint64_t bytes = 0, leaving = 0, newest_ns = 0, caches = 0, trimming = 0;
@@ -455,10 +465,12 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
             newest_ns = worker->idle_since_ns;
     }
     bool asks = entry->queue.count || mp_entry_running(entry);
-    bool used = !soon && !entry->pinned && !entry->held && asks &&
+    bool used = !soon && !entry->pinned && !entry->held && asks && !is_blocked(entry) &&
                 (mp_entry_serves(entry) || (entry->health != MP_HEALTH_BROKEN && !is_loading(entry)));
     used |= asks && (is_ending(entry) || (!entry->queue.count && all_leave(entry)));
     value->coming = leaving + (entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0);
+    /* `held_bytes` lacks what engines have taken in the running steps */
+    uint64_t taken = entry->abandoned ? 0 : atomic_load_explicit(&entry->account.used, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
     if (resident)
         bytes += resident->model->ops->bytes(resident->model);
@@ -469,14 +481,18 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     else if (idle)
         value->bytes = bytes + 1;
     else if (resident && used)
-        value->busy = bytes;
+        value->busy = bytes > taken ? bytes : taken;
     if (resident && !comes) {
         value->idle_ns = mp_sys_now_ns() - newest_ns;
         value->load_ns = resident->load_ns;
         value->caches = caches;
         value->trimming = trimming;
     }
-    mp_resident_unpin(resident);
+    if (!resident)
+        return;
+    mp_mutex_lock(&entry->lock);
+    mp_entry_return(entry);
+    mp_mutex_unlock(&entry->lock);
 }
 
 bool mp_entry_evict_idle(mp_entry *entry) {
@@ -624,6 +640,8 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
     }
     mp_resident *kept = entry->resident;
     entry->resident = NULL;
+    while (entry->borrowers)
+        mp_cond_wait(&entry->changed, &entry->lock, 0);
     mp_mutex_unlock(&entry->lock);
     mp_resident_unpin(kept);
     free_loader(&loader);
@@ -656,7 +674,17 @@ static const char *state_of(const mp_entry *entry) {
     return leaving ? "evicting" : "cold";
 }
 
-void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinned) {
+mp_resident *mp_entry_borrow(mp_entry *entry) {
+    entry->borrowers++;
+    return entry->resident;
+}
+
+void mp_entry_return(mp_entry *entry) {
+    if (--entry->borrowers == 0)
+        mp_cond_broadcast(&entry->changed);
+}
+
+void mp_entry_describe(mp_entry *entry, mp_entry_info *info) {
     *info = (mp_entry_info){.capability = entry->capability, .policy = entry->policy};
     memcpy(info->key, entry->key, sizeof(info->key));
     mp_mutex_lock(&entry->lock);
@@ -703,12 +731,13 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
         info->arrivals = mp_forecast_rate(&entry->forecast, now);
     info->predicted = mp_dispatch_predicted(entry, now);
     info->idle_ns = info->workers && !info->busy ? now - newest_ns : 0;
-    *pinned = entry->resident ? mp_resident_pin(entry->resident) : NULL;
+    mp_resident *resident = entry->resident ? mp_entry_borrow(entry) : NULL;
     mp_mutex_unlock(&entry->lock);
     info->errors = atomic_load_explicit(&entry->errors, memory_order_relaxed);
-    info->model = *pinned ? (*pinned)->model : NULL;
-    info->model_bytes = *pinned ? (*pinned)->model->ops->bytes((*pinned)->model) : 0;
-    info->predicted_bytes = *pinned ? (*pinned)->predicted_bytes : 0;
+    info->model = resident ? resident->model : NULL;
+    info->model_bytes = resident ? resident->model->ops->bytes(resident->model) : 0;
+    info->predicted_bytes = resident ? resident->predicted_bytes : 0;
+    info->load_ns = resident ? resident->load_ns : 0;
 }
 
 /* --- fork --- */
@@ -730,7 +759,9 @@ void mp_entry_fork_child(mp_entry *entry) {
      * parent. */
     if (entry->resident)
         atomic_store_explicit(&entry->resident->references, 1, memory_order_relaxed);
-    entry->worker_count = entry->starting = entry->abandoned = entry->room_waiters = 0;
+    entry->worker_count = entry->starting = entry->abandoned = entry->room_waiters = entry->borrowers = 0;
+    atomic_store(&entry->account.reserved, 0);
+    atomic_store(&entry->account.filling, 0);
     if (entry->unload != MP_UNLOAD_NONE)
         mp_entry_set_unload(entry, MP_UNLOAD_NONE);
     entry->attempts_over = entry->attempts;

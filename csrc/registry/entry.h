@@ -12,6 +12,7 @@
  *   serve.c        a worker's loop: take, admit, plan, lease compute threads, step, deliver outcomes
  *   leaving.c      the end of a worker, and the end of the model
  *   ends.c         the end of a request: faults, retries, breaker, metrics
+ *   holders.c      which models hold memory, for messages
  *   improve.c      optional work of the engines of idle workers
  *   sweep.c        periodic checks: deadlines, stuck loads and steps, idle workers
  *
@@ -143,9 +144,10 @@ struct mp_entry {
     uint64_t unload_bytes; /* size of the model that is being freed */
     int abandoned;         /* abandoned workers whose threads have not returned */
     mp_resident *resident; /* owns a reference; NULL if no model is loaded */
+    int borrowers;         /* threads without a worker that use `resident`: it is not freed before they return it */
     bool pinned;           /* the registry itself must not evict the model */
     bool held;             /* a replacement is staged: unload the model when it is idle, but not to make room */
-    bool load_requested;   /* a caller asked for the model to be loaded: it is not evicted before its first request */
+    bool load_requested;   /* a caller asked for the model to be loaded: the load goes on without queued requests */
     uint64_t attempts, attempts_over; /* loads that started; loads that ended, in success or failure */
     uint64_t loads;                   /* loads that succeeded */
     uint64_t unloads;                 /* unloads that ended, also of models that were not loaded */
@@ -162,7 +164,6 @@ struct mp_entry {
     mp_forecast forecast; /* used with predictive_scaling only */
     uint64_t keep_alive_ns;
     uint64_t accepted;  /* accepted requests; the value becomes mp_item.sequence */
-    uint64_t completed; /* requests completed since the model was loaded */
     /* Running means of a step's duration divided by its predicted cost; 0 = unknown. */
     double pace, full_pace; /* over all steps; over steps that had no room for some offered item */
     uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */
@@ -170,7 +171,8 @@ struct mp_entry {
     mp_status last_error;
     struct mp_entry *close_next; /* links the entries while the registry closes */
 
-    /* readable by any thread */
+    /* accessed by any thread */
+    mp_budget account; /* the bytes of the model and its engines */
     _Atomic uint64_t errors;
     _Atomic uint64_t rows; /* tokens of all passes: prompt, decode and draft tokens */
 };
@@ -219,8 +221,12 @@ bool mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause);
 void mp_entry_wake(mp_entry *entry, mp_ticket *ticket);
 /* As mp_ticket_position, but `eta_ns` must not be NULL, and *eta_ns stays unchanged if the time is unknown. */
 int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns);
-/* *pinned receives a reference for the caller, or NULL. */
-void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinned);
+/* Borrows info->model, if not NULL, until mp_entry_return. */
+void mp_entry_describe(mp_entry *entry, mp_entry_info *info);
+/* Must hold the lock; a model must be loaded. Returns the model, which exists until mp_entry_return. The borrower must
+ * not wait for any thread meanwhile: an unload waits for borrowers, so that its memory is free when it ends. */
+mp_resident *mp_entry_borrow(mp_entry *entry);
+void mp_entry_return(mp_entry *entry); /* must hold the lock */
 
 /* --- for the registry --- */
 
@@ -321,6 +327,8 @@ bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker);
 /* Moves requests from the queue to the worker's active list until the worker is full or no queued request is eligible.
  * The caller then sets the worker's state and wakes other workers for the remaining requests. */
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker);
+/* True if the model is loaded and is not about to be freed: only then may further workers start. */
+bool mp_dispatch_stays(const mp_entry *entry);
 /* Announces one more worker if all are busy and requests are queued. If it returns true, *guard reserves the new
  * worker's bytes: call mp_entry_launch after unlocking. */
 bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard);
@@ -372,11 +380,14 @@ bool mp_entry_note_loss(mp_entry *entry, const mp_ticket *ticket, bool alone);
  * quarantine has a record of this request. Returns MP_MODEL if the record counts MP_QUARANTINE_FAULTS losses. */
 mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 /* Must not hold the lock; only the thread that holds the ticket may call it. Checks the request against the model,
- * unless this load of the model has checked it already, and charges the request's bytes. */
-mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *ticket, mp_error *error);
+ * unless this load of the model has checked it already. May add bytes to the request: call mp_entry_charge next. */
+mp_status mp_entry_check(mp_resident *resident, mp_ticket *ticket, mp_error *error);
 /* Charges the bytes of the request that are not charged yet to the budget. MEMORY_EXHAUSTED if they are not free. */
 mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket);
+/* Must not hold the lock. A request is refused, or ends, for lack of memory: names the models that hold it, and logs a
+ * warning, at most one per second. */
+void mp_entry_explain_shortage(mp_entry *entry, mp_error *error);
 
 /* --- loading.c, serve.c, leaving.c; for the worker's own thread --- */
 

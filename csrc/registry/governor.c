@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <stdatomic.h>
 #include <stdio.h> /* snprintf only */
+#include <string.h>
 
 #include "base/cpu.h"
 #include "base/log.h"
@@ -25,7 +26,6 @@ struct mp_governor {
     mp_cond changed;   /* signals that memory may be free */
     mp_cond no_caller; /* signals that no thread is inside a reclaimer */
     /* guarded by: lock */
-    uint64_t reserved;
     int loads; /* guards that hold bytes */
     struct turn *turns, **turns_end; /* callers that wait for memory, the first to be served first */
     mp_reclaimer *reclaimers;
@@ -35,7 +35,7 @@ struct mp_governor {
 static mp_shared_slot process_governor;
 
 static void destroy(mp_governor *governor) {
-    assert(governor->reserved == 0 && governor->loads == 0 && "a guard was not released");
+    assert(atomic_load(&governor->budget.reserved) == 0 && governor->loads == 0 && "a guard was not released");
     assert(!governor->reclaimers);
     mp_cond_deinit(&governor->no_caller);
     mp_cond_deinit(&governor->changed);
@@ -87,15 +87,17 @@ static uint64_t left_of(mp_governor *governor) {
 
 /* Must hold the lock. Returns the bytes that are neither in use nor reserved. */
 static uint64_t free_of(mp_governor *governor) {
-    uint64_t left = left_of(governor);
-    return governor->reserved < left ? left - governor->reserved : 0;
+    uint64_t left = left_of(governor), reserved = atomic_load(&governor->budget.reserved);
+    return reserved < left ? left - reserved : 0;
 }
 
-/* Must hold the lock. */
-static void take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
-    governor->reserved += bytes;
+/* Must hold the lock. Returns false if the bytes are not free. */
+static bool take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
+    if (!mp_budget_reserve(&governor->budget, bytes))
+        return false;
     governor->loads++;
-    *guard = (mp_guard){governor, bytes};
+    *guard = (mp_guard){.governor = governor, .bytes = bytes};
+    return true;
 }
 
 /* Must hold the lock. Raises the limit for the only model of the process, if the machine has the memory. */
@@ -129,9 +131,9 @@ typedef enum question { ASK_RECLAIM, ASK_POSSIBLE, ASK_LATER } question;
 static uint64_t ask(mp_reclaimer *reclaimer, const mp_shortage *shortage, bool whole, question what) {
     switch (what) {
     case ASK_POSSIBLE:
-        return reclaimer->possible(reclaimer->arg);
+        return reclaimer->possible(reclaimer->arg, shortage->asker);
     case ASK_LATER:
-        return reclaimer->later(reclaimer->arg);
+        return reclaimer->later(reclaimer->arg, shortage->asker);
     default:
         return reclaimer->reclaim(reclaimer->arg, shortage, whole);
     }
@@ -173,7 +175,7 @@ static bool may_become_free(mp_governor *governor, uint64_t needed) {
     if (governor->loads) /* checked before the question: a load that ends meanwhile is not in the answer */
         return true;
     mp_mutex_unlock(&governor->lock);
-    uint64_t later = ask_all((mp_shortage){governor, needed, 0}, false, ASK_LATER);
+    uint64_t later = ask_all((mp_shortage){governor, needed, 0, NULL}, false, ASK_LATER);
     mp_mutex_lock(&governor->lock);
     return governor->loads || later >= needed || left_of(governor) >= needed - later;
 }
@@ -187,7 +189,7 @@ static bool may_be_raised(mp_governor *governor, uint64_t needed) {
         return true;
     uint64_t lacking = lacking_of(governor, needed);
     mp_mutex_unlock(&governor->lock);
-    uint64_t later = ask_all((mp_shortage){governor, lacking, 0}, false, ASK_LATER);
+    uint64_t later = ask_all((mp_shortage){governor, lacking, 0, NULL}, false, ASK_LATER);
     mp_mutex_lock(&governor->lock);
     return governor->loads || later >= lacking_of(governor, needed);
 }
@@ -225,7 +227,7 @@ static mp_status demand(mp_governor *governor, const char *key, uint64_t needed,
         return MP_OK;
     uint64_t lacking = lacking_of(governor, needed);
     mp_mutex_unlock(&governor->lock);
-    uint64_t coming = reclaim_from_all((mp_shortage){governor, lacking, free}, true);
+    uint64_t coming = reclaim_from_all((mp_shortage){governor, lacking, free, NULL}, true);
     mp_mutex_lock(&governor->lock);
     *again = free_of(governor) > free; /* enough memory is free, or more than before */
     if (*again || coming || (governor->loads && needed <= left_of(governor)) || may_become_free(governor, needed) ||
@@ -249,7 +251,7 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
     mp_mutex_lock(&governor->lock);
     for (;;) {
         bool first = urgent || !governor->turns || governor->turns == &self, again = false;
-        if (first && free_of(governor) >= needed)
+        if (first && (take(governor, wanted, guard) || take(governor, needed, guard)))
             break;
         if (!queued && !urgent)
             begin_turn(governor, &self);
@@ -267,21 +269,18 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
             break;
         }
     }
-    if (status == MP_OK)
-        take(governor, wanted <= free_of(governor) ? wanted : needed, guard);
     if (queued)
         end_turn(governor, &self);
     mp_mutex_unlock(&governor->lock);
+    if (status == MP_MEMORY_EXHAUSTED && error)
+        mp_governor_name_holders(governor, error);
     return status;
 }
 
 bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
     mp_mutex_lock(&governor->lock);
-    bool granted = !governor->turns && bytes <= free_of(governor);
-    if (granted)
-        take(governor, bytes, guard);
-    else
-        *guard = (mp_guard){0};
+    *guard = (mp_guard){0};
+    bool granted = !governor->turns && take(governor, bytes, guard);
     mp_mutex_unlock(&governor->lock);
     return granted;
 }
@@ -290,7 +289,8 @@ mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes) {
     mp_governor *governor = guard->governor;
     if (!governor)
         return (mp_guard){0};
-    mp_guard part = {governor, bytes < guard->bytes ? bytes : guard->bytes};
+    assert(!guard->account);
+    mp_guard part = {.governor = governor, .bytes = bytes < guard->bytes ? bytes : guard->bytes};
     mp_mutex_lock(&governor->lock);
     guard->bytes -= part.bytes;
     governor->loads++;
@@ -298,13 +298,30 @@ mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes) {
     return part;
 }
 
+void mp_guard_lend(mp_guard *guard, mp_budget *account) {
+    if (!guard->governor)
+        return;
+    assert(!guard->account && account->above == &guard->governor->budget);
+    guard->account = account;
+    mp_budget_begin_load(account, guard->bytes);
+}
+
+/* Must hold the lock. */
+static void give_rest(mp_guard *guard) {
+    if (guard->account)
+        mp_budget_end_load(guard->account);
+    else
+        mp_budget_unreserve(&guard->governor->budget, guard->bytes);
+    guard->account = NULL;
+    guard->bytes = 0;
+}
+
 void mp_guard_give(mp_guard *guard) {
     mp_governor *governor = guard->governor;
     if (!governor)
         return;
     mp_mutex_lock(&governor->lock);
-    governor->reserved -= guard->bytes;
-    guard->bytes = 0;
+    give_rest(guard);
     mp_cond_broadcast(&governor->changed);
     mp_mutex_unlock(&governor->lock);
 }
@@ -314,8 +331,8 @@ void mp_guard_release(mp_guard *guard) {
     if (!governor)
         return;
     mp_mutex_lock(&governor->lock);
-    assert(governor->reserved >= guard->bytes && governor->loads > 0);
-    governor->reserved -= guard->bytes;
+    assert(governor->loads > 0);
+    give_rest(guard);
     governor->loads--;
     mp_cond_broadcast(&governor->changed);
     mp_mutex_unlock(&governor->lock);
@@ -324,7 +341,7 @@ void mp_guard_release(mp_guard *guard) {
 
 uint64_t mp_governor_reserved(mp_governor *governor, int *loads) {
     *loads = governor->loads;
-    return governor->reserved;
+    return atomic_load(&governor->budget.reserved);
 }
 
 /* --- pressure --- */
@@ -368,7 +385,7 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
 }
 
 uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole) {
-    return reclaim_from_all((mp_shortage){governor, bytes, UINT64_MAX}, whole);
+    return reclaim_from_all((mp_shortage){governor, bytes, UINT64_MAX, NULL}, whole);
 }
 
 uint64_t mp_shortage_left(const mp_shortage *shortage) {
@@ -384,6 +401,41 @@ bool mp_governor_may_free(mp_governor *governor, uint64_t bytes) {
     bool may = may_become_free(governor, bytes);
     mp_mutex_unlock(&governor->lock);
     return may;
+}
+
+bool mp_governor_may_gain(mp_governor *governor, const void *asker) {
+    mp_mutex_lock(&governor->lock);
+    bool loads = governor->loads > 0; /* before the question, as in may_become_free */
+    mp_mutex_unlock(&governor->lock);
+    return loads || ask_all((mp_shortage){governor, 1, 0, asker}, false, ASK_LATER) > 0;
+}
+
+void mp_governor_name_holders(mp_governor *governor, mp_error *error) {
+    static const char intro[] = ". In memory: ";
+    size_t begin = strlen(error->message), size = sizeof(error->message), at = begin + sizeof(intro) - 1;
+    mp_mutex_lock(&governor->lock);
+    for (mp_reclaimer *reclaimer = governor->reclaimers; reclaimer && at + 2 < size;) {
+        reclaimer->callers++; /* as in ask_all */
+        mp_mutex_unlock(&governor->lock);
+        bool first = at == begin + sizeof(intro) - 1;
+        size_t start = first ? at : at + 2;
+        size_t length = 0;
+        if (reclaimer->holders)
+            length = reclaimer->holders(reclaimer->arg, error->message + start, size - start);
+        if (length && !first)
+            memcpy(error->message + at, ", ", 2);
+        if (length)
+            at = start + length;
+        mp_mutex_lock(&governor->lock);
+        mp_reclaimer *next = reclaimer->next;
+        if (--reclaimer->callers == 0)
+            mp_cond_broadcast(&governor->no_caller);
+        reclaimer = next;
+    }
+    mp_mutex_unlock(&governor->lock);
+    if (at > begin + sizeof(intro) - 1)
+        memcpy(error->message + begin, intro, sizeof(intro) - 1);
+    error->message[at > begin + sizeof(intro) - 1 ? at : begin] = 0;
 }
 
 void mp_governor_notify(mp_governor *governor) {
@@ -419,7 +471,7 @@ void mp_governor_fork_child(mp_governor *governor) {
     mp_cond_init(&governor->no_caller);
     /* running loads belong to the parent; bytes that they charged stay charged, because the child has the same
      * allocations */
-    governor->reserved = 0;
+    atomic_store(&governor->budget.reserved, 0);
     governor->loads = 0;
     governor->turns = NULL;
     governor->turns_end = &governor->turns;

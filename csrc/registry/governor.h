@@ -36,6 +36,7 @@ mp_budget *mp_governor_budget(mp_governor *governor);
 typedef struct mp_guard {
     mp_governor *governor;
     uint64_t bytes;
+    mp_budget *account; /* the model that takes the bytes; NULL: none takes them yet */
 } mp_guard;
 
 /* Reserves `wanted` bytes if they are free, else `needed` (<= wanted). Waits while other loads hold reservations,
@@ -48,10 +49,13 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
                               bool (*give_up)(void *arg), void *arg, mp_guard *guard, mp_error *error);
 /* Reserves `bytes` if they are free now and no other caller waits for memory. Never waits, never reclaims. */
 bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard);
-/* Moves `bytes` of the reservation, or all of it if it is smaller, to a new guard. */
+/* Moves `bytes` of the reservation, or all of it if it is smaller, to a new guard. Legal before mp_guard_lend. */
 mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes);
-/* Releases the reserved bytes, because the load has charged them. The guard still counts as a running load, so callers
- * that wait for memory wait until mp_guard_release. */
+/* Lets the load take the reserved bytes through the account of its model. Others cannot take them, not even for
+ * requests and caches. */
+void mp_guard_lend(mp_guard *guard, mp_budget *account);
+/* Releases the reserved bytes that the load has not taken. The guard still counts as a running load, so callers that
+ * wait for memory wait until mp_guard_release. */
 void mp_guard_give(mp_guard *guard);
 void mp_guard_release(mp_guard *guard); /* legal for an empty guard */
 
@@ -70,6 +74,7 @@ const char *mp_pressure_name(mp_pressure pressure);
 typedef struct mp_shortage {
     mp_governor *governor;
     uint64_t bytes, free; /* `bytes` were lacking when `free` bytes were free; UINT64_MAX: whatever is free */
+    const void *asker;    /* a reclaimer does not count what this one of its holders could free; NULL: counts all */
 } mp_shortage;
 
 /* Returns the bytes that are still lacking: fewer than before if memory has become free. Must not hold a lock. Call
@@ -83,12 +88,15 @@ typedef struct mp_reclaimer {
      * nothing unless it can free all of them. Returns how many bytes are being freed, including those of earlier calls;
      * 0 = nothing can be freed. Called without a lock of the governor. */
     uint64_t (*reclaim)(void *arg, const mp_shortage *shortage, bool whole);
-    /* Returns how many bytes the reclaimer could free, including bytes being freed. Called without a lock of the
-     * governor. */
-    uint64_t (*possible)(void *arg);
+    /* Returns how many bytes the reclaimer could free, including bytes being freed, without what `asker` holds (NULL:
+     * with all). Called without a lock of the governor. */
+    uint64_t (*possible)(void *arg, const void *asker);
     /* As `possible`, including what could be freed once the requests of models in use have ended. Called without a lock
      * of the governor. */
-    uint64_t (*later)(void *arg);
+    uint64_t (*later)(void *arg, const void *asker);
+    /* Writes what holds how much memory, for messages. Returns the length of the text. Called without a lock of the
+     * governor. NULL: nothing to say. */
+    size_t (*holders)(void *arg, char *text, size_t size);
     void *arg;
     struct mp_reclaimer *next; /* guarded by: the governor's lock */
     /* Threads inside a function of the reclaimer; must be 0 when it is added. Guarded by: the governor's lock. */
@@ -102,6 +110,14 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
 uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole);
 /* True if `bytes` are free, or may become free: loads and evictions end, and models in use become idle. */
 bool mp_governor_may_free(mp_governor *governor, uint64_t bytes);
+
+/* Appends the holders of memory to the message of a MEMORY_EXHAUSTED error, as far as it has room. Must not hold a
+ * lock. */
+void mp_governor_name_holders(mp_governor *governor, mp_error *error);
+
+/* True if loads run, or a holder other than `asker` may free memory, now or once its requests have ended. Must not hold
+ * a lock. */
+bool mp_governor_may_gain(mp_governor *governor, const void *asker);
 
 /* Writes a number of bytes for a message, in MB, or in B if it would be "0.0 MB". Returns `text`. */
 const char *mp_size_text(char text[MP_SIZE_TEXT], uint64_t bytes);

@@ -67,6 +67,8 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
             entry->load_requested = false;
             mp_entry_set_unload(entry, MP_UNLOAD_RUNNING); /* no load may start before the memory is free */
             entry->unload_bytes = resident->model->ops->bytes(resident->model) + 1;
+            while (entry->borrowers)
+                mp_cond_wait(&entry->changed, &entry->lock, 0);
             mp_mutex_unlock(&entry->lock);
             mp_resident_unpin(resident);
             mp_governor_notify(services->governor);

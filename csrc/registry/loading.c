@@ -33,7 +33,6 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
                             mp_error *error) {
     mp_entry *entry = worker->entry;
     mp_services *services = entry->services;
-    mp_budget *budget = mp_governor_budget(services->governor);
     mp_model *model = NULL;
     mp_guard guard;
     uint64_t one = model_bytes + worker->engine_bytes, two = one + worker->engine_bytes;
@@ -43,6 +42,7 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
                                is_called_off, worker, &guard, error));
     if (guard.bytes == two && services->max_workers > 1)
         *second = mp_guard_split(&guard, worker->engine_bytes);
+    mp_guard_lend(&guard, &entry->account);
     mp_resident *resident = mp_alloc_zeroed(sizeof(*resident), MP_TAG_POOL);
     if (!resident) {
         mp_guard_release(&guard);
@@ -60,7 +60,8 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     }
     mp_progress_set(&worker->progress, "loading", 0);
     uint64_t began_ns = mp_sys_now_ns();
-    mp_status status = loader.ops->load(loader.self, &worker->lease, budget, &worker->progress, &model, error);
+    mp_status status = loader.ops->load(loader.self, &worker->lease, &entry->account, &worker->progress, &model,
+                                         error);
     mp_worker_return_threads(worker);
     mp_mutex_lock(&entry->lock);
     worker->moving = false; /* from here on the load holds no compute threads and is watched */
@@ -104,8 +105,9 @@ static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_
     if (status == MP_OK) {
         mp_progress_set(&worker->progress, "making an engine", 99);
         mp_model *model = worker->resident->model;
-        status = model->ops->engine(model, mp_governor_budget(worker->entry->services->governor), &worker->engine,
-                                    error);
+        if (!loading)
+            mp_guard_lend(&worker->guard, &worker->entry->account);
+        status = model->ops->engine(model, &worker->entry->account, &worker->engine, error);
     }
     if (status == MP_OK)
         status = mp_chaos_wrap(worker->entry->services, worker->entry->key, worker->number, &worker->engine, error);
@@ -127,7 +129,6 @@ static void become_ready(mp_worker *worker, bool loading, uint64_t held) {
         entry->resident = mp_resident_pin(worker->resident);
         entry->attempts_over++;
         entry->loads++;
-        entry->completed = 0;
     }
     entry->backoff_ns = 0;
     mp_entry_clear_failed(entry);
@@ -217,23 +218,25 @@ bool mp_worker_start(mp_worker *worker) {
         list = become_failed(worker, loading, &error);
     else
         become_ready(worker, loading, held);
-    if (status == MP_OK && second.governor)
-        entry->starting++;
+    bool two = status == MP_OK && second.governor && mp_dispatch_stays(entry);
+    entry->starting += two;
     mp_mutex_unlock(&entry->lock);
     mp_guard_release(&worker->guard); /* not earlier: from now on the entry tells that its model is in use */
 
-    if (status == MP_OK) {
+    if (status == MP_OK)
         report(worker, began_ns, loading);
-        if (second.governor)
-            mp_entry_launch(entry, second);
+    if (two)
+        mp_entry_launch(entry, second);
+    else
+        mp_guard_release(&second);
+    if (status == MP_OK)
         return true;
-    }
-    mp_guard_release(&second);
     if (dead || worker->unwanted)
         return false;
     mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, status);
     if (!off)
-        mp_log(MP_LOG_ERROR, "Loading %s failed (stage: %s): %s", entry->key, stage, error.message);
+        mp_log(status == MP_MEMORY_EXHAUSTED ? MP_LOG_WARNING : MP_LOG_ERROR, "Loading %s failed (stage: %s): %s",
+               entry->key, stage, error.message);
     mp_entry_finish_list(entry, list, off ? NULL : &error);
     if (loading)
         services->event(services->registry, entry, MP_ENTRY_LOAD_FAILED);

@@ -219,18 +219,28 @@ static bool take_open_snapshot(mp_registry *registry, snapshot *copy) {
 }
 
 /* Returns the result of `measure` for all entries; 0 if the registry is closing. */
-static uint64_t measured(mp_registry *registry, uint64_t (*measure)(mp_entry **entries, int count)) {
+static uint64_t measured(mp_registry *registry, const void *asker,
+                         uint64_t (*measure)(mp_entry **entries, int count, const void *asker)) {
     snapshot copy;
     if (!take_open_snapshot(registry, &copy))
         return 0;
-    uint64_t bytes = measure(copy.entries, copy.count);
+    uint64_t bytes = measure(copy.entries, copy.count, asker);
     drop_snapshot(&copy);
     return bytes;
 }
 
-static uint64_t possible(void *arg) { return measured(arg, mp_upkeep_possible); }
+static uint64_t possible(void *arg, const void *asker) { return measured(arg, asker, mp_upkeep_possible); }
 
-static uint64_t later(void *arg) { return measured(arg, mp_upkeep_later); }
+static uint64_t later(void *arg, const void *asker) { return measured(arg, asker, mp_upkeep_later); }
+
+static size_t holders(void *arg, char *text, size_t size) {
+    snapshot copy;
+    if (!take_open_snapshot(arg, &copy))
+        return 0;
+    size_t length = mp_upkeep_holders(copy.entries, copy.count, text, size);
+    drop_snapshot(&copy);
+    return length;
+}
 
 static uint64_t reclaim(void *arg, const mp_shortage *shortage, bool whole) {
     snapshot copy;
@@ -300,7 +310,8 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
     mp_cond_init(&registry->changed);
     registry->grace_ns = mp_or_default(config->shutdown_grace_ns, MP_SHUTDOWN_GRACE_NS);
     mp_upkeep_init(&registry->upkeep, mp_or_default(config->maintenance_every_ns, 60000 * MS));
-    registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .possible = possible, .later = later, .arg = registry};
+    registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .possible = possible, .later = later, .holders = holders,
+                                        .arg = registry};
     mp_status status = create_services(registry, config, error);
     if (status != MP_OK) {
         if (registry->services) {
@@ -693,10 +704,14 @@ mp_status mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, cons
         return mp_fail(error, MP_MEMORY_EXHAUSTED, "the system refused memory for the list of models");
     for (int i = 0; i < copy.count; i++) {
         mp_entry_info info;
-        mp_resident *pinned;
-        mp_entry_describe(copy.entries[i], &info, &pinned);
+        mp_entry *entry = copy.entries[i];
+        mp_entry_describe(entry, &info);
         visit(arg, &info);
-        mp_resident_unpin(pinned);
+        if (!info.model)
+            continue;
+        mp_mutex_lock(&entry->lock);
+        mp_entry_return(entry);
+        mp_mutex_unlock(&entry->lock);
     }
     drop_snapshot(&copy);
     return MP_OK;

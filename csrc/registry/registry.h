@@ -179,13 +179,14 @@ typedef struct mp_entry_info {
     uint64_t idle_ns; /* time since the last worker became idle; 0 = a worker has a request, or no worker serves */
     uint64_t keep_alive_ns;
     uint64_t predicted_bytes; /* predicted size of the model before it was loaded */
+    uint64_t load_ns;         /* duration of its load; 0 = not loaded */
     mp_worker_info worker[MP_WORKERS_MAX];
     int worker_count;
     mp_histogram latency; /* completed requests: time from submission to completion */
     uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */
     uint64_t rows;                /* tokens of all passes so far, as `rows` in metrics.def; 0 without a decoder */
     mp_status last_error; /* how the last request without a result ended, also TIMEOUT and CANCELLED; MP_OK = none */
-    const mp_model *model; /* pinned while the visitor runs, or NULL */
+    const mp_model *model; /* borrowed while the visitor runs, or NULL */
 } mp_entry_info;
 /* Visits a snapshot of the entries, ordered by key. Returns MEMORY_EXHAUSTED, and visits no entry, if memory for the
  * snapshot is refused. */

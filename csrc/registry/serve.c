@@ -57,6 +57,8 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
     mp_error own;
     if (status != MP_OK)
         own = *error; /* `error` may be item->error, which retire may clear */
+    if (status == MP_MEMORY_EXHAUSTED)
+        mp_entry_explain_shortage(entry, &own);
     w->engine->ops->retire(w->engine, &ticket->item);
     w->trimmed = false;
     uint64_t held = mp_worker_bytes(w);
@@ -328,11 +330,12 @@ static void note_admitted(mp_worker *w, mp_ticket *ticket) {
     mp_mutex_unlock(&w->entry->lock);
 }
 
-/* Memory was refused. Asks other models to free memory that they do not need; returns true if some is being freed. */
+/* Memory was refused. Asks other models to free memory that they do not need. Returns true if some is being freed, or
+ * may be once loads and the requests of other models have ended. */
 static bool reclaim_from_others(mp_worker *w) {
     mp_governor *governor = w->entry->services->governor;
     uint64_t limit = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed);
-    return mp_governor_reclaim(governor, limit / 16, false) > 0;
+    return mp_governor_reclaim(governor, limit / 16, false) > 0 || mp_governor_may_gain(governor, w->entry);
 }
 
 /* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
@@ -358,7 +361,9 @@ static void admit_fresh(mp_worker *w) {
             continue; /* end_cancelled ends it */
         mp_status status = mp_entry_screen(entry, ticket, &error);
         if (status == MP_OK)
-            status = mp_entry_check(entry, w->resident, ticket, &error);
+            status = mp_entry_check(w->resident, ticket, &error);
+        if (status == MP_OK)
+            status = mp_entry_charge(entry, ticket, &error);
         if (status != MP_OK) {
             end_item(w, ticket, status, &error);
             continue;

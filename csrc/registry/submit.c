@@ -130,16 +130,22 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     mp_status status = mp_entry_screen(entry, ticket, error);
     if (status == MP_OK)
         status = charge_in_time(entry, ticket, options, error);
+    bool uncharged = status == MP_MEMORY_EXHAUSTED;
     mp_mutex_lock(&entry->lock);
     ticket->policy = ticket->asked == MP_POLICY_DEFAULT ? entry->policy : ticket->asked;
     while (status == MP_OK && (status = refusal(entry, ticket, gone, error)) == MP_OK) {
         if (entry->resident && entry->resident->load != ticket->load) {
             /* Check in the caller's thread: submit then reports invalid arguments at once, and the caller's thread
              * allocates the buffers. */
-            mp_resident *resident = mp_resident_pin(entry->resident);
+            mp_resident *resident = mp_entry_borrow(entry);
             mp_mutex_unlock(&entry->lock);
-            status = mp_entry_check(entry, resident, ticket, error);
-            mp_resident_unpin(resident);
+            status = mp_entry_check(resident, ticket, error);
+            mp_mutex_lock(&entry->lock);
+            mp_entry_return(entry);
+            mp_mutex_unlock(&entry->lock);
+            if (status == MP_OK)
+                status = mp_entry_charge(entry, ticket, error);
+            uncharged = status == MP_MEMORY_EXHAUSTED;
             mp_mutex_lock(&entry->lock);
             continue;
         }
@@ -178,6 +184,8 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     if (status != MP_OK) {
         mp_entry_uncharge(entry, ticket);
         ticket->load = 0;
+        if (uncharged) /* the message of a failed load names the holders already */
+            mp_entry_explain_shortage(entry, error);
         return status;
     }
     if (start)

@@ -28,9 +28,11 @@ typedef struct survey {
     uint64_t caches, only_caches; /* bytes of idle workers; the part whose models must not be evicted */
 } survey;
 
-static survey survey_entries(mp_entry **entries, int count, uint64_t bytes) {
+static survey survey_entries(mp_entry **entries, int count, uint64_t bytes, const void *except) {
     survey all = {0};
     for (int i = 0; i < count; i++) {
+        if (entries[i] == except)
+            continue;
         mp_eviction value;
         mp_entry_value(entries[i], &value);
         all.coming += value.coming;
@@ -76,7 +78,7 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *sho
     uint64_t coming = 0, evicted = 0; /* bytes of the models that this call has evicted */
     /* Other threads may evict too, so each pass surveys all entries again. */
     for (int pass = 0; pass <= count; pass++) {
-        survey all = survey_entries(entries, count, shortage->bytes);
+        survey all = survey_entries(entries, count, shortage->bytes, NULL);
         uint64_t lacking = mp_shortage_left(shortage); /* after the survey */
         coming = all.coming < evicted ? evicted : all.coming; /* some evicted models are freed already */
         /* Other threads may take what becomes free, but one call evicts no more than was lacking when it began. */
@@ -98,13 +100,13 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *sho
     return coming;
 }
 
-uint64_t mp_upkeep_possible(mp_entry **entries, int count) {
-    survey all = survey_entries(entries, count, 0);
+uint64_t mp_upkeep_possible(mp_entry **entries, int count, const void *asker) {
+    survey all = survey_entries(entries, count, 0, asker);
     return all.coming + all.possible + all.only_caches;
 }
 
-uint64_t mp_upkeep_later(mp_entry **entries, int count) {
-    survey all = survey_entries(entries, count, 0);
+uint64_t mp_upkeep_later(mp_entry **entries, int count, const void *asker) {
+    survey all = survey_entries(entries, count, 0, asker);
     return all.coming + all.possible + all.only_caches + all.busy;
 }
 

@@ -10,9 +10,13 @@
  * Returns the same as mp_reclaimer.reclaim (governor.h). Thread-safe. */
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *shortage, bool whole);
 /* mp_upkeep_possible returns how many bytes mp_upkeep_reclaim could free. mp_upkeep_later includes those that it could
- * free once the requests of models in use have ended. */
-uint64_t mp_upkeep_possible(mp_entry **entries, int count);
-uint64_t mp_upkeep_later(mp_entry **entries, int count);
+ * free once the requests of models in use have ended. Both leave out the entry `asker` (NULL: none). */
+uint64_t mp_upkeep_possible(mp_entry **entries, int count, const void *asker);
+uint64_t mp_upkeep_later(mp_entry **entries, int count, const void *asker);
+
+/* Writes the models that hold memory, the largest first, each with its bytes and with what keeps it in memory. Returns
+ * the length of the text, which ends after the last model that fits. */
+size_t mp_upkeep_holders(mp_entry **entries, int count, char *text, size_t size);
 
 typedef struct mp_upkeep { /* for the maintenance thread only */
     uint64_t every_ns;           /* interval between memory checks */

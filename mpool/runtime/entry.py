@@ -287,7 +287,11 @@ class Entry:
         return ChatTemplate.for_model(self.describe().chat_template, self.tokenizer(), key=self.key)
 
     def core_key(self, compute: str = "auto") -> str:
-        """Return the key in the core's registry for a compute type. The first use adds the key and starts loading."""
+        """Return the key in the core's registry for a compute type. The first use adds the key, and loads nothing.
+
+        The load begins when the first request is submitted, so a request that is refused before loads no model and
+        evicts none.
+        """
         key = self._core.get(compute) if isinstance(compute, str) else None
         if key is not None:
             return key
@@ -296,7 +300,7 @@ class Entry:
         with self._lock:
             self.require_current()
             if compute not in self._core:
-                self._core[compute] = self._key_with_compute(compute) or self._add(compute)
+                self._core[compute] = self._key_with_compute(compute) or self.add_cold(compute)
         return self._core[compute]
 
     def latest(self) -> Entry:
@@ -605,23 +609,12 @@ class Entry:
         self.remember()
         for compute, key in list(self._core.items()):
             if compute == "auto" or key != self._core.get("auto"):
-                self._add(compute, replace=True)
+                self.add_cold(compute, replace=True)
 
     def computes(self) -> list[str]:
         """Return the compute types that have keys of their own in the core."""
         auto = self._core.get("auto")
         return [compute for compute, key in list(self._core.items()) if compute == "auto" or key != auto]
-
-    def _add(self, compute: str, replace: bool = False) -> str:
-        key = self.add_cold(compute, replace)
-        try:
-            # start loading while Python builds the tokenizer; the request that follows raises the error of the load
-            # A model whose files changed stays pinned: the core pins at the end of a load, so this waits for it.
-            pinned = (self._main or self).kept.get(key, (False,))[0]
-            self.pool.registry.load(key, pin=pinned, timeout=None if pinned else 0.0)
-        except Exception:  # an error of mpool, or a lack of memory in Python
-            pass
-        return key
 
     def add_cold(self, compute: str, replace: bool = False, staged: bool = False) -> str:
         """Add the model to the core's registry without loading it, and return its key.
@@ -654,7 +647,7 @@ class Entry:
             self._remove_stray(key)
         if self.runs_in == "process":
             registry.add(key, spec, compute_type, replace, _isolated.command(), self.pool.config.process_memory,
-                         revision=self.revision, staged=staged)
+                         revision=self.revision, staged=staged, environment=_isolated.environment())
         else:
             registry.add(key, spec, compute_type, replace, revision=self.revision, staged=staged)
         self._core[compute] = key  # first: the registry now has the key, whatever fails below

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+
 from .. import interpreter
 from ..errors import SpawnFailed
 
@@ -24,3 +27,16 @@ def command() -> tuple[str, ...]:
                           hint='Use isolation="thread", or set the path of a Python of this version with '
                                "multiprocessing.set_executable(path)")
     return (path, "-I", "-S", "-c", _START, _core.__file__)
+
+
+def environment() -> list[bytes]:
+    """Return the variables of this process, ``NAME=value``, for a worker process.
+
+    They come from ``os.environ``, which any thread may change meanwhile: the core cannot read the C library's
+    ``environ`` without a race.
+    """
+    found = []
+    for name in list(os.environ):
+        with suppress(KeyError):
+            found.append(os.fsencode(f"{name}={os.environ[name]}"))
+    return found

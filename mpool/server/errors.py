@@ -107,6 +107,8 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 #: Codes of invalid requests. Their library messages describe only the request, so they are included in the response.
 _DETAILED = ("invalid_value", "unsupported_parameter", "context_length_exceeded", "request_too_large")
 _MAX_DETAIL = 300
+#: A lack of memory names what is needed and free, and the models that hold memory, which ``/v1/models`` lists as well.
+_MAX_MEMORY_DETAIL = 600
 #: Request fields that contain a JSON schema. Request fields whose name is also that of the library's parameter: only
 #: these become the `param` of a library error.
 _SCHEMA_PARAMS = ("response_format", "tools")
@@ -168,6 +170,9 @@ def refusal_of(error: BaseException, request: str, names: Mapping[str, str] = {}
         return Refusal(code, pool_errors.sentence(error._reason))
     if isinstance(error, pool_errors.WrongCapability):  # the message names capabilities; the hint is for Python
         return Refusal(code, pool_errors.sentence(f"{error.key}: {error.message}"), "model")
+    if isinstance(error, pool_errors.MemoryExhausted):
+        named = re.sub(r"[^\s,;]*/", "", error.message)  # without folders of this machine
+        return Refusal(code, pool_errors.sentence(named[:_MAX_MEMORY_DETAIL]))
     if code not in _DETAILED or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)
     param = names.get(library) or (library if library in _PARAMS else None)

@@ -383,15 +383,11 @@ async def _load_or_unload(context: Context, served: ServedModel, body: TextReque
 
 # ---- embeddings ----------------------------------------------------------------------------------------------------
 
-async def _load_seconds(context: Context, served: ServedModel) -> float:
-    """Load an embedding model. Returns the load time in seconds; 0 if the model was in memory."""
-    if _resident(context, served):
-        return 0.0
-    if "text_embedding" not in await native_calls.REQUESTS.arun(lambda: served.capabilities):
-        return 0.0
-    began = time.monotonic()
-    await aio.load(served.model, pool=context.state.pool, progress=False)
-    return time.monotonic() - began
+def _load_seconds(context: Context, served: ServedModel) -> float:
+    """Return the duration of the model's last load in seconds; 0 if it is not in memory any more."""
+    keys = served.model._entry.core_keys()
+    return max((row["load_seconds"] for row in context.state.pool.registry.entries() if row["key"] in keys),
+               default=0.0)
 
 
 def _ignore_context(context: Context, body: Request) -> None:
@@ -416,9 +412,10 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
         options["truncate"] = body.truncate
     if body.dimensions is not None:
         options["dimensions"] = body.dimensions
-    load_duration = nanoseconds(await _load_seconds(context, served))
+    cold = not _resident(context, served)  # the request is checked before it loads the model
     rows, tokens = await counted(EMBED, context.state.pool, {"inputs": texts, **served.target, **options})
     duration = nanoseconds(time.monotonic() - context.started)
+    load_duration = nanoseconds(_load_seconds(context, served)) if cold else 0
     return await large_response(
         lambda: EmbedResponse(body.model, rows.tolist(), duration, load_duration, tokens), rows.size)
 

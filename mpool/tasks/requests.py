@@ -300,7 +300,6 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 def _text_entry(pool: Host, model: Any, options: dict[str, Any], capability: str = "text_to_text") -> tuple[Entry, Any]:
     entry: Entry = pool._find(model, capability)
     compute = _chosen(model, options.pop("compute", "auto"))
-    entry.core_key(compute)  # start to load the weights before the prompt is tokenized
     return entry, compute
 
 

@@ -152,7 +152,7 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
     if options.dimensions is not None:
         dimensions = cut = _dimensions(options.dimensions, width, settings, entry.key)
     prompt = _prompt(options, settings, entry.key)
-    core_key = entry.core_key(options.compute)  # starts loading the weights, in parallel with the tokenizer below
+    core_key = entry.core_key(options.compute)
     tokenizer = entry.tokenizer()
     skip = 0
     if prompt and not settings.include_prompt:

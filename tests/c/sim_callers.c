@@ -67,8 +67,8 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
     case MP_SPAWN_FAILED:
         fine = w.refused_threads || w.refused_memory || w.load_fails;
         break;
-    case MP_SPAWN_TIMEOUT:
-        fine = w.stalls;
+    case MP_SPAWN_TIMEOUT: /* also if the clock jumps past the limit because the fibre of a load is not scheduled */
+        fine = w.stalls || sim_late_jumps();
         break;
     case MP_CIRCUIT_OPEN:
     case MP_NO_WORKERS:
@@ -400,6 +400,13 @@ static uint64_t some_deadline(record *r) {
     return r->deadline_ns;
 }
 
+/* Other threads run while a visitor uses the model. */
+static void note_entry(void *arg, const mp_entry_info *info) {
+    (void)arg;
+    for (int points = info->model && percent(50) ? of(20) : 0; points; points--)
+        mp_seam_point();
+}
+
 static void operate(caller *self, record *r) {
     mp_error error;
     mp_error_clear(&error);
@@ -418,7 +425,7 @@ static void operate(caller *self, record *r) {
     switch (of(4)) {
     case 0: {
         self->loading = key;
-        mp_status status = mp_registry_load(w.registry, key, percent(30), some_deadline(r), &error);
+        mp_status status = mp_registry_load(w.registry, key, !w.unpinned && percent(30), some_deadline(r), &error);
         self->loading = NULL;
         sim_check_status(status, &error, r, "load");
         break;
@@ -435,6 +442,8 @@ static void operate(caller *self, record *r) {
         mp_registry_get_stats(w.registry, &later);
         uint64_t over = stats.completed + stats.errors + stats.timeouts + stats.cancelled + stats.queue_full_rejections;
         SIM_CHECK(over <= later.total_requests && stats.threads_leased <= stats.threads);
+        if (w.unpinned)
+            sim_visit(note_entry, NULL);
         break;
     }
     default:

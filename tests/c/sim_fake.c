@@ -18,6 +18,7 @@ typedef struct fake_engine {
     sim_model *model;
     mp_budget *budget;
     int used, admitted, inside;
+    uint64_t caches;
     bool gone, parked; /* parked: plan() found nothing to do */
     mp_error lost;
     mp_item *offered[MP_PLAN_MAX]; /* items passed to the current plan() or admit() */
@@ -257,6 +258,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         model->stuck_steps--;
         mp_sys_sleep_ns(model->stuck_ns);
     }
+    const uint64_t grown = model->cache_bytes ? sim_below(model->cache_bytes) : 0;
+    if (grown && mp_budget_take(engine->budget, grown))
+        engine->caches += grown;
     bool broken = false, whole = !mp_lease_poll(lease); /* an abandoned worker has lost its compute threads */
     if (whole) {
         int threads = lease->threads, most = model->threads < fakes.threads ? model->threads : fakes.threads;
@@ -384,8 +388,16 @@ static bool engine_improve(mp_engine *base, mp_lease *lease) {
 static uint64_t engine_trim(mp_engine *base) {
     fake_engine *engine = (fake_engine *)base;
     enter(engine);
+    uint64_t freed = engine->caches;
+    mp_budget_give(engine->budget, freed);
+    engine->caches = 0;
     leave(engine);
-    return 0;
+    return freed;
+}
+
+static uint64_t engine_bytes(const mp_engine *base) {
+    const fake_engine *engine = (const fake_engine *)base;
+    return engine->model->engine_bytes + engine->caches;
 }
 
 static void engine_destroy(mp_engine *base) {
@@ -393,7 +405,7 @@ static void engine_destroy(mp_engine *base) {
     enter(engine);
     SIM_CHECK(engine->admitted == 0 && engine->used == 0);
     SIM_CHECK(engine->model->models > 0 && "the model outlives its engines");
-    mp_budget_give(engine->budget, engine->model->engine_bytes);
+    mp_budget_give(engine->budget, engine->model->engine_bytes + engine->caches);
     engine->model->engines--;
     mp_free(engine);
 }
@@ -409,6 +421,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
         .retire = engine_retire,
         .trim = engine_trim,
         .destroy = engine_destroy,
+        .bytes = engine_bytes,
         .improve = engine_improve,
     };
     sim_model *model = ((fake_model *)base)->model;

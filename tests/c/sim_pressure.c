@@ -72,11 +72,15 @@ static void thrash_script(sim_model *model) {
     model->load_ns = of(THRASH_LOAD_MS) * MS;
     model->model_bytes = percent(50) ? 25000 : 45000;
     model->engine_bytes = 2000;
+    model->cache_bytes = percent(50) ? 3000 : 0;
     model->memory = 0;
     model->step_ns = 5 * MS;
 }
 
-static void thrash_begin(void) { w.tight = false; }
+static void thrash_begin(void) {
+    w.tight = false;
+    w.unpinned = true;
+}
 
 static void thrash_call(record *r, mp_submit_options *options) {
     sim_call *call = r->call;

@@ -60,6 +60,7 @@ typedef struct sim_scene {
     bool killed; /* another program kills worker processes */
     bool numeric, crashes, plain, jumped; /* plain: callers only send requests and wait */
     bool gathers;                         /* idle workers leave requests queued for some time (batch_wait_ns) */
+    bool unpinned;                        /* callers pin no model */
     int safe;                             /* callers never evict the first `safe` keys */
     mp_policy policy; /* default of the models */
     uint64_t steps, stall_ns; /* stall_ns: the limit of steps without progress */

@@ -24,7 +24,7 @@ static void check_entry_at_rest(void *arg, const mp_entry_info *info) {
     bool idle = strcmp(info->state, "ready") == 0, busy = strcmp(info->state, "busy") == 0;
     /* While memory is short, an idle worker may wait for memory, and checks again soon. The death of a worker starts a
      * backoff. */
-    bool tight = w.tight || w.refused_memory || w.gathers;
+    bool tight = w.kind->memory || w.tight || w.refused_memory || w.gathers;
     bool improves = fakes.improving > 0; /* an idle worker ends its slice first */
     bool no_worker = strcmp(info->state, "cold") == 0 || strcmp(info->state, "failed") == 0;
     if (info->queued > 0 && ((idle && !tight && !improves) || (no_worker && !w.stalls && !w.crashes && !w.killed)))
@@ -265,7 +265,13 @@ static const sim_world worlds[] = {
     {.name = "cut", .body = registry_world, .callers = 4, .keys = 2, .shutdown = true, .special = &sim_cut},
     {.name = "masks", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_masks},
     {.name = "lost", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_lost},
-    {.name = "thrash", .body = registry_world, .callers = 5, .keys = 3, .memory = true, .special = &sim_thrash},
+    {.name = "thrash",
+     .body = registry_world,
+     .callers = 5,
+     .keys = 3,
+     .operations = 30,
+     .memory = true,
+     .special = &sim_thrash},
     {.name = "kills", .body = registry_world, .callers = 4, .keys = 2, .operations = 5, .special = &sim_kills},
     {.name = "tenants", .body = registry_world, .callers = 1, .keys = 1, .special = &sim_tenants},
     {.name = "crowd", .body = registry_world, .callers = 1, .keys = 1, .crowd = true, .special = &sim_tenants},

@@ -322,7 +322,7 @@ MP_TEST(isolation_vision_limit_covers_an_image) {
         loader.ops->destroy(loader.self);
     }
     MP_CHECK(image > text + 5 * (ROWS + 1) * HIDDEN * sizeof(float) && image < text + (17 << 20));
-    MP_CHECK(process > image + 3 * text && process < image + 4 * text);
+    MP_CHECK_INT(process, image + (18 << 20)); /* and what a process needs without an engine */
     mp_spec_unpin(spec);
     mp_spec_unpin(plain);
 }

@@ -257,7 +257,6 @@ MP_TEST(registry_clock_idle_time_of_states) {
                                              MP_WORKER_EVICTING};
     scene scene;
     mp_entry_info info;
-    mp_resident *pinned;
     open_scene(&scene);
     mp_worker *worker = scene_worker(&scene, MP_WORKER_SPAWNING);
     uint64_t since = worker->idle_since_ns;
@@ -268,7 +267,7 @@ MP_TEST(registry_clock_idle_time_of_states) {
             since = clock_ns;
         MP_CHECK_INT(worker->idle_since_ns, since);
     }
-    mp_entry_describe(scene.entry, &info, &pinned);
+    mp_entry_describe(scene.entry, &info);
     MP_CHECK_INT(info.idle_ns, 1000);
     close_scene(&scene);
 }
@@ -622,7 +621,6 @@ MP_TEST(registry_clock_hopeless_deadlines) {
 MP_TEST(registry_clock_reported_times) {
     scene scene;
     mp_entry_info info;
-    mp_resident *pinned;
     uint64_t eta;
     open_scene(&scene);
     mp_worker *workers[] = {scene_worker(&scene, MP_WORKER_IDLE), scene_worker(&scene, MP_WORKER_READY),
@@ -633,7 +631,7 @@ MP_TEST(registry_clock_reported_times) {
     }
     fill_queue(&scene);
     clock_ns += 1000;
-    mp_entry_describe(scene.entry, &info, &pinned);
+    mp_entry_describe(scene.entry, &info);
     MP_CHECK_INT(info.worker[0].idle_ns, 1100);
     MP_CHECK_INT(info.worker[1].idle_ns, 1099);
     MP_CHECK_INT(info.worker[2].idle_ns, 0);
@@ -644,7 +642,7 @@ MP_TEST(registry_clock_reported_times) {
     clock_ns += 50;
     queue_one(&scene);
     clock_ns += 7;
-    mp_entry_describe(scene.entry, &info, &pinned);
+    mp_entry_describe(scene.entry, &info);
     MP_CHECK_INT(info.full_ns[MP_SERVICE_INTERACTIVE], 1007);
 
     mp_ticket *active = scene_ticket(&scene, 1, (mp_submit_options){0});

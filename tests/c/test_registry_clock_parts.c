@@ -193,7 +193,8 @@ static uint64_t reclaim_at_once(void *arg, const mp_shortage *shortage, bool who
     return shortage->bytes;
 }
 
-static uint64_t reclaim_nothing(void *arg) {
+static uint64_t reclaim_nothing(void *arg, const void *asker) {
+    (void)asker;
     (void)arg;
     return 0;
 }

@@ -83,7 +83,7 @@ MP_TEST(registry_governor_guards_hold_their_bytes) {
     mp_governor_close(governor);
 }
 
-static uint64_t count_asked(void *arg) { return ++*(uint64_t *)arg; }
+static uint64_t count_asked(void *arg, const void *asker) { (void)asker; return ++*(uint64_t *)arg; }
 
 /* mp_governor_remove_reclaimer accepts a reclaimer that was never added, and keeps the others. */
 MP_TEST(registry_governor_removes_reclaimers_that_were_not_added) {
@@ -105,7 +105,8 @@ MP_TEST(registry_governor_removes_reclaimers_that_were_not_added) {
     mp_governor_close(governor);
 }
 
-static uint64_t end_the_load(void *arg) {
+static uint64_t end_the_load(void *arg, const void *asker) {
+    (void)asker;
     mp_guard_release(arg);
     return 0;
 }
@@ -115,7 +116,8 @@ static uint64_t reclaim_nothing(void *arg, const mp_shortage *shortage, bool who
     return 0;
 }
 
-static uint64_t nothing_possible(void *arg) {
+static uint64_t nothing_possible(void *arg, const void *asker) {
+    (void)asker;
     (void)arg;
     return 0;
 }
@@ -251,13 +253,14 @@ static uint64_t reclaim(void *arg, const mp_shortage *shortage, bool whole) {
     return self->has < shortage->bytes ? self->has : shortage->bytes;
 }
 
-static uint64_t possible(void *arg) {
+static uint64_t possible(void *arg, const void *asker) {
+    (void)asker;
     owner *self = arg;
     self->questions++;
     return self->has;
 }
 
-static uint64_t later(void *arg) { return ((owner *)arg)->future; }
+static uint64_t later(void *arg, const void *asker) { (void)asker; return ((owner *)arg)->future; }
 
 /* The owner that is added last is asked first. */
 static mp_governor *open_with(uint64_t limit, owner owners[2], uint64_t has_first, uint64_t has_second) {
@@ -397,7 +400,7 @@ MP_TEST(registry_governor_counts_what_has_become_free) {
     mp_governor *governor = open_governor(1000);
     mp_budget *budget = mp_governor_budget(governor);
     MP_CHECK(mp_budget_take(budget, 900));
-    mp_shortage shortage = {governor, 300, 100};
+    mp_shortage shortage = {governor, 300, 100, NULL};
     MP_CHECK_INT(mp_shortage_left(&shortage), 300);
     mp_budget_give(budget, 200);
     MP_CHECK_INT(mp_shortage_left(&shortage), 100);
@@ -451,7 +454,7 @@ MP_TEST(registry_governor_evicts_no_more_than_was_lacking) {
         scene_load(&scenes[i]);
         entries[i] = scenes[i].entry;
     }
-    mp_shortage shortage = {scenes[0].services->governor, 2000, UINT64_MAX};
+    mp_shortage shortage = {scenes[0].services->governor, 2000, UINT64_MAX, NULL};
     mp_upkeep_reclaim(entries, MODELS, &shortage, false);
     for (int i = 0; i < MODELS; i++)
         models += scenes[i].fake.models;

@@ -4,9 +4,9 @@
 #include "test_registry_scene.h"
 
 static void describe(scene *scene, mp_entry_info *info) {
-    mp_resident *pinned;
-    mp_entry_describe(scene->entry, info, &pinned);
-    mp_resident_unpin(pinned);
+    mp_entry_describe(scene->entry, info);
+    if (info->model)
+        mp_entry_return(scene->entry);
 }
 
 /* --- the state of an entry --- */
@@ -216,12 +216,11 @@ MP_TEST(registry_info_of_evictions) {
         int first, second; /* states of workers, or NONE */
         int active, queued;
         mp_entry_unload unload;
-        bool pinned, removed, asked, woken, trim, freed, leave;
+        bool pinned, removed, woken, trim, freed, leave;
         uint64_t bytes, coming, busy, caches, trimming;
     } rows[] = {
         {NONE, NONE, .bytes = MODEL + 1},
         {NONE, NONE, .pinned = true},
-        {NONE, NONE, .asked = true},
         {NONE, NONE, .removed = true, .coming = MODEL + 1},
         {MP_WORKER_IDLE, NONE, .bytes = MODEL + HELD + 1, .caches = HELD},
         {MP_WORKER_READY, MP_WORKER_IDLE, .bytes = MODEL + 2 * HELD + 1, .caches = 2 * HELD},
@@ -247,7 +246,7 @@ MP_TEST(registry_info_of_evictions) {
         /* workers that leave free their memory, even if the registry must not evict the model */
         {MP_WORKER_FAILED, NONE, .queued = 1, .busy = MODEL, .coming = HELD},
         {MP_WORKER_FAILED, NONE, .pinned = true, .coming = MODEL + HELD + 1},
-        {MP_WORKER_EVICTING, NONE, .asked = true, .coming = MODEL + HELD + 1},
+        {MP_WORKER_EVICTING, NONE, .coming = MODEL + HELD + 1},
         {MP_WORKER_IDLE, NONE, .leave = true, .pinned = true, .coming = MODEL + HELD + 1},
         {MP_WORKER_PROCESSING, NONE, .leave = true, .active = 1, .pinned = true, .coming = HELD, .busy = MODEL},
         {MP_WORKER_FAILED, MP_WORKER_IDLE, .pinned = true, .coming = HELD, .caches = HELD},
@@ -277,7 +276,7 @@ MP_TEST(registry_info_of_evictions) {
             scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
         entry->unload = rows[i].unload;
         entry->pinned = rows[i].pinned;
-        entry->load_requested = rows[i].asked;
+        entry->load_requested = i % 2; /* however the model was loaded */
         entry->removal = rows[i].removed ? MP_REMOVAL_DRAINING : MP_REMOVAL_NONE;
         if (scene.worker_count) {
             scene.workers[0]->woken = rows[i].woken;

@@ -198,10 +198,11 @@ MP_TEST(registry_reports_needed_and_free_memory) {
     mp_error error;
     fake_add(registry, "big", &big, false);
     fake_add(registry, "small", &small, false);
-    MP_CHECK_OK(mp_registry_load(registry, "big", false, 0, &error), &error);
+    MP_CHECK_OK(mp_registry_load(registry, "big", true, 0, &error), &error);
     MP_CHECK_STATUS(mp_registry_load(registry, "small", false, 0, &error), MP_MEMORY_EXHAUSTED, &error);
     MP_CHECK_HAS(error.message, "small needs 20.0 MB");
     MP_CHECK_HAS(error.message, "10.0 MB of 100.0 MB are free");
+    MP_CHECK_HAS(error.message, "big 90.0 MB (pinned)");
     MP_CHECK_INT(small.loads, 0);
     MP_CHECK_OK(mp_registry_evict(registry, "big", 0, &error), &error);
     MP_CHECK_OK(mp_registry_load(registry, "small", false, 0, &error), &error);

@@ -209,7 +209,8 @@ static uint64_t evict_early(void *arg, const mp_shortage *shortage, bool whole) 
     return 0;
 }
 
-static uint64_t frees_nothing(void *arg) {
+static uint64_t frees_nothing(void *arg, const void *asker) {
+    (void)asker;
     (void)arg;
     return 0;
 }

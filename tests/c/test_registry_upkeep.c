@@ -37,29 +37,29 @@ static bool told(const several *all, int i) { return all->entries[i]->workers[0]
 static mp_shortage shortage_of(several *all, uint64_t bytes) { /* all free memory is too little by `bytes` */
     mp_budget *budget = mp_governor_budget(all->scenes[0].services->governor);
     return (mp_shortage){all->scenes[0].services->governor, bytes,
-                         atomic_load(&budget->limit) - atomic_load(&budget->used)};
+                         atomic_load(&budget->limit) - atomic_load(&budget->used), NULL};
 }
 
 MP_TEST(registry_upkeep_adds_up_what_can_be_freed) {
     several all;
     open_several(&all, 3);
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3), 3 * (MODEL + HELD + 1));
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 2), 2 * (MODEL + HELD + 1));
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 0), 0);
-    MP_CHECK_INT(mp_upkeep_later(all.entries, 3), 3 * (MODEL + HELD + 1));
+    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3, NULL), 3 * (MODEL + HELD + 1));
+    MP_CHECK_INT(mp_upkeep_possible(all.entries, 2, NULL), 2 * (MODEL + HELD + 1));
+    MP_CHECK_INT(mp_upkeep_possible(all.entries, 0, NULL), 0);
+    MP_CHECK_INT(mp_upkeep_later(all.entries, 3, NULL), 3 * (MODEL + HELD + 1));
     all.entries[1]->pinned = true; /* its worker can free caches */
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3), 2 * (MODEL + HELD + 1) + HELD);
+    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3, NULL), 2 * (MODEL + HELD + 1) + HELD);
     all.entries[1]->workers[0]->trim = true;
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3), 2 * (MODEL + HELD + 1) + HELD);
+    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3, NULL), 2 * (MODEL + HELD + 1) + HELD);
     all.entries[1]->workers[0]->caches_freed = true;
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3), 2 * (MODEL + HELD + 1));
+    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3, NULL), 2 * (MODEL + HELD + 1));
     mp_worker *worker = all.entries[2]->workers[0]; /* in use */
     worker->state = MP_WORKER_PROCESSING;
     scene_activate(worker, scene_ticket(&all.scenes[2], 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3), MODEL + HELD + 1);
-    MP_CHECK_INT(mp_upkeep_later(all.entries, 3), 2 * (MODEL + HELD) + 1);
+    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3, NULL), MODEL + HELD + 1);
+    MP_CHECK_INT(mp_upkeep_later(all.entries, 3, NULL), 2 * (MODEL + HELD) + 1);
     all.entries[0]->unload = MP_UNLOAD_REQUESTED;
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3), MODEL + HELD + 1);
+    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3, NULL), MODEL + HELD + 1);
     close_several(&all);
 }
 
@@ -215,7 +215,8 @@ static uint64_t note_call(void *arg, const mp_shortage *shortage, bool whole) {
     return 0;
 }
 
-static uint64_t no_bytes(void *arg) {
+static uint64_t no_bytes(void *arg, const void *asker) {
+    (void)asker;
     (void)arg;
     return 0;
 }

@@ -319,7 +319,8 @@ static uint64_t reclaim_nothing(void *arg, const mp_shortage *shortage, bool who
     return 0;
 }
 
-static uint64_t nothing(void *arg) {
+static uint64_t nothing(void *arg, const void *asker) {
+    (void)asker;
     (void)arg;
     return 0;
 }

@@ -59,7 +59,7 @@ MP_TEST_SECONDS(sim_world_jumps, 60) { run("jumps", 1500); }
 MP_TEST_SECONDS(sim_world_cut, 60) { run("cut", 4000); }
 MP_TEST_SECONDS(sim_world_masks, 60) { run("masks", 4000); }
 MP_TEST_SECONDS(sim_world_lost, 60) { run("lost", 1000); }
-MP_TEST_SECONDS(sim_world_thrash, 60) { run("thrash", 500); }
+MP_TEST_SECONDS(sim_world_thrash, 60) { run("thrash", 1500); }
 MP_TEST_SECONDS(sim_world_kills, 60) { run("kills", 1500); }
 MP_TEST_SECONDS(sim_world_tenants, 60) { run("tenants", 100); }
 MP_TEST_SECONDS(sim_world_tenants_by_the_thousand, 60) { run("crowd", 1); }

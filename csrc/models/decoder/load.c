@@ -372,6 +372,27 @@ static uint64_t packed_bytes(const mp_tensor_entry *entry, mp_compute compute, m
     return mp_wmat_bytes(&w);
 }
 
+/* Predicts the KV cache of the first request, which fits into one block: two regions of pages (generation/kv_arena.h),
+ * because layers with a sliding window have regions of their own. And the logits of a few rows with the scratch of the
+ * sampler, 64 bytes per token of the vocabulary. */
+static uint64_t cache_bytes(const mp_spec *spec) {
+    int64_t layers, heads, all_heads, hidden, dim, one = 1;
+    mp_error error;
+    const mp_tensor_entry *table = mp_spec_find_tensor(spec, "token_embd.weight");
+    uint64_t logits = table && table->ndim == 2 ? (uint64_t)table->shape[0] * 64 : 0, block = 0;
+    if (mp_spec_int(spec, "{arch}.block_count", 1, 1 << 16, NULL, &layers, &error) == MP_OK &&
+        mp_spec_int(spec, "{arch}.embedding_length", 1, 1 << 20, NULL, &hidden, &error) == MP_OK &&
+        mp_spec_int(spec, "{arch}.attention.head_count", 1, 1 << 16, &one, &all_heads, &error) == MP_OK) {
+        if (mp_spec_int(spec, "{arch}.attention.head_count_kv", 1, 1 << 16, &all_heads, &heads, &error) != MP_OK)
+            heads = all_heads; /* one number per layer */
+        const int64_t equal = hidden / all_heads;
+        if (mp_spec_int(spec, "{arch}.attention.key_length", 1, 1 << 16, &equal, &dim, &error) != MP_OK)
+            dim = equal;
+        block = (uint64_t)(layers * heads * dim) * 2 * MP_KV_BLOCK * sizeof(int16_t);
+    }
+    return logits + 2 * ((block + MP_HUGE_PAGE - 1) / MP_HUGE_PAGE) * MP_HUGE_PAGE;
+}
+
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     uint64_t bytes = 0;
     const mp_weights_use use = mp_weights_use_or_auto(spec);
@@ -395,7 +416,7 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         }
     }
     *model_bytes = bytes + MP_WMAT_SLACK;
-    *engine_bytes = 64 << 20;
+    *engine_bytes = mp_first_request_bytes(spec) + cache_bytes(spec);
     if (mp_spec_draft(spec)) {
         uint64_t draft_bytes, scratch_bytes; /* the engine uses its scratch for the passes of both models */
         mp_decoder_footprint(mp_spec_draft(spec), compute, &draft_bytes, &scratch_bytes);

@@ -76,8 +76,9 @@ void mp_diff_let_go(mp_diffusion_engine *engine, mp_diff_memory *memory) {
 /* Before a stage is loaded, drop all other stages if more than 70 % of the budget would be used otherwise. A stage that
  * stays saves the next request a load. */
 static void make_space(mp_diffusion_engine *engine, int stage) {
-    const uint64_t limit = atomic_load_explicit(&engine->budget->limit, memory_order_relaxed);
-    const uint64_t used = atomic_load_explicit(&engine->budget->used, memory_order_relaxed);
+    const mp_budget *budget = mp_budget_top(engine->budget);
+    const uint64_t limit = atomic_load_explicit(&budget->limit, memory_order_relaxed);
+    const uint64_t used = atomic_load_explicit(&budget->used, memory_order_relaxed);
     if (used + engine->model->stage_bytes[stage] > limit / 10 * 7)
         mp_diff_drop_others(engine, stage);
 }

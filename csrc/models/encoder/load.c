@@ -509,6 +509,6 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         mp_spec_int(spec, "mpool.latent_count", 0, 8192, &zero, &count, &error) == MP_OK &&
         mp_spec_int(spec, "{arch}.embedding_length", 0, MAX_WIDTH, &zero, &hidden, &error) == MP_OK)
         bytes += (uint64_t)(heads * count * hidden / 2 * per_weight_x4); /* two products */
-    *model_bytes = bytes;
-    *engine_bytes = 16 << 20;
+    *model_bytes = bytes + MP_WMAT_SLACK;
+    *engine_bytes = mp_first_request_bytes(spec);
 }

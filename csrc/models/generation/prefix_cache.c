@@ -133,7 +133,7 @@ static bool evict(mp_prefix_cache *cache) {
 
 static void bound_idle(mp_prefix_cache *cache) {
     const mp_kv_cache *kv = &cache->kv;
-    uint64_t limit = atomic_load_explicit(&kv->budget->limit, memory_order_relaxed);
+    uint64_t limit = atomic_load_explicit(&mp_budget_top(kv->budget)->limit, memory_order_relaxed);
     if (limit == UINT64_MAX)
         return;
     uint64_t most = limit / 100 * cache->percent;

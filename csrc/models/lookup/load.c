@@ -186,5 +186,5 @@ void mp_lookup_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mode
     const int arrays = (mp_spec_find_tensor(spec, "token_embd.mapping") != NULL) +
                        (mp_spec_find_tensor(spec, "token_embd.factor") != NULL);
     *model_bytes = (uint64_t)vocab * sizeof(int32_t) * (uint64_t)arrays + MP_WMAT_SLACK;
-    *engine_bytes = 16 << 20; /* requests in a worker process */
+    *engine_bytes = 0;
 }

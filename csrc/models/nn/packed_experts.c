@@ -170,8 +170,9 @@ uint64_t mp_packed_experts_bytes(const mp_packed_experts *experts) {
 /* Returns true if a third of the budget stays free after `bytes` more: requests need memory for KV blocks and scratch,
  * and the governor frees caches when little is left. */
 static bool has_room(const mp_packed_experts *experts, uint64_t bytes) {
-    const uint64_t limit = atomic_load_explicit(&experts->budget->limit, memory_order_relaxed);
-    const uint64_t used = atomic_load_explicit(&experts->budget->used, memory_order_relaxed);
+    const mp_budget *budget = mp_budget_top(experts->budget);
+    const uint64_t limit = atomic_load_explicit(&budget->limit, memory_order_relaxed);
+    const uint64_t used = atomic_load_explicit(&budget->used, memory_order_relaxed);
     return limit == UINT64_MAX || used + bytes <= limit - limit / 3;
 }
 

@@ -52,7 +52,7 @@ uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes) { return shrink
 /* Limits the bytes of idle tiles to a quarter of the limit for idle prefixes, and drops idle tiles beyond the
  * MAX_TILES most recently used tiles. */
 static void bound_tiles(mp_image_store *store) {
-    uint64_t limit = atomic_load_explicit(&store->budget->limit, memory_order_relaxed);
+    uint64_t limit = atomic_load_explicit(&mp_budget_top(store->budget)->limit, memory_order_relaxed);
     uint64_t percent = (uint64_t)mp_options_get()->prefix_percent;
     shrink_tiles(store, UINT64_MAX, percent == 0 ? 0 : limit == UINT64_MAX ? UINT64_MAX : limit / 400 * percent);
     int count = 0;

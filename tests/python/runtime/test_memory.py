@@ -1,0 +1,142 @@
+"""Which models a short memory unloads, what waits for memory, what is refused before anything is loaded, and how much a
+load asks for."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import mpool
+from tinymodels import cached
+
+#: Bytes for one tiny model and not for two: its load asks for 5.8 MB, and for 24.7 MB with a worker process.
+ONE = {"thread": 6_000_000, "process": 32 << 20}
+NAMES = ["one", "two", "three"]
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cached(tmp_path_factory, "llama")
+
+
+def short_pool(folder: Path, isolation: str = "thread") -> mpool.Pool:
+    """A pool with three names of a tiny model."""
+    pool = mpool.Pool(mpool.PoolConfig(offline=True, memory_bytes=ONE[isolation], isolation=isolation))
+    for name in NAMES:
+        pool.register(name, str(folder))
+    return pool
+
+
+def loaded(pool: mpool.Pool) -> list[str]:
+    """The names of models in memory or being loaded."""
+    return sorted(row["key"] for row in pool.registry.entries() if row["state"] not in ("cold", "failed", "evicting"))
+
+
+def test_an_idle_model_is_evicted_however_it_was_loaded(folder: Path) -> None:
+    with short_pool(folder) as pool:
+        pool.load("one")
+        pool.generate("a", "two", max_tokens=1)  # `one` was never used
+        assert loaded(pool) == ["two"]
+        for name in ("one", "two", "one"):  # explicit loads that evict each other succeed in turn
+            pool.load(name)
+            assert loaded(pool) == [name]
+
+
+def test_a_pinned_model_stays_and_the_error_names_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "mpool"), short_pool(folder) as pool:
+        pool.load("one", pin=True)
+        with pytest.raises(mpool.MemoryExhausted) as caught:
+            pool.generate("a", "two", max_tokens=1)
+        assert loaded(pool) == ["one"]
+    message = str(caught.value)
+    assert "two needs" in message and "are free" in message
+    held = message.partition("In memory: ")[2]
+    assert held.startswith("one ") and "(pinned)" in held and "MB" in held
+    warnings = [record.getMessage() for record in caplog.records if "In memory: one" in record.getMessage()]
+    assert len(warnings) == 1 and {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_no_request_is_refused_while_models_take_turns(folder: Path, isolation: str) -> None:
+    refused: list[str] = []
+
+    def work(pool: mpool.Pool, seed: int) -> None:
+        choose = random.Random(seed)
+        for _ in range(12 if isolation == "thread" else 5):
+            try:
+                pool.generate("Hello", choose.choice(NAMES), max_tokens=2)
+                if choose.random() < 0.3:
+                    pool.load(choose.choice(NAMES))
+                if choose.random() < 0.3:
+                    pool.ps()
+            except mpool.MemoryExhausted as error:
+                refused.append(str(error))
+
+    with short_pool(folder, isolation) as pool:
+        threads = [threading.Thread(target=work, args=(pool, seed)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not refused
+
+
+def test_a_refused_request_loads_nothing(folder: Path, tmp_path: Path,
+                                         tmp_path_factory: pytest.TempPathFactory) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for file in folder.iterdir():
+        if file.name == "tokenizer_config.json":
+            (plain / file.name).write_text("{}")
+        elif "template" not in file.name:
+            (plain / file.name).symlink_to(file)
+    (tmp_path / "bert").symlink_to(cached(tmp_path_factory, "bert"))
+    bert = str(tmp_path / "bert")
+    say = [{"role": "user", "content": "a"}]
+    with short_pool(folder) as pool:
+        pool.load("one")
+        for call in (lambda: pool.chat(say, str(plain)),
+                     lambda: pool.generate("a", "two", temperature=-1.0),
+                     lambda: pool.generate([1] * 20000, "two"),
+                     lambda: pool.generate("a", "two", adapter="none"),
+                     lambda: pool.generate("a", "two", response_format={"type": "regex", "pattern": "("}),
+                     lambda: pool.chat([{"role": "nobody"}], "two"),
+                     lambda: pool.embed("a", bert, dimensions=10000),
+                     lambda: pool.embed("a", bert, prompt_name="none"),
+                     lambda: pool.rerank("a", ["b"], bert)):
+            with pytest.raises(mpool.MpoolError):
+                call()
+            assert loaded(pool) == ["one"]
+
+
+def test_a_load_asks_for_what_it_and_a_first_request_take() -> None:
+    """The prediction is at least the peak, and at most 15 % above it."""
+    from defaultmodels import MINILM, SMOLLM2, use_default_models
+
+    use_default_models()
+    default = mpool._functions.default_pool()
+    for key, run in ((MINILM, lambda pool, ref: pool.embed("A sentence.", ref)),
+                     (SMOLLM2, lambda pool, ref: pool.generate("Hello", ref, max_tokens=8))):
+        ref = default._names.by_key[key].ref if key in default._names.by_key else key
+        for isolation in ("thread", "process"):
+            config = mpool.PoolConfig(memory_bytes=2 << 30, isolation=isolation, max_workers_per_model=1)
+            with mpool.Pool(config) as pool:
+                peak, over = [0], threading.Event()
+
+                def watch() -> None:
+                    while not over.is_set():
+                        peak[0] = max(peak[0], pool.registry.stats()["memory_used"])
+                        time.sleep(0.001)
+
+                thread = threading.Thread(target=watch)
+                thread.start()
+                run(pool, ref)
+                over.set()
+                thread.join()
+                row = pool.registry.entries()[0]
+                asked = row["predicted_bytes"] + row["worker"][0]["predicted_bytes"]
+                assert peak[0] <= asked <= 1.15 * peak[0], (key, isolation, asked, peak[0])
