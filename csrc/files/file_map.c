@@ -39,7 +39,7 @@ struct mp_file_map {
     map_slot *slot;
     void *data;
     char *path;
-    int fd; /* of the mapped file, whatever its path names by now */
+    int fd; /* keeps naming the mapped file when its path names another one */
     mp_file_id id;
 };
 

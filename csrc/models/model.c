@@ -229,7 +229,8 @@ void mp_engine_fail_numeric(mp_item *item, mp_outcome *outcome) {
 
 mp_status mp_engine_fail_changed(mp_error *error) {
     return mp_fail(error, MP_INTEGRITY,
-                   "a model file was changed or truncated while it was in use; repeat the request to load the file again");
+                   "a model file was changed or truncated while it was in use; "
+                   "repeat the request to load the file again");
 }
 
 void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_outcome *outcome) {

@@ -215,14 +215,16 @@ def installed() -> bool:
 def is_usable(pattern: str) -> bool:
     """Return True if llguidance can compile a regular expression of a JSON schema. It has no look-around and no
     back-references."""
-    return _is_usable(pattern) if len(pattern) <= _CACHED_PATTERN else _is_usable.__wrapped__(pattern)
+    return (_is_usable_cached if len(pattern) <= _CACHED_PATTERN else _is_usable)(pattern)
 
 
-@tenants.cached(maxsize=_CACHED_PATTERNS)
 def _is_usable(pattern: str) -> bool:
     import llguidance
 
     return grammar_trial.is_valid(llguidance.LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}))
+
+
+_is_usable_cached = tenants.cached(maxsize=_CACHED_PATTERNS)(_is_usable)
 
 
 def tool_call_format(grammar: Grammar, tokenizer: Tokenizer, sampling: EndOptions, is_json: bool = False,

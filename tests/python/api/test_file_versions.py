@@ -46,7 +46,7 @@ def _seen(model: Any) -> Any:
     return model.vision(PHOTO, visionmodels.text(1, 9), **GREEDY).token_ids
 
 
-def _drawn(model: Any) -> Any:
+def _pixels(model: Any) -> Any:
     return model.generate_image("a cat", width=32, height=32, num_inference_steps=1, seed=1).image.tobytes()
 
 

@@ -150,7 +150,7 @@ def test_every_store_has_its_limit() -> None:
         "aliases": (models._MAX_ALIASES, models._MAX_ALIAS_BYTES), "history": (history.KEPT, 2 * MIB),
         "ignored": (state._MAX_IGNORED, MIB), "series": (series.MODELS, 16 * MIB),
         "formats": (grammar._CACHED_FORMATS, grammar._CACHED_BYTES),
-        "patterns": (grammar._is_usable.cache_info().maxsize, 4 * MIB), "images": (None, images.MAX),
+        "patterns": (grammar._CACHED_PATTERNS, 4 * MIB), "images": (None, images.MAX),
         "queues": (None, None), "models": (None, None), "prefixes": (None, None)}
     assert all(row.entries or row.bytes or row.setting for row in STORES.values())
     shown = "\n".join(f"| {name} | {row.what} | {limit_of(row._replace(setting=row.setting and f'`{row.setting}`'))} | "
@@ -178,9 +178,10 @@ def test_aliases_have_a_limit_of_bytes(bert: Path, monkeypatch: pytest.MonkeyPat
         assert [row["name"] for row in ask(made, "/api/tags")[1]["models"]] == ["bert", "a0", "a1", "wide"]
 
 
-def test_long_patterns_are_not_remembered() -> None:
+def test_long_patterns_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client chooses the regular expressions of its tools: 1,024 of 64 KiB would stay in memory."""
     pytest.importorskip("llguidance")
-    grammar._is_usable.cache_clear()
-    assert grammar.is_usable("ab" * 500) and grammar.is_usable("ab" * 500 + "c")
-    assert grammar._is_usable.cache_info().currsize == 1
+    tried: list[str] = []
+    monkeypatch.setattr(grammar.grammar_trial, "is_valid", lambda source: not tried.append(source))
+    assert all(grammar.is_usable(pattern) for pattern in ["xy" * 500, "xy" * 500 + "c"] * 2)
+    assert len(tried) == 3
