@@ -104,11 +104,11 @@ def test_memory_of_cached_formats_is_limited(pool: mpool.Pool, llama: Path, monk
     needed = {"a": 50 << 20, "b": 60 << 20, "c": 70 << 20, "d": 200 << 20, "e": 1}
     monkeypatch.setattr(grammar_trial.Trial, "compile", lambda self, text: needed[json.loads(text)[
         "grammars"][0]["lark_grammar"][-2]])
-    compiler._formats.clear()
+    compiler._formats._entries.clear()
     kept = []
     for regex in needed:
         compiler.compiled("regex", regex)
-        kept.append("".join(source for _, source, _ in compiler._formats))
+        kept.append("".join(source for _, (_, source, _) in compiler._formats._entries))
     assert kept == ["a", "ab", "c", "d", "e"]  # 110 MB fit, 180 MB do not; the newest always stays
 
 
@@ -142,7 +142,7 @@ def test_without_processes_no_format_is_compiled(pool: mpool.Pool, llama: Path, 
                                                  processes: grammar_trial.Children) -> None:
     monkeypatch.setattr(processes, "program", processes.program._replace(packages=("not_installed",)))
     compiler = grammar._compiler(pool.get(llama)._entry.tokenizer())
-    compiler._formats.clear()
+    compiler._formats._entries.clear()
     with pytest.raises(mpool.SpawnFailed, match="not_installed"):
         pool.generate("Once", llama, response_format={"type": "regex", "regex": "unseen"})
     assert pool.generate("Once", llama, max_tokens=2, temperature=0).text

@@ -172,6 +172,7 @@ def test_a_tokenizer_that_never_returns_from_a_prompt(pool: mpool.Pool, models: 
     """Prompts, conversations and pairs, on this thread and on an event loop."""
     long, short = "word " * 20_000, [{"role": "user", "content": "a"}]
     messages = [{"role": "user", "content": long}]
+    monkeypatch.setattr(Tokenizer, "least_tokens", lambda self, *given: 0)  # else too long a chat is not tokenized
     for name in ("_encode_one", "_encode_marked"):
         encode = getattr(Tokenizer, name)
         monkeypatch.setattr(Tokenizer, name, lambda self, text, *rest, encode=encode: planted() if long in text
@@ -186,8 +187,8 @@ def test_a_tokenizer_that_never_returns_from_a_prompt(pool: mpool.Pool, models: 
 def test_a_grammar_that_is_never_compiled(pool: mpool.Pool, models: tuple[Path, Path], planted: Planted,
                                           monkeypatch: pytest.MonkeyPatch) -> None:
     compile = grammar._Compiler._compile
-    monkeypatch.setattr(grammar._Compiler, "_compile", lambda self, kind, source: planted() if source == "endless"
-                        else compile(self, kind, source))
+    monkeypatch.setattr(grammar._Compiler, "_compile", lambda self, kind, source, *rest: planted()
+                        if source == "endless" else compile(self, kind, source, *rest))
     bad = {"type": "regex", "regex": "endless"}
     sticks(planted, lambda: pool.generate("a", models[1], response_format=bad, timeout=0.3))
     ends(lambda: pool.generate("a", models[1], response_format=bad), mpool.Timeout)

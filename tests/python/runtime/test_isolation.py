@@ -455,7 +455,7 @@ def test_limits_and_descriptors(bert: Path, pool: mpool.Pool) -> None:
     pool.embed("a", bert)
     (pid,) = processes(pool)
     limits = {line[:26].strip(): line[26:].split()[0] for line in Path(f"/proc/{pid}/limits").read_text().splitlines()}
-    assert limits["Max core file size"] == "0" and int(limits["Max open files"]) <= 1024
+    assert limits["Max core file size"] == "0" and int(limits["Max open files"]) <= 4352
     assert int(limits["Max data size"]) < 2 * 10**9
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     assert status["NoNewPrivs"].strip() == "1"

@@ -276,7 +276,7 @@ def test_requests_without_a_model_are_listed(server: Any, path: str, how: str,
         else:
             raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
     server_idle(server)
-    last = next(one for one in server.state.history if one.path == path)
+    last = next(one for one in reversed(server.state.history) if one.path == path)
     assert (last.model, last.outcome) == ("m3", how)
 
 
