@@ -104,7 +104,7 @@ def test_memory_of_cached_formats_is_limited(pool: mpool.Pool, llama: Path, monk
     needed = {"a": 50 << 20, "b": 60 << 20, "c": 70 << 20, "d": 200 << 20, "e": 1}
     monkeypatch.setattr(grammar_trial.Trial, "compile", lambda self, text: needed[json.loads(text)[
         "grammars"][0]["lark_grammar"][-2]])
-    compiler._formats.clear()
+    compiler._formats._entries.clear()
     kept = []
     for regex in needed:
         compiler.compiled("regex", regex)
@@ -142,7 +142,7 @@ def test_without_processes_no_format_is_compiled(pool: mpool.Pool, llama: Path, 
                                                  processes: grammar_trial.Children) -> None:
     monkeypatch.setattr(processes, "program", processes.program._replace(packages=("not_installed",)))
     compiler = grammar._compiler(pool.get(llama)._entry.tokenizer())
-    compiler._formats.clear()
+    compiler._formats._entries.clear()
     with pytest.raises(mpool.SpawnFailed, match="not_installed"):
         pool.generate("Once", llama, response_format={"type": "regex", "regex": "unseen"})
     assert pool.generate("Once", llama, max_tokens=2, temperature=0).text
