@@ -108,7 +108,7 @@ def test_memory_of_cached_formats_is_limited(pool: mpool.Pool, llama: Path, monk
     kept = []
     for regex in needed:
         compiler.compiled("regex", regex)
-        kept.append("".join(source for _, source, _ in compiler._formats))
+        kept.append("".join(source for _, (_, source, _) in compiler._formats._entries))
     assert kept == ["a", "ab", "c", "d", "e"]  # 110 MB fit, 180 MB do not; the newest always stays
 
 
