@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .json_extent import JsonExtent
 
@@ -82,12 +82,29 @@ def is_off(splitter: type[Splitter], prompt: str, variables: Mapping[str, Any]) 
     return prompt.rstrip().endswith(splitter.close) or any(variables.get(name) is False for name in SWITCHES)
 
 
-def borders(splitter: type[Splitter]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the texts at the start of a completion, after white space, with which reasoning begins, and those that end
-    it. Stop strings are searched behind the first of the latter."""
+class Borders(NamedTuple):
+    """Texts around the parts of a completion that stop strings do not end.
+
+    Attributes:
+        starts: reasoning begins with them at the start of a completion, after white space.
+        ends: the first of them ends reasoning, or a part that one of ``calls`` began.
+        calls: a tool call, or another part that is not for the user, begins with them in the response.
+    """
+
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+
+
+def borders(splitter: type[Splitter] | None) -> Borders:
+    """Return the texts around the reasoning. Messages of Harmony may alternate: each end of a message is one of
+    ``calls``."""
+    if splitter is None:
+        return Borders()
     if issubclass(splitter, ThinkSplitter):
-        return (splitter.open,), (splitter.close,)
-    return (_CHANNEL, _START), _RESPONSES
+        return Borders((splitter.open,), (splitter.close,))
+    return Borders((_CHANNEL, _START), _RESPONSES,
+                   () if issubclass(splitter, HarmonyFormatSplitter) else (_END, _START, _CHANNEL))
 
 
 class Splitter:

@@ -244,3 +244,25 @@ def test_a_stop_string_that_might_begin_the_reasoning(tmp_path: Path, isolation:
         for stop, text in (("<t", ""), ("th", "<"), ("y", "<thx")):
             done = pool.chat([{"role": "user", "content": "Is it?"}], folder, stop=[stop], **GREEDY)
             assert (done.text, done.reasoning, done.stop) == (text, None, stop)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_stop_strings_between_messages_of_harmony(tmp_path: Path, isolation: str) -> None:
+    """A preamble is response; the headers and the reasoning behind it are not."""
+    chains = [("assistant", "<|channel|>"), ("<|channel|>", "commentary", "analysis", "final"),
+              *((name, "<|message|>") for name in ("commentary", "analysis", "final")),
+              ("<|message|>", "Look", "Ġthink", "Yes"), ("Look", "<|end|>"), *CHAINS[HARMONY][7:]]
+    chains = [row for at, row in enumerate(chains) if row[0] not in [earlier[0] for earlier in chains[:at]]]
+    folder = chainmodels.save(tmp_path, HARMONY, chains, (*WORDS, "commentary", "Look"))
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Is it?"}]
+    rows: list[tuple[list[str], str, str | None, str | None]] = [
+        (["assistant", "<", "analysis", "final", " th", "<|message|>"], "Look\nYes.", " think", None),
+        (["think", "Yes"], "Look", " think", "Yes"), (["k", "s"], "Loo", None, "k"),
+        (["k<", "es"], "Look\nY", " think", "es")]
+    with mpool.Pool(mpool.PoolConfig(threads=1, isolation=isolation)) as pool:  # type: ignore[arg-type]
+        for stop, text, thoughts, found in rows:
+            done = pool.chat(messages, folder, stop=stop, **GREEDY)
+            assert (done.text, done.reasoning, done.stop) == (text, thoughts, found)
+            chunks = list(pool.chat(messages, folder, stop=stop, stream=True, **GREEDY))
+            assert ("".join(chunk.text for chunk in chunks), "".join(chunk.reasoning for chunk in chunks) or None) == \
+                (text, thoughts)
