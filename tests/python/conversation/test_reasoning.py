@@ -19,6 +19,7 @@ from mpool.conversation.reasoning import (
 from reasoningdata import BRACKETS, CHAINS, CONTROL, HARMONY, OPENED, THINK, WORDS
 
 C, M, S, E = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
+GRANITE = reasoning.think_splitter(reasoning.THINK_MARKERS[0], False, True)
 CASES: list[tuple[type[Splitter], str, str | None, str]] = [
     (ThinkSplitter, "<think>\nWell, 1 < 2.\n\nYes.\n</think>\n\nIt is.\n", "Well, 1 < 2.\n\nYes.", "It is.\n"),
     (ThinkSplitter, "\n<think></think>Ja.", None, "Ja."),
@@ -30,6 +31,12 @@ CASES: list[tuple[type[Splitter], str, str | None, str]] = [
     (OpenedThinkSplitter, "Hm ä.\n</think>\n\nSo.", "Hm ä.", "So."),
     (OpenedThinkSplitter, "<think>\nagain\n</think>So.", "again", "So."),
     (OpenedThinkSplitter, "never closed\n", "never closed", ""),
+    # Granite 3.3 puts its response between tags
+    (GRANITE, "<think>Hm</think>\n<response>\nSo <b>.\n\nYes.\n</response>", "Hm", "So <b>.\n\nYes."),
+    (GRANITE, "<think>Hm</think><response>cut off\n</respon", "Hm", "cut off\n</respon"),
+    (GRANITE, "<think>Hm</think>\n<respect>.", "Hm", "<respect>."),
+    (GRANITE, "<think>Hm</think><response></response>\n<|tool_call|>[]", "Hm", "\n<|tool_call|>[]"),
+    (GRANITE, "Plain <response>x</response>", None, "Plain <response>x</response>"),
     (HarmonySplitter, f"{C}analysis{M}Let me 漢字 <|see.{E}{S}assistant{C}final{M}It is <b>.",
      "Let me 漢字 <|see.", "It is <b>."),
     (HarmonySplitter, f"{C}final{M}Only this.<|return|>", None, "Only this."),
@@ -96,6 +103,8 @@ def test_the_format_is_recognised_by_the_template() -> None:
     assert reasoning.of_template("{{ '<think>' }}", "user: why?<think>no</think>") is ThinkSplitter
     assert reasoning.of_template("{{ '<think>\n' }}", "assistant\n<think>\n") is OpenedThinkSplitter
     assert reasoning.of_template("{{ messages }}", "<think>") is None
+    granite = "Write your thoughts between <think></think> and write your response between <response></response>"
+    assert reasoning.of_template(granite, "") is GRANITE
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
