@@ -29,6 +29,8 @@ _LONG = re.compile("[0-9]{16}")  # may be an integer that float64 cannot hold, o
 _MAY_NEED = re.compile("[\x00-\x1f\x7f]|\\\\(x[01]|x7[fF]|u00[01]|u007[fF]|x\\{|u\\{|c|v|0)")
 #: Parts of regular expressions that may be classes of characters: ``\\p``, other escapes, and brackets.
 _CLASS = re.compile(r"\\[pP](?:\{[^{}]*\}|[A-Za-z])|\\.|\[(\^|(?!\^))((?:\\.|[^\]\\\[])+)\]", re.DOTALL)
+#: Parts of a class that may match every control character.
+_WIDE = re.compile(r"[\x00-\x1f]|\\(?:[SDWPxu0]|p\{?[CA^])")
 _CONTROL = "requires a control character other than \\b, \\t, \\n, \\f and \\r"
 #: Keywords whose value is a dict, name -> schema; keywords whose value is data and not a schema.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -146,12 +148,13 @@ def _without_null(schema: Any) -> Any:
 
 
 def _class(found: re.Match[str]) -> str:
+    """Return a class of characters without U+0000. One that lacks other control characters anyway stays as it is:
+    llguidance takes ten times as long for ``\\p{L}`` in brackets."""
     text, inverse, inside = found[0], found[1], found[2]
-    if inside is None:
-        return f"[{text}&&[^\\x00]]" if text[1] in "pP" else text
     if inverse:
         return "[^\\x00" + "\\" * inside.startswith("-") + inside + "]"
-    return text if inside.isalnum() else f"[{text}&&[^\\x00]]"
+    may_have_all = _WIDE.search(text) if inside is not None or text[1] in "pP" else None
+    return text if may_have_all is None else f"[{text}&&[^\\x00]]"
 
 
 def _check_counts(schema: Any) -> None:
