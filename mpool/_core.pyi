@@ -459,7 +459,8 @@ class Registry:
                     min_p: float, repetition_penalty: float, presence_penalty: float, frequency_penalty: float,
                     seed: int, max_tokens: int, min_tokens: int, logprobs: int, ignore_eos: bool, n: int,
                     stop: Sequence[bytes], stop_ids: Sequence[int], bias_ids: Sequence[int], bias: Sequence[float],
-                    reasoning_starts: Sequence[bytes], reasoning_ends: Sequence[bytes], in_reasoning: bool = False,
+                    reasoning_starts: Sequence[bytes], reasoning_ends: Sequence[bytes], call_starts: Sequence[bytes],
+                    in_reasoning: bool = False,
                     prompt_logits: bool = False, vision: bool = False, images: tuple[Any, ...] | None = None,
                     mask: bytes | None = None, capture_values: int = 0, capture_records: int = 0, adapter: int = 0,
                     timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
@@ -468,8 +469,8 @@ class Registry:
         """Queue a text generation request. The last arguments are those of ``submit_embed``.
 
         Args:
-            reasoning_starts, reasoning_ends, in_reasoning: texts around the reasoning of a completion, which stop
-                strings do not end (csrc/models/generation/stop_strings.h).
+            reasoning_starts, reasoning_ends, call_starts, in_reasoning: texts around the reasoning and the tool calls
+                of a completion, which stop strings do not end (csrc/models/generation/stop_strings.h).
             vision: the model is a vision model.
             images: images of the prompt: pixels, sizes, tile_keys, runs, run_keys, sources, as in
                 ``mpool.tasks.vision.Images``.

@@ -345,6 +345,11 @@ static bool splits_character(const mp_choice *choice, uint32_t at, uint32_t end)
     return at < end && ((uint8_t)choice->text[at] & 0xC0) == 0x80;
 }
 
+/* Returns true if stop strings and stop ids do not end every part of a completion. */
+static bool has_free_parts(const mp_text_request *request) {
+    return request->in_reasoning || request->n_reasoning_starts > 0 || request->n_call_starts > 0;
+}
+
 /* Check the end of a completion's text against its tokens, which were received before. When a completion finishes, an
  * incomplete character may become U+FFFD, and a stop string is cut off. The last token completes the stop string, so
  * earlier tokens end within it at most. */
@@ -357,7 +362,7 @@ static bool ends_with_tokens(const mp_text_request *request, const mp_choice *ch
     if (seen->finish != MP_FINISH_STOP || seen->stop_index >= request->n_stop)
         return end >= last && end - last <= REPLACEMENT && end >= seen->text;
     /* with reasoning, a later token may decide that the text of a stop string is response */
-    for (uint32_t i = from; i < seen->tokens && !request->n_reasoning_ends; i++)
+    for (uint32_t i = from; i < seen->tokens && !has_free_parts(request); i++)
         if (choice->tokens[i].byte_end >= end + (uint32_t)request->stop_bytes[seen->stop_index])
             return false;
     return end == last && seen->tokens > from;
@@ -418,7 +423,7 @@ static bool ends_where_it_must(mp_wire_in *in, const mp_text_request *request, c
     }
     for (uint32_t i = from; i < seen->tokens; i++)
         if (is_among(request->ends, request->n_ends, choice->tokens[i].id) ||
-            (!request->n_reasoning_ends && is_among(request->stop_ids, request->n_stop_ids, choice->tokens[i].id)))
+            (!has_free_parts(request) && is_among(request->stop_ids, request->n_stop_ids, choice->tokens[i].id)))
             return mp_wire_refuse(in, "a completion continues after an end token");
     return true;
 }

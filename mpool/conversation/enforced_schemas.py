@@ -5,6 +5,9 @@
   checks.
 * A regular expression under ``patternProperties`` whose names are all declared properties would allow a further
   property that has no name. Its schema becomes one of these properties.
+* Classes of characters in regular expressions lose U+0000, which :data:`ESCAPES` cannot write: llguidance lets a class
+  that has every control character match all escapes, ``\\"`` and ``\\\\`` included.
+* Integers that llguidance rounds to another value are not listed in ``enum`` and ``const``.
 * A part that no finite value matches, because it requires itself, is not allowed where it is optional.
 """
 
@@ -22,7 +25,13 @@ from . import grammar_trial, schema_references
 ESCAPES = 'nrbtf\\"'
 #: Characters that only ``\u`` can write, and parts of regular expressions that may match one of them.
 _UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_LONG = re.compile("[0-9]{16}")  # may be an integer that float64 cannot hold, or that llguidance cuts to 64 bits
 _MAY_NEED = re.compile("[\x00-\x1f\x7f]|\\\\(x[01]|x7[fF]|u00[01]|u007[fF]|x\\{|u\\{|c|v|0)")
+#: Parts of regular expressions that may be classes of characters: ``\\p``, other escapes, and brackets.
+_CLASS = re.compile(r"\\[pP](?:\{[^{}]*\}|[A-Za-z])|\\.|\[(\^|(?!\^))((?:\\.|[^\]\\\[])+)\]", re.DOTALL)
+#: Parts of a class that may match every control character.
+_WIDE = re.compile(r"[\x00-\x1f]|\\(?:[SDWPxu0]|p\{?[CA^])")
+_CONTROL = "requires a control character other than \\b, \\t, \\n, \\f and \\r"
 #: Keywords whose value is a dict, name -> schema; keywords whose value is data and not a schema.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("const", "enum", "default", "examples")
@@ -44,12 +53,14 @@ def prepare(schema: Any, lenient: bool) -> Any:
     schema = json.loads(text)
     if '"$ref"' in text:
         schema_references.prune(schema)
-    if "\\u00" in text or "\x7f" in text or _MAY_NEED.search(text):
+    if "\\u00" in text or "\x7f" in text or _MAY_NEED.search(text) or _LONG.search(text):
         schema = _writable(schema, lenient)
     if not lenient and '"minProperties"' in text:
         _check_counts(schema)
     if '"patternProperties"' in text:
         schema = _with_names(schema)
+    if '"pattern' in text:
+        schema = _without_null(schema)
     return schema
 
 
@@ -81,33 +92,69 @@ def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
     return (part for part in found if isinstance(part, Mapping))
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings of a JSON value, without names of properties."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (list, tuple, Mapping)):
+def _scalars(value: Any) -> Iterator[Any]:
+    """Yield the strings, numbers and other parts of a JSON value that have no parts, without names of properties."""
+    if isinstance(value, (list, tuple, Mapping)):
         for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _strings(inner)
+            yield from _scalars(inner)
+    else:
+        yield value
+
+
+def _fault(values: Any) -> str | None:
+    """Return why a grammar cannot write a value of ``const`` or one of ``enum``; None: it can write all of them."""
+    for value in _scalars(values):
+        if isinstance(value, str) and _UNWRITABLE.search(value):
+            return _CONTROL
+        if isinstance(value, int) and (abs(value) >= 1 << 63 or int(float(value)) != value):
+            return f"has the integer {value}, which a grammar would round"
+    return None
 
 
 def _writable(schema: Any, lenient: bool) -> Any:
-    """Return the schema without strings and regular expressions that :data:`ESCAPES` cannot write.
+    """Return the schema without lists of values that a grammar cannot write, and without regular expressions that need
+    other escapes than :data:`ESCAPES`.
 
     Raises:
         ValueError: the schema has one, and is not ``lenient``.
     """
     def change(part: Any) -> Any:
         if isinstance(part, Mapping):
-            unwritable = [name for name in ("const", "enum") if any(map(_UNWRITABLE.search, _strings(part.get(name))))]
+            unwritable = {name: why for name in ("const", "enum") if (why := _fault(part.get(name))) is not None}
             pattern = part.get("pattern")
             if isinstance(pattern, str) and _MAY_NEED.search(pattern) and _examined((pattern,), ())[0] is not None:
-                unwritable.append("pattern")
+                unwritable["pattern"] = _CONTROL
             if unwritable and not lenient:
-                raise ValueError(f"{unwritable[0]} requires a control character other than \\b, \\t, \\n, \\f and \\r")
+                raise ValueError(" ".join(next(iter(unwritable.items()))))
             part = {name: value for name, value in part.items() if name not in unwritable}
         return with_parts(part, change)
 
     return change(schema)
+
+
+def _without_null(schema: Any) -> Any:
+    """Return the schema whose classes of characters do not match U+0000."""
+    def change(part: Any) -> Any:
+        part = with_parts(part, change)
+        if not isinstance(part, dict):
+            return part
+        if isinstance(pattern := part.get("pattern"), str):
+            part["pattern"] = _CLASS.sub(_class, pattern)
+        if isinstance(named := part.get("patternProperties"), dict):
+            part["patternProperties"] = {_CLASS.sub(_class, pattern): one for pattern, one in named.items()}
+        return part
+
+    return change(schema)
+
+
+def _class(found: re.Match[str]) -> str:
+    """Return a class of characters without U+0000. One that lacks other control characters anyway stays as it is:
+    llguidance takes ten times as long for ``\\p{L}`` in brackets."""
+    text, inverse, inside = found[0], found[1], found[2]
+    if inverse:
+        return "[^\\x00" + "\\" * inside.startswith("-") + inside + "]"
+    may_have_all = _WIDE.search(text) if inside is not None or text[1] in "pP" else None
+    return text if may_have_all is None else f"[{text}&&[^\\x00]]"
 
 
 def _check_counts(schema: Any) -> None:

@@ -4,7 +4,7 @@ Two formats are supported, recognised by the markers in the model's chat templat
 
 * ``<think>`` ... ``</think>`` before the response (Qwen3, DeepSeek-R1, SmolLM3), or another pair of markers (see
   :data:`THINK_MARKERS`). The prompt may already end with the first marker; then the completion begins inside the
-  reasoning.
+  reasoning. Granite 3.3 writes ``<response>`` and ``</response>`` around its response; they are dropped.
 * Harmony (GPT-OSS, https://cookbook.openai.com/articles/openai-harmony). A completion is several messages, each with a
   header that names its channel. The channel ``final`` is the response, and so is a message of the channel
   ``commentary`` without a recipient: a preamble to function calls. All other messages are not for the user.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .json_extent import JsonExtent
 
@@ -29,6 +29,8 @@ THINK_MARKERS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think
                  ("<reasoning>", "</reasoning>"), ("<thought>", "</thought>"),
                  ("<|START_THINKING|>", "<|END_THINKING|>"),
                  ("Here is my thought process:", "Here is my response:"))
+#: Tags around the response in Granite 3.3, behind the reasoning.
+_RESPONSE_TAGS = ("<response>", "</response>")
 THINK_ENDS = tuple(close for _, close in THINK_MARKERS)
 _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 #: Markers that end a Harmony message. Those that also end the completion appear in the text only if the tokenizer
@@ -62,7 +64,7 @@ def of_template(source: str, prompt: str, calls: bool = False) -> type[Splitter]
         return HarmonyCallSplitter if calls else HarmonySplitter
     for markers in THINK_MARKERS:
         if any(marker in source for marker in markers):
-            return think_splitter(markers, prompt.rstrip().endswith(markers[0]))
+            return think_splitter(markers, prompt.rstrip().endswith(markers[0]), _RESPONSE_TAGS[0] in source)
     return None
 
 
@@ -82,12 +84,29 @@ def is_off(splitter: type[Splitter], prompt: str, variables: Mapping[str, Any]) 
     return prompt.rstrip().endswith(splitter.close) or any(variables.get(name) is False for name in SWITCHES)
 
 
-def borders(splitter: type[Splitter]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the texts at the start of a completion, after white space, with which reasoning begins, and those that end
-    it. Stop strings are searched behind the first of the latter."""
+class Borders(NamedTuple):
+    """Texts around the parts of a completion that stop strings do not end.
+
+    Attributes:
+        starts: reasoning begins with them at the start of a completion, after white space.
+        ends: the first of them ends reasoning, or a part that one of ``calls`` began.
+        calls: a tool call, or another part that is not for the user, begins with them in the response.
+    """
+
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+
+
+def borders(splitter: type[Splitter] | None) -> Borders:
+    """Return the texts around the reasoning. Messages of Harmony may alternate: each end of a message is one of
+    ``calls``."""
+    if splitter is None:
+        return Borders()
     if issubclass(splitter, ThinkSplitter):
-        return (splitter.open,), (splitter.close,)
-    return (_CHANNEL, _START), _RESPONSES
+        return Borders((splitter.open,), (splitter.close,))
+    return Borders((_CHANNEL, _START), _RESPONSES,
+                   () if issubclass(splitter, HarmonyFormatSplitter) else (_END, _START, _CHANNEL))
 
 
 class Splitter:
@@ -141,6 +160,7 @@ class ThinkSplitter(Splitter):
 
     Attributes:
         open, close: the markers around the reasoning.
+        tagged: tags may be around the response: they are dropped.
 
     Args:
         call_markers: markers of function calls; empty if the request has no tools.
@@ -148,13 +168,14 @@ class ThinkSplitter(Splitter):
     """
 
     open, close = THINK_MARKERS[0]
+    tagged = False
 
     def __init__(self, call_markers: tuple[str, ...] = (), make_trial: Callable[[], CallTrial] | None = None) -> None:
         self._call_markers, self._make_trial = call_markers, make_trial
         self._ends = re.compile("|".join(map(re.escape, (self.close, *call_markers))))
         self._state = "opening"
         self._text = ""
-        self._emitted = False
+        self._emitted = self._has_response = False
         self._trial: CallTrial | None = None  # tries the marker after the newlines of the text
         self._tried = 0  # characters of the text that the trial has
 
@@ -166,12 +187,35 @@ class ThinkSplitter(Splitter):
         if self._state == "thoughts":
             thoughts = self._think(last)
         if self._state == "gap":
-            self._text = self._text.lstrip("\n")
-            if self._text:
-                self._state = "response"
+            self._begin_response(last)
+        if self._state == "tagged":
+            response = self._read_tagged(last)
         if self._state == "response":
-            response, self._text = self._text, ""
+            response, self._text = response + self._text, ""
         return thoughts, response
+
+    def _begin_response(self, last: bool) -> None:
+        self._text = self._text.lstrip("\n")
+        tag = _RESPONSE_TAGS[0]
+        if self.tagged and self._text.startswith(tag):
+            self._text, self._state = self._text[len(tag):], "tagged"
+        elif self._text and (last or not self.tagged or not tag.startswith(self._text)):
+            self._state = "response"
+
+    def _read_tagged(self, last: bool) -> str:
+        """Return the response up to the tag that ends it. Newlines inside the tags belong to the format."""
+        if not self._has_response:
+            self._text = self._text.lstrip("\n")
+            self._has_response = bool(self._text)
+        kept, end, rest = self._text.partition(_RESPONSE_TAGS[1])
+        if end:
+            self._text, self._state = rest, "response"
+            return kept.rstrip("\n")
+        size = 0 if last else _partial_marker(self._text, _RESPONSE_TAGS[1:])
+        kept = self._text[:len(self._text) - size]
+        kept = kept if last else kept.rstrip("\n")
+        self._text = self._text[len(kept):]
+        return kept
 
     def _open(self, last: bool) -> None:
         body = self._text.lstrip()
@@ -225,12 +269,18 @@ class OpenedThinkSplitter(ThinkSplitter):
     inside = True
 
 
-@functools.lru_cache(maxsize=2 * len(THINK_MARKERS))
-def think_splitter(markers: tuple[str, str], inside: bool) -> type[ThinkSplitter]:
-    """Return the class that splits at these markers. ``inside``: the prompt ends with the first of them."""
+@functools.lru_cache(maxsize=4 * len(THINK_MARKERS))
+def think_splitter(markers: tuple[str, str], inside: bool, tagged: bool = False) -> type[ThinkSplitter]:
+    """Return the class that splits at these markers.
+
+    Args:
+        markers: texts around the reasoning.
+        inside: the prompt ends with the first of them.
+        tagged: see :class:`ThinkSplitter`.
+    """
     kind = OpenedThinkSplitter if inside else ThinkSplitter
-    return kind if markers == THINK_MARKERS[0] else type(kind.__name__, (kind,), {
-        "open": markers[0], "close": markers[1]})
+    return kind if markers == THINK_MARKERS[0] and not tagged else type(kind.__name__, (kind,), {
+        "open": markers[0], "close": markers[1], "tagged": tagged})
 
 
 class HarmonySplitter(Splitter):

@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 from .json_extent import JsonExtent
 from .reasoning import THINK_ENDS
-from .tool_formats import ToolFormat
+from .tool_formats import TAG, ToolFormat
 from .tool_grammar import MARKERLESS_PREFIXES, MAX_CALLS, MAX_REPEATS, OPTIONAL_MARKER_PREFIXES
 from .tool_values import properties_of, value_of
 
@@ -38,8 +38,6 @@ _SPACE = re.compile(r"\s*")
 _NAME = r"[^\s<>\[\]{}\"'`]{1,64}"
 _HEAD = re.compile(rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"({_NAME})"\s*,\s*'
                    r'"(?:arguments|parameters)"\s*:\s*(?=\{)')
-#: An opening that is a tag: the tag that ends it replaces the end marker of the format.
-_TAG = re.compile(r"<(\w+)>")
 _PLAIN = re.compile(rf"\s*(?P<name>{_NAME})\s*(\[CALL_ID\]\s*(?P<id>\w{{1,64}})\s*)?")
 _NUMBERED = re.compile(rf"\s*(?P<id>(?P<name>{_NAME}?):\d{{1,6}})\s*")
 #: Maximum number of characters from the start of a function's name to the start of its arguments.
@@ -329,7 +327,7 @@ class ToolCallParser:
                 at = self._expect(0, opening)
             except _Mismatch:
                 continue
-            tag = _TAG.fullmatch(opening.strip())
+            tag = TAG.fullmatch(opening.strip())
             self._close = format.close if tag is None or not format.openings else f"</{tag[1]}>"
             if opening == format.section:
                 at = self._skip(at, format.open)

@@ -15,11 +15,15 @@ Sources:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from . import reasoning
+
+#: An opening that is a tag: the tag that ends it replaces the end marker of the format.
+TAG = re.compile(r"<(\w+)>")
 
 
 class Function(NamedTuple):
@@ -94,6 +98,13 @@ class ToolFormat:
         """All markers that start calls in a completion, :attr:`marker` first. Empty if ``markerless``."""
         return tuple(dict.fromkeys(found for found in (self.marker, *(
             text.partition("\n")[0] for text in self.openings)) if found))
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Texts of which the first ends a call, or the last call. Empty if only the end of the completion does."""
+        tags = (TAG.fullmatch(opening) for opening in self.openings)
+        found = [text.strip("`\n").partition("\n")[0] for text in (self.close, self.end)]
+        return tuple(dict.fromkeys(filter(None, (*found, *(f"</{tag[1]}>" for tag in tags if tag is not None)))))
 
     def around_arguments(self, name: str) -> tuple[str, str]:
         """Return the text before and after the arguments of a call, between ``open`` and ``close``."""

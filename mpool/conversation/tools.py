@@ -17,6 +17,7 @@ from ..errors import InvalidArgument, LimitError, Unsupported
 from ..resources import install_hint
 from ..results import ToolCall
 from . import enforced_schemas, grammar, grammar_trial, tool_formats, tool_schemas
+from .reasoning import Borders
 from .tool_calls import ToolCallParser, parse_arguments
 from .tool_formats import Function, ToolFormat
 from .tool_grammar import build_grammar, may_have_patterns, without_patterns
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from .template import ChatTemplate
     from .tool_grammar import Grammar, ResponseFormat
 
+#: Starts of a completion that is a call without a marker.
+_OBJECT_STARTS = ("<|python_tag|>", '{"name":', '{"type": "function"', '{"type":"function"')
 _CHOICES = '"auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
 #: Parts of llguidance's error message about a grammar: line number, reason, and the lines around it.
 _REASON, _RULE = re.compile(r"at (\d+)\(\d+\): (.*?)(?: \d+ \| |$)"), re.compile(r"(?:args|value)_(\d+)")
@@ -61,6 +64,15 @@ class Tools:
         """Create the parser of one completion. ``make_id`` returns the id of the call with this number."""
         return ToolCallParser(self.format, {function.name: function.parameters for function in self.functions},
                               self.constrained, make_id, self.calls_or_format)
+
+    def borders(self, stop: Sequence[str]) -> list[Borders]:
+        """Return the texts around the calls of a completion, which the stop strings do not end. A stop string that
+        contains one of these texts is meant to end the completion there: the list is then empty."""
+        format = self.format
+        if any(text in one for one in stop for text in (*format.markers, *format.ends)):
+            return []
+        starts = _OBJECT_STARTS if format.markerless or format.marker_optional else ()
+        return [Borders(starts, format.ends, format.markers)]
 
     def splitter(self, kind: type[ThinkSplitter]) -> ThinkSplitter:
         """Create a splitter of one completion whose reasoning also ends where a call begins."""

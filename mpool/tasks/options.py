@@ -622,9 +622,11 @@ class SamplingOptions:
     min_tokens: int | None = _sampling_option(
         "min_tokens", "number of tokens to generate before a completion may end")
     stop: str | Sequence[str] | None = option(
-        None, "stop string, or a list of up to 64; the completion ends before it. The reasoning of a chat does not.")
+        None, "stop string, or a list of up to 64; the completion ends before it. The reasoning and "
+              "the tool calls of a chat do not.")
     stop_token_ids: Sequence[int] | None = option(
-        None, "token ids that end the completion. In the reasoning of a chat, only control tokens do.")
+        None, "token ids that end the completion. In the reasoning and the tool calls of a chat, only control tokens "
+              "do.")
     ignore_eos: bool | None = _sampling_option(
         "ignore_eos", "never sample the model's end-of-sequence tokens: only other limits then end a completion")
     logprobs: bool | int | None = option(

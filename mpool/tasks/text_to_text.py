@@ -123,12 +123,15 @@ class Request:
         return ticket
 
     def _reasoning(self) -> dict[str, Any]:
-        """Return the options that keep stop strings from ending the reasoning."""
-        splitter = self.splitter
-        if splitter is None or not self.sampling.stop and not self.sampling.stop_ids:
-            return {"reasoning_starts": (), "reasoning_ends": ()}
-        starts, ends = ([text.encode() for text in texts] for texts in reasoning.borders(splitter))
-        return {"reasoning_starts": starts, "reasoning_ends": ends, "in_reasoning": splitter.inside}
+        """Return the options that keep stop strings from ending the reasoning and the tool calls."""
+        splitter, borders = self.splitter, [reasoning.Borders()]
+        if self.sampling.stop or self.sampling.stop_ids:
+            borders.append(reasoning.borders(splitter))
+            if self.tools is not None and (splitter is None or issubclass(splitter, reasoning.ThinkSplitter)):
+                borders += self.tools.borders(self.sampling.stop)
+        starts, ends, calls = ([text.encode() for texts in part for text in texts] for part in zip(*borders))
+        return {"reasoning_starts": starts, "reasoning_ends": ends, "call_starts": calls,
+                "in_reasoning": bool(ends) and splitter is not None and splitter.inside}
 
     def reader(self, ticket: _core.Ticket) -> Reader:
         """Return a reader for the ticket of this request."""

@@ -584,8 +584,8 @@ plain text.
 Returns:
     Same types as :func:`generate`. To continue the conversation, append ``message`` of the result to ``messages``. The
     model's reasoning (``<think>`` of Qwen3, all channels of GPT-OSS except the final one) is in ``reasoning`` of
-    results and stream chunks, not in ``text``; stop strings and ``max_tokens`` apply to both. With a
-    ``response_format`` and without tools, the model responds without reasoning.
+    results and stream chunks, not in ``text``. ``max_tokens`` applies to both; stop strings and
+    ``response_format`` apply to the response only.
 
     With ``tools``, function calls are in ``tool_calls``, and ``finish_reason`` is ``"tool_calls"``. If the extra
     ``grammar`` is installed, function calls are constrained while they are sampled: they have the model's tool-call

@@ -359,6 +359,7 @@ MP_TEST(models_stream_holds_stop_strings_back) {
 /* Stop strings end the response and not the reasoning, however the text is cut into chunks. */
 MP_TEST(models_stream_stops_no_reasoning) {
     char *stop[] = {"stop", "\n", "<t", "\n\nUser:"}, *starts[] = {"<think>"}, *ends[] = {"</think>", "</t>"};
+    char *calls[] = {"<tool>"};
     static const struct {
         const char *text, *expected;
         bool in_reasoning;
@@ -372,16 +373,23 @@ MP_TEST(models_stream_stops_no_reasoning) {
                 {" <think>stop\n</think>\nYes\n", " <think>stop\n</think>\nYes", false, 1},
                 {"<thinstop", "", false, 2},
                 {"<b>stop", "<b>", false, 0},
-                {"Yes\n</think>stop", "Yes", false, 1}};
-    const int32_t lengths[] = {4, 1, 2, 7}, start_bytes[] = {7}, end_bytes[] = {8, 4};
+                {"Yes\n</think>stop", "Yes", false, 1},
+                {"Yes<tool>stop\n</t>\n<tool>\n</t>No stop", "Yes<tool>stop\n</t>\n<tool>\n</t>No ", false, 0},
+                {"<think>\n<tool>\n</t>No\n", "<think>\n<tool>\n</t>No", false, 1},
+                {"Ye<tool>stop", "Ye<tool>stop", false, -1},
+                {"Ye<toad stop", "Ye", false, 2},
+                {"stop<tool>", "", false, 0}};
+    const int32_t lengths[] = {4, 1, 2, 7}, start_bytes[] = {7}, end_bytes[] = {8, 4}, call_bytes[] = {6};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const mp_text_request request = {.n_stop = 4, .stop = stop, .stop_bytes = (int32_t *)lengths,
                                          .n_reasoning_starts = 1, .reasoning_starts = starts,
                                          .reasoning_start_bytes = (int32_t *)start_bytes, .n_reasoning_ends = 2,
                                          .reasoning_ends = ends, .reasoning_end_bytes = (int32_t *)end_bytes,
+                                         .n_call_starts = 1, .call_starts = calls,
+                                         .call_start_bytes = (int32_t *)call_bytes,
                                          .in_reasoning = rows[i].in_reasoning};
         for (size_t chunk = 1; chunk <= strlen(rows[i].text); chunk++) {
-            char cut[64];
+            char cut[128];
             size_t at = 0;
             for (size_t from = 0; from < strlen(rows[i].text); from += chunk)
                 at += (size_t)snprintf(cut + at, sizeof cut - at, "%s%.*s", from ? "|" : "", (int)chunk,

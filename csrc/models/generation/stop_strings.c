@@ -131,9 +131,7 @@ static void follow_reasoning(mp_stream *stream, const mp_text_request *request) 
 /* Find the phase of the text. */
 static void follow(mp_stream *stream, const mp_text_request *request) {
     const char *text = stream->choice->text;
-    if (stream->phase == MP_STREAM_BEGINNING && request->n_reasoning_ends == 0)
-        stream->phase = MP_STREAM_RESPONSE;
-    else if (stream->phase == MP_STREAM_BEGINNING && request->in_reasoning)
+    if (stream->phase == MP_STREAM_BEGINNING && request->in_reasoning)
         stream->phase = MP_STREAM_REASONING;
     else if (stream->phase == MP_STREAM_BEGINNING)
         follow_beginning(stream, request);
@@ -146,41 +144,61 @@ static void follow(mp_stream *stream, const mp_text_request *request) {
             stream->in_gap = false;
 }
 
-int mp_stream_append(mp_stream *stream, const mp_text_request *request, const uint8_t *bytes, size_t count) {
-    mp_choice *choice = stream->choice;
-    for (size_t i = 0; i < count; i++)
-        append_byte(stream, bytes[i]);
-    follow(stream, request);
-    if (stream->phase != MP_STREAM_RESPONSE) {
-        stream->final = stream->phase == MP_STREAM_REASONING ? stream->bytes : 0;
-        return -1;
-    }
-    /* a stop string begins neither in text that is final already nor in the reasoning */
-    const uint32_t decided = stream->final > stream->from ? stream->final : stream->from;
+/* Returns the index of the text that begins earliest in text[from..end) and ends behind `gap`, or -1. `found_at`
+ * becomes its start. */
+static int find(const mp_stream *stream, uint32_t from, uint32_t end, uint32_t gap, int n, char *const *texts,
+                const int32_t *lengths, uint32_t *found_at) {
     int found = -1;
-    uint32_t found_at = stream->bytes;
-    for (int i = 0; i < request->n_stop; i++) {
-        const uint32_t size = (uint32_t)request->stop_bytes[i];
-        for (uint32_t at = decided; at + size <= stream->bytes && at < found_at; at++)
-            if (at + size > stream->gap && memcmp(choice->text + at, request->stop[i], size) == 0) {
+    *found_at = end;
+    for (int i = 0; i < n; i++) {
+        const uint32_t size = (uint32_t)lengths[i];
+        for (uint32_t at = from; at + size <= end && at < *found_at; at++)
+            if (at + size > gap && memcmp(stream->choice->text + at, texts[i], size) == 0) {
                 found = i;
-                found_at = at;
+                *found_at = at;
                 break;
             }
     }
-    if (found >= 0) {
-        stream->bytes = stream->final = found_at;
-        stream->pending_bytes = 0;
-        return found;
+    return found;
+}
+
+int mp_stream_append(mp_stream *stream, const mp_text_request *request, const uint8_t *bytes, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        append_byte(stream, bytes[i]);
+    for (;;) {
+        follow(stream, request);
+        if (stream->phase != MP_STREAM_RESPONSE) {
+            stream->final = stream->phase == MP_STREAM_REASONING ? stream->bytes : 0;
+            return -1;
+        }
+        /* a stop string begins neither in text that is final already, nor in the reasoning, nor in a call */
+        const uint32_t decided = stream->final > stream->from ? stream->final : stream->from;
+        uint32_t call_at, found_at;
+        const int call = find(stream, decided, stream->bytes, 0, request->n_call_starts, request->call_starts,
+                              request->call_start_bytes, &call_at);
+        if (call < 0) /* the last bytes may begin a call: stop strings wait for the next token */
+            call_at = held_from(stream->choice->text, decided, stream->bytes, request->n_call_starts,
+                                request->call_starts, request->call_start_bytes);
+        const int found = find(stream, decided, call_at, stream->gap, request->n_stop, request->stop,
+                               request->stop_bytes, &found_at);
+        if (found >= 0) {
+            stream->bytes = stream->final = found_at;
+            stream->pending_bytes = 0;
+            return found;
+        }
+        if (call < 0) {
+            stream->final = held_from(stream->choice->text, decided, stream->bytes, request->n_stop, request->stop,
+                                      request->stop_bytes);
+            stream->final = call_at < stream->final ? call_at : stream->final;
+            return -1;
+        }
+        stream->phase = MP_STREAM_REASONING;
+        stream->from = stream->final = call_at + (uint32_t)request->call_start_bytes[call];
     }
-    stream->final = held_from(choice->text, decided, stream->bytes, request->n_stop, request->stop,
-                              request->stop_bytes);
-    return -1;
 }
 
 bool mp_stream_reasons(const mp_stream *stream, const mp_text_request *request) {
-    return stream->phase == MP_STREAM_REASONING ||
-           (stream->phase == MP_STREAM_BEGINNING && request->n_reasoning_ends > 0 && request->in_reasoning);
+    return stream->phase == MP_STREAM_REASONING || (stream->phase == MP_STREAM_BEGINNING && request->in_reasoning);
 }
 
 void mp_stream_publish(mp_stream *stream) {

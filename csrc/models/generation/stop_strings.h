@@ -5,8 +5,9 @@
  *
  * Stop strings end the response of a completion, and never its reasoning. A completion begins with reasoning if the
  * prompt began it (`in_reasoning`), or if the text begins with one of `reasoning_starts`, after white space. The first
- * of `reasoning_ends` in the text ends the reasoning; the white space behind it is no response either. Without
- * `reasoning_ends`, the whole completion is response. */
+ * of `reasoning_ends` in the text ends the reasoning; the white space behind it is no response either. A text of
+ * `call_starts` in the response begins a tool call, or another part that is not for the user. Such a part ends as
+ * reasoning does, and stop strings do not end it either. */
 #ifndef MP_MODELS_GENERATION_STOP_STRINGS_H
 #define MP_MODELS_GENERATION_STOP_STRINGS_H
 
@@ -14,7 +15,7 @@
 
 typedef enum mp_stream_phase {
     MP_STREAM_BEGINNING, /* the text may still become reasoning or response */
-    MP_STREAM_REASONING,
+    MP_STREAM_REASONING, /* reasoning, or a tool call */
     MP_STREAM_RESPONSE
 } mp_stream_phase;
 
@@ -35,7 +36,7 @@ void mp_stream_init(mp_stream *stream, mp_choice *choice);
  * or -1. If the token completes several, returns the one that begins earliest in the text, or, at equal positions, the
  * one listed first. After a match, the text ends before the stop string and is final. */
 int mp_stream_append(mp_stream *stream, const mp_text_request *request, const uint8_t *bytes, size_t count);
-/* Returns true if the next token continues the reasoning. */
+/* Returns true if the next token continues reasoning or a tool call. */
 bool mp_stream_reasons(const mp_stream *stream, const mp_text_request *request);
 /* Stores the length of the final text in choice->text_bytes. Call after the token was published. */
 void mp_stream_publish(mp_stream *stream);

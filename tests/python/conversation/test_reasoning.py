@@ -19,6 +19,7 @@ from mpool.conversation.reasoning import (
 from reasoningdata import BRACKETS, CHAINS, CONTROL, HARMONY, OPENED, THINK, WORDS
 
 C, M, S, E = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
+GRANITE = reasoning.think_splitter(reasoning.THINK_MARKERS[0], False, True)
 CASES: list[tuple[type[Splitter], str, str | None, str]] = [
     (ThinkSplitter, "<think>\nWell, 1 < 2.\n\nYes.\n</think>\n\nIt is.\n", "Well, 1 < 2.\n\nYes.", "It is.\n"),
     (ThinkSplitter, "\n<think></think>Ja.", None, "Ja."),
@@ -30,6 +31,12 @@ CASES: list[tuple[type[Splitter], str, str | None, str]] = [
     (OpenedThinkSplitter, "Hm ä.\n</think>\n\nSo.", "Hm ä.", "So."),
     (OpenedThinkSplitter, "<think>\nagain\n</think>So.", "again", "So."),
     (OpenedThinkSplitter, "never closed\n", "never closed", ""),
+    # Granite 3.3 puts its response between tags
+    (GRANITE, "<think>Hm</think>\n<response>\nSo <b>.\n\nYes.\n</response>", "Hm", "So <b>.\n\nYes."),
+    (GRANITE, "<think>Hm</think><response>cut off\n</respon", "Hm", "cut off\n</respon"),
+    (GRANITE, "<think>Hm</think>\n<respect>.", "Hm", "<respect>."),
+    (GRANITE, "<think>Hm</think><response></response>\n<|tool_call|>[]", "Hm", "\n<|tool_call|>[]"),
+    (GRANITE, "Plain <response>x</response>", None, "Plain <response>x</response>"),
     (HarmonySplitter, f"{C}analysis{M}Let me 漢字 <|see.{E}{S}assistant{C}final{M}It is <b>.",
      "Let me 漢字 <|see.", "It is <b>."),
     (HarmonySplitter, f"{C}final{M}Only this.<|return|>", None, "Only this."),
@@ -96,6 +103,8 @@ def test_the_format_is_recognised_by_the_template() -> None:
     assert reasoning.of_template("{{ '<think>' }}", "user: why?<think>no</think>") is ThinkSplitter
     assert reasoning.of_template("{{ '<think>\n' }}", "assistant\n<think>\n") is OpenedThinkSplitter
     assert reasoning.of_template("{{ messages }}", "<think>") is None
+    granite = "Write your thoughts between <think></think> and write your response between <response></response>"
+    assert reasoning.of_template(granite, "") is GRANITE
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
@@ -244,3 +253,25 @@ def test_a_stop_string_that_might_begin_the_reasoning(tmp_path: Path, isolation:
         for stop, text in (("<t", ""), ("th", "<"), ("y", "<thx")):
             done = pool.chat([{"role": "user", "content": "Is it?"}], folder, stop=[stop], **GREEDY)
             assert (done.text, done.reasoning, done.stop) == (text, None, stop)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_stop_strings_between_messages_of_harmony(tmp_path: Path, isolation: str) -> None:
+    """A preamble is response; the headers and the reasoning behind it are not."""
+    chains = [("assistant", "<|channel|>"), ("<|channel|>", "commentary", "analysis", "final"),
+              *((name, "<|message|>") for name in ("commentary", "analysis", "final")),
+              ("<|message|>", "Look", "Ġthink", "Yes"), ("Look", "<|end|>"), *CHAINS[HARMONY][7:]]
+    chains = [row for at, row in enumerate(chains) if row[0] not in [earlier[0] for earlier in chains[:at]]]
+    folder = chainmodels.save(tmp_path, HARMONY, chains, (*WORDS, "commentary", "Look"))
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Is it?"}]
+    rows: list[tuple[list[str], str, str | None, str | None]] = [
+        (["assistant", "<", "analysis", "final", " th", "<|message|>"], "Look\nYes.", " think", None),
+        (["think", "Yes"], "Look", " think", "Yes"), (["k", "s"], "Loo", None, "k"),
+        (["k<", "es"], "Look\nY", " think", "es")]
+    with mpool.Pool(mpool.PoolConfig(threads=1, isolation=isolation)) as pool:  # type: ignore[arg-type]
+        for stop, text, thoughts, found in rows:
+            done = pool.chat(messages, folder, stop=stop, **GREEDY)
+            assert (done.text, done.reasoning, done.stop) == (text, thoughts, found)
+            chunks = list(pool.chat(messages, folder, stop=stop, stream=True, **GREEDY))
+            assert ("".join(chunk.text for chunk in chunks), "".join(chunk.reasoning for chunk in chunks) or None) == \
+                (text, thoughts)

@@ -189,13 +189,9 @@ ALIASES: list[tuple[dict[str, Any], str]] = [
      '{"b": {"a": null, "\\u00')]
 
 
-@pytest.mark.parametrize(("schema", "start"), ALIASES)
-def test_keys_have_one_spelling(schema: dict[str, Any], start: str) -> None:
-    """In formats, strict or not, and in arguments of tools, in every form."""
+def _matcher(source: str) -> Any:
+    """Return llguidance's matcher of a grammar, with a token for each byte."""
     import llguidance
-
-    from mpool.conversation import grammar, tool_formats, tool_grammar
-    from mpool.conversation.tool_formats import Function
 
     class Letters:
         tokens = [bytes([byte]) for byte in range(256)] + [b"<end>"]
@@ -205,9 +201,27 @@ def test_keys_have_one_spelling(schema: dict[str, Any], start: str) -> None:
             return list(text)
 
     letters = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Letters()), n_vocab=257, eos_token=[256])
+    return llguidance.LLMatcher(letters, source, log_level=0)
+
+
+def _accepts(schema: str, text: str) -> bool:
+    import llguidance
+
+    matcher, data = _matcher(llguidance.LLMatcher.grammar_from_json_schema(schema)), list(text.encode())
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.try_consume_tokens(data) == len(data) and bool(matcher.is_accepting())
+
+
+@pytest.mark.parametrize(("schema", "start"), ALIASES)
+def test_keys_have_one_spelling(schema: dict[str, Any], start: str) -> None:
+    """In formats, strict or not, and in arguments of tools, in every form."""
+    import llguidance
+
+    from mpool.conversation import grammar, tool_formats, tool_grammar
+    from mpool.conversation.tool_formats import Function
 
     def check(source: str, before: str) -> None:
-        matcher, text = llguidance.LLMatcher(letters, source, log_level=0), list((before + start).encode())
+        matcher, text = _matcher(source), list((before + start).encode())
         assert not matcher.is_error(), matcher.get_error()
         taken = matcher.try_consume_tokens(text)
         assert taken < len(text) and bytes(text[:taken]).endswith(b"\\"), (before + start)[:taken]
@@ -245,3 +259,44 @@ def test_a_number_of_properties_that_a_grammar_cannot_count(pool: mpool.Pool, ll
     with pytest.raises(mpool.InvalidArgument, match="minProperties 2"):
         pool.generate("Once", llama, response_format={**schema, "minProperties": 2})
     assert pool.generate("Once", llama, response_format={**schema, "minProperties": 1}, seed=1, **HOT).parsed
+
+
+#: A pattern with a class that excludes what JSON escapes -> values that it matches, values that it does not match.
+CLASSES: list[tuple[str, str, str]] = [
+    ('^[^"]$', "\\\na-", '"'), ('^[^"\n]$', "\\a", '"\n'), (r"^[^\\]$", '"\na', "\\"), ('^[^-"]$', "\\a", '-"'),
+    ('^[^"-]$', "\\a", '-"'), (r"^[^\x22]$", "\\a", '"'), ("^[\t-!]$", "\t\n !", '"\\'), (r"^[^\w\\]$", '"\n', "a\\"),
+    (r"^[\x00-!]$", "\t\n!", '"\\'), (r"^\P{P}$", "a\n", '"\\'), (r"^[\s\S]$", '"\\\na', ""), (r"^\W$", '"\\\n', "a"),
+    (r"^\[[^\]]$", "", "a")]
+
+
+@pytest.mark.parametrize(("pattern", "inside", "outside"), CLASSES)
+def test_classes_match_no_quote_that_they_exclude(pattern: str, inside: str, outside: str) -> None:
+    """In values and in names of properties. Reference: the regular expressions of Python."""
+    from mpool.conversation import grammar
+
+    expressions = pytest.importorskip("regex") if r"\P" in pattern else re
+    for text in inside:
+        assert expressions.search(pattern, text)
+    for text in outside:
+        assert not expressions.search(pattern, text)
+    for schema, start, end in (({"type": "string", "pattern": pattern}, "", ""),
+                               ({"type": "object", "patternProperties": {pattern: True},
+                                 "additionalProperties": False}, "{", ": 1}")):
+        for kind in ("schema", "lenient"):
+            source = grammar._enforceable(kind, json.dumps(schema), None)[1]
+            for text in inside + outside:
+                assert _accepts(source, start + json.dumps(text) + end) is (text in inside), (text, source)
+
+
+def test_listed_integers_are_not_rounded(pool: mpool.Pool, llama: Path) -> None:
+    """Identifiers beyond 2^53 would become other ones; not strict, any integer is allowed."""
+    for value in (2**53 + 1, 10**20, -2**63 - 1, 1234567890123456789):
+        for part in ({"type": "integer", "const": value}, {"enum": [None, [value]]}, {"const": {"a": value}}):
+            with pytest.raises(mpool.InvalidArgument, match=str(value)) as caught:
+                pool.generate("Once", llama, response_format={"type": "array", "items": part})
+            assert caught.value.param == "response_format" and "strict" in (caught.value.hint or "")
+            relaxed = {"type": "json_schema", "json_schema": {"strict": False, "schema": {
+                "type": "array", "items": part, "maxItems": 0}}}
+            assert pool.generate("Once", llama, response_format=relaxed, **HOT).parsed == []
+    exact = {"type": "integer", "enum": [2**53, -2**60]}
+    assert pool.generate("Once", llama, response_format=exact, **HOT).parsed in exact["enum"]

@@ -411,6 +411,24 @@ def test_reasoning_before_calls(pool: mpool.Pool, chain: Any, monkeypatch: pytes
         assert [forced.reasoning, *(call.name for call in forced.tool_calls)] == ["Hm", "clock"], forced
 
 
+@pytest.mark.parametrize("how", ["masked", "parsed"])
+@pytest.mark.parametrize("name", ["writes", "thinks", "unclosed", "harmony"])
+def test_stop_strings_end_no_call(pool: mpool.Pool, chain: Any, monkeypatch: pytest.MonkeyPatch, name: str,
+                                  how: str) -> None:
+    """Neither its markers nor its arguments; the text before it ends as ever."""
+    pool = prepared(pool, monkeypatch, how)
+    options: dict[str, Any] = {"tools": [tm.CLOCK], **GREEDY}
+    whole = pool.chat(CHAT, chain(name), **options)
+    kept = pool.chat(CHAT, chain(name), stop=["\n", "{", "clock", "<", "functions", '"'], **options)
+    assert kept.choices == whole.choices and len(kept.tool_calls) == 1
+    check_stream(pool.chat(CHAT, chain(name), stream=True, stop=["\n", "{", "clock", "<"], **options), kept)
+    token = pool.tokenize("clock", chain(name))[-1:]
+    assert pool.chat(CHAT, chain(name), stop_token_ids=token, **options).choices == whole.choices
+    if name == "writes":
+        cut = pool.chat(CHAT, chain(name), stop=["t.", "clock"], **options)
+        assert (cut.text, cut.stop, cut.finish_reason, cut.tool_calls) == ("Wai", "t.", "stop", ())
+
+
 def test_reasoning_between_control_tokens(pool: mpool.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Markers of reasoning are control tokens in Magistral and Ministral. A call ends the reasoning there, too."""
     monkeypatch.setattr(chainmodels, "SPECIAL", [*chainmodels.SPECIAL, "[THINK]", "[/THINK]"])

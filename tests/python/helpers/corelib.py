@@ -8,7 +8,7 @@ import mpool
 
 SAMPLING = dict(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0,
                 frequency_penalty=0.0, seed=0, max_tokens=1, min_tokens=0, logprobs=-1, ignore_eos=True, n=1, stop=[],
-                stop_ids=[], bias_ids=[], bias=[], reasoning_starts=[], reasoning_ends=[])
+                stop_ids=[], bias_ids=[], bias=[], reasoning_starts=[], reasoning_ends=[], call_starts=[])
 
 
 def _key(pool: mpool.Pool, model: str, compute: str) -> str:
