@@ -1,4 +1,4 @@
-/* registry_rows.c: what a Registry knows of its models, as Python objects. */
+/* registry_rows.c: the models of a Registry as Python objects, with their workers, latencies and facts. */
 #include "models/model.h"
 #include "python/binding.h"
 
