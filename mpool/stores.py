@@ -28,7 +28,7 @@ class Store(NamedTuple):
     full: str
 
 
-_OLDEST, _503 = "the least recently used goes", "status 503"
+_OLDEST, _503 = "the least recently used is dropped", "status 503"
 
 #: Name -> store.
 STORES = {
@@ -40,18 +40,19 @@ STORES = {
     "aliases": Store("names of `/api/create` and `/api/copy`, with system messages and options", 1000, 64 * MIB, "",
                      "status 400"),
     "history": Store("requests that ended, for the dashboard, with 256 characters of the model's name", 1000, 2 * MIB,
-                     "", "the oldest goes"),
+                     "", "the oldest is dropped"),
     "ignored": Store("names of unknown fields that the log has named, of 100 characters", 1000, MIB, "",
                      "further ones are not logged"),
-    "series": Store("models with plots on the dashboard", 32, 16 * MIB, "", "the one that was idle for longest goes"),
+    "series": Store("models with plots on the dashboard", 32, 16 * MIB, "",
+                    "the one that was idle for longest is dropped"),
     "formats": Store("compiled formats of structured output and tools, per tokenizer", 32, 128 * MIB, "", _OLDEST),
     "patterns": Store("regular expressions of tools that were tried, of 1,000 characters", 1024, 4 * MIB, "", _OLDEST),
     "images": Store("images that are being decoded", None, 1024 * MIB, "", "they wait"),
     "queues": Store("waiting requests of a model", None, None, "PoolConfig.queue_capacity", _503),
     "models": Store("models in memory, those of the catalogue included, their queues, adapters, caches and recent "
-                    "vectors", None, None, "MPOOL_MEMORY_MB", "idle ones go, then status 503"),
+                    "vectors", None, None, "MPOOL_MEMORY_MB", "idle ones are unloaded, then status 503"),
     "prefixes": Store("prefixes of prompts and encoded images of a language model", None, None, "MPOOL_PREFIX_PERCENT",
-                      "the one that saves least goes"),
+                      "the one that saves least is dropped"),
 }
 
 __all__ = ["STORES", "Store"]

@@ -172,7 +172,7 @@ bool mp_budget_reserve(mp_budget *budget, uint64_t bytes) {
 
 void mp_budget_unreserve(mp_budget *budget, uint64_t bytes) { atomic_fetch_sub(&budget->reserved, bytes); }
 
-/* Takes up to `bytes` off what the account has reserved. Returns the number of bytes. */
+/* Subtracts up to `bytes` from the account's reservation. Returns the number subtracted. */
 static uint64_t take_off(mp_budget *account, uint64_t bytes) {
     uint64_t left = atomic_load(&account->reserved), taken;
     do
@@ -181,7 +181,7 @@ static uint64_t take_off(mp_budget *account, uint64_t bytes) {
     return taken;
 }
 
-/* Takes up to `bytes` of what the account has reserved into use. Returns the number of bytes. */
+/* Moves up to `bytes` from the account's reservation to the used bytes of the budget above. Returns their number. */
 static uint64_t take_own(mp_budget *account, uint64_t bytes) {
     uint64_t own = take_off(account, bytes);
     if (own) { /* in this order: others must not see the bytes as free in between */

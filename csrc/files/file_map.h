@@ -1,7 +1,7 @@
 /* file_map.h: one read-only shared mapping of a regular file.
  *
  * The mapping and its descriptor belong to the file that the path named when it was opened. Both stay valid when the
- * path is renamed over, unlinked or led elsewhere by a link.
+ * path is renamed over or unlinked, or when a link in it is switched.
  *
  * A page that can no longer be read (the file was truncated while mapped) does not kill the process. The SIGBUS handler
  * maps a zero page in its place, marks the mapping poisoned and resumes the thread. Code that computes with the mapping

@@ -46,7 +46,7 @@ static mp_status check_bounds(const mp_weights *weights, const mp_tensor_entry *
     return MP_OK;
 }
 
-static _Atomic int lender; /* 0: none */
+static _Atomic int lender; /* process that has the files open: see mp_weights_set_lender; 0: none */
 
 void mp_weights_set_lender(int process) { atomic_store(&lender, process); }
 

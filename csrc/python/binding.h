@@ -86,6 +86,8 @@ mp_notifier *mp_notifier_of(mp_state *state, PyObject *object);
 
 /* Borrow the registry. Returns NULL with TypeError for another object. */
 mp_registry *mp_registry_of(mp_state *state, PyObject *object);
+/* Returns a list with a dict for each model (registry_rows.c). */
+PyObject *mp_registry_rows(mp_state *state, mp_registry *registry);
 
 typedef struct mp_ticket_object {
     PyObject_HEAD mp_ticket *ticket; /* the caller's reference */

@@ -172,7 +172,7 @@ static uint64_t reclaim_from_all(mp_shortage shortage, bool whole) {
 static bool may_become_free(mp_governor *governor, uint64_t needed) {
     if (needed > atomic_load(&governor->budget.limit))
         return false;
-    if (governor->loads) /* checked before the question: a load that ends meanwhile is not in the answer */
+    if (governor->loads) /* checked before ask_all, which does not count a load that ends meanwhile */
         return true;
     mp_mutex_unlock(&governor->lock);
     uint64_t later = ask_all((mp_shortage){governor, needed, 0, NULL}, false, ASK_LATER);
@@ -405,7 +405,7 @@ bool mp_governor_may_free(mp_governor *governor, uint64_t bytes) {
 
 bool mp_governor_may_gain(mp_governor *governor, const void *asker) {
     mp_mutex_lock(&governor->lock);
-    bool loads = governor->loads > 0; /* before the question, as in may_become_free */
+    bool loads = governor->loads > 0; /* read before ask_all, as in may_become_free */
     mp_mutex_unlock(&governor->lock);
     return loads || ask_all((mp_shortage){governor, 1, 0, asker}, false, ASK_LATER) > 0;
 }
@@ -415,7 +415,7 @@ void mp_governor_name_holders(mp_governor *governor, mp_error *error) {
     size_t begin = strlen(error->message), size = sizeof(error->message), at = begin + sizeof(intro) - 1;
     mp_mutex_lock(&governor->lock);
     for (mp_reclaimer *reclaimer = governor->reclaimers; reclaimer && at + 2 < size;) {
-        reclaimer->callers++; /* as in ask_all */
+        reclaimer->callers++; /* keeps the reclaimer while the lock is released, as in ask_all */
         mp_mutex_unlock(&governor->lock);
         bool first = at == begin + sizeof(intro) - 1;
         size_t start = first ? at : at + 2;

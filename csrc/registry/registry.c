@@ -119,36 +119,6 @@ static void leave(mp_registry *registry, mp_entry *entry) {
     mp_entry_unpin(entry);
 }
 
-/* --- a copy of all entries, each with a reference --- */
-
-typedef struct snapshot {
-    mp_entry **entries;
-    int count;
-} snapshot;
-
-/* Must hold the lock. Copies the current entries; with `all`, also replacements being loaded and draining entries.
- * Returns false if memory is refused. */
-static bool take_snapshot(mp_registry *registry, bool all, snapshot *copy) {
-    int most = registry->slot_count * 2 + registry->leaving_count;
-    *copy = (snapshot){mp_alloc_array((size_t)most, sizeof(mp_entry *), MP_TAG_POOL), 0};
-    if (!copy->entries)
-        return false;
-    for (int i = 0; i < registry->slot_count; i++) {
-        copy->entries[copy->count++] = mp_entry_pin(registry->slots[i].current);
-        if (all && registry->slots[i].incoming)
-            copy->entries[copy->count++] = mp_entry_pin(registry->slots[i].incoming);
-    }
-    for (int i = 0; all && i < registry->leaving_count; i++)
-        copy->entries[copy->count++] = mp_entry_pin(registry->leaving[i]);
-    return true;
-}
-
-static void drop_snapshot(snapshot *copy) {
-    for (int i = 0; i < copy->count; i++)
-        mp_entry_unpin(copy->entries[i]);
-    mp_free(copy->entries);
-}
-
 /* --- events reported by entries; must not hold the lock --- */
 
 /* Must hold the lock. Returns the slot that has this entry as its replacement, or NULL. */
@@ -209,61 +179,6 @@ static void on_event(mp_registry *registry, mp_entry *entry, mp_entry_event even
     mp_entry_unpin(gone);
 }
 
-/* --- operations on all entries; must not hold the lock --- */
-
-static bool take_open_snapshot(mp_registry *registry, snapshot *copy) {
-    mp_mutex_lock(&registry->lock);
-    bool taken = registry->closing == OPEN && take_snapshot(registry, true, copy);
-    mp_mutex_unlock(&registry->lock);
-    return taken;
-}
-
-/* Returns the result of `measure` for all entries; 0 if the registry is closing. */
-static uint64_t measured(mp_registry *registry, const void *asker,
-                         uint64_t (*measure)(mp_entry **entries, int count, const void *asker)) {
-    snapshot copy;
-    if (!take_open_snapshot(registry, &copy))
-        return 0;
-    uint64_t bytes = measure(copy.entries, copy.count, asker);
-    drop_snapshot(&copy);
-    return bytes;
-}
-
-static uint64_t possible(void *arg, const void *asker) { return measured(arg, asker, mp_upkeep_possible); }
-
-static uint64_t later(void *arg, const void *asker) { return measured(arg, asker, mp_upkeep_later); }
-
-static size_t holders(void *arg, char *text, size_t size) {
-    snapshot copy;
-    if (!take_open_snapshot(arg, &copy))
-        return 0;
-    size_t length = mp_upkeep_holders(copy.entries, copy.count, text, size);
-    drop_snapshot(&copy);
-    return length;
-}
-
-static uint64_t reclaim(void *arg, const mp_shortage *shortage, bool whole) {
-    snapshot copy;
-    if (!take_open_snapshot(arg, &copy))
-        return 0;
-    uint64_t coming = mp_upkeep_reclaim(copy.entries, copy.count, shortage, whole);
-    drop_snapshot(&copy);
-    return coming;
-}
-
-static uint64_t sweep(void *arg, uint64_t now_ns) {
-    mp_registry *registry = arg;
-    snapshot copy;
-    mp_mutex_lock(&registry->lock);
-    bool taken = take_snapshot(registry, true, &copy);
-    mp_mutex_unlock(&registry->lock);
-    if (!taken)
-        return now_ns + 100 * MS;
-    uint64_t next = mp_upkeep_sweep(&registry->upkeep, registry->services, copy.entries, copy.count, now_ns);
-    drop_snapshot(&copy);
-    return next;
-}
-
 /* --- life --- */
 
 static mp_status create_services(mp_registry *registry, const mp_registry_config *config, mp_error *error) {
@@ -278,7 +193,7 @@ static mp_status create_services(mp_registry *registry, const mp_registry_config
     services->event = on_event;
     mp_services_configure(services, config);
     mp_quarantine_init(&services->quarantine);
-    mp_maintenance_init(&services->maintenance, sweep, registry);
+    mp_maintenance_init(&services->maintenance, mp_registry_sweep, registry);
     MP_TRY(mp_cpu_allocator_open(config->threads, &services->allocator, error));
     services->allocator_pinned = mp_cpu_allocator_pin(services->allocator);
     MP_TRY(mp_governor_open(config->memory_limit, &services->governor, error));
@@ -310,8 +225,7 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
     mp_cond_init(&registry->changed);
     registry->grace_ns = mp_or_default(config->shutdown_grace_ns, MP_SHUTDOWN_GRACE_NS);
     mp_upkeep_init(&registry->upkeep, mp_or_default(config->maintenance_every_ns, 60000 * MS));
-    registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .possible = possible, .later = later, .holders = holders,
-                                        .arg = registry};
+    registry->reclaimer = mp_registry_reclaimer(registry);
     mp_status status = create_services(registry, config, error);
     if (status != MP_OK) {
         if (registry->services) {
@@ -691,29 +605,6 @@ mp_status mp_registry_pin(mp_registry *registry, const char *key, mp_error *erro
         mp_entry_pin_model(entry);
         leave(registry, entry);
     }
-    return MP_OK;
-}
-
-mp_status mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, const mp_entry_info *info), void *arg,
-                            mp_error *error) {
-    snapshot copy;
-    mp_mutex_lock(&registry->lock);
-    bool taken = take_snapshot(registry, false, &copy);
-    mp_mutex_unlock(&registry->lock);
-    if (!taken)
-        return mp_fail(error, MP_MEMORY_EXHAUSTED, "the system refused memory for the list of models");
-    for (int i = 0; i < copy.count; i++) {
-        mp_entry_info info;
-        mp_entry *entry = copy.entries[i];
-        mp_entry_describe(entry, &info);
-        visit(arg, &info);
-        if (!info.model)
-            continue;
-        mp_mutex_lock(&entry->lock);
-        mp_entry_return(entry);
-        mp_mutex_unlock(&entry->lock);
-    }
-    drop_snapshot(&copy);
     return MP_OK;
 }
 

@@ -1,4 +1,4 @@
-/* state.h: the state of a registry, for registry.c and registry_fork.c only. */
+/* state.h: the state of a registry, for registry.c, registry_all.c and registry_fork.c only. */
 #ifndef MP_REGISTRY_STATE_H
 #define MP_REGISTRY_STATE_H
 
@@ -32,5 +32,12 @@ struct mp_registry {
     int inside; /* operations on entries in progress: see registry.c */
     closing closing;
 };
+
+/* --- registry_all.c --- */
+
+/* Returns the functions that free memory of the registry's models. */
+mp_reclaimer mp_registry_reclaimer(mp_registry *registry);
+/* Called by the maintenance thread, with the registry as `arg`. Returns the time of the next call. */
+uint64_t mp_registry_sweep(void *arg, uint64_t now_ns);
 
 #endif

@@ -17,7 +17,8 @@ from ..tasks.sampling import TABLE
 #: Options of the server: (field of mpool.server.settings.Settings, type, help).
 SERVER_LIMITS = (
     ("max_body", int, "maximum size of a request body in bytes (default: 32 MiB)"),
-    ("max_bodies", int, "maximum size of all request bodies in memory in bytes, with their values (default: 512 MiB)"),
+    ("max_bodies", int, "maximum size of all request bodies in memory in bytes, with their values (default: 512 MiB; "
+     "at least four times --max-body)"),
     ("max_connections", int, "maximum concurrent connections (default: 2048)"),
     ("max_streams", int, "maximum concurrent streamed responses (default: 512)"),
     ("max_n", int, "maximum completions or images per request (default: 16)"),

@@ -85,9 +85,11 @@ def _check_keys(param: str, given: Mapping[Any, Any], known: Sequence[str]) -> N
     """Raises InvalidArgument if a format has an unknown key, which may be a constraint of another library."""
     for name in given:
         if name not in known:
-            raise InvalidArgument(f"`{param}` has the unknown key {shown(name)}; a format of this type has the keys "
-                                  f"{', '.join(known)}", param=f"{param}.{name}" if isinstance(name, str) else param,
-                                  got=shown(given[name]), allowed=", ".join(known), hint="Remove it")
+            named = isinstance(name, str) and name.isidentifier() and len(name) <= 100
+            field = f"{param}.{name}" if named else param
+            raise InvalidArgument(f"`{field}`: {shown(name)} is not a key of this format, which has the keys "
+                                  f"{', '.join(known)}", param=field, got=shown(given[name]),
+                                  allowed=", ".join(known), hint="Remove it")
 
 
 def _schema(schema: Any) -> str:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .._address_space import require_if_limited
-from ..checks import integer, one_of, shown
+from ..checks import one_of, shown
 from ..errors import (
     IntegrityError,
     InvalidArgument,
@@ -33,6 +33,7 @@ from ..models.spec import OWN_ADAPTERS
 from ..names import COMPUTE as COMPUTE
 from . import isolation as _isolated
 from .load_options import AS_CONFIGURED, MAX_ADAPTERS, LoadOptions
+from .overrides import override, refused
 
 if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
@@ -479,8 +480,8 @@ class Entry:
             SendError: another model has the name by now.
         """
         if options.kv_dtype not in (None, "auto") and self.describe().generation is None:
-            raise _refused(self.describe(), "kv_dtype", {"kv_dtype": options.kv_dtype},
-                           "auto: the model has no KV cache")
+            raise refused(self.describe(), "kv_dtype", {"kv_dtype": options.kv_dtype},
+                          "auto: the model has no KV cache")
         if options == LoadOptions():
             return  # without an option, do not wait for a swap of the name
         while not self._changed_loading(options):
@@ -524,11 +525,11 @@ class Entry:
         if not found.draft:
             return None
         if self.capability != "text_to_text":
-            raise _refused(self.describe(), "draft", {"draft": found.draft},
-                           "None or False: only text_to_text models have draft models")
+            raise refused(self.describe(), "draft", {"draft": found.draft},
+                          "None or False: only text_to_text models have draft models")
         if (found.isolation or self.pool.config.isolation) == "process":
-            raise _refused(self.describe(), "draft", {"draft": found.draft},
-                           'None or False with isolation="process"; use isolation="thread"')
+            raise refused(self.describe(), "draft", {"draft": found.draft},
+                          'None or False with isolation="process"; use isolation="thread"')
         if not options.draft:
             return None
         draft = Entry(self.pool, found.draft, found.draft, "text_to_text")
@@ -540,22 +541,22 @@ class Entry:
         if not options.adapters:
             return {}
         if self.capability not in _ADAPTED:
-            raise _refused(self.describe(), "adapters", {"adapters": dict(options.adapters)},
-                           f"None or {{}}: only {' and '.join(_ADAPTED)} models have adapters")
+            raise refused(self.describe(), "adapters", {"adapters": dict(options.adapters)},
+                          f"None or {{}}: only {' and '.join(_ADAPTED)} models have adapters")
         from ..models.formats.adapters import read_adapter
 
         base = self.describe()
         if base.networks:
-            raise _refused(base, "adapters", {"adapters": dict(options.adapters)},
-                           "None or {}: the model has two encoders, and an adapter belongs to one")
+            raise refused(base, "adapters", {"adapters": dict(options.adapters)},
+                          "None or {}: the model has two encoders, and an adapter belongs to one")
         own = base.embedding.adapters if base.embedding is not None else ()
         shared = next((name for name, _ in options.adapters if name in own), None)
         if shared is not None:
-            raise _refused(base, "adapters", {"adapters": dict(options.adapters)},
-                           f"other names than those of the model's own adapters: {', '.join(own)}")
+            raise refused(base, "adapters", {"adapters": dict(options.adapters)},
+                          f"other names than those of the model's own adapters: {', '.join(own)}")
         if len(options.adapters) + len(own) > MAX_ADAPTERS:
-            raise _refused(base, "adapters", {"adapters": dict(options.adapters)},
-                           f"at most {MAX_ADAPTERS - len(own)} adapters beside the model's own")
+            raise refused(base, "adapters", {"adapters": dict(options.adapters)},
+                          f"at most {MAX_ADAPTERS - len(own)} adapters beside the model's own")
         with _reading(self.key):
             return {name: read_adapter(self._path_of(place), base) for name, place in options.adapters}
 
@@ -732,82 +733,3 @@ def wrong_capability(entry: Entry, actual: str, wanted: str | None, hint: str | 
     error = WrongCapability(f"the model's capability is {actual}, not {wanted}", key=entry.key, hint=hint)
     error.wanted = wanted
     return error
-
-
-#: Settings that :meth:`mpool.Pool.register` can override.
-OVERRIDES = ("prompts", "default_prompt_name", "pooling", "normalize", "max_length", "chat_template")
-
-
-def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
-    """Return a description with some settings replaced.
-
-    Raises:
-        InvalidArgument: the model does not support a setting, or a value is not allowed.
-    """
-    settings = {name: value for name, value in settings.items() if value is not None}
-    if "chat_template" in settings:
-        if found.generation is None or not isinstance(settings["chat_template"], str):
-            raise _refused(found, "chat_template", settings, "the text of a Jinja template, for a language model")
-        found = replace(found, chat_template=settings.pop("chat_template"))
-    if not settings:
-        return found
-    if found.image is not None:
-        return _override_image(found, settings)
-    embedding = found.embedding
-    if embedding is None:
-        raise _refused(found, next(iter(settings)), settings, "None: the model computes no embeddings")
-    kv: dict[str, Any] = dict(found.spec.kv)
-    if "prompts" in settings:
-        prompts = settings["prompts"]
-        if not isinstance(prompts, Mapping) or not all(isinstance(x, str) for pair in prompts.items() for x in pair):
-            raise _refused(found, "prompts", settings, "a dict from prompt name to text")
-        embedding = replace(embedding, prompts=dict(prompts), default_prompt_name=None)
-    if "default_prompt_name" in settings:
-        name = settings["default_prompt_name"]
-        if not isinstance(name, str) or name not in embedding.prompts:
-            raise _refused(found, "default_prompt_name", settings, "a name in prompts")
-        embedding = replace(embedding, default_prompt_name=name)
-    if "pooling" in settings:
-        modes = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
-        if not isinstance(settings["pooling"], str) or settings["pooling"] not in modes \
-                or kv.get("mpool.dense_count"):
-            raise _refused(found, "pooling", settings,
-                           "one of " + ", ".join(modes) + ", and the model must have no dense layers")
-        embedding = replace(embedding, pooling=(settings["pooling"],), output_size=embedding.hidden_size)
-        kv["mpool.pooling"] = [settings["pooling"]]
-    if "normalize" in settings:
-        if not isinstance(settings["normalize"], bool):
-            raise _refused(found, "normalize", settings, "True or False")
-        embedding = replace(embedding, normalize=settings["normalize"])
-        kv["mpool.normalize"] = settings["normalize"]
-    if "max_length" in settings:
-        length = integer(settings["max_length"])
-        if embedding.padding:
-            raise _refused(found, "max_length", settings, "None: every text of this model is padded to one length")
-        if length is None or not 4 <= length <= embedding.max_tokens:
-            raise _refused(found, "max_length", settings, f"an integer from 4 to {embedding.max_tokens}")
-        embedding = replace(embedding, max_tokens=length)
-    return replace(found, embedding=embedding, spec=replace(found.spec, kv=kv),
-                   networks=tuple(override(network, settings) for network in found.networks))
-
-
-def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
-    """Apply ``normalize`` to all networks of the model, and other settings to its text networks."""
-    texts = tuple(network for network in found.networks if network.embedding is not None)
-    for name, value in settings.items():
-        if name == "normalize" and not isinstance(value, bool):
-            raise _refused(found, name, settings, "True or False")
-        if name != "normalize" and not texts:
-            raise _refused(found, name, settings, "None: the model embeds no texts")
-    networks = tuple(override(network, settings) if network.embedding is not None else network
-                     for network in found.networks)
-    assert found.image is not None
-    image, kv = found.image, dict(found.spec.kv)
-    if "normalize" in settings:
-        image = replace(image, normalize=settings["normalize"])
-        kv["mpool.normalize"] = settings["normalize"]
-    return replace(found, image=image, networks=networks, spec=replace(found.spec, kv=kv))
-
-
-def _refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:
-    return InvalidArgument(param=name, got=shown(settings[name]), allowed=allowed, key=found.key)

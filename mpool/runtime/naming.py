@@ -19,8 +19,9 @@ from ..checks import caller_stacklevel, nearest, refuse, shown
 from ..errors import InvalidArgument, MpoolError, UnknownModel
 from . import deadlines as _deadlines
 from . import swapping
-from .entry import OVERRIDES, Entry, wrong_capability
+from .entry import Entry, wrong_capability
 from .load_options import AS_CONFIGURED, LoadOptions
+from .overrides import OVERRIDES
 
 if TYPE_CHECKING:
     from .hosts import Host

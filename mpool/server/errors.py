@@ -250,7 +250,7 @@ class AnthropicError(msgspec.Struct):
 
 
 #: Codes of errors that Anthropic's API reports as ``overloaded_error``, with status 529.
-_OVERLOADED = ("overloaded", "out_of_memory", "too_many_streams", "too_many_connections")
+_OVERLOADED = ("overloaded", "out_of_memory", "too_many_streams", "too_many_connections", "too_many_bodies")
 #: HTTP status -> type of an error in Anthropic's API; other statuses are ``api_error`` from 500 on, else
 #: ``invalid_request_error``.
 _ANTHROPIC_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",

@@ -373,8 +373,8 @@ static uint64_t packed_bytes(const mp_tensor_entry *entry, mp_compute compute, m
 }
 
 /* Predicts the KV cache of the first request, which fits into one block: two regions of pages (generation/kv_arena.h),
- * because layers with a sliding window have regions of their own. And the logits of a few rows with the scratch of the
- * sampler, 64 bytes per token of the vocabulary. */
+ * because layers with a sliding window have regions of their own. Adds 64 bytes per token of the vocabulary for logits
+ * and the scratch of the sampler. */
 static uint64_t cache_bytes(const mp_spec *spec) {
     int64_t layers, heads, all_heads, hidden, dim, one = 1;
     mp_error error;

@@ -225,7 +225,7 @@ FORMATS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize("wanted, text", FORMATS, ids=repr)
 def test_a_format_constrains_the_response_only(model: tuple[Path, str], wanted: Any, text: str) -> None:
-    """The reasoning is the same as without a format, and a caller who turns it off gets none."""
+    """The reasoning is the same as without a format, and a caller that turns it off gets none."""
     pytest.importorskip("llguidance")
     folder, template = model
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Is it?"}]

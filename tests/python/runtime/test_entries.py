@@ -15,7 +15,8 @@ from mpool import _core
 from mpool.models.spec import (EmbeddingSettings, GenerationSettings, ImageSettings, LowRank, Adapter, ModelDescription,
                                ModelSpec, TensorEntry)
 from mpool.runtime import entry as entries
-from mpool.runtime.entry import Entry, override
+from mpool.runtime.entry import Entry
+from mpool.runtime.overrides import override
 from mpool.runtime.load_options import LoadOptions
 from mpool.runtime.naming import Names
 
