@@ -399,8 +399,8 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     return status;
 }
 
-/* Must hold the lock. True if all workers wait for memory: this model frees none before it gets more. If others waited
- * for it, two models could wait for each other. */
+/* Must hold the lock. True if all workers wait for memory. They get it, or their requests fail, but they wait for other
+ * models in use: if such a model waited for this one, two models could wait for each other. */
 static bool is_blocked(const mp_entry *entry) {
     for (int i = 0; i < entry->worker_count; i++)
         if (!mp_worker_serves(entry->workers[i]) || !entry->workers[i]->memory_tight)
@@ -465,9 +465,10 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
             newest_ns = worker->idle_since_ns;
     }
     bool asks = entry->queue.count || mp_entry_running(entry);
-    bool used = !soon && !entry->pinned && !entry->held && asks && !is_blocked(entry) &&
+    bool used = !soon && !entry->pinned && !entry->held && asks &&
                 (mp_entry_serves(entry) || (entry->health != MP_HEALTH_BROKEN && !is_loading(entry)));
-    used |= asks && (is_ending(entry) || (!entry->queue.count && all_leave(entry)));
+    bool blocked = used && is_blocked(entry);
+    bool ends = asks && (is_ending(entry) || (!entry->queue.count && all_leave(entry)));
     value->coming = leaving + (entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0);
     /* `held_bytes` lacks what engines have taken in the running steps */
     uint64_t taken = entry->abandoned ? 0 : atomic_load_explicit(&entry->account.used, memory_order_relaxed);
@@ -480,8 +481,8 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
         value->coming += bytes + 1;
     else if (idle)
         value->bytes = bytes + 1;
-    else if (resident && used)
-        value->busy = bytes > taken ? bytes : taken;
+    else if (resident && (used || ends))
+        *(blocked && !ends ? &value->blocked : &value->busy) = bytes > taken ? bytes : taken;
     if (resident && !comes) {
         value->idle_ns = mp_sys_now_ns() - newest_ns;
         value->load_ns = resident->load_ns;

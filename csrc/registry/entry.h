@@ -238,6 +238,7 @@ typedef struct mp_eviction {
     uint64_t bytes;   /* bytes to be freed; 0 = must not be evicted */
     uint64_t coming;  /* bytes that a running eviction will free */
     uint64_t busy;    /* bytes of a model in use, which may be evicted once its requests have ended */
+    uint64_t blocked; /* bytes of a model in use whose requests all wait for memory */
     uint64_t caches, trimming; /* held by idle workers: not yet told to trim; told to trim */
     uint64_t idle_ns, load_ns;
 } mp_eviction;
