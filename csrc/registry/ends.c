@@ -35,12 +35,14 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
                        entry->key, mp_size_text(sizes[0], bytes), mp_size_text(sizes[1], left),
                        mp_size_text(sizes[2], limit));
     }
+    atomic_fetch_add_explicit(&entry->charged, bytes - ticket->charged, memory_order_relaxed);
     ticket->charged = bytes;
     return MP_OK;
 }
 
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
     mp_budget_give(mp_governor_budget(entry->services->governor), ticket->charged);
+    atomic_fetch_sub_explicit(&entry->charged, ticket->charged, memory_order_relaxed);
     ticket->charged = 0;
 }
 

@@ -303,7 +303,7 @@ static const char *stage_of(const mp_entry *entry) {
 mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, bool *over, mp_error *error) {
     *gone = *over = false;
     uint64_t attempt = 0, loads = 0;
-    bool in_time = true;
+    bool in_time = true, continues = false;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
     if (entry->health == MP_HEALTH_BROKEN) /* other workers of a broken model may still serve */
@@ -339,6 +339,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
             break;
         }
         if (!in_time) {
+            continues = true; /* and keeps its pin */
             status = mp_fail_hint(error, MP_TIMEOUT, "Load it again to wait for it, or raise `timeout`",
                                   "%s: the load did not end before the deadline (stage: %s); it continues in the "
                                   "background", entry->key, stage_of(entry));
@@ -358,7 +359,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
         }
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
     }
-    if (pin)
+    if (pin && !continues)
         entry->pinned = status == MP_OK || (pinned && entry->pinned);
     mp_mutex_unlock(&entry->lock);
     return status;
@@ -467,7 +468,8 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     bool asks = entry->queue.count || mp_entry_running(entry);
     bool used = !soon && !entry->pinned && !entry->held && asks &&
                 (mp_entry_serves(entry) || (entry->health != MP_HEALTH_BROKEN && !is_loading(entry)));
-    bool blocked = used && is_blocked(entry);
+    bool blocked = used && is_blocked(entry), serves = mp_entry_serves(entry) && !is_blocked(entry);
+    uint64_t charged = atomic_load_explicit(&entry->charged, memory_order_relaxed);
     bool ends = asks && (is_ending(entry) || (!entry->queue.count && all_leave(entry)));
     value->coming = leaving + (entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0);
     /* `held_bytes` lacks what engines have taken in the running steps */
@@ -482,7 +484,9 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     else if (idle)
         value->bytes = bytes + 1;
     else if (resident && (used || ends))
-        *(blocked && !ends ? &value->blocked : &value->busy) = bytes > taken ? bytes : taken;
+        *(blocked && !ends ? &value->blocked : &value->busy) = (bytes > taken ? bytes : taken) + charged;
+    else if (resident && serves && asks)
+        value->busy = charged; /* the model stays, its requests end */
     if (resident && !comes) {
         value->idle_ns = mp_sys_now_ns() - newest_ns;
         value->load_ns = resident->load_ns;
@@ -762,6 +766,7 @@ void mp_entry_fork_child(mp_entry *entry) {
         atomic_store_explicit(&entry->resident->references, 1, memory_order_relaxed);
     entry->worker_count = entry->starting = entry->abandoned = entry->room_waiters = entry->borrowers = 0;
     atomic_store(&entry->account.reserved, 0);
+    atomic_store(&entry->charged, 0);
     atomic_store(&entry->account.filling, 0);
     if (entry->unload != MP_UNLOAD_NONE)
         mp_entry_set_unload(entry, MP_UNLOAD_NONE);
