@@ -303,7 +303,7 @@ static const char *stage_of(const mp_entry *entry) {
 mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, bool *over, mp_error *error) {
     *gone = *over = false;
     uint64_t attempt = 0, loads = 0;
-    bool in_time = true, continues = false;
+    bool in_time = true;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
     if (entry->health == MP_HEALTH_BROKEN) /* other workers of a broken model may still serve */
@@ -339,7 +339,6 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
             break;
         }
         if (!in_time) {
-            continues = true; /* and keeps its pin */
             status = mp_fail_hint(error, MP_TIMEOUT, "Load it again to wait for it, or raise `timeout`",
                                   "%s: the load did not end before the deadline (stage: %s); it continues in the "
                                   "background", entry->key, stage_of(entry));
@@ -359,7 +358,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
         }
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
     }
-    if (pin && !continues)
+    if (pin)
         entry->pinned = status == MP_OK || (pinned && entry->pinned);
     mp_mutex_unlock(&entry->lock);
     return status;

@@ -123,14 +123,14 @@ def test_requests_wait_for_models_that_wait_for_memory(folder: Path, tmp_path_fa
     assert not refused
 
 
-def test_a_load_that_goes_on_after_its_timeout_keeps_its_pin(folder: Path) -> None:
+def test_a_load_waits_for_the_requests_of_another_model(folder: Path) -> None:
+    """Their own bytes become free with them, in addition to those of the model."""
     with short_pool(folder) as pool:
         with pool.generate("a", "two", stream=True, max_tokens=15000, ignore_eos=True) as stream:
             next(stream)
             with pytest.raises(mpool.Timeout, match="continues"):
-                pool.load("one", pin=True, timeout=0.1)
+                pool.load("one", timeout=0.1)
         until(lambda: loaded(pool) == ["one"], 20, lambda: pool.registry.entries())
-        assert [row["pinned"] for row in pool.registry.entries() if row["key"] == "one"] == [True]
 
 
 def test_a_refused_request_loads_nothing(folder: Path, tmp_path: Path,
