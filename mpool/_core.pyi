@@ -7,7 +7,7 @@ that it submitted if a signal handler raises. Errors are the classes of :mod:`mp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, final
 
@@ -77,6 +77,10 @@ def events_dropped() -> int:
 
 def tenant_number(name: bytes) -> int:
     """Return the number of a tenant: a 64-bit hash of its name, under a random key of this process; never 0."""
+
+def are_current(stamps: Mapping[str, tuple[int, ...] | None]) -> bool:
+    """Return False if a file or folder has another stamp than the dictionary says (``mpool.models.files``), or if the
+    system does not say. Pointers, which have one number, are not compared."""
 
 @final
 class GgufFile:

@@ -470,13 +470,15 @@ bool mp_file_id_same(const mp_file_id *a, const mp_file_id *b) {
 
 bool mp_sys_owns(const mp_file_id *id) { return geteuid() == 0 || id->owner == (uint64_t)geteuid(); }
 
-bool mp_sys_identify(const char *path, mp_file_id *id) {
+mp_file_kind mp_sys_find(const char *path, mp_file_id *id) {
     struct stat info;
-    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode))
-        return false;
+    if (stat(path, &info) != 0)
+        return errno == ENOENT || errno == ENOTDIR ? MP_FILE_MISSING : MP_FILE_UNKNOWN;
     *id = identity_of(&info);
-    return true;
+    return S_ISREG(info.st_mode) ? MP_FILE_REGULAR : MP_FILE_OTHER;
 }
+
+bool mp_sys_identify(const char *path, mp_file_id *id) { return mp_sys_find(path, id) == MP_FILE_REGULAR; }
 
 bool mp_sys_identify_open(int fd, mp_file_id *id) {
     struct stat info;

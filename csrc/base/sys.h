@@ -103,6 +103,10 @@ typedef struct mp_file_id { /* identity of a file's content: detects that the fi
 bool mp_file_id_same(const mp_file_id *a, const mp_file_id *b);
 /* True if the process has the file's user id, or is the superuser. */
 bool mp_sys_owns(const mp_file_id *id);
+typedef enum mp_file_kind { MP_FILE_UNKNOWN, MP_FILE_MISSING, MP_FILE_REGULAR, MP_FILE_OTHER } mp_file_kind;
+/* Identify what a path names now: a regular file, or another one such as a folder. Returns MISSING if it names nothing,
+ * UNKNOWN if the system does not say. */
+mp_file_kind mp_sys_find(const char *path, mp_file_id *id);
 /* Identify the file that a path names now. Returns false unless the path names a regular file. */
 bool mp_sys_identify(const char *path, mp_file_id *id);
 /* Identify an open file. Returns false unless it is a regular file. */

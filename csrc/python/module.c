@@ -492,6 +492,73 @@ static PyObject *tenant_number(PyObject *module, PyObject *name) {
     return PyLong_FromUnsignedLongLong(mp_tenant_of(bytes, (size_t)count));
 }
 
+/* --- stamps of files (mpool/models/files.py) --- */
+
+typedef struct stamp {
+    PyObject *key; /* owned: keeps `path` valid without the GIL */
+    const char *path;
+    mp_file_kind kind;
+    mp_file_id id;
+} stamp;
+
+/* Convert a row of a dictionary of stamps. Returns false, perhaps with an exception, if this function cannot. */
+static bool convert_stamp(PyObject *key, PyObject *value, stamp *row) {
+    const Py_ssize_t size = value == Py_None ? 0 : PyTuple_Size(value);
+    Py_ssize_t length;
+    uint64_t numbers[4];
+    if (size == 1) /* a pointer, of kind UNKNOWN: the caller reads it */
+        return true;
+    if (size != 0 && size != 3 && size != 4)
+        return false;
+    row->path = PyUnicode_AsUTF8AndSize(key, &length);
+    if (!row->path || strlen(row->path) != (size_t)length)
+        return false;
+    for (Py_ssize_t i = 0; i < size; i++)
+        numbers[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(value, i));
+    row->kind = size == 0 ? MP_FILE_MISSING : size == 3 ? MP_FILE_OTHER : MP_FILE_REGULAR;
+    if (size != 0)
+        row->id = (mp_file_id){.device = numbers[0], .inode = numbers[1], .size = size == 4 ? numbers[2] : 0,
+                               .mtime_ns = numbers[size - 1]};
+    row->key = key;
+    Py_INCREF(key);
+    return !PyErr_Occurred();
+}
+
+static bool is_current(const stamp *row) {
+    mp_file_id now = {0};
+    if (row->kind == MP_FILE_UNKNOWN)
+        return true;
+    if (mp_sys_find(row->path, &now) != row->kind)
+        return false;
+    if (row->kind == MP_FILE_OTHER)
+        now.size = 0; /* the size of a folder is no part of its stamp */
+    return mp_file_id_same(&now, &row->id);
+}
+
+static PyObject *are_current(PyObject *module, PyObject *stamps) {
+    (void)module;
+    const Py_ssize_t count = PyDict_Size(stamps);
+    Py_ssize_t at = 0, converted = 0;
+    PyObject *key, *value;
+    if (count < 0)
+        return NULL;
+    stamp *rows = PyMem_Calloc((size_t)count + 1, sizeof *rows);
+    if (!rows)
+        return PyErr_NoMemory();
+    bool current = true;
+    while (current && converted < count && PyDict_Next(stamps, &at, &key, &value))
+        current = convert_stamp(key, value, &rows[converted++]);
+    PyErr_Clear();
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; current && i < converted; i++)
+        current = is_current(&rows[i]);
+    Py_END_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < converted; i++)
+        Py_XDECREF(rows[i].key);
+    PyMem_Free(rows);
+    return PyBool_FromLong(current);
+}
+
 static PyMethodDef functions[] = {
     {"status_table", mp_status_table, METH_NOARGS,
      "Rows of status.def: number, name, text, Python class, built-in base."},
@@ -512,6 +579,8 @@ static PyMethodDef functions[] = {
      "Take the recorded events, oldest first: registry number, kind, key, worker, request, status, seconds."},
     {"events_dropped", events_dropped, METH_NOARGS, "Number of events that were dropped because the queue was full."},
     {"tenant_number", tenant_number, METH_O, "Number of a tenant in this process, from its name as bytes."},
+    {"are_current", are_current, METH_O,
+     "False if a file or folder has another stamp than this dictionary says (mpool.models.files), or cannot be asked."},
     {"read_gguf", mp_read_gguf, METH_O, "Parse the header of a GGUF file and of its splits."},
     {NULL, NULL, 0, NULL},
 };

@@ -22,7 +22,8 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     mp_governor *governor = entry->services->governor;
     mp_budget *budget = mp_governor_budget(governor);
     if (!mp_budget_take(budget, bytes - ticket->charged)) {
-        uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
+        uint64_t limit = atomic_load(&budget->limit);
+        uint64_t used = atomic_load(&budget->used) + atomic_load(&budget->reserved);
         uint64_t more = bytes - ticket->charged, left = used < limit ? limit - used : 0;
         /* start to free memory for the next request, but not for a request that exceeds the whole limit */
         if (more > left && bytes <= limit)
@@ -34,12 +35,14 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
                        entry->key, mp_size_text(sizes[0], bytes), mp_size_text(sizes[1], left),
                        mp_size_text(sizes[2], limit));
     }
+    atomic_fetch_add_explicit(&entry->charged, bytes - ticket->charged, memory_order_relaxed);
     ticket->charged = bytes;
     return MP_OK;
 }
 
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
     mp_budget_give(mp_governor_budget(entry->services->governor), ticket->charged);
+    atomic_fetch_sub_explicit(&entry->charged, ticket->charged, memory_order_relaxed);
     ticket->charged = 0;
 }
 

@@ -399,8 +399,8 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     return status;
 }
 
-/* Must hold the lock. True if all workers wait for memory: this model frees none before it gets more. If others waited
- * for it, two models could wait for each other. */
+/* Must hold the lock. True if all workers wait for memory. They get it, or their requests fail, but they wait for other
+ * models in use: if such a model waited for this one, two models could wait for each other. */
 static bool is_blocked(const mp_entry *entry) {
     for (int i = 0; i < entry->worker_count; i++)
         if (!mp_worker_serves(entry->workers[i]) || !entry->workers[i]->memory_tight)
@@ -465,9 +465,11 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
             newest_ns = worker->idle_since_ns;
     }
     bool asks = entry->queue.count || mp_entry_running(entry);
-    bool used = !soon && !entry->pinned && !entry->held && asks && !is_blocked(entry) &&
+    bool used = !soon && !entry->pinned && !entry->held && asks &&
                 (mp_entry_serves(entry) || (entry->health != MP_HEALTH_BROKEN && !is_loading(entry)));
-    used |= asks && (is_ending(entry) || (!entry->queue.count && all_leave(entry)));
+    bool blocked = used && is_blocked(entry), serves = mp_entry_serves(entry) && !is_blocked(entry);
+    uint64_t charged = atomic_load_explicit(&entry->charged, memory_order_relaxed);
+    bool ends = asks && (is_ending(entry) || (!entry->queue.count && all_leave(entry)));
     value->coming = leaving + (entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0);
     /* `held_bytes` lacks what engines have taken in the running steps */
     uint64_t taken = entry->abandoned ? 0 : atomic_load_explicit(&entry->account.used, memory_order_relaxed);
@@ -480,8 +482,10 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
         value->coming += bytes + 1;
     else if (idle)
         value->bytes = bytes + 1;
-    else if (resident && used)
-        value->busy = bytes > taken ? bytes : taken;
+    else if (resident && (used || ends))
+        *(blocked && !ends ? &value->blocked : &value->busy) = (bytes > taken ? bytes : taken) + charged;
+    else if (resident && serves && asks)
+        value->busy = charged; /* the model stays, its requests end */
     if (resident && !comes) {
         value->idle_ns = mp_sys_now_ns() - newest_ns;
         value->load_ns = resident->load_ns;
@@ -761,6 +765,7 @@ void mp_entry_fork_child(mp_entry *entry) {
         atomic_store_explicit(&entry->resident->references, 1, memory_order_relaxed);
     entry->worker_count = entry->starting = entry->abandoned = entry->room_waiters = entry->borrowers = 0;
     atomic_store(&entry->account.reserved, 0);
+    atomic_store(&entry->charged, 0);
     atomic_store(&entry->account.filling, 0);
     if (entry->unload != MP_UNLOAD_NONE)
         mp_entry_set_unload(entry, MP_UNLOAD_NONE);

@@ -142,6 +142,7 @@ struct mp_entry {
     mp_entry_unload unload;
     mp_entry_health health;
     uint64_t unload_bytes; /* size of the model that is being freed */
+    _Atomic uint64_t charged; /* bytes of its requests, which `account` does not contain */
     int abandoned;         /* abandoned workers whose threads have not returned */
     mp_resident *resident; /* owns a reference; NULL if no model is loaded */
     int borrowers;         /* threads without a worker that use `resident`: it is not freed before they return it */
@@ -237,7 +238,8 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns);
 typedef struct mp_eviction {
     uint64_t bytes;   /* bytes to be freed; 0 = must not be evicted */
     uint64_t coming;  /* bytes that a running eviction will free */
-    uint64_t busy;    /* bytes of a model in use, which may be evicted once its requests have ended */
+    uint64_t busy;    /* bytes of requests, and of a model in use that may be evicted once they have ended */
+    uint64_t blocked; /* bytes of a model in use whose requests all wait for memory */
     uint64_t caches, trimming; /* held by idle workers: not yet told to trim; told to trim */
     uint64_t idle_ns, load_ns;
 } mp_eviction;

@@ -36,8 +36,8 @@ size_t mp_upkeep_holders(mp_entry **entries, int count, char *text, size_t size)
     for (int i = 0; i < count; i++) { /* the largest ones, by insertion */
         mp_entry *entry = entries[i];
         mp_mutex_lock(&entry->lock);
-        holder next = {entry, atomic_load(&entry->account.used) + atomic_load(&entry->account.reserved),
-                       hold_of(entry)};
+        holder next = {entry, atomic_load(&entry->account.used) + atomic_load(&entry->account.reserved) +
+                       atomic_load(&entry->charged), hold_of(entry)};
         mp_mutex_unlock(&entry->lock);
         int at = next.bytes ? found : MOST;
         for (; at > 0 && at <= found && holders[at - 1].bytes < next.bytes; at--)

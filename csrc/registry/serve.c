@@ -349,6 +349,12 @@ static void block_admission(mp_worker *w, bool again) {
     mp_dispatch_wake_all(w->entry); /* another may take requests that are assigned to this one */
 }
 
+/* Charges what the check of the request has added to its bytes, and passes it to the engine. */
+static mp_status admit(mp_worker *w, mp_ticket *ticket, mp_error *error) {
+    MP_TRY(mp_entry_charge(w->entry, ticket, error));
+    return w->engine->ops->admit(w->engine, &ticket->item, error);
+}
+
 static void admit_fresh(mp_worker *w) {
     mp_entry *entry = w->entry;
     for (int i = 0; i < w->fresh_count; i++) {
@@ -362,17 +368,15 @@ static void admit_fresh(mp_worker *w) {
         mp_status status = mp_entry_screen(entry, ticket, &error);
         if (status == MP_OK)
             status = mp_entry_check(w->resident, ticket, &error);
-        if (status == MP_OK)
-            status = mp_entry_charge(entry, ticket, &error);
         if (status != MP_OK) {
             end_item(w, ticket, status, &error);
             continue;
         }
-        status = w->engine->ops->admit(w->engine, &ticket->item, &error);
+        status = admit(w, ticket, &error);
         if (status == MP_MEMORY_EXHAUSTED && !w->trimmed) {
             w->trimmed = true;
             if (w->engine->ops->trim(w->engine))
-                status = w->engine->ops->admit(w->engine, &ticket->item, &error);
+                status = admit(w, ticket, &error);
         }
         if (status == MP_OK) {
             note_admitted(w, ticket);

@@ -144,7 +144,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
             mp_entry_return(entry);
             mp_mutex_unlock(&entry->lock);
             if (status == MP_OK)
-                status = mp_entry_charge(entry, ticket, error);
+                status = charge_in_time(entry, ticket, options, error);
             uncharged = status == MP_MEMORY_EXHAUSTED;
             mp_mutex_lock(&entry->lock);
             continue;

@@ -24,7 +24,7 @@ typedef struct survey {
     mp_entry *best; /* the model to evict, or NULL */
     mp_eviction best_value;
     uint64_t coming, possible; /* bytes that evictions are freeing, and could free */
-    uint64_t busy;             /* bytes that could be freed once the active requests have ended */
+    uint64_t busy, blocked;    /* bytes that could be freed once the active requests have ended; mp_eviction */
     uint64_t caches, only_caches; /* bytes of idle workers; the part whose models must not be evicted */
 } survey;
 
@@ -38,6 +38,7 @@ static survey survey_entries(mp_entry **entries, int count, uint64_t bytes, cons
         all.coming += value.coming;
         all.possible += value.bytes;
         all.busy += value.busy;
+        all.blocked += value.blocked;
         all.caches += value.caches + value.trimming;
         all.only_caches += value.bytes ? 0 : value.caches + value.trimming;
         if (!value.bytes || (all.best && !goes_before(&value, &all.best_value, bytes)))
@@ -107,7 +108,7 @@ uint64_t mp_upkeep_possible(mp_entry **entries, int count, const void *asker) {
 
 uint64_t mp_upkeep_later(mp_entry **entries, int count, const void *asker) {
     survey all = survey_entries(entries, count, 0, asker);
-    return all.coming + all.possible + all.only_caches + all.busy;
+    return all.coming + all.possible + all.only_caches + all.busy + (asker ? 0 : all.blocked);
 }
 
 /* --- maintenance --- */

@@ -10,7 +10,8 @@
  * Returns the same as mp_reclaimer.reclaim (governor.h). Thread-safe. */
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *shortage, bool whole);
 /* mp_upkeep_possible returns how many bytes mp_upkeep_reclaim could free. mp_upkeep_later includes those that it could
- * free once the requests of models in use have ended. Both leave out the entry `asker` (NULL: none). */
+ * free once the requests of models in use have ended. Both leave out the entry `asker` (NULL: a load or a new request
+ * asks). For an asker, mp_upkeep_later leaves out models whose requests all wait for memory: they may wait for it. */
 uint64_t mp_upkeep_possible(mp_entry **entries, int count, const void *asker);
 uint64_t mp_upkeep_later(mp_entry **entries, int count, const void *asker);
 

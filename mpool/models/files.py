@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+from .. import _core
 from ..errors import FileError, FormatError, UnsafeFormat
 from . import json_strict
 from .fields import Fields
@@ -118,12 +119,14 @@ def changed(stamps: Mapping[str, Stamp], folders: bool = False) -> str | None:
         stamps: stamps by path.
         folders: True to compare folders and pointers too.
     """
+    current = _core.are_current(stamps)  # one call for all files and folders: each lookup of a name asks
     for path, was in stamps.items():
         if was is None or len(was) == _FILE:
-            if stamp(path) != was:
+            if not current and stamp(path) != was:
                 return path
-        elif folders and (_pointer(path) if len(was) == 1 else stamp(path)) != was:
-            return path
+        elif folders and (len(was) == 1 or not current):
+            if (_pointer(path) if len(was) == 1 else stamp(path)) != was:
+                return path
     return None
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool import _core
 from waiting import until
 import imagemodels
 import paritymodels
@@ -480,26 +481,45 @@ def test_other_files_in_the_folder_load_nothing(bert: Path, tmp_path: Path) -> N
 
 
 def test_a_lookup_reads_no_file_that_is_unchanged(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lookup takes one call of the system for each file and folder of the model."""
+    """A lookup asks the core once whether the files and folders of the model have the stamps that they had."""
     from mpool.models import files
 
     with mpool.Pool() as pool:
         pool.embed("A cat sat.", bert)
         (stamps,) = (entry.describe().stamps for entry in pool._names.entries())
-        calls, stamp = [], files.stamp
+        calls: list[Any] = []
 
-        def counted(path: str) -> files.Stamp:
-            calls.append(path)
-            return stamp(path)
+        class Core:
+            @staticmethod
+            def are_current(asked: Any) -> bool:
+                calls.append(asked)
+                return _core.are_current(asked)
 
-        monkeypatch.setattr(files, "stamp", counted)
+        monkeypatch.setattr(files, "_core", Core)
+        monkeypatch.setattr(files, "stamp", None)
         monkeypatch.setattr(files, "open_regular", None)
-        pool.embed("A cat sat.", bert)
-        assert sorted(calls) == sorted(stamps)
-        pool.get(bert)
-        calls.clear()
-        pool.get(bert)
-        assert len(calls) == len(stamps)
+        for look_up in (lambda: pool.embed("A cat sat.", bert), lambda: pool.get(bert)):
+            calls.clear()
+            look_up()
+            assert calls == [stamps, {}]
+
+
+@pytest.mark.parametrize("change", ["nothing", "write", "replace", "remove", "add", "folder", "unreadable"])
+def test_stamps_are_compared(tmp_path: Path, change: str) -> None:
+    from mpool.models import files
+
+    folder, file, missing = tmp_path / "folder", tmp_path / "folder/file", tmp_path / "folder/missing"
+    folder.mkdir()
+    file.write_bytes(b"a")
+    paths = [str(path) for path in (folder, file, missing, tmp_path / "\udcff")]
+    stamps = {path: files.stamp(path) for path in paths[:3 + (change == "unreadable")]}
+    {"nothing": lambda: file.chmod(0o600), "write": lambda: file.write_bytes(b"ab"),
+     "replace": lambda: _replace(file, b"a"), "remove": file.unlink, "add": lambda: missing.write_bytes(b""),
+     "folder": lambda: (folder / "other").write_bytes(b""), "unreadable": lambda: None}[change]()
+    assert _core.are_current(stamps) == (change == "nothing")
+    assert (files.changed(stamps, folders=True) is None) == (change in ("nothing", "unreadable"))
+    assert (files.changed(stamps) is None) == (change in ("nothing", "unreadable", "folder"))
+    assert _core.are_current({**stamps, paths[1]: (1,)}) == (change in ("nothing", "write"))
 
 
 def test_adapters_of_now(llama: Path, tmp_path: Path) -> None:

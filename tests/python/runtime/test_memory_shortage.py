@@ -3,18 +3,23 @@ load asks for."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import mpool
+import imagemodels
 from tinymodels import cached
+from waiting import until
 
 #: Bytes for one tiny model and not for two: its load asks for 5.8 MB, and for 24.7 MB with a worker process.
 ONE = {"thread": 6_000_000, "process": 32 << 20}
+PHOTO = imagemodels.image(5, 60, 90)
 NAMES = ["one", "two", "three"]
 
 
@@ -83,6 +88,49 @@ def test_no_request_is_refused_while_models_take_turns(folder: Path, isolation: 
         for thread in threads:
             thread.join()
     assert not refused
+
+
+def test_requests_wait_for_models_that_wait_for_memory(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A request of a loaded model finds no byte free while another model loads; that is no reason to refuse either."""
+    refused: list[str] = []
+
+    def work(pool: mpool.Pool, seed: int) -> None:
+        choose = random.Random(seed)
+        calls: list[Callable[[], object]] = [
+            lambda: pool.embed("A cat sat.", "bert"), lambda: pool.embed(["A cat sat.", "B"] * 8, "bert"),
+            lambda: pool.vision(PHOTO, "what", "digits-llava", max_tokens=4), lambda: pool.load(choose.choice(NAMES)),
+            lambda: pool.embed_image(PHOTO, "digits-clip"), lambda: pool.unload(choose.choice(NAMES)),
+            lambda: pool.generate("Hello", choose.choice(NAMES), max_tokens=4),
+            lambda: asyncio.run(mpool.aio.generate("Hello", choose.choice(NAMES), max_tokens=4, pool=pool)),
+            lambda: pool.submit("text_to_text", prompt="a", model=choose.choice(NAMES), max_tokens=4).result(),
+            lambda: list(pool.generate("Hello", choose.choice(NAMES), max_tokens=4, stream=True))]
+        for _ in range(15):
+            try:
+                choose.choice(calls)()
+            except mpool.MemoryExhausted as error:
+                refused.append(str(error))
+
+    config = mpool.PoolConfig(offline=True, memory_bytes=44 << 20, isolation="process")
+    with mpool.Pool(config) as pool:
+        for name in NAMES:
+            pool.register(name, str(folder))
+        pool.register("bert", str(cached(tmp_path_factory, "bert")))
+        threads = [threading.Thread(target=work, args=(pool, seed)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not refused
+
+
+def test_a_load_waits_for_the_requests_of_another_model(folder: Path) -> None:
+    """Their own bytes become free with them, in addition to those of the model."""
+    with short_pool(folder) as pool:
+        with pool.generate("a", "two", stream=True, max_tokens=15000, ignore_eos=True) as stream:
+            next(stream)
+            with pytest.raises(mpool.Timeout, match="continues"):
+                pool.load("one", timeout=0.1)
+        until(lambda: loaded(pool) == ["one"], 20, lambda: pool.registry.entries())
 
 
 def test_a_refused_request_loads_nothing(folder: Path, tmp_path: Path,
