@@ -12,6 +12,7 @@ import pickle
 import re
 import signal
 import sys
+import types
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -400,7 +401,8 @@ class Reader:
 def ticket_stream(reader: Reader) -> Any:
     """Return the stream of a finished ticket."""
     ticket: Any = Ticket()
-    return streams.TicketStream(ticket, reader, "m", TrackedRequest(History(), "", {}))
+    request: Any = types.SimpleNamespace(entry=types.SimpleNamespace(key="m"))
+    return streams.TicketStream(ticket, reader, request, TrackedRequest(History(), "", {}), None)
 
 
 @pytest.mark.parametrize("error", [None, mpool.Timeout("too late")], ids=["complete", "failed"])
