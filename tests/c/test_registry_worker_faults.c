@@ -162,6 +162,8 @@ MP_TEST(workers_that_stall_in_a_retry_count_once) {
         MP_CHECK_INT(entry->breaker.state, MP_BREAKER_CLOSED);
         mp_mutex_unlock(&entry->lock);
         atomic_store(&fake.step_stalls, false);
+        for (uint64_t end = fake_in_ms(5000); atomic_load(&fake.engines); mp_sys_sleep_ns(FAKE_MS(1) / 4))
+            MP_CHECK(mp_sys_now_ns() < end); /* the abandoned worker returns */
         fake_end(registry);
     }
 }
