@@ -97,11 +97,13 @@ def test_a_prompt_that_cannot_fit_is_not_tokenized(server: Any, monkeypatch: pyt
 
 @pytest.mark.parametrize("path, field, inputs", [
     ("/v1/embeddings", "input", ["a"] * 2048), ("/api/embed", "input", ["a"] * 2048),
-    ("/embed", "inputs", ["a"] * 2048), ("/v1/embeddings", "input", [[5]] * 2048),
-    ("/v1/embeddings", "input", [[5] * 60] * 100)], ids=["openai", "ollama", "tei", "ids", "few rows of ids"])
+    ("/embed", "inputs", ["a"] * 2048), ("/v1/embeddings", "input", ["a" * 20] * 2048),
+    ("/v1/embeddings", "input", [[5]] * 2048),
+    ("/v1/embeddings", "input", [[5] * 60] * 100)], ids=["openai", "ollama", "tei", "longer", "ids", "few rows of ids"])
 def test_many_tiny_inputs_are_prepared_on_threads(bert: Path, monkeypatch: pytest.MonkeyPatch, path: str, field: str,
                                                   inputs: list[Any]) -> None:
-    """Neither many texts of one character nor many token ids are converted on the event loop."""
+    """Neither many texts of one character nor many token ids are converted on the event loop. Four requests at once:
+    a thread that waits for others of its group would stop all of them."""
     texts, ids = Watched(text_embedding._encoded), Watched(text_embedding._pack_ids)
     monkeypatch.setattr(text_embedding, "_encoded", lambda *args: texts(*args))
     monkeypatch.setattr(text_embedding, "_pack_ids", lambda *args: ids(*args))
