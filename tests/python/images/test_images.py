@@ -598,7 +598,7 @@ def test_a_redirect_leads_to_public_addresses_only(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr("ssl.create_default_context", lambda: SimpleNamespace(
             wrap_socket=lambda sock, server_hostname: sock))
         with pytest.raises(DownloadError, match="cannot be reached"):
-            fetching.fetch("https://images.example/x.png", "image", 1000, 20.0, public=True)
+            fetching.fetch("https://images.example/x.png", "image", 1000, 5.0, public=True)
         thread.join()
     assert connected == ["8.8.8.8"]
 
