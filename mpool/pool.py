@@ -20,7 +20,7 @@ from .runtime import deadlines as _deadlines
 from .runtime import hosts, swapping
 from .runtime import logs as _logging
 from .runtime.entry import Entry
-from .runtime.history import History, RequestRecord
+from .runtime.history import History, RecordFields, RequestRecord
 from .runtime.load_options import LoadOptions
 from .runtime.naming import Names
 from .tasks.verbs import check_capability
@@ -72,7 +72,7 @@ class Pool(PoolVerbs):
         self._lock = threading.RLock()
         self._registry: _core.Registry | None = None
         self._closed = False
-        self._history: History[RequestRecord] = History()
+        self._history: History[RecordFields] = History()
         self._callbacks: tuple[tuple[str, Any], ...] = ()
         self._full_since: dict[str, float] = {}  # key -> monotonic time; see runtime/health.py
         self._worker_positions: dict[str, dict[int, int]] = {}  # key -> worker -> position; see runtime/metrics.py
@@ -581,7 +581,7 @@ class Pool(PoolVerbs):
             >>> [(past.verb, past.key, past.state) for past in mpool.history()[-1:]]
             [('embed', 'all-MiniLM-L6-v2', 'completed')]
         """
-        return list(self._history)
+        return [RequestRecord(*fields) for fields in self._history]
 
     @property
     def pools(self) -> CapabilityPools:

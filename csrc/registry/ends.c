@@ -122,9 +122,10 @@ static void count_in_breaker(mp_entry *entry) {
                (double)services->breaker.backoff_ns * 1e-9);
 }
 
-void mp_entry_note_fault(mp_entry *entry) {
+void mp_entry_note_fault(mp_entry *entry, bool in_breaker) {
     mp_count(entry->services, MP_METRIC_worker_faults, 1);
-    count_in_breaker(entry);
+    if (in_breaker)
+        count_in_breaker(entry);
 }
 
 /* Returns true if the results of a retry can follow the results that the caller may have seen. After a model file

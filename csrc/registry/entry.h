@@ -362,8 +362,8 @@ void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
 /* Must not hold the lock. Finishes the tickets of a list from mp_entry_take_queue with `error` (NULL: each ticket with
  * its own cause). */
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
-/* Must hold the lock. Counts a fault of a worker, also for the breaker. */
-void mp_entry_note_fault(mp_entry *entry);
+/* Must hold the lock. Counts a fault of a worker. `in_breaker`: it counts for the breaker, too. */
+void mp_entry_note_fault(mp_entry *entry, bool in_breaker);
 typedef struct mp_step_fault { bool counted, in_breaker; } mp_step_fault; /* {0} before the first failed request */
 /* Must not hold the lock. A worker had a fault in a step with this request. `alone`: no other request was in the step.
  * `external_kill`: another program killed the worker's process. Returns true if the request is to be retried, and

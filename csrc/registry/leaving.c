@@ -43,7 +43,7 @@ static mp_ticket *note_fault(mp_worker *worker) {
         return NULL;
     }
     mp_entry_wake_workers(entry); /* `set_fault` has requested an unload, since the other workers use the same files */
-    mp_entry_note_fault(entry);
+    mp_entry_note_fault(entry, true);
     mp_entry_set_failed(entry, &worker->fault);
     return mp_entry_take_queue(entry);
 }

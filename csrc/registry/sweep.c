@@ -100,6 +100,15 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
     return NULL;
 }
 
+/* Must hold the lock. Returns true if the worker's step has a request that had no fault before: only such a step counts
+ * for the breaker, as in mp_entry_fault. */
+static bool has_first_fault(const mp_worker *worker) {
+    for (int i = 0; i < worker->active_count; i++)
+        if (worker->active[i]->state == MP_TICKET_STEPPING && !worker->active[i]->had_fault)
+            return true;
+    return false;
+}
+
 /* Must hold the lock; releases it temporarily. Abandons a worker that makes no progress. */
 static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *error) {
     mp_ticket *list = NULL;
@@ -111,7 +120,7 @@ static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *er
         mp_count(entry->services, MP_METRIC_load_failures, 1);
     }
     if (worker->in_step)
-        mp_entry_note_fault(entry);
+        mp_entry_note_fault(entry, has_first_fault(worker));
     mp_entry_note_death(entry, false, error);
     mp_error failure = loading ? *error : entry->failure;
     /* take the queue before another thread can see requests that no worker will serve */

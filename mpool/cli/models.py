@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..records import one_line
 from ..tasks.output_table import OUTPUTS
 from .common import note, print_json, say, size_of, table
 
@@ -159,7 +160,7 @@ def show(arguments: argparse.Namespace) -> int:
     width = max(map(len, facts))
     for name, value in facts.items():
         if value not in (None, "", [], {}) and name not in _FORMER:
-            say(f"{name.replace('_', ' ').ljust(width)}  {_text(name, value)}")
+            say(one_line(f"{name.replace('_', ' ').ljust(width)}  {_text(name, value)}"))
     return 0
 
 

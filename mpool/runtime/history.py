@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -64,6 +65,10 @@ class RequestRecord:
     error: str | None
 
 
+#: Fields of a RequestRecord, in its order. A history keeps them as a tuple, which is made faster than a dataclass.
+RecordFields = tuple[float, str | None, str, str, float, int, str | int | None, str | None]
+
+
 class History(Generic[T]):
     """The last :data:`KEPT` records. Thread-safe without a lock: every method is one call of a deque, so a signal
     handler that interrupts a request may add a record, too."""
@@ -93,24 +98,30 @@ class TrackedRequest:
         key, verb: as in :class:`RequestRecord`.
     """
 
-    __slots__ = ("_began", "_open", "_tenant", "_ticket", "key", "verb")
+    __slots__ = ("_began", "_finalizer", "_open", "_tenant", "_ticket", "key", "verb")
 
-    def __init__(self, history: History[RequestRecord], verb: str, given: Mapping[str, Any]) -> None:
+    def __init__(self, history: History[RecordFields], verb: str, given: Mapping[str, Any]) -> None:
         """Begin the request ``verb`` with these arguments, which may be invalid."""
         self._began = time.monotonic()
         self._open = [history]  # the end takes it out: pop() gives it to one thread only
         self.verb, self._ticket = verb, None  # type: str, _core.Ticket | None
-        tenant = given.get("tenant")
-        self._tenant: str | int | None = tenant[:NAME] if isinstance(tenant, str) else None
-        if isinstance(tenant, int) and 0 < tenant < 2**64:
-            self._tenant = tenant
+        self._finalizer: weakref.finalize[..., Any] | None = None
         self.key = _name_of(given.get("model"))
+        tenant = given.get("tenant")
+        self._tenant: str | int | None = None
+        if tenant is not None:
+            if isinstance(tenant, str):
+                self._tenant = tenant[:NAME]
+            elif isinstance(tenant, int) and 0 < tenant < 2**64:
+                self._tenant = tenant
 
-    def follow(self, ticket: _core.Ticket) -> None:
-        """Let the end be that of a ticket, which the core has accepted. If nothing else records the end, dropping this
-        object does."""
+    def follow(self, ticket: _core.Ticket, owner: object) -> None:
+        """Let the end be that of a ticket, which the core has accepted. If nothing records the end before ``owner``,
+        the stream or job that holds the ticket, is dropped, dropping it does."""
+        self._detach()
         self._ticket = ticket
-        self.__class__ = _Followed  # type: ignore[assignment]
+        self._finalizer = weakref.finalize(owner, self._dropped)
+        self._finalizer.atexit = False
 
     def completed(self, tokens: int = 0) -> None:
         """Record that the request was completed."""
@@ -142,6 +153,18 @@ class TrackedRequest:
         else:
             self.completed(tokens)
 
+    def _dropped(self) -> None:
+        ticket = self._ticket
+        if ticket is not None and ticket.done():
+            self.finished()
+        else:
+            self.cancelled()
+
+    def _detach(self) -> None:
+        finalizer, self._finalizer = self._finalizer, None
+        if finalizer is not None:
+            finalizer.detach()
+
     def _end(self, state: str, tokens: int, error: str | None) -> None:
         try:
             history = self._open.pop()
@@ -150,34 +173,23 @@ class TrackedRequest:
         now, ticket = time.monotonic(), self._ticket
         ended = now
         if ticket is not None:
-            self._ticket, self.__class__ = None, TrackedRequest  # type: ignore[assignment]
+            self._ticket = None
+            self._detach()
             if self.verb in _GENERATES:
                 tokens = sum(ticket.usage()[:2])
             ended = ticket.times()[2] or now
-        history.append(RequestRecord(time.time() - (now - ended), self.key, self.verb, state,
-                                     max(0.0, ended - self._began), tokens, self._tenant, error))
+        history.append((time.time() - (now - ended), self.key, self.verb, state, max(0.0, ended - self._began), tokens,
+                        self._tenant, error))
 
 
 #: Verbs whose tickets count tokens.
 _GENERATES = frozenset(("generate", "chat", "vision", "describe_image", "describe_url"))
 
 
-class _Followed(TrackedRequest):
-    """A request whose ticket runs. It becomes a TrackedRequest when it ends: Python prints and drops a
-    KeyboardInterrupt that it raises in a ``__del__``, so only what was dropped before its end may have one."""
-
-    __slots__ = ()
-
-    def __del__(self) -> None:
-        ticket = self._ticket
-        if ticket is not None and ticket.done():
-            self.finished()
-        else:
-            self.cancelled()
-
-
 def _name_of(model: Any) -> str | None:
     """Return the key of a model, or the name that stands for it; None if it is neither."""
+    if isinstance(model, str):
+        return model[:NAME]
     try:
         key = os.fspath(model) if isinstance(model, os.PathLike) else getattr(model, "key", model)
     except Exception:  # the request itself will refuse such an object
@@ -185,4 +197,4 @@ def _name_of(model: Any) -> str | None:
     return key[:NAME] if isinstance(key, str) else None
 
 
-__all__ = ["History", "KEPT", "NAME", "RequestRecord", "TrackedRequest"]
+__all__ = ["History", "KEPT", "NAME", "RecordFields", "RequestRecord", "TrackedRequest"]

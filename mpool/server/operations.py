@@ -229,8 +229,9 @@ class Context:
         """
         if len(inputs) > most:
             raise Refusal("request_too_large", f"`{name}` must hold at most {most:,} texts, got {len(inputs):,}.", name)
+        longest = self.state.settings.max_text
         for at, text in enumerate(inputs):
-            if isinstance(text, str):
+            if isinstance(text, str) and len(text) > longest:
                 self.check_text(text, f"{name}[{at}]")
 
     def image(self, text: str, name: str) -> NamedImage:

@@ -54,6 +54,9 @@ class AsyncTicketStream(Generic[T]):
     of them, and the request is cancelled when the last of them is cancelled or leaves its loop.
     """
 
+    #: Stream of the job that this stream reads. If nothing else held it, dropping it would end the request in the
+    #: history.
+    _of_job: TicketStream[T] | None = None
     #: Number of loops that wait for an item, and of those between two items.
     _waiting_loops = _busy_loops = 0
 
@@ -77,6 +80,7 @@ class AsyncTicketStream(Generic[T]):
         self = cls.__new__(cls)
         self._make, self._call, self._ticket, self._reader = None, None, stream._ticket, stream._reader
         self._running, self._make_again, self._request = stream._running, None, None
+        self._of_job = stream
         self._followed, self._error, self._start_lock, self._starting_tasks = None, None, asyncio.Lock(), 0
         self._ready, self._exhausted, self._cancelled = stream._ready, stream._exhausted, stream._cancelled
         return self
@@ -134,7 +138,7 @@ class AsyncTicketStream(Generic[T]):
             return
         request, ticket = entered
         self._make = None
-        self._running.follow(ticket)
+        self._running.follow(ticket, self)
         if self._cancelled:  # closed while it waited for space in the queue
             ticket.cancel()
             self._running.cancelled()

@@ -384,7 +384,7 @@ def _zero_shot_kind(plan: Plan, checked: Checked, call: Call) -> Kind:
         ContextOverflow: a hypothesis leaves no room for a text.
     """
     return replace(embedding.TEXTS, pack=partial(_pack_zero_shot, _encoded_hypotheses(plan, checked, call)),
-                   heavy=lambda plan, inputs: _chars_of(inputs) >= native_calls.LONG_ON_LOOP)
+                   heavy=lambda plan, inputs: native_calls.are_many(inputs))
 
 
 def _encoded_hypotheses(plan: Plan, checked: Checked, call: Call) -> list[Sequence[int]]:
@@ -494,7 +494,7 @@ def iter_request(plan: Plan, items: Any, batch_size: int | None, bar: Bar, optio
     cutter = embedding.cutter(_PairCutter)
 
     def heavy(plan: Plan, inputs: list[Any]) -> bool:
-        return plan.template is not None or sum(map(cutter.size_of, inputs)) >= native_calls.LONG_ON_LOOP
+        return plan.template is not None or native_calls.are_many(inputs)
 
     kind = replace(embedding.TEXTS, pack=packed, heavy=heavy)
     return LabelsIterRequest(kind, plan, items, cutter, batch_size, bar, call,
@@ -633,4 +633,4 @@ def _encoded(plan: Plan, texts: list[str], room: int | None, name: Callable[[int
 
 
 _PAIRS = replace(embedding.TEXTS, pack=_pack_pairs,
-                 heavy=lambda plan, inputs: _chars_of(inputs) >= native_calls.LONG_ON_LOOP)
+                 heavy=lambda plan, inputs: native_calls.are_many(inputs))

@@ -162,7 +162,7 @@ class VectorJob(Job):
         service_class = vectors.service_class_of(len(request.inputs))
         self._started = vectors.submit(kind, plan, self._pack, call, service_class, True)  # None: no input is valid
         if self._started is not None:
-            running.follow(self._started)
+            running.follow(self._started, self)
 
     def _tokens(self) -> int:
         return self._request.kind.tokens(self._pack)
@@ -219,7 +219,7 @@ class OutputsJob(Job):
             service_class = vectors.service_class_of(len(request.inputs))
             self._started = vectors.submit(request.kind, request.plan, self._pack, request.call, service_class, True)
             if self._started is not None:
-                running.follow(self._started)
+                running.follow(self._started, self)
 
     def _tokens(self) -> int:
         return 0 if self._pack is None else self._request.kind.tokens(self._pack)

@@ -97,9 +97,11 @@ class Pack:
             self.pending.leave()
 
     async def later(self) -> Any:
+        # not `now`: on a thread of the group it would wait for other threads of the group, until all of them wait
         if self.kind.heavy(self.plan, self.inputs):
-            return await self.kind.threads.arun(self.now, deadline=self.call.deadline)
-        return self.now()
+            return await self.kind.threads.arun(self.kind.pack, self.plan, self.inputs, self.start, self.single,
+                                                self.call, deadline=self.call.deadline)
+        return self.kind.pack(self.plan, self.inputs, self.start, self.single, self.call)
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ class TicketStream(Generic[T]):
                  again: Callable[[], TicketStream[T]] | None) -> None:
         self._ticket, self._reader, self._key = ticket, reader, request.entry.key
         self._request, self._running, self._again = request, running, again
-        running.follow(ticket)
+        running.follow(ticket, self)
         self._ready: deque[T] = deque()
         self._seen = 0
         self._exhausted = self._cancelled = False
@@ -128,6 +128,7 @@ class TicketStream(Generic[T]):
             return False
         fresh = self._again()
         self._ticket, self._reader, self._request, self._seen = fresh._ticket, fresh._reader, fresh._request, 0
+        self._running.follow(self._ticket, self)
         return True
 
     def _wait_done(self) -> None:

@@ -501,6 +501,10 @@ def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
                               "are from. In LangChain's OpenAIEmbeddings, set check_embedding_ctx_length=False. If the "
                               "ids are this model's, allow them with `allow_token_ids` or --allow-token-ids",
                               param="input", key=plan.entry.key)
+    return native_calls.converted(sequences, _pack_ids, plan, sequences, start)
+
+
+def _pack_ids(plan: Plan, sequences: list[list[int]], start: int) -> Pack:
     ids: list[int] = []
     offsets = [0]
     for at, sequence in enumerate(sequences, start):
@@ -672,11 +676,7 @@ def _start(plan: Plan, pack: Pack, **keywords: Any) -> _core.Ticket:
 
 def _heavy(plan: Plan, inputs: list[Any]) -> bool:
     """Return True if tokenizing these inputs, or rendering them, would block an event loop for too long."""
-    if plan.template is not None:
-        return True
-    if are_token_ids(inputs):
-        return False
-    return sum(len(text) for text in inputs if isinstance(text, str)) >= native_calls.LONG_ON_LOOP
+    return plan.template is not None or native_calls.are_many(inputs)
 
 
 def _tokens(pack: Pack) -> int:

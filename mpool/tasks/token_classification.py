@@ -380,7 +380,7 @@ def _words(plan: SpanPlan, text: str, ids: Sequence[int],
 
 
 def _heavy(plan: Plan, inputs: list[Any]) -> bool:
-    return sum(len(text) for text in inputs if isinstance(text, str)) >= native_calls.LONG_ON_LOOP
+    return native_calls.are_many(inputs)
 
 
 TEXTS = replace(outputs.TEXTS, pack=_packed, heavy=_heavy)

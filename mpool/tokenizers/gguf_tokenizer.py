@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .. import native_calls
+from ..models.formats.byte_pairs import BYTE_TEXTS, byte_alphabet
 from ..models.spec import TokenTable
 from .gguf_build import build, growth_of, newline_joiner
 from .gguf_part import PartialTokenizers
@@ -69,6 +70,15 @@ class GGUFTokenizer(Tokenizer):
     @property
     def complete(self) -> bool:
         return self._whole is not None
+
+    def _shrinks(self) -> int:
+        vocab = self._vocab
+        if vocab.kind not in ("bpe", "spm"):  # the others may drop text, or map a run of it to the unknown token
+            return 0
+        byte_level = vocab.pre is not None and vocab.pre.byte_level
+        unusable = {None, *vocab.control}
+        return int(all(vocab.ids.get(text) not in unusable
+                       for text in (byte_alphabet().values() if byte_level else BYTE_TEXTS)))
 
     def finish_later(self) -> None:
         if self._whole is None and self._partial_uses > 1 and not self._finish_queued:

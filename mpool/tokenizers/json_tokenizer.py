@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import FileError, FormatError, LimitError
-from ..models.formats.byte_pairs import byte_alphabet
+from ..models.formats.byte_pairs import BYTE_TEXTS, byte_alphabet
 from ..models.json_strict import shorten
 from ..models.layout import RANKS_NAME
 from ..models.spec import TokenTable
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 #: convert text to bytes.
 OLDER = growth.Growth(normalizer=6, pre_tokenizer=5, ascii_pre_tokenizer=2)
 
-#: Steps of a pre-tokenizer other than those that only split a text.
-_OTHER_STEPS = re.compile(r'"type":\s*"(?!Sequence|Split|ByteLevel|Digits|Isolated)\w+"')
+#: Steps of a pre-tokenizer other than those that only split a text, or mark its spaces.
+_OTHER_STEPS = re.compile(r'"type":\s*"(?!Sequence|Split|ByteLevel|Digits|Isolated|Metaspace)\w+"')
 #: Nesting limit of the JSON parser of HF tokenizers (serde_json).
 _MAX_JSON_DEPTH = 127
 #: Bytes of JSON text whose depth is computed at once.
@@ -46,16 +46,29 @@ _BERT_CLASSES = frozenset(f"{name}Tokenizer" for name in (
 
 def _shrinks(hf: Any) -> int:
     """Return how many characters of a text may become one: 1, or 4 with composition (NFC). Return 0 if it is not
-    certain that each byte of a text is part of a token: that is so for byte-level BPE with all bytes in its vocabulary,
-    and no step that may remove text."""
+    certain that each byte of a text, except white space, is part of a token: that is so for BPE with all bytes in its
+    vocabulary, and no step that may remove text."""
     normalizer = type(hf.normalizer).__name__
-    if type(hf.model).__name__ != "BPE" or normalizer not in ("NoneType", "NFC"):
-        return 0
     steps = "" if hf.pre_tokenizer is None else hf.pre_tokenizer.__getstate__().decode()
-    if '"ByteLevel"' not in steps or '"Removed"' in steps or _OTHER_STEPS.search(steps) \
-            or any(hf.token_to_id(char) is None for char in byte_alphabet().values()):
+    if type(hf.model).__name__ != "BPE" or '"Removed"' in steps or _OTHER_STEPS.search(steps):
+        return 0
+    if '"ByteLevel"' in steps:
+        texts, known = tuple(byte_alphabet().values()), normalizer in ("NoneType", "NFC")
+    else:  # models like SentencePiece's, in which a character that is no token becomes the tokens of its bytes
+        texts, known = BYTE_TEXTS, hf.model.byte_fallback and _only_marks_spaces(hf.normalizer)
+    if not known or any(hf.token_to_id(text) is None for text in texts):
         return 0
     return 4 if normalizer == "NFC" else 1
+
+
+def _only_marks_spaces(normalizer: Any) -> bool:
+    """Return True if a normaliser changes only spaces, or puts text in front."""
+    if normalizer is None:
+        return True
+    state: dict[str, Any] = json.loads(normalizer.__getstate__())
+    parts = state["normalizers"] if state["type"] == "Sequence" else [state]
+    return all(part["type"] == "Prepend" or part["type"] == "Replace" and part["pattern"] == {"String": " "}
+               for part in parts)
 
 
 class JSONTokenizer(Tokenizer):
@@ -93,8 +106,10 @@ class JSONTokenizer(Tokenizer):
                                    type(self._hf.pre_tokenizer).__name__ == "BertPreTokenizer" and
                                    all(entry.special and not entry.lstrip and not entry.rstrip
                                        and " " not in entry.content for entry in added.values()))
-        self._shrinks = _shrinks(self._hf)
         self._read_config(config, vocab)
+
+    def _shrinks(self) -> int:
+        return _shrinks(self._hf)
 
     def _read_config(self, config: Mapping[str, Any], vocab: Mapping[str, int]) -> None:
         special: dict[str, int] = {}

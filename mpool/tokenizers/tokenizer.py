@@ -210,7 +210,6 @@ class Tokenizer:
         return self._truncate_left
 
     _truncate_left = False
-    _shrinks = 0  # how many characters of a text may become one before they become tokens; 0: any number
     _longest: int | None = None  # characters of a text that one token has at most; 0: any number
     _controls: re.Pattern[str] | None = None  # finds texts of control tokens
     _words_independent = False  # the ids of a text's first words do not depend on the words after them
@@ -440,11 +439,17 @@ class Tokenizer:
                 self._controls = compile_trie(self.control_texts)
             found = sum(1 for _ in self._controls.finditer(text))
         if self._longest is None:
-            table = self.token_table() if self._shrinks else None
-            self._longest = 0 if table is None else self._shrinks * max(
-                int(np.diff(table.offsets).max(initial=1)), *(len(control.encode()) for control in self.control_texts))
+            shrinks = self._shrinks()
+            table = self.token_table() if shrinks else None
+            self._longest = 0 if table is None else shrinks * max((
+                int(np.diff(table.offsets).max(initial=1)), *(len(control.encode()) for control in self.control_texts)))
         # control tokens may take the white space around them
         return max(found, len("".join(text.split())) // self._longest) if self._longest else found
+
+    def _shrinks(self) -> int:
+        """Return how many characters of a text may become one before they become tokens; 0: any number. White space
+        does not count."""
+        return 0
 
     def fit(self, rows: int, *, file: str | None = None) -> None:
         """Check that every token has a row in the model's embedding.

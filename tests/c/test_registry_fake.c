@@ -139,7 +139,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     MP_CHECK(!fake->process || (!lease->team && lease->threads == fake->threads)); /* lent to the process */
     uint64_t end = mp_sys_now_ns() + atomic_load(&fake->step_ns);
     bool stopped = false;
-    while (atomic_load(&fake->step_stalls))
+    while (atomic_load(&fake->step_stalls) && atomic_load(&fake->steps) >= fake->stalls_after)
         mp_sys_sleep_ns(FAKE_MS(1) / 4);
     while (!stopped && (mp_sys_now_ns() < end || atomic_load(&fake->hold))) {
         stopped = mp_lease_poll(lease);

@@ -55,6 +55,7 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic bool retire_hold; /* threads in retire wait while this is set */
     _Atomic int retired;      /* requests retired */
     _Atomic bool step_stalls; /* a step does not end, makes no progress and cannot be cancelled */
+    int stalls_after;         /* number of steps before the first that `step_stalls` affects */
     _Atomic bool hold;  /* steps do not end while this is set */
     bool whole;         /* a step with a faulty request fails for all its requests, as when a process dies */
     bool external_kill; /* another program killed the failing process */

@@ -142,6 +142,32 @@ MP_TEST(workers_one_fault_a_step) {
     fake_end(registry);
 }
 
+/* A request whose first step fails and whose retry stalls counts once for the breaker. A stall of other requests
+ * counts. */
+MP_TEST(workers_that_stall_in_a_retry_count_once) {
+    for (int before = 0; before < 2; before++) {
+        fake fake;
+        fake_init(&fake);
+        mp_registry *registry = fake_registry_of((mp_registry_config){
+            .threads = 1, .max_workers = 1, .breaker_threshold = 2, .stall_timeout_ns = FAKE_MS(100)});
+        fake_add(registry, "a", &fake, false);
+        fake_call *call = before ? fake_call_faulty(MP_MODEL, 1) : fake_call_create(1);
+        fake.stalls_after = before;
+        atomic_store(&fake.step_stalls, true);
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_RECV);
+        MP_CHECK_INT(fake_stats(registry).worker_faults, 1 + before);
+        mp_entry *entry = registry->slots[0].current;
+        mp_mutex_lock(&entry->lock);
+        MP_CHECK_INT(entry->breaker.fault_count, 1);
+        MP_CHECK_INT(entry->breaker.state, MP_BREAKER_CLOSED);
+        mp_mutex_unlock(&entry->lock);
+        atomic_store(&fake.step_stalls, false);
+        for (uint64_t end = fake_in_ms(5000); atomic_load(&fake.engines); mp_sys_sleep_ns(FAKE_MS(1) / 4))
+            MP_CHECK(mp_sys_now_ns() < end); /* the abandoned worker returns */
+        fake_end(registry);
+    }
+}
+
 MP_TEST(workers_with_an_internal_error_are_replaced) {
     fake fake;
     fake_init(&fake);

@@ -12,6 +12,10 @@ from ...errors import LimitError
 MAX_SPLITTING = 1 << 28
 
 
+#: Texts of the tokens of single bytes in vocabularies like SentencePiece's.
+BYTE_TEXTS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+
+
 def check_splitting(texts: Iterable[str], file: str, field: str) -> None:
     """Raise LimitError if trying all splits of the tokens in ``field`` of ``file`` takes too long."""
     work = sum(len(text) ** 2 for text in texts)

@@ -273,6 +273,7 @@ def test_files_that_change_between_a_submission_and_the_load(llama: Path, tmp_pa
         monkeypatch.setattr(text_to_text, "prepare", late)
         after = run(pool, folder)
         assert not changes
+        assert [one.state for one in pool.history() if one.verb == "generate"] == ["completed", "completed"]
     with mpool.Pool() as fresh:
         assert after == run(fresh, folder) != before
 

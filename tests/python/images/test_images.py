@@ -16,8 +16,9 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -567,6 +568,39 @@ def test_a_public_fetch_follows_redirects_to_https_only(monkeypatch: pytest.Monk
             found.redirect_request(request, io.BytesIO(), 302, "", {}, url)
     assert found.redirect_request(request, io.BytesIO(), 302, "", {}, "https://b.example/").full_url \
         == "https://b.example/"
+
+
+@pytest.mark.parametrize("target", ["10.0.0.1", "127.0.0.1", "[::1]", "169.254.169.254", "[fec0::1]", "[fd00::1]",
+                                    "[64:ff9b::a00:1]", "203.0.113.1", "[3fff::1]", "hidden.example"])
+def test_a_redirect_leads_to_public_addresses_only(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """A public server may redirect to the network of this machine, also by a name."""
+    class Redirects(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"https://{target}/secret.png")
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    connected: list[str] = []
+    connect, addresses = socket.socket.connect, {"images.example": "8.8.8.8", "hidden.example": "100.64.0.1"}
+    with HTTPServer(("127.0.0.1", 0), Redirects) as local:
+        def reach(self: socket.socket, address: Any) -> None:
+            connected.append(address[0])
+            connect(self, local.server_address)
+
+        thread = threading.Thread(target=local.handle_request)
+        thread.start()
+        monkeypatch.setattr(socket.socket, "connect", reach)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *rest: [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses.get(host, host), port))])
+        monkeypatch.setattr("ssl.create_default_context", lambda: SimpleNamespace(
+            wrap_socket=lambda sock, server_hostname: sock))
+        with pytest.raises(DownloadError, match="cannot be reached"):
+            fetching.fetch("https://images.example/x.png", "image", 1000, 5.0, public=True)
+        thread.join()
+    assert connected == ["8.8.8.8"]
 
 
 # ---- preparing -----------------------------------------------------------------------------------------------------

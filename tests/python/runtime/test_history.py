@@ -14,7 +14,7 @@ import pytest
 
 import mpool
 from mpool import aio
-from mpool.runtime.history import History, TrackedRequest
+from mpool.runtime.history import History, RecordFields, TrackedRequest
 from poolstates import LONG, broken as broken
 from waiting import until
 
@@ -147,6 +147,9 @@ def test_requests_of_event_loops_are_recorded(own: mpool.Pool, bert: Path, llama
         assert summary(own) == ("embed_iter", "completed", None)
         assert await own.submit("text_to_text", prompt="The", model=llama, **short)
         assert len(own.history()) == 5
+        async for _ in own.submit("text_to_text", prompt="The", model=llama, **short):  # drops the job at once
+            assert len(own.history()) == 5
+        assert summary(own) == ("generate", "completed", None) and len(own.history()) == 6
         async for _ in (stream := aio.generate(model=llama, pool=own, stream=True, **LONG)):
             break
         await stream.aclose()
@@ -155,13 +158,13 @@ def test_requests_of_event_loops_are_recorded(own: mpool.Pool, bert: Path, llama
         await asyncio.sleep(0.1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert summary(own) == ("generate", "cancelled", "CANCELLED") and len(own.history()) == 7
+        assert summary(own) == ("generate", "cancelled", "CANCELLED") and len(own.history()) == 8
 
     asyncio.run(work())
 
 
 def test_records_of_threads_are_not_lost() -> None:
-    history: History[mpool.RequestRecord] = History()
+    history: History[RecordFields] = History()
 
     def record() -> None:
         for _ in range(200):
@@ -173,18 +176,18 @@ def test_records_of_threads_are_not_lost() -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        assert all(one.state == "completed" for one in history)
+        assert all(one[3] == "completed" for one in history)
     assert len(list(history)) == 800
 
 
 def test_a_signal_handler_may_record_a_request() -> None:
     """The handler interrupts the recording thread: a lock that the thread holds would block it for ever."""
-    history: History[mpool.RequestRecord] = History()
+    history: History[RecordFields] = History()
     before = signal.signal(signal.SIGALRM, lambda *_: TrackedRequest(history, "in handler", {}).completed())
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
     try:
         until(lambda: TrackedRequest(history, "embed", {}).completed() or
-              sum(one.verb == "in handler" for one in history) >= 20)
+              sum(one[2] == "in handler" for one in history) >= 20)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -12,6 +12,7 @@ import pytest
 
 import mpool
 from mpool import records
+import tinymodels
 
 #: Characters that end a line for some reader of logs, control a terminal, or reorder a line.
 UNSAFE = [*map(chr, (*range(32), *range(127, 160))), *"\u061c\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069\ud800"]
@@ -84,7 +85,7 @@ def test_every_logger_of_mpool_escapes() -> None:
     assert [records.one_line(one) for one in "\n\x1b\u2028"] == [r"\n", r"\x1b", r"\u2028"]
 
 
-def test_tables_and_errors_of_the_command_line(capsys: pytest.CaptureFixture[str],
+def test_tables_and_errors_of_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     """Names come from hubs and files. A model's text keeps its line ends."""
     from mpool import cli
@@ -92,6 +93,10 @@ def test_tables_and_errors_of_the_command_line(capsys: pytest.CaptureFixture[str
 
     assert table(("MODEL", "B"), [(FORGED, "1")]).count("\n") == 1
     assert cli.main(["show", "./none\x1b[31m"]) == 1 and "\x1b" not in capsys.readouterr().err
+    folder = tinymodels.bert(tmp_path / "hostile", prompts={FORGED: "", "a": FORGED})
+    assert cli.main(["show", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "x\\n2026-11-29" in shown and "\n2026-11-29" not in shown and not set(shown) & {*UNSAFE} - {"\n"}
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     say("one\ntwo \x1b[31m")
     assert "one\ntwo" in (said := capsys.readouterr().out) and "\x1b" not in said

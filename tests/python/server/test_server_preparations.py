@@ -12,7 +12,7 @@ import pytest
 
 from mpool import native_calls
 from mpool.conversation.template import ChatTemplate
-from mpool.tasks import chat_prompt, text_to_text
+from mpool.tasks import chat_prompt, text_embedding, text_to_text
 from mpool.tokenizers import Tokenizer
 from servers import ask, serving
 
@@ -93,6 +93,32 @@ def test_a_prompt_that_cannot_fit_is_not_tokenized(server: Any, monkeypatch: pyt
     monkeypatch.setattr(text_to_text.sampling, "check_id", encode)
     status, found = ask(server, path, body)
     assert status == 400 and "at least" in str(found), found
+
+
+@pytest.mark.parametrize("path, field, inputs", [
+    ("/v1/embeddings", "input", ["a"] * 2048), ("/api/embed", "input", ["a"] * 2048),
+    ("/embed", "inputs", ["a"] * 2048), ("/v1/embeddings", "input", ["a" * 20] * 2048),
+    ("/v1/embeddings", "input", [[5]] * 2048),
+    ("/v1/embeddings", "input", [[5] * 60] * 100)], ids=["openai", "ollama", "tei", "longer", "ids", "few rows of ids"])
+def test_many_tiny_inputs_are_prepared_on_threads(bert: Path, monkeypatch: pytest.MonkeyPatch, path: str, field: str,
+                                                  inputs: list[Any]) -> None:
+    """Neither many texts of one character nor many token ids are converted on the event loop. Four requests at once:
+    a thread that waits for others of its group would stop all of them."""
+    texts, ids = Watched(text_embedding._encoded), Watched(text_embedding._pack_ids)
+    monkeypatch.setattr(text_embedding, "_encoded", lambda *args: texts(*args))
+    monkeypatch.setattr(text_embedding, "_pack_ids", lambda *args: ids(*args))
+    with serving([f"bert={bert}"], allow_token_ids=True) as server:
+        body, found = {"model": "bert", field: inputs}, []
+        threads = [threading.Thread(target=lambda: found.append(ask(server, path, body))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [status for status, _ in found] == [200] * 4, [str(one)[:300] for one in found]
+    if isinstance(inputs[0], list):
+        assert ids.calls >= 4 and ids.most <= 2 and ids.threads == {"mpool-bodies"}
+    else:
+        assert texts.calls >= 4 and texts.threads == {"mpool-texts"}
 
 
 def test_what_counts_as_many() -> None:
