@@ -28,6 +28,7 @@ from ..tasks import requests
 from ..tasks import text_embedding as embedding
 from ..tasks.options import PRECISIONS, EmbedOptions
 from ..tasks.similarity import similarity as _similarity
+from ..tasks.text_embedding import TASKS
 from ..tasks.vectors import quantize
 from . import _requests
 from . import sentence_transformers_util as util
@@ -124,9 +125,12 @@ class _Base:
         """Raise Unsupported: the object has no modules of torch."""
         raise Unsupported("the modules of the model are not available here", hint=_MODULES)
 
-    def _settings(self) -> Any:
+    def _description(self) -> Any:
         entry = self._model._entry
-        return entry.pool._names.require(entry, "text_embedding").describe().embedding
+        return entry.pool._names.require(entry, "text_embedding").describe()
+
+    def _settings(self) -> Any:
+        return self._description().embedding
 
     @property
     def device(self) -> str:
@@ -249,6 +253,8 @@ class SentenceTransformer(_Base):
             device, pool, chunk_size: ignored; ``device`` must name CPUs.
             normalize_embeddings: True: scale vectors to length 1.
             truncate_dim: number of leading components to keep; None: as set in the constructor.
+            task: ``"query"`` or ``"document"``: use the model's encoder or adapter for it, if it has one. Or the name
+                of an adapter in the model's files (jina-embeddings-v3). It chooses no prompt.
 
         Returns:
             Array ``(n, d)``, or ``(d,)`` for a single text; float32, or int8 or uint8 with another precision. The shape
@@ -258,7 +264,9 @@ class SentenceTransformer(_Base):
             InvalidArgument: an argument is not allowed; a ValueError, as in sentence-transformers.
             Unsupported: torch is not installed, but the result is a tensor.
         """
+        task = unused.pop("task", None)
         _check_call(batch_size, device, unused)
+        route = self._route(task)
         prompt = self._prompt(prompt, prompt_name)
         if precision is not None and precision not in PRECISIONS:
             raise InvalidArgument(param="precision", got=repr(precision), allowed="one of " + ", ".join(PRECISIONS))
@@ -267,13 +275,13 @@ class SentenceTransformer(_Base):
                                   allowed="sentence_embedding or token_embeddings")
         texts, single = _texts_of(inputs)
         if output_value == "token_embeddings":
-            found: Any = [tensor_of(rows) for rows in self._token_rows(texts, prompt)]
+            found: Any = [tensor_of(rows) for rows in self._token_rows(texts, {"prompt": prompt, **route})]
             return found[0] if single else found
         if not texts:
             rows: Any = np.array([])
         else:
             rows = self._model.embed(texts, prompt=prompt, max_inputs=len(texts), allow_token_ids=False,
-                                     progress=_progress(show_progress_bar))
+                                     progress=_progress(show_progress_bar), **route)
             cut = self.truncate_dim if truncate_dim is None else truncate_dim
             rows = rows if cut is None else np.ascontiguousarray(rows[:, :cut])
             if normalize_embeddings:
@@ -293,15 +301,16 @@ class SentenceTransformer(_Base):
                      convert_to_tensor: bool = False, device: Any = None, normalize_embeddings: bool = False,
                      truncate_dim: int | None = None, pool: Any = None, chunk_size: int | None = None,
                      **unused: Any) -> Any:
-        """Embed queries: as :meth:`encode`, with the prompt ``"query"``, which is empty if the model has none."""
+        """Embed queries: as :meth:`encode`, with the task ``"query"`` and its prompt, which is empty if the model has
+        none."""
         if prompt is None and prompt_name is None:
-            prompt_name = self._first_prompt("query")
+            prompt_name = self._prompt_of("query", "query")
         # pass the texts by position: the `encode` of a subclass may name them `sentences`
         return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
                            show_progress_bar=show_progress_bar, output_value=output_value, precision=precision,
                            convert_to_numpy=convert_to_numpy, convert_to_tensor=convert_to_tensor, device=device,
                            normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim, pool=pool,
-                           chunk_size=chunk_size, **unused)
+                           chunk_size=chunk_size, **{"task": "query", **unused})
 
     @_renamed
     def encode_document(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
@@ -311,20 +320,39 @@ class SentenceTransformer(_Base):
                         convert_to_tensor: bool = False, device: Any = None, normalize_embeddings: bool = False,
                         truncate_dim: int | None = None, pool: Any = None, chunk_size: int | None = None,
                         **unused: Any) -> Any:
-        """Embed documents: as :meth:`encode`, with the prompt ``"document"``, which is empty if the model has none.
+        """Embed documents: as :meth:`encode`, with the task ``"document"`` and its prompt, which is empty if the model
+        has none.
 
         If :attr:`prompts` was replaced and has no ``"document"``, the prompt is ``"passage"`` or ``"corpus"``.
         """
         if prompt is None and prompt_name is None:
-            prompt_name = self._first_prompt("document", "passage", "corpus")
+            prompt_name = self._prompt_of("document", "document", "passage", "corpus")
         return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
                            show_progress_bar=show_progress_bar, output_value=output_value, precision=precision,
                            convert_to_numpy=convert_to_numpy, convert_to_tensor=convert_to_tensor, device=device,
                            normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim, pool=pool,
-                           chunk_size=chunk_size, **unused)
+                           chunk_size=chunk_size, **{"task": "document", **unused})
 
-    def _first_prompt(self, *names: str) -> str | None:
-        return next((name for name in names if name in self.prompts), None)
+    def _prompt_of(self, task: str, *names: str) -> str | None:
+        """Return the name of the prompt for a task: the first one of ``names`` that exists, or that of the task's
+        adapter."""
+        found = next((name for name in names if name in self.prompts), None)
+        adapter = self._settings().task_adapters.get(task)
+        return adapter if adapter in self.prompts and not (found and self.prompts[found]) else found
+
+    def _route(self, task: Any) -> dict[str, Any]:
+        """Return the option of :func:`mpool.embed` for a ``task`` of sentence-transformers.
+
+        As in sentence-transformers, a model without routes and adapters ignores the task.
+        """
+        adapters = self._settings().adapters
+        if task is None or isinstance(task, str) and task in TASKS:
+            return {"task": task}
+        if isinstance(task, str) and task in adapters:
+            return {"adapter": task}
+        if not isinstance(task, str) or adapters or any(part.task for part in self._description().networks):
+            refuse("task", task, "one of " + ", ".join((*TASKS, *adapters)) + " or None", key=self._model.key)
+        return {}
 
     def _prompt(self, prompt: str | None, name: str | None) -> str:
         if prompt is not None:
@@ -338,10 +366,10 @@ class SentenceTransformer(_Base):
             raise InvalidArgument(param="prompt_name", got=name, allowed="one of " + ", ".join(self.prompts))
         return self.prompts[name]
 
-    def _token_rows(self, texts: list[str], prompt: str) -> list[NDArray[np.float32]]:
+    def _token_rows(self, texts: list[str], given: dict[str, Any]) -> list[NDArray[np.float32]]:
         """Return the last hidden states of each text, float32 ``(tokens, width)``. One model computes all arrays,
         even if the model is replaced meanwhile."""
-        options = _options.parse_options(EmbedOptions, "embed", {"prompt": prompt})
+        options = _options.parse_options(EmbedOptions, "embed", given)
         return for_current(lambda: _Tokens(requests.text_plan(self._model.pool, self._model, options)),
                            lambda request: list(request.rows(texts)))
 
@@ -555,8 +583,8 @@ class _Tokens:
         plan, call = self.plan, _options.PLAIN
         for start, part in embedding.slices(texts):
             pack = embedding.packed(plan, part, start, False, call)
-            ticket = plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, outputs=_HIDDEN_STATES,
-                                                **call.keywords(plan.entry))
+            ticket = plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, adapter=plan.adapter,
+                                                outputs=_HIDDEN_STATES, **call.keywords(plan.entry))
             ticket.wait()
             rows = ticket.states()
             for begin, end in zip(pack.offsets, pack.offsets[1:]):
