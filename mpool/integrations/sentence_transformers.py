@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from .._functions import pool_of
-from ..checks import missing_attribute, refuse
+from ..checks import is_table, items_of, missing_attribute, refuse
 from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model
 from ..names import SIMILARITIES
@@ -27,9 +27,10 @@ from ..tasks import options as _options
 from ..tasks import requests
 from ..tasks import text_embedding as embedding
 from ..tasks.options import PRECISIONS, EmbedOptions
+from ..tasks.rerank import function_of
 from ..tasks.similarity import similarity as _similarity
 from ..tasks.text_embedding import TASKS
-from ..tasks.vectors import quantize
+from ..tasks.vectors import activate, quantize
 from . import _requests
 from . import sentence_transformers_util as util
 from ._tensors import array_of, has_tensor, tensor_of
@@ -55,6 +56,17 @@ def _renamed(method: F) -> F:
         for former, name in (("sentences", "inputs"), ("activation_fct", "activation_fn")):
             if former in options:
                 options[name] = options.pop(former)
+        return method(self, *args, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def _named_sentences(method: F) -> F:
+    """Accept ``inputs``, the name of the texts in other methods, for ``sentences``."""
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        if "inputs" in options:
+            options["sentences"] = options.pop("inputs")
         return method(self, *args, **options)
 
     return call  # type: ignore[return-value]
@@ -184,7 +196,7 @@ _CONSTRUCTOR = {
     "backend": "mpool is the backend", "num_labels": "The files of the model say how many labels it has",
     "keep_in_fp32_modules": "Pass compute=\"float32\"",
     "max_length": "Register the model: mpool.register(name, ref, max_length=...)",
-    "activation_fn": "The files of the model name the activation", "prompts": "Pass prompt= to predict",
+    "prompts": "Pass prompt= to predict",
     "default_prompt_name": "Pass prompt_name= to predict",
 }
 
@@ -373,12 +385,13 @@ class SentenceTransformer(_Base):
         return for_current(lambda: _Tokens(requests.text_plan(self._model.pool, self._model, options)),
                            lambda request: list(request.rows(texts)))
 
+    @_named_sentences
     def encode_multi_process(self, sentences: Sequence[str], pool: Any, prompt_name: str | None = None,
                              prompt: str | None = None, batch_size: int = 32, chunk_size: int | None = None,
                              show_progress_bar: bool | None = None, precision: Precision = "float32",
                              normalize_embeddings: bool = False, truncate_dim: int | None = None) -> Any:
         """Same as :meth:`encode`, which already uses all CPUs."""
-        return self.encode(list(sentences), prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
+        return self.encode(sentences, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
                            show_progress_bar=show_progress_bar, precision=precision,
                            normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim)
 
@@ -433,6 +446,8 @@ class SentenceTransformer(_Base):
         finally:
             self.truncate_dim = before
 
+    truncate_embeddings = truncate_sentence_embeddings
+
     def tokenize(self, texts: Sequence[str]) -> dict[str, Any]:
         """Return ``input_ids`` and ``attention_mask``, tensors int64 ``(n, tokens)``, padded with 0."""
         most = self.max_seq_length
@@ -456,6 +471,7 @@ class CrossEncoder(_Base):
         model_name_or_path: as ``model`` of :func:`mpool.rerank`.
         device: None or ``"cpu"``.
         compute: compute type, as for :func:`mpool.rerank`; ``"auto"`` is faster.
+        activation_fn: function of a tensor of logits in place of the activation that the model's files name.
         **options: other arguments of sentence-transformers, which must have their defaults.
 
     Raises:
@@ -466,8 +482,12 @@ class CrossEncoder(_Base):
     _scores = True
 
     def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, *rest: Any, device: Any = None,
-                 compute: str = "float32", **options: Any) -> None:
+                 compute: str = "float32", activation_fn: Any = None, **options: Any) -> None:
         length = options.pop("max_length", None)
+        former = options.pop("default_activation_function", None)
+        self.activation_fn = former if activation_fn is None else activation_fn
+        if self.activation_fn is not None and not callable(self.activation_fn):
+            refuse("activation_fn", self.activation_fn, "a function of a tensor, such as torch.nn.Identity(), or None")
         super().__init__(model_name_or_path, rest, device, compute, options)
         if length not in (None, self._model.context_length):
             raise Unsupported(f"`max_length` must be that of the model, {self._model.context_length}, or None, "
@@ -492,7 +512,8 @@ class CrossEncoder(_Base):
             inputs: a pair of texts, or a sequence of pairs.
             prompt_name, prompt: as for :func:`mpool.rerank`.
             batch_size, show_progress_bar, pool, chunk_size: ignored.
-            activation_fn: must be None: the model's files name the activation.
+            activation_fn: function of a tensor of logits ``(n, labels)``, such as ``torch.nn.Identity()``, in place of
+                the activation of the constructor or of the model's files.
             apply_softmax: True: return the softmax of each row, only for models with several labels; else logits.
             convert_to_numpy: True: return an array; False: a list of tensors.
             convert_to_tensor: True: return one tensor.
@@ -506,36 +527,8 @@ class CrossEncoder(_Base):
             InvalidArgument: an argument is not allowed, or an input is not a pair of texts.
         """
         _check_call(batch_size, device, unused)
-        one = self._settings().scores
-        hint = "The files of the model name the activation of its scores"
-        if activation_fn is not None:
-            refuse("activation_fn", activation_fn, "None", hint=hint)
-        if apply_softmax and one:
-            refuse("apply_softmax", apply_softmax, "False for a model with one score", hint=hint)
-        given = [inputs] if isinstance(inputs, str) else list(inputs)
-        single = not isinstance(inputs, str) and len(given) > 0 and isinstance(given[0], str)
-        pairs = [given] if single else given
-        by_query: dict[str, list[int]] = {}
-        scores: Any
-        for at, pair in enumerate(pairs):
-            if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-                raise InvalidArgument(param="inputs", got=f"an item that is not a pair of texts at index {at}",
-                                      allowed="a pair of texts, or a sequence of pairs")
-            by_query.setdefault(pair[0], []).append(at)
-        if one:
-            scores = np.empty(len(pairs), dtype=np.float32)
-            for query, places in by_query.items():
-                scores[places] = _requests.scores(self._model, query, [pairs[at][1] for at in places],
-                                                  {"prompt": prompt, "prompt_name": prompt_name})
-        else:
-            for name, value in (("prompt", prompt), ("prompt_name", prompt_name)):
-                if value is not None:
-                    raise InvalidArgument(param=name, got=repr(value), allowed="None for a classifier")
-            function: Any = "softmax" if apply_softmax else "none"
-            parts = [self._model.classify([(pair[0], pair[1]) for pair in pairs[start:start + _requests.SLICE]],
-                                          function_to_apply=function).scores
-                     for start in range(0, max(len(pairs), 1), _requests.SLICE)]
-            scores = np.concatenate(parts)
+        pairs, single = _pairs_of(inputs)
+        scores = self._scores_of(self._logits(pairs, prompt, prompt_name), activation_fn, apply_softmax)
         found: Any = tensor_of(scores) if convert_to_tensor else scores if convert_to_numpy \
             else [tensor_of(score) for score in scores]
         return found[0] if single else found
@@ -563,11 +556,50 @@ class CrossEncoder(_Base):
         if not self._settings().scores:
             raise WrongCapability(f"is {self._settings().kind}: its files do not say which label means relevance",
                                   key=self._model.key, hint="Use predict, and sort by the score of a label")
-        scores = self.predict([(query, document) for document in documents], prompt_name, prompt, batch_size,
-                              activation_fn=activation_fn, device=device)
-        order = sorted(range(len(scores)), key=lambda at: -scores[at])[:top_k]
-        return [{"corpus_id": at, "score": scores[at], **({"text": documents[at]} if return_documents else {})}
+        _check_call(batch_size, device, {})
+        texts = list(items_of("documents", documents, "a sequence of texts"))
+        pairs, _ = _pairs_of([(query, text) for text in texts])
+        logits = self._logits(pairs, prompt, prompt_name)
+        scores = self._scores_of(logits, activation_fn, False).tolist()
+        # by logits if the files name the activation: scores of different logits are equal where a sigmoid saturates
+        by = logits[:, 0].tolist() if activation_fn is None and self.activation_fn is None else scores
+        order = sorted(range(len(texts)), key=lambda at: -by[at])[:top_k]
+        return [{"corpus_id": at, "score": scores[at], **({"text": texts[at]} if return_documents else {})}
                 for at in order]
+
+    def _logits(self, pairs: list[tuple[str, str]], prompt: str | None, prompt_name: str | None) -> NDArray[np.float32]:
+        """Return the logits of pairs, float32 ``(n, labels)``."""
+        if self._settings().scores:
+            found = np.empty((len(pairs), 1), dtype=np.float32)
+            by_query: dict[str, list[int]] = {}
+            for at, pair in enumerate(pairs):
+                by_query.setdefault(pair[0], []).append(at)
+            for query, places in by_query.items():
+                found[places, 0] = _requests.scores(self._model, query, [pairs[at][1] for at in places],
+                                                    {"prompt": prompt, "prompt_name": prompt_name}).logits
+            return found
+        for name, value in (("prompt", prompt), ("prompt_name", prompt_name)):
+            if value is not None:
+                raise InvalidArgument(param=name, got=repr(value), allowed="None for a classifier")
+        return np.concatenate([self._model.classify(pairs[start:start + _requests.SLICE],
+                                                    function_to_apply="none").scores
+                               for start in range(0, max(len(pairs), 1), _requests.SLICE)])
+
+    def _scores_of(self, logits: NDArray[np.float32], activation_fn: Any, apply_softmax: bool | None) -> NDArray[Any]:
+        """Return the scores of logits: ``(n,)`` for a model with one score, else ``(n, labels)``."""
+        settings, given = self._settings(), self.activation_fn if activation_fn is None else activation_fn
+        if apply_softmax and settings.scores:
+            refuse("apply_softmax", apply_softmax, "False for a model with one score",
+                   hint="The files of the model name the activation of its scores")
+        if given is None:
+            found = activate(logits, function_of(settings)) if settings.scores else logits
+        else:
+            if not callable(given):
+                refuse("activation_fn", given, "a function of a tensor, such as torch.nn.Identity(), or None")
+            found = np.asarray(array_of(given(tensor_of(logits))), dtype=np.float32)
+        if apply_softmax:
+            found = activate(found, "softmax")
+        return found[:, 0] if settings.scores and found.ndim == 2 else found
 
     def __repr__(self) -> str:
         return f"CrossEncoder({self._model.key!r})"
@@ -591,6 +623,31 @@ class _Tokens:
                 yield rows[begin:end].copy()
 
 
+def _pairs_of(inputs: Any) -> tuple[list[tuple[str, str]], bool]:
+    """Return the pairs of ``predict``, and True if the argument is one pair instead of a sequence.
+
+    Raises:
+        InvalidArgument: the argument is neither.
+    """
+    allowed = "a pair of texts, or a sequence of pairs"
+    if is_table(inputs):
+        raise InvalidArgument(param="inputs", got=f"a table ({type(inputs).__name__})", allowed=allowed,
+                              hint="Pass list(zip(table['query'], table['document']))")
+    if isinstance(inputs, str):
+        refuse("inputs", inputs, allowed)
+    rows = inputs.tolist() if isinstance(inputs, np.ndarray) and inputs.ndim == 2 else inputs
+    given = list(items_of("inputs", rows, allowed))
+    single = bool(given) and isinstance(given[0], str)
+    found: list[tuple[str, str]] = []
+    for at, pair in enumerate([given] if single else given):
+        pair = pair.tolist() if isinstance(pair, np.ndarray) else pair
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise InvalidArgument(param="inputs", got=f"an item that is not a pair of texts at index {at}",
+                                  allowed=allowed)
+        found.append((pair[0], pair[1]))
+    return found, single
+
+
 def _check_device(device: Any) -> None:
     for one in device if isinstance(device, (list, tuple)) else (device,):
         if one is not None and not str(one).startswith("cpu"):
@@ -605,10 +662,8 @@ def _texts_of(inputs: Any) -> tuple[list[Any], bool]:
     """
     if isinstance(inputs, (str, Mapping)):
         return [_text_of(inputs)], True
-    if isinstance(inputs, (bytes, bytearray, memoryview, set, frozenset)) or not hasattr(inputs, "__iter__"):
-        refuse("inputs", inputs, "a text, or a sequence of texts", hint="A set has no order: pass a list" if
-               isinstance(inputs, (set, frozenset)) else None)
-    return [_text_of(one) for one in (inputs.tolist() if isinstance(inputs, np.ndarray) else inputs)], False
+    items = items_of("inputs", inputs, "a text, or a sequence of texts")
+    return [_text_of(one) for one in items], False
 
 
 def _text_of(value: Any) -> Any:

@@ -5,7 +5,7 @@ vectors.py contains the part that is shared with image embedding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import native_calls
 from .._dataclasses import dataclass
-from ..checks import integer, nearest, refuse, shown
+from ..checks import integer, items_of, nearest, refuse, shown
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
 from ..resources import list_of_caller, of_caller
 from ..tokenizers.limits import MAX_CHARS as MAX_CHARS
@@ -295,10 +295,11 @@ def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
         InvalidArgument: ``inputs`` is not a list, tuple, one-dimensional array or other sequence.
         LimitError: there are more than ``most`` texts.
     """
-    if isinstance(inputs, (bytes, bytearray, Mapping, Set)) or not hasattr(inputs, "__len__") \
-            or not hasattr(inputs, "__iter__") or getattr(inputs, "ndim", 1) != 1:
-        refuse(name, inputs, "a str or a list of str" if name == "inputs" else "a list of str",
-               hint=_hint_for_list(inputs, name))
+    allowed = "a str or a list of str" if name == "inputs" else "a list of str"
+    inputs = items_of(name, inputs, allowed)
+    if not hasattr(inputs, "__len__"):
+        refuse(name, inputs, allowed, hint="embed_iter accepts any iterable" if name == "inputs" else
+               f"Pass list({name})")
     with of_caller():
         size = len(inputs)
     if size > most:
@@ -307,17 +308,6 @@ def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
         raise LimitError(f"`{name}` must hold at most {most:,} texts, got {size:,}", param=name,
                          hint=f"{more}{options} raises the limit")
     return list_of_caller(inputs)
-
-
-def _hint_for_list(value: Any, name: str) -> str | None:
-    """Return what to do with a value that is not a list of texts; None: nothing in particular. ``name``: parameter."""
-    if isinstance(value, (bytes, bytearray)):
-        return "Decode it first, for example with decode()"
-    if isinstance(value, Mapping):
-        return "Pass list(d.values()) for the values of a dict"
-    if name == "inputs" and hasattr(value, "__iter__") and not hasattr(value, "ndim"):
-        return "embed_iter accepts any iterable"
-    return None
 
 
 def fault_of(text: Any, name: str, least: int = 1) -> MpoolError | None:

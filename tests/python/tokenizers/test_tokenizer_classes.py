@@ -76,5 +76,5 @@ def test_settings_of_wordpiece_tokenizers(tmp_path: Path, name: str, settings: d
 def test_settings_of_byte_level_tokenizers(tmp_path: Path, name: str, settings: dict[str, Any]) -> None:
     for stored in (False, True):
         same(tmp_path, byte_level(stored), {
-            "tokenizer_class": name, "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>",
-            "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>", **settings})
+            "tokenizer_class": name, "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>",
+            "pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>", **settings})
