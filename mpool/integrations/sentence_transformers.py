@@ -210,7 +210,7 @@ class SentenceTransformer(_Base):
         prompts: prompt name -> text, in place of those of the model's files.
         default_prompt_name: name of the prompt for inputs without one.
         similarity_fn_name: ``"cosine"``, ``"dot"``, ``"euclidean"`` or ``"manhattan"``; None: as the files say.
-        truncate_dim: number of leading components to keep; None: all.
+        truncate_dim: number of leading components to keep; None: as the model's files say, or all.
         compute: compute type, as for :func:`mpool.embed`; ``"auto"`` is faster.
         **options: other arguments of sentence-transformers, which must have their defaults.
 
@@ -237,7 +237,7 @@ class SentenceTransformer(_Base):
         if self.default_prompt_name is not None and self.default_prompt_name not in self.prompts:
             raise InvalidArgument(param="default_prompt_name", got=self.default_prompt_name,
                                   allowed="one of " + ", ".join(self.prompts))
-        self.truncate_dim = truncate_dim
+        self.truncate_dim: int | None = settings.truncate_dim if truncate_dim is None else truncate_dim
         self.similarity_fn_name = similarity_fn_name or settings.similarity
 
     # ---- embedding -------------------------------------------------------------------------------------------------
@@ -292,7 +292,9 @@ class SentenceTransformer(_Base):
         if not texts:
             rows: Any = np.array([])
         else:
-            rows = self._model.embed(texts, prompt=prompt, max_inputs=len(texts), allow_token_ids=False,
+            # all components: the number that the files state is only the default of `truncate_dim`
+            rows = self._model.embed(texts, prompt=prompt, dimensions=self._settings().output_size,
+                                     max_inputs=len(texts), allow_token_ids=False,
                                      progress=_progress(show_progress_bar), **route)
             cut = self.truncate_dim if truncate_dim is None else truncate_dim
             rows = rows if cut is None else np.ascontiguousarray(rows[:, :cut])
@@ -432,7 +434,7 @@ class SentenceTransformer(_Base):
 
     def get_sentence_embedding_dimension(self) -> int:
         """Return the number of components of a vector."""
-        width = self._model.dimensions
+        width: int = self._settings().output_size
         return width if self.truncate_dim is None else min(width, self.truncate_dim)
 
     get_embedding_dimension = get_sentence_embedding_dimension

@@ -132,7 +132,7 @@ def test_v3_embeddings(v3: tuple[str, Any, Any], pool: mpool.Pool, options: dict
 
 
 def test_v3_look_alike(v3: tuple[str, Any, Any]) -> None:
-    """``task`` of the look-alike chooses the adapter, ``prompt_name`` the instruction; the task of encode_query both."""
+    """``task`` of the look-alike chooses the adapter, ``prompt_name`` the instruction; encode_query chooses both."""
     from mpool.integrations.sentence_transformers import SentenceTransformer
 
     folder, model, found = v3
