@@ -63,7 +63,8 @@ def test_scores(pool: Recorder, count: int, slices: list[int]) -> None:
     for found in (adapters.scores("m", "q", documents, {"top_k": None}),
                   asyncio.run(adapters.ascores("m", "q", documents, {"top_k": None}))):
         assert found.logits.dtype == found.values.dtype == np.float32
-        assert found.logits.tolist() == list(range(count)) and np.allclose(found.values, 1 / (1 + np.exp(-found.logits)))
+        assert found.logits.tolist() == list(range(count))
+        assert np.allclose(found.values, 1 / (1 + np.exp(-found.logits)))
     assert pool.calls == [("q", size, "m", {"top_k": None, "function_to_apply": "none"}) for size in slices] * 2
     assert not count or adapters.scores("m", "q", documents, {"function_to_apply": "none"}).values[-1] == count - 1
 
