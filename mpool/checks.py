@@ -283,11 +283,12 @@ def items_of(param: str, value: Any, allowed: str) -> Iterable[Any]:
     if not hasattr(value, "__iter__"):
         refuse(param, value, allowed)
     if getattr(value, "ndim", 1) != 1 or isinstance(shape, tuple) and len(shape) != 1:
-        kind = f"an array of shape {tuple(shape)}" if isinstance(shape, tuple) and shape else shown(value)
-        raise InvalidArgument(param=param, got=kind, allowed=allowed, hint="Pass an array of one dimension")
-    if getattr(dtype, "kind", None) in tuple("biucmMSV") and len(value):
+        got = f"an array of shape {tuple(shape)}" if isinstance(shape, tuple) and shape else shown(value)
+        raise InvalidArgument(param=param, got=got, allowed=allowed, hint="Pass an array of one dimension")
+    kind = getattr(dtype, "kind", "")
+    if kind in tuple("biucmMSV") and len(value):
         raise InvalidArgument(param=param, got=f"an array of {dtype}", allowed=allowed, hint="Pass token ids as a list "
-                              "of lists, one for each text: [[101, 102]]" if param == "inputs" and dtype.kind in "iu"
+                              "of lists, one for each text: [[101, 102]]" if param == "inputs" and kind in ("i", "u")
                               else None)
     found: Iterable[Any] = value.to_pylist() if hasattr(value, "to_pylist") else value
     return found
