@@ -11,7 +11,7 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NoReturn, TypeVar
 
 from .errors import InvalidArgument
@@ -247,6 +247,53 @@ def real(value: Any) -> float | None:
         return None
 
 
+def is_table(value: Any) -> bool:
+    """Return True for tables of pandas, polars, Arrow and datasets. Iterating one gives columns, names or dicts."""
+    return (hasattr(value, "columns") or hasattr(value, "column_names")) and not isinstance(value, type)
+
+
+def items_of(param: str, value: Any, allowed: str) -> Iterable[Any]:
+    """Return an iterable over the items of a container of texts, in the order of its rows.
+
+    Items of Arrow arrays become Python values. The caller checks the items and, if it needs one, ``len()``.
+
+    Args:
+        param: parameter name, for errors.
+        value: argument of the caller that is not a single text.
+        allowed: allowed values, for errors.
+
+    Raises:
+        InvalidArgument: the value is not iterable, or its items are certainly no texts in a defined order: a table,
+            a mapping, a set, a str, bytes, a tensor, an array of numbers, or an array without exactly one dimension.
+    """
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if isinstance(value, str):
+        refuse(param, value, allowed, hint="Pass a list with the text")
+    if is_table(value):
+        raise InvalidArgument(param=param, got=f"a table ({type(value).__name__})", allowed=allowed,
+                              hint="Pass one of its columns, such as table['text']")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        refuse(param, value, allowed, hint="Decode it first, for example with decode()")
+    if isinstance(value, Mapping):
+        refuse(param, value, allowed, hint="Pass list(d.values()) for the values of a dict")
+    if isinstance(value, Set):
+        refuse(param, value, allowed, hint="A set has no order: pass a list")
+    if hasattr(value, "detach"):
+        refuse(param, value, allowed, hint="Tensors have no texts")
+    if not hasattr(value, "__iter__"):
+        refuse(param, value, allowed)
+    if getattr(value, "ndim", 1) != 1 or isinstance(shape, tuple) and len(shape) != 1:
+        got = f"an array of shape {tuple(shape)}" if isinstance(shape, tuple) and shape else shown(value)
+        raise InvalidArgument(param=param, got=got, allowed=allowed, hint="Pass an array of one dimension")
+    kind = getattr(dtype, "kind", "")
+    if kind in tuple("biucmMSV") and len(value):
+        raise InvalidArgument(param=param, got=f"an array of {dtype}", allowed=allowed, hint="Pass token ids as a list "
+                              "of lists, one for each text: [[101, 102]]" if param == "inputs" and kind in ("i", "u")
+                              else None)
+    found: Iterable[Any] = value.to_pylist() if hasattr(value, "to_pylist") else value
+    return found
+
+
 def _is_number(value: Any) -> bool:
     """Return True for Python numbers and NumPy scalars, False for bools, strings and arrays of any size."""
     return not isinstance(value, (bool, str, bytes)) and type(value).__name__ not in ("bool", "bool_") \
@@ -258,5 +305,5 @@ def _is_scalar(value: Any) -> bool:
     return hasattr(value, "dtype") and not getattr(value, "shape", ())
 
 
-__all__ = ["InvalidCall", "caller_stacklevel", "check_path", "integer", "is_same", "missing_attribute", "nearest",
-           "one_of", "real", "refuse", "shown", "unknown_option"]
+__all__ = ["InvalidCall", "caller_stacklevel", "check_path", "integer", "is_same", "is_table", "items_of",
+           "missing_attribute", "nearest", "one_of", "real", "refuse", "shown", "unknown_option"]

@@ -335,7 +335,7 @@ class Pool(PoolVerbs):
         """Add a model under a name, which can then be used like a key of the catalogue.
 
         Reads the model's files, downloading missing ones, but loads no weights. The settings below replace those of
-        the files; None: keep the setting of the files.
+        the files; None: keep the setting of the files. The same call again returns the same model.
 
         Args:
             key: name of the model: 1 to 128 letters, digits and ``. _ + -``. A key of the catalogue is refused, in
@@ -358,7 +358,8 @@ class Pool(PoolVerbs):
                 is not, nothing is loaded.
 
         Raises:
-            InvalidArgument: the key is invalid or already used, or the model does not support a setting.
+            InvalidArgument: the key is invalid, or already used for another model or other settings, or the model does
+                not support a setting.
             WrongCapability: ``replace``, and the model lacks a capability of the old one.
             FileError, UnknownModel, OfflineError: the reference cannot be found or read, as for :func:`load`.
 

@@ -86,9 +86,10 @@ mp_status mp_embedding_request_output(mp_embedding_request *request, mp_embeddin
 /* Fails with UNSUPPORTED if the request asks for an output that is not in the mask `has`; the message lists those that
  * are. */
 mp_status mp_embedding_request_check_outputs(const mp_embedding_request *request, unsigned has, mp_error *error);
-/* Checks texts against a model: each has 1 to `context` tokens, of ids below `vocab`, and `skip` leaves one of them. */
-mp_status mp_embedding_request_check_texts(const mp_embedding_request *request, int32_t context, int32_t vocab,
-                                           mp_error *error);
+/* Checks texts against a model: each has `least` to `context` tokens, of ids below `vocab`, and `skip` leaves one of
+ * them. */
+mp_status mp_embedding_request_check_texts(const mp_embedding_request *request, int32_t least, int32_t context,
+                                           int32_t vocab, mp_error *error);
 /* Returns the index in sparse_ids and sparse_values at which the sparse vector of a text begins. The vector has
  * sparse_counts[text] entries, by ascending id. For text = n_texts: the capacity for all texts. */
 static inline int64_t mp_embedding_sparse_at(const mp_embedding_request *request, int64_t text) {

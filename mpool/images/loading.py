@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from .. import native_calls
+from ..checks import is_table
 from ..errors import FileError, InvalidArgument, LimitError, MpoolError
 from ..models.files import open_regular, unreadable
 from ..resources import list_of_caller, of_caller
@@ -83,13 +84,13 @@ def images_of(images: Any, most: int,
     elif isinstance(images, (str, bytes, bytearray, memoryview, os.PathLike)) or _is_pillow(images):
         return None
     if isinstance(images, (Mapping, Set)) or not hasattr(images, "__len__") or not hasattr(images, "__iter__") \
-            or getattr(images, "ndim", 4) != 4 and not _is_column(images):
+            or getattr(images, "ndim", 4) != 4 and not _is_column(images) or is_table(images):
         raise InvalidArgument(param="images", got=_kind(images), allowed=f"{_INPUTS}, or a list of them")
     with of_caller():
         size = len(images)
     if size > most:
         raise LimitError(f"`images` must hold at most {most:,} images, got {size:,}", param="images", hint=hint)
-    return list_of_caller(images)
+    return list_of_caller(images.to_pylist() if hasattr(images, "to_pylist") else images)
 
 
 def _is_column(value: Any) -> bool:

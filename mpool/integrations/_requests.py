@@ -3,22 +3,28 @@ out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from .. import aio
 from .._functions import pool_of
+from ..checks import items_of
 from ..errors import InvalidArgument
 from ..model import Model
+from ..tasks.rerank import function_of
+from ..tasks.vectors import activate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..tasks.rerank import Ranking
+
 Task = Literal["query", "document"]
 #: Maximum number of documents per reranking request: the pool has a limit, and serves other callers between requests.
 SLICE = 1000
+_LOGITS = {"function_to_apply": "none"}
 
 
 def embed(model: Any, texts: Sequence[str], task: Task, options: dict[str, Any]) -> NDArray[Any]:
@@ -33,31 +39,47 @@ async def aembed(model: Any, texts: Sequence[str], task: Task, options: dict[str
 
 
 def _embed_arguments(model: Any, texts: Sequence[str], task: Task, options: dict[str, Any]) -> dict[str, Any]:
-    return {"inputs": list(texts), "model": model, "task": task, "max_inputs": max(len(texts), 1), **options}
+    given = list(items_of("texts", texts, "a list of str"))
+    return {"inputs": given, "model": model, "task": task, "max_inputs": max(len(given), 1), **options}
 
 
-def scores(model: Any, query: str, documents: Sequence[str], options: dict[str, Any]) -> NDArray[np.float32]:
-    """Return the relevance of each document to a query, float32 ``(n,)``, in requests of at most :data:`SLICE`
-    documents."""
-    pool = pool_of(model)
-    return _joined([pool.rerank(query, documents[start:start + SLICE], model, **options).scores
-                    for start in range(0, len(documents), SLICE)])
+class Scores(NamedTuple):
+    """Scores of documents, with the logits that they are made of: a sigmoid rounds high logits to the same score.
+
+    Attributes:
+        values: scores, float32 ``(n,)``.
+        logits: logits, float32 ``(n,)``.
+    """
+
+    values: NDArray[np.float32]
+    logits: NDArray[np.float32]
+
+    def best(self, count: int | None = None) -> list[int]:
+        """Return the indices of the ``count`` highest logits, the highest first; equal logits keep their order."""
+        return [int(at) for at in np.argsort(-self.logits, kind="stable")[:count]]
 
 
-async def ascores(model: Any, query: str, documents: Sequence[str], options: dict[str, Any]) -> NDArray[np.float32]:
+def scores(model: Any, query: str, documents: Sequence[str], options: dict[str, Any]) -> Scores:
+    """Return the relevance of each document to a query, in requests of at most :data:`SLICE` documents."""
+    pool, given = pool_of(model), list(items_of("documents", documents, "a list of str"))
+    return _joined(pool, options, [pool.rerank(query, given[start:start + SLICE], model, **options | _LOGITS)
+                                   for start in range(0, len(given), SLICE)])
+
+
+async def ascores(model: Any, query: str, documents: Sequence[str], options: dict[str, Any]) -> Scores:
     """Asynchronous form of :func:`scores`."""
-    pool = pool_of(model)
-    return _joined([(await aio.rerank(query, documents[start:start + SLICE], model, pool=pool, **options)).scores
-                    for start in range(0, len(documents), SLICE)])
+    pool, given = pool_of(model), list(items_of("documents", documents, "a list of str"))
+    return _joined(pool, options, [
+        await aio.rerank(query, given[start:start + SLICE], model, pool=pool, **options | _LOGITS)
+        for start in range(0, len(given), SLICE)])
 
 
-def _joined(parts: list[tuple[float, ...]]) -> NDArray[np.float32]:
-    return np.concatenate([np.empty(0, np.float32), *(np.asarray(part, np.float32) for part in parts)])
-
-
-def best(found: NDArray[np.float32], count: int | None) -> list[int]:
-    """Return the indices of the ``count`` highest scores, the highest first; equal scores keep their order."""
-    return [int(at) for at in np.argsort(-found, kind="stable")[:count]]
+def _joined(pool: Any, options: Mapping[str, Any], parts: list[Ranking]) -> Scores:
+    logits = np.concatenate([np.empty(0, np.float32), *(np.asarray(part.scores, np.float32) for part in parts)])
+    function = options.get("function_to_apply")
+    if function is None and parts:
+        function = function_of(pool.get(parts[0].model).description.embedding)
+    return Scores(activate(logits[:, None], function or "none")[:, 0], logits)
 
 
 def name_of(model: Any) -> str | None:

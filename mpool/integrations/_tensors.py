@@ -20,7 +20,10 @@ def array_of(value: Any) -> Any:
     """Return an array, a tensor, or a list of vectors as an array."""
     if isinstance(value, (list, tuple)):
         return np.stack([np.asarray(array_of(one)) for one in value]) if len(value) else np.empty((0, 1), np.float32)
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+    if not hasattr(value, "detach"):
+        return np.asarray(value)
+    tensor = value.detach().cpu()
+    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # NumPy has no bfloat16
 
 
 def tensor_of(value: Any) -> Any:

@@ -224,12 +224,12 @@ class MpoolRanker(_DocumentComponent):
         scores = await requests.ascores(self.model, query, self._texts(documents), self.options)
         return self._output(documents, scores, top_k, score_threshold)
 
-    def _output(self, documents: list[Document], scores: NDArray[Any], top_k: int | None,
+    def _output(self, documents: list[Document], scores: requests.Scores, top_k: int | None,
                 score_threshold: float | None) -> dict[str, Any]:
         count = self.top_k if top_k is None else _count(top_k)
         least = self.score_threshold if score_threshold is None else score_threshold
-        return {"documents": [replace(documents[at], score=float(scores[at])) for at in requests.best(scores, count)
-                              if least is None or scores[at] >= least]}
+        return {"documents": [replace(documents[at], score=float(scores.values[at])) for at in scores.best(count)
+                              if least is None or scores.values[at] >= least]}
 
 
 def _text(text: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from ..checks import items_of
 from ..resources import importing
 from . import _requests as requests
 
@@ -70,7 +71,7 @@ class MpoolEmbeddings(TextEmbeddingFunction):  # type: ignore[misc]
         return self._vectors(texts, "document")
 
     def _vectors(self, texts: Any, task: requests.Task) -> list[Any]:
-        given = list(texts)
+        given = list(items_of("texts", texts, "a list of str"))
         present = [text for text in given if text is not None]
         rows = iter(requests.embed(self.model, present, task, self.options) if present else ())
         return [None if text is None else next(rows) for text in given]
@@ -124,8 +125,8 @@ class MpoolReranker(Reranker):  # type: ignore[misc]
     def _reranked(self, query: str, results: pyarrow.Table) -> pyarrow.Table:
         texts = [text or "" for text in results[self.column].to_pylist()]
         scores = requests.scores(self.model, query, texts, self.options)
-        order = pyarrow.array(requests.best(scores, None), type=pyarrow.int64())
-        found = results.append_column(_SCORE, pyarrow.array(scores)).take(order)
+        order = pyarrow.array(scores.best(), type=pyarrow.int64())
+        found = results.append_column(_SCORE, pyarrow.array(scores.values)).take(order)
         return self._keep_relevance_score(found)
 
 

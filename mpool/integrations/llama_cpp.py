@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._functions import pool_of
-from ..checks import integer, missing_attribute, refuse
+from ..checks import integer, items_of, missing_attribute, refuse
 from ..errors import InvalidArgument, Unsupported
 from ..model import Model
 from ._choices import call_limit, logprobs_of
@@ -355,15 +355,16 @@ class Llama:
         Raises:
             WrongCapability: the model is not an embedding model.
         """
-        vectors = self._model.embed(input, normalize=normalize, truncate=truncate).tolist()
+        texts = [input] if isinstance(input, str) else list(items_of("input", input, "a str or a list of str"))
+        vectors = self._model.embed(input if isinstance(input, str) else texts, normalize=normalize,
+                                    truncate=truncate).tolist()
         if not return_count:
             return vectors
-        texts = [input] if isinstance(input, str) else input
         return vectors, sum(self._model.count_tokens(text) for text in texts)
 
     def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> dict[str, Any]:
         """Return vectors in the format of OpenAI's ``/v1/embeddings``."""
-        texts = [input] if isinstance(input, str) else list(input)
+        texts = [input] if isinstance(input, str) else list(items_of("input", input, "a str or a list of str"))
         vectors, count = self.embed(texts, return_count=True)
         rows = [{"object": "embedding", "embedding": vector, "index": i} for i, vector in enumerate(vectors)]
         return {"object": "list", "data": rows, "model": model or self.model_path,

@@ -143,9 +143,9 @@ class MpoolRerank(BaseNodePostprocessor):  # type: ignore[misc]
         return {EventPayload.NODES: nodes, EventPayload.MODEL_NAME: requests.name_of(self.model),
                 EventPayload.QUERY_STR: query, EventPayload.TOP_K: self.top_n}
 
-    def _best(self, nodes: list[NodeWithScore], scores: NDArray[Any]) -> list[NodeWithScore]:
-        order = requests.best(scores, self.top_n)
-        found = [NodeWithScore(node=nodes[at].node, score=float(scores[at])) for at in order]
+    def _best(self, nodes: list[NodeWithScore], scores: requests.Scores) -> list[NodeWithScore]:
+        order = scores.best(self.top_n)
+        found = [NodeWithScore(node=nodes[at].node, score=float(scores.values[at])) for at in order]
         if self.keep_retrieval_score:
             for node in nodes:
                 node.node.metadata["retrieval_score"] = node.score

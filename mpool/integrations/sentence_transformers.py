@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from .._functions import pool_of
-from ..checks import missing_attribute, refuse
+from ..checks import is_table, items_of, missing_attribute, refuse
 from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model
 from ..names import SIMILARITIES
@@ -27,8 +27,10 @@ from ..tasks import options as _options
 from ..tasks import requests
 from ..tasks import text_embedding as embedding
 from ..tasks.options import PRECISIONS, EmbedOptions
+from ..tasks.rerank import function_of
 from ..tasks.similarity import similarity as _similarity
-from ..tasks.vectors import quantize
+from ..tasks.text_embedding import TASKS
+from ..tasks.vectors import activate, quantize
 from . import _requests
 from . import sentence_transformers_util as util
 from ._tensors import array_of, has_tensor, tensor_of
@@ -54,6 +56,17 @@ def _renamed(method: F) -> F:
         for former, name in (("sentences", "inputs"), ("activation_fct", "activation_fn")):
             if former in options:
                 options[name] = options.pop(former)
+        return method(self, *args, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def _named_sentences(method: F) -> F:
+    """Accept ``inputs``, the name of the texts in other methods, for ``sentences``."""
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        if "inputs" in options:
+            options["sentences"] = options.pop("inputs")
         return method(self, *args, **options)
 
     return call  # type: ignore[return-value]
@@ -124,9 +137,12 @@ class _Base:
         """Raise Unsupported: the object has no modules of torch."""
         raise Unsupported("the modules of the model are not available here", hint=_MODULES)
 
-    def _settings(self) -> Any:
+    def _description(self) -> Any:
         entry = self._model._entry
-        return entry.pool._names.require(entry, "text_embedding").describe().embedding
+        return entry.pool._names.require(entry, "text_embedding").describe()
+
+    def _settings(self) -> Any:
+        return self._description().embedding
 
     @property
     def device(self) -> str:
@@ -180,7 +196,7 @@ _CONSTRUCTOR = {
     "backend": "mpool is the backend", "num_labels": "The files of the model say how many labels it has",
     "keep_in_fp32_modules": "Pass compute=\"float32\"",
     "max_length": "Register the model: mpool.register(name, ref, max_length=...)",
-    "activation_fn": "The files of the model name the activation", "prompts": "Pass prompt= to predict",
+    "prompts": "Pass prompt= to predict",
     "default_prompt_name": "Pass prompt_name= to predict",
 }
 
@@ -194,7 +210,7 @@ class SentenceTransformer(_Base):
         prompts: prompt name -> text, in place of those of the model's files.
         default_prompt_name: name of the prompt for inputs without one.
         similarity_fn_name: ``"cosine"``, ``"dot"``, ``"euclidean"`` or ``"manhattan"``; None: as the files say.
-        truncate_dim: number of leading components to keep; None: all.
+        truncate_dim: number of leading components to keep; None: as the model's files say, or all.
         compute: compute type, as for :func:`mpool.embed`; ``"auto"`` is faster.
         **options: other arguments of sentence-transformers, which must have their defaults.
 
@@ -221,7 +237,7 @@ class SentenceTransformer(_Base):
         if self.default_prompt_name is not None and self.default_prompt_name not in self.prompts:
             raise InvalidArgument(param="default_prompt_name", got=self.default_prompt_name,
                                   allowed="one of " + ", ".join(self.prompts))
-        self.truncate_dim = truncate_dim
+        self.truncate_dim: int | None = settings.truncate_dim if truncate_dim is None else truncate_dim
         self.similarity_fn_name = similarity_fn_name or settings.similarity
 
     # ---- embedding -------------------------------------------------------------------------------------------------
@@ -249,6 +265,8 @@ class SentenceTransformer(_Base):
             device, pool, chunk_size: ignored; ``device`` must name CPUs.
             normalize_embeddings: True: scale vectors to length 1.
             truncate_dim: number of leading components to keep; None: as set in the constructor.
+            task: ``"query"`` or ``"document"``: use the model's encoder or adapter for it, if it has one. Or the name
+                of an adapter in the model's files (jina-embeddings-v3). It chooses no prompt.
 
         Returns:
             Array ``(n, d)``, or ``(d,)`` for a single text; float32, or int8 or uint8 with another precision. The shape
@@ -258,7 +276,9 @@ class SentenceTransformer(_Base):
             InvalidArgument: an argument is not allowed; a ValueError, as in sentence-transformers.
             Unsupported: torch is not installed, but the result is a tensor.
         """
+        task = unused.pop("task", None)
         _check_call(batch_size, device, unused)
+        route = self._route(task)
         prompt = self._prompt(prompt, prompt_name)
         if precision is not None and precision not in PRECISIONS:
             raise InvalidArgument(param="precision", got=repr(precision), allowed="one of " + ", ".join(PRECISIONS))
@@ -267,13 +287,15 @@ class SentenceTransformer(_Base):
                                   allowed="sentence_embedding or token_embeddings")
         texts, single = _texts_of(inputs)
         if output_value == "token_embeddings":
-            found: Any = [tensor_of(rows) for rows in self._token_rows(texts, prompt)]
+            found: Any = [tensor_of(rows) for rows in self._token_rows(texts, {"prompt": prompt, **route})]
             return found[0] if single else found
         if not texts:
             rows: Any = np.array([])
         else:
-            rows = self._model.embed(texts, prompt=prompt, max_inputs=len(texts), allow_token_ids=False,
-                                     progress=_progress(show_progress_bar))
+            # all components: the number that the files state is only the default of `truncate_dim`
+            rows = self._model.embed(texts, prompt=prompt, dimensions=self._settings().output_size,
+                                     max_inputs=len(texts), allow_token_ids=False,
+                                     progress=_progress(show_progress_bar), **route)
             cut = self.truncate_dim if truncate_dim is None else truncate_dim
             rows = rows if cut is None else np.ascontiguousarray(rows[:, :cut])
             if normalize_embeddings:
@@ -293,15 +315,16 @@ class SentenceTransformer(_Base):
                      convert_to_tensor: bool = False, device: Any = None, normalize_embeddings: bool = False,
                      truncate_dim: int | None = None, pool: Any = None, chunk_size: int | None = None,
                      **unused: Any) -> Any:
-        """Embed queries: as :meth:`encode`, with the prompt ``"query"``, which is empty if the model has none."""
+        """Embed queries: as :meth:`encode`, with the task ``"query"`` and its prompt, which is empty if the model has
+        none."""
         if prompt is None and prompt_name is None:
-            prompt_name = self._first_prompt("query")
+            prompt_name = self._prompt_of("query", "query")
         # pass the texts by position: the `encode` of a subclass may name them `sentences`
         return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
                            show_progress_bar=show_progress_bar, output_value=output_value, precision=precision,
                            convert_to_numpy=convert_to_numpy, convert_to_tensor=convert_to_tensor, device=device,
                            normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim, pool=pool,
-                           chunk_size=chunk_size, **unused)
+                           chunk_size=chunk_size, **{"task": "query", **unused})
 
     @_renamed
     def encode_document(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
@@ -311,20 +334,39 @@ class SentenceTransformer(_Base):
                         convert_to_tensor: bool = False, device: Any = None, normalize_embeddings: bool = False,
                         truncate_dim: int | None = None, pool: Any = None, chunk_size: int | None = None,
                         **unused: Any) -> Any:
-        """Embed documents: as :meth:`encode`, with the prompt ``"document"``, which is empty if the model has none.
+        """Embed documents: as :meth:`encode`, with the task ``"document"`` and its prompt, which is empty if the model
+        has none.
 
         If :attr:`prompts` was replaced and has no ``"document"``, the prompt is ``"passage"`` or ``"corpus"``.
         """
         if prompt is None and prompt_name is None:
-            prompt_name = self._first_prompt("document", "passage", "corpus")
+            prompt_name = self._prompt_of("document", "document", "passage", "corpus")
         return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
                            show_progress_bar=show_progress_bar, output_value=output_value, precision=precision,
                            convert_to_numpy=convert_to_numpy, convert_to_tensor=convert_to_tensor, device=device,
                            normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim, pool=pool,
-                           chunk_size=chunk_size, **unused)
+                           chunk_size=chunk_size, **{"task": "document", **unused})
 
-    def _first_prompt(self, *names: str) -> str | None:
-        return next((name for name in names if name in self.prompts), None)
+    def _prompt_of(self, task: str, *names: str) -> str | None:
+        """Return the name of the prompt for a task: the first one of ``names`` that exists, or that of the task's
+        adapter."""
+        found = next((name for name in names if name in self.prompts), None)
+        adapter = self._settings().task_adapters.get(task)
+        return adapter if adapter in self.prompts and not (found and self.prompts[found]) else found
+
+    def _route(self, task: Any) -> dict[str, Any]:
+        """Return the option of :func:`mpool.embed` for a ``task`` of sentence-transformers.
+
+        As in sentence-transformers, a model without routes and adapters ignores the task.
+        """
+        adapters = self._settings().adapters
+        if task is None or isinstance(task, str) and task in TASKS:
+            return {"task": task}
+        if isinstance(task, str) and task in adapters:
+            return {"adapter": task}
+        if not isinstance(task, str) or adapters or any(part.task for part in self._description().networks):
+            refuse("task", task, "one of " + ", ".join((*TASKS, *adapters)) + " or None", key=self._model.key)
+        return {}
 
     def _prompt(self, prompt: str | None, name: str | None) -> str:
         if prompt is not None:
@@ -338,19 +380,20 @@ class SentenceTransformer(_Base):
             raise InvalidArgument(param="prompt_name", got=name, allowed="one of " + ", ".join(self.prompts))
         return self.prompts[name]
 
-    def _token_rows(self, texts: list[str], prompt: str) -> list[NDArray[np.float32]]:
+    def _token_rows(self, texts: list[str], given: dict[str, Any]) -> list[NDArray[np.float32]]:
         """Return the last hidden states of each text, float32 ``(tokens, width)``. One model computes all arrays,
         even if the model is replaced meanwhile."""
-        options = _options.parse_options(EmbedOptions, "embed", {"prompt": prompt})
+        options = _options.parse_options(EmbedOptions, "embed", given)
         return for_current(lambda: _Tokens(requests.text_plan(self._model.pool, self._model, options)),
                            lambda request: list(request.rows(texts)))
 
+    @_named_sentences
     def encode_multi_process(self, sentences: Sequence[str], pool: Any, prompt_name: str | None = None,
                              prompt: str | None = None, batch_size: int = 32, chunk_size: int | None = None,
                              show_progress_bar: bool | None = None, precision: Precision = "float32",
                              normalize_embeddings: bool = False, truncate_dim: int | None = None) -> Any:
         """Same as :meth:`encode`, which already uses all CPUs."""
-        return self.encode(list(sentences), prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
+        return self.encode(sentences, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
                            show_progress_bar=show_progress_bar, precision=precision,
                            normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim)
 
@@ -391,7 +434,7 @@ class SentenceTransformer(_Base):
 
     def get_sentence_embedding_dimension(self) -> int:
         """Return the number of components of a vector."""
-        width = self._model.dimensions
+        width: int = self._settings().output_size
         return width if self.truncate_dim is None else min(width, self.truncate_dim)
 
     get_embedding_dimension = get_sentence_embedding_dimension
@@ -404,6 +447,8 @@ class SentenceTransformer(_Base):
             yield
         finally:
             self.truncate_dim = before
+
+    truncate_embeddings = truncate_sentence_embeddings
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Any]:
         """Return ``input_ids`` and ``attention_mask``, tensors int64 ``(n, tokens)``, padded with 0."""
@@ -428,6 +473,7 @@ class CrossEncoder(_Base):
         model_name_or_path: as ``model`` of :func:`mpool.rerank`.
         device: None or ``"cpu"``.
         compute: compute type, as for :func:`mpool.rerank`; ``"auto"`` is faster.
+        activation_fn: function of a tensor of logits in place of the activation that the model's files name.
         **options: other arguments of sentence-transformers, which must have their defaults.
 
     Raises:
@@ -438,8 +484,12 @@ class CrossEncoder(_Base):
     _scores = True
 
     def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, *rest: Any, device: Any = None,
-                 compute: str = "float32", **options: Any) -> None:
+                 compute: str = "float32", activation_fn: Any = None, **options: Any) -> None:
         length = options.pop("max_length", None)
+        former = options.pop("default_activation_function", None)
+        self.activation_fn = former if activation_fn is None else activation_fn
+        if self.activation_fn is not None and not callable(self.activation_fn):
+            refuse("activation_fn", self.activation_fn, "a function of a tensor, such as torch.nn.Identity(), or None")
         super().__init__(model_name_or_path, rest, device, compute, options)
         if length not in (None, self._model.context_length):
             raise Unsupported(f"`max_length` must be that of the model, {self._model.context_length}, or None, "
@@ -464,7 +514,8 @@ class CrossEncoder(_Base):
             inputs: a pair of texts, or a sequence of pairs.
             prompt_name, prompt: as for :func:`mpool.rerank`.
             batch_size, show_progress_bar, pool, chunk_size: ignored.
-            activation_fn: must be None: the model's files name the activation.
+            activation_fn: function of a tensor of logits ``(n, labels)``, such as ``torch.nn.Identity()``, in place of
+                the activation of the constructor or of the model's files.
             apply_softmax: True: return the softmax of each row, only for models with several labels; else logits.
             convert_to_numpy: True: return an array; False: a list of tensors.
             convert_to_tensor: True: return one tensor.
@@ -478,36 +529,8 @@ class CrossEncoder(_Base):
             InvalidArgument: an argument is not allowed, or an input is not a pair of texts.
         """
         _check_call(batch_size, device, unused)
-        one = self._settings().scores
-        hint = "The files of the model name the activation of its scores"
-        if activation_fn is not None:
-            refuse("activation_fn", activation_fn, "None", hint=hint)
-        if apply_softmax and one:
-            refuse("apply_softmax", apply_softmax, "False for a model with one score", hint=hint)
-        given = [inputs] if isinstance(inputs, str) else list(inputs)
-        single = not isinstance(inputs, str) and len(given) > 0 and isinstance(given[0], str)
-        pairs = [given] if single else given
-        by_query: dict[str, list[int]] = {}
-        scores: Any
-        for at, pair in enumerate(pairs):
-            if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-                raise InvalidArgument(param="inputs", got=f"an item that is not a pair of texts at index {at}",
-                                      allowed="a pair of texts, or a sequence of pairs")
-            by_query.setdefault(pair[0], []).append(at)
-        if one:
-            scores = np.empty(len(pairs), dtype=np.float32)
-            for query, places in by_query.items():
-                scores[places] = _requests.scores(self._model, query, [pairs[at][1] for at in places],
-                                                  {"prompt": prompt, "prompt_name": prompt_name})
-        else:
-            for name, value in (("prompt", prompt), ("prompt_name", prompt_name)):
-                if value is not None:
-                    raise InvalidArgument(param=name, got=repr(value), allowed="None for a classifier")
-            function: Any = "softmax" if apply_softmax else "none"
-            parts = [self._model.classify([(pair[0], pair[1]) for pair in pairs[start:start + _requests.SLICE]],
-                                          function_to_apply=function).scores
-                     for start in range(0, max(len(pairs), 1), _requests.SLICE)]
-            scores = np.concatenate(parts)
+        pairs, single = _pairs_of(inputs)
+        scores = self._scores_of(self._logits(pairs, prompt, prompt_name), activation_fn, apply_softmax)
         found: Any = tensor_of(scores) if convert_to_tensor else scores if convert_to_numpy \
             else [tensor_of(score) for score in scores]
         return found[0] if single else found
@@ -535,11 +558,50 @@ class CrossEncoder(_Base):
         if not self._settings().scores:
             raise WrongCapability(f"is {self._settings().kind}: its files do not say which label means relevance",
                                   key=self._model.key, hint="Use predict, and sort by the score of a label")
-        scores = self.predict([(query, document) for document in documents], prompt_name, prompt, batch_size,
-                              activation_fn=activation_fn, device=device)
-        order = sorted(range(len(scores)), key=lambda at: -scores[at])[:top_k]
-        return [{"corpus_id": at, "score": scores[at], **({"text": documents[at]} if return_documents else {})}
+        _check_call(batch_size, device, {})
+        texts = list(items_of("documents", documents, "a sequence of texts"))
+        pairs, _ = _pairs_of([(query, text) for text in texts])
+        logits = self._logits(pairs, prompt, prompt_name)
+        scores = self._scores_of(logits, activation_fn, False).tolist()
+        # by logits if the files name the activation: scores of different logits are equal where a sigmoid saturates
+        by = logits[:, 0].tolist() if activation_fn is None and self.activation_fn is None else scores
+        order = sorted(range(len(texts)), key=lambda at: -by[at])[:top_k]
+        return [{"corpus_id": at, "score": scores[at], **({"text": texts[at]} if return_documents else {})}
                 for at in order]
+
+    def _logits(self, pairs: list[tuple[str, str]], prompt: str | None, prompt_name: str | None) -> NDArray[np.float32]:
+        """Return the logits of pairs, float32 ``(n, labels)``."""
+        if self._settings().scores:
+            found = np.empty((len(pairs), 1), dtype=np.float32)
+            by_query: dict[str, list[int]] = {}
+            for at, pair in enumerate(pairs):
+                by_query.setdefault(pair[0], []).append(at)
+            for query, places in by_query.items():
+                found[places, 0] = _requests.scores(self._model, query, [pairs[at][1] for at in places],
+                                                    {"prompt": prompt, "prompt_name": prompt_name}).logits
+            return found
+        for name, value in (("prompt", prompt), ("prompt_name", prompt_name)):
+            if value is not None:
+                raise InvalidArgument(param=name, got=repr(value), allowed="None for a classifier")
+        return np.concatenate([self._model.classify(pairs[start:start + _requests.SLICE],
+                                                    function_to_apply="none").scores
+                               for start in range(0, max(len(pairs), 1), _requests.SLICE)])
+
+    def _scores_of(self, logits: NDArray[np.float32], activation_fn: Any, apply_softmax: bool | None) -> NDArray[Any]:
+        """Return the scores of logits: ``(n,)`` for a model with one score, else ``(n, labels)``."""
+        settings, given = self._settings(), self.activation_fn if activation_fn is None else activation_fn
+        if apply_softmax and settings.scores:
+            refuse("apply_softmax", apply_softmax, "False for a model with one score",
+                   hint="The files of the model name the activation of its scores")
+        if given is None:
+            found = activate(logits, function_of(settings)) if settings.scores else logits
+        else:
+            if not callable(given):
+                refuse("activation_fn", given, "a function of a tensor, such as torch.nn.Identity(), or None")
+            found = np.asarray(array_of(given(tensor_of(logits))), dtype=np.float32)
+        if apply_softmax:
+            found = activate(found, "softmax")
+        return found[:, 0] if settings.scores and found.ndim == 2 else found
 
     def __repr__(self) -> str:
         return f"CrossEncoder({self._model.key!r})"
@@ -555,12 +617,37 @@ class _Tokens:
         plan, call = self.plan, _options.PLAIN
         for start, part in embedding.slices(texts):
             pack = embedding.packed(plan, part, start, False, call)
-            ticket = plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, outputs=_HIDDEN_STATES,
-                                                **call.keywords(plan.entry))
+            ticket = plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, adapter=plan.adapter,
+                                                outputs=_HIDDEN_STATES, **call.keywords(plan.entry))
             ticket.wait()
             rows = ticket.states()
             for begin, end in zip(pack.offsets, pack.offsets[1:]):
                 yield rows[begin:end].copy()
+
+
+def _pairs_of(inputs: Any) -> tuple[list[tuple[str, str]], bool]:
+    """Return the pairs of ``predict``, and True if the argument is one pair instead of a sequence.
+
+    Raises:
+        InvalidArgument: the argument is neither.
+    """
+    allowed = "a pair of texts, or a sequence of pairs"
+    if is_table(inputs):
+        raise InvalidArgument(param="inputs", got=f"a table ({type(inputs).__name__})", allowed=allowed,
+                              hint="Pass list(zip(table['query'], table['document']))")
+    if isinstance(inputs, str):
+        refuse("inputs", inputs, allowed)
+    rows = inputs.tolist() if isinstance(inputs, np.ndarray) and inputs.ndim == 2 else inputs
+    given = list(items_of("inputs", rows, allowed))
+    single = bool(given) and isinstance(given[0], str)
+    found: list[tuple[str, str]] = []
+    for at, pair in enumerate([given] if single else given):
+        pair = pair.tolist() if isinstance(pair, np.ndarray) else pair
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise InvalidArgument(param="inputs", got=f"an item that is not a pair of texts at index {at}",
+                                  allowed=allowed)
+        found.append((pair[0], pair[1]))
+    return found, single
 
 
 def _check_device(device: Any) -> None:
@@ -577,10 +664,8 @@ def _texts_of(inputs: Any) -> tuple[list[Any], bool]:
     """
     if isinstance(inputs, (str, Mapping)):
         return [_text_of(inputs)], True
-    if isinstance(inputs, (bytes, bytearray, memoryview, set, frozenset)) or not hasattr(inputs, "__iter__"):
-        refuse("inputs", inputs, "a text, or a sequence of texts", hint="A set has no order: pass a list" if
-               isinstance(inputs, (set, frozenset)) else None)
-    return [_text_of(one) for one in (inputs.tolist() if isinstance(inputs, np.ndarray) else inputs)], False
+    items = items_of("inputs", inputs, "a text, or a sequence of texts")
+    return [_text_of(one) for one in items], False
 
 
 def _text_of(value: Any) -> Any:

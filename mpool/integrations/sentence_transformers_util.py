@@ -24,7 +24,6 @@ _INSTEAD = {
     "euclidean_sim": 'use mpool.similarity(a, b, metric="euclidean")',
     "manhattan_sim": 'use mpool.similarity(a, b, metric="manhattan")',
     "normalize_embeddings": "pass normalize_embeddings=True to encode",
-    "truncate_embeddings": "pass truncate_dim= to encode",
 }
 
 
@@ -76,6 +75,11 @@ def semantic_search(query_embeddings: Any, corpus_embeddings: Any, query_chunk_s
             for row in zip(found.indices.tolist(), found.scores.tolist())]
 
 
+def truncate_embeddings(embeddings: Any, truncate_dim: int | None) -> Any:
+    """Return the leading components of vectors, an array or a tensor. ``truncate_dim``: their number; None: all."""
+    return embeddings[..., :truncate_dim]
+
+
 def _compared(a: Any, b: Any, metric: Any, pairwise: bool) -> Any:
     left, right = (np.atleast_2d(array_of(value)) for value in (a, b))
     found = np.atleast_1d(_similarity(left, right, metric=metric, pairwise=pairwise))
@@ -87,4 +91,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f"; {use}" if use else ""), name=name)
 
 
-__all__ = ["cos_sim", "dot_score", "pairwise_cos_sim", "pairwise_dot_score", "semantic_search"]
+__all__ = ["cos_sim", "dot_score", "pairwise_cos_sim", "pairwise_dot_score", "semantic_search",
+           "truncate_embeddings"]

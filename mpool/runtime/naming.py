@@ -63,7 +63,12 @@ class Names:
     def register(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions,
                  replace: bool = False) -> Entry:
         """Add a model under a name, with its files read. See :meth:`mpool.Pool.register`."""
-        old = self.holder(key) if replace else None
+        old = self.holder(key)
+        if old is not None and not replace:
+            same = old.latest()
+            if (same.ref, same.overrides, same.loading) == (_absolute(ref), dict(overrides), options):
+                return same  # the same call again, as when a cell of a notebook runs twice
+            old = None
         if old is None:
             self.check_free("key", key, None)
         entry = self.new_entry(key, ref, overrides, options)

@@ -5,7 +5,7 @@ Requests are computed like those for text embedding; the logits of a text are it
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from .. import native_calls
-from ..checks import integer, is_same, refuse
+from ..checks import integer, is_same, items_of, refuse
 from ..errors import ContextOverflow, InvalidArgument, LimitError, WrongCapability
 from ..resources import aitems_of_caller, items_of_caller
 from . import text_embedding as embedding
@@ -248,9 +248,11 @@ def _pair(pair: Any, at: int) -> tuple[str, str]:
 def _labels(labels: Any, most: int) -> tuple[str, ...]:
     """Return the labels of a zero-shot request."""
     allowed = "a list of at least one str"
-    if isinstance(labels, (str, bytes, Mapping, Set)) or not hasattr(labels, "__len__") \
-            or not hasattr(labels, "__iter__") or getattr(labels, "ndim", 1) != 1 or not len(labels):
-        refuse("labels", labels, allowed, hint="Split it: labels.split(',')" if isinstance(labels, str) else None)
+    if isinstance(labels, str):
+        refuse("labels", labels, allowed, hint="Split it: labels.split(',')")
+    labels = items_of("labels", labels, allowed)
+    if not hasattr(labels, "__len__") or not len(labels):
+        refuse("labels", labels, allowed)
     if len(labels) > most:
         raise LimitError(f"`labels` must hold at most {most:,} labels, got {len(labels):,}", param="labels")
     seen: set[str] = set()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
 from .._dataclasses import dataclass
-from ..checks import integer, is_same, refuse
+from ..checks import integer, is_same, items_of, refuse
 from ..errors import InvalidArgument
 from ..models import load_catalogue
 from ..resources import of_caller
@@ -114,9 +114,10 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_iter`."""
     items, model = given.pop("iterable"), given.pop("model", None)
-    if isinstance(items, (str, bytes, Mapping)) or getattr(items, "shape", None) == () \
-            or not (hasattr(items, "__iter__") or isinstance(items, AsyncIterable)):
+    if isinstance(items, str):
         refuse("iterable", items, "an iterable of str")
+    if not isinstance(items, AsyncIterable):
+        items = items_of("iterable", items, "an iterable of str")
     options = _options.parse_options(EmbedIterOptions, "embed_iter", given)
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..checks import integer, refuse
 from ..errors import InvalidArgument
 from . import text_embedding as embedding
@@ -17,6 +19,7 @@ from .vectors import activate
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..models.spec import EmbeddingSettings
     from .text_embedding import Plan
 
 
@@ -43,7 +46,8 @@ class Ranking:
     """Documents in order of relevance to a query, the best first. Supports iteration, indexing and ``len()``.
 
     Attributes:
-        results: the best ``top_k`` documents, or all of them. Documents with equal scores keep their order.
+        results: the best ``top_k`` documents, or all of them, in the order of their logits: scores of high logits are
+            rounded to 1. Documents with equal logits keep their order.
         scores: scores of all documents, in the order of the request.
         model: key of the model that computed the scores.
     """
@@ -97,6 +101,12 @@ def plan_of(plan: Plan, query: str) -> Plan:
     return replace(plan, query=query)
 
 
+def function_of(settings: EmbeddingSettings) -> str:
+    """Return the function that turns the logits of a reranker into scores, as its files say; see
+    :func:`mpool.tasks.vectors.activate`."""
+    return "sigmoid" if settings.score_activation == "sigmoid" else "none"
+
+
 def ranking(plan: Plan, texts: list[Any], rows: NDArray[Any], count: int, function: str | None = None) -> Ranking:
     """Return the result of a request.
 
@@ -109,8 +119,7 @@ def ranking(plan: Plan, texts: list[Any], rows: NDArray[Any], count: int, functi
     """
     settings = plan.entry.describe().embedding
     assert settings is not None
-    if function is None:
-        function = "sigmoid" if settings.score_activation == "sigmoid" else "none"
-    scores = tuple(activate(rows, function)[:, 0].tolist())
-    order = sorted(range(len(scores)), key=lambda at: -scores[at])[:count]
+    scores = tuple(activate(rows, function or function_of(settings))[:, 0].tolist())
+    # by logits: scores of different logits are equal where the sigmoid saturates
+    order = np.argsort(-rows[:, 0], kind="stable")[:count].tolist()
     return Ranking(tuple(RankedDocument(at, scores[at], texts[at]) for at in order), scores, plan.entry.key)

@@ -5,7 +5,7 @@ vectors.py contains the part that is shared with image embedding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import native_calls
 from .._dataclasses import dataclass
-from ..checks import integer, nearest, refuse, shown
+from ..checks import integer, items_of, nearest, refuse, shown
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
 from ..resources import list_of_caller, of_caller
 from ..tokenizers.limits import MAX_CHARS as MAX_CHARS
@@ -65,6 +65,8 @@ class Plan(VectorPlan):
         template: for a reranker that is a language model, the chat template that renders a pair; else None.
         generation_prompt: True if the template appends the start of an assistant message to a rendered pair.
         special_tokens: True if the tokenizer's special tokens are put around a text.
+        needs_tokens: False if a text without tokens has a vector of zeros, as static embeddings have it in model2vec
+            and sentence-transformers.
         most_chars: number of characters to which truncation cuts a text before it is tokenized; None: no limit.
         adapter: id of the adapter in the core; 0: none. Not part of cached plans.
     """
@@ -81,6 +83,7 @@ class Plan(VectorPlan):
     template: ChatTemplate | None
     generation_prompt: bool
     special_tokens: bool
+    needs_tokens: bool
     most_chars: int | None
     query: str | None = None
     adapter: int = 0
@@ -165,6 +168,7 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
                 null=options.on_error == "null", precision=options.precision,
                 padding=settings.padding, template=None if settings.answering is None else _pairs_of(entry),
                 generation_prompt=bool(settings.answering), special_tokens=settings.special_tokens,
+                needs_tokens=settings.special_tokens,  # only static embeddings put none around a text
                 most_chars=settings.max_tokens * tokenizer.median_length() if settings.cut_characters and
                 options.truncate else None)
 
@@ -295,10 +299,11 @@ def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
         InvalidArgument: ``inputs`` is not a list, tuple, one-dimensional array or other sequence.
         LimitError: there are more than ``most`` texts.
     """
-    if isinstance(inputs, (bytes, bytearray, Mapping, Set)) or not hasattr(inputs, "__len__") \
-            or not hasattr(inputs, "__iter__") or getattr(inputs, "ndim", 1) != 1:
-        refuse(name, inputs, "a str or a list of str" if name == "inputs" else "a list of str",
-               hint=_hint_for_list(inputs, name))
+    allowed = "a str or a list of str" if name == "inputs" else "a list of str"
+    inputs = items_of(name, inputs, allowed)
+    if not hasattr(inputs, "__len__"):
+        refuse(name, inputs, allowed, hint="embed_iter accepts any iterable" if name == "inputs" else
+               f"Pass list({name})")
     with of_caller():
         size = len(inputs)
     if size > most:
@@ -307,17 +312,6 @@ def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
         raise LimitError(f"`{name}` must hold at most {most:,} texts, got {size:,}", param=name,
                          hint=f"{more}{options} raises the limit")
     return list_of_caller(inputs)
-
-
-def _hint_for_list(value: Any, name: str) -> str | None:
-    """Return what to do with a value that is not a list of texts; None: nothing in particular. ``name``: parameter."""
-    if isinstance(value, (bytes, bytearray)):
-        return "Decode it first, for example with decode()"
-    if isinstance(value, Mapping):
-        return "Pass list(d.values()) for the values of a dict"
-    if name == "inputs" and hasattr(value, "__iter__") and not hasattr(value, "ndim"):
-        return "embed_iter accepts any iterable"
-    return None
 
 
 def fault_of(text: Any, name: str, least: int = 1) -> MpoolError | None:
@@ -451,7 +445,7 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False, dea
         ids, offsets = _encoded(plan, prompted)
     except (InvalidArgument, ContextOverflow) as error:
         failure = error
-    if failure is not None or not np.diff(offsets).all():
+    if failure is not None or plan.needs_tokens and not np.diff(offsets).all():
         late = [(at, fault) for at, text in enumerate(texts) if at not in bad
                 and (fault := _tokenizing_fault(plan, plan.prompt + text, _name(start + at, single))) is not None]
         if not late and failure is not None:
@@ -623,7 +617,7 @@ def _tokenizing_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
     fault = surrogate_of(text, name)
     if fault is None:
         tokens = plan.tokenizer.count(text, add_special=plan.special_tokens, parse_special=plan.parse_special)
-        if not tokens:
+        if not tokens and plan.needs_tokens:
             fault = InvalidArgument(param=name, got="a text without tokens",
                                     allowed="a text with at least one token of this model's vocabulary",
                                     hint="Leave it out, or call embed with on_error='null', which returns a row of NaN "

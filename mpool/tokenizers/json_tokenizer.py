@@ -16,6 +16,7 @@ from ..models.formats.byte_pairs import BYTE_TEXTS, byte_alphabet
 from ..models.json_strict import shorten
 from ..models.layout import RANKS_NAME
 from ..models.spec import TokenTable
+from ..models.tokenizer_classes import byte_level_settings, normalizer_settings
 from . import growth, limits, older_files
 from .native import Native, Spans, call
 from .specials import CALL_MARKS, END_OF_TURN, SHOWN, compile_trie
@@ -77,7 +78,7 @@ class JSONTokenizer(Tokenizer):
 
     def __init__(self, path: str, config: Mapping[str, Any]) -> None:
         self._path = path
-        self._native = _load_other(path, config) or load(path)
+        self._native = _load_other(path, config) or load(path, config)
         self._hf = self._native.hf
         added = self._hf.get_added_tokens_decoder()
         vocab = self._hf.get_vocab(with_added_tokens=True)
@@ -125,7 +126,8 @@ class JSONTokenizer(Tokenizer):
         self.special = special
         self.prefix_ids, self.suffix_ids = self._read_template()
         if not self.prefix_ids and not self.suffix_ids:
-            # as in transformers 5: the two keys apply only if tokenizer.json itself puts no tokens around a text
+            # As in transformers 5, a post-processor that adds tokens decides alone. Without one, the keys apply as in
+            # transformers 4: version 5 ignores them beside a tokenizer.json.
             self.prefix_ids = (special["bos"],) if config.get("add_bos_token") and "bos" in special else ()
             self.suffix_ids = (special["eos"],) if config.get("add_eos_token") and "eos" in special else ()
         if config.get("always_add_eos") and "eos" in special and special["eos"] not in self.suffix_ids:
@@ -379,8 +381,12 @@ def _for_inference(hf: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return hf
 
 
-def load(path: str) -> Native:
+def load(path: str, config: Mapping[str, Any] | None = None) -> Native:
     """Read a ``tokenizer.json``. Truncation, padding and dropout stated in the file are disabled.
+
+    Args:
+        path: path of the file.
+        config: content of ``tokenizer_config.json``, whose settings replace those of the file; None: no settings.
 
     Raises:
         FormatError: the file is malformed.
@@ -406,6 +412,7 @@ def load(path: str) -> Native:
         examined = growth.examine(data, path)
         hf = call(HFTokenizer.from_buffer, data)
         _check_stated(path, hf, examined)
+        _apply_config(hf, config or {})
         return Native(_for_inference(hf), examined.growth)
     except (FormatError, LimitError):
         raise
@@ -417,6 +424,22 @@ def load(path: str) -> Native:
     raise FormatError(file=path, field="tokenizer.json", got=f"malformed ({reason})",
                       allowed="a tokenizer of HF tokenizers",
                       hint="The file is damaged, or needs a newer version of tokenizers")
+
+
+def _apply_config(hf: Any, config: Mapping[str, Any]) -> None:
+    """Change the steps that the tokenizer's class in transformers changes. The bounds of the steps stay the same."""
+    steps = hf.normalizer, hf.pre_tokenizer, hf.post_processor
+    normalizer, pre_tokenizer, post_processor = steps
+    names = [type(step).__name__ for step in steps]
+    if names[0] == "BertNormalizer":
+        for name, value in normalizer_settings(config).items():
+            setattr(normalizer, name, value)
+    settings = byte_level_settings(config)
+    if names[1] == "ByteLevel" and "add_prefix_space" in settings:
+        pre_tokenizer.add_prefix_space = settings["add_prefix_space"]
+    if names[2] in ("ByteLevel", "RobertaProcessing") and "trim_offsets" in settings:
+        post_processor.trim_offsets, post_processor.add_prefix_space = \
+            settings["trim_offsets"], settings["add_prefix_space"]
 
 
 def _check_stated(path: str, hf: tokenizers.Tokenizer, stated: growth.Examined) -> None:

@@ -304,7 +304,7 @@ static bool list_wanted(const pass *p) {
         const mp_encoder_text *text = &p->texts[t];
         mp_row_span wanted = {.rows = text->n};
         if (text->outputs == MP_EMBED_POOLED)
-            wanted = mp_head_reads(&p->model->head, text->n);
+            wanted = mp_head_reads(&p->model->head, text->n, text->skip);
         all = all && wanted.rows == text->n;
         wanted.row0 += text->row;
         if (p->context.thread->index == 0)

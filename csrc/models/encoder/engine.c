@@ -52,7 +52,7 @@ mp_status mp_encoder_check(const mp_model *base, mp_request *request_base, uint6
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "`dimensions` must be %d, because token vectors cannot be truncated, got %d; leave it out",
                        most, request->dimensions);
-    MP_TRY(mp_embedding_request_check_texts(request, model->context, model->vocab, error));
+    MP_TRY(mp_embedding_request_check_texts(request, 1, model->context, model->vocab, error));
     if (request->adapter != 0 && mp_adapters_find(&model->adapters, request->adapter) == 0)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the model has no adapter %d", request->adapter);
     for (int32_t t = 0; t < request->n_texts; t++) {

@@ -90,7 +90,7 @@ mp_status mp_lookup_check(const mp_model *base, mp_request *request_base, uint64
                        request->dimensions);
     if (request->second || request->attended)
         return mp_fail(error, MP_UNSUPPORTED, "the model has no attention: `second` and `attended` are not allowed");
-    MP_TRY(mp_embedding_request_check_texts(request, model->context, model->vocab, error));
+    MP_TRY(mp_embedding_request_check_texts(request, 0, model->context, model->vocab, error));
     *cost_ns = (uint64_t)request->n_tokens * atomic_load_explicit(&model->token_ns, memory_order_relaxed);
     *total = (uint32_t)request->n_texts;
     const mp_embedding_sizes sizes = {.width = request->dimensions ? request->dimensions : model->dim};

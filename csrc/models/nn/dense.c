@@ -30,13 +30,27 @@ static mp_status read_norm(mp_dense *dense, mp_builder *builder, const char *cha
 static mp_status read_activation(mp_dense *dense, const mp_spec *spec, const char *key, mp_error *error) {
     const char *name;
     MP_TRY(mp_spec_string(spec, key, "identity", &name, error));
+    dense->leaky = strcmp(name, "leaky_relu") == 0;
+    if (dense->leaky)
+        return MP_OK;
     for (size_t a = 0; a < sizeof acts / sizeof *acts; a++)
         if (strcmp(acts[a].name, name) == 0) {
             dense->act = acts[a].act;
             return MP_OK;
         }
     return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key,
-                        "identity, tanh, gelu, gelu_tanh, relu, silu, sigmoid", "%s", name);
+                        "identity, tanh, gelu, gelu_tanh, relu, leaky_relu, silu, sigmoid", "%s", name);
+}
+
+static mp_status read_residual(mp_dense *dense, mp_builder *builder, const char *chain, int index, mp_error *error) {
+    char name[64];
+    const bool none = false;
+    snprintf(name, sizeof name, "mpool.%s.%d.adds_input", chain, index);
+    MP_TRY(mp_spec_bool(mp_weights_spec(builder->weights), name, &none, &dense->adds_input, error));
+    snprintf(name, sizeof name, "%s.%d.residual", chain, index);
+    if (dense->adds_input && dense->in != dense->out)
+        MP_TRY(mp_builder_plain(builder, &dense->residual, name, dense->out, dense->in, error));
+    return MP_OK;
 }
 
 mp_status mp_dense_chain_init(mp_dense_chain *chain, mp_builder *builder, const char *of, int32_t in,
@@ -66,6 +80,7 @@ mp_status mp_dense_chain_init(mp_dense_chain *chain, mp_builder *builder, const 
         snprintf(name, sizeof name, "%s.%d.minus", of, i);
         if (mp_weights_has(builder->weights, name))
             MP_TRY(mp_builder_plain(builder, &dense->minus, name, dense->out, dense->in, error));
+        MP_TRY(read_residual(dense, builder, of, i, error));
         MP_TRY(read_norm(dense, builder, of, i, error));
         chain->out = dense->out;
         chain->count++;
@@ -82,6 +97,22 @@ static void subtract_minus(const mp_dense *dense, const float *x, float *y) {
     }
 }
 
+static void leak(int32_t n, float *row) {
+    for (int32_t i = 0; i < n; i++)
+        row[i] = row[i] > 0 ? row[i] : 0.01f * row[i];
+}
+
+/* Adds the input x, or its product with `residual`, to y, one output at a time. */
+static void add_input(const mp_dense *dense, const float *x, float *y) {
+    for (int i = 0; i < dense->out; i++) {
+        float more = x[dense->residual ? 0 : i];
+        if (dense->residual)
+            mp_gemm_f32_plain(1, 1, dense->in, x, dense->in, dense->residual + (int64_t)i * dense->in, dense->in, &more,
+                              1);
+        y[i] += more;
+    }
+}
+
 void mp_dense_rows(const mp_dense *dense, const float *x, int64_t ldx, int M, float *y, int64_t ldy) {
     const mp_kernels *call = mp_kernels_get();
     mp_gemm_f32_plain(M, dense->out, dense->in, x, ldx, dense->weight, dense->in, y, ldy);
@@ -92,6 +123,10 @@ void mp_dense_rows(const mp_dense *dense, const float *x, int64_t ldx, int M, fl
         if (dense->bias)
             call->add(dense->bias, dense->out, row);
         call->activate(dense->act, dense->out, row);
+        if (dense->leaky)
+            leak(dense->out, row);
+        if (dense->adds_input)
+            add_input(dense, x + m * ldx, row);
         if (dense->norm)
             call->layer_norm(row, dense->norm, dense->norm_bias, dense->eps, dense->out, row);
     }

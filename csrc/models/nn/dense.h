@@ -13,6 +13,9 @@ typedef struct mp_dense {
     float *bias;   /* [out] in the model's slab, or NULL */
     float *minus;  /* [out, in] or NULL: the product of the input with `minus` is subtracted from that with `weight` */
     mp_act act;
+    bool leaky;      /* LeakyReLU of slope 0.01 in place of `act` */
+    bool adds_input; /* the input is added after the activation, or its product with `residual` */
+    float *residual; /* [out, in] or NULL; not NULL if in != out */
     float *norm, *norm_bias; /* [out] layer norm after the activation, or NULL; norm_bias may be NULL */
     float eps;
 } mp_dense;
@@ -24,9 +27,9 @@ typedef struct mp_dense_chain {
     mp_dense dense[MP_MAX_DENSE];
 } mp_dense_chain;
 
-/* Reads `mpool.<name>_count` layers (default 0): tensors <name>.I.weight, .bias, .minus, .norm.weight and .norm.bias;
- * keys mpool.<name>.I.activation and mpool.<name>.I.norm_epsilon. The builder loads the tensors, so `chain` must not
- * move until it has finished. */
+/* Reads `mpool.<name>_count` layers (default 0): tensors <name>.I.weight, .bias, .minus, .residual, .norm.weight and
+ * .norm.bias; keys mpool.<name>.I.activation, .adds_input and .norm_epsilon. The builder loads the tensors, so `chain`
+ * must not move until it has finished. */
 mp_status mp_dense_chain_init(mp_dense_chain *chain, mp_builder *builder, const char *name, int32_t in,
                               mp_error *error);
 /* Computes y [M, ldy] from x [M, ldx]. Call on one thread. The bits of a row do not depend on M. */

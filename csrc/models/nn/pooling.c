@@ -94,9 +94,9 @@ int32_t mp_head_widest(const mp_head *head) {
     return widest;
 }
 
-mp_row_span mp_head_reads(const mp_head *head, int32_t n) {
+mp_row_span mp_head_reads(const mp_head *head, int32_t n, int32_t skip) {
     if (head->modes == 1 && head->mode[0] == MP_POOL_CLS)
-        return (mp_row_span){.row0 = 0, .rows = 1};
+        return (mp_row_span){.row0 = skip, .rows = 1};
     if (head->modes == 1 && head->mode[0] == MP_POOL_LAST_TOKEN)
         return (mp_row_span){.row0 = n - 1, .rows = 1};
     return (mp_row_span){.row0 = 0, .rows = n};
@@ -126,7 +126,7 @@ static void pool_one(mp_pooling_mode mode, const float *tokens, int n, int skip,
     float divisor;
     switch (mode) {
     case MP_POOL_CLS:
-        memcpy(out, tokens, (size_t)d * sizeof *out);
+        memcpy(out, tokens + (size_t)skip * (size_t)d, (size_t)d * sizeof *out);
         return;
     case MP_POOL_LAST_TOKEN:
         memcpy(out, tokens + (size_t)(n - 1) * (size_t)d, (size_t)d * sizeof *out);

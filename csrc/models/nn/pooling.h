@@ -37,15 +37,16 @@ mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_er
  * largest number of components that the head can return. */
 bool mp_head_gives(const mp_head *head, int dimensions);
 int32_t mp_head_widest(const mp_head *head);
-/* Returns the rows of a sequence of n tokens that mp_head_apply reads: one row if the only pooling is CLS or that of
- * the last token, otherwise all rows. The other rows need not be computed: for this row alone, with n = 1 and skip = 0,
- * mp_head_apply gives the same vector. */
-mp_row_span mp_head_reads(const mp_head *head, int32_t n);
+/* Returns the rows of a sequence of n tokens that mp_head_apply reads if pooling leaves out `skip` tokens: one row if
+ * the only pooling is CLS or that of the last token, otherwise all rows. The other rows need not be computed: for this row
+ * alone, with n = 1 and skip = 0, mp_head_apply gives the same vector. */
+mp_row_span mp_head_reads(const mp_head *head, int32_t n, int32_t skip);
 /* Floats of scratch that mp_head_apply needs. */
 size_t mp_head_scratch(const mp_head *head);
-/* Pools tokens [n, hidden], n >= 1, into out[dimensions]; mp_head_gives must be true for `dimensions`. Mean-like
- * poolings and max leave out the first `skip` (< n) tokens. If `normalize`, the truncated vector is scaled to length 1.
- * Sums run over tokens in ascending order, one fp32 chain for each component. */
+/* Pools tokens [n, hidden], n >= 1, into out[dimensions]; mp_head_gives must be true for `dimensions`. Poolings leave
+ * out the first `skip` (< n) tokens: CLS is the token after them, as in sentence-transformers 6.2. If `normalize`, the
+ * truncated vector is scaled to length 1. Sums run over tokens in ascending order, one fp32 chain for each component.
+ */
 void mp_head_apply(const mp_head *head, const float *tokens, int n, int skip, int dimensions, bool normalize,
                    float *scratch, float *out);
 

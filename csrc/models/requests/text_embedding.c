@@ -101,11 +101,11 @@ mp_status mp_embedding_request_check_outputs(const mp_embedding_request *request
     return lacks ? mp_fail(error, MP_UNSUPPORTED, "the model has no %s, it has: %s", lacks, list) : MP_OK;
 }
 
-mp_status mp_embedding_request_check_texts(const mp_embedding_request *request, int32_t context, int32_t vocab,
-                                           mp_error *error) {
+mp_status mp_embedding_request_check_texts(const mp_embedding_request *request, int32_t least, int32_t context,
+                                           int32_t vocab, mp_error *error) {
     for (int32_t t = 0; t < request->n_texts; t++) {
         const int64_t n = request->offsets[t + 1] - request->offsets[t];
-        if (n < 1)
+        if (n < least)
             return mp_fail(error, MP_INVALID_ARGUMENT, "text %d has no tokens", t);
         if (n > context) {
             mp_fail(error, MP_CONTEXT_OVERFLOW, "text %d has %lld tokens, the model takes %d", t, (long long)n,

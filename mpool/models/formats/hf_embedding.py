@@ -320,8 +320,10 @@ def _read_token_dense(found: Found, hidden: int, kv: dict[str, Value], tensors: 
                                            "torch.nn.modules.linear.Identity", widest=_MAX_ROWS)
         for name, shape in dense.shapes.items():
             entry = dense.entries[name]
-            tensors.add(f"rows.{count}.{name.rpartition('.')[2]}", entry, dense.paths[entry.file], shape)
+            tensors.add(f"rows.{count}.{sentence_folder.DENSE_TENSORS[name]}", entry, dense.paths[entry.file], shape)
         kv[f"mpool.rows.{count}.activation"] = dense.activation
+        if dense.residual:
+            kv[f"mpool.rows.{count}.adds_input"] = True
         size, count = dense.size, count + 1
     if count == 0 or count > 8:
         raise FormatError(file=found.folder.path, field=MODULES_NAME, got=f"{count} Dense modules", allowed="1 to 8")

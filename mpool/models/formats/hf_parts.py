@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from ..spec import (
     TokenizerSource,
     Value,
 )
+from ..tokenizer_classes import normalizer_settings
 from . import hf_config, hf_quantised, safetensors_header
 from .chat_templates import HARMONY_ENDS, template
 
@@ -136,8 +138,8 @@ def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, end_ids: tupl
         settings["eos_token_id"] = list(end_ids)
     if append_eos:
         settings["always_add_eos"] = True
-    if lower_case and not (_lowercases(folder.fields(file).get("normalizer")) if file == layout.TOKENIZER_NAME
-                           else config.bool("do_lower_case", True)):
+    if lower_case and not (_lowercases(folder.fields(file).get("normalizer"), config.values)
+                           if file == layout.TOKENIZER_NAME else config.bool("do_lower_case", True)):
         raise Unsupported(f"{path}: the tokenizer keeps the case of texts, but do_lower_case of sentence-transformers "
                           "is true",
                           hint="Add a Lowercase normalizer to tokenizer.json")
@@ -153,8 +155,9 @@ def _legacy_vocabulary(folder: Folder, config: Fields) -> tuple[str, ...]:
     return {"BertTokenizer": ("vocab.txt",), layout.RANKS_CLASS: (layout.RANKS_NAME,)}.get(name, ())
 
 
-def _lowercases(normalizer: Any) -> bool:
-    """Return True if a normalizer of ``tokenizer.json`` converts texts to lower case.
+def _lowercases(normalizer: Any, config: Mapping[str, Any]) -> bool:
+    """Return True if a normalizer of ``tokenizer.json`` converts texts to lower case. ``config``: content of
+    ``tokenizer_config.json``.
 
     sentence-transformers adds a Lowercase normalizer only to tokenizers without one.
     """
@@ -162,7 +165,9 @@ def _lowercases(normalizer: Any) -> bool:
         return False
     if normalizer.get("type") == "Sequence":
         parts = normalizer.get("normalizers")
-        return isinstance(parts, list) and any(map(_lowercases, parts))
+        return isinstance(parts, list) and any(_lowercases(part, {}) for part in parts)
+    if normalizer.get("type") == "BertNormalizer":
+        return bool(normalizer_settings(config).get("lowercase", normalizer.get("lowercase")))
     return normalizer.get("type") == "Lowercase" or bool(normalizer.get("lowercase"))
 
 

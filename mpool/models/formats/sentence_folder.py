@@ -78,11 +78,13 @@ POOLING = {"cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "
            "weightedmean": "weightedmean", "lasttoken": "lasttoken"}
 
 _TORCH_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu",
-                      "Sigmoid": "sigmoid"}
+                      "Sigmoid": "sigmoid", "LeakyReLU": "leaky_relu"}
 #: Dotted name of a torch class, as Dense configurations store it -> name of the activation in mpool.
 DENSE_ACTIVATIONS = {f"torch.nn.modules.{'linear' if cls == 'Identity' else 'activation'}.{cls}": name
                      for cls, name in _TORCH_ACTIVATIONS.items()}
 DENSE_ACTIVATIONS |= {f"torch.nn.{cls}": name for cls, name in _TORCH_ACTIVATIONS.items()}
+#: Tensor of a Dense module -> the last part of its name in the core.
+DENSE_TENSORS = {"linear.weight": "weight", "linear.bias": "bias", "residual.weight": "residual"}
 
 #: Keys of the file with the settings of a Transformer module.
 TRANSFORMER_KEYS = frozenset({
@@ -285,6 +287,7 @@ class DenseModule:
     Attributes:
         size: size of its output.
         activation: name of its activation in mpool.
+        residual: True if its input, or a product of it, is added after the activation.
         shapes: its tensors -> their shapes.
         paths: files of the module's folder with tensors.
         entries: the tensors of these files.
@@ -292,6 +295,7 @@ class DenseModule:
 
     size: int
     activation: str
+    residual: bool
     shapes: Mapping[str, tuple[int, ...]]
     paths: Sequence[str]
     entries: Mapping[str, TensorEntry]
@@ -311,8 +315,6 @@ def read_dense(folder: Folder, size: int, io_name: str, default: str, widest: in
     config.only({"in_features", "out_features", "bias", "activation_function", "module_input_name",
                  "module_output_name", "use_residual"})
     _check_io_names(config, io_name)
-    if config.bool("use_residual", False):
-        raise Unsupported(f"{config.file}: use_residual is true; mpool supports Dense without a residual connection")
     if config.int("in_features", low=1) != size:
         config.fail("in_features", config.get("in_features"), f"{size}, the output size of the previous module")
     out = config.int("out_features", low=1, high=widest)
@@ -324,10 +326,12 @@ def read_dense(folder: Folder, size: int, io_name: str, default: str, widest: in
     tensors = safetensors_header.read_folder(folder)
     if tensors is None:
         refuse_missing_weights(folder, "model.safetensors")
-    shapes = {"linear.weight": (out, size)} | ({"linear.bias": (out,)} if bias else {})
+    residual = config.bool("use_residual", False)
+    shapes = {"linear.weight": (out, size)} | ({"linear.bias": (out,)} if bias else {}) \
+        | ({"residual.weight": (out, size)} if residual and out != size else {})
     paths, entries = tensors
     check_names(paths, entries, tuple(shapes))
-    return DenseModule(out, DENSE_ACTIVATIONS[activation], shapes, paths, entries)
+    return DenseModule(out, DENSE_ACTIVATIONS[activation], residual, shapes, paths, entries)
 
 
 def check_names(paths: Sequence[str], entries: Mapping[str, TensorEntry], needed: tuple[str, ...],
@@ -356,8 +360,10 @@ def _add_dense(folder: Folder, name: str, size: int, settings: ModuleSettings) -
         path = module.paths[entry.file]
         check_shape(entry, shape, path)
         safetensors_header.require_weight_dtype(entry, path)
-        renamed = f"{name}.{tensor.rpartition('.')[2]}"
+        renamed = f"{name}.{DENSE_TENSORS[tensor]}"
         settings.dense.append((TensorEntry(renamed, entry.dtype, entry.shape, 0, entry.offset, entry.nbytes), path))
+    if module.residual:
+        settings.kv[f"mpool.{name}.adds_input"] = True
     return module.size, module.activation
 
 
@@ -382,6 +388,9 @@ def _read_other_sizes(folder: Folder, module: _Module, size: int, activation: st
     for number, name in sorted(others.items()):
         other = folder.sub(name, declared_in=folder.path, field=name)
         out, same = _add_dense(other, f"dense.size.{number}", size, settings)
+        if f"mpool.dense.size.{number}.adds_input" in settings.kv or "mpool.dense.0.adds_input" in settings.kv:
+            raise Unsupported(f"{other.path}: use_residual is true; mpool supports no residual connection in a Dense "
+                              "layer with alternatives for other sizes")
         if out != number or same != activation:
             raise FormatError(file=other.path, field="config.json", got=f"{out} outputs and {same}",
                               allowed=f"{number} outputs, as in the folder's name, and {activation}, as in "

@@ -153,6 +153,20 @@ def test_invalid_names(pool: mpool.Pool, bert: Path, alias: Any) -> None:
     assert caught.value.param == "key"
 
 
+def test_the_same_registration_again(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    """A cell of a notebook runs twice: the same arguments give the same model, others are refused."""
+    given: dict[str, Any] = {"prompts": {"query": "q: "}, "max_length": 9, "isolation": "thread"}
+    first = pool.register("mine", bert, **given)
+    pool.load("mine")
+    again = pool.register("mine", str(bert), **given)
+    assert again._entry is first._entry and (again.embed("a") == first.embed("a")).all()
+    for other in ({**given, "max_length": 8}, {"prompts": {"query": "q: "}}, {**given, "isolation": "process"}, {}):
+        with pytest.raises(mpool.InvalidArgument, match="unused name"):
+            pool.register("mine", bert, **other)
+    with pytest.raises(mpool.InvalidArgument, match="unused name"):
+        pool.register("mine", llama)
+
+
 def test_names_that_are_taken(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     pool.register("mine", bert)
     for name, hint in (("mine", "Choose another name, or replace the model with replace=True"),

@@ -17,6 +17,7 @@ ONE_IMAGE = "For several prompts, call generate_image once for each; for several
 IDS, LISTS = [101, 102], "Pass token ids as a list of lists, one for each text: [[101, 102]]"
 FLAT = ("Pass the texts in one flat list, not in lists. Only token ids are in lists, one list for each text, and "
         "without texts beside them")
+ONE_DIMENSION = "Pass an array of one dimension"
 DENSE = "It applies to dense vectors only"
 NAMES = "critical, high, normal, low, batch, or an integer from 0 to 4"
 
@@ -34,15 +35,16 @@ ROWS: list[tuple[Any, ...]] = [
       for value in (0, 2**64, "", True)),
     # vectors
     *(("embed", "bert", {"inputs": value}, "inputs", got, "a str or a list of str", hint)
-      for value, got, hint in (({"x"}, "set", "embed_iter accepts any iterable"),
+      for value, got, hint in (({"x"}, "set", "A set has no order: pass a list"),
                                (iter(["x"]), "list_iterator", "embed_iter accepts any iterable"),
                                (None, "None", None), (5, "5", None),
                                (b"x", "b'x'", "Decode it first, for example with decode()"),
-                               (Path("x"), type(Path("x")).__name__, None), (np.array(5), "array(5)", None),
-                               (np.zeros((2, 2)), "an array of shape (2, 2)", None),
+                               (Path("x"), type(Path("x")).__name__, None), (np.array(5), "array(5)", ONE_DIMENSION),
+                               (np.zeros((2, 2)), "an array of shape (2, 2)", ONE_DIMENSION),
+                               (np.array(IDS), "an array of int64", LISTS),
                                ({"a": "x"}, "dict", "Pass list(d.values()) for the values of a dict"))),
     *(("embed", "bert", {"inputs": value}, "inputs[0]", got, "a str of 0 to 1,000,000 characters", hint)
-      for value, got, hint in ((IDS, "int", LISTS), (np.array(IDS), "int64", LISTS), ([["a", "b"]], "list", FLAT))),
+      for value, got, hint in ((IDS, "int", LISTS), ([["a", "b"]], "list", FLAT))),
     ("embed", "bert", {"inputs": "x", "max_inputs": 0}, "max_inputs", "0",
      "an integer of 1 or more, or None for `PoolConfig.max_embed_inputs`"),
     ("embed", "bert", {"inputs": "x", "progress": 1}, "progress", "1",

@@ -315,3 +315,27 @@ def test_a_job_reranks(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     with mpool.Pool(mpool.PoolConfig(offline=True)) as offline, \
             pytest.raises(mpool.OfflineError, match="ms-marco-MiniLM-L6-v2"):  # the default
         offline.submit("text_embedding", query="a", documents=["b"])
+
+
+def test_scores_that_saturate_are_ranked_by_logits(ranker: Path, tmp_path: Path) -> None:
+    """The sigmoid of every logit is 1; the order is that of the logits, for each interface."""
+    from safetensors.numpy import load_file, save_file
+
+    from mpool.integrations import _requests
+    from mpool.integrations.sentence_transformers import CrossEncoder
+
+    folder = Path(shutil.copytree(ranker, tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["classifier.bias"] = tensors["classifier.bias"] + np.float32(60)
+    save_file(tensors, folder / "model.safetensors")
+    documents = [f"one two {'three ' * at}lazy dog" for at in range(9)]
+    logits = mpool.rerank("what", documents, str(folder), function_to_apply="none").scores
+    assert len(set(logits)) == 9 and min(logits) > 20
+    wanted = sorted(range(9), key=lambda at: -logits[at])
+    assert wanted != list(range(9))
+    found = mpool.rerank("what", documents, str(folder))
+    assert set(found.scores) == {1.0} and [one.index for one in found] == wanted
+    assert [one.index for one in mpool.rerank("what", documents, str(folder), top_k=3)] == wanted[:3]
+    assert [one["corpus_id"] for one in CrossEncoder(folder).rank("what", documents)] == wanted
+    scores = _requests.scores(str(folder), "what", documents, {})
+    assert scores.best() == wanted and scores.values.tolist() == list(found.scores)

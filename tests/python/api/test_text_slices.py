@@ -44,7 +44,7 @@ class Letters:
 def plan_with(**changes: Any) -> Any:
     fields: dict[str, Any] = dict(
         tokenizer=Letters(), prompt="", skip=0, max_tokens=MAX, truncate=False, parse_special=False, allow_ids=True,
-        padding="", special_tokens=True, most_chars=None, null=False, query=None, template=None,
+        padding="", needs_tokens=True, special_tokens=True, most_chars=None, null=False, query=None, template=None,
         entry=SimpleNamespace(key="k", ref="r"))
     return SimpleNamespace(**{**fields, **changes})
 

@@ -25,7 +25,10 @@ class Recorder:
 
     def rerank(self, query: str, documents: list[str], model: Any, **options: Any) -> Any:
         self.calls.append((query, len(documents), model, options))
-        return SimpleNamespace(scores=tuple(map(float, documents)))
+        return SimpleNamespace(scores=tuple(map(float, documents)), model="m")
+
+    def get(self, model: Any) -> Any:
+        return SimpleNamespace(description=SimpleNamespace(embedding=SimpleNamespace(score_activation="sigmoid")))
 
 
 @pytest.fixture()
@@ -59,15 +62,18 @@ def test_scores(pool: Recorder, count: int, slices: list[int]) -> None:
     documents = list(map(str, range(count)))
     for found in (adapters.scores("m", "q", documents, {"top_k": None}),
                   asyncio.run(adapters.ascores("m", "q", documents, {"top_k": None}))):
-        assert found.dtype == np.float32 and found.tolist() == list(range(count))
-    assert pool.calls == [("q", size, "m", {"top_k": None}) for size in slices] * 2
+        assert found.logits.dtype == found.values.dtype == np.float32
+        assert found.logits.tolist() == list(range(count))
+        assert np.allclose(found.values, 1 / (1 + np.exp(-found.logits)))
+    assert pool.calls == [("q", size, "m", {"top_k": None, "function_to_apply": "none"}) for size in slices] * 2
+    assert not count or adapters.scores("m", "q", documents, {"function_to_apply": "none"}).values[-1] == count - 1
 
 
 @pytest.mark.parametrize("count, best", [(None, [1, 3, 0, 2, 4]), (0, []), (1, [1]), (3, [1, 3, 0]),
                                          (9, [1, 3, 0, 2, 4])])
 def test_best(count: int | None, best: list[int]) -> None:
-    """Equal scores keep their order."""
-    assert adapters.best(np.array([1, 5, 1, 2, 1], np.float32), count) == best
+    """Equal logits keep their order."""
+    assert adapters.Scores(np.ones(5, np.float32), np.array([1, 5, 1, 2, 1], np.float32)).best(count) == best
 
 
 def test_names(llama: Any) -> None:

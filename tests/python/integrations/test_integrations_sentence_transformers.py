@@ -133,6 +133,21 @@ def test_pool_of_processes_is_not_needed(both: tuple[Any, Any]) -> None:
     ours.stop_multi_process_pool(pool)
 
 
+def test_former_and_newer_names(both: tuple[Any, Any]) -> None:
+    ours, theirs = both
+    _same(ours.encode_multi_process(inputs=TEXTS, pool=None), theirs.encode(TEXTS))
+    with ours.truncate_embeddings(8), theirs.truncate_embeddings(8):
+        _same(ours.encode(TEXTS), theirs.encode(TEXTS))
+    from mpool.integrations.sentence_transformers import util
+
+    rows = theirs.encode(TEXTS, convert_to_tensor=True)
+    for cut in (4, None, 100_000):
+        _same(util.truncate_embeddings(rows, cut), library.util.truncate_embeddings(rows, cut))
+    short = rows.to(torch.bfloat16)
+    for function in (ours.similarity, util.cos_sim, util.pairwise_dot_score):
+        assert np.abs(np.asarray(function(short, short)) - np.asarray(function(rows, rows))).max() < 0.05
+
+
 @pytest.mark.parametrize("options", [{"batch_size": 0}, {"precision": "int4"}, {"prompt_name": "none"},
                                      {"unknown": 1}], ids=str)
 def test_errors_are_of_the_same_kind(both: tuple[Any, Any], options: dict[str, Any]) -> None:
@@ -194,9 +209,48 @@ def test_predict(rankers: tuple[Any, Any]) -> None:
             ours.predict(bad)
     assert ours.predict([]).shape == (0,)
     with pytest.raises(mpool.InvalidArgument, match="activation_fn"):
-        ours.predict(PAIRS, activation_fn=torch.nn.Identity())
+        ours.predict(PAIRS, activation_fn="identity")
     with pytest.raises(mpool.InvalidArgument, match="`apply_softmax` must be False for a model with one score, got Tr"):
         ours.predict(PAIRS, apply_softmax=True)
+
+
+@pytest.mark.parametrize("function", [torch.nn.Identity(), torch.nn.Tanh(), torch.nn.Sigmoid()], ids=str)
+def test_activations_of_the_caller(rankers: tuple[Any, Any], ranker: Path, function: Any) -> None:
+    ours, theirs = rankers
+    documents = [document for _, document in PAIRS]
+    _same(ours.predict(PAIRS, activation_fn=function), theirs.predict(PAIRS, activation_fn=function))
+    _same(CrossEncoder(str(ranker), activation_fn=function).predict(PAIRS),
+          library.CrossEncoder(str(ranker), device="cpu", activation_fn=function).predict(PAIRS))
+    found, wanted = (model.rank("what is this", documents, activation_fn=function) for model in rankers)
+    assert [one["corpus_id"] for one in found] == [one["corpus_id"] for one in wanted]
+
+
+def test_pairs_in_other_containers(rankers: tuple[Any, Any]) -> None:
+    pandas = pytest.importorskip("pandas")
+    ours, theirs = rankers
+    wanted = theirs.predict(PAIRS)
+    table = pandas.DataFrame(PAIRS, columns=["q", "d"], index=[7, 3, 5])
+    for given in (np.array(PAIRS), np.array(PAIRS, dtype=object), zip(table["q"], table["d"]), table.to_numpy(),
+                  pandas.Series(PAIRS, index=[2, 1, 0]), [np.array(pair) for pair in PAIRS], iter(PAIRS)):
+        _same(ours.predict(given), wanted)
+    assert abs(ours.predict(np.array(PAIRS[0])) - theirs.predict(np.array(PAIRS[0]))) <= 1e-4
+    for bad in (table, table[["q", "d"]], {"q": "d"}, {("q", "d")}, b"qd", np.array("qd"), torch.zeros(2, 2)):
+        with pytest.raises(mpool.InvalidArgument, match="inputs"):
+            ours.predict(bad)
+
+
+def test_rank_returns_rows_of_a_series(rankers: tuple[Any, Any]) -> None:
+    pandas = pytest.importorskip("pandas")
+    documents = [document for _, document in PAIRS]
+    for series in (pandas.Series(documents, index=[2, 0, 1]), pandas.Series(documents, index=["x", "y", "z"])):
+        found = rankers[0].rank("what is this", series, return_documents=True)
+        assert all(one["text"] == documents[one["corpus_id"]] for one in found)
+        wanted = rankers[1].rank("what is this", documents)
+        assert [one["corpus_id"] for one in found] == [one["corpus_id"] for one in wanted]
+        assert [type(one["score"]) for one in found] == [type(one["score"]) for one in wanted] == [float] * 3
+    for bad in (pandas.DataFrame({"d": documents}), "text", {"d": "e"}):
+        with pytest.raises(mpool.InvalidArgument, match="documents"):
+            rankers[0].rank("what is this", bad)
 
 
 def test_rank(rankers: tuple[Any, Any]) -> None:
@@ -420,8 +474,9 @@ def test_dicts_with_a_text(both: tuple[Any, Any]) -> None:
     ({"a": 1}, r"`inputs` must be texts, or dicts of the form \{\"text\": \.\.\.\}, got a dict with the keys \['a'\]"),
     ({"image": "a.png"}, "mpool.embed_image"), ([TEXTS[0], {"b": "c"}], r"keys \['b'\]"),
     ({"one", "two"}, "A set has no order: pass a list"), (5, "`inputs` must be a text, or a sequence of texts, got 5"),
-    (None, "`inputs` must be a text"), (b"ab", "`inputs` must be a text")],
-    ids=["keys", "image", "item", "set", "number", "None", "bytes"])
+    (None, "`inputs` must be a text"), (b"ab", "`inputs` must be a text"), (np.array("ab"), "got array"),
+    (torch.ones(2), "inputs")],
+    ids=["keys", "image", "item", "set", "number", "None", "bytes", "0-d", "tensor"])
 def test_inputs_that_are_no_texts(bert: Path, inputs: Any, words: str) -> None:
     """Keys of a dict, members of a set and bytes are not embedded."""
     model = SentenceTransformer(bert)

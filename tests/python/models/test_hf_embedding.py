@@ -282,7 +282,6 @@ def test_a_query_table_needs_the_type_of_the_model(tmp_path: Path, value: Any, g
     ("splade", "sentence_bert_config.json", ("model_args",), {"num_labels": 2}, "model_args.num_labels"),
     ("splade", _MODULES, (1, "type"), "sentence_transformers.models.Pooling", "[1].type"),
     ("routed", "router_config.json", ("structure", "query"), ["document"], "structure"),
-    ("pylate", "1_Dense/config.json", ("use_residual",), True, "use_residual"),
     ("pylate", "1_Dense/config.json", ("module_input_name",), "sentence_embedding", "module_input_name")])
 def test_unsupported_folders(tmp_path: Path, kind: str, file: str, path: tuple[Any, ...], value: Any,
                              named: str) -> None:

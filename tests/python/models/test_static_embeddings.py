@@ -156,5 +156,4 @@ def test_token_ids_and_long_texts(tmp_path: Path) -> None:
         mpool.embed([[2, 99]], folder)
     with pytest.raises(mpool.ContextOverflow):
         mpool.embed("the cat sleeps on the warm roof", folder, truncate=False)
-    with pytest.raises(mpool.InvalidArgument):
-        mpool.embed(" ", folder)
+    assert not mpool.embed(" ", folder).any()

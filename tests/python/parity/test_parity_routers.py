@@ -89,6 +89,20 @@ def differ(a: np.ndarray, b: np.ndarray) -> None:
     assert np.abs(a - b).max() > 1e-2 * np.abs(b).max()
 
 
+def check_look_alike(model: Any, folder: str) -> None:
+    """The look-alike's methods and its ``task`` choose the same side as the library."""
+    from mpool.integrations.sentence_transformers import SentenceTransformer
+
+    ours = SentenceTransformer(folder)
+    for method in ("encode_query", "encode_document", "encode"):
+        for options in ({}, {"prompt": "w30 "}, {"prompt_name": "query"}, {"task": "query"}, {"task": "document"}):
+            if method == "encode" or "task" not in options:
+                same(getattr(ours, method)(TEXTS, **options), getattr(model, method)(TEXTS, **options))
+    for one in (model, ours):
+        with pytest.raises(ValueError, match="task"):
+            one.encode(TEXTS, task="other")
+
+
 def check(pool: mpool.Pool, model: Any, folder: str) -> None:
     queries = pool.embed(TEXTS, folder, task="query", compute="float32")
     documents = pool.embed(TEXTS, folder, task="document", compute="float32")
@@ -107,6 +121,7 @@ def test_routers(tmp_path: Path, queries: str, default: str | None, normalize: b
     model, folder = routed(tmp_path, queries, default, normalize)
     with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
         check(pool, model, str(folder))
+    check_look_alike(model, str(folder))
 
 
 def test_routers_of_older_versions(pair: tuple[Any, str], tmp_path: Path) -> None:

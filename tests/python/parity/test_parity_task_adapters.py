@@ -131,6 +131,30 @@ def test_v3_embeddings(v3: tuple[str, Any, Any], pool: mpool.Pool, options: dict
     assert np.abs(got - wanted).max() <= 1e-5
 
 
+def test_v3_look_alike(v3: tuple[str, Any, Any]) -> None:
+    """``task`` of the look-alike chooses the adapter, ``prompt_name`` the instruction; encode_query chooses both."""
+    from mpool.integrations.sentence_transformers import SentenceTransformer
+
+    folder, model, found = v3
+    ours = SentenceTransformer(folder)
+
+    def expected(task: str, prompt: str) -> np.ndarray:
+        return np.stack([_pooled(merged_v3(model, found, task), INSTRUCTIONS[prompt] + text, "mean") for text in TEXTS])
+
+    rows = {("retrieval.query", "retrieval.query"): ours.encode_query(TEXTS),
+            ("retrieval.passage", "retrieval.passage"): ours.encode_document(TEXTS),
+            ("separation", "retrieval.query"): ours.encode(TEXTS, task="separation", prompt_name="retrieval.query"),
+            ("retrieval.passage", "separation"): ours.encode(TEXTS, task="retrieval.passage"),
+            ("retrieval.query", "separation"): ours.encode(TEXTS, task="query")}
+    for (task, prompt), got in rows.items():
+        assert np.abs(got - expected(task, prompt)).max() <= TOLERANCE, (task, prompt)
+    tokens = ours.encode(TEXTS, task="separation", output_value="token_embeddings")
+    assert np.abs(tokens[1].numpy().mean(0) / np.linalg.norm(tokens[1].numpy().mean(0))
+                  - expected("separation", "separation")[1]).max() <= TOLERANCE
+    with pytest.raises(InvalidArgument, match="task.*text-matching"):
+        ours.encode(TEXTS, task="none")
+
+
 def test_v3_settings(v3: tuple[str, Any, Any]) -> None:
     settings = describe_folder(v3[0], key="k", ref="r").embedding
     assert settings is not None and settings.adapters == V3_TASKS and settings.default_adapter is None
