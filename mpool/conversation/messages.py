@@ -79,6 +79,27 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
     return checked
 
 
+def joined(messages: Any, checked: list[dict[str, Any]], images: list[Any]) -> list[dict[str, Any]]:
+    """Return checked messages for a language model: the text parts of each are joined to one string.
+
+    Args:
+        messages: the caller's messages.
+        checked: result of :func:`check_messages` for a vision model.
+        images: its images.
+
+    Raises:
+        InvalidArgument: a message of the user has no content.
+        Unsupported: the messages have images.
+    """
+    found = []
+    for message, one in zip(messages, checked):
+        if images or message.get("content") is None and not one.get("tool_calls"):
+            return check_messages(messages)  # raises the error of a language model
+        content = None if message.get("content") is None else "".join(part["text"] for part in one["content"])
+        found.append({**one, "content": content})
+    return found
+
+
 def _characters(value: Any) -> int:
     """Count the characters of the strings and keys in nested plain data, and one for each other value, which a chat
     template writes with one character at least. Without recursion: a client chooses how deep arguments are nested."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import native_calls
 from .._dataclasses import dataclass
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .text_to_image import Request as ImageRequest
     from .text_to_text import Request as TextRequest
 
+T = TypeVar("T")
 
 #: Number of characters that take as long as checking one token id; see :func:`mpool.native_calls.are_many`.
 _ID = 16
@@ -82,6 +83,14 @@ def _limit(pool: Host, max_inputs: Any) -> int:
     return most
 
 
+def _parsed(options: type[T], of: str, given: dict[str, Any]) -> T:
+    """Return the options dataclass of a request for vectors, scores or labels, with its values checked."""
+    found = _options.parse_options(options, of, given)
+    if given:
+        vectors.check_options(found)
+    return found
+
+
 def _opened(pool: Host, model: Any, options: Any, capability: str = "text_embedding") -> tuple[Entry, Any]:
     """Return the entry of a model, and the options with the compute type of the request."""
     entry, compute = pool._find(model, capability), _chosen(model, options.compute)
@@ -98,12 +107,15 @@ def text_plan(pool: Host, model: Any, options: Any) -> Any:
 def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed`."""
     inputs, model = given.pop("inputs"), given.pop("model", None)
-    options = _options.parse_options(EmbedOptions, "embed", given)
+    options = _parsed(EmbedOptions, "embed", given)
     most, single = _limit(pool, options.max_inputs), isinstance(inputs, str)
     vectors.check_progress(options.progress)
     texts = [inputs] if single else embedding.texts_of(inputs, most)
+    vectors.check_precision(options.precision, len(texts))
+    null = options.on_error == "null"
 
     def prepare() -> VectorRequest:
+        embedding.check_inputs(texts, "inputs", single, null)
         plan = text_plan(pool, model, options)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, single, options.progress, call,
                              lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
@@ -117,7 +129,7 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     if isinstance(items, (str, bytes, Mapping)) or getattr(items, "shape", None) == () \
             or not (hasattr(items, "__iter__") or isinstance(items, AsyncIterable)):
         refuse("iterable", items, "an iterable of str")
-    options = _options.parse_options(EmbedIterOptions, "embed_iter", given)
+    options = _parsed(EmbedIterOptions, "embed_iter", given)
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
     output, own = _output_of(options)
@@ -171,11 +183,12 @@ def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str) -> Valida
 
     output = OUTPUTS[name]
     inputs, model = given.pop("inputs"), _named(given.pop("model", None), output)
-    options: Any = _options.parse_options(output.options, output.function, given)
+    options: Any = _parsed(output.options, output.function, given)
     vectors.check_progress(options.progress)
     texts = outputs.inputs_of(inputs, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
+        embedding.check_inputs(texts, "inputs", isinstance(inputs, str))
         plan = outputs.plan(*_opened(pool, model, options))
         return outputs.OutputsRequest(plan, texts, options.progress, call, outputs.FINISH[name])
 
@@ -204,11 +217,11 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model", None)
     if model is None:
         model = load_catalogue().default("rerank").key
-    options = _options.parse_options(RerankOptions, "rerank", given)
-    vectors.check_choice("function_to_apply", options.function_to_apply, (None, "sigmoid", "none"))
+    options = _parsed(RerankOptions, "rerank", given)
     texts, count = reranking.check(query, documents, options.top_k, pool.config.max_embed_inputs)
 
     def prepare() -> VectorRequest:
+        embedding.check_inputs(texts, "documents")
         plan = reranking.plan_of(text_plan(pool, model, options), query)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call,
                              lambda rows: reranking.ranking(plan, texts, rows, count, options.function_to_apply))
@@ -233,11 +246,13 @@ def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import classification
 
     texts, model = given.pop("texts"), _named(given.pop("model", None), OUTPUTS["labels"])
-    options = _options.parse_options(ClassifyOptions, "classify", given)
+    options = _parsed(ClassifyOptions, "classify", given)
     vectors.check_progress(options.progress)
     checked = classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> VectorRequest:
+        if not checked.pairs:
+            embedding.check_inputs(checked.texts, "texts", checked.single)
         return classification.request(text_plan(pool, model, options), checked, options, call)
 
     return Validated(prepare, model, "text_embedding", options.compute, long=checked.is_long)
@@ -248,11 +263,12 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import token_classification
 
     texts, model = given.pop("texts"), _named(given.pop("model", None), OUTPUTS["spans"])
-    options = _options.parse_options(ClassifyTokensOptions, "classify_tokens", given)
+    options = _parsed(ClassifyTokensOptions, "classify_tokens", given)
     vectors.check_progress(options.progress)
     checked = token_classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
+        embedding.check_inputs(checked.texts, "texts", checked.single)
         entry, own = _opened(pool, model, options)
         return token_classification.request(entry, checked, own, call)
 
@@ -264,7 +280,7 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import outputs, token_classification
 
     inputs, model = given.pop("inputs"), _named(given.pop("model", None), OUTPUTS["spans"])
-    options = _options.parse_options(TokenScoresOptions, "token_scores", given)
+    options = _parsed(TokenScoresOptions, "token_scores", given)
     texts = outputs.inputs_of(inputs, pool.config.max_embed_inputs)
 
     def prepare() -> Any:
@@ -280,11 +296,12 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import image_embedding
 
     images, model = given.pop("images"), given.pop("model", None)
-    options = _options.parse_options(ImageOptions, "embed_image", given)
+    options = _parsed(ImageOptions, "embed_image", given)
     most = _limit(pool, options.max_inputs)
     vectors.check_progress(options.progress)
     found = images_of(images, most)
     single = found is None
+    vectors.check_precision(options.precision, 1 if found is None else len(found))
 
     def prepare() -> VectorRequest:
         plan = image_embedding.plan(*_opened(pool, model, options, "image_embedding"))
@@ -307,12 +324,15 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     """Return the request for a raw prompt. Consumes ``options``."""
     from . import text_to_text as generation
 
-    entry, compute = _text_entry(pool, model, options)
     for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
         if options.pop(name, None) is not None:
-            raise InvalidArgument(f"`{name}` applies only to `chat`, not to a raw prompt", key=entry.key, param=name,
+            raise InvalidArgument(f"`{name}` applies only to `chat`, not to a raw prompt", param=name,
                                   hint="Pass the prompt as a message: mpool.chat([{'role': 'user', 'content': ...}])")
-    ids = generation.prompt_ids(entry, prompt, options.pop("parse_special", False), options.get("context_length"))
+    special = options.pop("parse_special", False)
+    generation.check_prompt(prompt, special)
+    generation.check_options(options)
+    entry, compute = _text_entry(pool, model, options)
+    ids = generation.prompt_ids(entry, prompt, special, options.get("context_length"))
     if entry.capability == "vision":
         from . import vision as seeing
 
@@ -327,12 +347,14 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
     from . import chat_prompt
     from . import text_to_text as generation
 
+    conversation = chat_prompt.check(messages, options)
+    generation.check_options(options)
     entry, compute = _text_entry(pool, model, options, capability)
-    variables, context = options.get("template_options"), options.get("context_length")
-    prompt, images, tools = chat_prompt.prompt_of(entry, messages, options, call,
+    context = options.get("context_length")
+    prompt, images, tools = chat_prompt.prompt_of(entry, conversation, call,
                                                   lambda least: generation.check_length(entry, least, context))
     splitter = reasoning.of_template(entry.template().source, prompt.text, tools is not None)
-    off = splitter is not None and reasoning.is_off(splitter, prompt.text, {} if variables is None else variables)
+    off = splitter is not None and reasoning.is_off(splitter, prompt.text, conversation.variables)
     return generation.prepare(entry, prompt.ids, compute, options, splitter, images, tools, off)
 
 
@@ -340,8 +362,9 @@ def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], cal
     """Return the token ids of the prompt of a conversation, as :func:`chat_request` makes it. Consumes ``options``."""
     from . import chat_prompt
 
+    conversation = chat_prompt.check(messages, options)
     entry: Entry = pool._find(model, "text_to_text")
-    ids: list[int] = chat_prompt.prompt_of(entry, messages, options, call)[0].ids.tolist()
+    ids: list[int] = chat_prompt.prompt_of(entry, conversation, call)[0].ids.tolist()
     return ids
 
 
@@ -431,6 +454,7 @@ def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any],
     from . import text_to_image
 
     options = _options.parse_options(GenerateImageOptions, "generate_image", given)
+    text_to_image.check(prompt, options)
     entry, own = _opened(pool, model, options, "text_to_image")
     return text_to_image.prepare(entry, prompt, own, watched)
 

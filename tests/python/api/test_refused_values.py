@@ -47,12 +47,12 @@ ROWS: list[tuple[Any, ...]] = [
      "an integer of 1 or more, or None for `PoolConfig.max_embed_inputs`"),
     ("embed", "bert", {"inputs": "x", "progress": 1}, "progress", "1",
      "True, False, None or a function of (done, total)"),
-    ("embed", "bert", {"inputs": "x", "dimensions": 0}, "dimensions", "0", "an integer from 1 to 32"),
+    ("embed", "bert", {"inputs": "x", "dimensions": 0}, "dimensions", "0", "an integer of 1 or more, or None"),
     ("embed", "bert", {"inputs": "x", "dimensions": 33}, "dimensions", "33", "an integer from 1 to 32"),
     *((verb, model, {name: text, option: value}, option, repr(value), allowed)
       for verb, model, name, text, option, allowed, values in (
-        ("embed", "bert", "inputs", "x", "dimensions", "an integer from 1 to 32", (8.0, True)),
-        ("embed_image", "dino", "images", IMAGE, "dimensions", "an integer from 1 to 48", (8.0, True)),
+        ("embed", "bert", "inputs", "x", "dimensions", "an integer of 1 or more, or None", (8.0, True)),
+        ("embed_image", "dino", "images", IMAGE, "dimensions", "an integer of 1 or more, or None", (8.0, True)),
         ("generate", "llama", "prompt", "x", "max_tokens",
          "an integer from 1 to 2**31 - 1, or None to generate until the context is full", (2.0, True)),
         ("generate", "llama", "prompt", "x", "seed", "an integer from 0 to 2**64 - 1, or None for a random seed",
@@ -109,7 +109,7 @@ ROWS: list[tuple[Any, ...]] = [
     *(("embed_sparse", "m3", {"inputs": "x", "max_active": value}, "max_active", repr(value),
        "an integer of 1 or more, or None")
       for value in (0, -1, 1.5)),
-    ("embed_image", "dino", {"images": IMAGE, "dimensions": 0}, "dimensions", "0", "an integer from 1 to 48"),
+    ("embed_image", "dino", {"images": IMAGE, "dimensions": 0}, "dimensions", "0", "an integer of 1 or more, or None"),
     ("embed_image", "dino", {"images": IMAGE, "dimensions": 49}, "dimensions", "49", "an integer from 1 to 48"),
     ("embed_image", "dino", {"images": IMAGE, "allow_urls": 1}, "allow_urls", "1", "one of True, False"),
     # rankings and labels

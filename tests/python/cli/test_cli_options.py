@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpool import PoolConfig
 from mpool.cli import capturing, embedding, main, talking
 from mpool.cli.parser import make_parser
 from mpool.tasks.sampling import TABLE
@@ -39,7 +40,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self.key = "model"
+        self.key, self.config = "model", PoolConfig()
 
     def __enter__(self) -> Recorder:
         return self
