@@ -122,7 +122,9 @@ class PoolConfig:
             1.25 u + 64 MiB. These bytes must be free in ``memory_bytes`` when the process starts; afterwards only the
             bytes that it uses count.
         fail_fast: requests raise Overloaded if the queue is full, instead of waiting. A request can override it.
-        max_embed_inputs: maximum number of texts per :func:`mpool.embed`; :func:`mpool.embed_iter` has no limit.
+        max_embed_inputs: maximum number of inputs per request, of pairs of a text and a label, and of windows of long
+            texts; None: no limit in this process, and 10,000 for requests to the server. :func:`mpool.embed_iter` has
+            no limit.
         offline: True: never download; False: allow downloads; None: ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` decide.
 
     Rarely used switches, all off by default:
@@ -178,7 +180,7 @@ class PoolConfig:
     weights: str = "auto"
     process_memory: int = 0
     fail_fast: bool = False
-    max_embed_inputs: int = 10_000
+    max_embed_inputs: int | None = None
     offline: bool | None = None
     chaos: str | Mapping[str, float] | None = None
     predictive_scaling: bool = False
@@ -194,7 +196,8 @@ class PoolConfig:
     @typed
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
-            self._check_number(name, integer if kinds == (int,) else real, low, high)
+            if name != "max_embed_inputs" or self.max_embed_inputs is not None:
+                self._check_number(name, integer if kinds == (int,) else real, low, high)
         if self.request_timeout is not None:
             self._check_number("request_timeout", real, 0.0, None)
         seconds_of(self.keep_alive, "keep_alive")

@@ -62,7 +62,7 @@ async def score(context: Context, body: ScoreRequest) -> Response:
     served = await context.model(body.model)
     first, second = (given if isinstance(given, list) else [given] for given in (body.text_1, body.text_2))
     for name, texts in (("text_1", first), ("text_2", second)):
-        context.check_inputs(texts, name, context.state.pool.config.max_embed_inputs)
+        context.check_inputs(texts, name, context.state.max_inputs)
     if len(first) not in (1, len(second)):
         raise Refusal("invalid_value", f"`text_1` must have one text or as many as `text_2`, got {len(first):,} and "
                                        f"{len(second):,}.", "text_1")

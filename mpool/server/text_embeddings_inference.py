@@ -120,7 +120,7 @@ def check_direction(direction: str) -> None:
 
 def _check_filled(context: Context, texts: list[str], name: str) -> None:
     """Refuse an empty list, too many texts, an empty text and a text that is too long."""
-    context.check_inputs(texts, name, context.state.pool.config.max_embed_inputs)
+    context.check_inputs(texts, name, context.state.max_inputs)
     if not texts or not all(texts):
         raise Refusal("empty_input", f"`{name}` must have at least one text, and no empty text.", name)
 

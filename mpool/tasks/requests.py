@@ -8,6 +8,7 @@ separate because :mod:`mpool.aio` runs a slow ``prepare`` on a thread.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from .text_to_text import Request as TextRequest
 
 T = TypeVar("T")
+#: Maximum number of inputs of a request without a limit.
+_NO_LIMIT = sys.maxsize
 
 #: Number of characters that take as long as checking one token id; see :func:`mpool.native_calls.are_many`.
 _ID = 16
@@ -76,7 +79,7 @@ def _chosen(model: Any, compute: Any) -> Any:
 
 def _limit(pool: Host, max_inputs: Any) -> int:
     if max_inputs is None:
-        return pool.config.max_embed_inputs
+        return _NO_LIMIT if pool.config.max_embed_inputs is None else pool.config.max_embed_inputs
     most = integer(max_inputs)
     if most is None or most < 1:
         refuse("max_inputs", max_inputs, "an integer of 1 or more, or None for `PoolConfig.max_embed_inputs`")
@@ -218,7 +221,7 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     if model is None:
         model = load_catalogue().default("rerank").key
     options = _parsed(RerankOptions, "rerank", given)
-    texts, count = reranking.check(query, documents, options.top_k, pool.config.max_embed_inputs)
+    texts, count = reranking.check(query, documents, options.top_k, _limit(pool, None))
 
     def prepare() -> VectorRequest:
         embedding.check_inputs(texts, "documents")
@@ -281,7 +284,7 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
     inputs, model = given.pop("inputs"), _named(given.pop("model", None), OUTPUTS["spans"])
     options = _parsed(TokenScoresOptions, "token_scores", given)
-    texts = outputs.inputs_of(inputs, pool.config.max_embed_inputs)
+    texts = outputs.inputs_of(inputs, _limit(pool, None))
 
     def prepare() -> Any:
         plan = token_classification.scores_plan(*_opened(pool, model, options))

@@ -43,7 +43,7 @@ def completion(text: str = "text", choices: int = 1, cached: int = 0, tokens: in
 class Library:
     """A pool and its model, whose methods return the results that the test gives."""
 
-    key, capability, config = "m", "text_to_text", PoolConfig()
+    key, capability, config = "m", "text_to_text", mpool.PoolConfig()
 
     def __init__(self, **results: Any) -> None:
         self.results, self.calls = results, list[tuple[str, tuple[Any, ...], dict[str, Any]]]()

@@ -287,3 +287,10 @@ def test_names_in_namespaces(namespace: str | None, name: str, joined: str) -> N
     if joined.endswith("_"):
         assert all(digit in "0123456789abcdef" for digit in found[-8:])
         assert found != namespaces.joined_name(namespace, name + "x")
+
+
+@pytest.mark.parametrize("given, most", [(None, 10_000), (7, 7), (20_000, 20_000)])
+def test_number_of_inputs_of_a_request(given: int | None, most: int) -> None:
+    """The library has no limit by default, and the server has one."""
+    with mpool.Pool(mpool.PoolConfig(max_embed_inputs=given, offline=True)) as pool:
+        assert State(Settings(), pool).max_inputs == most
