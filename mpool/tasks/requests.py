@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import native_calls
 from .._dataclasses import dataclass
 from ..checks import integer, is_same, refuse
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, MpoolError
 from ..models import load_catalogue
 from ..resources import of_caller
 from . import options as _options
@@ -86,12 +87,27 @@ def _limit(pool: Host, max_inputs: Any) -> int:
     return most
 
 
-def _parsed(options: type[T], of: str, given: dict[str, Any]) -> T:
+def _parsed(pool: Host, model: Any, options: type[T], of: str, given: dict[str, Any],
+            capability: str = "text_embedding") -> T:
     """Return the options dataclass of a request for vectors, scores or labels, with its values checked."""
     found = _options.parse_options(options, of, given)
     if given:
-        vectors.check_options(found)
+        with _before(pool, model, capability):
+            vectors.check_options(found)
     return found
+
+
+@contextmanager
+def _before(pool: Host, model: Any, capability: str = "text_embedding") -> Iterator[None]:
+    """Check inside the ``with`` block, before the model's reference is resolved. Errors get the name of the model."""
+    try:
+        yield
+    except MpoolError as error:
+        if error.key is None:
+            known = pool._known(model, capability)
+            error.key = known.key if known is not None else \
+                os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
+        raise
 
 
 def _opened(pool: Host, model: Any, options: Any, capability: str = "text_embedding") -> tuple[Entry, Any]:
@@ -110,7 +126,7 @@ def text_plan(pool: Host, model: Any, options: Any) -> Any:
 def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed`."""
     inputs, model = given.pop("inputs"), given.pop("model", None)
-    options = _parsed(EmbedOptions, "embed", given)
+    options = _parsed(pool, model, EmbedOptions, "embed", given)
     most, single = _limit(pool, options.max_inputs), isinstance(inputs, str)
     vectors.check_progress(options.progress)
     texts = [inputs] if single else embedding.texts_of(inputs, most)
@@ -118,7 +134,8 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     null = options.on_error == "null"
 
     def prepare() -> VectorRequest:
-        embedding.check_inputs(texts, "inputs", single, null)
+        with _before(pool, model):
+            embedding.check_inputs(texts, "inputs", single, null)
         plan = text_plan(pool, model, options)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, single, options.progress, call,
                              lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
@@ -132,7 +149,7 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     if isinstance(items, (str, bytes, Mapping)) or getattr(items, "shape", None) == () \
             or not (hasattr(items, "__iter__") or isinstance(items, AsyncIterable)):
         refuse("iterable", items, "an iterable of str")
-    options = _parsed(EmbedIterOptions, "embed_iter", given)
+    options = _parsed(pool, model, EmbedIterOptions, "embed_iter", given)
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
     output, own = _output_of(options)
@@ -186,12 +203,13 @@ def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str) -> Valida
 
     output = OUTPUTS[name]
     inputs, model = given.pop("inputs"), _named(given.pop("model", None), output)
-    options: Any = _parsed(output.options, output.function, given)
+    options: Any = _parsed(pool, model, output.options, output.function, given)
     vectors.check_progress(options.progress)
     texts = outputs.inputs_of(inputs, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
-        embedding.check_inputs(texts, "inputs", isinstance(inputs, str))
+        with _before(pool, model):
+            embedding.check_inputs(texts, "inputs", isinstance(inputs, str))
         plan = outputs.plan(*_opened(pool, model, options))
         return outputs.OutputsRequest(plan, texts, options.progress, call, outputs.FINISH[name])
 
@@ -220,11 +238,12 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model", None)
     if model is None:
         model = load_catalogue().default("rerank").key
-    options = _parsed(RerankOptions, "rerank", given)
+    options = _parsed(pool, model, RerankOptions, "rerank", given)
     texts, count = reranking.check(query, documents, options.top_k, _limit(pool, None))
 
     def prepare() -> VectorRequest:
-        embedding.check_inputs(texts, "documents")
+        with _before(pool, model):
+            embedding.check_inputs(texts, "documents")
         plan = reranking.plan_of(text_plan(pool, model, options), query)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call,
                              lambda rows: reranking.ranking(plan, texts, rows, count, options.function_to_apply))
@@ -249,13 +268,13 @@ def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import classification
 
     texts, model = given.pop("texts"), _named(given.pop("model", None), OUTPUTS["labels"])
-    options = _parsed(ClassifyOptions, "classify", given)
+    options = _parsed(pool, model, ClassifyOptions, "classify", given)
     vectors.check_progress(options.progress)
     checked = classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> VectorRequest:
-        if not checked.pairs:
-            embedding.check_inputs(checked.texts, "texts", checked.single)
+        with _before(pool, model):
+            embedding.check_inputs([] if checked.pairs else checked.texts, "texts", checked.single)
         return classification.request(text_plan(pool, model, options), checked, options, call)
 
     return Validated(prepare, model, "text_embedding", options.compute, long=checked.is_long)
@@ -266,12 +285,13 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import token_classification
 
     texts, model = given.pop("texts"), _named(given.pop("model", None), OUTPUTS["spans"])
-    options = _parsed(ClassifyTokensOptions, "classify_tokens", given)
+    options = _parsed(pool, model, ClassifyTokensOptions, "classify_tokens", given)
     vectors.check_progress(options.progress)
     checked = token_classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
-        embedding.check_inputs(checked.texts, "texts", checked.single)
+        with _before(pool, model):
+            embedding.check_inputs(checked.texts, "texts", checked.single)
         entry, own = _opened(pool, model, options)
         return token_classification.request(entry, checked, own, call)
 
@@ -283,7 +303,7 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import outputs, token_classification
 
     inputs, model = given.pop("inputs"), _named(given.pop("model", None), OUTPUTS["spans"])
-    options = _parsed(TokenScoresOptions, "token_scores", given)
+    options = _parsed(pool, model, TokenScoresOptions, "token_scores", given)
     texts = outputs.inputs_of(inputs, _limit(pool, None))
 
     def prepare() -> Any:
@@ -299,7 +319,7 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import image_embedding
 
     images, model = given.pop("images"), given.pop("model", None)
-    options = _parsed(ImageOptions, "embed_image", given)
+    options = _parsed(pool, model, ImageOptions, "embed_image", given, "image_embedding")
     most = _limit(pool, options.max_inputs)
     vectors.check_progress(options.progress)
     found = images_of(images, most)
@@ -327,13 +347,15 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     """Return the request for a raw prompt. Consumes ``options``."""
     from . import text_to_text as generation
 
-    for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
-        if options.pop(name, None) is not None:
-            raise InvalidArgument(f"`{name}` applies only to `chat`, not to a raw prompt", param=name,
-                                  hint="Pass the prompt as a message: mpool.chat([{'role': 'user', 'content': ...}])")
     special = options.pop("parse_special", False)
-    generation.check_prompt(prompt, special)
-    generation.check_options(options)
+    with _before(pool, model, "text_to_text"):
+        for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
+            if options.pop(name, None) is not None:
+                raise InvalidArgument(f"`{name}` applies only to `chat`, not to a raw prompt", param=name,
+                                      hint="Pass the prompt as a message: mpool.chat([{'role': 'user', 'content': "
+                                           "...}])")
+        generation.check_prompt(prompt, special)
+        generation.check_options(options)
     entry, compute = _text_entry(pool, model, options)
     ids = generation.prompt_ids(entry, prompt, special, options.get("context_length"))
     if entry.capability == "vision":
@@ -350,8 +372,9 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
     from . import chat_prompt
     from . import text_to_text as generation
 
-    conversation = chat_prompt.check(messages, options)
-    generation.check_options(options)
+    with _before(pool, model, capability):
+        conversation = chat_prompt.check(messages, options)
+        generation.check_options(options)
     entry, compute = _text_entry(pool, model, options, capability)
     context = options.get("context_length")
     prompt, images, tools = chat_prompt.prompt_of(entry, conversation, call,
@@ -457,7 +480,8 @@ def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any],
     from . import text_to_image
 
     options = _options.parse_options(GenerateImageOptions, "generate_image", given)
-    text_to_image.check(prompt, options)
+    with _before(pool, model, "text_to_image"):
+        text_to_image.check(prompt, options)
     entry, own = _opened(pool, model, options, "text_to_image")
     return text_to_image.prepare(entry, prompt, own, watched)
 

@@ -85,6 +85,9 @@ class _NoModels:
     def _find(self, model: Any, capability: str | None = None) -> NoReturn:
         raise _Checked
 
+    def _known(self, model: Any, capability: str | None) -> None:
+        return None
+
 
 class _Checked(Exception):
     """All checks of a request that need no model have passed."""

@@ -22,6 +22,7 @@ from mpool.server import sampling, worker  # noqa: E402
 from mpool.server.errors import TABLE, Refusal, refusal_of  # noqa: E402
 from mpool.server.openai import namespaces, text  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
+from mpool.server.state import State  # noqa: E402
 from mpool.tokenizers.tokenizer import Tokenizer  # noqa: E402
 
 MIB = 2**20
