@@ -349,8 +349,9 @@ def check_prompt(prompt: Any, parse_special: Any) -> None:
         if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
             raise InvalidArgument(param="prompt", got=f"an array of shape {prompt.shape} and dtype {prompt.dtype}",
                                   allowed=_PROMPT_TYPES)
-        if 0 <= int(prompt.min()) and int(prompt.max()) < sampling.MAX_VOCAB:
-            return
+        prompt = prompt.tolist()
+    if all(type(token) is int and 0 <= token < sampling.MAX_VOCAB for token in prompt):
+        return
     for at, token in enumerate(prompt):
         sampling.check_id(f"prompt[{at}]", token, sampling.MAX_VOCAB)
 

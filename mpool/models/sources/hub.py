@@ -27,7 +27,7 @@ from ...errors import (
 )
 from ...records import logger
 from .. import store
-from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder
+from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder, hub_cache
 from ..layout import MODULES_NAME
 from ..references import HubRef
 from . import FileFact, Resolved, downloads_disabled, probe, when_online
@@ -125,10 +125,8 @@ def _where(ref: HubRef) -> str:
 
 
 def _cache_folder(repo: str) -> str:
-    """Return the folder of a repository in the hub's cache, computed as ``huggingface_hub`` does."""
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
-    return os.path.join(os.path.expandvars(os.path.expanduser(cache)), "models--" + repo.replace("/", "--"))
+    """Return the folder of a repository in the hub's cache."""
+    return os.path.join(hub_cache(), "models--" + repo.replace("/", "--"))
 
 
 class _Fetch:

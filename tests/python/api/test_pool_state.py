@@ -96,7 +96,7 @@ DEFAULTS = dict(
     breaker_window=60.0, breaker_rest=60.0, fail_fast=False, max_embed_inputs=None, offline=None,
     chaos=None, predictive_scaling=False, scale_timeout=False, isolation="thread", weights="auto",
     process_memory=0,
-    queue_capacity=None, kv_dtype="auto")
+    queue_capacity=None, kv_dtype="auto", model_folders=())
 
 
 def test_reported_engine_bytes_are_measured(bert: Path, llama: Path) -> None:

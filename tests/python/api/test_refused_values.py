@@ -224,7 +224,7 @@ ROWS: list[tuple[Any, ...]] = [
        f"a multiple of 8 up to 8192 (the nearest is {near})")
       for name in ("width", "height") for value, near in ((1, 8), (30, 32), (8191, 8192), (33, 32))),
     ("generate_image", "flux", {"prompt": "x", "width": 16, "height": 16, "latents": "x"}, "latents", "'x'",
-     "an array of floats of shape (1, 4, 4, 4) or (1, 4, 16)"),
+     "an array of floats of shape (n, channels, height / 8, width / 8)"),
     ("generate_image", "flux", {"prompt": "x", "width": 16, "height": 16, "latents": np.zeros((1, 4, 4))}, "latents",
      "an array of shape (1, 4, 4)", "an array of floats of shape (1, 4, 4, 4) or (1, 4, 16)"),
 ]
