@@ -149,10 +149,12 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     if isinstance(items, (str, bytes, Mapping)) or getattr(items, "shape", None) == () \
             or not (hasattr(items, "__iter__") or isinstance(items, AsyncIterable)):
         refuse("iterable", items, "an iterable of str")
-    options = _parsed(pool, model, EmbedIterOptions, "embed_iter", given)
+    options = _options.parse_options(EmbedIterOptions, "embed_iter", given)
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
     output, own = _output_of(options)
+    with _before(pool, model):
+        vectors.check_options(options)
     model = _named(model, output)
     module = output.module()
     checked = module.iter_check(own, _limit(pool, None))

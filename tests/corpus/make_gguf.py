@@ -176,8 +176,7 @@ def valid_cases() -> Iterator[Case]:
                     padded=False))
     yield Case("case19_name_64_bytes.gguf", model((("n" * 64, "F32", (2,)),)))
     for name, data in (("one_byte", model((("a", "F32", (1,)),)) + b"\0"),
-                       ("padding_twice", model((("a", "F32", (1,)),)) + bytes(32)),
-                       ("no_tensors", gguf([ARCHITECTURE]) + b"junk")):
+                       ("padding_twice", model((("a", "F32", (1,)),)) + bytes(32))):
         yield Case(f"case30_{name}.gguf", data)
     yield Case("case40_context_u32_max.gguf",
                gguf([ARCHITECTURE, kv("test.context_length", U32, 2**32 - 1)], padded=False))

@@ -96,9 +96,9 @@ def test_dimensions(pool: mpool.Pool, bert: Path, prompted: Path) -> None:
     np.testing.assert_allclose(np.linalg.norm(cut, axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(cut, whole[:, :10] / np.linalg.norm(whole[:, :10], axis=1, keepdims=True), rtol=1e-4)
     assert pool.embed(TEXTS, prompted, dimensions=16).shape == (5, 16)
-    for folder, value, allowed in ((bert, 33, "an integer from 1 to 32"), (bert, 0, "an integer from 1 to 32"),
-                                   (bert, True, "an integer from 1 to 32"),
-                                   (bert, 1.0, "an integer from 1 to 32"), (prompted, 17, "one of 8, 16, 32")):
+    for folder, value, allowed in ((bert, 33, "an integer from 1 to 32"), (bert, 0, "an integer of 1 or more, or None"),
+                                   (bert, True, "an integer of 1 or more, or None"),
+                                   (bert, 1.0, "an integer of 1 or more, or None"), (prompted, 17, "one of 8, 16, 32")):
         with pytest.raises(mpool.InvalidArgument, match=f"`dimensions` must be {allowed}, got {value}") as caught:
             pool.embed(TEXTS, folder, dimensions=value)
         assert (caught.value.param, caught.value.allowed) == ("dimensions", allowed)

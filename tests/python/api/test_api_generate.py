@@ -516,7 +516,7 @@ def test_chat_refuses_unsupported_features(pool: mpool.Pool, llama: Path) -> Non
     good = [{"role": "user", "content": "Hi"}]
     with pytest.raises(mpool.Unsupported, match="does not support tools"):
         pool.chat(good, llama, tools=[{"type": "function", "function": {"name": "f"}}])
-    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}]}]
     with pytest.raises(mpool.Unsupported, match="supports text only"):
         pool.chat(image, llama)
     with pytest.raises(mpool.InvalidArgument, match="`parse_special` must not be used in a chat"):
