@@ -501,7 +501,8 @@ def test_bounds_of_the_configuration(field: str) -> None:
 
 
 def test_every_number_of_the_configuration_has_bounds() -> None:
-    numbers = {field.name for field in dataclasses.fields(mpool.PoolConfig) if field.type in ("int", "float", "int | None")}
+    numbers = {field.name for field in dataclasses.fields(mpool.PoolConfig)
+               if field.type in ("int", "float", "int | None")}
     assert numbers == set(BOUNDS)
 
 
