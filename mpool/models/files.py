@@ -51,7 +51,7 @@ _SHARED_BLOB = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}")
 @contextmanager
 def model_folders(folders: Iterable[str | os.PathLike[str]]) -> Iterator[None]:
     """Allow links to these folders while this thread reads files in the block."""
-    token = _model_folders.set(tuple(map(os.fspath, folders)))
+    token = _model_folders.set(tuple(os.fspath(one) for one in folders))
     try:
         yield
     finally:

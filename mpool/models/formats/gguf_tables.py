@@ -9,7 +9,6 @@ from ... import _core
 from ..files import note
 from ..spec import TensorEntry
 
-
 #: Value of ``general.file_type`` -> name of the recipe, as ``llama_ftype`` of llama.cpp has it.
 FILE_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
               12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",

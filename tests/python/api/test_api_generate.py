@@ -545,3 +545,11 @@ def test_template_options_reach_the_template(tmp_path: Path, llama: Path) -> Non
                     {"placeholder": ("a", "b")}):
             with pytest.raises(mpool.InvalidArgument):
                 model.chat([{"role": "user", "content": "abc"}], template_options=bad)
+
+
+def test_the_prompt_of_several_completions_counts_once(pool: mpool.Pool, llama: Path) -> None:
+    ids = list(range(5, 105))
+    one = pool.generate(ids, llama, max_tokens=2, temperature=0.0)
+    found = pool.generate(ids, llama, max_tokens=2, n=3)
+    assert found.usage.prompt_tokens == one.usage.prompt_tokens == 100 and found.usage.completion_tokens <= 6
+    assert 0 < found.usage.cached_tokens <= 100

@@ -295,3 +295,12 @@ def test_number_of_inputs_of_a_request(given: int | None, most: int) -> None:
     """The library has no limit by default, and the server has one."""
     with mpool.Pool(mpool.PoolConfig(max_embed_inputs=given, offline=True)) as pool:
         assert State(Settings(), pool).max_inputs == most
+
+
+def test_usage_of_several_prompts() -> None:
+    """Counts of prompts are summed, those of cached tokens too."""
+    done: Any = [SimpleNamespace(usage=mpool.results.Usage(prompt, written, cached))
+                 for prompt, written, cached in ((10, 3, 8), (20, 4, 16), (5, 1, 0))]
+    found = text.usage_of(done)
+    assert (found.prompt_tokens, found.completion_tokens, found.total_tokens) == (35, 8, 43)
+    assert found.prompt_tokens_details == {"cached_tokens": 24}
