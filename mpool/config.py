@@ -208,6 +208,10 @@ class PoolConfig:
         one_of("isolation", self.isolation, ISOLATION)
         one_of("weights", self.weights, WEIGHTS)
         one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        for name in (*_SWITCHES, "offline"):
+            value = getattr(self, name)
+            if type(value).__name__ in ("bool", "bool_") and type(value).__module__ == "numpy":
+                object.__setattr__(self, name, bool(value))
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 refuse(name, getattr(self, name), "True or False")

@@ -183,8 +183,8 @@ def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
         if target in given:
             raise InvalidArgument(f"`{target}` is given twice, once as `{name}`", param=target,
                                   hint="Both names mean the same option: pass one of them")
-        if name == "num_predict" and integer(value) == -1:
-            value = None  # Ollama's num_predict uses -1 for "no limit"
+        if target == "max_tokens" and integer(value) == -1:
+            value = None  # "no limit" of Ollama and llama.cpp
         given[target] = value
     return given
 

@@ -599,3 +599,10 @@ def test_auto_selects_the_fastest_accurate_compute_type(bert: Path, cpu: str) ->
     assert run.returncode == 0, run.stderr
     compute, used, same = run.stdout.split()
     assert (compute, same) == ("bfloat16" if used in ("avx512bf16", "amx") else "float32", "True")
+
+
+def test_numpys_scalars_are_values(pool: mpool.Pool, bert: Path) -> None:
+    wanted = pool.embed(["x", "y"], bert, normalize=True, dimensions=8)
+    found = pool.embed(np.array(["x", "y"]), bert, normalize=np.True_, dimensions=np.int64(8), truncate=np.bool_(1))
+    assert np.array_equal(found, wanted)
+    assert mpool.PoolConfig(fail_fast=np.True_, offline=np.False_) == mpool.PoolConfig(fail_fast=True, offline=False)

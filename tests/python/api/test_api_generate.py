@@ -489,7 +489,7 @@ def test_control_tokens_in_messages_are_plain_text(pool: mpool.Pool, llama: Path
 
 
 @pytest.mark.parametrize("messages", [
-    "hello", [], {}, None, ["hello"], [{"content": "x"}], [{"role": "user"}],
+    b"hello", [], {}, None, ["hello"], [{"content": "x"}], [{"role": "user"}],
     [{"role": "user", "content": None}], [{"role": "robot", "content": "x"}], [{"role": "user", "content": 5}],
     [{"role": "user", "content": ["x", 5]}], [{"role": "user", "content": "x" * 1_000_001}],
     [{"role": "user", "content": "\ud800"}]])
@@ -553,3 +553,11 @@ def test_the_prompt_of_several_completions_counts_once(pool: mpool.Pool, llama: 
     found = pool.generate(ids, llama, max_tokens=2, n=3)
     assert found.usage.prompt_tokens == one.usage.prompt_tokens == 100 and found.usage.completion_tokens <= 6
     assert 0 < found.usage.cached_tokens <= 100
+
+
+def test_a_text_is_a_message_of_the_user(pool: mpool.Pool, llama: Path) -> None:
+    wanted = pool.chat([{"role": "user", "content": "Hi"}], llama, max_tokens=4, temperature=0.0)
+    found = pool.chat("Hi", llama, max_tokens=np.int64(4), temperature=np.float32(0), ignore_eos=np.False_)
+    assert found.text == wanted.text and found.usage == wanted.usage
+    full = pool.generate(np.str_("Hi"), llama, max_tokens=-1, ignore_eos=np.True_, seed=1).usage
+    assert full.prompt_tokens + full.completion_tokens == pool.get(llama).context_length

@@ -36,7 +36,7 @@ BAD: dict[str, Any] = {
     "ignore_labels": "O", "labels": [], "template": 5, "logit_bias": {-1: 1}, "stop": [""], "stop_token_ids": [-1],
     "response_format": {"type": "yaml"}, "tools": [{"type": "function", "function": {"name": ""}}], "latents": "x",
     "tool_choice": "required", "template_options": [1], "top_k": -2, "presence_penalty": 3, "frequency_penalty": 3,
-    "keep_alive": "soon", "tenant": "", "timeout": float("nan")}
+    "max_tokens": 0, "keep_alive": "soon", "tenant": "", "timeout": float("nan")}
 #: Verb -> arguments that no model allows, each with the parameter that the error names.
 ARGUMENTS = {"embed": [({"inputs": ["x", 5]}, "inputs[1]"), ({"inputs": [-1]}, "inputs[0]"),
                        ({"inputs": ["x"], "precision": "int8"}, "precision")],
