@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -680,3 +681,16 @@ def test_show_of_a_model_that_is_not_downloaded(name: str, variable: str | None,
     assert "disabled" not in text and "not asked" not in text
     start = f"When online, unset {variable} and run: " if variable else "To download it, run: "
     assert f"{start}mpool pull {name}" in text
+
+
+def test_warnings_are_notes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A warning to the user is a line as other notes; those to programmers are not printed."""
+    def warn(_: object) -> int:
+        for kind in (UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning):
+            warnings.warn(f"{kind.__name__} text", kind, stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(sys, "warnoptions", [])
+    monkeypatch.setattr(cli, "_done", warn)
+    assert main(["models"]) == 0
+    assert capsys.readouterr().err == "mpool: UserWarning text\n"
