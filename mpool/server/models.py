@@ -328,8 +328,8 @@ class Models:
         """
         name = name.removesuffix(":latest")
         if not _NAME.fullmatch(name):
-            raise Refusal("invalid_value", "A name must have 1 to 128 letters, digits, `.`, `_`, `:`, `+`, `-` and `/`, "
-                                           "and begin with a letter or digit.", "model")
+            raise Refusal("invalid_value", "A name must have 1 to 128 letters, digits, `.`, `_`, `:`, `+`, `-` and "
+                                           "`/`, and begin with a letter or digit.", "model")
         found = await self.find(source)
         if name in self._served or self.is_in_catalogue(name) or self._adapted(name) is not None:
             raise Refusal("invalid_value", "The name is that of a model, which cannot be replaced.", "model")

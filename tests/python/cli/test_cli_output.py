@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
