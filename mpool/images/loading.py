@@ -266,7 +266,7 @@ def _opened(data: bytes, name: str) -> Image:
         raise _corrupted(name) from None
     pixels = opened.width * opened.height
     _check_size(*opened.size, name)
-    frames = getattr(opened, "n_frames", 1) if opened.format == "PNG" else 1  # of GIF and WebP, the first is read
+    frames = getattr(opened, "n_frames", 1) if opened.format == "PNG" else 1  # GIF and WebP: the first frame is read
     if frames > 1:
         raise InvalidArgument(param=name, got=f"{frames} frames", allowed="an image of one frame",
                               hint="Pass one of the frames")
