@@ -209,7 +209,7 @@ def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model 
              priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
              policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
 @overload
-def chat(messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
+def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
          top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
          repeat_penalty: float | None = None, presence_penalty: float | None = None,
@@ -227,7 +227,7 @@ def chat(messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | 
          tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
          fail_fast: bool | None = None) -> Completion: ...
 @overload
-def chat(messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
+def chat(messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: Literal[True], temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
          min_p: float | None = None, repetition_penalty: float | None = None, repeat_penalty: float | None = None,
          presence_penalty: float | None = None, frequency_penalty: float | None = None,

@@ -168,7 +168,7 @@ class PoolVerbs:
                  keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> Stream: ...
     @overload
-    def chat(self, messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
              stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
              top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
              repeat_penalty: float | None = None, presence_penalty: float | None = None,
@@ -187,7 +187,7 @@ class PoolVerbs:
              tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
              fail_fast: bool | None = None) -> Completion: ...
     @overload
-    def chat(self, messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
              stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
              top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
              repeat_penalty: float | None = None, presence_penalty: float | None = None,
@@ -484,7 +484,7 @@ class ModelVerbs:
                  keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> Stream: ...
     @overload
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[False] = False,
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], *, stream: Literal[False] = False,
              temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
              min_p: float | None = None, repetition_penalty: float | None = None, repeat_penalty: float | None = None,
              presence_penalty: float | None = None, frequency_penalty: float | None = None,
@@ -502,9 +502,9 @@ class ModelVerbs:
              tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
              fail_fast: bool | None = None) -> Completion: ...
     @overload
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[True], temperature: float | None = None,
-             top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
-             repetition_penalty: float | None = None, repeat_penalty: float | None = None,
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], *, stream: Literal[True],
+             temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+             min_p: float | None = None, repetition_penalty: float | None = None, repeat_penalty: float | None = None,
              presence_penalty: float | None = None, frequency_penalty: float | None = None,
              logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
              max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from ._dataclasses import dataclass
 from .chaos import chaos_of
-from .checks import check_keywords, integer, one_of, real, refuse, shown, unknown_option
+from .checks import check_keywords, check_path, integer, one_of, real, refuse, shown, unknown_option
 from .durations import seconds_of
 from .errors import InvalidArgument
 from .names import CAPABILITIES, ISOLATION, KV_DTYPES, POLICIES, WEIGHTS
@@ -122,8 +123,12 @@ class PoolConfig:
             1.25 u + 64 MiB. These bytes must be free in ``memory_bytes`` when the process starts; afterwards only the
             bytes that it uses count.
         fail_fast: requests raise Overloaded if the queue is full, instead of waiting. A request can override it.
-        max_embed_inputs: maximum number of texts per :func:`mpool.embed`; :func:`mpool.embed_iter` has no limit.
+        max_embed_inputs: maximum number of inputs per request, of pairs of a text and a label, and of windows of long
+            texts; None: no limit in this process, and 10,000 for requests to the server. :func:`mpool.embed_iter` has
+            no limit.
         offline: True: never download; False: allow downloads; None: ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` decide.
+        model_folders: folders that links in the folder of a model may lead to, beside that folder and the hub's cache;
+            the environment variable ``MPOOL_MODEL_FOLDERS`` names further ones, separated by ``:``.
 
     Rarely used switches, all off by default:
 
@@ -178,13 +183,14 @@ class PoolConfig:
     weights: str = "auto"
     process_memory: int = 0
     fail_fast: bool = False
-    max_embed_inputs: int = 10_000
+    max_embed_inputs: int | None = None
     offline: bool | None = None
     chaos: str | Mapping[str, float] | None = None
     predictive_scaling: bool = False
     scale_timeout: bool = False
     queue_capacity: Mapping[str, int | tuple[int, int]] | None = None
     kv_dtype: str = "auto"
+    model_folders: Sequence[str | os.PathLike[str]] = ()
 
     @typed
     def __new__(cls, *args: Any, **keywords: Any) -> PoolConfig:
@@ -194,13 +200,18 @@ class PoolConfig:
     @typed
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
-            self._check_number(name, integer if kinds == (int,) else real, low, high)
+            if name != "max_embed_inputs" or self.max_embed_inputs is not None:
+                self._check_number(name, integer if kinds == (int,) else real, low, high)
         if self.request_timeout is not None:
             self._check_number("request_timeout", real, 0.0, None)
         seconds_of(self.keep_alive, "keep_alive")
         one_of("isolation", self.isolation, ISOLATION)
         one_of("weights", self.weights, WEIGHTS)
         one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        for name in (*_SWITCHES, "offline"):
+            value = getattr(self, name)
+            if type(value).__name__ in ("bool", "bool_") and type(value).__module__ == "numpy":
+                object.__setattr__(self, name, bool(value))
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 refuse(name, getattr(self, name), "True or False")
@@ -209,6 +220,16 @@ class PoolConfig:
             refuse("offline", self.offline, "True, False or None")
         self._capacities()
         chaos_of(self.chaos)
+        self._folders()
+
+    def _folders(self) -> None:
+        given = self.model_folders
+        if not isinstance(given, (list, tuple)) or not all(isinstance(one, (str, os.PathLike)) for one in given):
+            refuse("model_folders", given, "a list of folders",
+                   hint=f"Pass [{given!r}]" if isinstance(given, (str, os.PathLike)) else None)
+        for folder in given:
+            check_path("model_folders", folder)
+        object.__setattr__(self, "model_folders", tuple(os.path.abspath(os.path.expanduser(one)) for one in given))
 
     def _check_number(self, name: str, convert: Callable[[Any], Any], low: float, high: float | None) -> None:
         """Check a number, and convert a NumPy number to one of Python. ``high`` None: any number above ``low``."""
@@ -299,5 +320,5 @@ def same_queue_capacities(capacity: int | None) -> dict[str, int] | None:
 
 
 assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "queue_capacity", *_SWITCHES, "chaos",
-                       "isolation", "weights", "kv_dtype"} == {
+                       "isolation", "weights", "kv_dtype", "model_folders"} == {
     field.name for field in fields(PoolConfig)}

@@ -224,7 +224,7 @@ def _error_of_call(error: BaseException, function: Callable[..., Any], args: Seq
 
 def typed(function: F) -> F:
     """Decorate a function: errors of the system, and TypeErrors of arguments that do not match the parameters, become
-    errors of mpool, with the original as their cause."""
+    errors of mpool. An error of the system is their cause."""
     @functools.wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
         try:
@@ -233,7 +233,7 @@ def typed(function: F) -> F:
             found = _error_of_call(error, function, args, keywords)
             if found is None:
                 raise
-            raise found from error
+            raise found from (None if isinstance(error, TypeError) else error)
 
     return checked  # type: ignore[return-value]
 
@@ -248,7 +248,7 @@ def typed_async(function: F) -> F:
             found = _error_of_call(error, function, args, keywords)
             if found is None:
                 raise
-            raise found from error
+            raise found from (None if isinstance(error, TypeError) else error)
 
     return checked  # type: ignore[return-value]
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/log.h"
 #include "files/cursor.h"
 #include "files/file_map.h"
 #include "files/spec_build.h"
@@ -436,10 +437,11 @@ static mp_status resolve_offsets(reader *r, mp_error *error) {
                           LL(entry->nbytes), LL(entry->offset), LL(r->c.size));
         }
     }
-    /* Padding after the header of a file without tensors, and after the last tensor, is optional. */
+    /* Padding after the header of a file without tensors, and after the last tensor, is optional. Bytes after it are
+     * unused: llama.cpp reads such files. */
     if (r->c.size > padded_end)
-        return REFUSE(padded_end, "file size", "an end after the last tensor and its padding", "%llu bytes longer",
-                      LL(r->c.size - padded_end));
+        mp_log(MP_LOG_WARNING, "%s has %llu unused bytes after its last tensor, from byte %llu on", r->c.file,
+               LL(r->c.size - padded_end), LL(padded_end));
     return MP_OK;
 }
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -61,12 +63,29 @@ def _discard_unwritten_errors() -> None:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    from ..errors import MpoolError
-    from ..records import one_line, one_line_each
     from .parser import make_parser
 
     arguments = make_parser().parse_args(argv)
     _prepare(arguments)
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = _note
+        return _done(arguments)
+
+
+def _note(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning as the commands print notes: without the line of code that issued it."""
+    from ..records import one_line
+
+    print(one_line(f"mpool: {message}"), file=sys.stderr)
+
+
+def _done(arguments: Any) -> int:
+    from ..errors import MpoolError
+    from ..records import one_line, one_line_each
+
     try:
         code: int = arguments.run(arguments) or 0
         sys.stdout.flush()

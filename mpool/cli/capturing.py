@@ -7,7 +7,18 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .common import default_model, for_output, make_pool, note, print_json, require_prompt, say, standard_input, table
+from .common import (
+    default_model,
+    for_output,
+    load,
+    make_pool,
+    note,
+    print_json,
+    require_prompt,
+    say,
+    standard_input,
+    table,
+)
 from .talking import sampling_of
 
 if TYPE_CHECKING:
@@ -24,7 +35,8 @@ def capture(arguments: argparse.Namespace) -> int:
     options = {"temperature": 0, **sampling_of(arguments), "parse_special": arguments.parse_special}
     found = Capture(arguments.out, values=arguments.values, records=arguments.records)
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model or default_model("text_to_text"), compute=arguments.compute)
+        model = load(pool, "generate", arguments.model or default_model("text_to_text"), {"prompt": prompt, **options},
+                     compute=arguments.compute)
         done = model.generate(prompt, capture=found.job(arguments.job_id), **options)
         found.flush()
     say(for_output(done.text, sys.stdout))

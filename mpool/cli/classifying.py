@@ -7,7 +7,7 @@ import itertools
 import sys
 from typing import Any
 
-from .common import adapter_of, for_output, make_pool, no_inputs, print_json, say, texts_of
+from .common import adapter_of, for_output, load, make_pool, no_inputs, print_json, say, texts_of
 
 #: Number of texts that are classified at once: by a classifier, and with the labels of ``--labels``.
 _BATCH, _BATCH_PAIRS = 256, 1024
@@ -24,8 +24,6 @@ def classify(arguments: argparse.Namespace) -> int:
     for name in _OF_TOKENS:
         if hasattr(arguments, name):
             raise InvalidArgument(f"--{name} needs --tokens", param=name)
-    if arguments.top_k is not None and arguments.top_k < 1:  # before the model is loaded
-        raise InvalidArgument(param="top_k", got=str(arguments.top_k), allowed="1 or more")
     adapters, adapter = adapter_of(arguments)
     options: dict[str, Any] = {"compute": arguments.compute, "truncate": not arguments.no_truncate, "adapter": adapter}
     if arguments.labels is not None:
@@ -43,8 +41,8 @@ def classify(arguments: argparse.Namespace) -> int:
     lines = enumerate(source, 1)
     rows: list[dict[str, Any]] = []
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model, compute=arguments.compute, adapters=adapters,
-                          progress=False if arguments.quiet else None)
+        model = load(pool, "classify", arguments.model, {"texts": [], "top_k": arguments.top_k, **options},
+                     compute=arguments.compute, adapters=adapters, progress=False if arguments.quiet else None)
         while part := list(itertools.islice(lines, batch)):
             given = [(line, text) for line, text in part if text.strip()]
             if not given:
@@ -83,8 +81,8 @@ def _classify_tokens(arguments: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     seen = False
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model, compute=arguments.compute, adapters=adapters,
-                          progress=False if arguments.quiet else None)
+        model = load(pool, "classify_tokens", arguments.model, {"texts": [], **options}, compute=arguments.compute,
+                     adapters=adapters, progress=False if arguments.quiet else None)
         while part := list(itertools.islice(lines, _BATCH)):
             seen = True
             with source.named([line - 1 for line, _ in part]):

@@ -8,13 +8,14 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..records import one_line
 
 if TYPE_CHECKING:
+    from ..model import Model
     from ..models import Resolved
     from ..pool import Pool
     from ..results import Completion
@@ -62,6 +63,22 @@ def adapter_of(arguments: argparse.Namespace) -> tuple[dict[str, str] | None, st
     if not name or (equals and not path):
         raise InvalidArgument(param="adapter", got=arguments.adapter, allowed="NAME or NAME=PATH")
     return {name: path} if equals else None, name
+
+
+def load(pool: Pool, name: str, ref: str, arguments: Mapping[str, Any], **options: Any) -> Model:
+    """Check the arguments of a request, then load its model.
+
+    Args:
+        pool: pool of the model.
+        name: name of the function that sends the request.
+        ref: reference of the model.
+        arguments: arguments of the function.
+        options: options of :meth:`mpool.Pool.load`.
+    """
+    from ..tasks.running import check
+
+    check(name, pool, {"model": ref, **arguments})
+    return pool.load(ref, **options)
 
 
 def default_model(capability: str) -> str:

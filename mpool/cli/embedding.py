@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from ..tasks.output_table import OUTPUTS
-from .common import Texts, adapter_of, check_folder, default_model, make_pool, no_inputs, note, texts_of
+from .common import Texts, adapter_of, check_folder, default_model, load, make_pool, no_inputs, note, texts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,8 +46,9 @@ def embed(arguments: argparse.Namespace) -> int:
     texts: list[str] = []  # texts in flight, until their vectors are written
     with make_pool(arguments) as pool:
         progress = False if arguments.quiet else None
-        pool.load(arguments.model or default_model("text_embedding"), compute=arguments.compute, adapters=adapters,
-                  progress=progress)
+        checked = {**options, "precision": "float32"} if options["precision"] in ("int8", "uint8") else options
+        load(pool, "embed_iter", arguments.model or default_model("text_embedding"), {"iterable": (), **checked},
+             compute=arguments.compute, adapters=adapters, progress=progress)
         with _opened(arguments.output) as file, source.named():
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, texts)
             for rows in _vectors(pool, source, texts if form == "jsonl" else None, arguments, options):
@@ -81,7 +82,8 @@ def embed_image(arguments: argparse.Namespace) -> int:
     count = 0
     model = arguments.model or default_model("image_embedding")
     with make_pool(arguments) as pool:
-        pool.load(model, compute=arguments.compute, progress=False if arguments.quiet else None)
+        load(pool, "embed_image", model, {"images": [], **options}, compute=arguments.compute,
+             progress=False if arguments.quiet else None)
         with _opened(arguments.output) as file:
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, names, "image")
             while part := list(source if whole else itertools.islice(source, _BATCH)):

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from .common import check_folder, default_model, make_pool, print_json, say, standard_input
+from .common import check_folder, default_model, load, make_pool, print_json, say, standard_input
 
 #: Options of the library that the command passes on if they are given.
 OPTIONS = ("negative_prompt", "width", "height", "num_inference_steps", "guidance_scale", "seed", "n")
@@ -26,7 +26,8 @@ def generate_image(arguments: argparse.Namespace) -> int:
     check_folder("output", arguments.output)  # before the model computes for minutes
     with make_pool(arguments) as pool:
         name = arguments.model or default_model("text_to_image")
-        model = pool.load(name, compute=arguments.compute, progress=False if arguments.quiet else None)
+        model = load(pool, "generate_image", name, {"prompt": prompt, **options}, compute=arguments.compute,
+                     progress=False if arguments.quiet else None)
         made = model.generate_image(prompt, compute=arguments.compute, **options)
     paths = [arguments.output] if len(made.results) == 1 else \
         [f"{stem}-{number}{suffix}" for number in range(1, len(made.results) + 1)]

@@ -8,7 +8,7 @@ import itertools
 import sys
 from typing import Any
 
-from .common import adapter_of, default_model, for_output, make_pool, no_inputs, print_json, say, texts_of
+from .common import adapter_of, default_model, for_output, load, make_pool, no_inputs, print_json, say, texts_of
 
 #: Number of texts that are embedded at once. Memory use does not depend on the length of the input.
 _BATCH = 256
@@ -26,9 +26,9 @@ def search(arguments: argparse.Namespace) -> int:
     best: list[tuple[float, int, str]] = []  # (score, -line, text), a heap with the worst first
     count = 0
     with make_pool(arguments) as pool:
-        model = pool.load(name, compute=arguments.compute, adapters=adapters,
-                          progress=False if arguments.quiet else None)
         options = {"compute": arguments.compute, "adapter": adapter}
+        model = load(pool, "embed", name, {"inputs": arguments.query, **options}, compute=arguments.compute,
+                     adapters=adapters, progress=False if arguments.quiet else None)
         query = model.embed(arguments.query, task="query", **options)
         while part := list(itertools.islice(source, _BATCH)):
             given = [(count + at, text) for at, text in enumerate(part) if text.strip()]
@@ -57,11 +57,13 @@ def rerank(arguments: argparse.Namespace) -> int:
     if not given:
         raise no_inputs("text")
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model or default_model("rerank"), compute=arguments.compute,
-                          adapters=adapters, progress=False if arguments.quiet else None)
+        options = {"top_k": arguments.top_k, "compute": arguments.compute, "adapter": adapter}
+        documents = [text for _, text in given]
+        model = load(pool, "rerank", arguments.model or default_model("rerank"),
+                     {"query": arguments.query, "documents": [], **options}, compute=arguments.compute,
+                     adapters=adapters, progress=False if arguments.quiet else None)
         with source.named([line for line, _ in given]):
-            ranking = model.rerank(arguments.query, [text for _, text in given], top_k=arguments.top_k,
-                                   compute=arguments.compute, adapter=adapter)
+            ranking = model.rerank(arguments.query, documents, **options)
     _print([{"score": one.score, "line": given[one.index][0] + 1, "text": one.text} for one in ranking], arguments)
     return 0
 

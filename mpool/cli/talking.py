@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .common import (
     default_model,
     for_output,
+    load,
     make_pool,
     note,
     print_json,
@@ -57,7 +58,8 @@ def generate(arguments: argparse.Namespace) -> int:
     options = {**sampling_of(arguments), **format_of(arguments), "compute": arguments.compute,
                "parse_special": arguments.parse_special}
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model or default_model("text_to_text"), compute=arguments.compute)
+        model = load(pool, "generate", arguments.model or default_model("text_to_text"),
+                     {"prompt": prompt, **options}, compute=arguments.compute)
         if arguments.json:
             done = model.generate(prompt, **options)
             print_json(asdict(done))
@@ -80,7 +82,8 @@ def vision(arguments: argparse.Namespace) -> int:
     options = {**sampling_of(arguments), **format_of(arguments), "compute": arguments.compute,
                "allow_urls": arguments.allow_urls}
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model or default_model("vision"), compute=arguments.compute)
+        model = load(pool, "vision", arguments.model or default_model("vision"),
+                     {"images": arguments.image, "prompt": question, **options}, compute=arguments.compute)
         if arguments.json:
             done = model.vision(arguments.image, question, **options)
             print_json(asdict(done))
@@ -112,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidArgument("there is no prompt, and standard input is not a terminal",
                               hint=f"mpool run {arguments.model} PROMPT")
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model, compute=arguments.compute)
+        model = load(pool, "chat", arguments.model, _start_of(arguments), compute=arguments.compute)
         if model.capability == "text_to_image":
             raise WrongCapability("generates images", key=model.key,
                                   hint=f"Use mpool generate-image --model {arguments.model} PROMPT")
@@ -164,11 +167,18 @@ def chat(arguments: argparse.Namespace) -> int:
                               hint="To answer one prompt: mpool run MODEL PROMPT")
     arguments.model = arguments.model or arguments.name
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model or default_model("text_to_text"), compute=arguments.compute)
+        model = load(pool, "chat", arguments.model or default_model("text_to_text"), _start_of(arguments),
+                     compute=arguments.compute)
         talk = Conversation(pool, model, arguments)
         if talk.interactive:
             note(f"Chat with {model.key}. /exit exits, /help lists the commands.")
         return talk.run()
+
+
+def _start_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of a chat that are known before its first message."""
+    messages = [{"role": "system", "content": arguments.system or "-"}]
+    return {"messages": messages, **sampling_of(arguments), **format_of(arguments)}
 
 
 class Conversation:

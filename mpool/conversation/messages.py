@@ -27,7 +27,7 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
     """Validate messages and convert them to plain dicts.
 
     Args:
-        messages: the caller's messages.
+        messages: the caller's messages; a text stands for one message of the user.
         images: None for a language model: the text parts of each message are joined to one string. For a vision model,
             a list to which the images of the messages are appended, as :class:`NamedImage`: each content becomes a list
             of ``{"type": "image"}`` and ``{"type": "text", "text": ...}``.
@@ -36,7 +36,9 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         InvalidArgument: a message is malformed, or the messages have too many characters in total.
         Unsupported: a message has a part that the model does not support.
     """
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if isinstance(messages, (bytes, Mapping)) or not isinstance(messages, Sequence):
         refuse("messages", messages, "a list of messages", hint=_SHAPE)
     messages = list_of_caller(messages)
     if not messages:
@@ -77,6 +79,27 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
                               allowed=f"at most {MAX_CHARS:,} characters in all messages",
                               hint="Remove the oldest messages")
     return checked
+
+
+def joined(messages: Any, checked: list[dict[str, Any]], images: list[Any]) -> list[dict[str, Any]]:
+    """Return checked messages for a language model: the text parts of each are joined to one string.
+
+    Args:
+        messages: the caller's messages.
+        checked: result of :func:`check_messages` for a vision model.
+        images: its images.
+
+    Raises:
+        InvalidArgument: a message of the user has no content.
+        Unsupported: the messages have images.
+    """
+    found = []
+    for message, one in zip([{"content": messages}] if isinstance(messages, str) else messages, checked):
+        if images or message.get("content") is None and not one.get("tool_calls"):
+            return check_messages(messages)  # raises the error of a language model
+        content = None if message.get("content") is None else "".join(part["text"] for part in one["content"])
+        found.append({**one, "content": content})
+    return found
 
 
 def _characters(value: Any) -> int:

@@ -116,7 +116,11 @@ def _from_dict(where: str, tool: Mapping[str, Any], fields: ToolFields) -> dict[
     for key, kind, allowed in (("properties", Mapping, "a dict, name -> JSON schema"), ("required", list, "a list")):
         if key in parameters and not isinstance(parameters[key], kind):
             refuse(f"{where}.{fields.schema}.{key}", parameters[key], allowed)
-    return {**function, "description": description or "", "parameters": parameters}
+    # a template writes "" where a tool without the key has no line
+    found = {**function, "parameters": parameters}
+    if description is None:
+        found.pop("description", None)
+    return found
 
 
 # ---- Python functions and classes ------------------------------------------------------------------------------------
@@ -132,7 +136,7 @@ def _from_callable(where: str, tool: Any) -> dict[str, Any]:
             raise InvalidArgument(param=where, got=f"the class {name}", allowed=_ALLOWED)
         with of_caller():
             schema = tool.model_json_schema()
-        return {"name": name, "description": inspect.cleandoc(tool.__doc__ or ""), "parameters": schema}
+        return _with_description(name, inspect.cleandoc(tool.__doc__ or ""), schema)
     return _from_signature(f"{where}, {name}", name, tool)
 
 
@@ -159,8 +163,12 @@ def _from_signature(where: str, name: str, function: Callable[..., Any]) -> dict
         elif isinstance(parameter.default, (str, int, float, bool, type(None))):
             schema["default"] = parameter.default
         properties[parameter.name] = schema
-    return {"name": name, "description": description,
-            "parameters": {"type": "object", "properties": properties, "required": required}}
+    return _with_description(name, description, {"type": "object", "properties": properties, "required": required})
+
+
+def _with_description(name: str, text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a function of OpenAI's format; without a text it has no description."""
+    return {"name": name, **({"description": text} if text else {}), "parameters": schema}
 
 
 def _docstring(text: str | None) -> tuple[str, dict[str, str]]:

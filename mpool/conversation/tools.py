@@ -9,7 +9,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import native_calls
 from ..checks import refuse, shown
@@ -81,31 +81,51 @@ class Tools:
 
 # ---- the caller's options --------------------------------------------------------------------------------------------
 
-def pop_tools(template: Callable[[], ChatTemplate], key: str, options: dict[str, Any]) -> Tools | None:
-    """Remove ``tools``, ``tool_choice`` and ``parallel_tool_calls`` from the options of a chat, and validate them.
+class ToolOptions(NamedTuple):
+    """Options of a chat about function calls that were checked before its model is known.
 
-    Returns:
-        The tools; None if there are none, or if ``tool_choice`` is ``"none"``.
+    Attributes:
+        definitions: the tools in OpenAI's format; empty: none may be called.
+        name: function that must be called, or None.
+        forced: True if a function must be called.
+        single: True if a completion may have one call only.
+    """
+
+    definitions: list[dict[str, Any]]
+    name: str | None
+    forced: bool
+    single: bool
+
+
+def read_options(options: Mapping[str, Any]) -> ToolOptions:
+    """Check ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a chat.
 
     Raises:
         InvalidArgument, LimitError: an option is not as described in :func:`mpool.chat`.
-        Unsupported: the model's chat template does not support tools, or its tool-call format is not supported.
     """
-    tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
-    parallel = options.pop("parallel_tool_calls", None)
+    tools, choice, parallel = (options.get(name) for name in ("tools", "tool_choice", "parallel_tool_calls"))
     if parallel is not None and not isinstance(parallel, bool):
-        refuse("parallel_tool_calls", parallel, "True or False", key=key)
+        refuse("parallel_tool_calls", parallel, "True or False")
     definitions = [] if tools is None else tool_schemas.read(tools)
     name = _named_function(choice)
-    if not definitions:
-        if name is not None or choice == "required":
-            raise InvalidArgument(param="tool_choice", got=f"{shown(choice)} without tools",
-                                  allowed="unset, \"auto\" or \"none\" without tools", key=key)
-        return None
+    if not definitions and (name is not None or choice == "required"):
+        raise InvalidArgument(param="tool_choice", got=f"{shown(choice)} without tools",
+                              allowed="unset, \"auto\" or \"none\" without tools")
     names = [tool["function"]["name"] for tool in definitions]
     if name is not None and name not in names:
-        refuse("tool_choice", name, "the name of a tool: " + ", ".join(names)[:200], key=key)
-    if choice == "none":
+        refuse("tool_choice", name, "the name of a tool: " + ", ".join(names)[:200])
+    return ToolOptions([] if choice == "none" else definitions, name, name is not None or choice == "required",
+                       name is not None or parallel is False)
+
+
+def of_options(template: Callable[[], ChatTemplate], key: str, options: ToolOptions) -> Tools | None:
+    """Return the tools of a chat with a model; None if there are none.
+
+    Raises:
+        Unsupported: the model's chat template does not support tools, or its tool-call format is not supported.
+    """
+    definitions, name = options.definitions, options.name
+    if not definitions:
         return None
     format = tool_formats.of_template(template().source)
     if tool_support(template()).tools is None:
@@ -117,8 +137,7 @@ def pop_tools(template: Callable[[], ChatTemplate], key: str, options: dict[str,
     functions = tuple(Function(tool["function"]["name"], tool["function"]["parameters"],
                                bool(tool["function"].get("strict")))
                       for tool in definitions if name in (None, tool["function"]["name"]))
-    forced = name is not None or choice == "required"
-    return Tools(definitions, functions, forced, name is not None or parallel is False, format)
+    return Tools(definitions, functions, options.forced, options.single, format)
 
 
 def _named_function(choice: Any) -> str | None:
@@ -354,5 +373,5 @@ def parsed_calls(parser: ToolCallParser) -> tuple[ToolCall, ...]:
                  for call in parser.calls)
 
 
-__all__ = ["Tools", "check_calls", "complete_results", "constrain", "free_format", "make_call_id", "parsed_calls",
-           "pop_tools"]
+__all__ = ["ToolOptions", "Tools", "check_calls", "complete_results", "constrain", "free_format", "make_call_id",
+           "of_options", "parsed_calls", "read_options"]

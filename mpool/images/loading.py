@@ -51,7 +51,7 @@ _BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b
 _INPUTS = "a path, a URL, bytes, base64 text, a Pillow image or an array [height, width] or [height, width, 1, 3 or 4]"
 MAX_BYTES = 1 << 26
 MAX_PIXELS = 1 << 26
-MIN_SIDE, MAX_SIDE = 2, 1 << 15
+MIN_SIDE, MAX_SIDE = 1, 1 << 15
 #: Number of bytes of an array that is resized in 1 to 2 ms: less work than this stays on the calling thread.
 _SMALL = 1 << 20
 #: Number of array elements that are converted to uint8 at a time.
@@ -103,7 +103,7 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
     """Read an image as a Pillow image: decoded, RGB, rotated as its EXIF data says.
 
     As in transformers, transparent pixels are composited on white, values above 255 of greyscale images with 16 bits
-    become 255, and the first frame of a GIF is read. CMYK, palette and 1-bit images are converted to RGB.
+    become 255, and the first frame of a GIF or WebP is read. CMYK, palette and 1-bit images are converted to RGB.
 
     Args:
         image: a path; a URL; the bytes of a file; their base64 text or a ``data:`` URL; a Pillow image; an array
@@ -267,7 +267,7 @@ def _opened(data: bytes, name: str) -> Image:
         raise _corrupted(name) from None
     pixels = opened.width * opened.height
     _check_size(*opened.size, name)
-    frames = getattr(opened, "n_frames", 1) if opened.format in ("PNG", "WEBP") else 1
+    frames = getattr(opened, "n_frames", 1) if opened.format == "PNG" else 1  # GIF and WebP: the first frame is read
     if frames > 1:
         raise InvalidArgument(param=name, got=f"{frames} frames", allowed="an image of one frame",
                               hint="Pass one of the frames")

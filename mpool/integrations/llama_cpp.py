@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -94,7 +95,8 @@ class Llama:
         model_path: path of a GGUF file or of a folder, a reference, or a :class:`mpool.Model`.
         n_ctx: maximum number of tokens of a prompt and its completion; 0 (the default): the model's context. In
             llama-cpp-python, the default is 512.
-        seed: seed of requests without one; 4294967295 (the default): a random one for each request.
+        seed: first seed of requests without one: each draws the seed of the next, so that a program's texts differ and
+            can be reproduced; 4294967295 (the default): a random one for each request.
         options: other arguments of that class. Those that choose devices, threads and batches have no effect; those
             that would change results raise :class:`mpool.Unsupported`, which says what to do instead.
     """
@@ -292,9 +294,12 @@ class Llama:
             "repetition_penalty": repeat_penalty, "context_length": self._context}
         if stop:
             found["stop"] = stop if isinstance(stop, str) else list(stop)
-        chosen = self._seed if seed is None else seed
-        if chosen != 0xFFFFFFFF and chosen >= 0:
-            found["seed"] = chosen
+        if seed is not None:
+            self._seed = seed
+        elif _is_fixed(self._seed):
+            self._seed = random.Random(self._seed).randint(0, 2**32)
+        if _is_fixed(self._seed):
+            found["seed"] = self._seed
         if logit_bias:
             found["logit_bias"] = dict(logit_bias)
         if grammar is not None:
@@ -394,7 +399,8 @@ class Llama:
         return next(iter(() if self._settings is None else self._settings.eog_token_ids), -1)
 
     def set_seed(self, seed: int) -> None:
-        """Set the seed of requests without one."""
+        """Set the seed of requests without one: each has another seed, which follows from that of the request before
+        it, as in llama-cpp-python."""
         self._seed = seed
 
     def set_cache(self, cache: Any) -> None:
@@ -421,6 +427,11 @@ class Llama:
 
 
 # ---- formats ---------------------------------------------------------------------------------------------------------
+
+def _is_fixed(seed: int) -> bool:
+    """Return True unless the seed stands for a random one."""
+    return seed != 0xFFFFFFFF and seed >= 0
+
 
 def _refuse_unless_neutral(**given: Any) -> None:
     for name, value in given.items():

@@ -1,9 +1,10 @@
 """Reading of model files: regular files only, inside the model's folder, and up to a size limit.
 
-A symbolic link may lead to any place inside the folder. The snapshots of the hub's cache consist of links, so a link
-may also lead from a snapshot to the ``blobs`` of its own repository and to the cache's shared blobs
-(https://github.com/huggingface/huggingface_hub/blob/main/docs/source/en/guides/manage-cache.md). Links to any other
-place are refused.
+A symbolic link may lead to any place inside the folder, to the folders that ``MPOOL_MODEL_FOLDERS`` and
+``PoolConfig.model_folders`` name, and to the files of repositories in the hub's cache. The snapshots of that cache
+consist of links, each to the ``blobs`` of its own repository or to the cache's shared blobs
+(https://github.com/huggingface/huggingface_hub/blob/main/docs/source/en/guides/manage-cache.md): a link from a snapshot
+to another repository is refused. Links to any other place are refused.
 """
 
 from __future__ import annotations
@@ -38,8 +39,47 @@ _UNREAD_SUFFIXES = (".onnx", ".tflite", ".h5", ".msgpack", ".mlmodel", ".mlpacka
 _UNREAD_FOLDERS = ("onnx", "openvino", "coreml")
 SAFE_FORMATS = "model.safetensors (or model.safetensors.index.json with its shards) or a .gguf file"
 
-_SNAPSHOT = re.compile(r"(?P<cache>.*)/models--[^/]+/snapshots/[0-9a-f]{40}(?:/.*)?")
+#: Folder of a snapshot. A copy of the cache may have names of its own instead of commits.
+_SNAPSHOT = re.compile(r"(?P<cache>.*)/models--[^/]+/snapshots/[^/]+(?:/.*)?")
+#: File of a repository, relative to the hub's cache.
+_IN_CACHE = re.compile(r"models--[^/]+/(?:blobs|snapshots)/.+")
+#: Hint of errors about links.
+_LINKS = "Links may lead into the folder itself, the hub's cache, and the folders that MPOOL_MODEL_FOLDERS or " \
+         "PoolConfig(model_folders=[...]) name"
 _SHARED_BLOB = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}")
+
+
+@contextmanager
+def model_folders(folders: Iterable[str | os.PathLike[str]]) -> Iterator[None]:
+    """Allow links to these folders while this thread reads files in the block."""
+    token = _model_folders.set(tuple(os.fspath(one) for one in folders))
+    try:
+        yield
+    finally:
+        _model_folders.reset(token)
+
+
+def hub_cache() -> str:
+    """Return the folder of the hub's cache, computed as ``huggingface_hub`` does."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    return os.path.expandvars(os.path.expanduser(cache))
+
+
+def _is_below(real: str, folder: str) -> bool:
+    """Return True if a path without symbolic links is a folder or inside it."""
+    return real == folder or real.startswith(folder.rstrip("/") + "/")
+
+
+def _may_link_to(real: str) -> bool:
+    """Return True for a real path in a folder that a setting names, and for that of a file of the hub's cache."""
+    named = (*_model_folders.get(), *filter(None, os.environ.get("MPOOL_MODEL_FOLDERS", "").split(os.pathsep)))
+    if any(_is_below(real, os.path.realpath(os.path.expanduser(folder))) for folder in named):
+        return True
+    cache = os.path.realpath(hub_cache())
+    inside = os.path.relpath(real, cache) if _is_below(real, cache) else ""
+    return _IN_CACHE.fullmatch(inside) is not None or inside.startswith("blobs/") \
+        and _SHARED_BLOB.fullmatch(inside[len("blobs/"):]) is not None
 
 
 def check_relative(name: str, *, file: str, field: str, allow_empty: bool = False) -> str:
@@ -78,6 +118,8 @@ Stamp = tuple[int, ...] | None
 #: Numbers in the stamp of a file.
 _FILE = 4
 
+#: Folders that ``PoolConfig.model_folders`` of the pool names whose model is read.
+_model_folders: ContextVar[tuple[str, ...]] = ContextVar("mpool_model_folders", default=())
 _stamps: ContextVar[dict[str, Stamp] | None] = ContextVar("mpool_stamps", default=None)
 
 
@@ -227,11 +269,15 @@ def read_small(path: str, limit: int = MAX_SMALL_FILE) -> bytes:
     """Read a whole regular file. Raises FormatError if it has more than ``limit`` bytes."""
     fd, size = open_regular(path)
     try:
-        if size > limit:
-            raise FormatError(file=path, field="size", got=f"{size} bytes", allowed=f"at most {limit} bytes")
-        return read_exactly(fd, 0, size, path=path)
+        return _content(fd, size, path, limit)
     finally:
         close(fd)
+
+
+def _content(fd: int, size: int, path: str, limit: int) -> bytes:
+    if size > limit:
+        raise FormatError(file=path, field="size", got=f"{size} bytes", allowed=f"at most {limit} bytes")
+    return read_exactly(fd, 0, size, path=path)
 
 
 def _most_values(name: str) -> int:
@@ -273,11 +319,11 @@ class Folder:
     def inside(self, real: str) -> bool:
         """Return True if a path without symbolic links is inside an allowed root."""
         root, *blobs = self._allowed
-        if real == root or real.startswith(root.rstrip("/") + "/"):
+        if _is_below(real, root):
             return True
-        if blobs and real.startswith(blobs[0] + "/"):
-            return True
-        return len(blobs) > 1 and real.startswith(blobs[1] + "/") \
+        if not blobs:
+            return _may_link_to(real)
+        return real.startswith(blobs[0] + "/") or real.startswith(blobs[1] + "/") \
             and _SHARED_BLOB.fullmatch(real[len(blobs[1]) + 1:]) is not None
 
     def sub(self, name: str, *, declared_in: str, field: str) -> Folder:
@@ -296,7 +342,7 @@ class Folder:
         real = os.path.realpath(path)
         if not self.inside(real):
             raise FormatError(file=declared_in, field=field, got=f"{shorten(name)} (a link to {shorten(real, 200)})",
-                              allowed="a path inside the folder")
+                              allowed="a path inside the folder", hint=_LINKS)
         return Folder(path, _allowed=self._allowed)
 
     def path_of(self, name: str, *, declared_in: str | None = None, field: str | None = None) -> str:
@@ -316,7 +362,7 @@ class Folder:
         real = os.path.realpath(path)
         if not self.inside(real):
             raise FormatError(file=file, field=field, got=f"{shorten(name)} (a link to {shorten(real, 200)})",
-                              allowed="a regular file inside the folder")
+                              allowed="a regular file inside the folder", hint=_LINKS)
         return path
 
     def has(self, name: str) -> bool:
@@ -334,17 +380,30 @@ class Folder:
 
     def read(self, name: str, limit: int = MAX_SMALL_FILE) -> bytes:
         """Read a file. Raises FormatError if it has more than ``limit`` bytes."""
-        return read_small(self.path_of(name), limit)
+        path = self.path_of(name)
+        fd, size = open_regular(path)
+        try:
+            # a link may have changed since it was checked: the open file must be one inside
+            status, real = os.fstat(fd), os.path.realpath(self.path_of(name))
+            try:
+                found = os.stat(real)
+            except OSError as error:
+                raise unreadable(path, error) from error
+            if (status.st_dev, status.st_ino) != (found.st_dev, found.st_ino) or not self.inside(real):
+                raise FileError(f"{path}: the file was replaced while it was read",
+                                hint="Try again when no other program writes to the folder")
+            return _content(fd, size, path, limit)
+        finally:
+            close(fd)
 
     def text(self, name: str, limit: int = MAX_SMALL_FILE) -> str:
         """Read a UTF-8 text file. Raises FormatError if it has more than ``limit`` bytes."""
-        path = self.path_of(name)
-        return json_strict.decode_utf8(read_small(path, limit), file=path, field="text")
+        return json_strict.decode_utf8(self.read(name, limit), file=os.path.join(self.path, name), field="text")
 
     def json(self, name: str, **limits: Any) -> json_strict.Json:
         """Read a JSON file strictly (:func:`mpool.models.json_strict.loads`), up to a number of values."""
-        path = self.path_of(name)
-        return json_strict.loads(read_small(path), file=path, **{"max_values": _most_values(name), **limits})
+        return json_strict.loads(self.read(name), file=os.path.join(self.path, name),
+                                 **{"max_values": _most_values(name), **limits})
 
     def fields(self, name: str, *, missing_ok: bool = False, **limits: Any) -> Fields:
         """Read a JSON file that must hold an object. If ``missing_ok``, a missing file counts as an empty object."""

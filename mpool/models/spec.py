@@ -502,6 +502,7 @@ class ModelDescription:
         task: for a network, the task of the texts that it embeds; "": all.
         revision: commit, or package and version, of the files; None for local files.
         license: licence of the weights, or None.
+        file_type: name of the recipe of a GGUF file's weights, such as ``Q4_K_M``, or None.
         est_memory_allocation_mb: the catalogue's estimate of the memory, in units of 10**6 bytes, or None.
         stamps: stamps of all files and folders that were read, by path (:func:`mpool.models.files.stamp`).
     """
@@ -521,6 +522,7 @@ class ModelDescription:
     task: str = ""
     revision: str | None = None
     license: str | None = None
+    file_type: str | None = None
     est_memory_allocation_mb: int | None = None
     stamps: Mapping[str, Stamp] = field(default_factory=dict, compare=False, repr=False)
 

@@ -149,6 +149,7 @@ class Entry:
         """Return the description of the files with the overrides applied. Downloads missing files first."""
         if self._description is None:
             from ..models import describe
+            from ..models.files import model_folders
 
             if self._main is not None:
                 self._main._read_network(self, progress)
@@ -156,7 +157,7 @@ class Entry:
                 return self._description
             with self._lock:
                 if self._description is None:
-                    with _reading():
+                    with _reading(), model_folders(self.pool.config.model_folders):
                         found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
                     if self._given_capability not in (None, found.capability):
                         raise wrong_capability(self, found.capability, self._given_capability)
@@ -543,6 +544,7 @@ class Entry:
         if self.capability not in _ADAPTED:
             raise refused(self.describe(), "adapters", {"adapters": dict(options.adapters)},
                           f"None or {{}}: only {' and '.join(_ADAPTED)} models have adapters")
+        from ..models.files import model_folders
         from ..models.formats.adapters import read_adapter
 
         base = self.describe()
@@ -557,7 +559,7 @@ class Entry:
         if len(options.adapters) + len(own) > MAX_ADAPTERS:
             raise refused(base, "adapters", {"adapters": dict(options.adapters)},
                           f"at most {MAX_ADAPTERS - len(own)} adapters beside the model's own")
-        with _reading(self.key):
+        with _reading(self.key), model_folders(self.pool.config.model_folders):
             return {name: read_adapter(self._path_of(place), base) for name, place in options.adapters}
 
     def _path_of(self, place: str) -> str:

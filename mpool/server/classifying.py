@@ -113,7 +113,7 @@ async def classify(context: Context, body: ClassifyRequest) -> Response:
     """Classify texts, as vLLM does."""
     served = await context.model(body.model)
     given = body.input if isinstance(body.input, list) else [body.input]
-    context.check_inputs(given, "input", context.state.pool.config.max_embed_inputs)
+    context.check_inputs(given, "input", context.state.max_inputs)
     size = await _check_size(served, "input", len(given), labels=False)
     found, tokens = await _classified(context, served, given, False in (body.use_activation, body.activation),
                                       "input")
@@ -162,7 +162,7 @@ def _inputs(context: Context, given: Any) -> tuple[list[list[str]], bool]:
             raise Refusal("invalid_value", "`inputs` must be a text, a pair [text, text], or a list of lists with one "
                                            "or two texts.", "inputs")
         return [[context.check_text(text, "inputs") for text in one]], True
-    context.check_inputs(given, "inputs", context.state.pool.config.max_embed_inputs)
+    context.check_inputs(given, "inputs", context.state.max_inputs)
     for at, part in enumerate(given):
         if isinstance(part, str):
             raise Refusal("invalid_value", f"`inputs[{at}]` must be a list with one or two texts, as the first one.",

@@ -60,11 +60,12 @@ async def classify_tokens(context: Context, body: ClassifyTokensRequest) -> Resp
     if single:
         context.check_text(inputs[0], "inputs")
     else:
-        context.check_inputs(inputs, "inputs", context.state.pool.config.max_embed_inputs)
+        context.check_inputs(inputs, "inputs", context.state.max_inputs)
     ignored = ["O"] if given.ignore_labels is None else given.ignore_labels
     found, _ = await computed(context, CLASSIFY_TOKENS, {
         "texts": inputs, **served.target, "truncate": body.truncate is not False,
-        "aggregation": given.aggregation_strategy, "ignore_labels": ignored, "stride": given.stride}, "inputs",
+        "aggregation": given.aggregation_strategy, "ignore_labels": ignored, "stride": given.stride,
+        "max_inputs": context.state.max_inputs}, "inputs",
         MAX_RESPONSE)
     count = sum(map(len, found))
     check_response(_SPAN_BYTES * count, "inputs")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..models import ModelDescription
     from ..pool import Pool
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
+_NAME = re.compile(r"(?!.*(?:\.\.|//|/$))[A-Za-z0-9][A-Za-z0-9._:+/-]{0,127}")
 #: Maximum number of aliases, and of adapters that an error message names.
 _MAX_ALIASES, _MAX_NAMED = STORES["aliases"].entries or 0, 20
 #: Maximum bytes of the names, system messages and options of all aliases.
@@ -123,10 +123,10 @@ class Models:
         from ..models import KeyRef, load_catalogue, parse_reference
 
         name, equals, rest = ref.partition("=")
-        if equals and _NAME.fullmatch(name):
+        if equals and _NAME.fullmatch(name) and not ("/" in name and os.path.exists(ref)):
             ref = rest
         elif equals and not name.startswith((".", "/", "~")) and not os.path.exists(ref):
-            raise InvalidArgument("the name in NAME=MODEL must be 1 to 128 letters, digits and . _ : + -, starting "
+            raise InvalidArgument("the name in NAME=MODEL must be 1 to 128 letters, digits and . _ : + - /, starting "
                                   f"with a letter or digit, got {name!r}", param="model")
         else:
             name = ""
@@ -145,7 +145,7 @@ class Models:
             model.description  # noqa: B018 - read the metadata now and not during the first request
         else:
             # register under the name, so that no error message contains the path
-            model = self.pool.register(name.replace(":", "-"), ref)
+            model = self.pool.register(name.replace(":", "-").replace("/", "--"), ref)
         self._served[name] = self._served_model(name, model)
 
     def _add_adapters(self, adapters: Iterable[str]) -> None:
@@ -328,8 +328,8 @@ class Models:
         """
         name = name.removesuffix(":latest")
         if not _NAME.fullmatch(name):
-            raise Refusal("invalid_value", "A name must have 1 to 128 letters, digits, `.`, `_`, `:`, `+` and `-`, and "
-                                           "begin with a letter or digit.", "model")
+            raise Refusal("invalid_value", "A name must have 1 to 128 letters, digits, `.`, `_`, `:`, `+`, `-` and "
+                                           "`/`, and begin with a letter or digit.", "model")
         found = await self.find(source)
         if name in self._served or self.is_in_catalogue(name) or self._adapted(name) is not None:
             raise Refusal("invalid_value", "The name is that of a model, which cannot be replaced.", "model")

@@ -406,7 +406,7 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
     served = await context.model(body.model)
     _ignore_context(context, body)
     texts = body.input if isinstance(body.input, list) else [body.input] if body.input else []
-    context.check_inputs(texts, "input", context.state.pool.config.max_embed_inputs)
+    context.check_inputs(texts, "input", context.state.max_inputs)
     options = keep_alive_options(body)
     if body.truncate is not None:
         options["truncate"] = body.truncate

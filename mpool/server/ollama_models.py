@@ -94,7 +94,8 @@ def describe(served: ServedModel) -> OllamaDescription:
         details={"format": "gguf" if paths and paths[0].lower().endswith(".gguf") else "safetensors",
                  "family": architecture, "families": [architecture],
                  "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M",
-                 "quantization_level": weights.most_common(1)[0][0] if weights else "unknown"},
+                 "quantization_level": description.file_type or (weights.most_common(1)[0][0] if weights
+                                                                 else "unknown")},
         info=info, capabilities=sorted({_CAPABILITIES[name] for name in served.capabilities if name in _CAPABILITIES}),
         license=description.license or "", context_length=context, defaults=defaults)
 

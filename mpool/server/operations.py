@@ -273,7 +273,7 @@ def _file_of(text: str, name: str) -> bytes:
         if not head.endswith(";base64"):
             raise Refusal("invalid_value", f"`{name}` must be data:image/...;base64,... or base64.", name)
     try:
-        found = base64.b64decode(text, validate=True)
+        found = base64.b64decode(text.encode("ascii").translate(None, b" \t\r\n"), validate=True)
     except ValueError:
         found = b""
     if not found:

@@ -31,6 +31,9 @@ def sampling(context: Context, served: ServedModel, body: SamplingFields, most: 
     limits = context.state.settings
     found = {**served.defaults,
              **{name: value for name in _OPTIONS if (value := getattr(body, name, None)) is not None}}
+    for name in ("max_tokens", "max_completion_tokens"):
+        if getattr(body, name, None) == 0:
+            raise Refusal("invalid_value", f"`{name}` must be 1 or more, or -1 for the server's maximum, got 0.", name)
     narrow(found)
     check_count(found.get("n", 1), limits.max_n)
     found["max_tokens"] = limits.completion_tokens(found.get("max_tokens") if most is None else most)

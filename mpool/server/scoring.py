@@ -28,12 +28,14 @@ _CONCURRENT = 16
 
 class ScoreRequest(Fields, kw_only=True):
     """Pairs of texts. ``text_1`` is one text, which is paired with every text of ``text_2``, or a list as long as
-    ``text_2``. ``prompt`` (an extension) is the instruction of rerankers that are language models. ``user`` is ignored.
-    """
+    ``text_2``. ``queries`` and ``documents`` are other names of the two. ``prompt`` (an extension) is the instruction
+    of rerankers that are language models. ``user`` is ignored."""
 
     model: Name
-    text_1: Texts
-    text_2: Texts
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
     prompt: str | None = None
     user: str | None = None
 
@@ -57,15 +59,25 @@ class ScoreResponse(Struct):
     object: str = "list"
 
 
+def _given(body: ScoreRequest, *names: str) -> tuple[str, list[str]]:
+    """Return the name of the one field that the client gave, and its texts."""
+    given = [name for name in names if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise Refusal("invalid_value", f"One of {' and '.join(f'`{name}`' for name in names)} is required.",
+                      (given or names)[0])
+    texts = getattr(body, given[0])
+    return given[0], texts if isinstance(texts, list) else [texts]
+
+
 async def score(context: Context, body: ScoreRequest) -> Response:
     """Score pairs of texts."""
     served = await context.model(body.model)
-    first, second = (given if isinstance(given, list) else [given] for given in (body.text_1, body.text_2))
-    for name, texts in (("text_1", first), ("text_2", second)):
-        context.check_inputs(texts, name, context.state.pool.config.max_embed_inputs)
+    (one, first), (two, second) = _given(body, "text_1", "queries"), _given(body, "text_2", "documents")
+    for name, texts in ((one, first), (two, second)):
+        context.check_inputs(texts, name, context.state.max_inputs)
     if len(first) not in (1, len(second)):
-        raise Refusal("invalid_value", f"`text_1` must have one text or as many as `text_2`, got {len(first):,} and "
-                                       f"{len(second):,}.", "text_1")
+        raise Refusal("invalid_value", f"`{one}` must have one text or as many as `{two}`, got {len(first):,} and "
+                                       f"{len(second):,}.", one)
     settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
     if settings is not None and settings.scores:
         scores, tokens = await _ranked(context, served, first * (len(second) // len(first)), second, body.prompt)

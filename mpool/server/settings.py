@@ -141,7 +141,10 @@ class Settings:
         return max(self.max_bodies, 4 * self.max_body)
 
     def completion_tokens(self, wanted: int | None) -> int:
-        """Return the limit of tokens for a completion. ``wanted``: the limit of the request; None: it has none."""
+        """Return the limit of tokens for a completion. ``wanted``: the limit of the request; None: it has none; -1: the
+        largest one."""
+        if wanted == -1:
+            return self.max_tokens
         return min(self.default_max_tokens if wanted is None else wanted, self.max_tokens)
 
     @property

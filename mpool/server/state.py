@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Number of ignored fields that the log names; clients choose the names.
 _MAX_IGNORED = STORES["ignored"].entries or 0
+#: Maximum number of inputs of a request, unless ``PoolConfig.max_embed_inputs`` sets another.
+MAX_INPUTS = 10_000
 
 
 class RunningRequest:
@@ -88,6 +90,12 @@ class State:
         self.bodies = BodyMemory(settings.body_memory)
         self._ignored: set[tuple[str, str]] = set()
         self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)
+
+    @property
+    def max_inputs(self) -> int:
+        """Maximum number of inputs of a request."""
+        given = self.pool.config.max_embed_inputs
+        return MAX_INPUTS if given is None else given
 
     def new_id(self) -> str:
         """Return a unique request id."""

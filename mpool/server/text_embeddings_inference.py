@@ -68,12 +68,13 @@ class SparseValue(Struct):
 
 
 class TextsRequest(Fields, kw_only=True):
-    """Texts to rank by relevance to a query. ``raw_scores``: return logits instead of their logistic function.
-    ``truncation_direction``: only ``Right``. ``model`` (an extension) may be omitted if the server was started with one
-    reranker."""
+    """Texts to rank by relevance to a query, also under the name ``documents``. ``raw_scores``: return logits instead
+    of their logistic function. ``truncation_direction``: only ``Right``. ``model`` (an extension) may be omitted if the
+    server was started with one reranker."""
 
     query: str
-    texts: Annotated[list[str], _MAX]
+    texts: Annotated[list[str], _MAX] | None = None
+    documents: Annotated[list[str], _MAX] | None = None
     truncate: bool | None = None
     truncation_direction: Direction = "Right"
     raw_scores: bool = False
@@ -120,7 +121,7 @@ def check_direction(direction: str) -> None:
 
 def _check_filled(context: Context, texts: list[str], name: str) -> None:
     """Refuse an empty list, too many texts, an empty text and a text that is too long."""
-    context.check_inputs(texts, name, context.state.pool.config.max_embed_inputs)
+    context.check_inputs(texts, name, context.state.max_inputs)
     if not texts or not all(texts):
         raise Refusal("empty_input", f"`{name}` must have at least one text, and no empty text.", name)
 
@@ -179,16 +180,20 @@ async def rerank(context: Context, body: TextsRequest) -> Response:
     served = await context.model_or_only(body.model, "scores", "reranker")
     check_direction(body.truncation_direction)
     _check_filled(context, [body.query], "query")
-    _check_filled(context, body.texts, "texts")
+    name = "texts" if body.texts is not None else "documents"
+    texts = getattr(body, name)
+    if texts is None or body.texts is not None and body.documents is not None:
+        raise Refusal("invalid_value", "One of `texts` and `documents` is required.", "texts")
+    _check_filled(context, texts, name)
     ranking, _ = await counted(RERANK, context.state.pool, {
-        "query": body.query, "documents": body.texts, **served.target, "truncate": body.truncate is not False,
+        "query": body.query, "documents": texts, **served.target, "truncate": body.truncate is not False,
         "function_to_apply": "none" if body.raw_scores else "sigmoid"})
 
     def made() -> list[Rank]:
         return [Rank(one.index, one.score, one.text if body.return_text else None) for one in ranking.results]
 
-    chars = sum(map(len, body.texts)) if body.return_text else 0
-    return await large_response(made, len(body.texts) + chars // NUMBER_BYTES)
+    chars = sum(map(len, texts)) if body.return_text else 0
+    return await large_response(made, len(texts) + chars // NUMBER_BYTES)
 
 
 async def similarity(context: Context, body: SimilarityRequest) -> Response:

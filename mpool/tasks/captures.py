@@ -241,11 +241,14 @@ def job_of(value: Any) -> CaptureJob | None:
     Raises:
         InvalidArgument: the value is neither a capture nor a job of one.
     """
-    if value is None or isinstance(value, CaptureJob):
-        return value
-    if isinstance(value, Capture):
-        return value.job()
-    refuse("capture", value, "the result of mpool.capture(), or of its job()")
+    check_capture(value)
+    return value.job() if isinstance(value, Capture) else value
+
+
+def check_capture(value: Any) -> None:
+    """Raise InvalidArgument unless the argument ``capture=`` is None, a capture or a job of one."""
+    if value is not None and not isinstance(value, (Capture, CaptureJob)):
+        refuse("capture", value, "the result of mpool.capture(), or of its job()")
 
 
 def _check_count(name: str, value: Any, most: int) -> int:

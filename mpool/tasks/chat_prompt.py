@@ -3,32 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import native_calls
 from ..checks import refuse
-from ..conversation.messages import check_messages, developer_as_system, placeholder_char
+from ..conversation.messages import check_messages, developer_as_system, joined, placeholder_char
 from ..errors import InvalidArgument, MpoolError
 from . import vision
 
 if TYPE_CHECKING:
     from ..conversation.template import ChatPrompt
-    from ..conversation.tools import Tools
+    from ..conversation.tools import ToolOptions, Tools
     from ..runtime.entry import Entry
     from .options import Call
     from .vision import Images
 
 
-def prompt_of(entry: Entry, messages: Any, options: dict[str, Any], call: Call | None = None,
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Arguments of a chat that were checked before its model is known.
+
+    Attributes:
+        messages: the conversation, as for :func:`mpool.chat`.
+        checked: its messages as plain dicts, each with a list of parts.
+        images: its images.
+        variables: option ``template_options``.
+        tools: options of function calls, or None.
+        allow_urls: option ``allow_urls``.
+    """
+
+    messages: Any
+    checked: list[dict[str, Any]]
+    images: list[Any]
+    variables: Mapping[str, Any]
+    tools: ToolOptions | None
+    allow_urls: bool
+
+
+def check(messages: Any, options: dict[str, Any]) -> Conversation:
+    """Check the arguments of a chat that need no model.
+
+    Args:
+        messages: the conversation, as for :func:`mpool.chat`.
+        options: options of the request; those that concern the prompt are removed from it.
+
+    Raises:
+        InvalidArgument: messages, tools or another option do not have the shape described in :func:`mpool.chat`.
+        Unsupported: a message has a part that no model supports.
+    """
+    if options.pop("parse_special", False) is not False:
+        raise InvalidArgument("`parse_special` must not be used in a chat: only the chat template writes control "
+                              "tokens, and messages are plain text", param="parse_special",
+                              hint="Use it with generate")
+    variables = options.pop("template_options", None)
+    variables = {} if variables is None else variables
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        refuse("template_options", variables, "a dict of names and plain values")
+    allow_urls = options.pop("allow_urls", False)
+    if not isinstance(allow_urls, bool):
+        refuse("allow_urls", allow_urls, "True or False")
+    images: list[Any] = []
+    checked = native_calls.converted(messages, check_messages, messages, images)
+    tools = None
+    if any(options.get(name) is not None for name in ("tools", "tool_choice", "parallel_tool_calls")):
+        from ..conversation.tools import read_options
+
+        tools = read_options(options)
+    for name in ("tools", "tool_choice", "parallel_tool_calls"):
+        options.pop(name, None)
+    return Conversation(messages, checked, images, variables, tools, allow_urls)
+
+
+def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None,
               check_length: Callable[[int], object] | None = None) -> tuple[ChatPrompt, Images | None, Tools | None]:
     """Render the prompt of a conversation.
 
     Args:
         entry: the model.
-        messages: the conversation, as for :func:`mpool.chat`.
-        options: options of the request; those that concern the prompt are removed from it.
+        conversation: the checked arguments of the chat.
         call: the request, for its deadline.
         check_length: see :meth:`mpool.conversation.template.ChatTemplate.prompt`.
 
@@ -36,36 +91,27 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any], call: Call |
         the prompt, its images or None, and the tools that a completion may call or None.
 
     Raises:
-        InvalidArgument: messages, tools or another option do not have the shape described in :func:`mpool.chat`.
+        InvalidArgument: a template option has a reserved name.
         Unsupported: the messages have images and the model supports text only, tools are given and the chat template
             does not support them, or the model has no chat template.
         TemplateError: the template rejects the conversation.
     """
-    if options.pop("parse_special", False) is not False:
-        raise InvalidArgument("`parse_special` must not be used in a chat: only the chat template writes control "
-                              "tokens, and messages are plain text", param="parse_special",
-                              hint="Use it with generate", key=entry.key)
-    variables = options.pop("template_options", None)
-    variables = {} if variables is None else variables
-    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
-        refuse("template_options", variables, "a dict of names and plain values", key=entry.key)
-    allow_urls = options.pop("allow_urls", False)
+    variables = conversation.variables
     try:
-        images: list[Any] | None = [] if entry.capability == "vision" else None
-        checked = native_calls.converted(messages, check_messages, messages, images)
+        checked = conversation.checked
+        if entry.capability != "vision":
+            checked = joined(conversation.messages, checked, conversation.images)
         if any(message["role"] == "developer" for message in checked) and "developer" not in entry.template().source:
             checked = developer_as_system(checked)
         tools = None
-        if any(options.get(name) is not None for name in ("tools", "tool_choice", "parallel_tool_calls")):
-            from ..conversation.tools import pop_tools
+        if conversation.tools is not None:
+            from ..conversation.tools import of_options
 
-            tools = pop_tools(entry.template, entry.key, options)
-        for name in ("tools", "tool_choice", "parallel_tool_calls"):
-            options.pop(name, None)
+            tools = of_options(entry.template, entry.key, conversation.tools)
         checked, template_tools = _with_tools(entry, checked, tools)
-        if images is not None:
-            return *_with_images(entry, checked, images, variables, allow_urls, call, template_tools,
-                                 check_length), tools
+        if entry.capability == "vision":
+            return *_with_images(entry, checked, conversation.images, variables, conversation.allow_urls, call,
+                                 template_tools, check_length), tools
         # With placeholder and deadline given here, template options of the same names raise TypeError.
         prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, placeholder=None,
                                          deadline=None if call is None else call.deadline, check_length=check_length,

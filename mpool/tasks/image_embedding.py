@@ -19,7 +19,7 @@ from ..images.loading import convert_image
 from ..images.preparing import prepare
 from ..runtime import deadlines as _deadlines
 from .options import ImageOptions as Options
-from .vectors import CHOICES, Kind, VectorPlan, check, plan_of
+from .vectors import Kind, VectorPlan, plan_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 #: Number of images in a slice. Decoding a slice of photographs takes about 100 ms.
 SLICE = 16
-_CHOICES = {**CHOICES, "allow_urls": (True, False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,6 @@ def plan(entry: Entry, options: Options) -> ImagePlan:
 
 def _make_plan(entry: Entry, options: Options) -> ImagePlan:
     """Validate the options and build a plan; :func:`plan_of` caches it."""
-    check(entry, options, _CHOICES)
     settings = entry.describe().image
     assert settings is not None, "the caller has checked the capability"
     width = settings.output_size

@@ -348,7 +348,7 @@ class EmbedOptions(TextVectorOptions):
     """Options of :func:`mpool.embed`."""
 
     max_inputs: int | None = option(None, "maximum number of texts in the request; None: "
-                                    "``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
+                                    "``PoolConfig.max_embed_inputs``, by default no limit.", plan=False)
     allow_token_ids: bool = option(
         True, "False: refuse lists of token ids, because ids of another vocabulary would silently give wrong vectors; "
         "a model whose vocabulary is OpenAI's cl100k_base accepts them all the same. OpenAI's and vLLM's routes of "
@@ -407,7 +407,7 @@ class OutputOptions:
     compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
     progress: Progress = option(None, "as for :func:`embed`.", plan=False)
     max_inputs: int | None = option(None, "maximum number of texts in the request; None: "
-                                    "``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
+                                    "``PoolConfig.max_embed_inputs``, by default no limit.", plan=False)
 
     # The plan reads these attributes like those of EmbedOptions.
     dimensions: ClassVar[None] = None
@@ -449,7 +449,7 @@ class ImageOptions(VectorOptions):
         False, "True: fetch ``http`` and ``https`` URLs, each within 30 seconds. Off by default: a program that passes "
         "URLs from its users on lets them reach every address that this machine can reach.", choices=(True, False))
     max_inputs: int | None = option(None, "maximum number of images in the request; None: "
-                                    "``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
+                                    "``PoolConfig.max_embed_inputs``, by default no limit.", plan=False)
 
 
 class _LogitOptions:
@@ -518,7 +518,7 @@ class ClassifyOptions(_LogitOptions):
     parse_special: bool = _parse_special("texts and the hypotheses")
     adapter: str | None = _adapter()
     max_inputs: int | None = option(None, "maximum number of texts in the request; with ``labels``, of texts times "
-                                    "labels. None: ``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
+                                    "labels. None: ``PoolConfig.max_embed_inputs``, by default no limit.", plan=False)
     progress: Progress = option(
         None, "True: show a progress bar; a function: call it with (done, total); None: show a bar for requests of "
         "more than 1,024 texts if the logger ``mpool`` is at level INFO.", aliases=("show_progress_bar",), plan=False)
@@ -551,7 +551,7 @@ class ClassifyTokensOptions(_LogitOptions):
     parse_special: bool = _parse_special("texts")
     adapter: str | None = _adapter()
     max_inputs: int | None = option(None, "maximum number of texts in the request, and of windows with a ``stride``. "
-                                    "None: ``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
+                                    "None: ``PoolConfig.max_embed_inputs``, by default no limit.", plan=False)
     progress: Progress = option(None, "as for :func:`classify`.", aliases=("show_progress_bar",), plan=False)
 
     result: ClassVar[str] = "spans"

@@ -8,14 +8,16 @@ separate because :mod:`mpool.aio` runs a slow ``prepare`` on a thread.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+import sys
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import native_calls
 from .._dataclasses import dataclass
 from ..checks import integer, is_same, items_of, refuse
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, MpoolError
 from ..models import load_catalogue
 from ..resources import of_caller
 from . import options as _options
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from .text_to_image import Request as ImageRequest
     from .text_to_text import Request as TextRequest
 
+T = TypeVar("T")
+#: Maximum number of inputs of a request without a limit.
+_NO_LIMIT = sys.maxsize
 
 #: Number of characters that take as long as checking one token id; see :func:`mpool.native_calls.are_many`.
 _ID = 16
@@ -75,11 +80,34 @@ def _chosen(model: Any, compute: Any) -> Any:
 
 def _limit(pool: Host, max_inputs: Any) -> int:
     if max_inputs is None:
-        return pool.config.max_embed_inputs
+        return _NO_LIMIT if pool.config.max_embed_inputs is None else pool.config.max_embed_inputs
     most = integer(max_inputs)
     if most is None or most < 1:
         refuse("max_inputs", max_inputs, "an integer of 1 or more, or None for `PoolConfig.max_embed_inputs`")
     return most
+
+
+def _parsed(pool: Host, model: Any, options: type[T], of: str, given: dict[str, Any],
+            capability: str = "text_embedding") -> T:
+    """Return the options dataclass of a request for vectors, scores or labels, with its values checked."""
+    found = _options.parse_options(options, of, given)
+    if given:
+        with _before(pool, model, capability):
+            vectors.check_options(found)
+    return found
+
+
+@contextmanager
+def _before(pool: Host, model: Any, capability: str = "text_embedding") -> Iterator[None]:
+    """Check inside the ``with`` block, before the model's reference is resolved. Errors get the name of the model."""
+    try:
+        yield
+    except MpoolError as error:
+        if error.key is None:
+            known = pool._known(model, capability)
+            error.key = known.key if known is not None else \
+                os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
+        raise
 
 
 def _opened(pool: Host, model: Any, options: Any, capability: str = "text_embedding") -> tuple[Entry, Any]:
@@ -98,12 +126,16 @@ def text_plan(pool: Host, model: Any, options: Any) -> Any:
 def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed`."""
     inputs, model = given.pop("inputs"), given.pop("model", None)
-    options = _options.parse_options(EmbedOptions, "embed", given)
+    options = _parsed(pool, model, EmbedOptions, "embed", given)
     most, single = _limit(pool, options.max_inputs), isinstance(inputs, str)
     vectors.check_progress(options.progress)
     texts = [inputs] if single else embedding.texts_of(inputs, most)
+    vectors.check_precision(options.precision, len(texts))
+    null = options.on_error == "null"
 
     def prepare() -> VectorRequest:
+        with _before(pool, model):
+            embedding.check_inputs(texts, "inputs", single, null)
         plan = text_plan(pool, model, options)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, single, options.progress, call,
                              lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
@@ -122,6 +154,8 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
     output, own = _output_of(options)
+    with _before(pool, model):
+        vectors.check_options(options)
     model = _named(model, output)
     module = output.module()
     checked = module.iter_check(own, _limit(pool, None))
@@ -172,11 +206,13 @@ def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str) -> Valida
 
     output = OUTPUTS[name]
     inputs, model = given.pop("inputs"), _named(given.pop("model", None), output)
-    options: Any = _options.parse_options(output.options, output.function, given)
+    options: Any = _parsed(pool, model, output.options, output.function, given)
     vectors.check_progress(options.progress)
     texts = outputs.inputs_of(inputs, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
+        with _before(pool, model):
+            embedding.check_inputs(texts, "inputs", isinstance(inputs, str))
         plan = outputs.plan(*_opened(pool, model, options))
         return outputs.OutputsRequest(plan, texts, options.progress, call, outputs.FINISH[name])
 
@@ -205,11 +241,12 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model", None)
     if model is None:
         model = load_catalogue().default("rerank").key
-    options = _options.parse_options(RerankOptions, "rerank", given)
-    vectors.check_choice("function_to_apply", options.function_to_apply, (None, "sigmoid", "none"))
-    texts, count = reranking.check(query, documents, options.top_k, pool.config.max_embed_inputs)
+    options = _parsed(pool, model, RerankOptions, "rerank", given)
+    texts, count = reranking.check(query, documents, options.top_k, _limit(pool, None))
 
     def prepare() -> VectorRequest:
+        with _before(pool, model):
+            embedding.check_inputs(texts, "documents")
         plan = reranking.plan_of(text_plan(pool, model, options), query)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call,
                              lambda rows: reranking.ranking(plan, texts, rows, count, options.function_to_apply))
@@ -234,11 +271,13 @@ def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import classification
 
     texts, model = given.pop("texts"), _named(given.pop("model", None), OUTPUTS["labels"])
-    options = _options.parse_options(ClassifyOptions, "classify", given)
+    options = _parsed(pool, model, ClassifyOptions, "classify", given)
     vectors.check_progress(options.progress)
     checked = classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> VectorRequest:
+        with _before(pool, model):
+            embedding.check_inputs([] if checked.pairs else checked.texts, "texts", checked.single)
         return classification.request(text_plan(pool, model, options), checked, options, call)
 
     return Validated(prepare, model, "text_embedding", options.compute, long=checked.is_long)
@@ -249,11 +288,13 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import token_classification
 
     texts, model = given.pop("texts"), _named(given.pop("model", None), OUTPUTS["spans"])
-    options = _options.parse_options(ClassifyTokensOptions, "classify_tokens", given)
+    options = _parsed(pool, model, ClassifyTokensOptions, "classify_tokens", given)
     vectors.check_progress(options.progress)
     checked = token_classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
+        with _before(pool, model):
+            embedding.check_inputs(checked.texts, "texts", checked.single)
         entry, own = _opened(pool, model, options)
         return token_classification.request(entry, checked, own, call)
 
@@ -265,8 +306,8 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import outputs, token_classification
 
     inputs, model = given.pop("inputs"), _named(given.pop("model", None), OUTPUTS["spans"])
-    options = _options.parse_options(TokenScoresOptions, "token_scores", given)
-    texts = outputs.inputs_of(inputs, pool.config.max_embed_inputs)
+    options = _parsed(pool, model, TokenScoresOptions, "token_scores", given)
+    texts = outputs.inputs_of(inputs, _limit(pool, None))
 
     def prepare() -> Any:
         plan = token_classification.scores_plan(*_opened(pool, model, options))
@@ -281,11 +322,12 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import image_embedding
 
     images, model = given.pop("images"), given.pop("model", None)
-    options = _options.parse_options(ImageOptions, "embed_image", given)
+    options = _parsed(pool, model, ImageOptions, "embed_image", given, "image_embedding")
     most = _limit(pool, options.max_inputs)
     vectors.check_progress(options.progress)
     found = images_of(images, most)
     single = found is None
+    vectors.check_precision(options.precision, 1 if found is None else len(found))
 
     def prepare() -> VectorRequest:
         plan = image_embedding.plan(*_opened(pool, model, options, "image_embedding"))
@@ -308,12 +350,17 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     """Return the request for a raw prompt. Consumes ``options``."""
     from . import text_to_text as generation
 
+    special = options.pop("parse_special", False)
+    with _before(pool, model, "text_to_text"):
+        for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
+            if options.pop(name, None) is not None:
+                raise InvalidArgument(f"`{name}` applies only to `chat`, not to a raw prompt", param=name,
+                                      hint="Pass the prompt as a message: mpool.chat([{'role': 'user', 'content': "
+                                           "...}])")
+        generation.check_prompt(prompt, special)
+        generation.check_options(options)
     entry, compute = _text_entry(pool, model, options)
-    for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
-        if options.pop(name, None) is not None:
-            raise InvalidArgument(f"`{name}` applies only to `chat`, not to a raw prompt", key=entry.key, param=name,
-                                  hint="Pass the prompt as a message: mpool.chat([{'role': 'user', 'content': ...}])")
-    ids = generation.prompt_ids(entry, prompt, options.pop("parse_special", False), options.get("context_length"))
+    ids = generation.prompt_ids(entry, prompt, special, options.get("context_length"))
     if entry.capability == "vision":
         from . import vision as seeing
 
@@ -328,12 +375,15 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
     from . import chat_prompt
     from . import text_to_text as generation
 
+    with _before(pool, model, capability):
+        conversation = chat_prompt.check(messages, options)
+        generation.check_options(options)
     entry, compute = _text_entry(pool, model, options, capability)
-    variables, context = options.get("template_options"), options.get("context_length")
-    prompt, images, tools = chat_prompt.prompt_of(entry, messages, options, call,
+    context = options.get("context_length")
+    prompt, images, tools = chat_prompt.prompt_of(entry, conversation, call,
                                                   lambda least: generation.check_length(entry, least, context))
     splitter = reasoning.of_template(entry.template().source, prompt.text, tools is not None)
-    off = splitter is not None and reasoning.is_off(splitter, prompt.text, {} if variables is None else variables)
+    off = splitter is not None and reasoning.is_off(splitter, prompt.text, conversation.variables)
     return generation.prepare(entry, prompt.ids, compute, options, splitter, images, tools, off)
 
 
@@ -341,8 +391,9 @@ def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], cal
     """Return the token ids of the prompt of a conversation, as :func:`chat_request` makes it. Consumes ``options``."""
     from . import chat_prompt
 
+    conversation = chat_prompt.check(messages, options)
     entry: Entry = pool._find(model, "text_to_text")
-    ids: list[int] = chat_prompt.prompt_of(entry, messages, options, call)[0].ids.tolist()
+    ids: list[int] = chat_prompt.prompt_of(entry, conversation, call)[0].ids.tolist()
     return ids
 
 
@@ -432,6 +483,8 @@ def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any],
     from . import text_to_image
 
     options = _options.parse_options(GenerateImageOptions, "generate_image", given)
+    with _before(pool, model, "text_to_image"):
+        text_to_image.check(prompt, options)
     entry, own = _opened(pool, model, options, "text_to_image")
     return text_to_image.prepare(entry, prompt, own, watched)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from .._lazy import import_numpy
 
@@ -73,6 +74,40 @@ def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Validated, Ca
 
         validated = replace(validated, prepare=prepare_for_tenant)
     return validated, call, stream
+
+
+class _NoModels:
+    """A host that has no model: the preparation of a request ends where it looks the model up."""
+
+    def __init__(self, pool: Host) -> None:
+        self.config = pool.config
+
+    def _find(self, model: Any, capability: str | None = None) -> NoReturn:
+        raise _Checked
+
+    def _known(self, model: Any, capability: str | None) -> None:
+        return None
+
+
+class _Checked(Exception):
+    """All checks of a request that need no model have passed."""
+
+
+def check(name: str, pool: Host, arguments: Mapping[str, Any]) -> None:
+    """Check the arguments of a request without its model, as the request itself does first.
+
+    Args:
+        name: name of the function.
+        pool: pool of the request.
+        arguments: arguments of the function.
+
+    Raises:
+        InvalidArgument, LimitError: an argument has a value that no model allows.
+    """
+    given = VERBS[name].bind((), dict(arguments), ())
+    call, host = _options.begin(pool.config, given), cast(Any, _NoModels(pool))
+    with contextlib.suppress(_Checked):
+        _VALIDATE[name](host, given, call).prepare()
 
 
 # ---- blocking --------------------------------------------------------------------------------------------------------
@@ -369,4 +404,4 @@ def _submitted(pool: Host, capability: str, given: dict[str, Any], running: Trac
     return for_current(prepare, lambda request: start(_named(request, running)))
 
 
-__all__ = ["VERBS", "chat_ids", "counted", "run", "run_async", "submit"]
+__all__ = ["VERBS", "chat_ids", "check", "counted", "run", "run_async", "submit"]

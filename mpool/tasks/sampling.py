@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from .._dataclasses import dataclass
 from ..checks import integer, real, refuse, shown, unknown_option
@@ -18,6 +18,8 @@ from ..errors import InvalidArgument
 
 MAX_STOPS, MAX_STOP_BYTES, MAX_IDS, MAX_CHOICES, MAX_TOP_LOGPROBS = 64, 1024, 4096, 128, 20
 _MAX_TOKENS = 2**31 - 1
+#: Number of token ids that any vocabulary may have, for checks without a model: ids are int32.
+MAX_VOCAB = 2**31
 
 
 class Row(NamedTuple):
@@ -119,6 +121,26 @@ def scalar(name: str, value: Any, row: Row) -> Any:
     return found
 
 
+def check(options: Mapping[str, Any]) -> None:
+    """Validate sampling options without a model: everything but token ids beyond its vocabulary.
+
+    Raises:
+        InvalidArgument: as :func:`resolve`.
+    """
+    given = _rename(options)
+    values = {name: scalar(name, given[name], row) for name, row in TABLE.items() if given.get(name) is not None}
+    if values.get("min_tokens", 0) > values.get("max_tokens", _MAX_TOKENS):
+        _refuse_min_tokens(values)
+    _logprobs(given.get("logprobs"), given.get("top_logprobs"))
+    _stops(given.get("stop"))
+    _ids("stop_token_ids", given.get("stop_token_ids"), MAX_VOCAB)
+    _bias(given.get("logit_bias"), MAX_VOCAB)
+
+
+def _refuse_min_tokens(values: Mapping[str, Any]) -> NoReturn:
+    refuse("min_tokens", values["min_tokens"], f"an integer from 0 to max_tokens, which is {values['max_tokens']}")
+
+
 def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int, thinks: bool = False) -> Sampling:
     """Validate the sampling options of a request and fill in defaults.
 
@@ -145,7 +167,7 @@ def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int,
     if values["seed"] is None:
         values["seed"] = int.from_bytes(os.urandom(4), "little")
     if values["max_tokens"] is not None and values["min_tokens"] > values["max_tokens"]:
-        refuse("min_tokens", values["min_tokens"], f"an integer from 0 to max_tokens, which is {values['max_tokens']}")
+        _refuse_min_tokens(values)
     return Sampling(**values, logprobs=_logprobs(given.get("logprobs"), given.get("top_logprobs")),
                     stop=_stops(given.get("stop")), stop_ids=_ids("stop_token_ids", given.get("stop_token_ids"), vocab),
                     bias=_bias(given.get("logit_bias"), vocab))
@@ -161,8 +183,8 @@ def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
         if target in given:
             raise InvalidArgument(f"`{target}` is given twice, once as `{name}`", param=target,
                                   hint="Both names mean the same option: pass one of them")
-        if name == "num_predict" and integer(value) == -1:
-            value = None  # Ollama's num_predict uses -1 for "no limit"
+        if target == "max_tokens" and integer(value) == -1:
+            value = None  # "no limit" of Ollama and llama.cpp
         given[target] = value
     return given
 

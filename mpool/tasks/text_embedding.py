@@ -13,15 +13,16 @@ import numpy as np
 
 from .. import native_calls
 from .._dataclasses import dataclass
-from ..checks import integer, items_of, nearest, refuse, shown
+from ..checks import integer, items_of, nearest, refuse
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
 from ..resources import list_of_caller, of_caller
-from ..tokenizers.limits import MAX_CHARS as MAX_CHARS
 from .options import PRECISIONS
 from .output_table import OUTPUTS
 from .sampling import check_id
 from .steps import Cutter, IterRequest
-from .vectors import CHOICES, Bar, Kind, VectorPlan, check, check_choice, plan_of
+from .vectors import MAX_CHARS as MAX_CHARS
+from .vectors import Bar, Kind, VectorPlan, check_choice, plan_of
+from .vectors import surrogate_of as surrogate_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 SLICE_CHARS, SLICE_TEXTS = 1 << 16, 1024
 #: Task -> names that models use for its prompt; the first one that a model has is used.
 TASKS = {"query": ("query",), "document": ("document", "passage", "corpus")}
-_CHOICES = {"task": (None, *TASKS), **CHOICES, "truncate": (True, False), "parse_special": (True, False)}
 #: Ids of some texts in OpenAI's vocabulary cl100k_base, which its embedding models have: the vocabulary of a model that
 #: has all of them is cl100k_base.
 _CL100K = {0: b"!", 11: b",", 83: b"t", 374: b" is", 1609: b"ik", 1917: b" world", 2294: b" great", 5963: b"token",
@@ -130,9 +130,7 @@ def _with_instruction(entry: Entry, options: Any) -> Any:
 
 def _make_plan(entry: Entry, options: Any) -> Plan:
     """Validate the options and build a plan; :func:`plan_of` caches it."""
-    check(entry, options, _CHOICES)
     allow_ids = getattr(options, "allow_token_ids", True)
-    check_choice("allow_token_ids", allow_ids, (True, False))
     description = entry.describe()
     settings = description.embedding
     assert settings is not None, "the caller has checked the capability"
@@ -261,15 +259,6 @@ def _prompt(options: Any, settings: EmbeddingSettings, key: str) -> str:
     """
     prompts, default = settings.prompts, settings.default_prompt_name
     if options.prompt is not None:
-        if options.prompt_name is not None:
-            refuse("prompt_name", options.prompt_name, "None if prompt is given", key=key)
-        if not isinstance(options.prompt, str) or len(options.prompt) > MAX_CHARS:
-            got = f"{len(options.prompt):,} characters" if isinstance(options.prompt, str) else shown(options.prompt)
-            raise InvalidArgument(param="prompt", got=got, allowed=f"text of at most {MAX_CHARS:,} characters", key=key)
-        fault = surrogate_of(options.prompt, "prompt")
-        if fault is not None:
-            fault.key = key
-            raise fault
         return options.prompt
     name = options.prompt_name
     if name is not None:
@@ -312,6 +301,25 @@ def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
         raise LimitError(f"`{name}` must hold at most {most:,} texts, got {size:,}", param=name,
                          hint=f"{more}{options} raises the limit")
     return list_of_caller(inputs)
+
+
+def check_inputs(inputs: list[Any], name: str, single: bool = False, null: bool = False) -> None:
+    """Check the types of a request's texts before its model is known.
+
+    Args:
+        inputs: the texts, or lists of token ids.
+        name: name of the parameter, for errors.
+        single: True if the caller passed one text that is not in a list.
+        null: True if an invalid text is no error, but a row of NaN.
+
+    Raises:
+        InvalidArgument: an input is neither a text nor, for ``inputs``, a list of token ids.
+    """
+    if null or name == "inputs" and are_token_ids(inputs):
+        return
+    for at, text in enumerate(inputs):
+        if not is_sized(text, 0):
+            raise _misfit(text, name if single else f"{name}[{at}]", 0)
 
 
 def fault_of(text: Any, name: str, least: int = 1) -> MpoolError | None:
@@ -358,18 +366,6 @@ def _hint_for(value: Any, name: str) -> str | None:
     if name.startswith("inputs") and isinstance(value, (list, tuple)):
         return ("Pass the texts in one flat list, not in lists. Only token ids are in lists, one list for each text, "
                 "and without texts beside them")
-    return None
-
-
-def surrogate_of(text: str, name: str) -> MpoolError | None:
-    """Return the error for a str that contains an unpaired surrogate and is not Unicode text; None if it is valid."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return InvalidArgument(param=name, allowed="Unicode text",
-                               got=f"half of a surrogate pair (U+{ord(text[error.start]):04X}) at character "
-                                   f"{error.start}",
-                               hint="text.encode('utf-8', 'replace').decode() makes it valid")
     return None
 
 

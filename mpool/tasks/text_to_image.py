@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import native_calls
-from ..checks import caller_stacklevel, integer, real, refuse, shown
+from ..checks import caller_stacklevel, integer, one_of, real, refuse, shown
 from ..errors import Cancelled, InvalidArgument, MemoryExhausted
+from ..names import COMPUTE
 from ..resources import typed
 from .images_result import GeneratedImage, GeneratedImages, ImageStep, to_image
 from .options import PLAIN, GenerateImageOptions
 from .streams import TicketStream
-from .text_embedding import MAX_CHARS, surrogate_of
 from .text_to_text import errors_with_key
+from .vectors import MAX_CHARS, surrogate_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,18 +36,34 @@ MAX_SIDE, MAX_STEPS, MAX_IMAGES = 8192, 1000, 64
 
 # ---- options -------------------------------------------------------------------------------------------------------
 
-def _check_integer(name: str, value: Any, low: int, high: int, key: str) -> int:
+def _check_integer(name: str, value: Any, low: int, high: int, key: str | None = None) -> int:
     number = integer(value)
     if number is None or not low <= number <= high:
         refuse(name, value, f"an integer from {low} to {high:,}", key=key)
     return number
 
 
-def _check_guidance_scale(value: Any, key: str) -> float:
-    number = real(value)
-    if number is None or not 0 <= number <= 1000:
-        refuse("guidance_scale", value, "a number from 0 to 1000", key=key)
-    return number
+def check(prompt: Any, options: GenerateImageOptions) -> None:
+    """Check the arguments of a request before its model is known.
+
+    Raises:
+        InvalidArgument: an argument has a value that no model allows.
+    """
+    _check_text("prompt", prompt)
+    if options.negative_prompt is not None:
+        _check_text("negative_prompt", options.negative_prompt)
+    for name, low, high in (("width", 1, MAX_SIDE), ("height", 1, MAX_SIDE), ("num_inference_steps", 1, MAX_STEPS),
+                            ("seed", 0, 2**64 - 1), ("max_sequence_length", 1, MAX_CHARS)):
+        if getattr(options, name) is not None:
+            _check_integer(name, getattr(options, name), low, high)
+    scale = 0.0 if options.guidance_scale is None else real(options.guidance_scale)
+    if scale is None or not 0 <= scale <= 1000:
+        refuse("guidance_scale", options.guidance_scale, "a number from 0 to 1000")
+    _check_integer("n", options.n, 1, MAX_IMAGES)
+    _check_integer("preview_every", options.preview_every, 0, MAX_STEPS)
+    one_of("compute", options.compute, COMPUTE)
+    if options.latents is not None and _numeric_array(options.latents) is None:
+        refuse("latents", options.latents, "an array of floats of shape (n, channels, height / 8, width / 8)")
 
 
 def _check_side(name: str, value: Any, multiple: int, largest: int, key: str) -> int:
@@ -135,18 +152,16 @@ def _check_memory(entry: Entry, core_key: str, n: int, pixels: int, latents: int
 
 # ---- prompts -------------------------------------------------------------------------------------------------------
 
-def _check_text(name: str, text: Any, key: str) -> str:
+def _check_text(name: str, text: Any) -> None:
     if not isinstance(text, str):
         hint = "For several prompts, call generate_image once for each; for several images of one prompt, use n="
-        refuse(name, text, "a str", hint=hint if isinstance(text, (list, tuple)) else None, key=key)
+        refuse(name, text, "a str", hint=hint if isinstance(text, (list, tuple)) else None)
     if len(text) > MAX_CHARS:
         raise InvalidArgument(param=name, got=f"{len(text):,} characters",
-                              allowed=f"at most {MAX_CHARS:,} characters long", key=key)
+                              allowed=f"at most {MAX_CHARS:,} characters long")
     fault = surrogate_of(text, name)
     if fault is not None:
-        fault.key = key
         raise fault
-    return text
 
 
 def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int],
@@ -239,26 +254,23 @@ def prepare(entry: Entry, prompt: Any, options: GenerateImageOptions, previews: 
     settings, key = entry.describe().pipeline, entry.key
     assert settings is not None, "the entry must have the right capability"
     core_key = entry.core_key(options.compute)
-    prompt = _check_text("prompt", prompt, key)
     multiple = 2 * settings.scale
     positions = entry.describe().spec.kv.get("transformer.position_side")
     largest = int(positions) * multiple if isinstance(positions, int) else MAX_SIDE
     side = min(settings.side, largest)
     width = _check_side("width", side if options.width is None else options.width, multiple, largest, key)
     height = _check_side("height", side if options.height is None else options.height, multiple, largest, key)
-    steps = _check_integer("num_inference_steps", settings.steps if options.num_inference_steps is None
-                           else options.num_inference_steps, 1, MAX_STEPS, key)
-    scale = _check_guidance_scale(settings.guidance_scale if options.guidance_scale is None
-                                  else options.guidance_scale, key)
-    n = _check_integer("n", options.n, 1, MAX_IMAGES, key)
-    every = _check_integer("preview_every", options.preview_every, 0, MAX_STEPS, key)
+    check(prompt, options)
+    steps = int(settings.steps if options.num_inference_steps is None else options.num_inference_steps)
+    scale = float(settings.guidance_scale if options.guidance_scale is None else options.guidance_scale)
+    n, every = int(options.n), int(options.preview_every)
     seed = int.from_bytes(np.random.SeedSequence().generate_state(1).tobytes(), "little") if options.seed is None \
-        else _check_integer("seed", options.seed, 0, 2**64 - 1, key)
+        else int(options.seed)
     texts = [prompt]
     if options.negative_prompt is not None and not settings.guided:
         refuse("negative_prompt", options.negative_prompt, "None, because this model does not support negative prompts",
                key=key)
-    negative = "" if options.negative_prompt is None else _check_text("negative_prompt", options.negative_prompt, key)
+    negative = options.negative_prompt or ""
     if settings.guided and scale > 1:
         texts.append(negative)
     longest = settings.inputs[2].length if settings.inputs[2] is not None else 0

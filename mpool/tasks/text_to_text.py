@@ -12,9 +12,10 @@ import numpy as np
 
 from .. import native_calls
 from .._dataclasses import dataclass
-from ..checks import integer, refuse
+from ..checks import integer, one_of, refuse
 from ..conversation import reasoning
 from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
+from ..names import COMPUTE
 from ..results import (
     Choice,
     Chunk,
@@ -31,7 +32,7 @@ from ..runtime.logs import log
 from . import sampling
 from .options import PLAIN
 from .sampling import Sampling
-from .text_embedding import MAX_CHARS, surrogate_of
+from .vectors import MAX_CHARS, surrogate_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 #: ``finish_reason`` for each value of the core's enum; None: not finished.
 _FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "stop", "cancelled")
+#: Options of a request that are not sampling options.
+_OWN = ("response_format", "capture", "context_length", "adapter")
 _IDS_TYPES = "token ids as a list or an integer array of shape (n,)"
 _PROMPT_TYPES = f"a text, or {_IDS_TYPES}"
 
@@ -230,7 +233,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
                 refuse("context_length", options["context_length"], "an integer of 2 or more, or None")
             most = min(most, given)
         rest = {name: value for name, value in options.items()
-                if name not in ("response_format", "capture", "context_length", "adapter")}
+                if name not in _OWN}
         is_text = wanted is None or isinstance(wanted, Mapping) and wanted.get("type") == "text"
         if thinking_off and tools is None and not is_text:
             splitter = None
@@ -290,8 +293,74 @@ def check_length(entry: Entry, least: int, context_length: Any) -> None:
         raise _overflow(entry, least, most, settings.context_length, "at least ")
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check the options of a request before its model is known.
+
+    Args:
+        options: options of :func:`prepare`, and ``compute``.
+
+    Raises:
+        InvalidArgument: an option is unknown, or has a value that no model allows.
+    """
+    if not options:
+        return
+    one_of("compute", options.get("compute", "auto"), COMPUTE)
+    context, adapter = options.get("context_length"), options.get("adapter")
+    if context is not None and (integer(context) or 0) < 2:
+        refuse("context_length", context, "an integer of 2 or more, or None")
+    if not isinstance(adapter, str | None):
+        refuse("adapter", adapter, "a name, or None")
+    if options.get("capture") is not None:
+        from .captures import check_capture
+
+        check_capture(options["capture"])
+    sampling.check({name: value for name, value in options.items() if name not in (*_OWN, "compute")})
+    if options.get("response_format") is not None:
+        from ..conversation import response_formats
+
+        response_formats.read(options["response_format"])
+
+
+def check_prompt(prompt: Any, parse_special: Any) -> None:
+    """Check a raw prompt before its model is known.
+
+    Args:
+        prompt: a text, or token ids.
+        parse_special: option of the request.
+
+    Raises:
+        InvalidArgument: the prompt is neither a text nor token ids, is empty, too long or not valid Unicode, or has an
+            id below 0; or ``parse_special`` is not a bool.
+    """
+    _check_bool("parse_special", parse_special)
+    if isinstance(prompt, str):
+        if not 1 <= len(prompt) <= MAX_CHARS:
+            raise InvalidArgument(param="prompt", got=f"{len(prompt):,} characters",
+                                  allowed=f"a text of 1 to {MAX_CHARS:,} characters")
+        fault = surrogate_of(prompt, "prompt")
+        if fault is not None:
+            raise fault
+        return
+    if isinstance(prompt, np.ndarray) and prompt.ndim == 0:
+        raise InvalidArgument(param="prompt", got=f"a 0-d array of dtype {prompt.dtype}", allowed=_PROMPT_TYPES)
+    if isinstance(prompt, (list, tuple, np.ndarray)) and not len(prompt):
+        raise InvalidArgument(param="prompt", got="an empty list", allowed="a text or at least one token id")
+    if not isinstance(prompt, (list, tuple, np.ndarray)) or isinstance(prompt[0], str):
+        hint = "For several prompts, call generate once for each; for several completions of one prompt, use n="
+        refuse("prompt", prompt, _PROMPT_TYPES, hint=hint if isinstance(prompt, (list, tuple)) else None)
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
+            raise InvalidArgument(param="prompt", got=f"an array of shape {prompt.shape} and dtype {prompt.dtype}",
+                                  allowed=_PROMPT_TYPES)
+        prompt = prompt.tolist()
+    if all(type(token) is int and 0 <= token < sampling.MAX_VOCAB for token in prompt):
+        return
+    for at, token in enumerate(prompt):
+        sampling.check_id(f"prompt[{at}]", token, sampling.MAX_VOCAB)
+
+
 def prompt_ids(entry: Entry, prompt: Any, parse_special: bool, context_length: Any = None) -> NDArray[np.int32]:
-    """Return the token ids of a raw prompt, int32 ``[tokens]``.
+    """Return the token ids of a raw prompt that :func:`check_prompt` accepted, int32 ``[tokens]``.
 
     Args:
         entry: the model.
@@ -301,43 +370,22 @@ def prompt_ids(entry: Entry, prompt: Any, parse_special: bool, context_length: A
 
     Raises:
         ContextOverflow: the prompt cannot fit: see :func:`check_length`.
-        InvalidArgument: the prompt is neither a text nor token ids, is empty, too long or not valid Unicode, or has an
-            id outside the vocabulary.
+        InvalidArgument: an id is outside the vocabulary.
     """
-    _check_bool("parse_special", parse_special, entry.key)
     if isinstance(prompt, str):
-        if not 1 <= len(prompt) <= MAX_CHARS:
-            raise InvalidArgument(param="prompt", got=f"{len(prompt):,} characters",
-                                  allowed=f"a text of 1 to {MAX_CHARS:,} characters", key=entry.key)
-        fault = surrogate_of(prompt, "prompt")
-        if fault is not None:
-            fault.key = entry.key
-            raise fault
         tokenizer = entry.tokenizer()
         if len(prompt) >= native_calls.LONG:
             check_length(entry, tokenizer.least_tokens(prompt, parse_special), context_length)
         ids = native_calls.tokenized(len(prompt), _encode, tokenizer, prompt, parse_special)
         return np.array([*tokenizer.prefix_ids, *ids.tolist()], dtype=np.int32) if tokenizer.prefix_ids else ids
-    if isinstance(prompt, np.ndarray) and prompt.ndim == 0:
-        raise InvalidArgument(param="prompt", got=f"a 0-d array of dtype {prompt.dtype}",
-                              allowed=_PROMPT_TYPES, key=entry.key)
-    if isinstance(prompt, (list, tuple, np.ndarray)) and len(prompt) and not isinstance(prompt[0], str):
-        vocab = entry.tokenizer().vocab_size
-        if isinstance(prompt, np.ndarray) and (prompt.ndim != 1 or prompt.dtype.kind not in "iu"):
-            raise InvalidArgument(param="prompt", got=f"an array of shape {prompt.shape} and dtype {prompt.dtype}",
-                                  allowed=_PROMPT_TYPES, key=entry.key)
-        check_length(entry, len(prompt), context_length)
-        with errors_with_key(entry):
-            return native_calls.converted(prompt, lambda: np.array(
-                [sampling.check_id(f"prompt[{at}]", token, vocab) for at, token in enumerate(prompt)], dtype=np.int32))
-    if isinstance(prompt, (list, tuple, np.ndarray)) and not len(prompt):
-        raise InvalidArgument(param="prompt", got="an empty list", allowed="a text or at least one token id",
-                              key=entry.key)
-    hint = "For several prompts, call generate once for each; for several completions of one prompt, use n="
-    refuse("prompt", prompt, _PROMPT_TYPES, hint=hint if isinstance(prompt, (list, tuple)) else None, key=entry.key)
+    vocab = entry.tokenizer().vocab_size
+    check_length(entry, len(prompt), context_length)
+    with errors_with_key(entry):
+        return native_calls.converted(prompt, lambda: np.array(
+            [sampling.check_id(f"prompt[{at}]", token, vocab) for at, token in enumerate(prompt)], dtype=np.int32))
 
 
-def _check_bool(name: str, value: Any, key: str) -> None:
+def _check_bool(name: str, value: Any, key: str | None = None) -> None:
     if not isinstance(value, bool):
         refuse(name, value, "True or False", key=key)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,12 +21,12 @@ import numpy as np
 
 from .. import tenants
 from .._dataclasses import dataclass
-from ..checks import is_same, refuse
+from ..checks import integer, is_same, refuse, shown
 from ..errors import InvalidArgument, MemoryExhausted, MpoolError, NumericError
 from ..resources import of_caller
 from ..runtime.logs import log
+from ..tokenizers.limits import MAX_CHARS as MAX_CHARS
 from . import options as _options
-from .options import ON_ERROR, PRECISIONS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,10 +42,6 @@ DEPTH = 3
 MANY = 1024
 #: Service classes of the core: interactive requests (one input), and bulk work.
 INTERACTIVE, BULK = 0, 1
-
-#: Allowed values of the options that text and image embedding share.
-CHOICES: dict[str, tuple[Any, ...]] = {"precision": PRECISIONS, "on_error": ON_ERROR,
-                                       "normalize": (None, True, False)}
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
@@ -114,26 +110,55 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
         refuse(name, value, "one of " + ", ".join(map(str, allowed)))
 
 
-def check(entry: Entry, options: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
-    """Check the options that do not depend on the model's files.
-
-    Args:
-        entry: pool entry of the model, for errors.
-        options: options dataclass.
-        choices: allowed values by option.
+def check_options(options: Any) -> None:
+    """Check the options of a request for vectors, scores or labels before its model is known.
 
     Raises:
-        InvalidArgument: an option has none of its allowed values, or two options exclude each other.
+        InvalidArgument: an option has a value that no model allows.
     """
+    for one in fields(options):
+        value, choices = getattr(options, one.name), one.metadata.get("choices")
+        if choices is not None:
+            check_choice(one.name, value, choices)
+        elif one.name in ("dimensions", "max_active") and value is not None:
+            number = integer(value)
+            if number is None or number < 1:
+                refuse(one.name, value, "an integer of 1 or more, or None")
+        elif one.name in ("prompt_name", "adapter") and not isinstance(value, str | None):
+            refuse(one.name, value, "a name, or None")
+        elif one.name == "prompt" and value is not None:
+            check_prompt(value, options.prompt_name)
+    if options.on_error == "null" and options.precision != "float32":
+        refuse("on_error", options.on_error, f"'raise' with precision {options.precision!r}",
+               hint="Only float32 can represent NaN: embed as float32, remove the NaN rows, then quantise")
+
+
+def check_prompt(prompt: Any, name: Any) -> None:
+    """Check the option ``prompt``, and that ``prompt_name`` is None beside it.
+
+    Raises:
+        InvalidArgument: the prompt is not a text, is too long, or is not valid Unicode.
+    """
+    if name is not None:
+        refuse("prompt_name", name, "None if prompt is given")
+    if not isinstance(prompt, str) or len(prompt) > MAX_CHARS:
+        got = f"{len(prompt):,} characters" if isinstance(prompt, str) else shown(prompt)
+        raise InvalidArgument(param="prompt", got=got, allowed=f"text of at most {MAX_CHARS:,} characters")
+    fault = surrogate_of(prompt, "prompt")
+    if fault is not None:
+        raise fault
+
+
+def surrogate_of(text: str, name: str) -> MpoolError | None:
+    """Return the error for a str that contains an unpaired surrogate and is not Unicode text; None if it is valid."""
     try:
-        for name, allowed in choices.items():
-            check_choice(name, getattr(options, name), allowed)
-        if options.on_error == "null" and options.precision != "float32":
-            refuse("on_error", options.on_error, f"'raise' with precision {options.precision!r}",
-                   hint="Only float32 can represent NaN: embed as float32, remove the NaN rows, then quantise")
-    except InvalidArgument as error:
-        error.key = error.key or entry.key
-        raise
+        text.encode()
+    except UnicodeEncodeError as error:
+        return InvalidArgument(param=name, allowed="Unicode text",
+                               got=f"half of a surrogate pair (U+{ord(text[error.start]):04X}) at character "
+                                   f"{error.start}",
+                               hint="text.encode('utf-8', 'replace').decode() makes it valid")
+    return None
 
 
 def check_progress(progress: Any) -> Any:
@@ -308,6 +333,14 @@ def rows_of(kind: Kind, plan: VectorPlan, pack: Any, ticket: _core.Ticket | None
     return finish(plan, pack, vectors)
 
 
+def check_precision(precision: str, count: int) -> None:
+    """Raise InvalidArgument for int8 or uint8 if a request has one input, whose vector does not define a range."""
+    if precision in ("int8", "uint8") and count == 1:
+        refuse("precision", precision, "float32, binary or ubinary for a single input",
+               hint="The range of each component is computed over all vectors of a request: pass many inputs to one "
+                    "call")
+
+
 def quantize(vectors: NDArray[np.float32], precision: str) -> NDArray[Any]:
     """Quantise vectors as ``quantize_embeddings`` of sentence-transformers does.
 
@@ -329,10 +362,7 @@ def quantize(vectors: NDArray[np.float32], precision: str) -> NDArray[Any]:
     dtype = np.int8 if precision == "int8" else np.uint8
     if vectors.ndim == 2 and len(vectors) == 0:
         return np.zeros(vectors.shape, dtype=dtype)
-    if vectors.ndim == 1 or len(vectors) == 1:
-        refuse("precision", precision, "float32, binary or ubinary for a single input",
-               hint="The range of each component is computed over all vectors of a request: pass many inputs to one "
-                    "call")
+    check_precision(precision, 1 if vectors.ndim == 1 else len(vectors))
     if len(vectors) < 100:
         log.warning("the %s ranges are computed from only %d vectors; at least 100 give more stable ranges", precision,
                     len(vectors))

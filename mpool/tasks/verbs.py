@@ -107,6 +107,9 @@ class Verb:
         if len(args) > len(slots) or not given.keys().isdisjoint(keywords):
             self._refuse_call(slots, args, keywords)
         given.update(keywords)
+        for name, value in given.items():
+            if type(value).__name__ in ("bool", "bool_") and type(value).__module__ == "numpy":
+                given[name] = bool(value)  # the result of a comparison of arrays
         if not given.keys() <= self._known:
             named = {slot.name for slot in slots}
             for name in given:
@@ -310,8 +313,8 @@ EMBED_IMAGE = Verb(
               'an image or a list of images. An image is a path; the bytes of a file; base64 text or a ``data:`` '
               'URL; a URL (see ``allow_urls``); a Pillow image; or an array of shape ``(height, width)`` or '
               '``(height, width, channels)`` with 1, 3 or 4 channels, uint8 or floats from 0 to 1. Files are PNG, '
-              'JPEG, WebP (one frame), GIF (the first frame) or BMP, at most 64 MiB and 67,108,864 pixels; each side '
-              'has 2 to 32,768 pixels and is at most 200 times as long as the other.'),
+              'JPEG, WebP or GIF (the first frame) or BMP, at most 64 MiB and 67,108,864 pixels; each side '
+              'has 1 to 32,768 pixels and is at most 200 times as long as the other.'),
         _model('model with the capability ``image_embedding``, specified as for :func:`embed`; None: '
              'clip-vit-base-patch32. CLIP and SigLIP compare images with texts, DINOv2 compares images with images.'),
     ), _options.ImageOptions, 'NDArray[Any]',
@@ -564,7 +567,8 @@ Source:
 
 CHAT = Verb(
     'chat', 'text_to_text', (
-        Parameter('messages', 'Sequence[Mapping[str, Any]]',
+        Parameter('messages', 'str | Sequence[Mapping[str, Any]]',
+              'a text, which is one message of the user, or '
               'dicts ``{"role": ..., "content": ...}``. The role is system, developer, user, assistant or tool; the '
               'content is a text, or a list of parts ``{"type": "text", "text": ...}``. For a vision model, a part '
               'may be an image: ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}``, or '

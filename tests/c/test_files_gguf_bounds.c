@@ -2,6 +2,8 @@
  * can just hold. The expected field and offset of each error come from the layout, not from the reader. */
 #include "test_files.h"
 
+#include "base/log.h"
+
 enum { TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8, VALUE_BYTES = 8 + 1 + 4 + 1, HEADER_BYTES = 24 };
 
 typedef struct part { /* the file must have the bytes up to `end`, else the error names `field` at `offset` */
@@ -192,7 +194,12 @@ MP_TEST(files_gguf_duplicates_of_the_first) {
     }
 }
 
-/* Bytes after the last tensor: its padding may be there, in whole or in part, and nothing else. */
+static void count_warning(const mp_log_record *record, void *count) {
+    if (record->level == MP_LOG_WARNING && strstr(record->text, "unused bytes after its last tensor"))
+        ++*(int *)count;
+}
+
+/* Bytes after the last tensor: its padding may be there, in whole or in part; others are read over with a warning. */
 MP_TEST(files_gguf_may_end_with_padding) {
     for (int tensors = 0; tensors < 2; tensors++) {
         static const uint64_t six[] = {6};
@@ -208,17 +215,11 @@ MP_TEST(files_gguf_may_end_with_padding) {
         while (b.size < padded + 3)
             put_u8(&b, 0);
         for (size_t size = from; size <= b.size; size++) {
-            mp_status status = mp_gguf_parse(b.data, size, "memory", &spec, &error);
-            MP_CHECK_STATUS(status, size <= padded ? MP_OK : MP_FORMAT, &error);
-            if (status == MP_OK) {
-                mp_spec_unpin(spec);
-                continue;
-            }
-            char got[48];
-            snprintf(got, sizeof got, "%zu bytes longer", size - padded);
-            MP_CHECK_STR(error.field, "file size");
-            MP_CHECK_STR(error.got, got);
-            MP_CHECK_INT(error.offset, padded);
+            int warnings = 0;
+            MP_CHECK_STATUS(mp_gguf_parse(b.data, size, "memory", &spec, &error), MP_OK, &error);
+            mp_log_drain(count_warning, &warnings);
+            MP_CHECK_INT(warnings, size > padded);
+            mp_spec_unpin(spec);
         }
         free(b.data);
     }

@@ -175,6 +175,9 @@ def valid_cases() -> Iterator[Case]:
                gguf([ARCHITECTURE, array("tokenizer.ggml.tokens", STRING, [b"\xff\xfe", b"a\x00b", "é", b""])],
                     padded=False))
     yield Case("case19_name_64_bytes.gguf", model((("n" * 64, "F32", (2,)),)))
+    for name, data in (("one_byte", model((("a", "F32", (1,)),)) + b"\0"),
+                       ("padding_twice", model((("a", "F32", (1,)),)) + bytes(32))):
+        yield Case(f"case30_{name}.gguf", data)
     yield Case("case40_context_u32_max.gguf",
                gguf([ARCHITECTURE, kv("test.context_length", U32, 2**32 - 1)], padded=False))
     yield Case("split/pair-00001-of-00002.gguf",
@@ -297,9 +300,6 @@ def reject_cases() -> Iterator[Case]:
     yield bad("case29_no_data", "a.weight: size", whole[:-32])
     yield bad("case29_larger_than_file", "a: size", tensors(info("a", (1 << 20,))))
     yield bad("case29_no_padding", "a: size", gguf(infos=[info("a", (1,))], padded=False))
-    yield bad("case30_one_byte", "file size", whole + b"\0")
-    yield bad("case30_padding_twice", "file size", model((("a", "F32", (1,)),)) + bytes(32))
-    yield bad("case30_no_tensors", "file size", gguf() + b"junk")
     yield from split_cases(bad)
     yield bad("case33_architecture_type", "general.architecture", gguf([kv("general.architecture", U32, 1)]))
     yield bad("case33_architecture_empty", "general.architecture", gguf([kv("general.architecture", STRING, "")]))

@@ -100,7 +100,9 @@ class EmbedBatches:
         texts = batch.column(self.column).to_pylist()
         compute = getattr(self.pool, OUTPUTS[self.vectors].function)
         # the pool's limit of inputs counts each pair of a text and a label, and each window of a long text
-        most = max(len(texts) * max(1, len(self.options.get("labels") or ())), self.pool.config.max_embed_inputs)
+        configured = self.pool.config.max_embed_inputs
+        most = None if configured is None else max(len(texts) * max(1, len(self.options.get("labels") or ())),
+                                                   configured)
         if self._handle is None:
             self._handle = self.pool.get(provenance.default_model(self.model, self.vectors), "text_embedding")
         vectors = array_of(compute(texts, self._handle, **{"max_inputs": most, **self.options}))

@@ -30,7 +30,7 @@ from ..spec import (
 )
 from . import ollama_gguf
 from .chat_templates import HARMONY_ENDS, template
-from .gguf_tables import GGUFKeys, read_gguf
+from .gguf_tables import FILE_TYPES, GGUFKeys, read_gguf
 
 log = logger("mpool.models")
 
@@ -143,7 +143,8 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
         spec=ModelSpec(row.name, tuple(os.path.abspath(file) for file in files), kv, used),
         tokenizer=TokenizerSource(gguf=_with_prefix(raw, "tokenizer."), config={"file": path}),
         chat_template=template(chat, file=path, field="tokenizer.chat_template"),
-        embedding=embedding, generation=generation, license=_license(table))
+        embedding=embedding, generation=generation, license=_license(table),
+        file_type=FILE_TYPES.get(kind) if isinstance(kind := table.get("general.file_type"), int) else None)
 
 
 def _with_prefix(raw: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:

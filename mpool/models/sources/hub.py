@@ -27,7 +27,7 @@ from ...errors import (
 )
 from ...records import logger
 from .. import store
-from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder
+from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder, hub_cache
 from ..layout import MODULES_NAME
 from ..references import HubRef
 from . import FileFact, Resolved, downloads_disabled, probe, when_online
@@ -125,10 +125,8 @@ def _where(ref: HubRef) -> str:
 
 
 def _cache_folder(repo: str) -> str:
-    """Return the folder of a repository in the hub's cache, computed as ``huggingface_hub`` does."""
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
-    return os.path.join(os.path.expandvars(os.path.expanduser(cache)), "models--" + repo.replace("/", "--"))
+    """Return the folder of a repository in the hub's cache."""
+    return os.path.join(hub_cache(), "models--" + repo.replace("/", "--"))
 
 
 class _Fetch:
@@ -245,7 +243,7 @@ def _check_expected(ref: HubRef, folder: str, expected: Expected | None) -> None
             store.check(Folder(folder).path_of(name), size=fact.size, digest=fact.sha256)
         except IntegrityError as error:
             assert expected is not None
-            raise IntegrityError(f"{ref}: {error.message}", hint=expected.hint) from error
+            raise IntegrityError(f"{ref}: {error.message}", hint=expected.hint) from None
 
 
 def _record_path(ref: HubRef, commit: str) -> str:
@@ -271,8 +269,8 @@ def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool, expected: E
     try:
         folder = str(huggingface_hub.snapshot_download(ref.repo, revision=ref.revision, local_files_only=True,
                                                        allow_patterns=[]))
-    except Exception as error:
-        raise _offline(ref, "is not on this machine", cause) from (cause or error)
+    except Exception:
+        raise _offline(ref, "is not on this machine", cause) from None
     commit = os.path.basename(folder)
     names = sorted(os.path.relpath(os.path.join(parent, name), folder)
                    for parent, _, files in os.walk(folder) for name in files)
@@ -285,10 +283,10 @@ def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool, expected: E
         chosen = [str(name) for name in listed] if isinstance(listed, list) and listed \
             else choose(ref, names, lambda name: _read_json(folder, name))
     except (DownloadError, InvalidArgument, UnsafeFormat, FormatError) as error:
-        raise _offline(ref, f"is incomplete on this machine: {error.message}", cause) from error
+        raise _offline(ref, f"is incomplete on this machine: {error.message}", cause) from None
     absent = [name for name in chosen if not os.path.exists(os.path.join(folder, name))]
     if absent:
-        raise _offline(ref, f"is incomplete on this machine: {absent[0]} is missing", cause) from cause
+        raise _offline(ref, f"is incomplete on this machine: {absent[0]} is missing", cause) from None
     for name in chosen:
         _check(folder, name, _cached_file(os.path.join(folder, name)), recheck)
     _check_expected(ref, folder, expected)
@@ -330,6 +328,8 @@ def _offline(ref: HubRef, why: str, cause: Exception | None) -> OfflineError:
 def _translate_error(error: Exception, ref: HubRef, recheck: bool, expected: Expected | None) -> Resolved:
     """Convert an error of the library to an error of mpool. If the hub cannot be reached, use the cached copy instead.
 
+    The errors have the library's text and no cause: its chain has dozens of frames of HTTP clients.
+
     Args:
         error: error of ``huggingface_hub``.
         ref: reference to resolve.
@@ -346,21 +346,21 @@ def _translate_error(error: Exception, ref: HubRef, recheck: bool, expected: Exp
     if isinstance(error, errors.GatedRepoError):
         text = f"the repository {ref.repo} is gated"
         raise _failure(text, text, hint=f"Accept its terms at https://huggingface.co/{ref.repo} and log in with: hf "
-                                        "auth login") from error
+                                        "auth login") from None
     if isinstance(error, errors.RepositoryNotFoundError):
         text = f"the hub has no repository {ref.repo}, or it is private"
         raise _failure(text, text, hint="Check the spelling; for a private repository, log in with: hf auth login") \
-            from error
+            from None
     if isinstance(error, errors.RevisionNotFoundError) and expected is not None:
-        raise IntegrityError(f"{where}: the hub has no such commit any more", hint=expected.hint) from error
+        raise IntegrityError(f"{where}: the hub has no such commit any more", hint=expected.hint) from None
     if isinstance(error, (errors.RevisionNotFoundError, errors.EntryNotFoundError)) \
             and not isinstance(error, errors.LocalEntryNotFoundError):
         raise _failure(f"{where}: {str(error).splitlines()[0]}", f"the hub has no such file or revision of {where}") \
-            from error
+            from None
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None and status < 500 and status not in (408, 429):
         text = f"the hub refused the request with HTTP status {status}"
-        raise _failure(f"{where}: {text}", text) from error
+        raise _failure(f"{where}: {text}", text) from None
     return _cached_or_refused(error, ref, recheck, expected)
 
 
@@ -372,7 +372,7 @@ def _cached_or_refused(error: Exception, ref: HubRef, recheck: bool, expected: E
     except OfflineError as offline:
         raise _failure(f"{where} could not be downloaded: {type(error).__name__}: {error}",
                        UNREACHABLE if isinstance(error, OSError) else SILENT,
-                       offline.hint) from error
+                       offline.hint) from None
     message = f"the hub could not be asked for a newer version of {where} ({error}); using the cached commit " \
               f"{found.revision}"
     log.warning("%s", message)

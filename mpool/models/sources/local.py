@@ -82,10 +82,10 @@ def resolve(ref: LocalRef) -> Resolved:
     path = os.path.abspath(ref.path)
     try:
         mode = os.stat(path).st_mode
-    except FileNotFoundError as error:
+    except FileNotFoundError:
         raise FileError(f"{path}: no such file or folder, and the hub was not asked: the reference is a path",
                         hint="To load a model of the catalogue, pass its key (run `mpool models` to list all); for the "
-                             "hub, pass org/name") from error
+                             "hub, pass org/name") from None
     except (OSError, ValueError) as error:
         raise FileError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if stat.S_ISREG(mode):

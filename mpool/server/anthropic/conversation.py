@@ -101,7 +101,7 @@ def _tool_options(tools: list[Tool], choice: ToolChoice | None) -> dict[str, Any
         if choice is not None and choice.type in ("any", "tool"):
             raise Refusal("invalid_value", f"`tool_choice` {choice.type} requires `tools`.", "tool_choice")
         return {}
-    found = [{"type": "function", "function": {"name": tool.name, "description": tool.description or "",
+    found = [{"type": "function", "function": {"name": tool.name, "description": tool.description,
                                                "parameters": tool.input_schema}} for tool in tools]
     return formats.tool_options(found, chosen, parallel, _TOOL)
 

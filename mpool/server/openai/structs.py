@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ..fields import Fields, MaxTokens, Name, SamplingFields, Stops, Text, Token
+from ..fields import AnyMaxTokens, Fields, Name, SamplingFields, Stops, Text, Token
 
 Count = Annotated[int, Meta(ge=1, le=128)]
 #: The completions that a request allows.
@@ -205,7 +205,7 @@ class TextRequest(SamplingFields, kw_only=True):
     """
 
     model: Name
-    max_tokens: MaxTokens | None = None
+    max_tokens: AnyMaxTokens | None = None
     stop: Text | Stops | None = None
     n: Count | None = None
     stream: bool | None = None
@@ -247,8 +247,8 @@ class FillInRequest(SamplingFields, kw_only=True):
     model: Name
     prompt: Text
     suffix: str | None = None
-    max_tokens: MaxTokens | None = None
-    max_completion_tokens: MaxTokens | None = None
+    max_tokens: AnyMaxTokens | None = None
+    max_completion_tokens: AnyMaxTokens | None = None
     stop: Text | Stops | None = None
     stream: bool | None = None
     random_seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -374,7 +374,7 @@ class ChatRequest(TextRequest, kw_only=True):
     - ``verbosity``, ``prediction`` and ``modalities`` (only text) are ignored."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
-    max_completion_tokens: MaxTokens | None = None
+    max_completion_tokens: AnyMaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None

@@ -136,7 +136,7 @@ def texts_or_ids(context: Context, given: str | list[Any], name: str = "input",
     if isinstance(given, str):
         return context.check_text(given, name)
     if given and not isinstance(given[0], int):
-        context.check_inputs(given, name, context.state.pool.config.max_embed_inputs if most is None else most)
+        context.check_inputs(given, name, context.state.max_inputs if most is None else most)
     kinds = {type(part) for part in given}
     if len(kinds) > 1:
         raise Refusal("invalid_value", f"`{name}` must be texts or token ids, got a list with both.", name)
@@ -164,7 +164,7 @@ async def rerank(context: Context, body: RerankRequest) -> Response:
     """Rank documents by relevance to a query."""
     served = await context.model(body.model)
     texts = [part.text if isinstance(part, Document) else part for part in body.documents]
-    context.check_inputs(texts, "documents", context.state.pool.config.max_embed_inputs)
+    context.check_inputs(texts, "documents", context.state.max_inputs)
     context.check_text(body.query, "query")
     ranking, tokens = await counted(RERANK, context.state.pool, {
         "query": body.query, "documents": texts, **served.target, "top_k": body.top_n,

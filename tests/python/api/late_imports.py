@@ -33,7 +33,7 @@ mpool.cli  logging  1  start-up
 mpool.cli  mpool.cli.messages  1  start-up
 mpool.cli  mpool.cli.parser  1  start-up
 mpool.cli  mpool.errors  1  start-up
-mpool.cli  mpool.records  1  start-up
+mpool.cli  mpool.records  2  start-up
 mpool.cli.capturing  mpool.debug.comparing  1  start-up
 mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
@@ -43,6 +43,7 @@ mpool.cli.common  mpool.errors  10  start-up
 mpool.cli.common  mpool.models  1  start-up
 mpool.cli.common  mpool.pool  1  start-up
 mpool.cli.common  mpool.resources  1  start-up
+mpool.cli.common  mpool.tasks.running  1  start-up
 mpool.cli.completing  mpool.errors  1  start-up
 mpool.cli.completing  mpool.resources  1  start-up
 mpool.cli.completing  shtab  1  optional
@@ -147,7 +148,7 @@ mpool.runtime.entry  hashlib  1  start-up
 mpool.runtime.entry  mpool._core  1  core
 mpool.runtime.entry  mpool.conversation.template  1  start-up
 mpool.runtime.entry  mpool.models  2  start-up
-mpool.runtime.entry  mpool.models.files  3  start-up
+mpool.runtime.entry  mpool.models.files  5  start-up
 mpool.runtime.entry  mpool.models.formats.adapters  1  start-up
 mpool.runtime.entry  mpool.tokenizers  1  start-up
 mpool.runtime.entry  mpool.tokenizers.gguf_vocab  1  start-up
@@ -181,7 +182,7 @@ mpool.server.settings  mpool.models  1  start-up
 mpool.server.settings  mpool.models.store  1  start-up
 mpool.tasks.async_streams  mpool._renamed  1  start-up
 mpool.tasks.chat_prompt  mpool.conversation  1  start-up
-mpool.tasks.chat_prompt  mpool.conversation.tools  2  start-up
+mpool.tasks.chat_prompt  mpool.conversation.tools  3  start-up
 mpool.tasks.embedding_results  scipy.sparse  1  optional
 mpool.tasks.images_result  PIL  1  start-up
 mpool.tasks.images_result  PIL.PngImagePlugin  1  start-up
@@ -216,9 +217,9 @@ mpool.tasks.steps  mpool.runtime.watching  2  start-up
 mpool.tasks.steps  mpool.tasks.jobs  1  start-up
 mpool.tasks.text_to_image  mpool._renamed  1  start-up
 mpool.tasks.text_to_image  mpool.tokenizers  1  start-up
-mpool.tasks.text_to_text  mpool.conversation  1  start-up
+mpool.tasks.text_to_text  mpool.conversation  2  start-up
 mpool.tasks.text_to_text  mpool.conversation.tools  3  start-up
-mpool.tasks.text_to_text  mpool.tasks.captures  1  start-up
+mpool.tasks.text_to_text  mpool.tasks.captures  2  start-up
 mpool.tasks.vectors  tqdm.auto  1  start-up
 mpool.tasks.vision  mpool.images.loading  1  start-up
 mpool.tokenizers  mpool.tokenizers.opening  1  facade

@@ -96,9 +96,9 @@ def test_dimensions(pool: mpool.Pool, bert: Path, prompted: Path) -> None:
     np.testing.assert_allclose(np.linalg.norm(cut, axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(cut, whole[:, :10] / np.linalg.norm(whole[:, :10], axis=1, keepdims=True), rtol=1e-4)
     assert pool.embed(TEXTS, prompted, dimensions=16).shape == (5, 16)
-    for folder, value, allowed in ((bert, 33, "an integer from 1 to 32"), (bert, 0, "an integer from 1 to 32"),
-                                   (bert, True, "an integer from 1 to 32"),
-                                   (bert, 1.0, "an integer from 1 to 32"), (prompted, 17, "one of 8, 16, 32")):
+    for folder, value, allowed in ((bert, 33, "an integer from 1 to 32"), (bert, 0, "an integer of 1 or more, or None"),
+                                   (bert, True, "an integer of 1 or more, or None"),
+                                   (bert, 1.0, "an integer of 1 or more, or None"), (prompted, 17, "one of 8, 16, 32")):
         with pytest.raises(mpool.InvalidArgument, match=f"`dimensions` must be {allowed}, got {value}") as caught:
             pool.embed(TEXTS, folder, dimensions=value)
         assert (caught.value.param, caught.value.allowed) == ("dimensions", allowed)
@@ -319,11 +319,11 @@ def test_inputs_that_are_not_a_list(pool: mpool.Pool, bert: Path, inputs: object
 
 
 def test_the_limit_on_the_number_of_texts(bert: Path) -> None:
-    texts = ["x"] * 10_001
+    texts = np.array(["x"] * 20_000, dtype=object)
     with mpool.Pool() as own:
-        with pytest.raises(mpool.LimitError, match="`inputs` must hold at most 10,000 texts, got 10,001.*embed_iter"):
-            own.embed(texts, bert)
-        assert own.embed(texts, bert, max_inputs=10_001).shape == (10_001, 32)
+        assert own.embed(texts, bert).shape == (20_000, 32)
+        with pytest.raises(mpool.LimitError, match="`inputs` must hold at most 3 texts, got 20,000.*embed_iter"):
+            own.embed(texts, bert, max_inputs=3)
     with mpool.Pool(mpool.PoolConfig(max_embed_inputs=2)) as small:
         with pytest.raises(mpool.LimitError, match="at most 2"):
             small.embed(["x"] * 3, bert)
@@ -599,3 +599,10 @@ def test_auto_selects_the_fastest_accurate_compute_type(bert: Path, cpu: str) ->
     assert run.returncode == 0, run.stderr
     compute, used, same = run.stdout.split()
     assert (compute, same) == ("bfloat16" if used in ("avx512bf16", "amx") else "float32", "True")
+
+
+def test_numpys_scalars_are_values(pool: mpool.Pool, bert: Path) -> None:
+    wanted = pool.embed(["x", "y"], bert, normalize=True, dimensions=8)
+    found = pool.embed(np.array(["x", "y"]), bert, normalize=np.True_, dimensions=np.int64(8), truncate=np.bool_(1))
+    assert np.array_equal(found, wanted)
+    assert mpool.PoolConfig(fail_fast=np.True_, offline=np.False_) == mpool.PoolConfig(fail_fast=True, offline=False)

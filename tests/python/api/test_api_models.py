@@ -515,14 +515,15 @@ def test_bounds_of_the_configuration(field: str) -> None:
 
 
 def test_every_number_of_the_configuration_has_bounds() -> None:
-    numbers = {field.name for field in dataclasses.fields(mpool.PoolConfig) if field.type in ("int", "float")}
+    numbers = {field.name for field in dataclasses.fields(mpool.PoolConfig)
+               if field.type in ("int", "float", "int | None")}
     assert numbers == set(BOUNDS)
 
 
 def test_defaults_are_pinned() -> None:
     assert mpool.PoolConfig() == mpool.PoolConfig(
         threads=0, memory_bytes=0, step_budget=0.0, load_timeout=30.0, shutdown_grace=5.0, embed_queue_capacity=100,
-        prompt_queue_capacity=100, max_embed_inputs=10_000, offline=None)
+        prompt_queue_capacity=100, max_embed_inputs=None, offline=None)
 
 
 def test_options_change_behaviour(bert: Path, llama: Path) -> None:

@@ -8,7 +8,9 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -366,6 +368,19 @@ def offline(m: Models) -> None:
         pool.embed("a", "nobody-at-all/no-such-model")
 
 
+def model_folders(m: Models) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        stored, folder = Path(place, "stored"), Path(place, "model")
+        shutil.copytree(m.bert, stored)
+        folder.mkdir()
+        for file in stored.iterdir():
+            (folder / file.name).symlink_to(file)
+        with pool_of() as pool, pytest.raises(mpool.FormatError, match=r"PoolConfig\(model_folders=\[...\]\)"):
+            pool.embed("a", folder)
+        with pool_of(model_folders=[stored]) as pool:
+            assert np.array_equal(pool.embed("a", folder), pool.embed("a", m.bert))
+
+
 def chaos(m: Models) -> None:
     def run(rules: Any) -> tuple[list[str], dict[str, Any]]:
         found = []
@@ -433,7 +448,7 @@ ROWS: dict[str, Callable[[Models], None]] = {
         threads, memory_bytes, step_budget, load_timeout, load_ceiling, stall_timeout, shutdown_grace, request_timeout,
         keep_alive, maintenance_interval, max_workers_per_model, policy, batch_wait, breaker_threshold, breaker_window,
         breaker_rest, fail_fast, max_embed_inputs, offline, chaos, predictive_scaling, scale_timeout, isolation,
-        weights, process_memory, queue_capacity, kv_dtype)},
+        weights, process_memory, queue_capacity, kv_dtype, model_folders)},
     "embed_queue_capacity": _capacity("embed_queue_capacity", 0, "text_embedding"),
     "batch_queue_capacity": _capacity("batch_queue_capacity", 1, "text_embedding"),
     "prompt_queue_capacity": _capacity("prompt_queue_capacity", 0, "text_to_text"),

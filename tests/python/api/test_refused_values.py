@@ -49,12 +49,12 @@ ROWS: list[tuple[Any, ...]] = [
      "an integer of 1 or more, or None for `PoolConfig.max_embed_inputs`"),
     ("embed", "bert", {"inputs": "x", "progress": 1}, "progress", "1",
      "True, False, None or a function of (done, total)"),
-    ("embed", "bert", {"inputs": "x", "dimensions": 0}, "dimensions", "0", "an integer from 1 to 32"),
+    ("embed", "bert", {"inputs": "x", "dimensions": 0}, "dimensions", "0", "an integer of 1 or more, or None"),
     ("embed", "bert", {"inputs": "x", "dimensions": 33}, "dimensions", "33", "an integer from 1 to 32"),
     *((verb, model, {name: text, option: value}, option, repr(value), allowed)
       for verb, model, name, text, option, allowed, values in (
-        ("embed", "bert", "inputs", "x", "dimensions", "an integer from 1 to 32", (8.0, True)),
-        ("embed_image", "dino", "images", IMAGE, "dimensions", "an integer from 1 to 48", (8.0, True)),
+        ("embed", "bert", "inputs", "x", "dimensions", "an integer of 1 or more, or None", (8.0, True)),
+        ("embed_image", "dino", "images", IMAGE, "dimensions", "an integer of 1 or more, or None", (8.0, True)),
         ("generate", "llama", "prompt", "x", "max_tokens",
          "an integer from 1 to 2**31 - 1, or None to generate until the context is full", (2.0, True)),
         ("generate", "llama", "prompt", "x", "seed", "an integer from 0 to 2**64 - 1, or None for a random seed",
@@ -111,7 +111,7 @@ ROWS: list[tuple[Any, ...]] = [
     *(("embed_sparse", "m3", {"inputs": "x", "max_active": value}, "max_active", repr(value),
        "an integer of 1 or more, or None")
       for value in (0, -1, 1.5)),
-    ("embed_image", "dino", {"images": IMAGE, "dimensions": 0}, "dimensions", "0", "an integer from 1 to 48"),
+    ("embed_image", "dino", {"images": IMAGE, "dimensions": 0}, "dimensions", "0", "an integer of 1 or more, or None"),
     ("embed_image", "dino", {"images": IMAGE, "dimensions": 49}, "dimensions", "49", "an integer from 1 to 48"),
     ("embed_image", "dino", {"images": IMAGE, "allow_urls": 1}, "allow_urls", "1", "one of True, False"),
     # rankings and labels
@@ -226,7 +226,7 @@ ROWS: list[tuple[Any, ...]] = [
        f"a multiple of 8 up to 8192 (the nearest is {near})")
       for name in ("width", "height") for value, near in ((1, 8), (30, 32), (8191, 8192), (33, 32))),
     ("generate_image", "flux", {"prompt": "x", "width": 16, "height": 16, "latents": "x"}, "latents", "'x'",
-     "an array of floats of shape (1, 4, 4, 4) or (1, 4, 16)"),
+     "an array of floats of shape (n, channels, height / 8, width / 8)"),
     ("generate_image", "flux", {"prompt": "x", "width": 16, "height": 16, "latents": np.zeros((1, 4, 4))}, "latents",
      "an array of shape (1, 4, 4)", "an array of floats of shape (1, 4, 4, 4) or (1, 4, 16)"),
 ]

@@ -76,7 +76,7 @@ def test_top_k_labels_and_pairs(folder: str, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("arguments, part", [
-    (["text", "-k", "0"], "--top-k must be 1 or more, got 0"), (["text", "-f", "x"], "from --file, got both"),
+    (["text", "-k", "0"], "--top-k must be an integer of 1 or more"), (["text", "-f", "x"], "from --file, got both"),
     ([" "], "at least one text is required"), (["text", "--labels", " , "], "--labels must be one or more "),
     (["text", "--labels", "a,a"], "a label that is not in the list yet"),
     (["text", "--labels", "a", "--template", "x"], "--template must be a text with {} once"),

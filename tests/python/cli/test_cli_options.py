@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpool import PoolConfig
 from mpool.cli import capturing, embedding, main, talking
 from mpool.cli.parser import make_parser
 from mpool.tasks.sampling import TABLE
@@ -39,7 +40,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self.key = "model"
+        self.key, self.config = "model", PoolConfig()
 
     def __enter__(self) -> Recorder:
         return self
@@ -137,14 +138,15 @@ def test_options_of_embed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         "progress": False, "output": "dense", "max_active": None, "adapter": None}
     _, _, options = last_call(
         monkeypatch, "embed", "-m", "x", "a", "--prompt-name", "n", "--dimensions", "3", "--no-normalize",
-        "--precision", "ubinary", "--compute", "int8", "--on-error", "null", "--no-truncate", *out)
+        "--precision", "ubinary", "--compute", "int8", "--on-error", "raise", "--no-truncate", *out)
     assert options == {
         "task": None, "prompt": None, "prompt_name": "n", "dimensions": 3, "normalize": False, "precision": "ubinary",
-        "compute": "int8", "on_error": "null", "truncate": False, "batch_size": 256, "progress": False,
+        "compute": "int8", "on_error": "raise", "truncate": False, "batch_size": 256, "progress": False,
         "output": "dense", "max_active": None, "adapter": None}
     _, _, options = last_call(monkeypatch, "embed", "-m", "x", "a", "--task", "query", "--normalize", *out)
     assert options["task"] == "query" and options["normalize"] is True
     assert last_call(monkeypatch, "embed", "-m", "x", "a", "--prompt", "p", *out)[2]["prompt"] == "p"
+    assert last_call(monkeypatch, "embed", "-m", "x", "a", "--on-error", "null", *out)[2]["on_error"] == "null"
     assert last_call(monkeypatch, "embed", "-m", "x", "a", "--adapter", "n", *out)[2]["adapter"] == "n"
 
 
@@ -155,9 +157,9 @@ def test_options_of_embed_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
                        "on_error": "raise", "allow_urls": False, "max_inputs": 1, "progress": False}
     _, _, options = last_call(
         monkeypatch, "embed-image", "-m", "x", "a.png", "b.png", "--dimensions", "3", "--no-normalize", "--precision",
-        "int8", "--compute", "float32", "--on-error", "null", "--allow-urls", *out)
+        "int8", "--compute", "float32", "--on-error", "raise", "--allow-urls", *out)
     assert options == {"dimensions": 3, "normalize": False, "precision": "int8", "compute": "float32",
-                       "on_error": "null", "allow_urls": True, "max_inputs": 2, "progress": False}
+                       "on_error": "raise", "allow_urls": True, "max_inputs": 2, "progress": False}
 
 
 @pytest.mark.parametrize("command", [["generate", "p"], ["vision", "-i", "a.png", "p"], ["chat"], ["embed", "a"],

@@ -7,6 +7,8 @@ import io
 import json
 import logging
 import os
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +45,7 @@ def completion(text: str = "text", choices: int = 1, cached: int = 0, tokens: in
 class Library:
     """A pool and its model, whose methods return the results that the test gives."""
 
-    key, capability = "m", "text_to_text"
+    key, capability, config = "m", "text_to_text", mpool.PoolConfig()
 
     def __init__(self, **results: Any) -> None:
         self.results, self.calls = results, list[tuple[str, tuple[Any, ...], dict[str, Any]]]()
@@ -680,3 +682,16 @@ def test_show_of_a_model_that_is_not_downloaded(name: str, variable: str | None,
     assert "disabled" not in text and "not asked" not in text
     start = f"When online, unset {variable} and run: " if variable else "To download it, run: "
     assert f"{start}mpool pull {name}" in text
+
+
+def test_warnings_are_notes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A warning to the user is a line as other notes; those to programmers are not printed."""
+    def warn(_: object) -> int:
+        for kind in (UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning):
+            warnings.warn(f"{kind.__name__} text", kind, stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(sys, "warnoptions", [])
+    monkeypatch.setattr(cli, "_done", warn)
+    assert main(["models"]) == 0
+    assert capsys.readouterr().err == "mpool: UserWarning text\n"

@@ -814,3 +814,21 @@ def test_calling_a_function(pool: mpool.Pool, llama: Path) -> None:
     arguments = done.tool_calls[0].arguments
     assert done.finish_reason == "tool_calls" and arguments is not None
     assert get_time(**arguments).startswith(("Rome", "Oslo"))
+
+
+def test_tools_without_a_description_get_none() -> None:
+    """A template renders ``""`` as a line: it costs tokens and changes answers."""
+    pydantic = pytest.importorskip("pydantic")
+
+    class Place(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+        name: str
+
+    def bare(name: str) -> str:
+        return name
+
+    for tool in ({"type": "function", "function": {"name": "f"}}, bare, Place,
+                 {"type": "function", "function": {"name": "f", "description": None}}):
+        (found,) = tool_schemas.read([tool])
+        assert "description" not in found["function"]
+    (given,) = tool_schemas.read([{"type": "function", "function": {"name": "f", "description": ""}}])
+    assert given["function"]["description"] == ""

@@ -223,7 +223,13 @@ def test_compressed_chunks_are_not_inflated() -> None:
         assert "truncated or corrupted" in str(error)
 
 
-@pytest.mark.parametrize("format", ["PNG", "WEBP"])
+def test_the_first_frame_of_a_webp_is_read() -> None:
+    frames = [Image.fromarray(example(seed)) for seed in range(3)]
+    data = encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True)
+    assert np.array_equal(np.asarray(read_image(data)), example(0))
+
+
+@pytest.mark.parametrize("format", ["PNG"])
 def test_several_frames_are_refused(format: str) -> None:
     frames = [Image.fromarray(example(seed)) for seed in range(3)]
     data = encoded(frames[0], format, save_all=True, append_images=frames[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,20 @@ def test_defaults_of_the_library_are_accepted(llama: Path) -> None:
     for name, default in DEFAULTS.items():
         with pytest.raises(mpool.Unsupported, match=f"`{name}` is not available here"):
             Llama(str(llama), **{name: True if default in (None, False) else default + 2})
+
+
+def test_calls_without_a_seed_differ_and_can_be_reproduced(llama: Path) -> None:
+    """The seeds are those that llama-cpp-python draws: Random(last).randint(0, 2**32), from the constructor's on."""
+    def texts(seed: int, *calls: dict[str, Any]) -> list[str]:
+        made = Llama(str(llama), seed=seed, verbose=False)
+        return [made("the quick", max_tokens=12, temperature=5.0, top_k=0, top_p=1.0, min_p=0.0, **one)["choices"][0]
+                ["text"] for one in calls]
+
+    first = random.Random(42).randint(0, 2**32)
+    second = random.Random(first).randint(0, 2**32)
+    found = texts(42, {}, {}, {"seed": 42}, {})
+    assert found[0] != found[1] and found[3] == found[0]
+    assert found[:2] == texts(1, {"seed": first}, {"seed": second}) == texts(42, {}, {})
 
 
 def test_completions_are_those_of_mpool(small: Llama, llama: Path) -> None:

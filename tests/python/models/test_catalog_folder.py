@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 import mpool
 from mpool import errors
+from mpool.models import files
 from mpool.models.fields import Fields
 from mpool.models.formats import hf_parts, sentence_folder
 from mpool.models.families import reading
@@ -158,6 +160,69 @@ def test_module_folder_may_not_link_outside(tmp_path: Path) -> None:
     os.rename(outside, os.path.join(path, "pooling"))
     os.symlink("pooling", os.path.join(path, "1_Pooling"))
     assert describe_folder(path, key="k", ref="r").embedding is not None
+
+
+def test_where_links_of_a_folder_may_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder, the hub's cache, and folders of the setting; never in another place or a special file."""
+    cache, stored = tmp_path / "cache", tmp_path / "stored"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    monkeypatch.delenv("MPOOL_MODEL_FOLDERS", raising=False)
+    path = Path(folder(tmp_path))
+    for place in (stored, cache / "models--org--name" / "snapshots" / "main", cache / "models--org--name" / "blobs"):
+        place.mkdir(parents=True)
+        shutil.copy(path / "config.json", place / "config.json")
+        (path / "config.json").unlink()
+        (path / "config.json").symlink_to(place / "config.json")
+        if place == stored:
+            with pytest.raises(errors.FormatError) as caught:
+                describe_folder(str(path), key="k", ref="r")
+            assert "MPOOL_MODEL_FOLDERS" in (caught.value.hint or "") and "model_folders" in (caught.value.hint or "")
+            monkeypatch.setenv("MPOOL_MODEL_FOLDERS", os.pathsep.join(["", str(tmp_path / "none"), str(stored)]))
+        assert describe_folder(str(path), key="k", ref="r").embedding is not None
+    os.mkfifo(stored / "fifo")
+    for target in ("/etc/passwd", cache / "config.json", stored / "fifo", tmp_path / "storedx", stored / ".." / "x"):
+        (tmp_path / "x").write_bytes((stored / "config.json").read_bytes())
+        shutil.copy(stored / "config.json", tmp_path / "storedx")
+        shutil.copy(stored / "config.json", cache / "config.json")
+        (path / "config.json").unlink()
+        (path / "config.json").symlink_to(target)
+        with pytest.raises(errors.FormatError):
+            describe_folder(str(path), key="k", ref="r")
+
+
+def test_a_snapshot_may_not_link_to_another_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("MPOOL_MODEL_FOLDERS", str(tmp_path))
+    other, blobs = tmp_path / "models--org--other" / "blobs", tmp_path / "models--org--name" / "blobs"
+    place = tmp_path / "models--org--name" / "snapshots" / "main"
+    shutil.move(folder(tmp_path / "made"), place)
+    for target, allowed in ((blobs, True), (other, False)):
+        target.mkdir(parents=True)
+        shutil.copy(place / "config.json", target / "config")
+        (place / "config.json").unlink()
+        (place / "config.json").symlink_to(target / "config")
+        if allowed:
+            assert describe_folder(str(place), key="k", ref="r").embedding is not None
+            continue
+        with pytest.raises(errors.FormatError):
+            describe_folder(str(place), key="k", ref="r")
+
+
+def test_a_link_that_changes_after_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder(tmp_path)
+    (tmp_path / "secret").write_text("{}")
+    checked = files.Folder.path_of
+
+    def changed(self: files.Folder, name: str, **more: Any) -> str:
+        found = checked(self, name, **more)
+        if name == "config.json" and not os.path.islink(found):
+            os.rename(found, found + ".kept")
+            os.symlink(tmp_path / "secret", found)
+        return found
+
+    monkeypatch.setattr(files.Folder, "path_of", changed)
+    with pytest.raises((errors.FormatError, errors.FileError)):
+        describe_folder(path, key="k", ref="r")
 
 
 def test_config_as_a_fifo_does_not_hang(tmp_path: Path) -> None:

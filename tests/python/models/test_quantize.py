@@ -190,6 +190,20 @@ def test_llama_cpp_gives_the_same_tokens(folder: Path, name: str, dtype: str) ->
         assert pool.tokenize(RECORDED["text"], str(path), add_special=False) == recorded["ids"]
 
 
+def test_the_type_of_a_file_is_its_quantization_level(folder: Path, tmp_path: Path) -> None:
+    """Ollama's API has the name of ``general.file_type``, not the type of most weights (here Q8_0, Q4_K or F32)."""
+    from mpool.server import ollama_models
+    from mpool.server.models import ServedModel
+
+    source = quantisedfiles.write("llama_tied", "F32", folder)
+    with mpool.Pool() as pool:
+        for name in ("Q4_K_M", "Q4_0"):
+            target = tmp_path / f"{name}.gguf"
+            quantize(str(source), str(target), name)
+            found = ollama_models.describe(ServedModel("x", pool.get(target), 0))
+            assert found.details["quantization_level"] == name
+
+
 def test_keys_of_a_file_are_kept(folder: Path, tmp_path: Path) -> None:
     source = quantisedfiles.write("llama_tied", "F32", folder)
     target = tmp_path / "q.gguf"

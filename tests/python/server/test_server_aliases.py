@@ -107,7 +107,7 @@ def test_names_of_aliases(server: Any, client: Any) -> None:
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("change", [
-    {"from": "nothing"}, {"from": "../llama"}, {"from": None}, {"model": "llama"}, {"model": "a/b"}, {"model": ""},
+    {"from": "nothing"}, {"from": "../llama"}, {"from": None}, {"model": "llama"}, {"model": "a//b"}, {"model": ""},
     {"parameters": {"temperature": -1}}, {"template": "x"}, {"files": {"a": "b"}},
     {"adapters": {"a": "b"}}, {"quantize": "q4_K_M"}, {"messages": CHAT}, {"system": "x" * 1_000_001}], ids=str)
 def test_refused_aliases(server: Any, change: dict[str, Any]) -> None:

@@ -401,3 +401,28 @@ def test_fill_in_the_middle_as_in_mistrals_api(server: Any) -> None:
     assert status == 400 and "`suffix` requires a model" in found["error"]["message"]
     found = post(server, FILL_IN, {**plain, "max_completion_tokens": 2, "temperature": 0})[2]
     assert found["usage"]["completion_tokens"] == 2
+
+
+def _broken(text: str) -> str:
+    """Break base64 into lines, as ``base64.encodebytes`` does."""
+    return "\r\n".join(text[at:at + 20] for at in range(0, len(text), 20))
+
+
+def test_images_of_one_pixel_and_in_lines(server: Any) -> None:
+    with io.BytesIO() as file:
+        Image.new("RGB", (1, 1), "red").save(file, "PNG")
+        pixel = base64.b64encode(file.getvalue()).decode()
+    for url in ("data:image/png;base64," + _broken(IMAGE.partition(",")[2]), "data:image/png;base64," + pixel):
+        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]
+        body = {"model": "llava", "messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+        status, found = ask(server, CHATS, body)
+        assert status == 200, found
+
+
+@pytest.mark.parametrize("path, prompt", [(CHATS, {"messages": CHAT}), (TEXTS, {"prompt": "x"})])
+def test_no_limit_of_tokens(server: Any, path: str, prompt: dict[str, Any]) -> None:
+    status, found = ask(server, path, {"model": "llama", "max_tokens": -1, "stop": ["a", "e", "o"], **prompt})
+    assert status == 200, found
+    for most in (0, -2):
+        status, found = ask(server, path, {"model": "llama", "max_tokens": most, **prompt})
+        assert status == 400 and found["error"]["param"] == "max_tokens", found

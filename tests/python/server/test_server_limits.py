@@ -22,6 +22,7 @@ from mpool.server import sampling, worker  # noqa: E402
 from mpool.server.errors import TABLE, Refusal, refusal_of  # noqa: E402
 from mpool.server.openai import namespaces, text  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
+from mpool.server.state import State  # noqa: E402
 from mpool.tokenizers.tokenizer import Tokenizer  # noqa: E402
 
 MIB = 2**20
@@ -287,3 +288,19 @@ def test_names_in_namespaces(namespace: str | None, name: str, joined: str) -> N
     if joined.endswith("_"):
         assert all(digit in "0123456789abcdef" for digit in found[-8:])
         assert found != namespaces.joined_name(namespace, name + "x")
+
+
+@pytest.mark.parametrize("given, most", [(None, 10_000), (7, 7), (20_000, 20_000)])
+def test_number_of_inputs_of_a_request(given: int | None, most: int) -> None:
+    """The library has no limit by default, and the server has one."""
+    with mpool.Pool(mpool.PoolConfig(max_embed_inputs=given, offline=True)) as pool:
+        assert State(Settings(), pool).max_inputs == most
+
+
+def test_usage_of_several_prompts() -> None:
+    """Counts of prompts are summed, those of cached tokens too."""
+    done: Any = [SimpleNamespace(usage=mpool.results.Usage(prompt, written, cached))
+                 for prompt, written, cached in ((10, 3, 8), (20, 4, 16), (5, 1, 0))]
+    found = text.usage_of(done)
+    assert (found.prompt_tokens, found.completion_tokens, found.total_tokens) == (35, 8, 43)
+    assert found.prompt_tokens_details == {"cached_tokens": 24}

@@ -257,7 +257,7 @@ def test_large_log_probabilities_are_refused(server: Any, monkeypatch: pytest.Mo
 
 # ---- names that the command gives ------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["org/name", "a b", "-a", "x" * 129, ""])
+@pytest.mark.parametrize("name", ["org//name", "org/../name", "org/", "a b", "-a", "x" * 129, ""])
 def test_names_that_models_cannot_have(bert: Path, name: str) -> None:
     """The error is about the name, and not about a reference of that form."""
     with mpool.Pool() as pool, pytest.raises(mpool.InvalidArgument, match="name in NAME=MODEL must be 1 to 128"):

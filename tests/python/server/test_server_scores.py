@@ -19,7 +19,7 @@ FIRST, SECOND = ["cats", "dogs", "cats"], ["A cat sat.", "The dog barked.", "Num
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, bert: Path, llama: Path) -> Iterator[Any]:
     ranker = make_reranker(tmp_path_factory.mktemp("ranker") / "ranker", "bert")
-    with serving([f"ranker={ranker}", f"bert={bert}", f"llama={llama}"]) as made:
+    with serving([f"ranker={ranker}", f"org/ranker={ranker}", f"bert={bert}", f"llama={llama}"]) as made:
         yield made
 
 
@@ -65,7 +65,7 @@ def test_a_pair_has_one_score(server: Any) -> None:
 @pytest.mark.parametrize(("change", "word"), [
     ({"text_1": FIRST[:2]}, "`text_1` must have one text or as many as `text_2`, got 2 and 3."),
     ({"text_2": "x"}, "got 3 and 1."), ({"text_1": []}, "`text_1`"), ({"text_1": ["x", "", "y"]}, "`text_1[1]`"),
-    ({"text_2": None}, "`text_2` is required"), ({"text_1": [5, 6, 7]}, "`text_1[0]`"),
+    ({"text_2": None}, "`text_2` and `documents` is required"), ({"text_1": [5, 6, 7]}, "`text_1[0]`"),
     ({"model": "bert", "prompt": "x"}, "`prompt` requires a reranker"), ({"prompt": "x"}, "prompt"),
     ({"model": "llama"}, "capability")], ids=str)
 def test_refused_scores(server: Any, change: dict[str, Any], word: str) -> None:
@@ -93,3 +93,18 @@ def test_prompt_of_reranking(tmp_path_factory: pytest.TempPathFactory) -> None:
             assert [scores[at] for at in range(len(SECOND))] == pytest.approx(list(wanted.scores), abs=1e-6)
             found.append(scores)
         assert len({tuple(sorted(one.items())) for one in found}) == 3
+
+
+def test_other_names_of_fields_and_models(server: Any) -> None:
+    """``queries`` and ``documents`` of newer clients of vLLM, ``documents`` of clients of Cohere, and ``org/name``."""
+    wanted = scores(server, model="ranker", text_1="cats", text_2=SECOND)
+    assert scores(server, model="org/ranker", queries="cats", documents=SECOND) == wanted
+    for body in ({"queries": "cats"}, {"text_1": "a", "queries": "b", "documents": SECOND}):
+        status, found = ask(server, "/v1/score", {"model": "ranker", **body})
+        assert status == 400 and found["error"]["code"] == "invalid_value", found
+    body = {"model": "org/ranker", "query": "cats"}
+    status, found = ask(server, "/rerank", {**body, "documents": SECOND})
+    assert status == 200 and found == ask(server, "/rerank", {**body, "texts": SECOND})[1]
+    assert ask(server, "/rerank", body)[0] == 422  # the status of text-embeddings-inference
+    assert ask(server, "/v1/models/org/ranker")[1]["id"] == "org/ranker"
+    assert ask(server, "/v1/models/org/../ranker")[0] == 404

@@ -1,0 +1,123 @@
+"""Values that no model allows are refused before the model's reference is resolved: by every verb, in every form."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import aio
+from mpool.cli import main
+from mpool.tasks import options as of
+from mpool.tasks.running import _JOBS
+
+#: A model that is neither on this machine nor downloaded, because the pool is offline.
+MODEL = "org/none"
+CHAT = [{"role": "user", "content": "Hi"}]
+IMAGE = np.zeros((8, 8, 3), np.uint8)
+#: Verb -> its arguments and the dataclass of its options.
+VERBS: dict[str, tuple[dict[str, Any], type]] = {
+    "embed": ({"inputs": "x"}, of.EmbedOptions), "embed_iter": ({"iterable": ["x"]}, of.EmbedIterOptions),
+    "embed_sparse": ({"inputs": "x"}, of.SparseOptions), "embed_tokens": ({"inputs": "x"}, of.TokenOptions),
+    "embed_all": ({"inputs": "x"}, of.AllOptions), "embed_image": ({"images": IMAGE}, of.ImageOptions),
+    "rerank": ({"query": "x", "documents": ["y"]}, of.RerankOptions), "classify": ({"texts": "x"}, of.ClassifyOptions),
+    "classify_tokens": ({"texts": "x"}, of.ClassifyTokensOptions), "generate": ({"prompt": "x"}, of.GenerateOptions),
+    "chat": ({"messages": CHAT}, of.TextOptions), "vision": ({"images": IMAGE, "prompt": "x"}, of.TextOptions),
+    "describe_image": ({"path": "x.png"}, of.TextOptions),
+    "describe_url": ({"url": "http://127.0.0.1/x.png"}, of.TextOptions),
+    "generate_image": ({"prompt": "x"}, of.GenerateImageOptions)}
+#: Option -> a value that no model allows; options without a row refuse -1.
+BAD: dict[str, Any] = {
+    "ignore_labels": "O", "labels": [], "template": 5, "logit_bias": {-1: 1}, "stop": [""], "stop_token_ids": [-1],
+    "response_format": {"type": "yaml"}, "tools": [{"type": "function", "function": {"name": ""}}], "latents": "x",
+    "tool_choice": "required", "template_options": [1], "top_k": -2, "presence_penalty": 3, "frequency_penalty": 3,
+    "max_tokens": 0, "keep_alive": "soon", "tenant": "", "timeout": float("nan")}
+#: Verb -> arguments that no model allows, each with the parameter that the error names.
+ARGUMENTS = {"embed": [({"inputs": ["x", 5]}, "inputs[1]"), ({"inputs": [-1]}, "inputs[0]"),
+                       ({"inputs": ["x"], "precision": "int8"}, "precision")],
+             "embed_sparse": [({"inputs": [None]}, "inputs[0]")],
+             "rerank": [({"query": "x", "documents": ["y", 5]}, "documents[1]")],
+             "classify": [({"texts": ["x", 5]}, "texts[1]")], "classify_tokens": [({"texts": ["x", 5]}, "texts[1]")],
+             "generate": [({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [-1]}, "prompt[0]"),
+                          ({"prompt": "x", "min_tokens": 3, "max_tokens": 2}, "min_tokens"),
+                          ({"prompt": "x", "temprature": 1}, "temprature"), ({"prompt": "x", "tools": []}, "tools")],
+             "chat": [({"messages": []}, "messages"), ({"messages": [{"role": "me"}]}, "messages[0].role"),
+                      ({"messages": CHAT, "parse_special": True}, "parse_special")],
+             "vision": [({"images": [], "prompt": "x"}, "images"), ({"images": IMAGE, "prompt": ""}, "prompt")],
+             "describe_image": [({"path": 5}, "path")], "describe_url": [({"url": "x.png"}, "url")],
+             "generate_image": [({"prompt": 5}, "prompt"), ({"prompt": "x", "width": 10**6}, "width")]}
+
+
+def _rows() -> Iterator[tuple[str, dict[str, Any], str]]:
+    for verb, (arguments, options) in VERBS.items():
+        for one in (*fields(options), *fields(of.CallOptions)):
+            if one.name not in arguments:
+                yield verb, {**arguments, one.name: BAD.get(one.name, -1)}, one.name
+        for given, param in ARGUMENTS.get(verb, ()):
+            yield verb, given, param
+
+
+ROWS = list(_rows())
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[mpool.Pool]:
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as made:
+        yield made
+
+
+def _param(error: mpool.InvalidArgument) -> str:
+    """Return the parameter without the place inside its value."""
+    return (error.param or "").split("[")[0].split(".")[0]
+
+
+def _check(caught: pytest.ExceptionInfo[mpool.InvalidArgument], param: str) -> None:
+    assert caught.value.param == param or _param(caught.value) == param
+
+
+@pytest.mark.parametrize(("verb", "given", "param"), ROWS, ids=lambda row: row if isinstance(row, str) else "")
+def test_values_before_the_model(pool: mpool.Pool, verb: str, given: dict[str, Any], param: str) -> None:
+    async def on_loop() -> None:
+        made = getattr(aio, verb)(**given, model=MODEL, pool=pool)
+        if verb == "embed_iter":
+            async for _ in made:
+                pass
+        else:
+            await made
+
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        made = getattr(pool, verb)(**given, model=MODEL)
+        if verb == "embed_iter":
+            next(made, None)
+    _check(caught, param)
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        asyncio.run(on_loop())
+    _check(caught, param)
+    if verb in ("generate", "chat", "vision", "generate_image"):
+        with pytest.raises(mpool.InvalidArgument) as caught:
+            getattr(pool, verb)(**given, model=MODEL, stream=True)
+        _check(caught, param)
+    capability = next((name for name, verbs in _JOBS.items() if any(one.name == verb for one, _ in verbs)), None)
+    if capability is not None and param not in ("progress", "temprature"):
+        with pytest.raises(mpool.InvalidArgument) as caught:
+            pool.submit(capability, **given, model=MODEL).result()
+        _check(caught, param)
+
+
+@pytest.mark.parametrize(("command", "param"), [
+    (["generate", "x", "--model", MODEL, "--temperature", "-1"], "temperature"),
+    (["generate-image", "x", "--model", MODEL, "--width", "-5"], "width"),
+    (["embed", "x", "--model", MODEL, "--dimensions", "0"], "dimensions"),
+    (["rerank", "x", "y", "--model", MODEL, "--top-k", "0"], "top_k")])
+def test_values_before_the_model_on_the_command_line(capsys: pytest.CaptureFixture[str],
+                                                     monkeypatch: pytest.MonkeyPatch, command: list[str],
+                                                     param: str) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(command) not in (0, None)
+    printed = capsys.readouterr().err.replace("--", "").replace("-", "_")
+    assert param in printed and "OfflineError" not in printed and "offline" not in printed
