@@ -38,8 +38,8 @@ mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_er
 bool mp_head_gives(const mp_head *head, int dimensions);
 int32_t mp_head_widest(const mp_head *head);
 /* Returns the rows of a sequence of n tokens that mp_head_apply reads if pooling leaves out `skip` tokens: one row if
- * the only pooling is CLS or that of the last token, otherwise all rows. The other rows need not be computed: for this row
- * alone, with n = 1 and skip = 0, mp_head_apply gives the same vector. */
+ * the only pooling is CLS or that of the last token, otherwise all rows. The other rows need not be computed: for this
+ * row alone, with n = 1 and skip = 0, mp_head_apply gives the same vector. */
 mp_row_span mp_head_reads(const mp_head *head, int32_t n, int32_t skip);
 /* Floats of scratch that mp_head_apply needs. */
 size_t mp_head_scratch(const mp_head *head);
