@@ -308,6 +308,7 @@ class Names:
         except BaseException:
             self.forget(entry)
             raise
+        self.keep(entry)
         if found is None:
             from ..models import load_catalogue
 
@@ -330,6 +331,11 @@ class Names:
                     for name in [name for name, other in table.items() if other is entry]:
                         del table[name]
                 self.forgotten[entry.key] = entry
+
+    def keep(self, entry: Entry) -> None:
+        """Give an entry whose files were read its name back, if another thread could not read them and forgot it."""
+        if entry.key in self.forgotten:
+            self._adopt(entry.key, None, None)
 
 
 def _catalogue() -> Any:
