@@ -252,6 +252,7 @@ class Pool(PoolVerbs):
         except BaseException:
             self._names.forget(entry)
             raise
+        self._names.keep(entry)
         parts, key = entry.parts(), ""
         was = [(part.loading, part._adapters) for part in parts]
         try:

@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ class Names:
         by_key: entries by their key.
         by_name: entries by every name in use, str and os.PathLike.
         defaults: entries of default models, by capability.
+        forgotten: entries that :meth:`forget` removed and other threads still use, by their key.
         lock: held while these tables change.
     """
 
@@ -46,6 +48,7 @@ class Names:
         self.by_key: dict[str, Entry] = {}
         self.by_name: dict[Any, Entry] = {}
         self.defaults: dict[str, Entry] = {}
+        self.forgotten: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()
 
     def entries(self) -> list[Entry]:
         """Return all entries."""
@@ -55,7 +58,7 @@ class Names:
     def renew_locks(self) -> None:
         """Replace all locks in a forked child, where the threads that held them do not exist."""
         self.lock = threading.RLock()
-        for entry in list(self.by_key.values()):
+        for entry in [*self.by_key.values(), *self.forgotten.values()]:
             entry.renew_lock()
 
     # ---- names that callers give -----------------------------------------------------------------------------------
@@ -285,7 +288,10 @@ class Names:
         with self.lock:
             entry = self.by_key.get(key)
             if entry is None:
-                entry = self.by_key[key] = self.by_name[key] = Entry(self.pool, key, key, capability)
+                # A thread that looked the name up before another one forgot it may add the entry to the core: a second
+                # entry of the same key would replace its model there, and each would refuse the other's requests.
+                entry = self.forgotten.pop(key, None) or Entry(self.pool, key, key, capability)
+                self.by_key[key] = self.by_name[key] = entry
             if name is not None:
                 self.by_name[name] = entry
             return entry
@@ -302,6 +308,7 @@ class Names:
         except BaseException:
             self.forget(entry)
             raise
+        self.keep(entry)
         if found is None:
             from ..models import load_catalogue
 
@@ -323,6 +330,12 @@ class Names:
                 for table in (self.by_key, self.by_name, self.defaults):
                     for name in [name for name, other in table.items() if other is entry]:
                         del table[name]
+                self.forgotten[entry.key] = entry
+
+    def keep(self, entry: Entry) -> None:
+        """Give an entry whose files were read its name back, if another thread could not read them and forgot it."""
+        if entry.key in self.forgotten:
+            self._adopt(entry.key, None, None)
 
 
 def _catalogue() -> Any:

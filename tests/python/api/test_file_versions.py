@@ -4,6 +4,7 @@ gets the files of now."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -437,6 +438,43 @@ def test_half_a_save(bert: Path, tmp_path: Path) -> None:
             assert after == _text(fresh.get(folder)) != before
         (row,) = pool.registry.entries()
         assert row["pinned"] and row["keep_alive"] == 1234
+
+
+@pytest.mark.parametrize("use", ["embed", "load"])
+def test_a_name_that_another_thread_forgot_comes_back(bert: Path, tmp_path: Path, use: str) -> None:
+    folder = Path(shutil.copytree(bert, tmp_path / "model"))
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text("{")
+    with mpool.Pool() as pool:
+        looked_up = pool._names.named(folder)
+        with pytest.raises(mpool.FormatError, match="config.json"):
+            pool.embed("A cat sat.", folder)
+        (folder / "config.json").write_text(text)
+        if use == "embed":
+            pool.embed("A cat sat.", looked_up)
+        else:
+            pool.load(mpool.Model(looked_up))
+        del looked_up
+        gc.collect()
+        assert [row.state for row in pool.ps()] == ["ready"]
+        pool.unload(folder)
+        assert [row.state for row in pool.ps()] == ["cold"]
+
+
+def test_half_a_save_before_the_first_use(bert: Path, tmp_path: Path) -> None:
+    """A thread that looked the name up before another one met half a save shares the model with later lookups."""
+    folder = Path(shutil.copytree(bert, tmp_path / "model"))
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text("{")
+    with mpool.Pool() as pool, mpool.Pool() as fresh:
+        looked_up = pool._names.named(folder)
+        with pytest.raises(mpool.FormatError, match="config.json"):
+            pool.embed("A cat sat.", folder)
+        (folder / "config.json").write_text(text)
+        want = _text(fresh.get(bert))
+        for model in (folder, looked_up, folder, looked_up):
+            assert pool.embed("A cat sat.", model).tobytes() == want
+        assert len(pool.ps()) == len(pool.registry.entries()) == 1
 
 
 def test_threads_that_look_up_changed_files_at_once(bert: Path, tmp_path: Path,
