@@ -245,7 +245,7 @@ def test_close_does_not_wait_for_a_stopped_worker(llama: Path) -> None:
     together([pool.close], 60)
     with pytest.raises(mpool.PoolError):
         job.result()
-    assert children() == []
+    until(lambda: not children(), state=children)  # on a busy machine, after the grace period: the thread ends later
 
 
 def test_close_during_a_request(llama: Path) -> None:
