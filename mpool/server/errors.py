@@ -109,6 +109,8 @@ _DETAILED = ("invalid_value", "unsupported_parameter", "context_length_exceeded"
 _MAX_DETAIL = 300
 #: A lack of memory names what is needed and free, and the models that hold memory, which ``/v1/models`` lists as well.
 _MAX_MEMORY_DETAIL = 600
+#: The folders of an absolute path, which may have spaces, or of another one.
+_FOLDERS = re.compile(r"(?<![^\s,;(`'\"])/[^,;:]*/|[^\s,;]*/")
 #: Request fields that contain a JSON schema. Request fields whose name is also that of the library's parameter: only
 #: these become the `param` of a library error.
 _SCHEMA_PARAMS = ("response_format", "tools")
@@ -153,7 +155,7 @@ def refusal_of(error: BaseException, request: str, names: Mapping[str, str] = {}
     """
     if isinstance(error, Refusal):
         return error
-    error = error_of(error) or error
+    raised, error = error, error_of(error) or error
     library = param_of(error)
     detail = renamed(error, names) if isinstance(error, pool_errors.MpoolError) else ""
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "internal")
@@ -170,8 +172,8 @@ def refusal_of(error: BaseException, request: str, names: Mapping[str, str] = {}
         return Refusal(code, pool_errors.sentence(error._reason))
     if isinstance(error, pool_errors.WrongCapability):  # the message names capabilities; the hint is for Python
         return Refusal(code, pool_errors.sentence(f"{error.key}: {error.message}"), "model")
-    if isinstance(error, pool_errors.MemoryExhausted):
-        named = re.sub(r"[^\s,;]*/", "", error.message)  # without folders of this machine
+    if isinstance(error, pool_errors.MemoryExhausted) and isinstance(raised, pool_errors.MpoolError):
+        named = _FOLDERS.sub("", error.message)
         return Refusal(code, pool_errors.sentence(named[:_MAX_MEMORY_DETAIL]))
     if code not in _DETAILED or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)

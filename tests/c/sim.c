@@ -152,6 +152,7 @@ void sim_point(const char *op, const void *object) {
         sim_sched_chance(sim.setup->late)) {
         sim_note("late");
         sim.late_jumps++;
+        sim.late_ns += sim.nearest_ns > sim.clock_ns ? sim.nearest_ns - sim.clock_ns : 0;
         set_clock(sim.nearest_ns);
     }
     switch_to(sim_sched_pick(sim.ready, sim.current));
@@ -472,6 +473,7 @@ void sim_run(const sim_setup *setup, void (*body)(void *arg), void *arg, sim_res
     sim.alive = sim.most = sim.inlined = 0;
     sim.steps = 0;
     sim.late_jumps = 0;
+    sim.late_ns = 0;
     sim.nudged = -1;
     sim.nudges = 0;
     sim.hash = 14695981039346656037u;
@@ -513,6 +515,7 @@ bool sim_chance(uint32_t of_65536) { return of_65536 && (sim_random() & 65535) <
 void sim_faults(bool on) { sim.faults = on; }
 const sim_setup *sim_get_setup(void) { return sim.setup; }
 int sim_late_jumps(void) { return sim.late_jumps; }
+uint64_t sim_late_ns(void) { return sim.late_ns; }
 int sim_self(void) { return sim.current; }
 bool sim_is_blocked(int fibre) { return sim.fibres[fibre].state != SIM_READY && sim.fibres[fibre].state != SIM_ENDED; }
 

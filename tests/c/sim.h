@@ -80,6 +80,7 @@ const sim_setup *sim_get_setup(void);
  * timed wait would have shown. Returns true between the wake-up and the check. */
 bool sim_is_nudging(void);
 int sim_late_jumps(void); /* how often the clock of this run jumped to a deadline although a fibre could run */
+uint64_t sim_late_ns(void); /* by how much, in total */
 /* Requires that a lock initialised in `file` is taken only while all held locks have ranks below `rank`. Applies to all
  * later runs of the process. */
 void sim_lock_rank(const char *file, int rank);

@@ -46,7 +46,7 @@ typedef struct sim_core {
     bool active, faults;
     int nudged;      /* the fibre that was nudged, or -1 */
     uint64_t nudges; /* one bit per fibre; 1 = nudged since the clock moved */
-    uint64_t clock_ns, nearest_ns, nudge_limit_ns, began_ns, steps, hash, random;
+    uint64_t clock_ns, nearest_ns, nudge_limit_ns, began_ns, late_ns, steps, hash, random;
     int alive, most, late_jumps;
     void *main_sp;
     void (*watch_step)(void *arg), (*watch_quiet)(void *arg);

@@ -79,6 +79,7 @@ static const uint64_t SIM_PROMPT_NS = 100ull * 1000 * 1000;
 void sim_caller_main(void *caller);
 void sim_take_notices(caller *self);
 void sim_add(const char *key, bool replace, record *r); /* adds a model with a random script */
+bool sim_loads_are_late(void); /* the clock jumped by so much that a load may have passed its limit without running */
 void sim_check_status(mp_status status, const mp_error *error, const record *r, const char *what);
 void sim_check_end(const record *r); /* `r` must have ended */
 void sim_recount(mp_registry *registry); /* sim_recount.c; call only while all threads wait */

@@ -276,7 +276,7 @@ def test_an_embedding_that_finds_no_memory_names_pinned_models(bert: Path, tmp_p
     with mpool.Pool(mpool.PoolConfig(max_workers_per_model=1)) as own:
         own.embed("a", bert)
         row, = own.registry.entries()
-    limit = row["model_bytes"] + row["worker"][0]["predicted_bytes"] + row["model_bytes"] // 2
+    limit = row["predicted_bytes"] + row["worker"][0]["predicted_bytes"] + row["predicted_bytes"] // 2
     calls = (lambda own: own.embed("a", other), lambda own: own.embed(["a", "b"], other),
              lambda own: own.submit("text_embedding", inputs=["a"] * 9000, model=other).result(),  # many slices
              lambda own: asyncio.run(aio.embed(["a"], other, pool=own)),

@@ -183,6 +183,7 @@ def test_adapters_come_and_go(bert: Path, adapters: dict[str, Path], expected: d
         pool.unload(bert)
         assert np.array_equal(pool.embed(TEXTS, bert, adapter="it"), expected["two"])
         pool.load(bert, adapters={})
+        assert np.array_equal(pool.embed(TEXTS, bert), before)  # the first request takes the table of recent vectors
         assert pool.ps()[0].model_bytes == size and pool.ps()[0].adapters == ()
         with pytest.raises(InvalidArgument, match="the model has no adapters"):
             pool.embed(TEXTS, bert, adapter="it")

@@ -288,7 +288,7 @@ def test_a_queue_that_stays_full_degrades(llama: Path) -> None:
 def test_all_failed_is_unhealthy(bert: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cut"
     shutil.copytree(bert, folder)
-    with mpool.Pool(mpool.PoolConfig(memory_bytes=1)) as pool:
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=20_000)) as pool:  # the request fits, the model does not
         with pytest.raises(mpool.MemoryExhausted):
             pool.embed("a", folder)
         found = until(lambda: (one := pool.health()).status == "unhealthy" and one)
@@ -455,7 +455,7 @@ def test_refused_requests_have_an_event(bert: Path, llama: Path) -> None:
 
 def test_a_failed_load_has_an_event(bert: Path) -> None:
     seen: list[mpool.PoolEvent] = []
-    with mpool.Pool(mpool.PoolConfig(memory_bytes=1)) as pool:
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=20_000)) as pool:  # the request fits, the model does not
         pool.on("fail", seen.append)
         with pytest.raises(mpool.MemoryExhausted):
             pool.embed("a", bert)

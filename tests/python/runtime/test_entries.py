@@ -244,12 +244,13 @@ def test_what_the_core_gets(specs: None, compute: str, key: str, options: dict[s
 
 def test_what_the_core_gets_for_a_process(specs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entries._isolated, "command", lambda: ("python",))
+    monkeypatch.setattr(entries._isolated, "environment", lambda: [b"A=b"])
     made = entry(isolation="process", process_memory=77)
     made.loading = LoadOptions(weights="packed", kv_dtype="int8")
     made.add_cold("auto", True)
     (_, args, given), = made.pool.registry.calls
     assert args[1].made == ("/m", "packed", "int8") and args[2:] == ("auto", True, ("python",), 77)
-    assert given == {"revision": made.revision, "staged": False}
+    assert given == {"revision": made.revision, "staged": False, "environment": [b"A=b"]}
     made.loading = LoadOptions(isolation="thread")
     assert made.runs_in == "thread" and made.uses_weights == "auto" and made._settings() == (
         "thread", "auto", "auto", "", ())
@@ -297,14 +298,14 @@ def test_a_key_that_comes_back_keeps_its_keep_alive(specs: None) -> None:
 
 
 def test_new_settings_replace_each_key_once(specs: None) -> None:
-    """The pins and times of the keys are noted first. A load that fails is reported by the next request."""
+    """The pins and times of the keys are noted first. The next request or load() loads the entries."""
     made = entry(None, {"key": "m", "pinned": True, "keep_alive": 2.5})
     made._core = {"auto": "m", "int8": "m", "float32": "m (float32)"}
     made._replace()
     assert made.kept == {"m": (True, 2.5)}
     calls = [(name, *args[:1], *args[2:], options.get("timeout")) for name, args, options in made.pool.registry.calls]
-    assert calls == [("add", "m", "auto", True, None), ("keep_alive", "m", None), ("load", "m", 0.0),
-                     ("add", "m (float32)", "float32", True, None), ("load", "m (float32)", 0.0)]
+    assert calls == [("add", "m", "auto", True, None), ("keep_alive", "m", None),
+                     ("add", "m (float32)", "float32", True, None)]
 
 
 def test_a_draft_model_belongs_to_the_spec(specs: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,11 +326,12 @@ def test_ids_of_adapters() -> None:
     """An adapter keeps its id while its files are the same; own adapters come from the model's settings."""
     made = entry(described(embedding=EmbeddingSettings(64, 32, 48, adapters=("own", "second"))))
     tensor = TensorEntry("x", "F32", (1,), 0, 0, 4)
-    one, other = (Adapter((path,), (LowRank("l", tensor, tensor, 1.0),), {path: (1, 2)}) for path in ("/a", "/b"))
+    one, other = (Adapter((path,), (LowRank("l", tensor, tensor, 1.0),), {path: (1, 2, 3, 4)})
+                  for path in ("/a", "/b"))
     made._adapters = {"a": one, "b": other}
     made.loading = LoadOptions(adapters=(("a", "/a"), ("b", "/b")))
     assert [made.adapter_id(name) for name in ("a", "b", "a")] == [1, 2, 1]
-    made._adapters["a"] = Adapter(one.files, one.updates, {"/a": (1, 3)})
+    made._adapters["a"] = Adapter(one.files, one.updates, {"/a": (1, 2, 3, 5)})  # another time of change
     assert [made.adapter_id(name) for name in ("a", "b")] == [3, 2]
     assert [made.adapter_id(name) - entries.OWN_ADAPTERS for name in ("own", "second")] == [0, 1]
     for bad in ("c", 1, None):

@@ -245,7 +245,7 @@ def test_close_does_not_wait_for_a_stopped_worker(llama: Path) -> None:
     together([pool.close], 60)
     with pytest.raises(mpool.PoolError):
         job.result()
-    assert children() == []
+    until(lambda: not children(), state=children)  # on a busy machine, after the grace period: the thread ends later
 
 
 def test_close_during_a_request(llama: Path) -> None:
@@ -462,7 +462,9 @@ def test_limits_and_descriptors(bert: Path, pool: mpool.Pool) -> None:
     assert int(status["RssAnon"].split()[0]) * 1024 < 16 << 20  # within the allowance for the process itself
     assert int(status["SigIgn"], 16) >> (signal.SIGINT - 1) & 1  # only the parent handles Ctrl-C
     names = {number: os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")}
-    assert all(name == "/dev/null" or "memfd:mpool" in name for name in names.values()), names
+    # a mapped file keeps its descriptor (csrc/files/file_map.h)
+    weights = os.path.realpath(bert / "model.safetensors")
+    assert all(name in ("/dev/null", weights) or "memfd:mpool" in name for name in names.values()), names
     # weights are mapped read-only, and are in memory once
     maps = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "mpool-weights" in line]
     assert maps and all(line.split()[1] == "r--s" for line in maps)

@@ -151,10 +151,12 @@ CODES = {"ContextOverflow": "context_length_exceeded", "LimitError": "request_to
 
 @pytest.mark.parametrize("name", CODES)
 def test_codes_of_the_librarys_errors(name: str) -> None:
-    """Each error has its code. Only errors about the request itself have a detail, cut to 300 characters."""
-    found = refusal_of(getattr(library, name)("x" * 400), "id")
+    """Each error has its code. Only errors about the request itself have a detail, cut to 300 characters, and a lack
+    of memory, cut to 600."""
+    found = refusal_of(getattr(library, name)("x" * 700), "id")
     detailed = CODES[name] in ("invalid_value", "unsupported_parameter", "context_length_exceeded", "request_too_large")
-    detail = "X" + "x" * 299 + "." if detailed else "None: " + "x" * 400 + "." if name == "WrongCapability" else ""
+    detail = "X" + "x" * 299 + "." if detailed else "None: " + "x" * 700 + "." if name == "WrongCapability" else \
+        "x" * 600 + "." if name == "MemoryExhausted" else ""
     assert (found.code, found.detail.lower()) == (CODES[name], detail.lower())
 
 
@@ -165,6 +167,13 @@ def test_codes_of_other_errors(error: BaseException, code: str) -> None:
     """Errors of Python have no detail, and a refusal stays as it is."""
     found = refusal_of(error, "id")
     assert (found.code, found.detail, found.param) == (code, "", None) and (found is error) == (code == "busy")
+
+
+@pytest.mark.parametrize("path, shown", [("/srv/a/m.gguf", "m.gguf"), ("/home/my own/models/m x", "m x"),
+                                         ("~/a/m", "m"), ("org/m", "m"), ("m", "m")])
+def test_a_lack_of_memory_names_models_without_their_folders(path: str, shown: str) -> None:
+    error = library.MemoryExhausted(f"{path}: 1 B needed; in use: {path} 2 MB (idle), {path} 1 MB (pinned)")
+    assert refusal_of(error, "id").detail == f"{shown}: 1 B needed; in use: {shown} 2 MB (idle), {shown} 1 MB (pinned)."
 
 
 @pytest.mark.parametrize("param, field", [
