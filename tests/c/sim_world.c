@@ -149,8 +149,8 @@ static void check_after_close(void) {
     if ((stats.memory_used && !w.stalls) || stats.threads_leased) /* memory of abandoned workers stays charged */
         sim_fail("after close %llu bytes are charged and %d compute threads leased",
                  (unsigned long long)stats.memory_used, stats.threads_leased);
-    /* Without stalls, a worker is abandoned only if the clock jumps past the limit of its load, or past the grace period
-     * of the close. */
+    /* Without stalls, a worker is abandoned only if the clock jumps past the limit of its load, or past the grace
+     * period of the close. */
     if (stats.workers_dead && !w.stalls && !sim_loads_are_late() && sim_late_jumps() == w.jumps_before_close)
         sim_fail("%llu workers were abandoned, and none stood still", (unsigned long long)stats.workers_dead);
     SIM_CHECK(stats.illegal_transitions == 0);
