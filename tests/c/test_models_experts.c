@@ -446,7 +446,6 @@ MP_TEST(models_experts_of_a_changed_file_fail) {
     char path[512];
     tiny_model tiny;
     tiny_job job;
-    struct stat before;
     tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6,
                                                        .rest = &rest}, types, 1, 78, -1), MP_COMPUTE_AUTO, 1);
     snprintf(path, sizeof path, "%s/tiny-78.bin", mp_test_directory());
@@ -457,11 +456,9 @@ MP_TEST(models_experts_of_a_changed_file_fail) {
     tiny_job_admit(&tiny, &job);
     MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
     MP_CHECK_INT(job.call->choices[0].token_count, 1);
-    MP_CHECK_INT(stat(path, &before), 0);
     mp_sys_sleep_ns(20 * 1000 * 1000); /* longer than the resolution of file times */
     FILE *file = fopen(path, "r+b");
     MP_CHECK(file && fwrite("changed", 1, 7, file) == 7 && fclose(file) == 0);
-    MP_CHECK_INT(utimensat(AT_FDCWD, path, (struct timespec[2]){before.st_atim, before.st_mtim}, 0), 0);
     MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_FAILED);
     MP_CHECK_INT(job.item.error.code, MP_INTEGRITY);
     MP_CHECK_INT(job.call->choices[0].token_count, 1);

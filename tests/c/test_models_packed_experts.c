@@ -452,7 +452,7 @@ MP_TEST(models_packed_experts_of_a_changed_file_fail) {
     load(&tiny, &kinds[0], 1);
     const char *path = mp_spec_file(tiny.spec, 0);
     struct stat before;
-    MP_CHECK(stat(path, &before) == 0 && tiny.model->ops->healthy(tiny.model));
+    MP_CHECK(tiny.model->ops->healthy(tiny.model));
     FILE *file = fopen(path, "r+b");
     MP_CHECK(file && fseek(file, 100000, SEEK_SET) == 0 && fwrite("changed", 1, 7, file) == 7 && fclose(file) == 0);
     int32_t prompt[40] = {0};
@@ -466,8 +466,6 @@ MP_TEST(models_packed_experts_of_a_changed_file_fail) {
         MP_CHECK_INT(job.item.error.code, MP_INTEGRITY);
         tiny.engine->ops->retire(tiny.engine, &job.item);
         mp_request_destroy(&job.call->base);
-        struct timespec times[2] = {before.st_atim, before.st_mtim};
-        MP_CHECK(utimensat(AT_FDCWD, path, times, 0) == 0);
         MP_CHECK(!tiny.model->ops->healthy(tiny.model));
     }
     tiny_unload(&tiny);

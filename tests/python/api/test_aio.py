@@ -166,7 +166,6 @@ def test_coroutines_raise_the_same_errors_as_functions(pool: mpool.Pool, bert: P
                            (lambda: aio.embed("a", "all-MiniLM-L6-v9", pool=pool), mpool.UnknownModel),
                            (lambda: aio.embed("a", bert, pool=pool, dimensions=99), mpool.InvalidArgument),
                            (lambda: aio.embed("a", bert, pool=pool, tusk=1), mpool.InvalidArgument),
-                           (lambda: aio.embed(["a"] * 10_001, bert, pool=pool), mpool.LimitError),
                            (lambda: aio.generate("", llama, pool=pool), mpool.InvalidArgument),
                            (lambda: aio.generate("a", llama, pool=pool, temprature=1), mpool.InvalidArgument),
                            (lambda: aio.chat([], llama, pool=pool), mpool.InvalidArgument)):

@@ -116,7 +116,7 @@ def test_model_references_and_messages_are_checked(pool: mpool.Pool, llama: Path
     refused(lambda: pool.chat(USER, llama, template_options=np.array([1, 2])),  # type: ignore[arg-type]
             "`template_options` must be")
     with pytest.raises(mpool.Unsupported, match="images"):
-        pool.chat([{**USER[0], "images": np.zeros((2, 2))}], llama)
+        pool.chat([{**USER[0], "images": [np.zeros((2, 2, 3), np.uint8)]}], llama)
     assert pool.chat([{**USER[0], "images": []}], llama, tools=[], template_options=None, **TEXT).text is not None
     refused(lambda: mpool.similarity([1.0], [1.0], metric=np.array(["dot", "dot"])),  # type: ignore[arg-type]
             "`metric` must be one of cosine, dot, euclidean, manhattan, got an array", "metric")

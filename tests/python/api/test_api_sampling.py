@@ -46,8 +46,9 @@ def test_aliases(name: str) -> None:
 def test_ollamas_minus_one_means_no_limit() -> None:
     assert resolve(num_predict=-1).max_tokens is None
     assert resolve(max_tokens=None).max_tokens is None
-    with pytest.raises(InvalidArgument, match=r"`max_tokens` must be an integer from 1 to 2\*\*31 - 1, or .*, got -1"):
-        resolve(max_tokens=-1)
+    assert resolve(max_tokens=-1).max_tokens is None
+    with pytest.raises(InvalidArgument, match=r"`max_tokens` must be an integer from 1 to 2\*\*31 - 1, or .*, got -2"):
+        resolve(max_tokens=-2)
 
 
 @pytest.mark.parametrize("name", ("top_k", "max_tokens"))

@@ -200,7 +200,6 @@ def test_process(folders: dict[str, Path], pool: mpool.Pool) -> None:
     (QUERY, ["good", 3], {}, mpool.InvalidArgument, r"`documents\[1\]` must be .*, got int"),
     (QUERY, ["good", "b\udc00"], {}, mpool.InvalidArgument, r"`documents\[1\]` must be .* half of a surrogate"),
     (QUERY, ["x" * 1_000_001], {}, mpool.InvalidArgument, "got 1,000,001 characters"),
-    (QUERY, ["x"] * 10_001, {}, mpool.LimitError, "`documents` must hold at most 10,000 texts, got 10,001"),
     (QUERY, DOCUMENTS, {"top_k": 0}, mpool.InvalidArgument, "`top_k` must be an integer of 1 or more, .*, got 0"),
     (QUERY, DOCUMENTS, {"top_k": 1.5}, mpool.InvalidArgument, "`top_k` must be an integer of 1 or more, .*, got 1.5"),
     (QUERY, DOCUMENTS, {"truncate": False}, mpool.ContextOverflow, "the limit is 64"),

@@ -91,7 +91,7 @@ def test_adapters_in_the_files_of_a_model(tmp_path: Path, capsys: pytest.Capture
         assert np.array_equal(np.float32([line["embedding"] for line in lines]), wanted)
 
 
-@pytest.mark.parametrize("command", [["embed"], ["embed", "--precision", "int8"], ["search", "q"], ["rerank", "q"],
+@pytest.mark.parametrize("command", [["embed"], ["embed", "--precision", "binary"], ["search", "q"], ["rerank", "q"],
                                      ["classify"], ["classify", "--tokens"]], ids=" ".join)
 @pytest.mark.parametrize(("given", "words"), [
     ("", "--adapter must be NAME or NAME=PATH"), ("=x", "--adapter must be NAME or NAME=PATH"),
