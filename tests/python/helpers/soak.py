@@ -268,7 +268,10 @@ class Soak:
         while time.monotonic() < self.end_at:
             time.sleep(rng.uniform(0.1, 0.6))
             try:
-                rng.choice([self.pool.load, self.pool.unload])(rng.choice(models), timeout=5)
+                if rng.random() < 0.5:
+                    self.pool.load(rng.choice(models), timeout=5)
+                else:
+                    self.pool.unload(rng.choice(models), timeout=5)
             except ALLOWED:
                 pass
 
@@ -283,10 +286,10 @@ class Soak:
             try:
                 swap(self.pool, self.folder, name, 1 - now[name], timeout=5)
                 now[name] = 1 - now[name]
-            except BaseException as error:
-                how = type(error).__name__
-                if not isinstance(error, ALLOWED):
-                    self.wrong.append(f"swap of {name}: {error!r}")
+            except BaseException as caught:
+                how = type(caught).__name__
+                if not isinstance(caught, ALLOWED):
+                    self.wrong.append(f"swap of {name}: {caught!r}")
             self.swaps[how] += 1
             kind = rng.choice([kind for kind in self.kinds if kind.model == name])
             found, error = None, None
