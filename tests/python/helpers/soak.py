@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import ctypes
 import faulthandler
 import gc
+import itertools
 import json
 import os
 import random
@@ -110,7 +112,8 @@ def kinds_of(folder: Path) -> list[Kind]:
 
     made = [Kind("text_embedding", "embed", model, "inputs", text, {"adapter": adapter}, vector)
             for model in ("bert", "isolated", "swapped-bert")
-            for text in (*TEXTS, TEXTS, LONG_TEXT, MANY_TEXTS) for adapter in (None, "one", "two")]
+            for text, adapter in (*itertools.product((*TEXTS, TEXTS), (None, "one", "two")),
+                                  (LONG_TEXT, "one"), (MANY_TEXTS, None))]
     made += [OutputKind(output, str(folder / output.model), texts)
              for output in map(outputcalls.OUTPUTS.__getitem__, OUTPUTS) for texts in (TEXTS[:1], TEXTS[1:3], TEXTS)]
     made += [Kind("text_to_text", "generate", llama, "prompt", "A cat " * (1 + seed),
@@ -303,10 +306,13 @@ class Soak:
             self.over(kind, "swapped", limit_at, found, error, now[name])
 
     def watch(self) -> None:
-        """Record the memory of the process."""
+        """Record the memory that the process holds. The C library keeps freed memory for the threads that freed it: its
+        free blocks are returned to the system before."""
         begun = time.monotonic()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda size: None)
         while time.monotonic() < self.end_at:
             time.sleep(min(1.0, self.seconds / 400))
+            trim(0)
             self.marks.append(((time.monotonic() - begun) / self.seconds, resident()))
 
     def run(self) -> int:
