@@ -397,6 +397,7 @@ def main() -> None:
         # Medians of the quarters of the run: peaks depend on which models happen to be loaded together.
         "resident": [int(statistics.median([size for at, size in soak.marks if part <= 4 * at < part + 1] or [0]))
                      for part in range(4)],
+        # Bytes of the core after the pool has closed.
         "left": sum(after["bytes_by_tag"].values()), "swaps": soak.swaps,
         "total": stats["total_requests"], "sum": sum(sums), "illegal": stats["illegal_transitions"],
         "dead": stats["workers_dead"], "loads": stats["loads"], "evictions": stats["evictions"],

@@ -52,4 +52,5 @@ def test_all_capabilities(tmp_path: Path, request: pytest.FixtureRequest, memory
     assert found["late"][0][0] <= GRACE + 2 * found["machine"], found
     assert found["evictions"] >= SECONDS / 4 and found["how"]["Cancelled"] > 0 and found["how"]["Timeout"] > 0, found
     assert found["swaps"].get("completed", 0) >= (SECONDS / 9 if memory == "some" else 0), found
-    assert found["resident"][3] <= found["resident"][1] * 1.1 + (16 << 20), found
+    assert found["resident"][3] <= found["resident"][1] * 1.1 + (8 << 20), found
+    assert found["left"] < 1 << 16, found
