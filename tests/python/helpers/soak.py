@@ -1,18 +1,21 @@
 """Soak of all five capabilities at once, in a process of its own: ``python soak.py FOLDER SECONDS MEMORY``.
 
-FOLDER holds the tiny models `bert`, `isolated` and `llama`, the folder `adapters` with `one` and `two`, and the models
-of `OUTPUTS`, named after their fixtures; the other models are the demo models of the package. MEMORY
-is ``"some"`` (room for about half of the models) or ``"one"`` (room for the largest model alone, so that nearly every
-request waits for an eviction and a load). Threads, asyncio tasks and jobs send requests of every kind, each with a
-deadline, and cancel some of them; a thread unloads models. Prints one line of JSON at the end; see `main`.
+FOLDER holds the tiny models `bert`, `isolated`, `llama` and `qwen2`, the folders `adapters` (of `bert`) and
+`llama-adapters` with `one` and `two`, and the models of `OUTPUTS`, named after their fixtures; the other models are the
+demo models of the package. MEMORY is ``"some"`` (room for about half of the models) or ``"one"`` (room for the largest
+model alone, so that nearly every request waits for an eviction and a load). Threads, asyncio tasks and jobs send
+requests of every kind, short and long, of several tenants, each with a deadline, and cancel some of them. A thread
+loads and unloads models; a thread swaps the names of `VERSIONS`. Prints one line of JSON at the end; see `main`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import ctypes
 import faulthandler
 import gc
+import itertools
 import json
 import os
 import random
@@ -39,16 +42,25 @@ ALLOWED = (mpool.Timeout, mpool.Cancelled, mpool.Overloaded, mpool.MemoryExhaust
 TEXTS = ["the quick brown fox " * n + str(n) for n in range(1, 9)]
 #: Rows of :data:`outputcalls.OUTPUTS` beside dense vectors.
 OUTPUTS = ("sparse", "tokens", "all", "labels", "spans", "scores")
+#: Arguments of :meth:`mpool.Pool.swap` for the two versions of each name that is swapped. The adapters stay.
+VERSIONS: dict[str, list[dict[str, Any]]] = {
+    "swapped-bert": [dict(ref="bert", pooling="cls"), dict(ref="bert", pooling="max")],
+    "swapped-llama": [dict(ref="llama"), dict(ref="qwen2")]}
+#: One text of 1 MB, 2,000 texts, and prompts that fill nearly the whole context of `llama` and of `qwen2`.
+LONG_TEXT = "the quick brown fox " * 50_000
+MANY_TEXTS = [f"the quick brown fox {number}" for number in range(2000)]
+LONG_PROMPTS = {"llama": "A cat sat on the mat. " * 1350, "swapped-llama": "A cat sat on the mat. " * 80}
+TENANTS = [None, None, "alice", "bob", 7]
 
 
 class Kind:
-    """One kind of request: its capability, model and arguments, and the result that it must have."""
+    """One kind of request: its capability, model and arguments, and the result of every version of the model."""
 
     def __init__(self, capability: str, verb: str, model: str, subject: str, value: Any, options: dict[str, Any],
                  reduced: Callable[[Any], Any]) -> None:
         self.capability, self.verb, self.model, self.reduced = capability, verb, model, reduced
         self.arguments = {subject: value, **options}
-        self.want: Any = None
+        self.wants: list[Any] = []
 
     @property
     def in_one_step(self) -> bool:
@@ -84,8 +96,8 @@ class OutputKind(Kind):
 
 
 def kinds_of(folder: Path) -> list[Kind]:
-    """All kinds of requests: several of every capability and of every output of text encoders, requests with adapters,
-    and one model with process isolation."""
+    """All kinds of requests: several of every capability and of every output of text encoders, long ones, requests with
+    adapters, models that are swapped, and one model with process isolation."""
     llama = str(folder / "llama")
     images = sorted(Path(mpool.__file__).parent.joinpath("demo_models/images").glob("*.png"))
 
@@ -99,12 +111,19 @@ def kinds_of(folder: Path) -> list[Kind]:
         return found.images[0].tobytes()
 
     made = [Kind("text_embedding", "embed", model, "inputs", text, {"adapter": adapter}, vector)
-            for model in ("bert", "isolated") for text in (*TEXTS, TEXTS) for adapter in (None, "one", "two")]
+            for model in ("bert", "isolated", "swapped-bert")
+            for text, adapter in (*itertools.product((*TEXTS, TEXTS), (None, "one", "two")),
+                                  (LONG_TEXT, "one"), (MANY_TEXTS, None))]
     made += [OutputKind(output, str(folder / output.model), texts)
              for output in map(outputcalls.OUTPUTS.__getitem__, OUTPUTS) for texts in (TEXTS[:1], TEXTS[1:3], TEXTS)]
     made += [Kind("text_to_text", "generate", llama, "prompt", "A cat " * (1 + seed),
                   dict(max_tokens=3 + 4 * seed, seed=seed, temperature=1.0, ignore_eos=True), tokens)
              for seed in range(8)]
+    made += [Kind("text_to_text", "generate", "swapped-llama", "prompt", prompt,
+                  dict(max_tokens=8, temperature=0.0, ignore_eos=True, adapter=adapter), tokens)
+             for prompt in ("A cat ", LONG_PROMPTS["swapped-llama"]) for adapter in (None, "one", "two")]
+    made.append(Kind("text_to_text", "generate", llama, "prompt", LONG_PROMPTS["llama"],
+                     dict(max_tokens=8, temperature=0.0, ignore_eos=True), tokens))
     made += [Kind("image_embedding", "embed_image", "digits-clip", "images", given, {}, vector)
              for given in (*images[:4], images)]
     made += [Kind("vision", "vision", "digits-llava", "images", image,
@@ -129,8 +148,8 @@ def resident() -> int:
 class Soak:
     """The requests of one run and what they found."""
 
-    def __init__(self, pool: mpool.Pool, kinds: list[Kind], seconds: float) -> None:
-        self.pool, self.kinds, self.seconds = pool, kinds, seconds
+    def __init__(self, pool: mpool.Pool, folder: Path, kinds: list[Kind], seconds: float) -> None:
+        self.pool, self.folder, self.kinds, self.seconds = pool, folder, kinds, seconds
         self.groups: dict[tuple[str, str], list[Kind]] = {}
         for kind in kinds:
             self.groups.setdefault((kind.capability, kind.model), []).append(kind)
@@ -141,13 +160,14 @@ class Soak:
         self.answered: collections.Counter[str] = collections.Counter()
         self.wrong: list[str] = []
         self.late: list[tuple[float, str]] = []  # seconds behind the deadline or the cancellation, what
+        self.swaps: collections.Counter[str] = collections.Counter()  # by the error they ended with
         self.marks: list[tuple[float, int]] = []
         self.end_at = time.monotonic() + seconds
 
     def choose(self, rng: random.Random) -> tuple[Kind, dict[str, Any]]:
         """A kind of request, with every model equally often, and its options."""
         kind = rng.choice(self.groups[rng.choice(sorted(self.groups))])
-        options: dict[str, Any] = {"timeout": rng.choice(TIMEOUTS)}
+        options: dict[str, Any] = {"timeout": rng.choice(TIMEOUTS), "tenant": rng.choice(TENANTS)}
         if kind.in_one_step and rng.random() < 0.2:
             options["timeout"] = None
         if rng.random() < 0.5:
@@ -156,9 +176,10 @@ class Soak:
             self.started[kind.capability] += 1
         return kind, options
 
-    def over(self, kind: Kind, way: str, limit_at: float, found: Any = None,
-             error: BaseException | None = None) -> None:
-        """Record the one outcome of a request. `limit_at` is when it must have ended."""
+    def over(self, kind: Kind, way: str, limit_at: float, found: Any = None, error: BaseException | None = None,
+             version: int | None = None) -> None:
+        """Record the one outcome of a request. `limit_at` is when it must have ended; `version` is the version of its
+        model that must have computed it, None: any."""
         late = time.monotonic() - limit_at
         what = f"{way} {kind.verb} of {Path(kind.model).name}"
         how = "completed" if error is None else type(error).__name__
@@ -169,7 +190,8 @@ class Soak:
             self.late = sorted([*self.late, (late, f"{what}: {how}: {error}")], reverse=True)[:5]
             if error is not None and not isinstance(error, ALLOWED) and len(self.wrong) < 5:
                 self.wrong.append(f"{what}: {error!r}")
-            if error is None and kind.reduced(found) != kind.want and len(self.wrong) < 5:
+            wants = kind.wants if version is None else kind.wants[version:version + 1]
+            if error is None and kind.reduced(found) not in wants and len(self.wrong) < 5:
                 self.wrong.append(f"{what}: another result than alone")
             if error is None and way == "cancelled" and len(self.wrong) < 5:
                 self.wrong.append(f"{what}: a result after a cancellation")
@@ -242,28 +264,62 @@ class Soak:
 
         asyncio.run(main())
 
-    def unload(self) -> None:
-        """Unload models that are in use."""
+    def load(self) -> None:
+        """Load and unload models that are in use."""
         rng = random.Random(7)
         models = sorted({kind.model for kind in self.kinds})
         while time.monotonic() < self.end_at:
             time.sleep(rng.uniform(0.1, 0.6))
             try:
-                self.pool.unload(rng.choice(models), timeout=5)
-            except mpool.Timeout:
+                if rng.random() < 0.5:
+                    self.pool.load(rng.choice(models), timeout=5)
+                else:
+                    self.pool.unload(rng.choice(models), timeout=5)
+            except ALLOWED:
                 pass
 
+    def swap(self) -> None:
+        """Swap names that are in use. A request that begins after a swap is computed by the new version."""
+        rng = random.Random(8)
+        now = dict.fromkeys(VERSIONS, 0)
+        while time.monotonic() < self.end_at:
+            time.sleep(rng.uniform(0.1, 0.6))
+            name = rng.choice(sorted(VERSIONS))
+            how = "completed"
+            try:
+                swap(self.pool, self.folder, name, 1 - now[name], timeout=5)
+                now[name] = 1 - now[name]
+            except BaseException as caught:
+                how = type(caught).__name__
+                if not isinstance(caught, ALLOWED):
+                    self.wrong.append(f"swap of {name}: {caught!r}")
+            self.swaps[how] += 1
+            kind = rng.choice([kind for kind in self.kinds if kind.model == name])
+            found, error = None, None
+            with self.lock:
+                self.started[kind.capability] += 1
+            limit_at = limit_of({"timeout": None})
+            try:
+                found = kind.call(self.pool, timeout=2 * PATIENCE)
+            except BaseException as caught:
+                error = caught
+            self.over(kind, "swapped", limit_at, found, error, now[name])
+
     def watch(self) -> None:
-        """Record the memory of the process."""
+        """Record the memory that the process holds. The C library keeps freed memory for the threads that freed it: its
+        free blocks are returned to the system before."""
         begun = time.monotonic()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda size: None)
         while time.monotonic() < self.end_at:
             time.sleep(min(1.0, self.seconds / 400))
+            trim(0)
             self.marks.append(((time.monotonic() - begun) / self.seconds, resident()))
 
     def run(self) -> int:
         """Run everything. Returns the number of threads that hang."""
         bodies = [*(lambda n=n: self.thread(n) for n in range(THREADS)),
-                  *(lambda n=n: self.jobs(n) for n in range(JOBS)), self.loop, self.unload, self.watch]
+                  *(lambda n=n: self.jobs(n) for n in range(JOBS)), self.loop, self.load, self.swap,
+                  self.watch]
         threads = [threading.Thread(target=body, daemon=True) for body in bodies]
         for thread in threads:
             thread.start()
@@ -273,20 +329,37 @@ class Soak:
 
 
 def opened(folder: Path, **options: Any) -> mpool.Pool:
-    """A pool in which `bert` and `isolated` have adapters, and `isolated` runs in processes of its own."""
+    """A pool in which `bert`, `isolated` and the names of `VERSIONS` have adapters, and `isolated` runs in processes of
+    its own."""
     pool = mpool.Pool(mpool.PoolConfig(**options))
     adapters = {name: folder / "adapters" / name for name in ("one", "two")}
     for name in ("bert", "isolated"):
         pool.register(name, folder / name, isolation="process" if name == "isolated" else "thread", adapters=adapters)
+    for name, place in (("bert", "adapters"), ("llama", "llama-adapters")):
+        first = dict(VERSIONS["swapped-" + name][0])
+        pool.register("swapped-" + name, folder / first.pop("ref"), **first,
+                      adapters={adapter: folder / place / adapter for adapter in ("one", "two")})
     return pool
 
 
+def swap(pool: mpool.Pool, folder: Path, name: str, version: int, **options: Any) -> None:
+    """Replace the model of a name of `VERSIONS`."""
+    settings = dict(VERSIONS[name][version])
+    pool.swap(name, folder / settings.pop("ref"), **settings, **options)
+
+
 def alone(folder: Path, kinds: list[Kind]) -> dict[str, int]:
-    """Run every kind of request alone: sets `want`. Returns the bytes that each loaded model needs."""
+    """Run every kind of request alone: sets `wants`. Returns the bytes that each loaded model needs."""
     needs: dict[str, int] = {}
     with opened(folder, threads=1) as pool:
         for kind in kinds:
-            kind.want = kind.reduced(kind.call(pool))
+            kind.wants.append(kind.reduced(kind.call(pool)))
+        for name in VERSIONS:
+            swap(pool, folder, name, 1)
+        for kind in kinds:
+            if kind.model in VERSIONS:
+                kind.wants.append(kind.reduced(kind.call(pool)))
+                assert kind.wants[0] != kind.wants[1], "the versions must differ"
         for row in pool.registry.entries():
             needs[row["key"]] = row["model_bytes"] + sum(worker["predicted_bytes"] for worker in row["worker"])
     return needs
@@ -302,7 +375,7 @@ def main() -> None:
     limit = max(needs.values()) + (8 << 20) if memory == "one" else sum(needs.values()) // 2 + (8 << 20)
     pool = opened(folder, memory_bytes=limit, maintenance_interval=0.05, keep_alive=0.5, request_timeout=PATIENCE)
     meter = subprocess.Popen([sys.executable, "-c", LATENESS], stdout=subprocess.PIPE, text=True)
-    soak = Soak(pool, kinds, seconds)
+    soak = Soak(pool, folder, kinds, seconds)
     hung = soak.run()
     meter.terminate()
     machine = [float(line) for line in meter.communicate()[0].splitlines()[1:]]
@@ -321,9 +394,11 @@ def main() -> None:
         "started": soak.started, "ended": soak.ended, "answered": soak.answered, "how": soak.how, "wrong": soak.wrong,
         "late": soak.late, "machine": max(machine, default=0.0), "hung": hung, "still": still,
         "needs": needs, "limit": limit,
-        # Medians: peaks depend on which models happen to be loaded together.
-        "middle": statistics.median([size for at, size in soak.marks if 0.4 <= at < 0.6] or [0]),
-        "last": statistics.median([size for at, size in soak.marks if at >= 0.8] or [0]),
+        # Medians of the quarters of the run: peaks depend on which models happen to be loaded together.
+        "resident": [int(statistics.median([size for at, size in soak.marks if part <= 4 * at < part + 1] or [0]))
+                     for part in range(4)],
+        # Bytes of the core after the pool has closed.
+        "left": sum(after["bytes_by_tag"].values()), "swaps": soak.swaps,
         "total": stats["total_requests"], "sum": sum(sums), "illegal": stats["illegal_transitions"],
         "dead": stats["workers_dead"], "loads": stats["loads"], "evictions": stats["evictions"],
         "threads": after["threads_created"] - after["threads_joined"]}))

@@ -33,6 +33,10 @@ def test_all_capabilities(tmp_path: Path, request: pytest.FixtureRequest, memory
     for name in ("bert", "isolated"):
         tinymodels.bert(tmp_path / name, normalize=name == "bert")
     tinymodels.llama(tmp_path / "llama")
+    tinymodels.qwen2(tmp_path / "qwen2", context=1024)
+    for seed, name in enumerate(("one", "two")):
+        matrices = adapterfiles.matrices(tmp_path / "llama", 4, seed)
+        adapterfiles.save_peft(tmp_path / "llama-adapters" / name, matrices, 9.0)
     adapterfiles.two_adapters(tmp_path / "bert", tmp_path / "adapters")  # the networks of both models are the same
     for name in {outputcalls.OUTPUTS[row].model for row in soak.OUTPUTS}:
         (tmp_path / name).symlink_to(request.getfixturevalue(name))
@@ -47,4 +51,6 @@ def test_all_capabilities(tmp_path: Path, request: pytest.FixtureRequest, memory
     assert found["illegal"] == 0 and found["threads"] == 0 and found["dead"] == 0, found
     assert found["late"][0][0] <= GRACE + 2 * found["machine"], found
     assert found["evictions"] >= SECONDS / 4 and found["how"]["Cancelled"] > 0 and found["how"]["Timeout"] > 0, found
-    assert found["last"] <= found["middle"] * 1.1 + (16 << 20), found
+    assert found["swaps"].get("completed", 0) >= (SECONDS / 9 if memory == "some" else 0), found
+    assert found["resident"][3] <= found["resident"][1] * 1.1 + (8 << 20), found
+    assert found["left"] < 1 << 16, found
