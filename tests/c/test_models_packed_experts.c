@@ -451,7 +451,6 @@ MP_TEST(models_packed_experts_of_a_changed_file_fail) {
     mp_file_map_init();
     load(&tiny, &kinds[0], 1);
     const char *path = mp_spec_file(tiny.spec, 0);
-    struct stat before;
     MP_CHECK(tiny.model->ops->healthy(tiny.model));
     FILE *file = fopen(path, "r+b");
     MP_CHECK(file && fseek(file, 100000, SEEK_SET) == 0 && fwrite("changed", 1, 7, file) == 7 && fclose(file) == 0);
