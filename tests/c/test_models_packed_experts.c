@@ -452,6 +452,7 @@ MP_TEST(models_packed_experts_of_a_changed_file_fail) {
     load(&tiny, &kinds[0], 1);
     const char *path = mp_spec_file(tiny.spec, 0);
     MP_CHECK(tiny.model->ops->healthy(tiny.model));
+    mp_sys_sleep_ns(20 * 1000 * 1000); /* longer than the resolution of file times */
     FILE *file = fopen(path, "r+b");
     MP_CHECK(file && fseek(file, 100000, SEEK_SET) == 0 && fwrite("changed", 1, 7, file) == 7 && fclose(file) == 0);
     int32_t prompt[40] = {0};
