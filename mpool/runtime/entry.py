@@ -471,7 +471,8 @@ class Entry:
     def set_loading(self, options: LoadOptions) -> None:
         """Set how the model is loaded from now on. Options that are None stay unchanged.
 
-        If an option changes for a loaded model, the core loads the model again; its old workers serve until then.
+        If an option changes for a loaded model, the next request or load loads it again; the old workers complete the
+        requests that they have.
 
         Raises:
             InvalidArgument: ``kv_dtype`` is given, but the model has no KV cache; or the model cannot have a draft
