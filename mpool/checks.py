@@ -278,7 +278,7 @@ def items_of(param: str, value: Any, allowed: str) -> Iterable[Any]:
         refuse(param, value, allowed, hint="Pass list(d.values()) for the values of a dict")
     if isinstance(value, Set):
         refuse(param, value, allowed, hint="A set has no order: pass a list")
-    if hasattr(value, "detach"):
+    if shape is not None and hasattr(value, "detach"):
         refuse(param, value, allowed, hint="Tensors have no texts")
     if not hasattr(value, "__iter__"):
         refuse(param, value, allowed)

@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from .. import _core
 from ..errors import FileError, FormatError, UnsafeFormat
 from . import json_strict
 from .fields import Fields
@@ -161,6 +160,8 @@ def changed(stamps: Mapping[str, Stamp], folders: bool = False) -> str | None:
         stamps: stamps by path.
         folders: True to compare folders and pointers too.
     """
+    from .. import _core
+
     current = _core.are_current(stamps)  # one call for all files and folders: each lookup of a name asks
     for path, was in stamps.items():
         if was is None or len(was) == _FILE:

@@ -119,6 +119,7 @@ mpool.models.describing  mpool.models.formats.gguf_model  1  start-up
 mpool.models.describing  mpool.models.formats.hf_folder  1  start-up
 mpool.models.describing  mpool.models.pins  1  start-up
 mpool.models.describing  mpool.models.sources  5  start-up
+mpool.models.files  mpool._core  1  core
 mpool.models.formats.gguf_model  mpool.models.formats.pipeline_tensors  1  start-up
 mpool.models.formats.gguf_model  mpool.models.formats.pipelines  1  start-up
 mpool.models.formats.gguf_model  mpool.models.formats.scoring  1  start-up

@@ -162,7 +162,7 @@ def test_the_maximum_number_of_pixels_is_accepted() -> None:
     assert read_image(png(8192, 8192, rows)).size == (8192, 8192)
 
 
-@pytest.mark.parametrize("width, height", [(1, 1), (1, 50), (52_800, 44), (32_769, 164), (401, 2)])
+@pytest.mark.parametrize("width, height", [(52_800, 44), (32_769, 164), (401, 2)])
 def test_sizes_out_of_range(width: int, height: int) -> None:
     with pytest.raises(InvalidArgument, match=f"must be .*, got {width:,} x {height:,} pixels"):
         read_image(png(width, height))
