@@ -138,11 +138,11 @@ def test_options_have_effects(small: Llama) -> None:
         temperature=5.0, top_k=0, top_p=1.0, min_p=0.0, seed=2)
     for narrow in ({"top_k": 1}, {"top_p": 1e-3}, {"min_p": 1.0}):
         assert text(temperature=5.0, **narrow) == plain
-    drawn = []
+    sampled = []
     for _ in range(2):  # a request without a seed draws the next one from the seed that was set
         small.set_seed(11)
-        drawn.append([text(temperature=5.0), text(temperature=5.0)])
-    assert drawn[0] == drawn[1] and drawn[0][0] != drawn[0][1]
+        sampled.append([text(temperature=5.0), text(temperature=5.0)])
+    assert sampled[0] == sampled[1] and sampled[0][0] != sampled[0][1]
     small.set_seed(0xFFFFFFFF)
     assert len({text(temperature=5.0) for _ in range(4)}) > 1
 
