@@ -528,13 +528,8 @@ def test_a_lookup_reads_no_file_that_is_unchanged(bert: Path, monkeypatch: pytes
         (stamps,) = (entry.describe().stamps for entry in pool._names.entries())
         calls: list[Any] = []
 
-        class Core:
-            @staticmethod
-            def are_current(asked: Any) -> bool:
-                calls.append(asked)
-                return _core.are_current(asked)
-
-        monkeypatch.setattr(files, "_core", Core)
+        are_current = _core.are_current
+        monkeypatch.setattr(_core, "are_current", lambda asked: (calls.append(asked), are_current(asked))[1])
         monkeypatch.setattr(files, "stamp", None)
         monkeypatch.setattr(files, "open_regular", None)
         for look_up in (lambda: pool.embed("A cat sat.", bert), lambda: pool.get(bert)):
