@@ -161,6 +161,7 @@ static void load_on(void *path) {
     while (!atomic_load(&over)) {
         mp_blas_set_path(path);
         mp_blas_core(NULL);
+        mp_sys_sleep_ns(50 * 1000); /* a fork waits up to a second for a moment without a load */
     }
 }
 
