@@ -110,34 +110,6 @@ MP_TEST(registry_cores_barrier_threads_fall_with_lost_time) {
     mp_cpu_allocator_close(allocator);
 }
 
-MP_TEST(registry_cores_barrier_threads_rise_without_lost_time) {
-    mp_cpu_allocator *allocator = four();
-    lend(allocator, 2, 20, 18);
-    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
-    lend(allocator, 1, 20, 0); /* a second thread is not tried immediately */
-    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
-    mp_sys_sleep_ns(110u * 1000 * 1000);
-    lend(allocator, 1, 20, 10); /* nor is it while the single thread loses half its time */
-    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
-    lend(allocator, 1, 20, 1);
-    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 2);
-    const uint64_t failed_ns = mp_sys_now_ns();
-    lend(allocator, 2, 20, 18); /* the attempt with two threads fails: the next attempt comes after 200 ms */
-    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
-    mp_sys_sleep_ns(110u * 1000 * 1000);
-    lend(allocator, 1, 20, 0);
-    if (mp_sys_now_ns() - failed_ns < 190u * 1000 * 1000) /* a busy machine may have slept longer */
-        MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
-    mp_sys_sleep_ns(110u * 1000 * 1000);
-    for (int threads = 2; threads <= 4; threads++) {
-        lend(allocator, threads - 1, 20, 0);
-        MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), threads);
-    }
-    lend(allocator, 4, 20, 0);
-    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 4);
-    mp_cpu_allocator_close(allocator);
-}
-
 /* After a change of the number, time that was measured before it does not count. */
 MP_TEST(registry_cores_barrier_threads_are_measured_anew_after_a_change) {
     mp_cpu_allocator *allocator = four();

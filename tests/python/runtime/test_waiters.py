@@ -17,6 +17,7 @@ import pytest
 import mpool
 from mpool import _core
 from mpool.runtime import hosts, watching
+from waiting import until
 
 
 class Ticket:
@@ -93,21 +94,27 @@ def test_a_waiter_that_is_dropped_has_left(running: _core.Ticket) -> None:
 
 
 class Tracer:
-    """Calls a function, as a signal handler would run, before one instruction of the functions that wait."""
+    """Calls a function, as a signal handler would run, before an instruction of the functions that wait.
 
-    def __init__(self, at: int, act: Callable[[], object]) -> None:
-        self.left, self.act = at, act
+    Args:
+        at: the instruction, as (code, offset); None: only `seen` is filled.
+    """
+
+    def __init__(self, at: tuple[Any, int] | None, act: Callable[[], object]) -> None:
+        self.at, self.act, self.acted = at, act, False
+        self.seen = set[tuple[Any, int]]()
 
     def __call__(self, frame: Any, event: str, argument: object) -> Any:
-        if frame.f_code.co_name not in ("_wait", "result") or "mpool" not in frame.f_code.co_filename:
+        if frame.f_code.co_name not in ("_wait", "_wait_done", "result") or "mpool" not in frame.f_code.co_filename:
             return None
         frame.f_trace_opcodes = True
         return self.step
 
     def step(self, frame: Any, event: str, argument: object) -> Any:
         if event == "opcode":
-            self.left -= 1
-            if self.left == -1:
+            self.seen.add((frame.f_code, frame.f_lasti))
+            if self.at == (frame.f_code, frame.f_lasti) and not self.acted:
+                self.acted = True
                 self.act()
         return self.step
 
@@ -122,37 +129,46 @@ def test_signal_handlers_between_any_two_instructions_of_a_wait(llama: Path, kin
     """A handler that raises leaves no waiter, and one that waits for a request of its own gets it. In both cases, other
     threads can wait afterwards."""
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
-        def generate() -> str:
-            return pool.generate("w1", llama, max_tokens=64, ignore_eos=True, temperature=0).text
+        options: dict[str, Any] = dict(model=llama, max_tokens=64, ignore_eos=True, temperature=0)
+        failures, missed = list[str](), list[int]()
 
-        expected, failures, reached = generate(), list[str](), list[int]()
+        def generate() -> str:
+            return pool.generate("w1", **options).text
+
+        def wait(tracer: Tracer) -> tuple[str, Any]:
+            waited: Any = (pool.generate("w1", stream=True, **options) if kind == "stream"
+                           else pool.submit("text_to_text", prompt="w1", **options))
+            sys.settrace(tracer)
+            try:
+                return "".join(part.text for part in waited) if kind == "stream" else waited.result().text, waited
+            except KeyboardInterrupt:
+                return expected, waited
+            finally:
+                sys.settrace(None)
 
         def run() -> None:
-            options: dict[str, Any] = dict(model=llama, max_tokens=64, ignore_eos=True, temperature=0)
-            for at in range(60):
-                tracer = Tracer(at, interrupt if handler == "raises" else generate)
-                waited: Any = (pool.generate("w1", stream=True, **options) if kind == "stream"
-                               else pool.submit("text_to_text", prompt="w1", **options))
-                sys.settrace(tracer)
-                try:
-                    found = "".join(chunk.text for chunk in waited) if kind == "stream" else waited.result().text
+            for instruction in instructions:
+                for _ in range(10):  # a request that has ended is not waited for
+                    tracer = Tracer(instruction, interrupt if handler == "raises" else generate)
+                    found, waited = wait(tracer)
                     if found != expected:
-                        failures.append(f"instruction {at}: {found!r}")
-                except KeyboardInterrupt:
-                    pass
-                finally:
-                    sys.settrace(None)
-                if waited._ticket.waiters():
-                    failures.append(f"instruction {at}: a waiter is left")
-                if tracer.left < 0:
-                    reached.append(at)
+                        failures.append(f"{instruction}: {found!r}")
+                    if waited._ticket.waiters():
+                        failures.append(f"{instruction}: a waiter is left")
+                    if tracer.acted:
+                        break
+                else:
+                    missed.append(instruction[1])
 
+        expected, watcher = generate(), Tracer(None, generate)
+        until(lambda: wait(watcher) and len(watcher.seen) > 10)
+        instructions = sorted(watcher.seen, key=lambda at: (at[0].co_name, at[1]))
         for call in (run, generate):
             thread = threading.Thread(target=call, daemon=True)
             thread.start()
             thread.join(120)
             assert not thread.is_alive(), "a thread waits for a lock that no other thread releases"
-    assert not failures and len(reached) > 10
+    assert not failures and not missed
 
 
 # ---- event loops ---------------------------------------------------------------------------------------------------
