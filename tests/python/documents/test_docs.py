@@ -214,18 +214,6 @@ def test_limits_of_the_server_match_its_settings() -> None:
     assert f"comment after {settings.ping:g} s without a chunk" in deployment
 
 
-def test_breaking_changes_quote_entries() -> None:
-    """Each point of the breaking changes in CHANGELOG.md quotes an entry of the section that it names."""
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    sections = {title: " ".join(body.split()) for title, body in
-                re.findall(r"^### ([\w ]+)\n(.*?)(?=^##|\Z)", text.partition("## 0.1.0")[0], re.MULTILINE | re.DOTALL)}
-    points = re.findall(r'- (Added|Changed|Fixed): "(.*?)"(?: \([^"]*\))?(?= - | [A-Z][\w ()]+: - |$)',
-                        sections["Breaking changes"])
-    assert len(points) == sections["Breaking changes"].count(': "') > 20
-    for section, quote in points:
-        assert quote in sections[section], quote
-
-
 def test_health_check_of_the_load_balancer_is_answered() -> None:
     """The health check of HAProxy in docs/distributed.md passes the server's guards, which are those of a front."""
     from servers import Raw, serving
