@@ -1,7 +1,7 @@
 """Records of benchmarks: what a JSON file in ``benchmarks/results`` holds, how it is written, and how it is checked.
 
 A record has every turn with the probes around it. Its summary follows from the turns (``report.summary``), and
-``problems`` checks that it does. A record of an older version of the benchmarks lists what it lacks in ``unrecorded``.
+``problems`` checks that it does.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 #: Version of the layout of a record.
 SCHEMA = 2
-#: The last date on which a record may lack fields that it lists in ``unrecorded``.
-LAST_INCOMPLETE = "2026-11-21"
 #: CPU flags in /proc/cpuinfo that matter here: vector and matrix instructions.
 FLAGS = re.compile(r"avx|amx|fma|f16c|sse4_2|asimd|sve|i8mm|bf16|neon")
 
@@ -218,11 +216,7 @@ def problems(record: Any) -> list[str]:
     """Return what a record lacks, or what contradicts its turns; an empty list for a good record."""
     if not isinstance(record, dict):
         return ["a record must be an object"]
-    absent = record.get("unrecorded", [])
-    found = [f"{path} {text}" for path, text in _mistyped(record, FIELDS, "") if path not in absent]
-    if absent and str(record.get("machine", {}).get("date")) > LAST_INCOMPLETE:
-        found.append(f"unrecorded is for records of {LAST_INCOMPLETE} and before")
-    return found or _contradictions(record)
+    return [f"{path} {text}" for path, text in _mistyped(record, FIELDS, "")] or _contradictions(record)
 
 
 def _mistyped(value: Any, wanted: Any, path: str) -> list[tuple[str, str]]:
@@ -250,7 +244,7 @@ def _contradictions(record: dict[str, Any]) -> list[str]:
         found.append("--quick measures nothing")
     if not record["turns"]:
         found.append("the record has no turns")
-    if not record["machine"].get("instruction_sets", [""]):
+    if not record["machine"]["instruction_sets"]:
         found.append("the machine has no instruction sets")
     for number, turn in enumerate(record["turns"]):
         wrong = [name for name, value in turn["measures"].items() if not isinstance(value, NUMBER) or not value > 0]

@@ -65,8 +65,7 @@ def source(record: dict[str, Any], path: str) -> str:
     for engine, version in record["versions"].items():  # the longest also names what a variant depends on
         versions[split(engine)[0]] = max(versions.get(split(engine)[0], ""), re.sub(r"-\S+", "", version), key=len)
     named_versions = [f"{NAMES.get(name, name)} {version}" for name, version in versions.items()]
-    if "commit" in record:
-        named_versions[0] += f" (commit {short(record['commit'])})"  # mpool runs first
+    named_versions[0] += f" (commit {short(record['commit'])})"  # mpool runs first
     weights = ", ".join(f"`{found['path']}`" if Path(found["path"]).suffix else found["name"]
                         for found in record["weights"].values())
     return (
@@ -78,10 +77,6 @@ def source(record: dict[str, Any], path: str) -> str:
 def about(record: dict[str, Any], path: str, shown: list[dict[str, Any]], more: str = "") -> str:
     """Describe the machine, the versions, the number of turns and their spread, for the cells that a table shows."""
     parts = [source(record, path)]
-    if "unrecorded" in record:
-        parts.append("The record is older than some fields: it lacks "
-                     + ", ".join(f"`{name}`" for name in record["unrecorded"]) + ".")
-    parts += [record["note"]] if "note" in record else []
     counts = [cell["n"] for cell in shown if cell["n"] >= ENOUGH]
     if not counts:
         parts.append("Each cell states n, the number of its undisturbed turns.")

@@ -61,9 +61,6 @@ def test_committed_records_are_complete(path: Path) -> None:
     """A record has every field that the benchmarks write, and its summary follows from its turns."""
     found = records.read(path)
     assert path.name.startswith(found["machine"]["date"] + "-")
-    assert set(found.get("unrecorded", [])) <= {
-        "commit", "machine.family", "machine.model", "machine.instruction_sets", "machine.memory_gb", "turns[].compute",
-        "turns[].counts"}
 
 
 def test_the_readme_has_a_table_from_a_record() -> None:
@@ -109,7 +106,7 @@ def test_a_changed_digit_is_found_and_repaired(clone: Path) -> None:
     ("```text\n| x | 5 tokens/s |\n```\n", ""),
     ("<!-- table: speed -->\n", "marker"),
     ("<!-- table: speed from benchmarks/results/none.json -->\n<!-- end -->\n", "none.json"),
-    ("<!-- table: fast from benchmarks/results/2026-11-21-epyc.json -->\n<!-- end -->\n", "no table is named fast"),
+    ("<!-- table: fast from benchmarks/results/none.json -->\n<!-- end -->\n", "no table is named fast"),
 ])
 def test_tables_outside_of_markers(clone: Path, added: str, message: str) -> None:
     """Measured rates outside markers need a date and one machine, and markers name a table and a record."""
@@ -151,9 +148,6 @@ def test_a_missing_field_is_found(path: tuple[str | int, ...]) -> None:
     del place[path[-1]]
     name = ".".join(map(str, path)).replace(".0", "[]")
     assert records.problems(made) == [f"{name} is missing"]
-    made["unrecorded"] = [name]  # a present record cannot leave out anything
-    made["machine"] = {**made.get("machine", {}), "date": "2026-11-22"}
-    assert "unrecorded is for records of 2026-11-21 and before" in records.problems(made)
 
 
 @pytest.mark.parametrize("change, message", [
