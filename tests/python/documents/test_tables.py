@@ -299,7 +299,7 @@ EXPERTS = {"prompt of 128 tokens": "pp128 tokens/s", "prompt of 512 tokens": "pp
 def test_the_table_of_experts_has_the_medians_of_its_records() -> None:
     """The hand-typed table has the rounded medians and ratios, and says that every turn of mpool was disturbed."""
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    section = page.partition("## Mixtures of experts\n")[2].partition("<!-- table:")[0]
+    section = page.partition("## MoE models\n")[2].partition("<!-- table:")[0]
     names = ["2026-11-24-xeon-amx-moe-qwen3.json", "2026-11-24-xeon-amx-moe-gpt-oss.json"]
     made = [json.loads((ROOT / "benchmarks" / "results" / name).read_text(encoding="utf-8")) for name in names]
     rows = dict(re.findall(r"^\| ([^|]+) \| (\d[^\n]*) \|$", section, re.MULTILINE))
