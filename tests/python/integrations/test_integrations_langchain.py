@@ -46,10 +46,17 @@ class TestChatUnit(ChatModelUnitTests):
         return {"model": "SmolLM2-135M-Instruct", "seed": 1}
 
 
+def calling_model() -> str:
+    """SmolLM2 with a chat template that has tools."""
+    import toolmodels
+
+    return mpool.register("smollm2-with-tools", str(real_path("smollm2")), chat_template=toolmodels.HERMES).key
+
+
 @pytest.mark.builds
 class TestChat(ChatModelIntegrationTests):
-    """Standard tests with a model, except those for tools, images, documents and audio, which this model does not
-    support."""
+    """Standard tests with a model, except those for images, documents and audio, which this model does not support.
+    A grammar makes its tool calls valid; the penalty keeps its texts in JSON from repeating a word without end."""
 
     pytestmark = ASYNC_MARKS
 
@@ -59,15 +66,16 @@ class TestChat(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": str(real_path("smollm2")), "seed": 1}
+        return {"model": calling_model(), "seed": 1, "temperature": 0.0, "max_tokens": 200,
+                "options": {"parallel_tool_calls": False, "frequency_penalty": 0.3}}
 
     @property
     def model_override_value(self) -> str:
-        return str(real_path("smollm2"))
+        return calling_model()
 
-    @property
-    def has_tool_calling(self) -> bool:
-        return False  # not supported by the chat template of this model; see test_tools
+    @pytest.mark.xfail(reason="135 million parameters are too few to call a tool unless they must")
+    def test_agent_loop(self, model: Any) -> None:
+        super().test_agent_loop(model)
 
     @property
     def supports_json_mode(self) -> bool:
