@@ -51,7 +51,11 @@ class ChatMpool(BaseChatModel):
     counterparts.
 
     Concurrent requests (``batch``, ``abatch``) are batched by the pool. For vision models, messages may have images in
-    every form that :func:`mpool.chat` accepts.
+    every form that :func:`mpool.chat` accepts, and in LangChain's and its providers' forms.
+
+    The messages may come from other models. Of their answers, the text, refusals, reasoning and calls of tools are
+    used; only their service can read other content blocks, such as calls of its own tools, and they are left out.
+    With ``output_version="v1"``, or the variable LC_OUTPUT_VERSION, the content of answers is a list of such blocks.
 
     Args:
         model: a key, a path, a reference or a :class:`mpool.Model`, as for :func:`mpool.chat`; None:
