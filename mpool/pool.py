@@ -469,8 +469,8 @@ class Pool(PoolVerbs):
         """Return the counters and gauges of the pool.
 
         Args:
-            format: ``"dict"``, or ``"prometheus"`` for the text format of Prometheus, with names that begin with
-                ``mpool_``. The latter needs the package prometheus_client, which the extra ``server`` installs.
+            format: ``"dict"``, or ``"prometheus"`` for the text format of Prometheus (version 0.0.4), with names that
+                begin with ``mpool_``. Neither needs an extra.
 
         Returns:
             A dict, or the text. The dict has counters by name (``total_requests``, ``errors``, ``timeouts``,
@@ -481,7 +481,6 @@ class Pool(PoolVerbs):
 
         Raises:
             InvalidArgument: unknown format.
-            Unsupported: prometheus_client is not installed.
 
         Example:
             >>> _ = mpool.embed("A sentence.")

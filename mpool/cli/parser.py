@@ -503,8 +503,8 @@ def _listening(command: argparse.ArgumentParser, rows: Iterable[tuple[str, type,
                          help="additional accepted value of the Host header: the name or address of the server "
                               "or of a reverse proxy; may be repeated")
     command.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN",
-                         help="origin whose web pages may send requests (CORS), such as https://page.example; "
-                              "may be repeated")
+                         help="origin whose web pages may send requests (CORS), such as https://page.example, "
+                              "http://localhost:* or app://*; may be repeated")
     limits = command.add_argument_group("limits")
     for name, kind, meaning in rows:
         flag = "--" + name.replace("_", "-")

@@ -170,7 +170,7 @@ def _content(where: str, message: Mapping[str, Any], role: str,
                 given = part.get("image")
                 name = given.name if isinstance(given, NamedImage) else f"{where}.content[{at}]"
                 raise Unsupported(f"`{name}` is of type {kind}; this model supports text only", param=name)
-            text = part.get("text") if kind in ("text", "input_text") else part
+            text = _text_of(part, kind, role)
             if not isinstance(text, str):
                 refuse(f"{where}.content[{at}]", part, 'a string or {"type": "text", "text": ...}')
             parts.append(text)
@@ -180,6 +180,13 @@ def _content(where: str, message: Mapping[str, Any], role: str,
     if not isinstance(content, str):
         refuse(f"{where}.content", content, "a string, or a list of text parts")
     return content
+
+
+def _text_of(part: Any, kind: Any, role: str) -> Any:
+    """Return the text of a message part, or the part itself if it is not of text."""
+    if kind == "refusal" and role == "assistant":  # another model's answer
+        return part.get("refusal")
+    return part.get("text") if kind in ("text", "input_text", "output_text") else part
 
 
 def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any]) -> list[dict[str, Any]]:
@@ -206,7 +213,7 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
         if kind in _OTHER_PARTS:
             raise Unsupported(f"`{where}.content[{at}]` is of type {kind}; this model supports text and images only",
                               param=f"{where}.content[{at}]")
-        text = part.get("text") if kind in ("text", "input_text") else part
+        text = _text_of(part, kind, role)
         if not isinstance(text, str):
             refuse(f"{where}.content[{at}]", part,
                    'a string, {"type": "text", "text": ...} or {"type": "image", "image": ...}')

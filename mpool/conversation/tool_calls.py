@@ -35,6 +35,8 @@ from .tool_values import properties_of, value_of
 
 _PYTHON_TAG = "<|python_tag|>"
 _SPACE = re.compile(r"\s*")
+#: Start of an argument in tags.
+_PARAMETER = re.compile(r"\n<parameter=([^<>\n]{1,256})>")
 _NAME = r"[^\s<>\[\]{}\"'`]{1,64}"
 _HEAD = re.compile(rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"({_NAME})"\s*,\s*'
                    r'"(?:arguments|parameters)"\s*:\s*(?=\{)')
@@ -422,7 +424,7 @@ class ToolCallParser:
 
     def _tagged(self, name: str, at: int) -> tuple[dict[str, Any], int]:
         """Parse arguments in tags. Returns them and the index of ``</function>``. A value may contain any text except
-        the tag that ends it."""
+        the tag that ends it. Without a grammar, the start of another argument of the function ends it too."""
         schema = self._functions.get(name, {})
         properties = properties_of(schema)
         close = "\n</parameter>\n" if self._constrained else "</parameter>"
@@ -448,10 +450,15 @@ class ToolCallParser:
             if end < 0:
                 self._value, self._scanned = start, len(self._text)
                 raise _NeedMoreText
-            value = self._text[start:end] if self._constrained else self._text[start:end].removesuffix("\n")
+            value, at = self._text[start:end], end + len(close)
+            if not self._constrained:
+                for another in _PARAMETER.finditer(value):  # the model left out the tag that ends the value
+                    if another[1] != key and another[1] not in found and another[1] in schema.get("properties", ()):
+                        value, at = value[:another.start()], start + another.start()
+                        break
+                value = value.removesuffix("\n")
             found[key] = value_of(value, properties.schema(key), schema, _strict_json,
                                       self._constrained)
-            at = end + len(close)
 
     def _add_whole(self, name: Any, id: str | None, arguments: Any, end: int) -> bool:
         """Add a complete call."""

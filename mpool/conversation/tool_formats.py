@@ -158,6 +158,10 @@ KIMI_K2 = ToolFormat("kimi_k2", "marked", "<|tool_call_begin|>", "<|tool_call_en
 HARMONY = ToolFormat("harmony", "marked", reasoning.CALL_HEADER, "<|call|>", middle="<|message|>", max_calls=1)
 
 
+#: Texts of templates with ``<tool_call>`` whose formats are not supported: those of GLM, MiniMax-M3 and Apriel 1.5.
+_OTHER_TOOL_CALLS = ("<arg_key>", "<invoke name=", "<tool_calls>")
+
+
 def of_template(source: str) -> ToolFormat | None:
     """Return the tool-call format of a model with this chat template, or None if the format is not supported."""
     if reasoning.is_harmony(source):
@@ -169,7 +173,7 @@ def of_template(source: str) -> ToolFormat | None:
     if MISTRAL.section in source:
         return MISTRAL_MARKED if "[ARGS]" in source else MISTRAL_SPACED if "[TOOL_CALLS] " in source else MISTRAL
     if "<tool_call>" in source:
-        if "<arg_key>" in source:  # GLM's format
+        if any(other in source for other in _OTHER_TOOL_CALLS):
             return None
         return QWEN3_CODER if "<function=" in source and "<parameter=" in source else HERMES
     if "<|tool|>" in source:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .. import aio
 from .._functions import pool_of
@@ -23,6 +25,7 @@ with importing("langchain"):
         InvalidToolCall,
         ToolCall,
         ToolCallChunk,
+        ToolMessage,
         convert_to_openai_messages,
     )
     from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
@@ -48,7 +51,11 @@ class ChatMpool(BaseChatModel):
     counterparts.
 
     Concurrent requests (``batch``, ``abatch``) are batched by the pool. For vision models, messages may have images in
-    every form that :func:`mpool.chat` accepts.
+    every form that :func:`mpool.chat` accepts, and in LangChain's and its providers' forms.
+
+    The messages may come from other models. Of their answers, the text, refusals, reasoning and calls of tools are
+    used; only their service can read other content blocks, such as calls of its own tools, and they are left out.
+    With ``output_version="v1"``, or the variable LC_OUTPUT_VERSION, the content of answers is a list of such blocks.
 
     Args:
         model: a key, a path, a reference or a :class:`mpool.Model`, as for :func:`mpool.chat`; None:
@@ -120,11 +127,7 @@ class ChatMpool(BaseChatModel):
         stop_strings = self.stop if stop is None else stop
         if stop_strings:
             options["stop"] = stop_strings
-        converted = convert_to_openai_messages(messages)
-        for message, plain in zip(messages, converted):
-            if isinstance(message, AIMessage) and message.additional_kwargs.get("reasoning_content"):
-                plain["reasoning"] = message.additional_kwargs["reasoning_content"]
-        return converted, model, options
+        return [plain for message in messages for plain in _plain_messages(message)], model, options
 
     def _generate(self, messages: list[BaseMessage], stop: list[str] | None = None,
                   run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any) -> ChatResult:
@@ -140,24 +143,26 @@ class ChatMpool(BaseChatModel):
                 run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
         converted, model, options = self._arguments(messages, stop, kwargs)
         with pool_of(model).chat(converted, model, stream=True, **_check_single(options)) as stream:
+            chunks = _Chunks(self.output_version)
             for chunk in stream:
-                generated = _generation_chunk(chunk)
+                generated = chunks.make(chunk)
                 if run_manager is not None:
                     run_manager.on_llm_new_token(chunk.text, chunk=generated)
                 yield generated
-            yield _final_chunk(stream.result())
+            yield chunks.last(stream.result())
 
     async def _astream(self, messages: list[BaseMessage], stop: list[str] | None = None,
                        run_manager: AsyncCallbackManagerForLLMRun | None = None,
                        **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
         converted, model, options = self._arguments(messages, stop, kwargs)
         async with aio.chat(converted, model, stream=True, pool=pool_of(model), **_check_single(options)) as stream:
+            chunks = _Chunks(self.output_version)
             async for chunk in stream:
-                generated = _generation_chunk(chunk)
+                generated = chunks.make(chunk)
                 if run_manager is not None:
                     await run_manager.on_llm_new_token(chunk.text, chunk=generated)
                 yield generated
-            yield _final_chunk(await stream.result())
+            yield chunks.last(await stream.result())
 
     def bind_tools(self, tools: Sequence[Any], *, tool_choice: str | dict[str, Any] | bool | None = None,
                    **kwargs: Any) -> Runnable[Any, AIMessage]:
@@ -223,6 +228,77 @@ class ChatMpool(BaseChatModel):
         return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
 
+# ---- messages to mpool.chat ------------------------------------------------------------------------------------------
+
+def _plain_messages(message: BaseMessage) -> list[dict[str, Any]]:
+    """Return a message in the shape of :func:`mpool.chat`, after the results of tools that its content has.
+
+    ``content_blocks`` has LangChain's standard blocks for the content of any provider's message. Blocks that it does
+    not know are ``non_standard``, with the provider's own as their value.
+    """
+    (plain,) = convert_to_openai_messages([message.model_copy(update={"content": ""})])
+    if isinstance(message, AIMessage):
+        return [{**plain, **_answer(message)}]
+    blocks = _blocks(message)
+    results = [plain for block in blocks if block.get("type") == "tool_result"
+               for plain in _plain_messages(ToolMessage(block["content"], tool_call_id=block["tool_use_id"]))]
+    parts = [_part(block) for block in blocks if block.get("type") != "tool_result"]
+    if results and not parts:
+        return results
+    plain["content"] = "\n".join(part["text"] for part in parts) if all(part.get("type") == "text" for part in parts) \
+        else parts
+    return [*results, plain]
+
+
+def _blocks(message: BaseMessage) -> list[dict[str, Any]]:
+    blocks = cast("list[dict[str, Any]]", message.content_blocks)
+    return [block["value"] if block.get("type") == "non_standard" else block for block in blocks]
+
+
+def _answer(message: AIMessage) -> dict[str, Any]:
+    """Return the content, reasoning and tool calls of an answer of any model. Only that model's service can read the
+    other blocks, such as calls of its own tools; images are no part of an answer in OpenAI's format."""
+    content = [message.content] if isinstance(message.content, str) else message.content
+    given = [{"type": "text", "text": one} if isinstance(one, str) else one for one in content]
+    texts: dict[str, str] = collections.defaultdict(str)
+    for block in _blocks(message.model_copy(update={"content": given})):
+        kind = block.get("type", "")
+        if kind in ("text", "refusal", "reasoning", "thinking"):
+            texts[kind] += block.get(kind) or ""
+    extra = message.additional_kwargs
+    found: dict[str, Any] = {"content": texts["text"] or texts["refusal"] or extra.get("refusal") or ""}
+    reasoning = extra.get("reasoning_content") or texts["reasoning"] or texts["thinking"]
+    if reasoning:
+        found["reasoning"] = reasoning
+    calls = [_call(one) for one in given if one.get("type") in ("tool_call", "tool_use", "function_call")]
+    return {**found, "tool_calls": calls} if calls and not message.tool_calls else found
+
+
+def _call(block: dict[str, Any]) -> dict[str, Any]:
+    """Return the call of a block: LangChain's, Anthropic's, or that of OpenAI's Responses."""
+    arguments: Any = next((block[name] for name in ("args", "input", "arguments") if name in block), {})
+    return {"type": "function", "id": block.get("call_id", block.get("id")),
+            "function": {"name": block.get("name"), "arguments": arguments}}
+
+
+def _part(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of a message that a user, a system or a tool wrote. :func:`mpool.chat` refuses what it does not
+    know: nothing of these messages may be left out."""
+    kind = block.get("type")
+    if kind in ("text", "text-plain") and isinstance(block.get("text"), str):
+        return {"type": "text", "text": block["text"]}
+    if "json" in block:
+        return {"type": "text", "text": json.dumps(block["json"])}
+    if "guard_content" in block:  # of Amazon Bedrock
+        text = block["guard_content"]["text"]
+        return {"type": "text", "text": text["text"] if isinstance(text, dict) else text}
+    if kind == "media" and str(block.get("mime_type")).startswith("image/"):  # of Google's Vertex AI
+        return {"type": "image", "data": block["data"]}
+    return block
+
+
+# ---- completions to messages -----------------------------------------------------------------------------------------
+
 def _check_single(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a stream unchanged. LangChain's stream chunks have no index, so ``n`` must be 1."""
     if options.get("n", 1) != 1:
@@ -268,22 +344,57 @@ def _reasoning(text: str | None) -> dict[str, Any]:
     return {"reasoning_content": text} if text else {}
 
 
-def _generation_chunk(chunk: Chunk) -> ChatGenerationChunk:
-    calls: dict[int, ToolCallChunk] = {}
-    for delta in chunk.tool_calls:  # LangChain merges the parts of a tool call across chunks, not within a chunk
-        call = calls.setdefault(delta.index, ToolCallChunk(name=None, args="", id=None, index=delta.index))
-        call["name"], call["id"] = call["name"] or delta.name, call["id"] or delta.id
-        call["args"] = (call["args"] or "") + delta.arguments
-    return ChatGenerationChunk(message=AIMessageChunk(
-        content=chunk.text, additional_kwargs=_reasoning(chunk.reasoning), tool_call_chunks=list(calls.values()),
-        response_metadata=_logprobs(chunk.logprobs)))
+class _Chunks:
+    """Make the chunks of one streamed message.
 
+    LangChain merges the blocks of a message by their index. It numbers blocks of text and reasoning itself, from 0 as
+    the tool calls, and would merge a call with them. With ``output_version="v1"``, each chunk therefore has its blocks,
+    with the numbers that they have in the whole message.
+    """
 
-def _final_chunk(completion: Completion) -> ChatGenerationChunk:
-    message = _message(completion, completion.choices[0])
-    return ChatGenerationChunk(message=AIMessageChunk(
-        content="", response_metadata=message.response_metadata, usage_metadata=message.usage_metadata,
-        chunk_position="last"), generation_info={"finish_reason": completion.finish_reason})
+    def __init__(self, output_version: str | None) -> None:
+        self._has_blocks = output_version == "v1"
+        self._last: object = None
+        self._numbers: dict[object, int] = {}
+        self._count = 0
+
+    def make(self, chunk: Chunk) -> ChatGenerationChunk:
+        """Return the chunk of LangChain for a chunk of :func:`mpool.chat`."""
+        blocks: list[dict[str, Any]] = []
+        for kind, text in (("reasoning", chunk.reasoning), ("text", chunk.text)):
+            if text:
+                blocks.append({"type": kind, kind: text, "index": self._number(kind)})
+        calls: dict[int, ToolCallChunk] = {}
+        for delta in chunk.tool_calls:  # LangChain merges the parts of a tool call across chunks, not within a chunk
+            number = self._number(delta.index) if self._has_blocks else delta.index
+            call = calls.setdefault(number, ToolCallChunk(name=None, args="", id=None, index=number,
+                                                          type="tool_call_chunk"))
+            call["name"], call["id"] = call["name"] or delta.name, call["id"] or delta.id
+            call["args"] = (call["args"] or "") + delta.arguments
+        metadata = _logprobs(chunk.logprobs)
+        content: Any = chunk.text
+        if self._has_blocks:
+            content = [*blocks, *(dict(call) for call in calls.values())]
+            metadata["output_version"] = "v1"
+        return ChatGenerationChunk(message=AIMessageChunk(
+            content=content, additional_kwargs=_reasoning(chunk.reasoning), tool_call_chunks=list(calls.values()),
+            response_metadata=metadata))
+
+    def last(self, completion: Completion) -> ChatGenerationChunk:
+        """Return the last chunk, with the usage and the metadata of the message."""
+        message = _message(completion, completion.choices[0])
+        return ChatGenerationChunk(message=AIMessageChunk(
+            content=[] if self._has_blocks else "", response_metadata=message.response_metadata,
+            usage_metadata=message.usage_metadata,
+            chunk_position="last"), generation_info={"finish_reason": completion.finish_reason})
+
+    def _number(self, block: object) -> int:
+        """Return the number of a block in the message. ``block``: "text", "reasoning" or the number of a tool call."""
+        if block != self._last and (isinstance(block, str) or block not in self._numbers):
+            self._numbers[block] = self._count
+            self._count += 1
+        self._last = block
+        return self._numbers[block]
 
 
 class MpoolEmbeddings(BaseModel, Embeddings):

@@ -1,105 +1,98 @@
-"""Metrics of a pool in Prometheus' text format, through ``prometheus_client``."""
+"""Metrics of a pool in Prometheus' text format, version 0.0.4.
+
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..errors import Unsupported
-from ..resources import install_hint
 from .metrics import FORMER_COUNTERS, GAUGES, MODEL_COUNTERS, MODEL_GAUGES, WORKER_COUNTERS, WORKER_GAUGES, collect
 
 if TYPE_CHECKING:
     from .hosts import Host
 
+#: A sample of a series: its labels, and its value.
+Sample = tuple[dict[str, str], float]
+_LABEL = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
+
 
 def prometheus(pool: Host) -> str:
-    """Return the metrics of the pool in Prometheus' text format.
-
-    Raises:
-        Unsupported: prometheus_client is not installed.
-    """
-    try:
-        from prometheus_client import CollectorRegistry, generate_latest
-    except ModuleNotFoundError:
-        raise Unsupported("Prometheus metrics need the package prometheus_client", hint=install_hint("server")) \
-            from None
-    registry = CollectorRegistry()
-    registry.register(_Source(collect(pool)))  # type: ignore[arg-type]
-    return generate_latest(registry).decode()
+    """Return the metrics of the pool in Prometheus' text format."""
+    return "".join(f"{line}\n" for line in _lines(collect(pool)))
 
 
-class _Source:
-    """Collector for ``prometheus_client``."""
-
-    def __init__(self, found: dict[str, Any]) -> None:
-        self._found = found
-
-    def collect(self) -> Iterator[Any]:
-        """Yield the metric families."""
-        return _families(self._found)
-
-
-def _families(found: dict[str, Any]) -> Iterator[Any]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    models = {key: ({"model": key, "capability": model["capability"]}, model)
+              for key, model in found["models"].items()}
+    workers = [({"model": key, "worker": str(worker["position"])}, worker)
+               for key, model in found["models"].items() for worker in model["per_worker"]]
     for name, meaning in _core.metrics():
-        yield CounterMetricFamily(f"mpool_{name}", meaning, value=found[name])
+        yield from _counter(name, meaning, [({}, found[name])])
     for former, name in FORMER_COUNTERS.items():
-        yield CounterMetricFamily(f"mpool_{former}", f"former name of mpool_{name}_total", value=found[name])
+        yield from _counter(former, f"former name of mpool_{name}_total", [({}, found[name])])
     for name, meaning in GAUGES.items():
-        yield GaugeMetricFamily(f"mpool_{name}", meaning, value=found[name])
-    kinds = GaugeMetricFamily("mpool_bytes", "bytes of the process by kind", labels=["kind"])
-    for kind, count in found["bytes_by_kind"].items():
-        kinds.add_metric([kind], count)
-    yield kinds
-    native = GaugeMetricFamily("mpool_native_calls", "native calls of the process and their threads, by kind and state",
-                               labels=["kind", "state"])
-    for kind, counts in found["native_calls"].items():
-        for state, count in counts.items():
-            native.add_metric([kind, state], count)
-    yield native
-    depths = GaugeMetricFamily("mpool_queue_depth", "waiting requests by capability", labels=["capability"])
-    for capability, count in found["queue_depths"].items():
-        depths.add_metric([capability], count)
-    yield depths
+        yield from _gauge(name, meaning, [({}, found[name])])
+    yield from _gauge("bytes", "bytes of the process by kind",
+                      [({"kind": kind}, count) for kind, count in found["bytes_by_kind"].items()])
+    yield from _gauge("native_calls", "native calls of the process and their threads, by kind and state",
+                      [({"kind": kind, "state": state}, count) for kind, counts in found["native_calls"].items()
+                       for state, count in counts.items()])
+    yield from _gauge("queue_depth", "waiting requests by capability",
+                      [({"capability": name}, count) for name, count in found["queue_depths"].items()])
     for name, meaning in MODEL_GAUGES.items():
-        family = GaugeMetricFamily(f"mpool_model_{name}", meaning, labels=["model", "capability"])
-        for key, model in found["models"].items():
-            family.add_metric([key, model["capability"]], model[name])
-        yield family
+        yield from _gauge(f"model_{name}", meaning, [(labels, model[name]) for labels, model in models.values()])
     for name, meaning in MODEL_COUNTERS.items():
-        counter = CounterMetricFamily(f"mpool_model_{name}", meaning, labels=["model", "capability"])
-        for key, model in found["models"].items():
-            counter.add_metric([key, model["capability"]], model[name])
-        yield counter
-    health = GaugeMetricFamily("mpool_model_healthy", "1: no problem was found; 0: the model is degraded",
-                               labels=["model", "capability"])
-    for key, model in found["models"].items():
-        health.add_metric([key, model["capability"]], model["healthy"])
-    yield health
-    for kind, names in ((CounterMetricFamily, WORKER_COUNTERS), (GaugeMetricFamily, WORKER_GAUGES)):
-        for name, meaning in names.items():
-            workers = kind(f"mpool_worker_{name}", meaning, labels=["model", "worker"])
-            for key, model in found["models"].items():
-                for worker in model["per_worker"]:
-                    workers.add_metric([key, str(worker["position"])], worker[name])
-            yield workers
-    latency = HistogramMetricFamily("mpool_latency_seconds", "seconds from submission to completion",
-                                     labels=["model", "capability"])
-    for key, model in found["models"].items():
-        total, buckets = 0, []
-        for bound, count in model["latency"]["histogram"]:
-            total += count
-            buckets.append(("+Inf" if math.isinf(bound) else repr(bound), total))
-        latency.add_metric([key, model["capability"]], buckets, model["latency"]["sum"])
-    yield latency
+        yield from _counter(f"model_{name}", meaning, [(labels, model[name]) for labels, model in models.values()])
+    yield from _gauge("model_healthy", "1: no problem was found; 0: the model is degraded",
+                      [(labels, model["healthy"]) for labels, model in models.values()])
+    for name, meaning in WORKER_COUNTERS.items():
+        yield from _counter(f"worker_{name}", meaning, [(labels, worker[name]) for labels, worker in workers])
+    for name, meaning in WORKER_GAUGES.items():
+        yield from _gauge(f"worker_{name}", meaning, [(labels, worker[name]) for labels, worker in workers])
+    yield from _head("latency_seconds", "histogram", "seconds from submission to completion")
+    for labels, model in models.values():
+        yield from _histogram("latency_seconds", labels, model["latency"])
     for name in ("min", "max", "p50", "p99"):
-        family = GaugeMetricFamily(f"mpool_latency_{name}_seconds",
-                                   f"{name} of the seconds from submission to completion",
-                                   labels=["model", "capability"])
-        for key, model in found["models"].items():
-            family.add_metric([key, model["capability"]], model["latency"][name])
-        yield family
+        yield from _gauge(f"latency_{name}_seconds", f"{name} of the seconds from submission to completion",
+                          [(labels, model["latency"][name]) for labels, model in models.values()])
+
+
+def _head(name: str, kind: str, meaning: str) -> list[str]:
+    return [f"# HELP mpool_{name} {meaning.translate(_HELP)}", f"# TYPE mpool_{name} {kind}"]
+
+
+def _counter(name: str, meaning: str, samples: Iterable[Sample]) -> list[str]:
+    name += "_total"
+    return [*_head(name, "counter", meaning), *(_sample(name, *one) for one in samples)]
+
+
+def _gauge(name: str, meaning: str, samples: Iterable[Sample]) -> list[str]:
+    return [*_head(name, "gauge", meaning), *(_sample(name, *one) for one in samples)]
+
+
+def _histogram(name: str, labels: dict[str, str], latency: dict[str, Any]) -> Iterator[str]:
+    total = 0
+    for bound, count in latency["histogram"]:
+        total += count  # each bucket includes those before it
+        yield _sample(f"{name}_bucket", {**labels, "le": _number(bound)}, total)
+    yield _sample(f"{name}_count", labels, total)
+    yield _sample(f"{name}_sum", labels, latency["sum"])
+
+
+def _sample(name: str, labels: dict[str, str], value: float) -> str:
+    shown = ",".join(f'{label}="{text.translate(_LABEL)}"' for label, text in sorted(labels.items()))
+    return f"mpool_{name}{f'{{{shown}}}' if shown else ''} {_number(value)}"
+
+
+def _number(value: float) -> str:
+    """Return a number as Go's ``ParseFloat`` reads it."""
+    value = float(value)
+    return "NaN" if math.isnan(value) else ("+Inf" if value > 0 else "-Inf") if math.isinf(value) else repr(value)
+
+
+__all__ = ["prometheus"]

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
+from ..checks import refuse
 from . import (
     classifying,
     dashboard,
@@ -26,13 +27,14 @@ from . import (
 )
 from .anthropic.messages import OPERATIONS as ANTHROPIC
 from .errors import Refusal
-from .guard import App, GuardState, HostGuard, Scope, TokenGuard, refusal_response
+from .guard import App, CrossOrigin, GuardState, HostGuard, Scope, TokenGuard, refusal_response
 from .openai.table import OPERATIONS as OPENAI
 from .operations import Endpoint, Operation
 from .settings import Settings
 from .state import State
 
 if TYPE_CHECKING:
+    from ..config import PoolConfig
     from ..pool import Pool
 
 #: All operations of the server, in the order of the OpenAPI document.
@@ -119,7 +121,7 @@ class Application:
             await send({"type": "lifespan.shutdown.complete"})
 
 
-def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: Pool | None = None,
+def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: Pool | PoolConfig | None = None,
                settings: Settings | None = None, catalogue: bool = True, compute: str = "auto",
                adapters: Iterable[str] | None = None) -> Application:
     """Create the server as an ASGI application, to be run by an ASGI server or mounted in another application.
@@ -135,8 +137,10 @@ def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: 
 
     Args:
         models: Models to serve, as for :class:`mpool.server.models.Models`; None: those of ``MPOOL_SERVER_MODELS``.
-        pool: Pool that runs the requests, and that the caller closes; None: a new pool, which the lifespan event
-            ``shutdown`` closes.
+        pool: A :class:`mpool.Pool` that runs the requests, and that the caller closes; or the
+            :class:`mpool.PoolConfig` of a new pool, which the lifespan event ``shutdown`` closes; None: a new pool with
+            the defaults, and with ``settings.grace`` as its ``shutdown_grace``. Starlette and FastAPI send no lifespan
+            events to an application that they mount: pass a pool, and close it in the lifespan of the outer one.
         settings: Token, hosts, origins and limits; None: the defaults and the environment variables.
         catalogue: Serve also the models of the catalogue whose files are on this machine.
         compute: Compute type of all models.
@@ -144,20 +148,26 @@ def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: 
             ``MPOOL_SERVER_ADAPTERS``.
 
     Raises:
-        InvalidArgument: A setting or the name of a model is not allowed.
+        InvalidArgument: A setting or the name of a model is not allowed. ``pool`` is of another type.
         MpoolError: A model cannot be registered; see :func:`mpool.register`. An adapter cannot be read.
+
+    Example:
+        >>> from mpool.server import create_app
+        >>> app = create_app(["all-MiniLM-L6-v2"], pool=mpool.PoolConfig(threads=2, memory_bytes=4 << 30))
     """
     from ..config import PoolConfig
     from ..pool import Pool
 
+    if not isinstance(pool, (Pool, PoolConfig, type(None))):
+        refuse("pool", pool, "a Pool, a PoolConfig or None")
     if settings is None:
         settings = _settings_of_environment()
     if models is None:
         models = _list_of("MPOOL_SERVER_MODELS")
     if adapters is None:
         adapters = _list_of("MPOOL_SERVER_ADAPTERS")
-    own = pool is None
-    used = Pool(PoolConfig(shutdown_grace=settings.grace)) if pool is None else pool
+    own = not isinstance(pool, Pool)
+    used = pool if isinstance(pool, Pool) else Pool(pool or PoolConfig(shutdown_grace=settings.grace))
     try:
         state = State(settings, used, models, catalogue, compute, adapters)
     except BaseException:
@@ -199,15 +209,8 @@ def make_app(state: State, operations: tuple[Operation, ...] = OPERATIONS,
 
 
 def guarded(app: App, gate: GuardState) -> App:
-    """Wrap an application in the server's guards: Host and Origin, then CORS, then the token."""
-    app = TokenGuard(app, gate)
-    origins = gate.settings.allowed_origins
-    if origins:
-        from starlette.middleware.cors import CORSMiddleware
-
-        app = CORSMiddleware(app, allow_origins=origins, allow_methods=("GET", "POST"),
-                             allow_headers=("authorization", "content-type", "x-api-key", "anthropic-version"))
-    return HostGuard(app, gate)
+    """Wrap an application in CORS for the allowed origins, and in the guards: Host and Origin, then the token."""
+    return CrossOrigin(HostGuard(TokenGuard(app, gate), gate), gate)
 
 
 __all__ = ["OPERATIONS", "Application", "Routes", "create_app", "guarded", "make_app"]

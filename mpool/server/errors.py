@@ -59,7 +59,8 @@ TABLE: dict[str, Row] = {
                                                    "MPOOL_SERVER_TOKEN_FILE."),
     "foreign_user": Row(403, "permission_error", "Only the user who runs the server may do this, or a client with the "
                                                  "token (--token-file)."),
-    "forbidden_origin": Row(403, "permission_error", "This origin may not call the server."),
+    "forbidden_origin": Row(403, "permission_error", "This origin may not call the server. Start mpool serve "
+                                                     "with --allow-origin ORIGIN to allow it."),
     "model_not_found": Row(404, _REQUEST, "Model not found. GET /v1/models lists the models."),
     "not_found": Row(404, _REQUEST, "Path not found. GET /openapi.json lists the paths. The base URL of OpenAI's "
                                     "clients ends in /v1, that of Anthropic's and Ollama's does not."),

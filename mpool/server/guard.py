@@ -1,12 +1,12 @@
 """ASGI middleware that refuses requests with a foreign Host or Origin, with a repeated header that decides about
-access, or without the token."""
+access, or without the token, and that lets pages of allowed origins read the responses (CORS)."""
 
 from __future__ import annotations
 
 import base64
 import functools
 import ipaddress
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import Response
@@ -20,10 +20,18 @@ if TYPE_CHECKING:
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
+Header = tuple[bytes, bytes]
 
 #: Headers that a request may contain once. Programs that read different lines of a repeated header, such as a proxy and
 #: this server, would decide differently about the same request.
 _SINGLE = frozenset((b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-encoding"))
+#: Response headers that a page can always read, or never.
+_UNEXPOSED = frozenset((b"cache-control", b"content-language", b"content-length", b"content-type", b"expires",
+                        b"last-modified", b"pragma", b"vary", b"set-cookie"))
+#: Methods that a page may use. The routes decide: their status 405 tells a page more than a refused preflight does.
+_METHODS = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
+#: Seconds that a browser may keep the response to a preflight.
+_PREFLIGHT_AGE = "600"
 
 
 def format_of(scope: Scope) -> ErrorFormat:
@@ -132,6 +140,71 @@ def _is_remote(scope: Scope) -> bool:
         return port is not None and host != "localhost"  # a Unix socket has a path and no port
 
 
+def cross_origin_headers(settings: Settings, request: Iterable[Header], response: Iterable[Header]) -> list[Header]:
+    """Return the headers that let the page that sent a request read the response with all its headers.
+
+    Args:
+        settings: Settings with the allowed origins.
+        request: Headers of the request, with names in lower case.
+        response: Headers of the response, with names in lower case.
+
+    Returns:
+        Only ``Vary`` if the origin of the request is not allowed, or the request has none; empty if no origin is.
+    """
+    if not settings.allowed_origins:
+        return []
+    found = [(b"vary", b"Origin")]  # a cache between must not return the response to another origin
+    origin = next((value for name, value in request if name == b"origin"), None)
+    if origin is not None and settings.allows_origin(origin.decode("latin-1")):
+        found.append((b"access-control-allow-origin", origin))
+        exposed = sorted({name for name, _ in response} - _UNEXPOSED)
+        if exposed:
+            found.append((b"access-control-expose-headers", b", ".join(exposed)))
+    return found
+
+
+class CrossOrigin:
+    """Answer the preflights of allowed origins, and let their pages read every response, also that of a refusal.
+
+    Runs before the guards. A preflight grants every header that it asks for: an allowed origin is trusted, and the
+    clients of OpenAI's, Anthropic's and Ollama's APIs add headers from version to version.
+    """
+
+    def __init__(self, app: App, gate: GuardState) -> None:
+        self.app, self.gate = app, gate
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        settings = self.gate.settings
+        if not settings.allowed_origins:
+            await self.app(scope, receive, send)
+            return
+        if scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method") is not None \
+                and settings.allows_origin((header(scope, b"origin") or b"").decode("latin-1")):
+            await Response(headers=_preflight_headers(scope))(scope, receive, self._readable(scope, send))
+            return
+        await self.app(scope, receive, self._readable(scope, send))
+
+    def _readable(self, scope: Scope, send: Any) -> Any:
+        async def send_readable(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                own = list(message.get("headers", ()))
+                more = cross_origin_headers(self.gate.settings, scope["headers"], own)
+                message = {**message, "headers": own + more}
+            await send(message)
+
+        return send_readable
+
+
+def _preflight_headers(scope: Scope) -> dict[str, str]:
+    found = {"access-control-allow-methods": _METHODS, "access-control-max-age": _PREFLIGHT_AGE}
+    wanted = header(scope, b"access-control-request-headers")
+    if wanted is not None:  # the value * would not include Authorization
+        found["access-control-allow-headers"] = wanted.decode("latin-1")
+    if header(scope, b"access-control-request-private-network") is not None:  # a public page, a server on loopback
+        found["access-control-allow-private-network"] = "true"
+    return found
+
+
 class _Guard:
     """Base of the guards: sends the error response of a refused request, and passes on every other request."""
 
@@ -148,7 +221,7 @@ class _Guard:
 
 class HostGuard(_Guard):
     """Check the headers Host (protection against DNS rebinding) and Origin, and refuse requests that repeat a header
-    that decides about access or decoding. Runs before the CORS middleware."""
+    that decides about access or decoding."""
 
     def _refusal(self, scope: Scope) -> Refusal | None:
         repeated = _repeated(scope)
@@ -170,11 +243,11 @@ class HostGuard(_Guard):
 
     def _may_call(self, origin: str, hosts: frozenset[str]) -> bool:
         scheme, _, host = origin.partition("://")
-        return scheme in ("http", "https") and host in hosts or origin in self.gate.settings.allowed_origins
+        return scheme in ("http", "https") and host in hosts or self.gate.settings.allows_origin(origin)
 
 
 class TokenGuard(_Guard):
-    """Check the token, and refuse requests during shutdown. Runs after the CORS middleware."""
+    """Check the token, and refuse requests during shutdown. Preflights do not arrive here: they have no token."""
 
     def _refusal(self, scope: Scope) -> Refusal | None:
         if scope["path"] == "/health":
@@ -189,5 +262,5 @@ class TokenGuard(_Guard):
         return Refusal("shutting_down") if self.gate.stopping else None
 
 
-__all__ = ["GuardState", "HostGuard", "TokenGuard", "format_of", "header", "is_anthropic",
-           "may_be_browser", "refusal_response"]
+__all__ = ["CrossOrigin", "GuardState", "HostGuard", "TokenGuard", "cross_origin_headers", "format_of", "header",
+           "is_anthropic", "may_be_browser", "refusal_response"]

@@ -38,6 +38,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from ..records import logger
 from .disconnects import DisconnectReports
 from .errors import Refusal, openai_error
+from .guard import cross_origin_headers
 from .settings import Settings
 from .streaming import EVENTS, LINES
 
@@ -513,8 +514,11 @@ class Connection(HttpToolsProtocol, DisconnectReports):
             return
         body, row = openai_error(refusal), refusal.row
         retry = b"retry-after: %d\r\n" % row.retry_after if row.retry_after else b""
-        self.transport.write(_status_line(row.status) + b"content-type: application/json\r\ncontent-length: %d\r\n%b"
-                             b"connection: close\r\n\r\n%b" % (len(body), retry, body))
+        headers: Any = self.headers or ()  # those that have arrived; None before the first request
+        readable = cross_origin_headers(self.settings, headers, [(b"retry-after", b"")] if retry else [])
+        self.transport.write(_status_line(row.status) + b"content-type: application/json\r\ncontent-length: %d\r\n%b%b"
+                             b"connection: close\r\n\r\n%b" % (
+                                 len(body), retry, b"".join(b"%b: %b\r\n" % line for line in readable), body))
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # the application waits for the body, which will not arrive
             self.cycle.message_event.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hmac
 import ipaddress
 import os
@@ -30,6 +31,11 @@ _SWITCHES = ("allow_token_ids", "allow_image_urls", "strict")
 _MAX_TOKEN = 4096
 #: The header ``Host``. Clients send other names in their ASCII form (``xn--``).
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[(?P<six>[0-9A-Fa-f:.]+)\])(?::(?P<port>[0-9]{1,5}))?")
+#: Origins that the pages of every site can have: any, and the one of a page in a sandboxed frame.
+_EVERY_SITE = ("*", "null")
+#: Schemes of origins are those of URLs (RFC 3986, 3.1), without those that no page has.
+_SCHEME, _NO_PAGES = re.compile(r"[a-z][a-z0-9+.-]*"), ("ftp", "ws", "wss")
+_PORT, _DEFAULT_PORT = re.compile(r":[0-9]+\Z"), re.compile(r"(http://.*):80|(https://.*):443")
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,9 @@ class Settings:
             server that listens on all addresses accepts every IP address: those of its interfaces, and those of a
             machine that forwards connections to it, such as the host of a container.
         allowed_origins: Origins (``https://page.example``) whose pages may call the server from a browser. By default
-            there are none, and the server sends no CORS header.
+            there are none, and the server sends no CORS header. ``http://localhost:*`` stands for every port of a host,
+            ``app://*`` for every origin of a scheme other than http and https. ``*`` stands for all origins, and
+            ``null`` for pages without one, such as files: both need a ``token``, because every site can send them.
         max_body: Maximum size of a request body in bytes.
         max_bodies: Maximum size in bytes of all request bodies in memory, finished or not, with the values parsed out
             of them; further ones receive HTTP 503. A value below four times ``max_body`` counts as that.
@@ -131,9 +139,10 @@ class Settings:
                 refuse("allowed_hosts", host, "names or addresses, each with a port unless it is 80 or 443, such as "
                                               "models.example, models.example:11435 or [fd00::1]:11435")
         for origin in self.allowed_origins:
-            scheme, _, rest = origin.partition("://")
-            if scheme not in ("http", "https") or not _is_host(rest):
-                refuse("allowed_origins", origin, "origins such as https://page.example")
+            if origin in _EVERY_SITE and self.token is not None or _is_origin(origin):
+                continue
+            refuse("allowed_origins", origin, "origins such as https://page.example",
+                   hint="Set a token: every site can send requests with this origin" if origin in _EVERY_SITE else None)
 
     @property
     def body_memory(self) -> int:
@@ -152,6 +161,21 @@ class Settings:
         """True if the server listens on all addresses of the machine."""
         return self.host in ("0.0.0.0", "::")
 
+    @functools.cached_property
+    def _origins(self) -> frozenset[str]:
+        """The allowed origins as browsers write them: in lower case, without the default port of http and https."""
+        found = (origin.lower() for origin in self.allowed_origins)
+        return frozenset(one[:one.rindex(":")] if _DEFAULT_PORT.fullmatch(one) else one for one in found)
+
+    def allows_origin(self, origin: str) -> bool:
+        """Return True if ``allowed_origins`` has the value of a header ``Origin``."""
+        origin = origin.lower()
+        scheme, has_scheme, _ = origin.partition("://")
+        if not has_scheme and origin != "null":
+            return False
+        names = {"*", origin, f"{_PORT.sub('', origin)}:*", f"{scheme}://*"} if has_scheme else {"*", origin}
+        return not self._origins.isdisjoint(names)
+
     def hosts(self, port: int) -> frozenset[str]:
         """Return the values of the ``Host`` header, in lower case, that a server on this port accepts."""
         names = {f"[{self.host}]" if ":" in self.host else self.host}
@@ -159,6 +183,14 @@ class Settings:
             names |= {"localhost", "127.0.0.1", "[::1]"}
         found = {f"{name}:{port}" for name in names} | (names if port == 80 else set())
         return frozenset(name.lower() for name in (*found, *self.allowed_hosts))
+
+
+def _is_origin(text: str) -> bool:
+    """Return True if a text is an origin that a browser or an application sends, or stands for several of them."""
+    scheme, found, host = text.lower().partition("://")
+    if not found or not _SCHEME.fullmatch(scheme) or scheme in _NO_PAGES:
+        return False
+    return _is_host(host.removesuffix(":*")) or scheme not in ("http", "https") and host in ("", "*")
 
 
 def _is_host(text: str) -> bool:

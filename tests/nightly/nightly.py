@@ -97,6 +97,10 @@ JOBS: dict[str, Job] = {
     "library": Job("the tests of sentence-transformers with mpool's classes, in the checkout that "
                    "MPOOL_SENTENCE_TRANSFORMERS names: see CONTRIBUTING.md",
                    _python("integrations/test_library_tests.py"), all=True, hours=1),
+    "peers": Job("cases of other projects' own tests, in the folder that MPOOL_PEERS names (see CONTRIBUTING.md), and "
+                 "LangChain's standard tests with tools",
+                 _python("integrations/test_peers.py", "integrations/test_integrations_langchain.py"),
+                 {"MPOOL_PEERS_SAMPLE": "4"}, all=True, hours=1),
     "wheels": Job("wheels of both architectures, installed without a compiler: pip install '.[wheels]' first",
                   _python("core/test_wheels.py"), all=True, named=True),
     "schedules": Job("seeded thread switches and injected failures in the Python layer", _python("schedules")),

@@ -164,13 +164,10 @@ mpool.runtime.logs  mpool._core  2  core
 mpool.runtime.metrics  mpool._core  1  core
 mpool.runtime.naming  mpool.models  4  start-up
 mpool.runtime.naming  mpool.models.catalogue  1  start-up
-mpool.runtime.prometheus  prometheus_client  1  optional
-mpool.runtime.prometheus  prometheus_client.core  1  optional
 mpool.server  mpool.server.application  1  optional
 mpool.server.application  mpool.config  1  start-up
 mpool.server.application  mpool.pool  1  start-up
 mpool.server.application  mpool.server.settings  1  optional
-mpool.server.application  starlette.middleware.cors  1  optional
 mpool.server.models  mpool.model  1  start-up
 mpool.server.models  mpool.models  7  start-up
 mpool.server.models  mpool.runtime.load_options  1  start-up

@@ -162,6 +162,20 @@ def test_continue_final_message_as_transformers(messages: list[dict[str, Any]], 
         ChatTemplate("{{ messages[0].content }}").render(messages, continue_final_message=True)
 
 
+@pytest.mark.parametrize("images", [None, []])
+def test_answers_of_other_services(images: list[Any] | None) -> None:
+    """Parts of text as OpenAI's Responses have them, and refusals, in messages of the assistant only."""
+    from mpool.conversation.messages import check_messages
+
+    parts = [{"type": "output_text", "text": "Well. ", "annotations": []}, {"type": "refusal", "refusal": "No."}]
+    _, found = check_messages([{"role": "user", "content": "Hey"}, {"role": "assistant", "content": parts}], images)
+    texts = found["content"] if images is None else "".join(part["text"] for part in found["content"])
+    assert texts == "Well. No."
+    with pytest.raises(InvalidArgument) as caught:
+        check_messages([{"role": "user", "content": parts}], images)
+    assert caught.value.param == "messages[0].content[1]"
+
+
 def test_messages_stay_unchanged_and_are_copied_to_plain_data() -> None:
     class Text(str):
         def evil(self) -> str:

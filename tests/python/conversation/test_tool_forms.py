@@ -62,8 +62,10 @@ def complete_calls(calls: list[tuple[str, str, str, bool]]) -> list[tuple[str, A
 def test_formats_are_recognised_by_the_template(name: str) -> None:
     assert format_named(name).name == name
     assert tool_formats.of_template(tm.PLAIN) is None
-    for other in ("<tool_call>{name}<arg_key>k</arg_key>", '<|python_tag|><function=name>{"parameters"}</function>'):
-        assert tool_formats.of_template(other) is None  # the formats of GLM and Functionary are not supported
+    for other in ("<tool_call>{name}<arg_key>k</arg_key>", '<|python_tag|><function=name>{"parameters"}</function>',
+                  ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="',
+                  'in <tool_call></tool_call> tags: <tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>'):
+        assert tool_formats.of_template(other) is None  # of GLM, Functionary, MiniMax-M3, Apriel 1.5: not supported
 
 
 @pytest.mark.parametrize("constrained", [False, True])
@@ -128,6 +130,11 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("mistral_marked", '[TOOL_CALLS]clock[CALL_ID]abc[ARGS]{"a": 1}[TOOL_CALLS]clock[ARGS]{}', "",
      [("clock", {"a": 1}), ("clock", {})]),
     ("mistral_marked", "[TOOL_CALLS]" + "x" * 300 + "[ARGS]{}", "[TOOL_CALLS]" + "x" * 300 + "[ARGS]{}", []),
+    ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n<parameter=days>\n2\n</parameter>\n"
+     "</function>\n</tool_call>", "", [("get_weather", {"city": "Rome", "days": 2})]),
+    ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=days>\n2\n</parameter>\n<parameter=note>\na\n"
+     "<parameter=days>\n3\n<parameter=x>\n</parameter>\n</function>\n</tool_call>", "",
+     [("get_weather", {"days": 2, "note": "a\n<parameter=days>\n3\n<parameter=x>"})]),
     ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\n12\n</parameter>\n<parameter=days>\n3\n"
      "</parameter>\n<parameter=more>\nnull\n</parameter>\n</function>\n</tool_call>", "",
      [("get_weather", {"city": "12", "days": 3, "more": None})]),

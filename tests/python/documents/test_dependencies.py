@@ -67,9 +67,9 @@ def project() -> dict:
 def test_imported_modules_are_dependencies(path: Path, project: dict) -> None:
     allowed = _names(project["dependencies"])
     for part in path.relative_to(ROOT / "mpool").with_suffix("").parts:
-        # A module with the name of an extra may use its dependencies. Prometheus' client belongs to extra `server`.
-        allowed |= _extra(project, {"prometheus": "server", "completing": "completion",
-                                     "embedding_results": "scipy", "grammar_trial_program": "grammar"}.get(part, part))
+        # A module with the name of an extra may use its dependencies.
+        allowed |= _extra(project, {"completing": "completion", "embedding_results": "scipy",
+                                     "grammar_trial_program": "grammar"}.get(part, part))
     imported = {_normal(DISTRIBUTIONS.get(name, name)) for name in _imports(ast.parse(path.read_text("utf-8")))}
     assert imported <= allowed, f"not among the dependencies: {', '.join(sorted(imported - allowed))}"
 

@@ -47,14 +47,14 @@ def test_every_limit_gives_a_typed_error(bert: Path, llama: Path, use: str, late
     assert any(row[1].startswith("MemoryError") for row in found.values()), found
 
 
-def test_an_installed_package_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_is_not_called_missing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dynamic linker has no memory for a library: the error does not tell to install it."""
     import mpool
     from mpool.resources import error_of
 
     with mpool.Pool() as pool:
         def fail(name: str, *rest: object, **more: object) -> object:
-            if name.startswith("prometheus_client"):
+            if name.startswith("llguidance"):
                 raise ImportError("x.so: failed to map segment from shared object", name=name)
             return original(name, *rest, **more)
 
@@ -63,5 +63,5 @@ def test_an_installed_package_is_not_called_missing(monkeypatch: pytest.MonkeyPa
         original = builtins.__import__
         monkeypatch.setattr(builtins, "__import__", fail)
         with pytest.raises(mpool.MemoryExhausted):
-            pool.metrics("prometheus")
+            pool.generate("a", llama, response_format={"type": "regex", "regex": "a"})
     assert isinstance(error_of(MemoryError("numpy needs 1 MB")), mpool.MemoryExhausted)

@@ -247,6 +247,14 @@ def test_every_metric_has_its_own_value() -> None:
     assert [buckets[le] for le in sorted(buckets, key=float)] == [0, 0, *[1] * 18, *[3] * 8]
 
 
+@pytest.mark.parametrize("key", ['a"b', "a\\b", "a\nb", 'a\\"\n', "a\\n", "caf\u00e9 {x=1}, y"])
+def test_labels_of_prometheus_are_escaped(key: str) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    families = parser.text_string_to_metric_families(prometheus.prometheus(host(row(key))))
+    assert {sample.labels["model"] for family in families for sample in family.samples
+            if "model" in sample.labels} == {key}
+
+
 def test_positions_of_workers() -> None:
     """A worker keeps its position; a new one takes the lowest that is free, in the order of their numbers."""
     pool = host()

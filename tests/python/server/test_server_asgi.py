@@ -115,6 +115,59 @@ def test_create_app_does_not_close_the_callers_pool(bert: Path, pool: mpool.Pool
     assert len(pool.embed("a", bert)) > 0
 
 
+def test_create_app_closes_the_pool_of_a_config(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[mpool.Pool] = []
+
+    class Recorded(mpool.Pool):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr("mpool.pool.Pool", Recorded)
+    config = mpool.PoolConfig(threads=1, offline=True, max_embed_inputs=2)
+
+    async def run() -> None:
+        app = create_app([f"b={bert}"], pool=config, catalogue=False)
+        async with lifespan(app), client_of(app) as client:
+            for inputs, status in ((["a", "b"], 200), (["a", "b", "c"], 413)):
+                assert (await client.post("/v1/embeddings", json={"model": "b", "input": inputs})).status_code == status
+
+    asyncio.run(run())
+    (pool,) = made
+    assert pool.config == config
+    with pytest.raises(mpool.ShuttingDown):
+        pool.embed("a", bert)
+
+
+@pytest.mark.parametrize("pool", ["b", {"threads": 1}, mpool.Pool, 1])
+def test_create_app_names_a_wrong_pool(pool: Any) -> None:
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        create_app([], pool=pool)
+    assert caught.value.param == "pool"
+
+
+def test_mounted_in_another_application(bert: Path) -> None:
+    """It gets no lifespan events there: the outer application closes the pool that both use."""
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+    from starlette.testclient import TestClient
+
+    pool = mpool.Pool(mpool.PoolConfig(threads=1, offline=True))
+
+    @asynccontextmanager
+    async def closing(outer: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(pool.close)
+
+    inner = create_app([f"b={bert}"], pool=pool, catalogue=False)
+    with TestClient(Starlette(routes=[Mount("/llm", inner)], lifespan=closing), "http://localhost") as client:
+        assert client.post("/llm/v1/embeddings", json={"model": "b", "input": "a"}).status_code == 200
+        assert client.get("/llm/v1/nothing").status_code == 404
+        assert len(pool.embed("a", bert)) > 0
+    with pytest.raises(mpool.ShuttingDown):
+        pool.embed("a", bert)
+
+
 def test_mounted_under_a_prefix(app: Application) -> None:
     async def run() -> None:
         transport = httpx.ASGITransport(app, root_path="/models")
