@@ -28,6 +28,7 @@ from .._address_space import require_if_limited
 from ..checks import shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
 from ..resources import error_of, install_hint, of_caller, start_thread
+from ..stores import STORES
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from . import enforced_schemas, grammar_trial, reasoning_grammar, response_formats
 from .reasoning import ThinkSplitter
@@ -49,11 +50,11 @@ _LOOKS = re.compile(r"\(\?[=!<]|\\[1-9k]")
 _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_format", "the regular expression"),
           "grammar": ("response_format", "the grammar"), "tools": ("tools", "a schema")}
 #: Number and bytes of compiled formats cached per tokenizer; maximum number of threads that compute masks.
-_CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = 32, 128 << 20, 4
+_CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = STORES["formats"].entries or 0, STORES["formats"].bytes or 0, 4
 #: Address space that must be free for llguidance, and for each token of the vocabulary when its tables are built.
 _SPACE, _SPACE_PER_TOKEN = 96 << 20, 400
 #: Number of regular expressions of tools whose trial is remembered, and their maximum length in characters.
-_CACHED_PATTERNS, _CACHED_PATTERN = 1024, 1000
+_CACHED_PATTERNS, _CACHED_PATTERN = STORES["patterns"].entries or 0, 1000
 #: Seconds that the masks after one token may take before their thread is replaced. They usually take 1 to 50 ms.
 _STUCK_SECONDS = 5.0
 #: CPU seconds that all masks of a request may take: a constant, and more for each sampled token.

@@ -151,6 +151,7 @@ mpool.runtime.entry  mpool.conversation.template  1  start-up
 mpool.runtime.entry  mpool.models  2  start-up
 mpool.runtime.entry  mpool.models.files  5  start-up
 mpool.runtime.entry  mpool.models.formats.adapters  1  start-up
+mpool.runtime.entry  mpool.runtime.overrides  1  start-up
 mpool.runtime.entry  mpool.tokenizers  1  start-up
 mpool.runtime.entry  mpool.tokenizers.gguf_vocab  1  start-up
 mpool.runtime.entry  numpy  1  core

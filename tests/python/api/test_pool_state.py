@@ -44,7 +44,25 @@ def test_pinned_models_stay_loaded(bert: Path) -> None:
         assert row_of(pool).pinned and row_of(pool).state == "ready"
 
 
-def test_jobs_report_their_position(llama: Path) -> None:
+def test_a_load_that_fails_changes_no_setting(tmp_path: Path, llama: Path) -> None:
+    """Of a model with several networks, none stays pinned."""
+    def settings(pool: mpool.Pool) -> set[tuple[bool, float]]:
+        return {(row.pinned, row.keep_alive) for row in pool.ps() if row.key != str(llama)}
+
+    with mpool.Pool() as pool:
+        pool.load("digits-clip")
+        most = max(row["predicted_bytes"] + row["worker"][0]["predicted_bytes"] for row in pool.registry.entries())
+    for pinned in (False, True):
+        with mpool.Pool(mpool.PoolConfig(memory_bytes=most, max_workers_per_model=1)) as pool:
+            if pinned:
+                for row in (pool.load("digits-clip"), *pool.ps()):
+                    pool.registry.keep_alive(row.key, 1234, pin=True)
+            with pytest.raises(mpool.MemoryExhausted):
+                pool.load("digits-clip", pin=True, keep_alive=77)
+            assert settings(pool) == {(pinned, 1234 if pinned else pool.config.keep_alive)}
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=most)) as pool:
+        pool.registry
+llama: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential")) as pool:
         model = pool.load(llama)
         model.generate("a", max_tokens=50, ignore_eos=True)
