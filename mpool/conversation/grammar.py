@@ -102,6 +102,7 @@ class Format:
         tokenizer: the tokenizer. This reference keeps it alive, since the matcher keeps only a weak one.
         param: the option that set the format, for error messages.
         failure: the last error of the tokenizer that the matcher calls; None: its errors are not recorded.
+        newline: the text may begin with a newline.
     """
 
     first: bytes
@@ -112,6 +113,7 @@ class Format:
     tokenizer: Tokenizer | None = None
     param: str = "response_format"
     failure: _Failure | None = None
+    newline: bool = False
     _errors: dict[int, MpoolError] = field(default_factory=dict)  # key: id() of a ticket that is still referenced
 
     def compute_masks(self, ticket: _core.Ticket, n: int, key: str, end: EndCheck | None = None) -> None:
@@ -185,7 +187,7 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions,
         reuse = partial(ReasoningReuse, b"" if splitter.inside else splitter.open.encode(), splitter.close.encode(),
                         compiler.tokens.__getitem__)
     return Format(compiled.first, compiled.matcher, kind == "schema", model, reuse, tokenizer,
-                  failure=compiler.failure)
+                  failure=compiler.failure, newline=compiled.newline)
 
 
 def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]:
@@ -361,11 +363,13 @@ class _Compiled(NamedTuple):
         first: mask of the first token.
         matcher: matcher at the start of a completion. It must be copied before it is advanced.
         memory: bytes that the matcher needs.
+        newline: the text may begin with a newline; with reasoning, the text behind it.
     """
 
     first: bytes
     matcher: llguidance.LLMatcher
     memory: int
+    newline: bool
 
 
 class _Compiler:
@@ -386,6 +390,7 @@ class _Compiler:
         blanks, *others = llguidance.LLTokenizer.general_slices()
         adapter = _TokenizerAdapter(tokenizer)
         self.tokens, self.failure = adapter.tokens, adapter.failure
+        self._newlines = [token for token, data in enumerate(self.tokens) if data[:1] == b"\n"]
         eos, slices = list(tokenizer.eog_ids), [blanks, *_WORDS, *others]
         self._trial = grammar_trial.Trial(adapter.tokens, adapter.special_token_ids, eos, slices)
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size,
@@ -411,9 +416,9 @@ class _Compiler:
         found = self.cached(kind, source, splitter)
         if found is not None:
             return found
-        if splitter is not None:
-            self.compiled(kind, source)  # reports a response without a finite text, which only a first mask shows
-        found = self._compile(kind, source, splitter)
+        # alone first: only a first mask shows a response without a finite text, and whether it may begin with a newline
+        alone = None if splitter is None else self.compiled(kind, source)
+        found = self._compile(kind, source, splitter, alone is not None and alone.newline)
         with _lock:
             self._formats[kind, source, splitter] = found
             while len(self._formats) > _CACHED_FORMATS or len(self._formats) > 1 and sum(
@@ -421,7 +426,7 @@ class _Compiler:
                 self._formats.popitem(last=False)
         return found
 
-    def _compile(self, kind: str, source: str, splitter: type[Splitter] | None = None) -> _Compiled:
+    def _compile(self, kind: str, source: str, splitter: type[Splitter] | None, newline: bool) -> _Compiled:
         import llguidance
 
         make = llguidance.LLMatcher
@@ -433,7 +438,8 @@ class _Compiler:
             else:
                 grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS})
             if splitter is not None:
-                grammar = reasoning_grammar.build_grammar(grammar, source if kind == "regex" else None, splitter)
+                grammar = reasoning_grammar.build_grammar(grammar, source if kind == "regex" else None, splitter,
+                                                          newline)
             needed = self._trial.compile(grammar)
         except ValueError as error:
             raise _unusable(kind, str(error)) from None
@@ -448,7 +454,9 @@ class _Compiler:
             raise self.failure.error
         if matcher.is_error():
             raise _unusable(kind, matcher.get_error())
-        return _Compiled(first, matcher, needed)
+        if splitter is None:
+            newline = any(first[token // 8] >> token % 8 & 1 for token in self._newlines)
+        return _Compiled(first, matcher, needed, newline)
 
 
 #: The first rule of llama.cpp's grammar language, GBNF.
