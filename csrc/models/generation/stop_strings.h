@@ -7,8 +7,8 @@
  * prompt began it (`in_reasoning`), or if the text begins with one of `reasoning_starts`, after white space. The first
  * of `reasoning_ends` in the text ends the reasoning; the white space behind it is no response either. A text of
  * `call_starts` in the response begins a tool call, or another part that is not for the user. Such a part ends as
- * reasoning does, and stop strings do not end it either. A text of `call_starts` that is also one of `reasoning_ends` is
- * the whole part. */
+ * reasoning does, and stop strings do not end it either. A text of both `call_starts` and `reasoning_ends` is a whole
+ * part. */
 #ifndef MP_MODELS_GENERATION_STOP_STRINGS_H
 #define MP_MODELS_GENERATION_STOP_STRINGS_H
 
