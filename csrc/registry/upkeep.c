@@ -156,6 +156,8 @@ uint64_t mp_upkeep_sweep(mp_upkeep *upkeep, mp_services *services, mp_entry **en
     if (now_ns - upkeep->tick_ns >= every_ns) {
         upkeep->tick_ns = now_ns;
         check_memory(upkeep, services, entries, count, now_ns, pressure);
+        if (atomic_exchange_explicit(&services->heap_used, false, memory_order_relaxed))
+            mp_sys_trim_heap(); /* the C library keeps freed blocks of the callers, of tokenizers for example */
     }
     /* If no worker exists, sleep until mp_maintenance_at is called. */
     uint64_t tick_ns = mp_sys_after(upkeep->tick_ns, every_ns);

@@ -207,19 +207,19 @@ void mp_stream_publish(mp_stream *stream) {
 }
 
 int mp_stream_finish(mp_stream *stream, const mp_text_request *request) {
-    if (stream->pending_bytes > 0) {
-        put_replacement(stream);
-        stream->pending_bytes = 0;
-    }
     int found = -1;
-    uint32_t end = stream->bytes;
     if (stream->phase == MP_STREAM_RESPONSE || (stream->phase == MP_STREAM_BEGINNING && !request->in_reasoning)) {
         /* no call and no reasoning begins with the text that waited for the next token */
         const uint32_t decided = stream->final > stream->from ? stream->final : stream->from;
+        uint32_t end;
         found = find(stream, decided, stream->bytes, stream->gap, request->n_stop, request->stop, request->stop_bytes,
                      &end);
+        stream->bytes = end;
     }
-    stream->bytes = stream->final = end;
+    if (found < 0 && stream->pending_bytes > 0)
+        put_replacement(stream);
+    stream->pending_bytes = 0;
+    stream->final = stream->bytes;
     mp_stream_publish(stream);
     return found;
 }

@@ -112,8 +112,9 @@ static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
     const mp_arch *arch = mp_arch_find(name);
     const uint32_t flags = arch ? arch->flags : 0;
     const int64_t patches = flags & MP_VIT_ANY_SIZE ? MP_VISION_MAX_PATCHES : side / patch * (side / patch);
-    const uint64_t row = (uint64_t)width * sizeof(float) + cache_bytes(spec, compute);
-    return mp_vit_request_bytes(spec, flags, compute, (int32_t)patches) + (uint64_t)(patches / (merge * merge) + 1) * row;
+    const uint64_t rows = (uint64_t)(patches / (merge * merge) + 1);
+    return mp_vit_request_bytes(spec, flags, compute, (int32_t)patches) +
+           rows * ((uint64_t)width * sizeof(float) + cache_bytes(spec, compute));
 }
 
 mp_matrices mp_vision_predict_weights(const mp_spec *spec, mp_compute compute) {

@@ -33,7 +33,7 @@ mpool.cli  logging  1  start-up
 mpool.cli  mpool.cli.messages  1  start-up
 mpool.cli  mpool.cli.parser  1  start-up
 mpool.cli  mpool.errors  1  start-up
-mpool.cli  mpool.records  2  start-up
+mpool.cli  mpool.records  3  start-up
 mpool.cli.capturing  mpool.debug.comparing  1  start-up
 mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up

@@ -562,15 +562,15 @@ def _shards(folder: Path) -> Path:
     """A decoder whose weights are in several files with an index."""
     import transformers
 
-    whole = tinymodels.llama(folder / "whole")
-    made = transformers.AutoModelForCausalLM.from_pretrained(whole)
-    made.save_pretrained(whole, max_shard_size="200KB")
-    (whole / "model.safetensors").unlink()
-    return whole
+    made = transformers.AutoModelForCausalLM.from_pretrained(tinymodels.llama(folder))
+    made.save_pretrained(folder, max_shard_size="200KB")
+    (folder / "model.safetensors").unlink()
+    return folder
 
 
 def _gguf_shards(folder: Path) -> Path:
     """A decoder in a GGUF file that is split."""
+    folder.mkdir()
     made = paritymodels.decoder("llama", 2, vocab=157)
     paritymodels.randomise(made, 3)
     with pytest.MonkeyPatch.context() as patch:
@@ -580,6 +580,7 @@ def _gguf_shards(folder: Path) -> Path:
 
 
 def _gguf_pair(folder: Path) -> Path:
+    folder.mkdir()
     made = visionmodels.randomised("llava")
     made.config.text_config.sliding_window = None  # GGUF files of Mistral have no window
     visiongguf.decoder(made, folder / "text-F32.gguf", visionmodels.IMAGE)
@@ -590,8 +591,13 @@ def _gguf_pair(folder: Path) -> Path:
 def _pipeline(folder: Path) -> Path:
     import pipelinemodels
 
+    folder.mkdir()
     pipelinemodels.flux(folder, layers=1, singles=1)
     return folder
+
+
+def _steps(model: Any) -> Any:
+    return model.generate_image("a cat", width=32, height=32, num_inference_steps=3, seed=1).image.tobytes()
 
 
 def _flip(folder: Path, pattern: str) -> None:
@@ -605,7 +611,7 @@ PARTS: dict[str, tuple[Callable[[Path], Path], Callable[[Any], Any], Callable[[P
                         lambda folder: _edit(folder / "preprocessor_config.json", image_mean=[0.1, 0.2, 0.3])),
     "steps of vision": (_write_vision, _seen,
                         lambda folder: _edit(folder / "preprocessor_config.json", image_std=[0.1, 0.2, 0.3])),
-    "scheduler": (_pipeline, _pixels,
+    "scheduler": (_pipeline, _steps,
                   lambda folder: _edit(folder / "scheduler/scheduler_config.json", shift=7.0)),
     "decoder of images": (_pipeline, _pixels, lambda folder: _flip(folder, "vae/*.safetensors")),
     "projector": (_gguf_pair, _seen, lambda folder: _flip(folder, "mmproj*")),
@@ -616,7 +622,7 @@ PARTS: dict[str, tuple[Callable[[Path], Path], Callable[[Any], Any], Callable[[P
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_of_a_model_is_looked_up_anew(tmp_path: Path, part: str) -> None:
     write, use, edit = PARTS[part]
-    place = write(tmp_path)
+    place = write(tmp_path / "model")
     with mpool.Pool() as pool:
         before = use(pool.get(place))
         assert use(pool.get(place)) == before

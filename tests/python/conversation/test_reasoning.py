@@ -268,7 +268,8 @@ def test_stop_strings_at_markers(tmp_path: Path, isolation: str) -> None:
         (["<"], 7, "Yes", "stop", "<"), (["<r"], 7, "Yes<", "length", None), (["<r"], 6, "Yes", "length", None)]
     with mpool.Pool(mpool.PoolConfig(threads=1, isolation=isolation)) as pool:  # type: ignore[arg-type]
         for stop, most, text, finish, found in rows:
-            done = pool.chat([{"role": "user", "content": "Is it?"}], folder, stop=stop, **{**GREEDY, "max_tokens": most})
+            done = pool.chat([{"role": "user", "content": "Is it?"}], folder, stop=stop,
+                             **{**GREEDY, "max_tokens": most})
             assert (done.text, done.reasoning, done.finish_reason, done.stop) == (text, " think", finish, found), stop
 
 
