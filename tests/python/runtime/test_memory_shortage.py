@@ -198,21 +198,42 @@ def test_a_load_asks_for_what_it_and_a_first_request_take(isolation: str) -> Non
         assert peak <= asked <= 1.15 * peak, (key, asked, peak)
 
 
-def _clip(folder: Path) -> Path:
-    """A CLIP as deep as a published one, and half as wide."""
-    sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6, "image_size": 224,
-             "patch_size": 16}
-    made = imagemodels.save(imagemodels.make("clip", 12, **sizes), "clip", folder)
-    (made / "preprocessor_config.json").write_text(json.dumps({
-        **imagemodels.PROCESSORS["clip"], "size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}}))
-    return made
+#: Sizes of an image network with the proportions of a published one.
+SIZES = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6, "image_size": 224, "patch_size": 16}
 
 
-@pytest.mark.parametrize("kind", ["clip", "digits-llava", "digits-sd3"])
-def test_a_load_of_an_image_model_asks_for_what_it_and_a_first_image_take(kind: str, tmp_path: Path) -> None:
-    runs: dict[str, Callable[[mpool.Pool, str], object]] = {
-        "clip": lambda pool, ref: pool.embed_image(PHOTO, ref),
-        "digits-llava": lambda pool, ref: pool.vision(PHOTO, "what", ref, max_tokens=4),
-        "digits-sd3": lambda pool, ref: pool.generate_image("seven", ref, num_inference_steps=1)}
-    asked, peak = _asked_and_peak(str(_clip(tmp_path)) if kind == "clip" else kind, runs[kind], "thread")
-    assert peak <= asked <= 1.15 * peak + (1 << 20), (asked, peak)  # a load asks for 1 MiB for what is small
+def _with_images_of_224(folder: Path, steps: dict[str, Any]) -> str:
+    (folder / "preprocessor_config.json").write_text(json.dumps({
+        **steps, "size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}}))
+    return str(folder)
+
+
+def _clip(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    imagemodels.save(imagemodels.make("clip", 12, **SIZES), "clip", folder)
+    return _with_images_of_224(folder, imagemodels.PROCESSORS["clip"])
+
+
+def _llava(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    import visionmodels
+
+    text = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8}
+    monkeypatch.setattr(visionmodels, "_VISION", {**visionmodels._VISION, **SIZES})
+    monkeypatch.setattr(visionmodels, "_TEXT", {**visionmodels._TEXT, **text})
+    visionmodels.save(visionmodels.make("llava", 8, 12), "llava", folder)
+    return _with_images_of_224(folder, visionmodels.PROCESSORS["llava"])
+
+
+#: Image models, and their first requests.
+IMAGE_MODELS: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], str], Callable[[mpool.Pool, str], object]]] = {
+    "clip": (_clip, lambda pool, ref: pool.embed_image(PHOTO, ref)),
+    "llava": (_llava, lambda pool, ref: pool.vision(PHOTO, "w5 w6 w7", ref, max_tokens=8, ignore_eos=True)),
+    "sd3": (lambda folder, patch: "digits-sd3", lambda pool, ref: pool.generate_image("seven", ref, steps=1))}
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_a_load_of_an_image_model_asks_for_what_it_and_a_first_image_take(
+        kind: str, isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, run = IMAGE_MODELS[kind]
+    asked, peak = _asked_and_peak(write(tmp_path, monkeypatch), run, isolation)
+    assert peak <= asked <= 1.15 * peak, (asked, peak)
