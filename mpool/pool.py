@@ -702,7 +702,7 @@ class Pool(PoolVerbs):
             _logging.flush()
             if self._callbacks:
                 _logging.wait_for_events(EVENT_SECONDS)
-        for entry in self._names.entries():  # the pool and its entries refer to each other, so they wait for a collection
+        for entry in self._names.entries():  # they and the pool refer to each other, and wait for a collection
             entry.forget()
 
     def __enter__(self) -> Pool:

@@ -11,8 +11,6 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
-/* The texts and tokens of a request of this size have taken tens of megabytes of the heap. */
-enum { LARGE_BYTES = 1 << 20 };
 static const uint64_t SHORTAGE_EVERY_NS = 1000ull * 1000 * 1000; /* interval of warnings about short memory */
 
 /* --- bytes --- */
@@ -43,8 +41,7 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
 }
 
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
-    if (ticket->charged >= LARGE_BYTES)
-        atomic_store_explicit(&entry->services->heap_used, true, memory_order_relaxed);
+    atomic_fetch_add_explicit(&entry->services->ended_bytes, ticket->charged, memory_order_relaxed);
     mp_budget_give(mp_governor_budget(entry->services->governor), ticket->charged);
     atomic_fetch_sub_explicit(&entry->charged, ticket->charged, memory_order_relaxed);
     ticket->charged = 0;
