@@ -624,6 +624,7 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["BODIES", "CLOSING", "GRAMMARS", "IMAGES", "IMAGE_REQUESTS", "LONG", "LONG_ON_LOOP", "LONG_TEXTS", "REQUESTS",
-           "SWAPS", "TEXTS", "NativeCalls", "ThreadGroup", "are_many", "check_caller", "converted", "end_process_if_busy",
-           "limited", "progress", "reasons", "refuse_callers", "report", "running", "statuses", "tokenized"]
+__all__ = ["BODIES", "CLOSING", "GRAMMARS", "IMAGES", "IMAGE_REQUESTS", "LONG", "LONG_ON_LOOP", "LONG_TEXTS",
+           "REQUESTS", "SWAPS", "TEXTS", "NativeCalls", "ThreadGroup", "are_many", "check_caller", "converted",
+           "end_process_if_busy", "limited", "progress", "reasons", "refuse_callers", "report", "running", "statuses",
+           "tokenized"]

@@ -273,21 +273,22 @@ class OpenedThinkSplitter(ThinkSplitter):
     inside = True
 
 
-@functools.lru_cache(maxsize=4 * len(THINK_MARKERS))
-def think_splitter(markers: tuple[str, str], inside: bool, tagged: bool = False) -> type[ThinkSplitter]:
+@functools.lru_cache(maxsize=8 * len(THINK_MARKERS))
+def think_splitter(markers: tuple[str, str], inside: bool, tagged: bool = False,
+                   dropped: str = "\n") -> type[ThinkSplitter]:
     """Return the class that splits at these markers.
 
     Args:
         markers: texts around the reasoning.
         inside: the prompt ends with the first of them.
-        tagged: see :class:`ThinkSplitter`.
+        tagged, dropped: see :class:`ThinkSplitter`.
     """
     kind = OpenedThinkSplitter if inside else ThinkSplitter
-    return kind if markers == THINK_MARKERS[0] and not tagged else type(kind.__name__, (kind,), {
-        "open": markers[0], "close": markers[1], "tagged": tagged})
+    if (markers, tagged, dropped) == (THINK_MARKERS[0], False, kind.dropped):
+        return kind
+    return type(kind.__name__, (kind,), {"open": markers[0], "close": markers[1], "tagged": tagged, "dropped": dropped})
 
 
-@functools.lru_cache(maxsize=8 * len(THINK_MARKERS))
 def of_format(splitter: type[Splitter], newline: bool) -> type[Splitter]:
     """Return the class that splits completions whose response has a format: its response is exactly what the format
     allows.
@@ -299,9 +300,7 @@ def of_format(splitter: type[Splitter], newline: bool) -> type[Splitter]:
     if issubclass(splitter, HarmonySplitter):
         return HarmonyFormatSplitter
     assert issubclass(splitter, ThinkSplitter)
-    if not splitter.tagged and not newline:
-        return splitter
-    return type(splitter.__name__, (splitter,), {"tagged": False, "dropped": "" if newline else "\n"})
+    return think_splitter((splitter.open, splitter.close), splitter.inside, False, "" if newline else splitter.dropped)
 
 
 class HarmonySplitter(Splitter):
