@@ -373,8 +373,12 @@ class Registry:
         """Load the model now and wait until it is ready."""
     def evict(self, key: str, timeout: float | None = None) -> None:
         """Unload the model but keep the key."""
-    def keep_alive(self, key: str, seconds: float, pin: bool = False) -> None:
-        """Set the idle seconds after which workers, and finally the model, are unloaded; inf = never."""
+    def keep_alive(self, key: str, seconds: float, pin: bool | None = None) -> None:
+        """Set the idle seconds after which workers, and finally the model, are unloaded; inf = never.
+
+        Args:
+            pin: whether the model is pinned from now on; None: as before.
+        """
     def entries(self) -> list[dict[str, Any]]:
         """Return one dict per entry, ordered by key.
 

@@ -37,6 +37,8 @@ T = TypeVar("T")
 #: Minimum number of characters that are tokenized on another thread: about 10 ms of work. On an event loop, which must
 #: serve other requests meanwhile, the minimum is smaller.
 LONG, LONG_ON_LOOP = 1 << 15, 1 << 14
+#: Minimum number of characters of a text that :data:`LONG_TEXTS` tokenizes.
+_VERY_LONG = 1 << 17
 #: Seconds that a call may run without progress if its request has no earlier deadline; the default of
 #: ``PoolConfig.request_timeout``.
 SECONDS = 30.0
@@ -470,8 +472,10 @@ def limited(deadline: float | None) -> Iterator[None]:
 
 def tokenized(chars: int, function: Callable[..., T], *args: Any, deadline: float | None = None) -> T:
     """Return ``function(*args)``, which tokenizes ``chars`` characters: here, or on a thread of :data:`TEXTS` if they
-    are many."""
-    return function(*args) if chars < LONG else TEXTS.run(function, *args, deadline=deadline)
+    are many, or of :data:`LONG_TEXTS`."""
+    if chars < LONG:
+        return function(*args)
+    return (TEXTS if chars < _VERY_LONG else LONG_TEXTS).run(function, *args, deadline=deadline)
 
 
 def converted(values: Any, function: Callable[..., T], *args: Any) -> T:
@@ -591,6 +595,8 @@ _MANY = min(max(cpus(), 2), 16)
 
 #: Tokenizing long texts; building tokenizers.
 TEXTS = ThreadGroup("texts", "tokenizer calls", _MANY)
+#: Tokenizing a text takes up to 400 bytes per character: two threads for the longest ones.
+LONG_TEXTS = ThreadGroup("long_texts", "tokenizer calls of very long texts", 2)
 #: Decoding, resizing and encoding images.
 IMAGES = ThreadGroup("images", "image decodings", _MANY)
 #: Compiling grammars.
@@ -618,6 +624,7 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["BODIES", "CLOSING", "GRAMMARS", "IMAGES", "IMAGE_REQUESTS", "LONG", "LONG_ON_LOOP", "REQUESTS", "SWAPS",
-           "TEXTS", "NativeCalls", "ThreadGroup", "are_many", "check_caller", "converted", "end_process_if_busy",
-           "limited", "progress", "reasons", "refuse_callers", "report", "running", "statuses", "tokenized"]
+__all__ = ["BODIES", "CLOSING", "GRAMMARS", "IMAGES", "IMAGE_REQUESTS", "LONG", "LONG_ON_LOOP", "LONG_TEXTS",
+           "REQUESTS", "SWAPS", "TEXTS", "NativeCalls", "ThreadGroup", "are_many", "check_caller", "converted",
+           "end_process_if_busy", "limited", "progress", "reasons", "refuse_callers", "report", "running", "statuses",
+           "tokenized"]

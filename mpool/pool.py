@@ -180,7 +180,8 @@ class Pool(PoolVerbs):
 
         Requests load their model by themselves. Call this to choose when the wait happens. If the model's files have
         changed since they were read, this reads them again; a running iterator of :func:`embed_iter` then raises
-        SendError.
+        SendError. A call that fails, also by its ``timeout``, leaves the pin, the keep-alive and the other options of
+        the model as they were.
 
         Args:
             ref: as ``model`` of :func:`embed`.
@@ -222,8 +223,8 @@ class Pool(PoolVerbs):
             UnknownModel, OfflineError, DownloadError, IntegrityError, FormatError, Unsupported, UnsafeFormat: the model
                 cannot be found, downloaded or read.
             MemoryExhausted: the model does not fit into the pool's memory, even after unloading every model that can be
-                unloaded. Models with active requests, pinned models, and models that are loading or have not served a
-                request yet stay loaded. The hint lists the models that are pinned and idle: :func:`unload` frees them.
+                unloaded. Models with active requests, pinned models, and models that are loading stay loaded. The hint
+                lists the models that are pinned and idle: :func:`unload` frees them.
             SpawnFailed, SpawnTimeout, Timeout: the model could not be loaded.
 
         Example:
@@ -255,9 +256,12 @@ class Pool(PoolVerbs):
         self._names.keep(entry)
         parts, key = entry.parts(), ""
         was = [(part.loading, part._adapters) for part in parts]
+        rows: list[dict[str, Any]] = []
         try:
             entry.set_loading(options)
             keys = [part.core_key(compute) for part in parts]
+            if kept is not None or pin and len(keys) > 1:  # the core itself restores the pin of the key that fails
+                rows = [row for row in self.registry.entries() if row["key"] in keys]
             with suppress(MpoolError):  # the load below raises it
                 self.registry.load(keys[0], timeout=0.0)  # while Python builds the tokenizer
             for part, key in zip(parts, keys):
@@ -270,6 +274,10 @@ class Pool(PoolVerbs):
         except BaseException as error:
             for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
                 part.restore_loading(*before)
+            for row in rows:
+                with suppress(MpoolError):
+                    self.registry.keep_alive(row["key"], row["keep_alive"],
+                                             pin=False if pin and not row["pinned"] else None)
             if isinstance(error, (SendError, UnknownModel)) and entry.was_replaced():
                 return self.load(entry.key, alias=alias, pin=pin, keep_alive=keep_alive, compute=compute,
                                  progress=progress, timeout=_deadlines.remaining(deadline, entry.key),
@@ -693,6 +701,8 @@ class Pool(PoolVerbs):
             _logging.flush()
             if self._callbacks:
                 _logging.wait_for_events(EVENT_SECONDS)
+        for entry in self._names.entries():  # they and the pool refer to each other, and wait for a collection
+            entry.forget()
 
     def __enter__(self) -> Pool:
         return self

@@ -16,6 +16,10 @@ from types import TracebackType
 #: Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls (UAX #9), and surrogates,
 #: which cannot be written as UTF-8.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Format of a record on standard error.
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
 def one_line(text: str) -> str:
     """Return a text with escapes, such as ``\\n`` and ``\\x1b``, in place of characters that no line may have."""
     return _UNSAFE.sub(lambda found: repr(found[0])[1:-1], text)
@@ -35,6 +39,14 @@ def logger(name: str) -> logging.Logger:
     if _escape not in found.filters:
         found.addFilter(_escape)
     return found
+
+
+def to_standard_error(level: int = logging.WARNING) -> None:
+    """Write the records of this process from ``level`` on to standard error, unless its logging is configured already.
+
+    mpool's loggers have a handler that drops records (:mod:`mpool.runtime.logs`), so Python itself shows none of them.
+    """
+    logging.basicConfig(level=level, format=_FORMAT)
 
 
 def _escape(record: logging.LogRecord) -> bool:
@@ -71,4 +83,4 @@ def _frames(trace: TracebackType | None) -> list[str]:
     return [one_line_each(text) for text in traceback.format_tb(trace)]
 
 
-__all__ = ["logger", "one_line", "one_line_each"]
+__all__ = ["logger", "one_line", "one_line_each", "to_standard_error"]

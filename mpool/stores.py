@@ -1,6 +1,7 @@
 """Every store of a server that its clients can fill, with its limits. ``mpool show`` and docs/settings.md list them.
 
-A new store needs a row: `tests/python/server/test_server_memory.py` compares the limits in use with this table.
+Modules take the limits of their stores from this table. Two kinds state them too, and a test compares: the options of
+the server, and the history, which a first request needs without this table.
 """
 
 from __future__ import annotations

@@ -137,9 +137,9 @@ void mp_free(void *memory) {
 
 mp_status mp_fail_memory(mp_error *error, uint64_t bytes, const char *what) {
     if (bytes < 1000000)
-        return mp_fail(error, MP_MEMORY_EXHAUSTED, "not enough memory: %s needs %llu bytes", what,
-                       (unsigned long long)bytes);
-    return mp_fail(error, MP_MEMORY_EXHAUSTED, "not enough memory: %s needs %.1f MB", what, (double)bytes / 1e6);
+        return mp_fail(error, MP_MEMORY_EXHAUSTED, "not enough memory: %llu bytes for %s",
+                       (unsigned long long)bytes, what);
+    return mp_fail(error, MP_MEMORY_EXHAUSTED, "not enough memory: %.1f MB for %s", (double)bytes / 1e6, what);
 }
 
 /* Takes bytes that no account has reserved. *now_used receives the bytes then in use. Concurrent calls of

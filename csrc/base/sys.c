@@ -18,6 +18,9 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h> /* malloc_trim only */
+#endif
 
 #include "base/alloc.h"
 #include "base/mix.h"
@@ -629,6 +632,12 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
     end &= ~(page - 1);
     if (begin < end)
         SYS(madvise)((void *)begin, end - begin, native);
+}
+
+void mp_sys_trim_heap(void) {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }
 
 uint64_t mp_sys_resident(const void *data, size_t bytes) {

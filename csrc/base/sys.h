@@ -135,6 +135,9 @@ enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE, MP_ADVISE_POPULAT
  * because the other bytes of a page may be in use. PAGEOUT drops pages of a file from the page cache, unless other
  * processes map them. */
 void mp_sys_advise(void *data, size_t bytes, int advice);
+/* Give free pages of the C library's heap back to the system, where the library has such a call. Takes up to tens of
+ * milliseconds, in which allocations of other threads may wait. */
+void mp_sys_trim_heap(void);
 /* Bytes of a mapped range whose pages are in memory. Counts whole pages, so it may exceed `bytes`. For a file that
  * another user owns (mp_sys_owns), the system may report all pages. */
 uint64_t mp_sys_resident(const void *data, size_t bytes);

@@ -361,11 +361,11 @@ static bool ends_with_tokens(const mp_text_request *request, const mp_choice *ch
         return end == last;
     if (seen->finish != MP_FINISH_STOP || seen->stop_index >= request->n_stop)
         return end >= last && end - last <= REPLACEMENT && end >= seen->text;
-    /* with reasoning, a later token may decide that the text of a stop string is response */
+    /* with reasoning, a later token or the end may decide that the text of a stop string is response */
     for (uint32_t i = from; i < seen->tokens && !has_free_parts(request); i++)
         if (choice->tokens[i].byte_end >= end + (uint32_t)request->stop_bytes[seen->stop_index])
             return false;
-    return end == last && seen->tokens > from;
+    return (end == last && seen->tokens > from) || (end < last && has_free_parts(request));
 }
 
 /* `from`: index of the first token received with this text. */

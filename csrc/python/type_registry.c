@@ -499,20 +499,20 @@ static PyObject *registry_evict(PyObject *self, PyObject *args, PyObject *kwargs
 
 static PyObject *registry_keep_alive(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"key", "seconds", "pin", NULL};
-    int pin = 0;
+    PyObject *pin = Py_None;
     mp_state *state = mp_state_of(self);
     const char *key;
     double seconds;
     uint64_t ns;
     mp_error error;
     mp_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sd|p:keep_alive", names, &key, &seconds, &pin) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sd|O:keep_alive", names, &key, &seconds, &pin) ||
         !mp_seconds_in(state, "keep_alive", seconds, &ns))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
         status = mp_registry_keep_alive(registry_of(self), key, ns, &error);
-        if (status == MP_OK && pin)
-            status = mp_registry_pin(registry_of(self), key, &error);
+        if (status == MP_OK && pin != Py_None)
+            status = mp_registry_pin(registry_of(self), key, pin == Py_True, &error);
     Py_END_ALLOW_THREADS
     if (status != MP_OK)
         return mp_raise(state, &error, key);

@@ -260,9 +260,9 @@ void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns) {
     mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns());
 }
 
-void mp_entry_pin_model(mp_entry *entry) {
+void mp_entry_pin_model(mp_entry *entry, bool pinned) {
     mp_mutex_lock(&entry->lock);
-    entry->pinned = true;
+    entry->pinned = pinned;
     mp_mutex_unlock(&entry->lock);
 }
 

@@ -203,7 +203,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
  * eviction continues in the background. */
 mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
 void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns); /* sets mp_entry.keep_alive_ns */
-void mp_entry_pin_model(mp_entry *entry);                          /* sets mp_entry.pinned */
+void mp_entry_pin_model(mp_entry *entry, bool pinned);             /* sets mp_entry.pinned */
 /* Starts a load and does not wait for it. */
 void mp_entry_start(mp_entry *entry);
 /* True while a worker starts or exists that is not leaving, or a request is queued or active. A loaded model without

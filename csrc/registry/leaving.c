@@ -72,6 +72,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
             mp_mutex_unlock(&entry->lock);
             mp_resident_unpin(resident);
             mp_governor_notify(services->governor);
+            mp_sys_trim_heap(); /* the C library may keep small blocks of the model */
             mp_count(services, MP_METRIC_evictions, 1);
             mp_log(MP_LOG_INFO, "Unloaded %s", entry->key);
             mp_mutex_lock(&entry->lock);

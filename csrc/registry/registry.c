@@ -598,11 +598,11 @@ mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_
     return MP_OK;
 }
 
-mp_status mp_registry_pin(mp_registry *registry, const char *key, mp_error *error) {
+mp_status mp_registry_pin(mp_registry *registry, const char *key, bool pinned, mp_error *error) {
     for (int incoming = 0; incoming < 2; incoming++) {
         mp_entry *entry;
         MP_TRY(enter(registry, key, incoming, &entry, error));
-        mp_entry_pin_model(entry);
+        mp_entry_pin_model(entry, pinned);
         leave(registry, entry);
     }
     return MP_OK;

@@ -147,7 +147,7 @@ mp_status mp_registry_evict(mp_registry *registry, const char *key, uint64_t dea
 mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_t keep_alive_ns, mp_error *error);
 
 /* Sets mp_entry.pinned, also of a model that is not loaded yet and of a replacement that is being loaded or staged. */
-mp_status mp_registry_pin(mp_registry *registry, const char *key, mp_error *error);
+mp_status mp_registry_pin(mp_registry *registry, const char *key, bool pinned, mp_error *error);
 
 enum { MP_WORKERS_MAX = 16 };
 typedef struct mp_worker_info {

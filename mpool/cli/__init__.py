@@ -127,8 +127,9 @@ def _prepare(arguments: object) -> None:
     if verbose:
         import logging
 
-        logging.basicConfig(level=logging.DEBUG if verbose > 1 else logging.INFO,
-                            format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        from ..records import to_standard_error
+
+        to_standard_error(logging.DEBUG if verbose > 1 else logging.INFO)
         if verbose == 1:  # only -vv shows the records of other libraries
             logging.getLogger().setLevel(logging.WARNING)
             logging.getLogger("mpool").setLevel(logging.INFO)

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from .. import native_calls
+from ..records import to_standard_error
 from .common import note, packages, say
 from .parser import SERVER_LIMITS
 
@@ -68,6 +69,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
     with packages("the server", "server"):
         from ..server.serving import Serving
+    to_standard_error()  # without --verbose: warnings
     models = [*arguments.model, *arguments.names]
     settings, file = settings_of(arguments)
     failures: list[MpoolError] = []
@@ -117,6 +119,7 @@ def worker(arguments: argparse.Namespace) -> int:
         from ..server.errors import refusal_of, worker_code
         from ..server.settings import token_of
         from ..server.worker import Worker, worker_config, worker_settings
+    to_standard_error()
     token = None if arguments.token_file is None else token_of(arguments.token_file)
     capture = None if arguments.capture is None else Capture(arguments.capture)
     try:

@@ -28,6 +28,7 @@ from .._address_space import require_if_limited
 from ..checks import shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
 from ..resources import error_of, install_hint, of_caller, start_thread
+from ..stores import STORES
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from . import enforced_schemas, grammar_trial, reasoning_grammar, response_formats
 from .reasoning import ThinkSplitter
@@ -49,11 +50,11 @@ _LOOKS = re.compile(r"\(\?[=!<]|\\[1-9k]")
 _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_format", "the regular expression"),
           "grammar": ("response_format", "the grammar"), "tools": ("tools", "a schema")}
 #: Number and bytes of compiled formats cached per tokenizer; maximum number of threads that compute masks.
-_CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = 32, 128 << 20, 4
+_CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = STORES["formats"].entries or 0, STORES["formats"].bytes or 0, 4
 #: Address space that must be free for llguidance, and for each token of the vocabulary when its tables are built.
 _SPACE, _SPACE_PER_TOKEN = 96 << 20, 400
 #: Number of regular expressions of tools whose trial is remembered, and their maximum length in characters.
-_CACHED_PATTERNS, _CACHED_PATTERN = 1024, 1000
+_CACHED_PATTERNS, _CACHED_PATTERN = STORES["patterns"].entries or 0, 1000
 #: Seconds that the masks after one token may take before their thread is replaced. They usually take 1 to 50 ms.
 _STUCK_SECONDS = 5.0
 #: CPU seconds that all masks of a request may take: a constant, and more for each sampled token.
@@ -101,6 +102,7 @@ class Format:
         tokenizer: the tokenizer. This reference keeps it alive, since the matcher keeps only a weak one.
         param: the option that set the format, for error messages.
         failure: the last error of the tokenizer that the matcher calls; None: its errors are not recorded.
+        newline: the text may begin with a newline.
     """
 
     first: bytes
@@ -111,6 +113,7 @@ class Format:
     tokenizer: Tokenizer | None = None
     param: str = "response_format"
     failure: _Failure | None = None
+    newline: bool = False
     _errors: dict[int, MpoolError] = field(default_factory=dict)  # key: id() of a ticket that is still referenced
 
     def compute_masks(self, ticket: _core.Ticket, n: int, key: str, end: EndCheck | None = None) -> None:
@@ -184,7 +187,7 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions,
         reuse = partial(ReasoningReuse, b"" if splitter.inside else splitter.open.encode(), splitter.close.encode(),
                         compiler.tokens.__getitem__)
     return Format(compiled.first, compiled.matcher, kind == "schema", model, reuse, tokenizer,
-                  failure=compiler.failure)
+                  failure=compiler.failure, newline=compiled.newline)
 
 
 def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]:
@@ -360,11 +363,13 @@ class _Compiled(NamedTuple):
         first: mask of the first token.
         matcher: matcher at the start of a completion. It must be copied before it is advanced.
         memory: bytes that the matcher needs.
+        newline: the text may begin with a newline; with reasoning, the text behind it.
     """
 
     first: bytes
     matcher: llguidance.LLMatcher
     memory: int
+    newline: bool
 
 
 class _Compiler:
@@ -385,6 +390,7 @@ class _Compiler:
         blanks, *others = llguidance.LLTokenizer.general_slices()
         adapter = _TokenizerAdapter(tokenizer)
         self.tokens, self.failure = adapter.tokens, adapter.failure
+        self._newlines = [token for token, data in enumerate(self.tokens) if data[:1] == b"\n"]
         eos, slices = list(tokenizer.eog_ids), [blanks, *_WORDS, *others]
         self._trial = grammar_trial.Trial(adapter.tokens, adapter.special_token_ids, eos, slices)
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size,
@@ -410,9 +416,9 @@ class _Compiler:
         found = self.cached(kind, source, splitter)
         if found is not None:
             return found
-        if splitter is not None:
-            self.compiled(kind, source)  # reports a response without a finite text, which only a first mask shows
-        found = self._compile(kind, source, splitter)
+        # alone first: only a first mask shows a response without a finite text, and whether it may begin with a newline
+        alone = None if splitter is None else self.compiled(kind, source)
+        found = self._compile(kind, source, splitter, alone is not None and alone.newline)
         with _lock:
             self._formats[kind, source, splitter] = found
             while len(self._formats) > _CACHED_FORMATS or len(self._formats) > 1 and sum(
@@ -420,7 +426,7 @@ class _Compiler:
                 self._formats.popitem(last=False)
         return found
 
-    def _compile(self, kind: str, source: str, splitter: type[Splitter] | None = None) -> _Compiled:
+    def _compile(self, kind: str, source: str, splitter: type[Splitter] | None, newline: bool) -> _Compiled:
         import llguidance
 
         make = llguidance.LLMatcher
@@ -432,7 +438,8 @@ class _Compiler:
             else:
                 grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS})
             if splitter is not None:
-                grammar = reasoning_grammar.build_grammar(grammar, source if kind == "regex" else None, splitter)
+                grammar = reasoning_grammar.build_grammar(grammar, source if kind == "regex" else None, splitter,
+                                                          newline)
             needed = self._trial.compile(grammar)
         except ValueError as error:
             raise _unusable(kind, str(error)) from None
@@ -447,7 +454,9 @@ class _Compiler:
             raise self.failure.error
         if matcher.is_error():
             raise _unusable(kind, matcher.get_error())
-        return _Compiled(first, matcher, needed)
+        if splitter is None:
+            newline = any(first[token // 8] >> token % 8 & 1 for token in self._newlines)
+        return _Compiled(first, matcher, needed, newline)
 
 
 #: The first rule of llama.cpp's grammar language, GBNF.

@@ -90,7 +90,8 @@ class Borders(NamedTuple):
     Attributes:
         starts: reasoning begins with them at the start of a completion, after white space.
         ends: the first of them ends reasoning, or a part that one of ``calls`` began.
-        calls: a tool call, or another part that is not for the user, begins with them in the response.
+        calls: a tool call, or another part that is not for the user, begins with them in the response. One that is also
+            among ``ends`` is the whole part.
     """
 
     starts: tuple[str, ...] = ()
@@ -104,7 +105,8 @@ def borders(splitter: type[Splitter] | None) -> Borders:
     if splitter is None:
         return Borders()
     if issubclass(splitter, ThinkSplitter):
-        return Borders((splitter.open,), (splitter.close,))
+        tags = _RESPONSE_TAGS[:1] if splitter.tagged else ()
+        return Borders((splitter.open,), (splitter.close, *tags), tags)
     return Borders((_CHANNEL, _START), _RESPONSES,
                    () if issubclass(splitter, HarmonyFormatSplitter) else (_END, _START, _CHANNEL))
 
@@ -161,6 +163,7 @@ class ThinkSplitter(Splitter):
     Attributes:
         open, close: the markers around the reasoning.
         tagged: tags may be around the response: they are dropped.
+        dropped: characters that are dropped between the reasoning and the response.
 
     Args:
         call_markers: markers of function calls; empty if the request has no tools.
@@ -169,6 +172,7 @@ class ThinkSplitter(Splitter):
 
     open, close = THINK_MARKERS[0]
     tagged = False
+    dropped = "\n"
 
     def __init__(self, call_markers: tuple[str, ...] = (), make_trial: Callable[[], CallTrial] | None = None) -> None:
         self._call_markers, self._make_trial = call_markers, make_trial
@@ -195,7 +199,7 @@ class ThinkSplitter(Splitter):
         return thoughts, response
 
     def _begin_response(self, last: bool) -> None:
-        self._text = self._text.lstrip("\n")
+        self._text = self._text.lstrip(self.dropped)
         tag = _RESPONSE_TAGS[0]
         if self.tagged and self._text.startswith(tag):
             self._text, self._state = self._text[len(tag):], "tagged"
@@ -269,18 +273,34 @@ class OpenedThinkSplitter(ThinkSplitter):
     inside = True
 
 
-@functools.lru_cache(maxsize=4 * len(THINK_MARKERS))
-def think_splitter(markers: tuple[str, str], inside: bool, tagged: bool = False) -> type[ThinkSplitter]:
+@functools.lru_cache(maxsize=8 * len(THINK_MARKERS))
+def think_splitter(markers: tuple[str, str], inside: bool, tagged: bool = False,
+                   dropped: str = "\n") -> type[ThinkSplitter]:
     """Return the class that splits at these markers.
 
     Args:
         markers: texts around the reasoning.
         inside: the prompt ends with the first of them.
-        tagged: see :class:`ThinkSplitter`.
+        tagged, dropped: see :class:`ThinkSplitter`.
     """
     kind = OpenedThinkSplitter if inside else ThinkSplitter
-    return kind if markers == THINK_MARKERS[0] and not tagged else type(kind.__name__, (kind,), {
-        "open": markers[0], "close": markers[1], "tagged": tagged})
+    if (markers, tagged, dropped) == (THINK_MARKERS[0], False, kind.dropped):
+        return kind
+    return type(kind.__name__, (kind,), {"open": markers[0], "close": markers[1], "tagged": tagged, "dropped": dropped})
+
+
+def of_format(splitter: type[Splitter], newline: bool) -> type[Splitter]:
+    """Return the class that splits completions whose response has a format: its response is exactly what the format
+    allows.
+
+    Args:
+        splitter: class that splits completions without a format.
+        newline: the response may begin with a newline. Then none precedes it.
+    """
+    if issubclass(splitter, HarmonySplitter):
+        return HarmonyFormatSplitter
+    assert issubclass(splitter, ThinkSplitter)
+    return think_splitter((splitter.open, splitter.close), splitter.inside, False, "" if newline else splitter.dropped)
 
 
 class HarmonySplitter(Splitter):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from .. import native_calls
+from .._address_space import require_if_limited
 from ..checks import is_table
 from ..errors import FileError, InvalidArgument, LimitError, MpoolError
 from ..models.files import open_regular, unreadable
@@ -263,6 +264,8 @@ def _opened(data: bytes, name: str) -> Image:
     except (UnidentifiedImageError, SyntaxError):  # a SyntaxError of a JPEG file
         raise InvalidArgument(param=name, got=_format_of(data), allowed=f"a {FORMAT_WORDS} image",
                               hint="For other formats, open the file with Pillow and pass the Pillow image") from None
+    except MemoryError:
+        raise
     except Exception:  # a decoder may raise anything for a corrupted file; its message is not passed on
         raise _corrupted(name) from None
     pixels = opened.width * opened.height
@@ -326,9 +329,11 @@ def _decoded(image: Image, name: str, from_caller: bool = False) -> Image:
             image.load()
             turned = upright(image)
         found = _rgb(turned, name)
-    except MpoolError:
+    except (MpoolError, MemoryError):
         raise
     except Exception:
+        # decoders report a lack of memory as they report a damaged file
+        require_if_limited(image.width * image.height * BYTES_PER_PIXEL, "an image")
         raise _corrupted(name) from None
     return found.copy() if found is image else found
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .. import native_calls
+from ..stores import STORES
 
 #: Maximum bytes of the decoded images that exist at a time, unless a single image needs more.
-MAX = 1 << 30
+MAX = STORES["images"].bytes or 0
 #: Bytes per pixel while an image is decoded, measured with Pillow 13: Pillow stores RGB in four bytes, and conversions
 #: and rotations need a source and a destination beside the decoded image; a progressive JPEG also has its coefficients.
 BYTES_PER_PIXEL = 13

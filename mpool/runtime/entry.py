@@ -32,8 +32,7 @@ from ..models.layout import missing_tokenizer
 from ..models.spec import OWN_ADAPTERS
 from ..names import COMPUTE as COMPUTE
 from . import isolation as _isolated
-from .load_options import AS_CONFIGURED, MAX_ADAPTERS, LoadOptions
-from .overrides import override, refused
+from .load_options import AS_CONFIGURED, MAX_ADAPTERS, LoadOptions, refused
 
 if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
@@ -161,7 +160,11 @@ class Entry:
                         found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
                     if self._given_capability not in (None, found.capability):
                         raise wrong_capability(self, found.capability, self._given_capability)
-                    self._description = override(found, self.overrides)
+                    if self.overrides:
+                        from .overrides import override
+
+                        found = override(found, self.overrides)
+                    self._description = found
                     self._capability, self.was_read = found.capability, True
                     names = {_name_of(part) for part in found.networks}
                     self._networks = {name: part for name, part in self._networks.items() if name in names}

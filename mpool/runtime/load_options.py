@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .._dataclasses import dataclass
-from ..checks import one_of, refuse
+from ..checks import one_of, refuse, shown
+from ..errors import InvalidArgument
 from ..names import ISOLATION, KV_DTYPES, WEIGHTS
+
+if TYPE_CHECKING:
+    from ..models import ModelDescription
 
 #: Maximum number of adapters of a model, as in the C core (csrc/models/nn/adapter.h).
 MAX_ADAPTERS = 64
@@ -56,6 +60,11 @@ class LoadOptions:
                            other.adapters if self.adapters is None else self.adapters)
 
 
+def refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:
+    """Return the error for a setting or an option that the model does not support."""
+    return InvalidArgument(param=name, got=shown(settings[name]), allowed=allowed, key=found.key)
+
+
 def _adapters(given: object) -> tuple[tuple[str, str], ...] | None:
     """Return names and places of adapters, ordered by name; None: not given."""
     if given is None:
@@ -95,4 +104,4 @@ def _place(name: str, path: object) -> str:
 #: Options that leave every setting to the pool's configuration.
 AS_CONFIGURED = LoadOptions()
 
-__all__ = ["AS_CONFIGURED", "LoadOptions"]
+__all__ = ["AS_CONFIGURED", "LoadOptions", "refused"]

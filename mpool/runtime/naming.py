@@ -22,7 +22,6 @@ from . import deadlines as _deadlines
 from . import swapping
 from .entry import Entry, wrong_capability
 from .load_options import AS_CONFIGURED, LoadOptions
-from .overrides import OVERRIDES
 
 if TYPE_CHECKING:
     from .hosts import Host
@@ -107,7 +106,6 @@ class Names:
             kept: names of the settings and options that are those of the name's old model. If the new one is refused
                 for one of them, the error says so.
         """
-        assert set(overrides) <= set(OVERRIDES)
         entry = Entry(self.pool, key, _absolute(ref), None, overrides)
         reading = True
         try:

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..checks import integer, shown
-from ..errors import InvalidArgument
+from ..checks import integer
+from .load_options import refused
 
 if TYPE_CHECKING:
     from ..models import ModelDescription
-
-#: Settings that :meth:`mpool.Pool.register` can override.
-OVERRIDES = ("prompts", "default_prompt_name", "pooling", "normalize", "max_length", "chat_template")
 
 
 def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
@@ -87,9 +84,4 @@ def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> Mod
     return replace(found, image=image, networks=networks, spec=replace(found.spec, kv=kv))
 
 
-def refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:
-    """Return the error for a setting that the model does not support."""
-    return InvalidArgument(param=name, got=shown(settings[name]), allowed=allowed, key=found.key)
-
-
-__all__ = ["OVERRIDES", "override", "refused"]
+__all__ = ["override"]

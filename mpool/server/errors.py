@@ -110,8 +110,8 @@ _DETAILED = ("invalid_value", "unsupported_parameter", "context_length_exceeded"
 _MAX_DETAIL = 300
 #: A lack of memory names what is needed and free, and the models that hold memory, which ``/v1/models`` lists as well.
 _MAX_MEMORY_DETAIL = 600
-#: The folders of an absolute path, which may have spaces, or of another one.
-_FOLDERS = re.compile(r"(?<![^\s,;(`'\"])/[^,;:]*/|[^\s,;]*/")
+#: The list of models at the end of a lack of memory, as csrc/registry/holders.c writes it, and one model of it.
+_HOLDERS, _HOLDER = ". In memory: ", re.compile(r"(.+?)( [0-9.]+ M?B \([a-z, ]+\)(?:, |$))", re.DOTALL)
 #: Request fields that contain a JSON schema. Request fields whose name is also that of the library's parameter: only
 #: these become the `param` of a library error.
 _SCHEMA_PARAMS = ("response_format", "tools")
@@ -174,14 +174,24 @@ def refusal_of(error: BaseException, request: str, names: Mapping[str, str] = {}
     if isinstance(error, pool_errors.WrongCapability):  # the message names capabilities; the hint is for Python
         return Refusal(code, pool_errors.sentence(f"{error.key}: {error.message}"), "model")
     if isinstance(error, pool_errors.MemoryExhausted) and isinstance(raised, pool_errors.MpoolError):
-        named = _FOLDERS.sub("", error.message)
-        return Refusal(code, pool_errors.sentence(named[:_MAX_MEMORY_DETAIL]))
+        return Refusal(code, pool_errors.sentence(_without_folders(error.message)[:_MAX_MEMORY_DETAIL]))
     if code not in _DETAILED or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)
     param = names.get(library) or (library if library in _PARAMS else None)
     if code == "request_too_large" and library in _SCHEMA_PARAMS:  # the schema is too complex, not too long
         code = "invalid_value"
     return Refusal(code, pool_errors.sentence(detail), param)
+
+
+def _without_folders(message: str) -> str:
+    """Return the message of a lack of memory with the last parts of models' paths in place of the paths.
+
+    A folder may have any character in its name. The message begins with the model that lacks memory, and no text after
+    it has a slash; each model in memory ends with its size and the reason why it stays.
+    """
+    head, intro, held = message.partition(_HOLDERS)
+    shown = "".join(found[1].rpartition("/")[2] + found[2] for found in _HOLDER.finditer(held))
+    return head.rpartition("/")[2] + (intro + shown if shown else "")
 
 
 def param_of(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..records import logger
 from ..runtime import metrics
 from ..runtime.metrics import BOUNDS
+from ..stores import STORES
 
 if TYPE_CHECKING:
     from ..runtime.hosts import Host
@@ -25,7 +26,7 @@ log = logger("mpool.server")
 #: The rings: seconds per point -> number of points.
 RINGS = {1: 300, 10: 360, 120: 360}
 #: Maximum number of models with a history. Another model takes the place of the one that was idle for longest.
-MODELS = 32
+MODELS = STORES["series"].entries or 0
 #: Maximum number of seconds that one sample stands for, if samples before it are missing. More seconds become a gap.
 _STALL = 10
 #: Seconds that the longest ring covers.

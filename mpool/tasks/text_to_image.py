@@ -331,6 +331,8 @@ def _numeric_array(given: Any) -> NDArray[Any] | None:
             given = given.detach().cpu()
             given = given if given.is_complex() else given.float()
         array = np.asarray(given)
+    except MemoryError:
+        raise
     except Exception:  # the conversion of an arbitrary object can raise any error
         return None
     return array if array.dtype.kind in "fiu" or array.dtype.name == "bfloat16" else None

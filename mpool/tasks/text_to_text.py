@@ -248,8 +248,8 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
                 format = grammar.prepare(wanted, tokenizer, chosen, splitter)
             else:
                 schema, model = grammar.completion_format(wanted)
-            if splitter is not None and issubclass(splitter, reasoning.HarmonySplitter) and (format or schema):
-                splitter = reasoning.HarmonyFormatSplitter
+            if splitter is not None and (format or schema and issubclass(splitter, reasoning.HarmonySplitter)):
+                splitter = reasoning.of_format(splitter, format is not None and format.newline)
         if tools is not None:
             from ..conversation.tools import constrain, free_format
 

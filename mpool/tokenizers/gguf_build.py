@@ -110,6 +110,8 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
         options |= {"byte_fallback": True, "fuse_unk": True, "unk_token": _unk_name(vocab, names)}
     try:
         model = models.BPE(vocab=ids, merges=merges, **options)
+    except MemoryError:
+        raise
     except Exception as error:
         raise _bad_merge(vocab, merges, error) from None
     tokenizer = Tokenizer(model)

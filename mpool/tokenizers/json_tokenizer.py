@@ -414,7 +414,7 @@ def load(path: str, config: Mapping[str, Any] | None = None) -> Native:
         _check_stated(path, hf, examined)
         _apply_config(hf, config or {})
         return Native(_for_inference(hf), examined.growth)
-    except (FormatError, LimitError):
+    except (FormatError, LimitError, MemoryError):
         raise
     except Exception as error:  # a JSON parser's, or that of `call`, whose cause is the error of HF tokenizers
         reason = " ".join(str(error.__cause__ or error).split())[:200]  # it may contain a whole value of the file

@@ -158,6 +158,8 @@ def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
     try:
         tokenizer = Tokenizer(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="</w>",
                                          fuse_unk=False, unk_token=END))
+    except MemoryError:
+        raise
     except Exception as error:  # tokenizers raises plain Exception
         raise FormatError(file=merges_path, field="merges", got=str(error)[:200],
                           allowed="merges of tokens of vocab.json") from error

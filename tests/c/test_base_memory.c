@@ -111,9 +111,9 @@ MP_TEST(base_alloc_freed_memory_leaves_rss) {
 MP_TEST(base_alloc_error_names_bytes_and_purpose) {
     mp_error error;
     MP_CHECK_INT(mp_fail_memory(&error, 2500000, "the KV cache"), MP_MEMORY_EXHAUSTED);
-    MP_CHECK_STR(error.message, "not enough memory: the KV cache needs 2.5 MB");
+    MP_CHECK_STR(error.message, "not enough memory: 2.5 MB for the KV cache");
     mp_fail_memory(&error, 17, "a name");
-    MP_CHECK_STR(error.message, "not enough memory: a name needs 17 bytes");
+    MP_CHECK_STR(error.message, "not enough memory: 17 bytes for a name");
 }
 
 static mp_status allocate_three(void *arg, mp_error *error) {

@@ -292,7 +292,7 @@ MP_TEST(models_stream_replaces_invalid_utf8) {
         mp_choice choice;
         mp_stream stream;
         feed(&choice, &stream, cases[i].in, 0, NULL);
-        mp_stream_finish(&stream);
+        mp_stream_finish(&stream, &(mp_text_request){0});
         MP_CHECK_INT(decided(&choice), strlen(cases[i].out));
         MP_CHECK(memcmp(text, cases[i].out, strlen(cases[i].out)) == 0);
     }
@@ -352,14 +352,14 @@ MP_TEST(models_stream_holds_stop_strings_back) {
     MP_CHECK_INT(feed(&choice, &stream, "xabc", 3, alike), 0); /* the first one listed wins a tie */
     MP_CHECK_INT(decided(&choice), 1);
     MP_CHECK_INT(feed(&choice, &stream, "go ST", 3, stop), -1);
-    mp_stream_finish(&stream);
+    mp_stream_finish(&stream, &(mp_text_request){0});
     MP_CHECK_INT(decided(&choice), 5);
 }
 
 /* Stop strings end the response and not the reasoning, however the text is cut into chunks. */
 MP_TEST(models_stream_stops_no_reasoning) {
-    char *stop[] = {"stop", "\n", "<t", "\n\nUser:"}, *starts[] = {"<think>"}, *ends[] = {"</think>", "</t>"};
-    char *calls[] = {"<tool>"};
+    char *stop[] = {"stop", "\n", "<t", "\n\nUser:"}, *starts[] = {"<think>"}, *ends[] = {"</think>", "</t>", "<r>"};
+    char *calls[] = {"<tool>", "<r>"};
     static const struct {
         const char *text, *expected;
         bool in_reasoning;
@@ -378,14 +378,18 @@ MP_TEST(models_stream_stops_no_reasoning) {
                 {"<think>\n<tool>\n</t>No\n", "<think>\n<tool>\n</t>No", false, 1},
                 {"Ye<tool>stop", "Ye<tool>stop", false, -1},
                 {"Ye<toad stop", "Ye", false, 2},
-                {"stop<tool>", "", false, 0}};
-    const int32_t lengths[] = {4, 1, 2, 7}, start_bytes[] = {7}, end_bytes[] = {8, 4}, call_bytes[] = {6};
+                {"stop<tool>", "", false, 0},
+                {"a</think>\n<r>\nYes\n<r>", "a</think>\n<r>\nYes", true, 1}, /* `<r>` is a whole part */
+                {"a</think>Yes<t", "a</think>Yes", true, 2}, /* it might have begun a part */
+                {"a</think>Yes<", "a</think>Yes<", true, -1},
+                {"<t", "", false, 2}};
+    const int32_t lengths[] = {4, 1, 2, 7}, start_bytes[] = {7}, end_bytes[] = {8, 4, 3}, call_bytes[] = {6, 3};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const mp_text_request request = {.n_stop = 4, .stop = stop, .stop_bytes = (int32_t *)lengths,
                                          .n_reasoning_starts = 1, .reasoning_starts = starts,
-                                         .reasoning_start_bytes = (int32_t *)start_bytes, .n_reasoning_ends = 2,
+                                         .reasoning_start_bytes = (int32_t *)start_bytes, .n_reasoning_ends = 3,
                                          .reasoning_ends = ends, .reasoning_end_bytes = (int32_t *)end_bytes,
-                                         .n_call_starts = 1, .call_starts = calls,
+                                         .n_call_starts = 2, .call_starts = calls,
                                          .call_start_bytes = (int32_t *)call_bytes,
                                          .in_reasoning = rows[i].in_reasoning};
         for (size_t chunk = 1; chunk <= strlen(rows[i].text); chunk++) {
@@ -396,9 +400,9 @@ MP_TEST(models_stream_stops_no_reasoning) {
                                        rows[i].text + from);
             mp_choice choice;
             mp_stream stream;
-            const int found = feed_request(&choice, &stream, cut, &request);
+            int found = feed_request(&choice, &stream, cut, &request);
             if (found < 0)
-                mp_stream_finish(&stream);
+                found = mp_stream_finish(&stream, &request);
             MP_CHECK_INT(found, rows[i].found);
             MP_CHECK_INT(decided(&choice), strlen(rows[i].expected));
             MP_CHECK(memcmp(text, rows[i].expected, strlen(rows[i].expected)) == 0);
@@ -427,7 +431,7 @@ MP_TEST(models_stream_any_cut_gives_the_same_text) {
         mp_stream stream;
         int found = feed(&choice, &stream, cut, 2, stop);
         if (found < 0) {
-            mp_stream_finish(&stream);
+            mp_stream_finish(&stream, &(mp_text_request){0});
             MP_CHECK(!first && !second);
             MP_CHECK_INT(decided(&choice), length);
         } else {

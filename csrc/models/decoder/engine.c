@@ -112,7 +112,7 @@ static void close_choices(mp_item *item) {
     for (int i = 0; i < state->n; i++) {
         if (atomic_load_explicit(&request->choices[i].finish, memory_order_relaxed) != MP_FINISH_NONE)
             continue;
-        mp_stream_finish(&state->seqs[i].stream);
+        mp_stream_finish(&state->seqs[i].stream, request);
         atomic_store_explicit(&request->choices[i].finish, MP_FINISH_CANCELLED, memory_order_release);
     }
 }

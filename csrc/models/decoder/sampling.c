@@ -6,13 +6,24 @@
 #include "models/decoder/engine.h"
 
 /* Ends one completion and releases its KV blocks. stop_index: index of the stop string, or n_stop plus the index of the
- * stop id. */
+ * stop id; -1: neither. */
 static void finish_choice(mp_text_engine *engine, mp_sequence *seq, mp_choice *choice, mp_finish finish,
                           int stop_index) {
     choice->stop_index = stop_index;
     seq->done = true;
     mp_sequence_drop(seq, &engine->cache);
     atomic_store_explicit(&choice->finish, finish, memory_order_release);
+}
+
+/* finish_choice for a completion with its whole text. A stop string in the text that was held back ends it before
+ * `finish` did. */
+static void finish_text(mp_text_engine *engine, const mp_text_request *request, mp_sequence *seq, mp_choice *choice,
+                        mp_finish finish, int stop_index) {
+    int found = mp_stream_finish(&seq->stream, request);
+    if (found >= 0)
+        finish_choice(engine, seq, choice, MP_FINISH_STOP, found);
+    else
+        finish_choice(engine, seq, choice, finish, stop_index);
 }
 
 static int find_id(const int32_t *ids, int n, int32_t id) {
@@ -30,16 +41,14 @@ static mp_status accept(mp_text_engine *engine, mp_text_request *request, mp_seq
     const mp_token_table *table = engine->tokens;
     uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
     if (find_id(table->eog, table->eog_count, id) >= 0) {
-        mp_stream_finish(&seq->stream);
-        finish_choice(engine, seq, choice, MP_FINISH_EOS, -1);
+        finish_text(engine, request, seq, choice, MP_FINISH_EOS, -1);
         return MP_OK;
     }
     /* like a stop string, a stop id that is text does not end the reasoning */
     const bool reasons = mp_stream_reasons(&seq->stream, request) && !table->control[id];
     int stop = reasons ? -1 : find_id(request->stop_ids, request->n_stop_ids, id);
     if (stop >= 0) {
-        mp_stream_finish(&seq->stream);
-        finish_choice(engine, seq, choice, MP_FINISH_STOP, request->n_stop + stop);
+        finish_text(engine, request, seq, choice, MP_FINISH_STOP, request->n_stop + stop);
         return MP_OK;
     }
     if (state->penalties)
@@ -53,8 +62,7 @@ static mp_status accept(mp_text_engine *engine, mp_text_request *request, mp_seq
     if (stop >= 0) {
         finish_choice(engine, seq, choice, MP_FINISH_STOP, stop);
     } else if ((int32_t)index + 1 >= request->sampling.max_tokens || seq->count >= engine->model->context) {
-        mp_stream_finish(&seq->stream);
-        finish_choice(engine, seq, choice, MP_FINISH_LENGTH, -1);
+        finish_text(engine, request, seq, choice, MP_FINISH_LENGTH, -1);
     } else {
         seq->tokens[seq->count++] = id;
     }
@@ -82,8 +90,7 @@ mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_err
             MP_TRY(accept(engine, request, state, c, choice->tokens[i].id, choice->tokens[i].logprob, error));
         if (finish != MP_FINISH_NONE && !seq->done) {
             /* a stop id or an end token, which is not part of the completion, has ended it */
-            mp_stream_finish(&seq->stream);
-            finish_choice(engine, seq, choice, (mp_finish)finish, stop_index);
+            finish_text(engine, request, seq, choice, (mp_finish)finish, stop_index);
         }
     }
     return MP_OK;

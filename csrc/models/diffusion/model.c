@@ -397,5 +397,5 @@ void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *m
         most = bytes > most ? bytes : most;
     }
     *model_bytes = 0;
-    *engine_bytes = most + (16 << 20);
+    *engine_bytes = most + (1 << 20);
 }

@@ -193,7 +193,8 @@ int mp_stream_append(mp_stream *stream, const mp_text_request *request, const ui
             return -1;
         }
         stream->phase = MP_STREAM_REASONING;
-        stream->from = stream->final = call_at + (uint32_t)request->call_start_bytes[call];
+        stream->from = call_at;
+        stream->final = call_at + (uint32_t)request->call_start_bytes[call];
     }
 }
 
@@ -205,11 +206,20 @@ void mp_stream_publish(mp_stream *stream) {
     atomic_store_explicit(&stream->choice->text_bytes, stream->final, memory_order_release);
 }
 
-void mp_stream_finish(mp_stream *stream) {
-    if (stream->pending_bytes > 0) {
-        put_replacement(stream);
-        stream->pending_bytes = 0;
+int mp_stream_finish(mp_stream *stream, const mp_text_request *request) {
+    int found = -1;
+    if (stream->phase == MP_STREAM_RESPONSE || (stream->phase == MP_STREAM_BEGINNING && !request->in_reasoning)) {
+        /* no call and no reasoning begins with the text that waited for the next token */
+        const uint32_t decided = stream->final > stream->from ? stream->final : stream->from;
+        uint32_t end;
+        found = find(stream, decided, stream->bytes, stream->gap, request->n_stop, request->stop, request->stop_bytes,
+                     &end);
+        stream->bytes = end;
     }
+    if (found < 0 && stream->pending_bytes > 0)
+        put_replacement(stream);
+    stream->pending_bytes = 0;
     stream->final = stream->bytes;
     mp_stream_publish(stream);
+    return found;
 }

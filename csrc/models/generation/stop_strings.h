@@ -7,7 +7,8 @@
  * prompt began it (`in_reasoning`), or if the text begins with one of `reasoning_starts`, after white space. The first
  * of `reasoning_ends` in the text ends the reasoning; the white space behind it is no response either. A text of
  * `call_starts` in the response begins a tool call, or another part that is not for the user. Such a part ends as
- * reasoning does, and stop strings do not end it either. */
+ * reasoning does, and stop strings do not end it either. A text of both `call_starts` and `reasoning_ends` is a whole
+ * part. */
 #ifndef MP_MODELS_GENERATION_STOP_STRINGS_H
 #define MP_MODELS_GENERATION_STOP_STRINGS_H
 
@@ -41,7 +42,7 @@ bool mp_stream_reasons(const mp_stream *stream, const mp_text_request *request);
 /* Stores the length of the final text in choice->text_bytes. Call after the token was published. */
 void mp_stream_publish(mp_stream *stream);
 /* Call after the last token: held-back text becomes final, an incomplete character becomes U+FFFD, and the whole text
- * is published. */
-void mp_stream_finish(mp_stream *stream);
+ * is published. Returns the index of a stop string in the held-back text, as mp_stream_append, or -1. */
+int mp_stream_finish(mp_stream *stream, const mp_text_request *request);
 
 #endif

@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "models/image/vit.h"
+#include "models/nn/scratch.h"
 
 enum { MAX_LAYERS = 1024, MAX_WIDTH = 65536, MAX_PATCH = 256, MAX_GRID = 256, MAX_REGISTERS = 64 };
 
@@ -350,10 +352,30 @@ uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute) {
     return mp_arena_cost(mp_wmat_bytes(&w));
 }
 
+uint64_t mp_vit_request_bytes(const mp_spec *spec, uint32_t flags, mp_compute compute, int32_t patches) {
+    enum { FIXED = (1 << 20) + (1 << 16) }; /* recent vectors; lists */
+    mp_vit model = {.compute = mp_resolve_compute(compute), .grain = MP_VIT_GRAIN, .most_ops = MAX_OPS};
+    mp_vit_layer layer = {0};
+    mp_error error;
+    atomic_init(&model.mega_ns, FIRST_MEGA_NS);
+    if (read_hyper(&model, spec, flags, &error) != MP_OK)
+        return FIXED; /* the load will fail */
+    model.layers = &layer;
+    model.patches.K = MP_IMAGE_CHANNELS * model.frames * model.patch * model.patch;
+    const int32_t rows = mp_vit_rows(&model, 1, patches ? patches : model.grid * model.grid);
+    const int part_rows = mp_vit_part_rows(&model, rows, mp_vit_part_ops(&model));
+    const size_t widest = mp_larger((size_t)model.ffn, mp_larger((size_t)model.hidden, (size_t)model.patches.K));
+    const size_t acts = model.compute == MP_COMPUTE_F32 ? 0 : mp_acts_bytes(MP_A_BF16, part_rows, (int32_t)widest);
+    const uint64_t pixels = (uint64_t)rows * (uint64_t)model.patches.K;
+    return FIXED + pixels + mp_vit_state_bytes(&model, rows) + mp_vit_part_bytes(&model, part_rows, 1) + mp_arena_cost(acts) +
+           (uint64_t)mp_cpu_threads() * mp_vit_thread_scratch(&model, rows);
+}
+
 void mp_vit_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
+    const mp_arch *arch = mp_arch_find(mp_spec_architecture(spec));
     uint64_t bytes = MP_WMAT_SLACK;
     for (int i = 0; i < mp_spec_tensor_count(spec); i++)
         bytes += mp_vit_tensor_bytes(mp_spec_tensor_at(spec, i), compute);
     *model_bytes = bytes;
-    *engine_bytes = 16 << 20;
+    *engine_bytes = mp_vit_request_bytes(spec, arch ? arch->flags : 0, compute, 0);
 }

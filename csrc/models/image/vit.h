@@ -105,6 +105,9 @@ mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, u
                       mp_error *error);
 /* Return the bytes that a tensor of an image network takes once loaded. */
 uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute);
+/* Return the bytes that an engine needs for one image with this number of patches; 0: the size that the network was
+ * trained for. `flags`: those of the architecture. */
+uint64_t mp_vit_request_bytes(const mp_spec *spec, uint32_t flags, mp_compute compute, int32_t patches);
 
 /* ---- positions (image/positions.c) ------------------------------------------------------------------------------- */
 

@@ -97,26 +97,24 @@ static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
     return values * (uint64_t)mp_dtype_get(mp_kv_dtype(compute == MP_COMPUTE_F32, in_bytes))->bytes;
 }
 
-/* Bytes that an engine needs for one image, the largest one if sizes vary: the state of the network, the working memory
- * of a part, the resulting rows, and the space of these rows in the KV cache. */
+/* Bytes that an engine needs for one image, the largest one if sizes vary: the scratch of the network, the resulting
+ * rows, and the space of these rows in the KV cache. */
 static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
-    const uint64_t part_bytes = 16 << 20;
     const char *name;
-    int64_t side, patch, hidden, merge, width, one = 1;
+    int64_t side, patch, merge, width, one = 1;
     mp_error error;
     if (mp_spec_string(spec, "mpool.vision.image_encoder", mp_spec_architecture(spec), &name, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.vision.image_size", 1, MP_IMAGE_MAX_SIDE, NULL, &side, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.vision.patch_size", 1, side, NULL, &patch, &error) != MP_OK ||
-        mp_spec_int(spec, "{arch}.vision.embedding_length", 1, INT32_MAX, NULL, &hidden, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.embedding_length", 1, INT32_MAX, NULL, &width, &error) != MP_OK ||
         mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, &error) != MP_OK)
-        return part_bytes; /* the load will fail */
+        return 0; /* the load will fail */
     const mp_arch *arch = mp_arch_find(name);
-    const bool any_size = arch && (arch->flags & MP_VIT_ANY_SIZE);
-    const uint64_t patches = any_size ? MP_VISION_MAX_PATCHES : (uint64_t)(side / patch * (side / patch));
-    const uint64_t state = 5 * mp_arena_cost((patches + 1) * (uint64_t)hidden * sizeof(float));
-    const uint64_t row = (uint64_t)width * sizeof(float) + cache_bytes(spec, compute);
-    return state + part_bytes + (patches / (uint64_t)(merge * merge) + 1) * row;
+    const uint32_t flags = arch ? arch->flags : 0;
+    const int64_t patches = flags & MP_VIT_ANY_SIZE ? MP_VISION_MAX_PATCHES : side / patch * (side / patch);
+    const uint64_t rows = (uint64_t)(patches / (merge * merge) + 1);
+    return mp_vit_request_bytes(spec, flags, compute, (int32_t)patches) +
+           rows * ((uint64_t)width * sizeof(float) + cache_bytes(spec, compute));
 }
 
 mp_matrices mp_vision_predict_weights(const mp_spec *spec, mp_compute compute) {

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from ray.exceptions import RayActorError
 
+from ...records import to_standard_error
 from ...server import bodies
 from ...server.application import Application, guarded
 from ...server.body_memory import BodyMemory, Share
@@ -127,6 +128,7 @@ class Front:
 
     def __init__(self, pools: Any, settings: Settings) -> None:
         self._pools, self._settings = pools, settings
+        to_standard_error()
 
     def __serve_build_asgi_app__(self) -> App:
         return make_front(self._pools, self._settings)

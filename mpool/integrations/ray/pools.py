@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import ShuttingDown
 from ...pool import Pool
+from ...records import to_standard_error
 from ...server import dashboard, swapping
 from ...server.application import OPERATIONS, Routes
 from ...server.disconnects import DisconnectReports
@@ -40,6 +41,7 @@ class Pools:
                  keep_alive: str = "5m", kv_dtype: str = "auto", queue_capacity: int | None = None) -> None:
         from . import _share
 
+        to_standard_error()  # Ray keeps it in the log of the replica, and shows it where the application was started
         self.pool = Pool(_share.config(cpus, memory_mb, offline, settings.grace, weights, keep_alive, kv_dtype,
                                        queue_capacity))
         self.state = State(settings, self.pool, models, catalogue, compute, adapters)

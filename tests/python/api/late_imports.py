@@ -33,7 +33,7 @@ mpool.cli  logging  1  start-up
 mpool.cli  mpool.cli.messages  1  start-up
 mpool.cli  mpool.cli.parser  1  start-up
 mpool.cli  mpool.errors  1  start-up
-mpool.cli  mpool.records  2  start-up
+mpool.cli  mpool.records  3  start-up
 mpool.cli.capturing  mpool.debug.comparing  1  start-up
 mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
@@ -151,6 +151,7 @@ mpool.runtime.entry  mpool.conversation.template  1  start-up
 mpool.runtime.entry  mpool.models  2  start-up
 mpool.runtime.entry  mpool.models.files  5  start-up
 mpool.runtime.entry  mpool.models.formats.adapters  1  start-up
+mpool.runtime.entry  mpool.runtime.overrides  1  start-up
 mpool.runtime.entry  mpool.tokenizers  1  start-up
 mpool.runtime.entry  mpool.tokenizers.gguf_vocab  1  start-up
 mpool.runtime.entry  numpy  1  core

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import paritymodels
 import staticmodels
 import tinygguf
 import tinymodels
+import visiongguf
 import visionmodels
 
 GREEDY: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
@@ -554,6 +556,93 @@ def test_stamps_are_compared(tmp_path: Path, change: str) -> None:
     assert (files.changed(stamps, folders=True) is None) == (change in ("nothing", "unreadable"))
     assert (files.changed(stamps) is None) == (change in ("nothing", "unreadable", "folder"))
     assert _core.are_current({**stamps, paths[1]: (1,)}) == (change in ("nothing", "write"))
+
+
+def _shards(folder: Path) -> Path:
+    """A decoder whose weights are in several files with an index."""
+    import transformers
+
+    made = transformers.AutoModelForCausalLM.from_pretrained(tinymodels.llama(folder))
+    made.save_pretrained(folder, max_shard_size="200KB")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def _gguf_shards(folder: Path) -> Path:
+    """A decoder in a GGUF file that is split."""
+    folder.mkdir()
+    made = paritymodels.decoder("llama", 2, vocab=157)
+    paritymodels.randomise(made, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tinygguf.gguf, "GGUFWriter", partial(tinygguf.gguf.GGUFWriter, split_max_tensors=9))
+        tinygguf.write(folder / "m.gguf", made)
+    return next(folder.glob("m-00001-of-*.gguf"))
+
+
+def _gguf_pair(folder: Path) -> Path:
+    folder.mkdir()
+    made = visionmodels.randomised("llava")
+    made.config.text_config.sliding_window = None  # GGUF files of Mistral have no window
+    visiongguf.decoder(made, folder / "text-F32.gguf", visionmodels.IMAGE)
+    visiongguf.projector(made, folder / "mmproj-F32.gguf")
+    return folder
+
+
+def _pipeline(folder: Path) -> Path:
+    import pipelinemodels
+
+    folder.mkdir()
+    pipelinemodels.flux(folder, layers=1, singles=1)
+    return folder
+
+
+def _steps(model: Any) -> Any:
+    return model.generate_image("a cat", width=32, height=32, num_inference_steps=3, seed=1).image.tobytes()
+
+
+def _flip(folder: Path, pattern: str) -> None:
+    file = sorted(folder.glob(pattern))[-1]
+    _replace(file, _flipped(file))
+
+
+#: Part of a model -> the functions that write the model, compute a result, and replace the part.
+PARTS: dict[str, tuple[Callable[[Path], Path], Callable[[Any], Any], Callable[[Path], None]]] = {
+    "steps of images": (_write_clip, _image,
+                        lambda folder: _edit(folder / "preprocessor_config.json", image_mean=[0.1, 0.2, 0.3])),
+    "steps of vision": (_write_vision, _seen,
+                        lambda folder: _edit(folder / "preprocessor_config.json", image_std=[0.1, 0.2, 0.3])),
+    "scheduler": (_pipeline, _steps,
+                  lambda folder: _edit(folder / "scheduler/scheduler_config.json", shift=7.0)),
+    "decoder of images": (_pipeline, _pixels, lambda folder: _flip(folder, "vae/*.safetensors")),
+    "projector": (_gguf_pair, _seen, lambda folder: _flip(folder, "mmproj*")),
+    "shards": (_shards, _tokens, lambda folder: _flip(folder, "model-*.safetensors")),
+    "shards of a GGUF file": (_gguf_shards, _tokens, lambda file: _flip(file.parent, "m-*.gguf"))}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_of_a_model_is_looked_up_anew(tmp_path: Path, part: str) -> None:
+    write, use, edit = PARTS[part]
+    place = write(tmp_path / "model")
+    with mpool.Pool() as pool:
+        before = use(pool.get(place))
+        assert use(pool.get(place)) == before
+        edit(place)
+        after = use(pool.get(place))
+        with mpool.Pool() as fresh:
+            assert after == use(fresh.get(place)) != before
+
+
+def test_a_draft_model_of_now(llama: Path, tmp_path: Path) -> None:
+    """Results do not depend on the draft model, but memory does."""
+    transformers = pytest.importorskip("transformers")
+    folder = Path(shutil.copytree(llama, tmp_path / "draft"))
+    with mpool.Pool() as pool:
+        want = _tokens(pool.load(llama, draft=folder))
+        (before,) = (row.facts["draft_bytes"] for row in pool.ps())
+        transformers.AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=1).save_pretrained(folder)
+        assert pool.generate("A cat", llama, **GREEDY).token_ids == want
+        (after,) = (row.facts["draft_bytes"] for row in pool.ps())
+        assert 0 < after < before
 
 
 def test_adapters_of_now(llama: Path, tmp_path: Path) -> None:

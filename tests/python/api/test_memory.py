@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,3 +72,47 @@ def test_a_second_worker_shares_the_model(one: dict[str, Any]) -> None:
     assert two["used"] <= 1.05 * one["used"]
     assert two["tags"]["weights"] == one["tags"]["weights"]
     assert two["loaded"] - two["empty"] < 1.05 * (one["loaded"] - one["empty"]) + 4e6
+
+
+HEAP = """
+import ctypes, sys, time
+import mpool
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+def fill():
+    # free blocks of the heap, below one in use
+    blocks = [libc.malloc(100_000) for _ in range(2000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 100_000)
+    libc.malloc(100_000)
+    for block in blocks:
+        libc.free(block)
+
+def falls(before):
+    until = time.monotonic() + 20
+    while resident() > before + 60_000_000 and time.monotonic() < until:
+        time.sleep(0.05)
+    return resident() <= before + 60_000_000
+
+with mpool.Pool(mpool.PoolConfig(maintenance_interval=0.5)) as pool:
+    pool.embed("a", sys.argv[1])
+    before = resident()
+    for end in (lambda: pool.embed(["word " * 40 + str(at) for at in range(6000)], sys.argv[1]),
+                lambda: pool.unload(sys.argv[1])):
+        fill()
+        assert resident() > before + 150_000_000
+        end()
+        assert falls(before), (resident(), before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no call for it")
+def test_large_requests_and_unloaded_models_leave_no_free_blocks_in_the_heap(bert: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", HEAP, str(bert)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr

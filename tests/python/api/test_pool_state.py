@@ -44,6 +44,35 @@ def test_pinned_models_stay_loaded(bert: Path) -> None:
         assert row_of(pool).pinned and row_of(pool).state == "ready"
 
 
+@pytest.mark.parametrize("before", [(False, 300.0), (True, 1234.0)])
+def test_a_load_that_fails_changes_no_setting(before: tuple[bool, float]) -> None:
+    """Memory suffices for one of the model's two networks."""
+    with mpool.Pool(mpool.PoolConfig(max_workers_per_model=1)) as pool:
+        pool.load("digits-clip")
+        asked = [row["predicted_bytes"] + row["worker"][0]["predicted_bytes"] for row in pool.registry.entries()]
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=max(asked) + 10_000, max_workers_per_model=1)) as pool:
+        for part in pool.get("digits-clip")._entry.parts():
+            pool.registry.keep_alive(part.core_key(), before[1], pin=before[0])
+        for _ in range(2):
+            with pytest.raises(mpool.MemoryExhausted):
+                pool.load("digits-clip", pin=True, keep_alive=77)
+            rows = pool.registry.entries()
+            assert len(rows) == len(asked) == 2 and {(row["pinned"], row["keep_alive"]) for row in rows} == {before}
+
+
+def test_a_load_that_times_out_leaves_the_pin(llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=6_000_000, max_workers_per_model=1)) as pool:
+        for name in ("one", "two"):
+            pool.register(name, llama)
+        with pool.generate("a", "two", stream=True, max_tokens=15000, ignore_eos=True) as stream:
+            next(stream)
+            with pytest.raises(mpool.Timeout):
+                pool.load("one", pin=True, keep_alive=77, timeout=0.1)
+        until(lambda: [row.key for row in pool.ps() if row.state == "ready"] == ["one"])
+        (row,) = (row for row in pool.ps() if row.key == "one")
+        assert (row.pinned, row.keep_alive) == (False, 300.0)
+
+
 def test_jobs_report_their_position(llama: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential")) as pool:
         model = pool.load(llama)

@@ -220,7 +220,8 @@ def test_stop_strings_and_stop_tokens_end_the_response_only(model: tuple[Path, s
 FORMATS: list[tuple[Any, str]] = [
     ({"type": "string", "maxLength": 10}, '"!#$%&\'()*+"'), ({"type": "regex", "regex": r"[A-Z]es\."}, "Yes."),
     ({"type": "grammar", "grammar": 'start: "Yes" | "No"'}, "Yes"),
-    ({"type": "grammar", "grammar": 'root ::= "Yes" "!"'}, "Yes!"), ({"type": "text"}, "Yes.")]
+    ({"type": "grammar", "grammar": 'root ::= "Yes" "!"'}, "Yes!"), ({"type": "text"}, "Yes."),
+    ({"type": "regex", "regex": r"\n\nYes"}, "\n\nYes"), ({"type": "grammar", "grammar": 'start: "\\nNo"'}, "\nNo")]
 
 
 @pytest.mark.parametrize("wanted, text", FORMATS, ids=repr)
@@ -253,6 +254,23 @@ def test_a_stop_string_that_might_begin_the_reasoning(tmp_path: Path, isolation:
         for stop, text in (("<t", ""), ("th", "<"), ("y", "<thx")):
             done = pool.chat([{"role": "user", "content": "Is it?"}], folder, stop=[stop], **GREEDY)
             assert (done.text, done.reasoning, done.stop) == (text, None, stop)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_stop_strings_at_markers(tmp_path: Path, isolation: str) -> None:
+    """Granite's tags around the response are not part of it. A text at the end that might have begun a marker is."""
+    chain = [("]", "<think>"), ("<think>", "Ġthink"), ("Ġthink", "</think>"), ("</think>", "<response>"),
+             ("<response>", "Ċ"), ("Ċ", "Yes"), ("Yes", "<"), ("<", "<|return|>")]
+    template = THINK + "{# <response> #}"
+    folder = chainmodels.save(tmp_path, template, chain, (*WORDS, "<response>"))
+    rows: list[tuple[list[str], int, str, str, str | None]] = [
+        (["\n"], 40, "Yes<", "stop", None), (["<"], 40, "Yes", "stop", "<"), (["<", "es"], 40, "Y", "stop", "es"),
+        (["<"], 7, "Yes", "stop", "<"), (["<r"], 7, "Yes<", "length", None), (["<r"], 6, "Yes", "length", None)]
+    with mpool.Pool(mpool.PoolConfig(threads=1, isolation=isolation)) as pool:  # type: ignore[arg-type]
+        for stop, most, text, finish, found in rows:
+            done = pool.chat([{"role": "user", "content": "Is it?"}], folder, stop=stop,
+                             **{**GREEDY, "max_tokens": most})
+            assert (done.text, done.reasoning, done.finish_reason, done.stop) == (text, " think", finish, found), stop
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

@@ -211,3 +211,12 @@ def test_options_without_memory(monkeypatch: pytest.MonkeyPatch, module: str, na
     with pytest.raises(mpool.MemoryExhausted, match="planted") as raised:
         call()
     assert isinstance(raised.value.__cause__, MemoryError)
+
+
+def test_a_tokenizer_without_address_space_is_no_damaged_file(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def require(count: int, user: str) -> None:
+        raise MemoryError(f"{user} needs {count} bytes of address space")
+
+    monkeypatch.setattr("mpool.tokenizers.native.require_if_limited", require)
+    with mpool.Pool() as pool, pytest.raises(mpool.MemoryExhausted, match="the tokenizer needs"):
+        pool.tokenize("a", bert)

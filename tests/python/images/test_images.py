@@ -190,6 +190,30 @@ def test_truncated_files(format: str) -> None:
             raise AssertionError(f"{format} cut at {length} of {len(whole)} was read")
 
 
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("at", ["open", "load", "decoder"])
+def test_a_lack_of_memory_is_no_damaged_file(format: str, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow raises MemoryError; the decoders of JPEG and WebP fail as they do for a damaged file."""
+    from PIL import ImageFile
+
+    def fail(*args: Any, **more: Any) -> Any:
+        raise OSError("broken data stream when reading image file") if at == "decoder" else MemoryError
+
+    def require(count: int, user: str) -> None:
+        raise MemoryError(f"{user} needs {count} bytes of address space")
+
+    data = encoded(example(), format)
+    kind = type(Image.open(io.BytesIO(data)))
+    if at == "open":
+        monkeypatch.setattr(ImageFile.ImageFile, "__init__", fail)
+    else:
+        monkeypatch.setattr(kind, "load", fail)
+    if at == "decoder":
+        monkeypatch.setattr(loading, "require_if_limited", require)
+    with mpool.Pool() as pool, pytest.raises(mpool.MemoryExhausted):
+        pool.embed_image(data, "digits-clip")
+
+
 def test_corrupted_file() -> None:
     whole = bytearray(encoded(example(2, 40, 50)))
     whole[len(whole) // 2] ^= 0xFF

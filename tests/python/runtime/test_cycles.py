@@ -16,6 +16,7 @@ import pytest
 
 import mpool
 from mpool import aio
+from mpool.runtime.entry import Entry
 
 IMAGE = np.zeros((32, 32, 3), np.uint8)
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -138,3 +139,20 @@ def test_a_model_that_is_read_again(bert: Path, tmp_path: Path, frozen: None) ->
             renew("m")
             assert not [one() for one in held if one() is not None]
         assert handle.embed("a").any()
+
+
+@pytest.mark.parametrize("model", ["bert", "llama", "mpool:digits-clip", "llava", "mpool:digits-sd3"])
+def test_a_closed_pool(model: str, request: pytest.FixtureRequest, frozen: None) -> None:
+    """Its names still exist, and its handles read the files again."""
+    ref = model if ":" in model else request.getfixturevalue(model)
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        handle = pool.register("m", ref)
+        for use in USES[model].values():
+            use(pool)
+        held = [one for one in _held(pool) if not isinstance(one(), Entry)]
+        description = handle.description
+    assert held and handle.description is not description and handle.description.networks == description.networks
+    del description
+    assert not [one() for one in held if one() is not None]
+    with pytest.raises(mpool.ShuttingDown):
+        list(USES[model].values())[0](pool)

@@ -4,11 +4,13 @@ load asks for."""
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,7 +163,29 @@ def test_a_refused_request_loads_nothing(folder: Path, tmp_path: Path,
             assert loaded(pool) == []
 
 
-def test_a_load_asks_for_what_it_and_a_first_request_take() -> None:
+def _asked_and_peak(ref: str, run: Callable[[mpool.Pool, str], object], isolation: Any) -> tuple[int, int]:
+    """Return the bytes that the load of a model and its worker asks for, and the peak of the bytes in use."""
+    config = mpool.PoolConfig(memory_bytes=2 << 30, isolation=isolation, max_workers_per_model=1)
+    with mpool.Pool(config) as pool:
+        peak, over = [0], threading.Event()
+
+        def watch() -> None:
+            while not over.is_set():
+                peak[0] = max(peak[0], pool.registry.stats()["memory_used"])
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        run(pool, ref)
+        peak[0] = max(peak[0], pool.registry.stats()["memory_used"])
+        over.set()
+        thread.join()
+        (row,) = (row for row in pool.registry.entries() if row["worker"])
+        return row["predicted_bytes"] + row["worker"][0]["predicted_bytes"], peak[0]
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_load_asks_for_what_it_and_a_first_request_take(isolation: str) -> None:
     """The prediction is at least the peak, and at most 15 % above it."""
     from defaultmodels import MINILM, SMOLLM2, use_default_models
 
@@ -170,21 +194,46 @@ def test_a_load_asks_for_what_it_and_a_first_request_take() -> None:
     for key, run in ((MINILM, lambda pool, ref: pool.embed("A sentence.", ref)),
                      (SMOLLM2, lambda pool, ref: pool.generate("Hello", ref, max_tokens=8))):
         ref = default._names.by_key[key].ref if key in default._names.by_key else key
-        for isolation in ("thread", "process"):
-            config = mpool.PoolConfig(memory_bytes=2 << 30, isolation=isolation, max_workers_per_model=1)
-            with mpool.Pool(config) as pool:
-                peak, over = [0], threading.Event()
+        asked, peak = _asked_and_peak(ref, run, isolation)
+        assert peak <= asked <= 1.15 * peak, (key, asked, peak)
 
-                def watch() -> None:
-                    while not over.is_set():
-                        peak[0] = max(peak[0], pool.registry.stats()["memory_used"])
-                        time.sleep(0.001)
 
-                thread = threading.Thread(target=watch)
-                thread.start()
-                run(pool, ref)
-                over.set()
-                thread.join()
-                row = pool.registry.entries()[0]
-                asked = row["predicted_bytes"] + row["worker"][0]["predicted_bytes"]
-                assert peak[0] <= asked <= 1.15 * peak[0], (key, isolation, asked, peak[0])
+#: Sizes of an image network with the proportions of a published one.
+SIZES = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6, "image_size": 224, "patch_size": 16}
+
+
+def _with_images_of_224(folder: Path, steps: dict[str, Any]) -> str:
+    (folder / "preprocessor_config.json").write_text(json.dumps({
+        **steps, "size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}}))
+    return str(folder)
+
+
+def _clip(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    imagemodels.save(imagemodels.make("clip", 12, **SIZES), "clip", folder)
+    return _with_images_of_224(folder, imagemodels.PROCESSORS["clip"])
+
+
+def _llava(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    import visionmodels
+
+    text = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8}
+    monkeypatch.setattr(visionmodels, "_VISION", {**visionmodels._VISION, **SIZES})
+    monkeypatch.setattr(visionmodels, "_TEXT", {**visionmodels._TEXT, **text})
+    visionmodels.save(visionmodels.make("llava", 8, 12), "llava", folder)
+    return _with_images_of_224(folder, visionmodels.PROCESSORS["llava"])
+
+
+#: Image models, and their first requests.
+IMAGE_MODELS: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], str], Callable[[mpool.Pool, str], object]]] = {
+    "clip": (_clip, lambda pool, ref: pool.embed_image(PHOTO, ref)),
+    "llava": (_llava, lambda pool, ref: pool.vision(PHOTO, "w5 w6 w7", ref, max_tokens=8, ignore_eos=True)),
+    "sd3": (lambda folder, patch: "digits-sd3", lambda pool, ref: pool.generate_image("seven", ref, steps=1))}
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_a_load_of_an_image_model_asks_for_what_it_and_a_first_image_take(
+        kind: str, isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, run = IMAGE_MODELS[kind]
+    asked, peak = _asked_and_peak(write(tmp_path, monkeypatch), run, isolation)
+    assert peak <= asked <= 1.15 * peak, (asked, peak)

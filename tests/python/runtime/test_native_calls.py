@@ -343,3 +343,25 @@ def test_a_pending_call_whose_result_is_not_needed(group: Any) -> None:
     assert len(threads._waiting) == 1
     gate.event.set()
     assert first.result() == () and third.result() is None and ran == [3]
+
+
+def test_few_very_long_texts_are_tokenized_at_once(group: Callable[..., ThreadGroup],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes up to 400 bytes per character, on a machine with many CPUs too."""
+    monkeypatch.setattr(native_calls, "TEXTS", group(8))
+    counted, most, lock = [0], [0], threading.Lock()
+
+    def tokenize() -> None:
+        with lock:
+            counted[0] += 1
+            most[0] = max(most[0], counted[0])
+        time.sleep(0.02)
+        with lock:
+            counted[0] -= 1
+
+    threads = [threading.Thread(target=native_calls.tokenized, args=(1_000_000, tokenize)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 1 <= most[0] <= 2

@@ -169,11 +169,15 @@ def test_codes_of_other_errors(error: BaseException, code: str) -> None:
     assert (found.code, found.detail, found.param) == (code, "", None) and (found is error) == (code == "busy")
 
 
-@pytest.mark.parametrize("path, shown", [("/srv/a/m.gguf", "m.gguf"), ("/home/my own/models/m x", "m x"),
-                                         ("~/a/m", "m"), ("org/m", "m"), ("m", "m")])
+@pytest.mark.parametrize("path, shown", [
+    ("/srv/a/m.gguf", "m.gguf"), ("/home/my own/models/m x", "m x"), ("~/a/m", "m"), ("org/m", "m"), ("m", "m"),
+    ("/srv/a, b/c: d; e (1), f/m, 2", "m, 2"), ("secret, old/m:q4", "m:q4"), ("/a 5 MB (x)/m", "m"), ("/a\n/m", "m")])
 def test_a_lack_of_memory_names_models_without_their_folders(path: str, shown: str) -> None:
-    error = library.MemoryExhausted(f"{path}: 1 B needed; in use: {path} 2 MB (idle), {path} 1 MB (pinned)")
-    assert refusal_of(error, "id").detail == f"{shown}: 1 B needed; in use: {shown} 2 MB (idle), {shown} 1 MB (pinned)."
+    """Folders may have any character in their names, also those that separate the parts of a message."""
+    for words in ("{0} needs 9 B, but 0.0 MB of 5.0 MB are free; use a smaller model (memory_bytes)",
+                  "{0}: the request needs 9 B. In memory: {0} 2.0 MB (idle), {0} 900 B (in use, pinned)"):
+        message = refusal_of(library.MemoryExhausted(words.format(path)), "id").message
+        assert message.endswith(f" {words.format(shown)}.")
 
 
 @pytest.mark.parametrize("param, field", [

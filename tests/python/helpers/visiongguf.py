@@ -1,0 +1,136 @@
+"""Writes vision models as pairs of GGUF files in the layout of llama.cpp's converters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tinygguf
+import visionmodels
+from paritymodels import transformers
+from tinygguf import gguf
+
+LLAVA = {"k_proj": "attn_k", "q_proj": "attn_q", "v_proj": "attn_v", "out_proj": "attn_out", "layer_norm1": "ln1",
+         "layer_norm2": "ln2", "fc1": "ffn_up", "fc2": "ffn_down"}
+OTHERS = {"embeddings.class_embedding": "v.class_embd", "embeddings.patch_embedding.weight": "v.patch_embd.weight",
+          "embeddings.patch_embedding.bias": "v.patch_embd.bias", "post_layernorm.weight": "v.post_ln.weight",
+          "embeddings.position_embedding.weight": "v.position_embd.weight", "pre_layrnorm.weight": "v.pre_ln.weight",
+          "pre_layrnorm.bias": "v.pre_ln.bias", "post_layernorm.bias": "v.post_ln.bias"}
+
+
+QWEN = {"attn.proj": "attn_out", "norm1": "ln1", "norm2": "ln2", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down"}
+
+
+def decoder(model: Any, path: Path, image: int | None = None) -> None:
+    qwen = model.mpool_family == "qwen2_5_vl"
+    kind, config = (transformers.Qwen2ForCausalLM, transformers.Qwen2Config) if qwen else \
+        (transformers.LlamaForCausalLM, transformers.LlamaConfig)  # files of Mistral are Llama's
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+             "vocab_size", "max_position_embeddings", "rms_norm_eps", "eos_token_id")
+    given = model.config.text_config
+    text = kind(config(**{name: getattr(given, name) for name in names}, tie_word_embeddings=False, rope_parameters={
+        "rope_type": "default", "rope_theta": given.rope_parameters["rope_theta"]}))
+    inner = getattr(model.model, "language_model", None) or model.model.text_model
+    text.load_state_dict({**{f"model.{name}": value for name, value in inner.state_dict().items()},
+                          "lm_head.weight": model.lm_head.weight})
+    tinygguf.write(path, text, image=image, sections=given.rope_parameters["mrope_section"] if qwen else None)
+
+
+def qwen_projector(model: Any, path: Path) -> None:
+    """Write Qwen2.5-VL's projector file in the layout of llama.cpp's converter: the first matrix as two halves, and
+    separate queries, keys and values."""
+    vision, network = model.config.vision_config, model.model.visual
+    writer = gguf.GGUFWriter(str(path), "clip")
+    writer.add_string("clip.projector_type", "qwen2.5vl_merger")
+    writer.add_bool("clip.use_silu", True)
+    for key, value in (("image_size", 560), ("patch_size", vision.patch_size), ("block_count", vision.depth),
+                       ("embedding_length", vision.hidden_size), ("feed_forward_length", vision.intermediate_size),
+                       ("attention.head_count", vision.num_heads), ("window_size", vision.window_size),
+                       ("n_wa_pattern", vision.fullatt_block_indexes[0] + 1), ("image_min_pixels", 400),
+                       ("image_max_pixels", 6000), ("projection_dim", vision.out_hidden_size)):
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    steps = visionmodels.processor("qwen2_5_vl")
+    writer.add_array("clip.vision.image_mean", [float(value) for value in steps.image_mean])
+    writer.add_array("clip.vision.image_std", [float(value) for value in steps.image_std])
+    for name, value in network.state_dict().items():
+        parts, end = name.split("."), name.rpartition(".")[2]
+        values = np.ascontiguousarray(value.numpy())
+        if name == "patch_embed.proj.weight":
+            writer.add_tensor("v.patch_embd.weight", np.ascontiguousarray(values[:, :, 0]))
+            writer.add_tensor("v.patch_embd.weight.1", np.ascontiguousarray(values[:, :, 1]))
+        elif ".qkv." in name:
+            for letter, part in zip("qkv", np.split(values, 3)):
+                writer.add_tensor(f"v.blk.{parts[1]}.attn_{letter}.{end}", np.ascontiguousarray(part))
+        elif parts[0] == "blocks":
+            writer.add_tensor(f"v.blk.{parts[1]}.{QWEN['.'.join(parts[2:-1])]}.{end}", values)
+        elif parts[1] == "ln_q":
+            writer.add_tensor("v.post_ln.weight", values)
+        else:
+            writer.add_tensor(f"mm.{parts[2]}.{end}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def projector(model: Any, path: Path, *, swapped: bool = False, width: int | None = None) -> None:
+    """Write a projector file.
+
+    Args:
+        swapped: exchange the names of the feed-forward layer's two matrices, as in older files.
+        width: number of output rows to keep, for a file that does not match its decoder; None: all.
+    """
+    family, vision = model.mpool_family, model.config.vision_config
+    llava = family.startswith("llava")
+    if family == "qwen2_5_vl":
+        return qwen_projector(model, path)
+    network = model.model.vision_tower if llava else model.model.vision_model
+    layers = vision.num_hidden_layers - llava  # the last layer is not used
+    writer = gguf.GGUFWriter(str(path), "clip")
+    writer.add_string("clip.projector_type", "mlp" if llava else "idefics3")
+    writer.add_bool("clip.use_gelu", not llava)
+    for key, value in (("image_size", vision.image_size), ("patch_size", vision.patch_size), ("block_count", layers),
+                       ("embedding_length", vision.hidden_size), ("feed_forward_length", vision.intermediate_size),
+                       ("attention.head_count", vision.num_attention_heads)):
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", vision.layer_norm_eps)
+    steps = visionmodels.processor(family)
+    writer.add_array("clip.vision.image_mean", [float(value) for value in steps.image_mean])
+    writer.add_array("clip.vision.image_std", [float(value) for value in steps.image_std])
+    if not llava:
+        writer.add_uint32("clip.vision.projector.scale_factor", model.config.scale_factor)
+        writer.add_uint32("clip.vision.preproc_image_size", 96)
+    if family == "llava_next":
+        writer.add_array("clip.vision.image_grid_pinpoints",
+                         [side for high, wide in model.config.image_grid_pinpoints for side in (wide, high)])
+        writer.add_string("clip.vision.mm_patch_merge_type", "spatial_unpad")
+        writer.add_string("clip.vision.image_aspect_ratio", "anyres")
+        writer.add_tensor("model.image_newline", model.model.image_newline.detach().numpy())
+    ends = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"} if swapped else {}
+    for name, value in network.state_dict().items():
+        parts = name.split(".")
+        if parts[0] == "encoder":
+            if int(parts[2]) >= layers:
+                continue
+            short = LLAVA[parts[-2]]
+            name = f"v.blk.{parts[2]}.{ends.get(short, short)}.{parts[-1]}"
+        elif name in OTHERS:
+            name = OTHERS[name]
+        else:
+            continue
+        writer.add_tensor(name, value.numpy())
+    if llava:
+        for number, linear in ((0, model.model.multi_modal_projector.linear_1),
+                               (2, model.model.multi_modal_projector.linear_2)):
+            writer.add_tensor(f"mm.{number}.weight", linear.weight.detach().numpy()[:width])
+            writer.add_tensor(f"mm.{number}.bias", linear.bias.detach().numpy()[:width])
+    else:
+        writer.add_tensor("mm.model.fc.weight", model.model.connector.modality_projection.proj.weight.detach().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
