@@ -4,26 +4,16 @@
     images             image embeddings compared with torch, ONNX Runtime and OpenVINO
     image-generation   steps of FLUX.1 and Stable Diffusion 3.5 compared with diffusers
     outputs            sparse vectors, token vectors and labels compared with sentence-transformers and others
-    maxsim             scores of late interaction compared with torch
-    static             static embeddings compared with their tokenizer alone and with model2vec
-    mapped             float32 weights used as they are mapped, compared with packed ones
     vision             time to the first token of a prompt with an image, compared with transformers
     serving            HTTP overhead, and throughput compared with llama.cpp's servers
-    pool               overhead of the pool, and a comparison of the dispatch policies
-    isolation          worker processes compared with worker threads
+    pool               overhead of the pool
     masks              overhead of structured output
-    drafts             decoding with a draft model compared with decoding without one
-    adapters           requests with a low-rank adapter compared with requests without one
     kernels            each kernel as per cent of the machine's peak
     search             nDCG@10 on the topics of pydoc, compared with sentence-transformers
     contexts           prompts and decoding by the length of the context
     low-bits           decode, prefill and memory with weights of two and three bits
     half-memory        a model of experts in half of the memory that its file needs, compared with llama.cpp
-    replay             a pass of one thread, recorded and replayed with up to 192 threads
-    parquet            texts from Parquet files to Parquet files, in one process and by Ray
-    shares             CPU time of tokenizers and of image preparation beside the model
     success            the success criteria: time to load large files, memory, logs, times of a worker
-    wheel              a built wheel compared with the build in place: rates, and hashes of results
     tables             write the tables of README.md and docs/ from the committed records, or check them
     synthetic          write a GGUF file with the shapes of a published model and random values
 
@@ -40,11 +30,9 @@ import sys
 
 #: Command -> module of this package with a ``main()`` that reads ``sys.argv``.
 COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image_generation", "outputs": "outputs",
-            "maxsim": "maxsim", "static": "static", "mapped": "mapped", "vision": "vision", "serving": "serving",
-            "pool": "pool", "isolation": "isolation", "masks": "masks", "drafts": "drafts", "adapters": "adapters",
-            "kernels": "kernel_rates", "search": "search", "contexts": "contexts", "low-bits": "low_bits",
-            "half-memory": "half_memory", "replay": "replay", "parquet": "parquet", "shares": "shares",
-            "success": "success", "wheel": "wheel", "tables": "tables", "synthetic": "synthetic"}
+            "vision": "vision", "serving": "serving", "pool": "pool", "masks": "masks", "kernels": "kernel_rates",
+            "search": "search", "contexts": "contexts", "low-bits": "low_bits", "half-memory": "half_memory",
+            "success": "success", "tables": "tables", "synthetic": "synthetic"}
 
 
 def write_bytecode() -> None:

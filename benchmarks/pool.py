@@ -2,8 +2,8 @@
 
 Measures submit-to-start and refusal times at the C boundary and from Python; generation through the pool, compared with
 a bare loop over the same engine; one-text embeddings of 8 and 64 threads; 8 concurrent chats compared with one; memory
-of the second worker; a cold start with 1,000 waiting callers; a stream and 8 threads of embeddings at the same time;
-the dispatch policies. Prints tables, with the load average: the figures mean nothing on a machine that others use. The
+of the second worker; a cold start with 1,000 waiting callers; a stream and 8 threads of embeddings at the same time.
+Prints a table, with the load average: the figures mean nothing on a machine that others use. The
 C part needs gcc (``--no-c`` skips it).
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import kernel_rates, policies
+from . import kernel_rates
 from .options import add_threads, found_here, parser_of
 from .timing import percentile, together
 
@@ -236,14 +236,8 @@ def part_beside(embedding: str, text: str, threads: int, quick: bool) -> dict[st
             "beside: longest wait for a token, ms": 1e3 * max(beside[2])}
 
 
-def part_policies(embedding: str, text: str, threads: int, quick: bool) -> dict[str, dict[str, float]]:
-    """Compare the policies: see :mod:`benchmarks.policies`."""
-    return policies.compare(embedding, text, threads, 1 if quick else 5, quick)
-
-
-PARTS: dict[str, Callable[[str, str, int, bool], dict[str, Any]]] = {
-    "calls": part_calls, "threads": part_threads, "memory": part_memory, "cold": part_cold,
-    "beside": part_beside, "policies": part_policies}
+PARTS: dict[str, Callable[[str, str, int, bool], dict[str, float]]] = {
+    "calls": part_calls, "threads": part_threads, "memory": part_memory, "cold": part_cold, "beside": part_beside}
 
 
 def main() -> int:
@@ -271,7 +265,6 @@ def main() -> int:
     models = (weights(args.embedding_model, "text_embedding"), weights(args.text_model, "text_to_text"))
     before = os.getloadavg()[0]
     found: dict[str, float] = {}
-    compared: dict[str, dict[str, float]] = {}
     if args.quick:
         args.tokens, args.rounds = min(args.tokens, 8), 1
     if not args.no_c:
@@ -290,17 +283,10 @@ def main() -> int:
         if run.returncode != 0:
             print(f"{part} failed:\n{run.stderr}", file=sys.stderr)
             return 1
-        printed = json.loads(run.stdout.splitlines()[-1])
-        if part == "policies":
-            compared = printed
-        else:
-            found |= printed
-    if found:
-        print("| what | value |\n|---|---|")
+        found |= json.loads(run.stdout.splitlines()[-1])
+    print("| what | value |\n|---|---|")
     for name, value in found.items():
         print(f"| {name} | {value:,.4g} |" if abs(value) < 1000 else f"| {name} | {value:,.0f} |")
-    if compared:
-        print("\n" * bool(found) + "\n".join(policies.table(compared)))
     print(f"\nThreads {args.threads}; load average {before:.2f} before, {os.getloadavg()[0]:.2f} after.")
     return 0
 

@@ -13,9 +13,8 @@ import re
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +22,6 @@ from . import report
 from .engines import split
 from .own_process import rss
 from .probe import Frame, Probe, disturbance
-from .timing import seconds_of
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,25 +105,6 @@ class Recorder:
         self.turns.append(Turn(topic, engine, number, found, frame))
         self.versions.setdefault(engine, self.versions.get(split(engine)[0], "?"))
 
-    def rotate(self, topic: str, unit: str, value: Callable[[float], float], calls: Mapping[str, Callable[[], object]],
-               turns: int) -> dict[str, list[float]]:
-        """Run each engine once per turn, in an order that alternates; return the values of each engine by turn.
-
-        Args:
-            topic: what all engines compute.
-            unit: name of the measure.
-            value: converts the seconds of a call to the measure.
-            calls: engine -> its work.
-        """
-        found: dict[str, list[float]] = {engine: [] for engine in calls}
-        for turn in range(turns):
-            order = list(calls) if turn % 2 == 0 else list(reversed(calls))
-            seconds, frame = self.measure(partial(_seconds, calls, order))
-            for engine in calls:
-                found[engine].append(value(seconds[engine]))
-                self.add(topic, engine, turn, {unit: found[engine][-1]}, frame)
-        return found
-
     def add_weights(self, kind: str, path: str | os.PathLike[str]) -> None:
         """Note the name and the hash of a file or folder of weights. The record has no folder of the machine."""
         from .compare import hashed, name_of
@@ -137,10 +116,6 @@ class Recorder:
         write(build(self.benchmark, self.threads, self.options, self.turns, weights=self.weights,
                     versions=self.versions, agreement=agreement, summary=report.summary(self.turns),
                     failures=self.failures), path)
-
-
-def _seconds(calls: Mapping[str, Callable[[], object]], order: Sequence[str]) -> dict[str, float]:
-    return {engine: seconds_of(calls[engine]) for engine in order}
 
 
 def write(record: dict[str, Any], path: str) -> None:

@@ -6,7 +6,6 @@
     python tools/wheels.py build --arch x86_64 --python python3.10   # also a wheel for 3.10, which has no abi3 wheel
     python tools/wheels.py check python3.11 python3.13     # install the wheel without a compiler; demo and light tests
     python tools/wheels.py light                           # light tests of the mpool that this Python has installed
-    python -m benchmarks wheel dist/mpool-...-x86_64.whl   # its speed, and hashes of results, beside the build in place
 
 zig's clang compiles against glibc 2.28. The wheels are built from the unpacked sdist, so a file that the sdist lacks
 fails the build. Python 3.11 and later share one wheel per architecture (cp311-abi3), which this script builds with the

@@ -69,7 +69,7 @@ static int run_passes(mp_thread_tuner *tuner, const machine *m, mp_test_random *
 }
 
 /* For each machine, the tuned number of threads is within 6 % of the best time, where the assumed one may be far off.
- * Rates: servers of benchmarks/SCALING.md, and others far from the assumed rates. */
+ * Rates: servers of 8 to 192 cores as they are assumed, and others far from the assumed rates. */
 MP_TEST(models_threads_tuner_finds_the_rates_of_a_machine) {
     static const int cpus[] = {9, 16, 32, 64, 96, 192, 256};
     static const struct {
@@ -227,7 +227,7 @@ MP_TEST(models_threads_tuner_separates_rows) {
     MP_CHECK(mixed.classes[2].wait > 0); /* given up */
 }
 
-/* tests/python/documents/test_scaling_model.py reads these rows: threads, the next number below, the next one above. */
+/* Rows: threads, the next number below, the next one above. */
 MP_TEST(models_threads_tuner_compares_even_numbers) {
     static const int cases[][3] = {{9, 8, 12},    {10, 8, 16},    {11, 8, 16},     {12, 8, 16},     {16, 12, 24},
                                    {17, 12, 24},  {37, 24, 48},   {60, 48, 96},    {61, 48, 96},    {64, 48, 96},

@@ -6,8 +6,7 @@ compilers give the same bits. They are the same on every CPU (csrc/kernels/kerne
 are recorded for each instruction set.
 
 ``python tests/python/core/test_recorded_hashes.py`` records them again after a change of the arithmetic on purpose;
-with MPOOL_CPU=avx2 or another instruction set that the CPU has, also those in bfloat16 for this set. With ``--print``,
-it prints the hashes instead: ``python -m benchmarks wheel`` compares those of two builds.
+with MPOOL_CPU=avx2 or another instruction set that the CPU has, also those in bfloat16 for this set.
 """
 
 from __future__ import annotations
@@ -126,9 +125,7 @@ def hashes() -> dict[str, str]:
         return {key_of(name, compute): hash_of(CASES[name][0](made, compute)) for name, compute in PAIRS}
 
 
-if __name__ == "__main__" and sys.argv[1:] == ["--print"]:
-    print(json.dumps(hashes()))
-elif __name__ == "__main__":
+if __name__ == "__main__":
     before = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
     print(_core.config()["compiler"], platform.machine())
     FILE.write_text(json.dumps(dict(sorted({**before, **hashes()}.items())), indent=1) + "\n", "utf-8")

@@ -4,16 +4,13 @@ them without a compiler, runs the demo and the light tests there, and runs the C
 
 from __future__ import annotations
 
-import fnmatch
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tarfile
-import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -69,85 +66,10 @@ def load_tool() -> ModuleType:
     return tool
 
 
-PARTS = ["mpool/_core.abi3.so", "mpool/_libs/libscipy_openblas.so", "mpool/_libs/LICENSE.openblas.txt",
-         "mpool/py.typed", "mpool-0.1.0.dist-info/licenses/LICENSE",
-         "mpool-0.1.0.dist-info/licenses/NOTICE"]
-TAG = "manylinux_2_27_aarch64"
-
-
-@pytest.mark.parametrize("tag, parts, wrong", [
-    (TAG, PARTS, ""), ("manylinux_2_27_aarch64.manylinux_2_28_aarch64", PARTS, ""),
-    ("manylinux_2_34_aarch64", PARTS, "no tag of glibc 2.28"), ("manylinux_2_27_x86_64", PARTS, "no tag of glibc 2.28"),
-    ("linux_aarch64", PARTS, "no tag of glibc 2.28"), (TAG, PARTS[1:], "one mpool/_core"),
-    (TAG, [*PARTS, "mpool/_core.cpython-311-aarch64-linux-gnu.so"], "one mpool/_core"),
-    (TAG, [PARTS[0], *PARTS[2:]], "libscipy_openblas.so is missing"), (TAG, PARTS[:-1], "NOTICE is missing"),
-    (TAG, [*PARTS, "mpool.libs/libm.so"], "auditwheel added libraries")])
-def test_wheels_are_inspected(tmp_path: Path, tag: str, parts: list[str], wrong: str) -> None:
-    tool = load_tool()
-    wheel = tmp_path / f"mpool-0.1.0-cp311-abi3-{tag}.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name in parts:
-            archive.writestr(name, "")
-    if not wrong:
-        tool.inspect(wheel, "aarch64")
-        return
-    with pytest.raises(SystemExit, match=wrong):
-        tool.inspect(wheel, "aarch64")
-
-
-def test_the_documented_pattern_is_that_of_one_wheel() -> None:
-    """The command of the documents installs the wheel of 3.11 and later for x86-64, whatever else is in ``dist/``."""
-    text = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
-    patterns = re.findall(r"dist/(mpool-\S+?\.whl)", text)
-    pythons = ("cp311-abi3", "cp310-cp310", "cp314-cp314t")
-    names = [f"mpool-0.1.0-{python}-manylinux_2_27_{arch}.whl" for python in pythons for arch in ("x86_64", "aarch64")]
-    assert patterns and all(fnmatch.filter(names, pattern) == names[:1] for pattern in patterns)
-
-
 def test_light_tests_exist() -> None:
     tool = load_tool()
     assert [name for name in tool.LIGHT_TESTS if not (ROOT / "tests" / "python" / name).is_file()] == []
     assert [text.partition(">")[0] for text in tool.light_requirements(ROOT)] == list(tool.TEST_PACKAGES)
-
-
-@pytest.mark.parametrize("place, code, wrong", [
-    ("venv/lib/mpool/_core.so", 0, ""), ("sources/mpool/_core.so", 0, "would not test the wheel"),
-    ("venv/lib/mpool/_core.so", 1, "failed with code 1")])
-def test_light_tests_run_on_the_installed_package(tmp_path: Path, place: str, code: int, wrong: str) -> None:
-    """The light tests are refused if the environment's Python imports another mpool, and a failed test is an error."""
-    programs = {"python": f"echo {tmp_path / place}", "pytest": f'echo "$MPOOL_REQUIRE_REAL $@"; exit {code}'}
-    (tmp_path / "venv" / "bin").mkdir(parents=True)
-    (tmp_path / "sources").mkdir()
-    for name, script in programs.items():
-        (tmp_path / "venv" / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "venv" / "bin" / name).chmod(0o755)
-    tool, arguments = load_tool(), (tmp_path / "venv" / "bin" / "python", tmp_path / "sources", ["-k", "some"], {})
-    if wrong:
-        with pytest.raises(SystemExit, match=wrong):
-            tool.run_light_tests(*arguments)
-        return
-    said = tool.run_light_tests(*arguments).split()
-    assert said[0] == "1" and ["-k", "some"] == said[said.index("-k"):][:2]
-    assert said[-len(tool.LIGHT_TESTS):] == [f"tests/python/{name}" for name in tool.LIGHT_TESTS]
-
-
-def test_cibuildwheel_runs_the_light_tests(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its command is one of the script, which has the only list, and runs on every Python of the wheels."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    command = text.partition("[tool.cibuildwheel]")[2].partition("test-command = ")[2].partition("\n")[0]
-    assert command == '["mpool demo", "python {project}/tools/wheels.py light"]'
-    tool, asked = load_tool(), []
-    monkeypatch.setattr(tool, "run", lambda *words, **options: asked.append((words, options)) or "")
-    monkeypatch.setattr(tool, "run_light_tests", lambda *given: asked.append((given, {})) or "2 passed")
-    monkeypatch.setattr(tool.sys, "argv", ["wheels.py", "light", "--pytest", "-k some"])
-    monkeypatch.setattr(tool.sys, "version_info", (3, 10, 0))
-    monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    tool.main()
-    (installed, options), (tested, _) = asked
-    assert installed[1:4] == ("-m", "pip", "install") and "PYTHONPATH" not in options["env"]
-    assert list(installed[-len(tool.TEST_PACKAGES):]) == tool.light_requirements(ROOT)
-    assert tested[:3] == (Path(sys.executable), ROOT, ["-k", "some"]) and "PYTHONPATH" not in tested[3]
-    assert capsys.readouterr().out == "light tests: 2 passed\n"
 
 
 def needs_tools() -> None:
