@@ -20,7 +20,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from .checks import invalid_call
+from .checks import invalid_call, with_plain_bools
 from .errors import FileError, MemoryExhausted, MpoolError, ShuttingDown, SpawnFailed, Unsupported
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -224,11 +224,11 @@ def _error_of_call(error: BaseException, function: Callable[..., Any], args: Seq
 
 def typed(function: F) -> F:
     """Decorate a function: errors of the system, and TypeErrors of arguments that do not match the parameters, become
-    errors of mpool. An error of the system is their cause."""
+    errors of mpool. An error of the system is their cause. Bools of NumPy in keyword arguments become Python's."""
     @functools.wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
         try:
-            return function(*args, **keywords)
+            return function(*args, **with_plain_bools(keywords))
         except (*_BARE, TypeError) as error:
             found = _error_of_call(error, function, args, keywords)
             if found is None:
@@ -243,7 +243,7 @@ def typed_async(function: F) -> F:
     @functools.wraps(function)
     async def checked(*args: Any, **keywords: Any) -> Any:
         try:
-            return await function(*args, **keywords)
+            return await function(*args, **with_plain_bools(keywords))
         except (*_BARE, TypeError) as error:
             found = _error_of_call(error, function, args, keywords)
             if found is None:

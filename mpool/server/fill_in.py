@@ -19,6 +19,9 @@ async def prompt_ids(served: ServedModel, prompt: str, suffix: str) -> list[int]
     Raises:
         Refusal: The vocabulary of the model has no tokens for this.
     """
+    if served.missing:  # the library will refuse the request
+        return [0]
+
     def make() -> list[int]:
         first, second = (served.model.tokenize(text, add_special=False) for text in (prompt, suffix))
         ids = served.model._entry.tokenizer().fill_in_prompt(first, second)
@@ -32,6 +35,8 @@ async def prompt_ids(served: ServedModel, prompt: str, suffix: str) -> list[int]
 
 async def stop_ids(served: ServedModel) -> list[int]:
     """Return the ids of the tokens that end a completion in the middle: those that begin another text or file."""
+    if served.missing:
+        return []
     return await native_calls.REQUESTS.arun(lambda: list(served.model._entry.tokenizer().fill_in_ends()))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .. import native_calls
 from ..checks import shown
 from ..errors import InvalidArgument, MpoolError
+from ..model import MissingModel, Model
 from ..models.similar_names import suggest
 from ..names import CAPABILITIES
 from ..runtime.swapping import is_current
@@ -24,7 +25,6 @@ from ..stores import STORES
 from .errors import Refusal
 
 if TYPE_CHECKING:
-    from ..model import Model
     from ..models import ModelDescription
     from ..pool import Pool
 
@@ -56,6 +56,11 @@ class ServedModel:
     system: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     parent: str | None = None
+
+    @property
+    def missing(self) -> bool:
+        """True for a model that the server does not serve: see :meth:`mpool.server.operations.Context.model`."""
+        return isinstance(self.model, MissingModel)
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -170,8 +175,6 @@ class Models:
             served.model._entry.set_loading(LoadOptions.checked(None, None, None, None, paths))
 
     def _served_model(self, name: str, model: Model) -> ServedModel:
-        from ..model import Model
-
         return ServedModel(name, Model(model._entry, self.compute), int(time.time()))
 
     def names(self) -> list[str]:

@@ -148,7 +148,7 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
     """Embed texts or token ids."""
     served = await context.model_or_only(body.model, "dense", "model of dense vectors")
     given = _arguments(context, body, served)
-    settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
+    settings = await context.embedding(served)
     width = body.dimensions or (0 if settings is None else settings.truncate_dim or settings.output_size)
     check_response(NUMBER_BYTES * width * len(given["inputs"]), "inputs")
     rows, _ = await counted(EMBED, context.state.pool, {**given, "normalize": body.normalize,
