@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ... import _core
-from ..files import note
+from ..files import check_read, check_siblings, note
 from ..spec import TensorEntry
 
 #: Value of ``general.file_type`` -> name of the recipe, as ``llama_ftype`` of llama.cpp has it.
@@ -63,8 +63,10 @@ def read_gguf(path: str) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...], tu
     """
     note(path)
     table = _core.read_gguf(path)
-    for split in table.files:
+    check_siblings(path, table.files)
+    for split, read in zip(table.files, table.stamps):
         note(split)
+        check_read(split, read)
     tensors = tuple(TensorEntry(name, dtype, tuple(shape), file, offset, nbytes)
                     for name, dtype, shape, file, offset, nbytes in table.tensors)
     return GGUFKeys(table), tensors, tuple(table.files)
