@@ -8,8 +8,6 @@ a corrupted file is never passed on.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 import os
 import sys
@@ -24,7 +22,7 @@ from ..checks import is_table
 from ..errors import FileError, InvalidArgument, LimitError, MpoolError
 from ..models.files import open_regular, unreadable
 from ..resources import list_of_caller, of_caller
-from . import structure
+from . import base64_text, structure
 from .memory import ALPHA_BYTES, BYTES_PER_PIXEL, WEBP_BYTES, reserved
 
 if TYPE_CHECKING:
@@ -58,9 +56,8 @@ _SMALL = 1 << 20
 _AT_ONCE = 1 << 18
 #: Maximum ratio of the longer side to the shorter.
 MAX_RATIO = 200
-#: First characters of the base64 text of a PNG, JPEG, WebP or GIF file. A BMP file has no such distinctive beginning:
-#: its base64 needs a ``data:`` URL.
-_BASE64 = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGODdh", "R0lGODlh")
+#: Minimum length of base64 without a ``data:`` URL: a GIF file of one pixel has 35 bytes.
+_MIN_BASE64 = 40
 #: Background for images with transparency.
 _WHITE = (255, 255, 255, 255)
 
@@ -188,10 +185,7 @@ def _from_text(text: str, name: str, allow_urls: bool, timeout: float | None) ->
     if not text:
         raise InvalidArgument(param=name, got="an empty string", allowed="a path, a URL or base64 of an image")
     if text[:5].lower() == "data:":
-        head, comma, body = text.partition(",")
-        if not comma or not head.lower().endswith(";base64"):
-            raise InvalidArgument(param=name, got="a data URL without base64", allowed="data:image/png;base64,...")
-        return _from_base64(body, name)
+        return _from_base64(text, name)
     scheme, mark, _ = text[:16].partition("://")
     if mark:
         if scheme.lower() not in ("http", "https"):
@@ -203,7 +197,8 @@ def _from_text(text: str, name: str, allow_urls: bool, timeout: float | None) ->
         from .fetching import fetch
 
         return fetch(text, name, MAX_BYTES, timeout)
-    if len(text) >= 64 and text.startswith(_BASE64) and not (len(text) < 4096 and os.path.exists(text)):
+    if len(text) >= _MIN_BASE64 and text.lstrip().startswith(base64_text.STARTS) \
+            and not (len(text) < 4096 and os.path.exists(text)):
         return _from_base64(text, name)
     return _from_file(text, name)
 
@@ -213,9 +208,8 @@ def _from_base64(text: str, name: str) -> bytes:
         raise InvalidArgument(param=name, got=f"more than {MAX_BYTES:,} bytes",
                               allowed=f"at most {MAX_BYTES:,} bytes")
     try:
-        data = text.encode("ascii").translate(None, b" \t\r\n\f\v")  # split() would make an object of each line
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
+        return base64_text.decode(text)
+    except ValueError:
         raise InvalidArgument(param=name, got="invalid base64", allowed=f"base64 of a {FORMAT_WORDS} file") from None
 
 

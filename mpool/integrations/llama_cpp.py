@@ -411,7 +411,7 @@ class Llama:
         number = integer(seed)
         if number is None:
             refuse("seed", seed, "an integer")
-        self._seed = number
+        self._seed: int = number
 
     def set_cache(self, cache: Any) -> None:
         """Do nothing: the prefix cache is always on."""

@@ -8,7 +8,6 @@ exception of a handler into an error response.
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import os
 import time
@@ -22,6 +21,7 @@ from starlette.responses import Response
 from .. import native_calls, records
 from ..conversation.messages import NamedImage
 from ..errors import MpoolError, UnknownModel, WrongCapability
+from ..images import base64_text
 from ..model import MissingModel
 from ..runtime import tally
 from . import bodies
@@ -270,7 +270,7 @@ class Context:
         """Return the image file in a field.
 
         Args:
-            text: Base64, or a ``data:`` URL with base64 data.
+            text: Base64, or a ``data:`` URL; see :func:`mpool.images.base64_text.decode`.
             name: Field of the request, for error messages.
 
         Raises:
@@ -284,12 +284,8 @@ class Context:
 
 def _file_of(text: str, name: str) -> bytes:
     """Decode an image file from base64 or a ``data:`` URL. The server never opens a path that a client names."""
-    if text.startswith("data:"):
-        head, _, text = text.partition(",")
-        if not head.endswith(";base64"):
-            raise Refusal("invalid_value", f"`{name}` must be data:image/...;base64,... or base64.", name)
     try:
-        found = base64.b64decode(text.encode("ascii").translate(None, b" \t\r\n"), validate=True)
+        found = base64_text.decode(text)
     except ValueError:
         found = b""
     if not found:
