@@ -101,6 +101,8 @@ class Llama:
             that would change results raise :class:`mpool.Unsupported`, which says what to do instead.
     """
 
+    _seed: int
+
     def __init__(self, model_path: str | os.PathLike[str] | Model, *, n_ctx: int = 0, seed: int = 0xFFFFFFFF,
                  **options: Any) -> None:
         for name, value in options.items():
@@ -411,7 +413,7 @@ class Llama:
         number = integer(seed)
         if number is None:
             refuse("seed", seed, "an integer")
-        self._seed: int = number
+        self._seed = number
 
     def set_cache(self, cache: Any) -> None:
         """Do nothing: the prefix cache is always on."""

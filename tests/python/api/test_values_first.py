@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import mpool
 from mpool import aio
 from mpool.cli import main
+from mpool.integrations import llama_cpp, sentence_transformers
 from mpool.tasks import options as of
 from mpool.tasks.running import _JOBS
 
@@ -107,6 +109,51 @@ def test_values_before_the_model(pool: mpool.Pool, verb: str, given: dict[str, A
         with pytest.raises(mpool.InvalidArgument) as caught:
             pool.submit(capability, **given, model=MODEL).result()
         _check(caught, param)
+
+
+#: Function -> its arguments with the model, and values that no model allows, by parameter.
+FUNCTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "tokenize": (("x", MODEL), {"text": 5, "add_special": "x", "parse_special": 1}),
+    "detokenize": (([5], MODEL), {"ids": ["x"], "skip_special": 1}), "count_tokens": (("x", MODEL), {"text": 5}),
+    "get": ((MODEL,), {"capability": "text"}), "unload": ((MODEL,), {"timeout": -1}),
+    "check": ((MODEL,), {"timeout": -1}),
+    "load": ((MODEL,), {"alias": "a b", "pin": 1, "keep_alive": "soon", "compute": "int4", "progress": 3, "timeout": -1,
+                        "isolation": "x", "weights": "x", "kv_dtype": "x", "draft": 5, "adapters": 5}),
+    "register": (("name", MODEL), {"key": "a b", "ref": 5, "prompts": {"a": 5}, "default_prompt_name": 5,
+                                   "pooling": "sum", "normalize": 1, "max_length": 2, "chat_template": 5,
+                                   "isolation": "x", "weights": "x", "kv_dtype": "x", "draft": 5, "adapters": 5,
+                                   "replace": 1}),
+    "swap": (("name", MODEL), {"ref": 5, "timeout": -1, "prompts": 5, "pooling": "sum", "max_length": "x",
+                               "weights": "x", "draft": 5})}
+
+
+@pytest.mark.parametrize(("name", "param", "value"), [
+    (name, param, value) for name, (_, bad) in FUNCTIONS.items() for param, value in bad.items()])
+def test_values_of_functions_before_the_model(pool: mpool.Pool, name: str, param: str, value: Any) -> None:
+    slots = [one for one in inspect.signature(getattr(mpool.Pool, name)).parameters if one != "self"]
+    given = {**dict(zip(slots, FUNCTIONS[name][0])), param: value}
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        getattr(pool, name)(**given)
+    _check(caught, param)
+    if name in ("load", "swap", "unload"):
+        with pytest.raises(mpool.InvalidArgument) as caught:
+            asyncio.run(getattr(aio, name)(**given, pool=pool))
+        _check(caught, param)
+
+
+@pytest.mark.parametrize(("name", "param", "value"), [
+    ("Llama", "n_ctx", -5), ("Llama", "seed", "x"),
+    *(("SentenceTransformer", param, value) for param, value in (
+        ("device", "cuda"), ("truncate_dim", -1), ("prompts", {"a": 5}), ("default_prompt_name", 5),
+        ("similarity_fn_name", "l3"), ("compute", "int4"))),
+    *(("CrossEncoder", param, value) for param, value in (
+        ("device", "cuda"), ("max_length", -1), ("activation_fn", 5), ("compute", "int4")))])
+def test_values_of_look_alikes_before_the_model(monkeypatch: pytest.MonkeyPatch, name: str, param: str,
+                                                value: Any) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        getattr(llama_cpp if name == "Llama" else sentence_transformers, name)(MODEL, **{param: value})
+    _check(caught, param)
 
 
 @pytest.mark.parametrize(("command", "param"), [

@@ -225,6 +225,42 @@ def test_a_link_that_changes_after_its_check(tmp_path: Path, monkeypatch: pytest
         describe_folder(path, key="k", ref="r")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_link_to_a_file_that_is_read_later_changes_after_its_check(
+        bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A link leads into the folder when it is checked and when it is looked at, and out of it in between: a file outside
+    is never read."""
+    path, outside = tmp_path / "model", tmp_path / "outside"
+    shutil.copytree(bert, path)
+    os.rename(path / name, path / f"{name}.own")
+    os.symlink(f"{name}.own", path / name)
+    shutil.copy(path / f"{name}.own", outside)  # the same bytes: only its place is wrong
+    stamp, noted = files.stamp, files.note
+
+    def switch(target: str) -> None:
+        os.symlink(target, tmp_path / "link")
+        os.replace(tmp_path / "link", path / name)
+
+    def note(which: str) -> None:  # between the check of the path and the open: the stamp is that of the other file
+        if os.path.basename(which) == name:
+            switch(str(outside))
+        noted(which)
+
+    monkeypatch.setattr(files, "note", note)
+    with mpool.Pool() as pool, pytest.raises((errors.FileError, errors.IntegrityError, errors.FormatError)):
+        pool.embed("x", str(path))
+    monkeypatch.setattr(files, "note", noted)
+    assert stamp(str(path / name)) == stamp(str(outside))
+    switch(f"{name}.own")
+    with mpool.Pool() as pool:  # the files as described, and another one when the weights or the tokenizer are opened
+        model = pool.get(str(path), "text_embedding")
+        switch(str(outside))
+        entry = model._entry
+        monkeypatch.setattr(type(entry), "changed", lambda self, folders=False: None)
+        with pytest.raises((errors.FileError, errors.IntegrityError)):
+            pool.embed("x", model)
+
+
 def test_config_as_a_fifo_does_not_hang(tmp_path: Path) -> None:
     path = folder(tmp_path, {"config.json": None})
     os.mkfifo(os.path.join(path, "config.json"))
