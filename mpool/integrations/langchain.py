@@ -177,7 +177,7 @@ class ChatMpool(BaseChatModel):
             choice = {"type": "function", "function": {"name": choice}}
         if choice:
             kwargs["tool_choice"] = choice
-        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+        return self.bind(tools=[_tool(tool) for tool in tools], **kwargs)
 
     def get_token_ids(self, text: str) -> list[int]:
         """Returns the token ids of a text, from the model's own tokenizer."""
@@ -221,6 +221,16 @@ class ChatMpool(BaseChatModel):
         parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
         failed = RunnablePassthrough.assign(parsed=lambda _: None)
         return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    """Return a tool in OpenAI's format. LangChain gives tools without a description an empty one, which costs tokens in
+    the chat template."""
+    found: dict[str, Any] = convert_to_openai_tool(tool)
+    function = found.get("function")
+    if isinstance(function, dict) and function.get("description") == "":
+        found = {**found, "function": {name: value for name, value in function.items() if name != "description"}}
+    return found
 
 
 def _check_single(options: dict[str, Any]) -> dict[str, Any]:
