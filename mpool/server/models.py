@@ -119,10 +119,11 @@ class Models:
         self._aliases: dict[str, ServedModel] = {}
         self._alias_bytes: dict[str, int] = {}
         self.downloads: dict[str, asyncio.Future[None]] = {}
+        split = list(map(_split_adapter, adapters))  # before files are read or downloaded
         for ref in refs:
             self._add(os.fspath(ref))
         self._given = tuple(self._served)
-        self._add_adapters(adapters)
+        self._add_adapters(split)
 
     def _add(self, ref: str) -> None:
         from ..models import KeyRef, load_catalogue, parse_reference
@@ -153,16 +154,12 @@ class Models:
             model = self.pool.register(name.replace(":", "-").replace("/", "--"), ref)
         self._served[name] = self._served_model(name, model)
 
-    def _add_adapters(self, adapters: Iterable[str]) -> None:
+    def _add_adapters(self, adapters: Iterable[tuple[str, str, str, str]]) -> None:
         from ..runtime.load_options import LoadOptions
 
         found: dict[str, tuple[ServedModel, dict[str, str]]] = {}
-        for given in adapters:
-            whole, equals, path = given.partition("=")
-            model, colon, name = whole.rpartition(":")
-            if not (equals and name and path):
-                raise InvalidArgument(param="adapter", got=given, allowed="NAME=PATH or MODEL:NAME=PATH")
-            if not colon and len(self._given) == 1:
+        for given, model, name, path in adapters:
+            if not model and len(self._given) == 1:
                 model = self._given[0]
             if model not in self._given:
                 raise InvalidArgument(param="adapter", got=given, allowed="MODEL:NAME=PATH with one of the models "
@@ -370,6 +367,19 @@ class Models:
         from ..models import load_catalogue
 
         return self.catalogue and load_catalogue().get(name) is not None
+
+
+def _split_adapter(given: str) -> tuple[str, str, str, str]:
+    """Return an option ``--adapter`` with its parts: the model, the name and the path. The model may be missing.
+
+    Raises:
+        InvalidArgument: the name or the path is missing.
+    """
+    whole, _, path = given.partition("=")
+    model, _, name = whole.rpartition(":")
+    if not (name and path) or whole.startswith(":"):
+        raise InvalidArgument(param="adapter", got=given, allowed="NAME=PATH or MODEL:NAME=PATH")
+    return given, model, name, path
 
 
 def _size(alias: ServedModel) -> int:

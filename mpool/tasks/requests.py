@@ -318,7 +318,7 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_image`."""
-    from ..images.loading import images_of
+    from ..images.loading import check_image, images_of
     from . import image_embedding
 
     images, model = given.pop("images"), given.pop("model", None)
@@ -330,6 +330,10 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     vectors.check_precision(options.precision, 1 if found is None else len(found))
 
     def prepare() -> VectorRequest:
+        with before(pool, model, "image_embedding"):
+            if options.on_error != "null":  # the images that are read first
+                for at, image in enumerate([images] if found is None else found[:image_embedding.SLICE]):
+                    check_image(image, "images" if single else f"images[{at}]", options.allow_urls)
         plan = image_embedding.plan(*_opened(pool, model, options, "image_embedding"))
         return VectorRequest(image_embedding.IMAGES, plan, [images] if found is None else found, image_embedding.slices,
                              single, options.progress, call,
@@ -400,9 +404,15 @@ def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], cal
 def vision_request(pool: Host, images: Any, prompt: Any, model: Any, options: dict[str, Any],
                    call: Call | None = None) -> TextRequest:
     """Return the request for a question about images. Consumes ``options``."""
+    from ..images.loading import check_image
     from . import vision as seeing
 
-    return chat_request(pool, seeing.messages_of(images, prompt), model, options, call, "vision")
+    messages = seeing.messages_of(images, prompt)
+    with before(pool, model, "vision"):
+        for part in messages[0]["content"]:
+            if part["type"] == "image":
+                check_image(part["image"].image, part["image"].name, options.get("allow_urls", False))
+    return chat_request(pool, messages, model, options, call, "vision")
 
 
 def _text(given: dict[str, Any], model: Any, chars: int, chat: bool, capability: str,

@@ -30,7 +30,7 @@ VERBS: dict[str, tuple[dict[str, Any], type]] = {
     "rerank": ({"query": "x", "documents": ["y"]}, of.RerankOptions), "classify": ({"texts": "x"}, of.ClassifyOptions),
     "classify_tokens": ({"texts": "x"}, of.ClassifyTokensOptions), "generate": ({"prompt": "x"}, of.GenerateOptions),
     "chat": ({"messages": CHAT}, of.TextOptions), "vision": ({"images": IMAGE, "prompt": "x"}, of.TextOptions),
-    "describe_image": ({"path": "x.png"}, of.TextOptions),
+    "describe_image": ({"path": __file__}, of.TextOptions),
     "describe_url": ({"url": "http://127.0.0.1/x.png"}, of.TextOptions),
     "generate_image": ({"prompt": "x"}, of.GenerateImageOptions)}
 #: Option -> a value that no model allows; options without a row refuse -1.
@@ -50,7 +50,9 @@ ARGUMENTS = {"embed": [({"inputs": ["x", 5]}, "inputs[1]"), ({"inputs": [-1]}, "
                           ({"prompt": "x", "temprature": 1}, "temprature"), ({"prompt": "x", "tools": []}, "tools")],
              "chat": [({"messages": []}, "messages"), ({"messages": [{"role": "me"}]}, "messages[0].role"),
                       ({"messages": CHAT, "parse_special": True}, "parse_special")],
-             "vision": [({"images": [], "prompt": "x"}, "images"), ({"images": IMAGE, "prompt": ""}, "prompt")],
+             "vision": [({"images": [], "prompt": "x"}, "images"),
+                        ({"images": "http://127.0.0.1/x.png", "prompt": "x"}, "images"), ({"images": IMAGE, "prompt": ""}, "prompt")],
+             "embed_image": [({"images": ["http://127.0.0.1/x.png"]}, "images[0]"), ({"images": [IMAGE[0, 0]]}, "images[0]")],
              "describe_image": [({"path": 5}, "path")], "describe_url": [({"url": "x.png"}, "url")],
              "generate_image": [({"prompt": 5}, "prompt"), ({"prompt": "x", "width": 10**6}, "width")]}
 
@@ -111,6 +113,14 @@ def test_values_before_the_model(pool: mpool.Pool, verb: str, given: dict[str, A
         _check(caught, param)
 
 
+@pytest.mark.parametrize(("verb", "given"), [
+    ("embed_image", {"images": ["/none.png"]}), ("vision", {"images": "/none.png", "prompt": "x"}),
+    ("describe_image", {"path": "/none.png"})])
+def test_missing_files_before_the_model(pool: mpool.Pool, verb: str, given: dict[str, Any]) -> None:
+    with pytest.raises(mpool.FileError, match="/none.png"):
+        getattr(pool, verb)(**given, model=MODEL)
+
+
 #: Function -> its arguments with the model, and values that no model allows, by parameter.
 FUNCTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "tokenize": (("x", MODEL), {"text": 5, "add_special": "x", "parse_special": 1}),
@@ -160,7 +170,12 @@ def test_values_of_look_alikes_before_the_model(monkeypatch: pytest.MonkeyPatch,
     (["generate", "x", "--model", MODEL, "--temperature", "-1"], "temperature"),
     (["generate-image", "x", "--model", MODEL, "--width", "-5"], "width"),
     (["embed", "x", "--model", MODEL, "--dimensions", "0"], "dimensions"),
-    (["rerank", "x", "y", "--model", MODEL, "--top-k", "0"], "top_k")])
+    (["rerank", "x", "y", "--model", MODEL, "--top-k", "0"], "top_k"),
+    (["embed", "--file", "/none.txt", "--model", MODEL], "/none.txt"),
+    (["search", "x", "--file", "/none.txt", "--model", MODEL], "/none.txt"),
+    (["vision", "x", "--image", "/none.png", "--model", MODEL], "/none.png"),
+    (["embed-image", "/none.png", "--model", MODEL], "/none.png"),
+    (["serve", "--model", MODEL, "--adapter", "x"], "adapter")])
 def test_values_before_the_model_on_the_command_line(capsys: pytest.CaptureFixture[str],
                                                      monkeypatch: pytest.MonkeyPatch, command: list[str],
                                                      param: str) -> None:

@@ -135,8 +135,8 @@ ROWS: list[tuple[str, dict[str, Any], str, str, str]] = [
                           ("messages", CHAT))),
     (CREATE, {"model": None}, "invalid_value", "model", "`model` is required."),
     (CREATE, {"model": "bert"}, "invalid_value", "model", "The name is that of a model, which cannot be replaced."),
-    (CREATE, {"model": ".x"}, "invalid_value", "model", "A name must have 1 to 128 letters, digits, `.`, `_`, `:`, `+`, "
-     "`-` and `/`, and begin with a letter or digit."),
+    (CREATE, {"model": ".x"}, "invalid_value", "model", "A name must have 1 to 128 letters, digits, `.`, `_`, `:`, "
+     "`+`, `-` and `/`, and begin with a letter or digit."),
     (PULL, {}, "model_not_found", "model",
      "'other' is not in the catalogue, and clients can download only its models."),
     *((TOKENIZE, more, "invalid_value", "prompt", "One of `prompt` and `messages` is required, and not both.")
