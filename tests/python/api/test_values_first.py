@@ -51,8 +51,10 @@ ARGUMENTS = {"embed": [({"inputs": ["x", 5]}, "inputs[1]"), ({"inputs": [-1]}, "
              "chat": [({"messages": []}, "messages"), ({"messages": [{"role": "me"}]}, "messages[0].role"),
                       ({"messages": CHAT, "parse_special": True}, "parse_special")],
              "vision": [({"images": [], "prompt": "x"}, "images"),
-                        ({"images": "http://127.0.0.1/x.png", "prompt": "x"}, "images"), ({"images": IMAGE, "prompt": ""}, "prompt")],
-             "embed_image": [({"images": ["http://127.0.0.1/x.png"]}, "images[0]"), ({"images": [IMAGE[0, 0]]}, "images[0]")],
+                        ({"images": "http://127.0.0.1/x.png", "prompt": "x"}, "images"),
+                        ({"images": IMAGE, "prompt": ""}, "prompt")],
+             "embed_image": [({"images": ["http://127.0.0.1/x.png"]}, "images[0]"),
+                             ({"images": [IMAGE[0, 0]]}, "images[0]")],
              "describe_image": [({"path": 5}, "path")], "describe_url": [({"url": "x.png"}, "url")],
              "generate_image": [({"prompt": 5}, "prompt"), ({"prompt": "x", "width": 10**6}, "width")]}
 

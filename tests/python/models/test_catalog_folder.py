@@ -228,8 +228,8 @@ def test_a_link_that_changes_after_its_check(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_link_to_a_file_that_is_read_later_changes_after_its_check(
         bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """A link leads into the folder when it is checked and when it is looked at, and out of it in between: a file outside
-    is never read."""
+    """A link leads into the folder when it is checked and out of it when the file is opened: a file outside is never
+    read."""
     path, outside = tmp_path / "model", tmp_path / "outside"
     shutil.copytree(bert, path)
     os.rename(path / name, path / f"{name}.own")
