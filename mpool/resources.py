@@ -26,6 +26,7 @@ from .checks import invalid_call, with_plain_bools
 from .errors import FileError, MemoryExhausted, MpoolError, ShuttingDown, SpawnFailed, Unsupported
 from .records import logger
 
+E = TypeVar("E", bound=Exception)
 F = TypeVar("F", bound=Callable[..., Any])
 _log = logger("mpool")
 
@@ -226,11 +227,12 @@ def _error_of_call(error: BaseException, function: Callable[..., Any], args: Seq
     return invalid_call(inspect.unwrap(function), args, keywords) if isinstance(error, TypeError) else error_of(error)
 
 
-def _shortened(error: MpoolError) -> MpoolError:
+def shortened(error: E) -> E:
     """Return an error without the frames of this package in its traceback and those of its causes: they say nothing to
     a caller, who reads the message. Frames of other code stay, such as that of a caller's iterable. An internal error,
-    which is a fault of this package, keeps its frames; for others, the log has them at the level DEBUG."""
-    if error.name == MpoolError.name:
+    which is a fault of this package, keeps its frames; for others, the log has them at the level DEBUG. Errors that are not
+    mpool's stay as they are."""
+    if not isinstance(error, MpoolError) or error.name == MpoolError.name:
         return error
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug("a call failed", exc_info=error)
@@ -265,13 +267,13 @@ def typed(function: F) -> F:
         try:
             return function(*args, **with_plain_bools(keywords))
         except MpoolError as error:
-            raise _shortened(error)  # noqa: B904 - the same error
+            raise shortened(error)  # noqa: B904 - the same error
         except (*_BARE, TypeError) as error:
             found = _error_of_call(error, function, args, keywords)
             if found is None:
                 raise
             found.__cause__ = None if isinstance(error, TypeError) else error
-            raise _shortened(found) from found.__cause__
+            raise shortened(found) from found.__cause__
 
     return checked  # type: ignore[return-value]
 
@@ -283,13 +285,13 @@ def typed_async(function: F) -> F:
         try:
             return await function(*args, **with_plain_bools(keywords))
         except MpoolError as error:
-            raise _shortened(error)  # noqa: B904
+            raise shortened(error)  # noqa: B904
         except (*_BARE, TypeError) as error:
             found = _error_of_call(error, function, args, keywords)
             if found is None:
                 raise
             found.__cause__ = None if isinstance(error, TypeError) else error
-            raise _shortened(found) from found.__cause__
+            raise shortened(found) from found.__cause__
 
     return checked  # type: ignore[return-value]
 
@@ -312,4 +314,4 @@ def start_thread(run: Callable[[], object], name: str) -> threading.Thread:
 
 
 __all__ = ["aitems_of_caller", "error_of", "install_hint", "items_of_caller", "list_of_caller", "of_caller",
-           "start_thread", "typed", "typed_async"]
+           "shortened", "start_thread", "typed", "typed_async"]

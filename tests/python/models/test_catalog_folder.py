@@ -252,13 +252,13 @@ def test_a_link_to_a_file_that_is_read_later_changes_after_its_check(
     monkeypatch.setattr(files, "note", noted)
     assert stamp(str(path / name)) == stamp(str(outside))
     switch(f"{name}.own")
-    with mpool.Pool() as pool:  # the files as described, and another one when the weights or the tokenizer are opened
-        model = pool.get(str(path), "text_embedding")
+    with mpool.Pool() as pool:  # another file while the weights or the tokenizer are opened, and not before or after
+        entry = pool.get(str(path), "text_embedding")._entry
         switch(str(outside))
-        entry = model._entry
-        monkeypatch.setattr(type(entry), "changed", lambda self, folders=False: None)
-        with pytest.raises((errors.FileError, errors.IntegrityError)):
-            pool.embed("x", model)
+        monkeypatch.setattr(type(entry), "_require_unchanged", lambda self: None)
+        with pytest.raises(errors.FileError if name == "tokenizer.json" else errors.IntegrityError):
+            entry.tokenizer()
+            pool.registry.load(entry.add_cold("auto"), timeout=60.0)
 
 
 def test_config_as_a_fifo_does_not_hang(tmp_path: Path) -> None:
