@@ -575,8 +575,9 @@ class CrossEncoder(_Base):
             raise WrongCapability(f"is {self._settings().kind}: its files do not say which label means relevance",
                                   key=self._model.key, hint="Use predict, and sort by the score of a label")
         _check_call(batch_size, device, {})
-        if top_k is not None and not (integer(top_k) or 0) > 0:
-            refuse("top_k", top_k, "an integer of 1 or more, or None")
+        count = integer(top_k)
+        if top_k is not None and (count is None or count < 0):
+            refuse("top_k", top_k, "an integer of 0 or more, or None")
         texts = list(items_of("documents", documents, "a sequence of texts"))
         pairs, _ = _pairs_of([(query, text) for text in texts])
         logits = self._logits(pairs, prompt, prompt_name)
