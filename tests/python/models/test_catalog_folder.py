@@ -261,6 +261,25 @@ def test_a_link_to_a_file_that_is_read_later_changes_after_its_check(
             pool.registry.load(entry.add_cold("auto"), timeout=60.0)
 
 
+def test_links_of_the_parts_of_a_split_file(tmp_path: Path) -> None:
+    """The first part, which the folder was asked for, names the others."""
+    (tmp_path / "outside").write_bytes(b"")
+    path = tmp_path / "model"
+    path.mkdir()
+    parts = [str(path / f"m-0000{at}-of-00002.gguf") for at in (1, 2)]
+    for target, allowed in (("own", True), ("../outside", False)):
+        (path / "own").write_bytes(b"")
+        os.symlink(target, parts[1])
+        with files.check_links():
+            assert files.Folder(str(path)).path_of("m-00001-of-00002.gguf") == parts[0]
+            if allowed:
+                files.check_siblings(parts[0], parts)
+            else:
+                with pytest.raises(errors.FormatError):
+                    files.check_siblings(parts[0], parts)
+        os.unlink(parts[1])
+
+
 def test_config_as_a_fifo_does_not_hang(tmp_path: Path) -> None:
     path = folder(tmp_path, {"config.json": None})
     os.mkfifo(os.path.join(path, "config.json"))
