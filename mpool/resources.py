@@ -230,8 +230,8 @@ def _error_of_call(error: BaseException, function: Callable[..., Any], args: Seq
 def shortened(error: E) -> E:
     """Return an error without the frames of this package in its traceback and those of its causes: they say nothing to
     a caller, who reads the message. Frames of other code stay, such as that of a caller's iterable. An internal error,
-    which is a fault of this package, keeps its frames; for others, the log has them at the level DEBUG. Errors that are not
-    mpool's stay as they are."""
+    which is a fault of this package, keeps its frames; for others, the log has them at the level DEBUG. Errors that are
+    not mpool's stay as they are."""
     if not isinstance(error, MpoolError) or error.name == MpoolError.name:
         return error
     if _log.isEnabledFor(logging.DEBUG):

@@ -12,6 +12,7 @@ from ..tasks.verbs import CLASSIFY
 from .computing import computed
 from .errors import Refusal
 from .fields import Fields, Name, Text
+from .models import embedding_of
 from .openai.structs import InputUsage
 from .operations import MAX_RESPONSE, Context, Operation, large_response
 from .text_embeddings_inference import Direction, check_direction
@@ -86,11 +87,10 @@ async def _classified(context: Context, served: ServedModel, inputs: list[Any], 
         "function_to_apply": "none" if raw else None}, field)
 
 
-async def _check_size(context: Context, served: ServedModel, field: str, inputs: int, *, labels: bool) -> int:
+async def _check_size(served: ServedModel, field: str, inputs: int, *, labels: bool) -> int:
     """Return the size of the scores of a response, in bytes of JSON.
 
     Args:
-        context: context of the request.
         served: the classifier.
         field: name of the inputs in the request.
         inputs: their number.
@@ -99,7 +99,7 @@ async def _check_size(context: Context, served: ServedModel, field: str, inputs:
     Raises:
         Refusal: the size exceeds the limit.
     """
-    settings = await context.embedding(served)
+    settings = await embedding_of(served)
     names = () if settings is None or settings.classifier is None else settings.classifier.labels
     size = _SCORE_BYTES * len(names) + (sum(len(name.encode()) for name in names) if labels else 0)
     if inputs * size > MAX_RESPONSE:
@@ -114,7 +114,7 @@ async def classify(context: Context, body: ClassifyRequest) -> Response:
     served = await context.model(body.model)
     given = body.input if isinstance(body.input, list) else [body.input]
     context.check_inputs(given, "input", context.state.max_inputs)
-    size = await _check_size(context, served, "input", len(given), labels=False)
+    size = await _check_size(served, "input", len(given), labels=False)
     found, tokens = await _classified(context, served, given, False in (body.use_activation, body.activation),
                                       "input")
 
@@ -131,7 +131,7 @@ async def predict(context: Context, body: PredictRequest) -> Response:
     served = await context.model_or_only(body.model, "labels", "classifier")
     check_direction(body.truncation_direction)
     inputs, single = _inputs(context, body.inputs)
-    length = await _check_size(context, served, "inputs", len(inputs), labels=True)
+    length = await _check_size(served, "inputs", len(inputs), labels=True)
     rows: list[Any] = [None] * len(inputs)
     for size in (1, 2):  # a request of the library has texts or pairs
         places = [at for at, one in enumerate(inputs) if len(one) == size]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import native_calls
 from .errors import Refusal
+from .models import is_missing
 
 if TYPE_CHECKING:
     from .models import ServedModel
@@ -19,7 +20,7 @@ async def prompt_ids(served: ServedModel, prompt: str, suffix: str) -> list[int]
     Raises:
         Refusal: The vocabulary of the model has no tokens for this.
     """
-    if served.missing:  # the library will refuse the request
+    if is_missing(served):  # the library will refuse the request
         return [0]
 
     def make() -> list[int]:
@@ -35,7 +36,7 @@ async def prompt_ids(served: ServedModel, prompt: str, suffix: str) -> list[int]
 
 async def stop_ids(served: ServedModel) -> list[int]:
     """Return the ids of the tokens that end a completion in the middle: those that begin another text or file."""
-    if served.missing:
+    if is_missing(served):
         return []
     return await native_calls.REQUESTS.arun(lambda: list(served.model._entry.tokenizer().fill_in_ends()))
 

@@ -26,6 +26,7 @@ from .errors import Refusal
 
 if TYPE_CHECKING:
     from ..models import ModelDescription
+    from ..models.spec import EmbeddingSettings
     from ..pool import Pool
 
 _NAME = re.compile(r"(?!.*(?:\.\.|//|/$))[A-Za-z0-9][A-Za-z0-9._:+/-]{0,127}")
@@ -56,11 +57,6 @@ class ServedModel:
     system: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     parent: str | None = None
-
-    @property
-    def missing(self) -> bool:
-        """True for a model that the server does not serve: see :meth:`mpool.server.operations.Context.model`."""
-        return isinstance(self.model, MissingModel)
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -369,6 +365,19 @@ class Models:
         return self.catalogue and load_catalogue().get(name) is not None
 
 
+def is_missing(served: ServedModel) -> bool:
+    """Return True for a model that the server does not serve: see :meth:`mpool.server.operations.Context.model`."""
+    return isinstance(served.model, MissingModel)
+
+
+async def embedding_of(served: ServedModel) -> EmbeddingSettings | None:
+    """Return the settings of an embedding model, reranker or classifier. None: the model is of another kind or missing,
+    and the library will refuse the request."""
+    if is_missing(served):
+        return None
+    return await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
+
+
 def _split_adapter(given: str) -> tuple[str, str, str, str]:
     """Return an option ``--adapter`` with its parts: the model, the name and the path. The model may be missing.
 
@@ -419,4 +428,4 @@ def name_of(ref: str) -> str:
     return _GGUF_SUFFIX.sub("", last)
 
 
-__all__ = ["Models", "ServedModel", "is_cached", "name_of"]
+__all__ = ["Models", "ServedModel", "embedding_of", "is_cached", "is_missing", "name_of"]

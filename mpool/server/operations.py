@@ -33,7 +33,6 @@ from .peers import user_of
 from .state import RunningRequest
 
 if TYPE_CHECKING:
-    from ..models.spec import EmbeddingSettings
     from ..results import TokenLogprob, TopLogprob
     from .guard import Scope
     from .state import State
@@ -168,8 +167,8 @@ class Context:
         """Return the model with the name that the client gave.
 
         If the server does not serve it, the request still fails for its first invalid value, if it has one: the result
-        is then a model that is :attr:`ServedModel.missing`, and the error of the name is raised where the library would
-        look the model up, or where the handler reads its files.
+        is then a missing model (:func:`mpool.server.models.is_missing`), and the error of the name is raised where the
+        library would look the model up, or where the handler reads its files.
         """
         try:
             return await self.state.models.find(name)
@@ -179,13 +178,6 @@ class Context:
     def _missing(self, name: str, refusal: Refusal) -> ServedModel:
         self.missing = refusal
         return ServedModel(name, MissingModel(name, lambda: UnknownModel("not served", key=name)), 0)
-
-    async def embedding(self, served: ServedModel) -> EmbeddingSettings | None:
-        """Return the settings of an embedding model, reranker or classifier. None: the model is of another kind or
-        missing, and the library will refuse the request."""
-        if served.missing:
-            return None
-        return await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
 
     async def model_or_only(self, name: str | None, output: str, noun: str) -> ServedModel:
         """Return the model with the name that the client gave; without a name, the only model with an output, or a
@@ -428,6 +420,8 @@ class Endpoint:
                 if status:  # the head is sent: raising closes the connection, so that no client takes it for success
                     raise
                 refusal = context.refusal(error)
+                if refusal is context.missing:
+                    used.capability = None
                 if running is not None:
                     running.error = refusal.code
                 await refusal_response(refusal, scope)(scope, receive, send_with_id)

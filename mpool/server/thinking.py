@@ -11,6 +11,7 @@ from ..conversation import reasoning
 from ..conversation.template import ChatTemplate
 from ..errors import MpoolError
 from .errors import Refusal
+from .models import is_missing
 
 if TYPE_CHECKING:
     from .models import ServedModel
@@ -76,7 +77,7 @@ async def openai_options(served: ServedModel, effort: str | None, name: str = "r
     Raises:
         Refusal: The effort is ``none``, but the model always thinks.
     """
-    if effort is None or served.missing:
+    if effort is None or is_missing(served):
         return {}
     found = await native_calls.REQUESTS.arun(model_options, served)
     if effort == "none":
@@ -97,7 +98,7 @@ async def ollama_options(served: ServedModel, think: bool | str | None) -> dict[
     if isinstance(think, str) and think not in ("low", "medium", "high"):
         raise Refusal("invalid_value", f"`think` must be one of true, false, low, medium, high, got {shown(think)}.",
                       "think")
-    if served.missing:
+    if is_missing(served):
         return {}
     found = await native_calls.REQUESTS.arun(model_options, served)
     if think is not False and not found.thinks:
@@ -120,7 +121,7 @@ async def anthropic_options(served: ServedModel, on: bool | None, budget: int | 
         budget: Maximum number of tokens of the reasoning, which selects a level; None: no maximum.
         effort: Level; None: that of the budget.
     """
-    if on is None and effort is None or served.missing:
+    if on is None and effort is None or is_missing(served):
         return {}
     found = await native_calls.REQUESTS.arun(model_options, served)
     if on is False:

@@ -463,7 +463,7 @@ def test_no_limit_of_tokens_in_ollama(server: Any, most: int) -> None:
 
 @pytest.mark.parametrize("change", [
     lambda data: "data:image/png;charset=utf-8;base64," + data, lambda data: "data:;base64," + data,
-    lambda data: "DATA:image/png;BASE64," + data, lambda data: "data:image/png;base64;name=x.png," + data,
+    lambda data: "DATA:image/png;BASE64," + data, lambda data: "data:image/png;name=x.png;base64," + data,
     lambda data: data, lambda data: "data:image/png;base64," + data.rstrip("="),
     lambda data: "data:image/png;base64," + data.replace("+", "-").replace("/", "_"),
     lambda data: "data:image/png;base64," + data.replace("+", "%2B").replace("=", "%3D")])

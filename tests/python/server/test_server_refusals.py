@@ -249,9 +249,8 @@ OF_LIBRARY: list[tuple[str, dict[str, Any], str, str]] = [
     (TALK, {"options": {"temperature": -1}}, "invalid_value", ""),
     (GENERATE, {"keep_alive": "soon"}, "invalid_value", ""), (TALK, {"keep_alive": "soon"}, "invalid_value", ""),
     (GENERATE, {"prompt": "", "keep_alive": "soon"}, "invalid_value", ""),
-    (IMAGES, {"size": "9999x16"}, "invalid_value", "size"), (IMAGES, {"stream": True, "size": "9999x16"}, "invalid_value",
-                                                          "size"),
-    (IMAGES, {"stream": True, "partial_images": 1, "num_inference_steps": 1, "size": "9999x16"}, "invalid_value", "size"),
+    *((IMAGES, {"size": "9999x16", **more}, "invalid_value", "size") for more in ({}, {"stream": True}, {
+        "stream": True, "partial_images": 1})),
     (EMBEDDINGS, {"task": "nope"}, "invalid_value", "task"),
     (RERANK, {"texts": ["x"] * 9}, "request_too_large", ""), ("/v1/rerank", {"documents": ["x"] * 9},
                                                               "request_too_large", "documents"),
