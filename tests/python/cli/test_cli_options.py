@@ -71,10 +71,9 @@ class Recorder:
 
 
 @pytest.fixture(autouse=True)
-def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def images(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of the names that commands get: the commands look for them before they load a model."""
-    folder = tmp_path / "working directory"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("images")
     for name in ("a.png", "b.png"):
         (folder / name).touch()
     monkeypatch.chdir(folder)
