@@ -92,6 +92,7 @@ class GgufFile:
         keys: the keys, in file order.
         tensors: (name, dtype, shape outermost first, file index, offset, nbytes) of every tensor.
         files: paths of the file and its splits.
+        stamps: stamp (``mpool.models.files``) of each file when it was read.
         architecture: value of ``general.architecture``.
     """
 
@@ -99,6 +100,7 @@ class GgufFile:
     keys: list[str]
     tensors: list[tuple[str, str, tuple[int, ...], int, int, int]]
     files: list[str]
+    stamps: list[tuple[int, int, int, int]]
     architecture: str
     def spec(self) -> Spec:
         """Return a new, extensible spec with the content of this header. Faster than rebuilding it from ``kv``."""
@@ -147,8 +149,9 @@ class Spec:
     def __new__(cls, architecture: str) -> Spec: ...
     def add_file(self, path: str) -> None:
         """Add a weight file; tensors refer to it by its index."""
-    def note_files(self) -> None:
-        """Store the identity of all files, so that a load refuses files changed since. Call after ``add_file``."""
+    def note_files(self, stamps: dict[str, tuple[int, ...] | None]) -> None:
+        """Store the identity of all files, so that a load refuses other files: that of their stamps
+        (``mpool.models.files``), else that of now. Call after ``add_file``."""
     def set(self, key: str, value: Any) -> None:
         """Set a key: bool, int, float, str, bytes, or a list or tuple of one type (floats may include integers)."""
     def add_tensor(self, name: str, dtype: str, shape: Sequence[int], file: int, offset: int, nbytes: int) -> None:

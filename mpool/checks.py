@@ -247,6 +247,13 @@ def real(value: Any) -> float | None:
         return None
 
 
+def with_plain_bools(given: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments with bools of Python in place of NumPy's, which comparisons of arrays give."""
+    if not any(_is_numpy_bool(value) for value in given.values()):
+        return given
+    return {name: bool(value) if _is_numpy_bool(value) else value for name, value in given.items()}
+
+
 def is_table(value: Any) -> bool:
     """Return True for tables of pandas, polars, Arrow and datasets. Iterating one gives columns, names or dicts."""
     return (hasattr(value, "columns") or hasattr(value, "column_names")) and not isinstance(value, type)
@@ -300,10 +307,14 @@ def _is_number(value: Any) -> bool:
         and not hasattr(type(value), "__len__") and not getattr(value, "shape", ())
 
 
+def _is_numpy_bool(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
+
+
 def _is_scalar(value: Any) -> bool:
     """Return True for NumPy scalars and zero-dimensional arrays."""
     return hasattr(value, "dtype") and not getattr(value, "shape", ())
 
 
 __all__ = ["InvalidCall", "caller_stacklevel", "check_path", "integer", "is_same", "is_table", "items_of",
-           "missing_attribute", "nearest", "one_of", "real", "refuse", "shown", "unknown_option"]
+           "missing_attribute", "nearest", "one_of", "real", "refuse", "shown", "unknown_option", "with_plain_bools"]

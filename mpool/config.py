@@ -9,7 +9,7 @@ from typing import Any
 
 from ._dataclasses import dataclass
 from .chaos import chaos_of
-from .checks import check_keywords, check_path, integer, one_of, real, refuse, shown, unknown_option
+from .checks import check_keywords, check_path, integer, one_of, real, refuse, shown, unknown_option, with_plain_bools
 from .durations import seconds_of
 from .errors import InvalidArgument
 from .names import CAPABILITIES, ISOLATION, KV_DTYPES, POLICIES, WEIGHTS
@@ -208,10 +208,8 @@ class PoolConfig:
         one_of("isolation", self.isolation, ISOLATION)
         one_of("weights", self.weights, WEIGHTS)
         one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
-        for name in (*_SWITCHES, "offline"):
-            value = getattr(self, name)
-            if type(value).__name__ in ("bool", "bool_") and type(value).__module__ == "numpy":
-                object.__setattr__(self, name, bool(value))
+        for name, value in with_plain_bools({name: getattr(self, name) for name in (*_SWITCHES, "offline")}).items():
+            object.__setattr__(self, name, value)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 refuse(name, getattr(self, name), "True or False")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._methods import ModelVerbs
@@ -187,6 +187,30 @@ class Model(ModelVerbs):
         pool = None if is_default(self.pool) else self.pool
         entry = self._entry
         return _restore, (pool, entry.key, entry.ref, entry.overrides, self._compute, entry.loading)
+
+
+class MissingModel(Model):
+    """Handle of a model that does not exist: a request with it checks its arguments, and raises an error where it
+    would look the model up.
+
+    Args:
+        key: name of the model in the request.
+        error: returns the error.
+    """
+
+    __slots__ = ("_error", "_key")
+
+    def __init__(self, key: str, error: Callable[[], Exception]) -> None:
+        self._compute, self._key, self._error = "auto", key, error
+
+    @property
+    def key(self) -> str:
+        """Name of the model in the request."""
+        return self._key
+
+    @property
+    def _entry(self) -> Entry:
+        raise self._error()
 
 
 def _restore(pool: Pool | None, key: str, ref: str, overrides: Mapping[str, Any], compute: str,

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._methods import PoolVerbs
@@ -13,8 +14,9 @@ from .checks import is_same, known_keywords, one_of, refuse
 from .config import PoolConfig
 from .durations import seconds_of
 from .errors import MemoryExhausted, MpoolError, SendError, ShuttingDown, UnknownModel
-from .model import Model
+from .model import MissingModel, Model
 from .models.sources import offline_variables
+from .names import COMPUTE
 from .resources import typed
 from .runtime import deadlines as _deadlines
 from .runtime import hosts, swapping
@@ -22,7 +24,7 @@ from .runtime import logs as _logging
 from .runtime.entry import Entry
 from .runtime.history import History, RecordFields, RequestRecord
 from .runtime.load_options import LoadOptions
-from .runtime.naming import Names
+from .runtime.naming import Names, check_key
 from .tasks.verbs import check_capability
 
 if TYPE_CHECKING:
@@ -114,8 +116,11 @@ class Pool(PoolVerbs):
             >>> mpool.tokenize("A sentence.", "all-MiniLM-L6-v2")
             [101, 1037, 6251, 1012, 102]
         """
+        from .tasks import requests
         from .tasks import text_to_text as generation
 
+        with requests.before(self, model, None):
+            generation.check_text(text, add_special, parse_special)
         return generation.tokenize(self._find(model), text, add_special, parse_special)
 
     @typed
@@ -135,8 +140,11 @@ class Pool(PoolVerbs):
             >>> mpool.detokenize(mpool.tokenize("Hello, world!", "SmolLM2-135M-Instruct"), "SmolLM2-135M-Instruct")
             'Hello, world!'
         """
+        from .tasks import requests
         from .tasks import text_to_text as generation
 
+        with requests.before(self, model, None):
+            generation.check_ids(ids, skip_special)
         return generation.detokenize(self._find(model), ids, skip_special)
 
     # ---- models ----------------------------------------------------------------------------------------------------
@@ -233,13 +241,17 @@ class Pool(PoolVerbs):
             >>> mpool.embed("A sentence.", "mini").shape
             (384,)
         """
-        options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft), adapters)
+        options = LoadOptions.checked(isolation, weights, kv_dtype, None, adapters)
+        one_of("compute", compute, COMPUTE)
+        if alias is not None:
+            check_key("alias", alias)
         kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
             refuse("pin", pin, "True or False")
         if progress is not None and not isinstance(progress, bool):
             refuse("progress", progress, "True, False or None")
         deadline = _deadlines.deadline_of(timeout)
+        options = replaced(options, draft=self._draft_ref(draft))
         if isinstance(ref, Model) and is_same(compute, "auto"):
             compute = ref._compute  # type: ignore[assignment]
         old = self._names.named(_entry_of(ref))
@@ -377,12 +389,14 @@ class Pool(PoolVerbs):
             >>> bool((model.embed("cats", "query") == mpool.embed("Search for: cats")).all())
             True
         """
-        options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft), adapters)
-        settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
-                    "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
+        options = LoadOptions.checked(isolation, weights, kv_dtype, None, adapters)
+        settings = _checked({"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
+                             "normalize": normalize, "max_length": max_length, "chat_template": chat_template})
         if not isinstance(replace, bool):
             refuse("replace", replace, "True or False")
-        return Model(self._names.register(key, _ref_in(ref), _given(settings), options, replace))
+        check_key("key", key)
+        options = replaced(options, draft=self._draft_ref(draft))
+        return Model(self._names.register(key, _ref_in(ref), settings, options, replace))
 
     @typed
     @known_keywords
@@ -438,10 +452,12 @@ class Pool(PoolVerbs):
             128
         """
         _deadlines.deadline_of(timeout)  # raises for an invalid timeout before files are downloaded
-        options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft), adapters)
-        settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
-                    "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
-        new = self._names.swap(_entry_of(key), _ref_in(ref), _given(settings), options, timeout)
+        options = LoadOptions.checked(isolation, weights, kv_dtype, None, adapters)
+        settings = _checked({"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
+                             "normalize": normalize, "max_length": max_length, "chat_template": chat_template})
+        found = _ref_in(ref)
+        options = replaced(options, draft=self._draft_ref(draft))
+        new = self._names.swap(_entry_of(key), found, settings, options, timeout)
         return Model(new, key._compute if isinstance(key, Model) else "auto")
 
     @typed
@@ -647,7 +663,7 @@ class Pool(PoolVerbs):
         return self._names.find(_entry_of(model), capability)
 
     def _known(self, model: Any, capability: str | None) -> Entry | None:
-        return self._names.known(_entry_of(model), capability)
+        return None if isinstance(model, MissingModel) else self._names.known(_entry_of(model), capability)
 
     @typed
     def _restore(self, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
@@ -734,8 +750,14 @@ def _entry_of(model: Any) -> Any:
     return model._entry if isinstance(model, Model) else model
 
 
-def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if value is not None}
+def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a caller gave, checked as far as it goes without the files of the model."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if given:
+        from .runtime import overrides
+
+        overrides.check(given)
+    return given
 
 
 def _ref_in(ref: Any) -> str:

@@ -12,18 +12,23 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
+import logging
 import os
 import re
 import signal
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, TypeVar
 
-from .checks import invalid_call
+from .checks import invalid_call, with_plain_bools
 from .errors import FileError, MemoryExhausted, MpoolError, ShuttingDown, SpawnFailed, Unsupported
+from .records import logger
 
+E = TypeVar("E", bound=Exception)
 F = TypeVar("F", bound=Callable[..., Any])
+_log = logger("mpool")
 
 #: Classes of the errors that :func:`error_of` examines.
 _BARE = (MemoryError, ImportError, RuntimeError, OSError)
@@ -222,18 +227,53 @@ def _error_of_call(error: BaseException, function: Callable[..., Any], args: Seq
     return invalid_call(inspect.unwrap(function), args, keywords) if isinstance(error, TypeError) else error_of(error)
 
 
+def shortened(error: E) -> E:
+    """Return an error without the frames of this package in its traceback and those of its causes: they say nothing to
+    a caller, who reads the message. Frames of other code stay, such as that of a caller's iterable. An internal error,
+    which is a fault of this package, keeps its frames; for others, the log has them at the level DEBUG. Errors that are
+    not mpool's stay as they are."""
+    if not isinstance(error, MpoolError) or error.name == MpoolError.name:
+        return error
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug("a call failed", exc_info=error)
+    one: BaseException | None = error
+    for _ in range(10):
+        if one is None:
+            break
+        one.__traceback__ = _of_others(one.__traceback__)
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return error
+
+
+def _of_others(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of this package."""
+    kept = []
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] != "mpool":
+            kept.append(trace)
+        trace = trace.tb_next
+    found: TracebackType | None = None
+    for one in reversed(kept):
+        found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return found
+
+
 def typed(function: F) -> F:
     """Decorate a function: errors of the system, and TypeErrors of arguments that do not match the parameters, become
-    errors of mpool. An error of the system is their cause."""
+    errors of mpool. An error of the system is their cause. Bools of NumPy in keyword arguments become Python's.
+    Tracebacks have no frames of this package below the function."""
     @functools.wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
         try:
-            return function(*args, **keywords)
+            return function(*args, **with_plain_bools(keywords))
+        except MpoolError as error:
+            raise shortened(error)  # noqa: B904 - the same error
         except (*_BARE, TypeError) as error:
             found = _error_of_call(error, function, args, keywords)
             if found is None:
                 raise
-            raise found from (None if isinstance(error, TypeError) else error)
+            found.__cause__ = None if isinstance(error, TypeError) else error
+            raise shortened(found) from found.__cause__
 
     return checked  # type: ignore[return-value]
 
@@ -243,12 +283,15 @@ def typed_async(function: F) -> F:
     @functools.wraps(function)
     async def checked(*args: Any, **keywords: Any) -> Any:
         try:
-            return await function(*args, **keywords)
+            return await function(*args, **with_plain_bools(keywords))
+        except MpoolError as error:
+            raise shortened(error)  # noqa: B904
         except (*_BARE, TypeError) as error:
             found = _error_of_call(error, function, args, keywords)
             if found is None:
                 raise
-            raise found from (None if isinstance(error, TypeError) else error)
+            found.__cause__ = None if isinstance(error, TypeError) else error
+            raise shortened(found) from found.__cause__
 
     return checked  # type: ignore[return-value]
 
@@ -271,4 +314,4 @@ def start_thread(run: Callable[[], object], name: str) -> threading.Thread:
 
 
 __all__ = ["aitems_of_caller", "error_of", "install_hint", "items_of_caller", "list_of_caller", "of_caller",
-           "start_thread", "typed", "typed_async"]
+           "shortened", "start_thread", "typed", "typed_async"]

@@ -489,6 +489,8 @@ static mp_status read_file(const char *path, mp_spec **spec, mp_error *error) {
     if (mp_file_map_poisoned(map)) /* the parser read zeros in place of truncated pages, so no result is valid */
         status = mp_fail(error, MP_IO, "%s: the file was truncated while it was read; replace it with a complete copy",
                          path);
+    if (status == MP_OK)
+        mp_spec_same_file(*spec, 0, mp_file_map_id(map)); /* stores the identity of the file that was read */
     mp_file_map_close(map);
     return status;
 }
@@ -509,6 +511,9 @@ static mp_status read_sibling(mp_spec *spec, const char *path, int64_t index, in
     MP_TRY_GOTO(mp_spec_int(other, "split.count", count, count, NULL, &number, error));
     MP_TRY_GOTO(mp_spec_int(other, "split.no", index, index, NULL, &number, error));
     MP_TRY_GOTO(mp_spec_add_file(spec, path, error));
+    mp_file_id id;
+    if (mp_spec_file_identity(other, 0, &id))
+        mp_spec_same_file(spec, (int)index, &id);
     for (int i = 0; i < mp_spec_tensor_count(other); i++) {
         mp_tensor_entry entry = *mp_spec_tensor_at(other, i);
         entry.file = (int32_t)index;

@@ -219,6 +219,25 @@ static PyObject *gguf_files(PyObject *object, void *closure) {
     return list;
 }
 
+static PyObject *gguf_stamps(PyObject *object, void *closure) {
+    (void)closure;
+    const mp_spec *spec = ((gguf_object *)object)->spec;
+    const int count = mp_spec_file_count(spec);
+    PyObject *list = PyList_New(count);
+    for (int i = 0; list && i < count; i++) {
+        mp_file_id id = {0};
+        mp_spec_file_identity(spec, i, &id); /* without memory, the identity is unknown: zeros, no file's stamp */
+        PyObject *stamp = Py_BuildValue("(KKKK)", (unsigned long long)id.device, (unsigned long long)id.inode,
+                                        (unsigned long long)id.size, (unsigned long long)id.mtime_ns);
+        if (!stamp) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SetItem(list, i, stamp);
+    }
+    return list;
+}
+
 static PyObject *gguf_architecture(PyObject *object, void *closure) {
     (void)closure;
     const char *name = mp_spec_architecture(((gguf_object *)object)->spec);
@@ -263,6 +282,7 @@ static PyGetSetDef attributes[] = {
     {"kv", gguf_kv, NULL, "Keys and values of the header.", NULL},
     {"keys", gguf_keys, NULL, "Keys of the header.", NULL},
     {"tensors", gguf_tensors, NULL, "(name, dtype, shape outermost first, file, offset, nbytes) of each tensor.", NULL},
+    {"stamps", gguf_stamps, NULL, "Stamp of each file when it was read: device, inode, size and mtime.", NULL},
     {"files", gguf_files, NULL, "Paths, more than one when the model is split.", NULL},
     {"architecture", gguf_architecture, NULL, "general.architecture.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

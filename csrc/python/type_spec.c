@@ -96,9 +96,34 @@ static PyObject *spec_add_file(PyObject *self, PyObject *path) {
     return result;
 }
 
-static PyObject *spec_note_files(PyObject *self, PyObject *none) {
-    (void)none;
-    mp_spec_note_files(((spec_object *)self)->spec);
+/* Get the identity of a file from a dictionary of stamps (mpool/models/files.py). Returns 1 if it is there, 0 if not,
+ * -1 with an exception. */
+static int find_stamp(PyObject *stamps, const char *file, mp_file_id *id) {
+    uint64_t numbers[4] = {0};
+    PyObject *path = PyUnicode_DecodeFSDefault(file);
+    PyObject *stamp = path ? PyDict_GetItemWithError(stamps, path) : NULL; /* borrowed */
+    Py_XDECREF(path);
+    if (!stamp || !PyTuple_Check(stamp) || PyTuple_Size(stamp) != 4)
+        return PyErr_Occurred() ? -1 : 0;
+    for (Py_ssize_t i = 0; i < 4; i++)
+        numbers[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(stamp, i));
+    *id = (mp_file_id){.device = numbers[0], .inode = numbers[1], .size = numbers[2], .mtime_ns = numbers[3]};
+    return PyErr_Occurred() ? -1 : 1;
+}
+
+static PyObject *spec_note_files(PyObject *self, PyObject *stamps) {
+    const mp_spec *spec = ((spec_object *)self)->spec;
+    if (!PyDict_Check(stamps))
+        return PyErr_Format(PyExc_TypeError, "stamps must be a dict");
+    for (int i = 0; i < mp_spec_file_count(spec); i++) {
+        mp_file_id id;
+        const int found = find_stamp(stamps, mp_spec_file(spec, i), &id);
+        if (found < 0)
+            return NULL;
+        if (found)
+            mp_spec_same_file(spec, i, &id);
+    }
+    mp_spec_note_files(spec);
     Py_RETURN_NONE;
 }
 
@@ -397,8 +422,9 @@ static PyObject *spec_weights(PyObject *self, PyObject *none) {
 
 static PyMethodDef methods[] = {
     {"add_file", spec_add_file, METH_O, "Add a weight file; tensors refer to it by its index."},
-    {"note_files", spec_note_files, METH_NOARGS,
-     "Store the identity of all files, so that a load refuses files changed since. Call after add_file."},
+    {"note_files", spec_note_files, METH_O,
+     "Store the identity of all files, so that a load refuses other files: that of their stamps in a dict by path, else "
+     "that of now. Call after add_file."},
     {"add_tensor", MP_METHOD(spec_add_tensor), METH_VARARGS | METH_KEYWORDS,
      "Add a tensor: its type, shape and place in a file."},
     {"set", MP_METHOD(spec_set), METH_VARARGS | METH_KEYWORDS,

@@ -233,6 +233,9 @@ class Texts(Iterator[str]):
     def __init__(self, texts: Sequence[str], paths: Sequence[str] = ()) -> None:
         self._files: list[tuple[int, str]] = []  # index of the first text of each file, its name
         self._count = 0
+        for path in () if texts else paths:  # before a model is loaded
+            if path != "-":
+                os.stat(path)
         self._rows = iter(texts) if texts else self._lines(paths)
 
     def __next__(self) -> str:

@@ -82,8 +82,9 @@ def embed_image(arguments: argparse.Namespace) -> int:
     count = 0
     model = arguments.model or default_model("image_embedding")
     with make_pool(arguments) as pool:
-        load(pool, "embed_image", model, {"images": [], **options}, compute=arguments.compute,
-             progress=False if arguments.quiet else None)
+        with source.named():
+            load(pool, "embed_image", model, {"images": [] if arguments.image == ["-"] else arguments.image, **options},
+                 compute=arguments.compute, progress=False if arguments.quiet else None)
         with _opened(arguments.output) as file:
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, names, "image")
             while part := list(source if whole else itertools.islice(source, _BATCH)):

@@ -8,14 +8,12 @@ a corrupted file is never passed on.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Set
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -23,9 +21,9 @@ from .. import native_calls
 from .._address_space import require_if_limited
 from ..checks import is_table
 from ..errors import FileError, InvalidArgument, LimitError, MpoolError
-from ..models.files import open_regular, unreadable
+from ..models.files import close, open_regular, unreadable
 from ..resources import list_of_caller, of_caller
-from . import structure
+from . import base64_text, structure
 from .memory import ALPHA_BYTES, BYTES_PER_PIXEL, WEBP_BYTES, reserved
 
 if TYPE_CHECKING:
@@ -59,9 +57,8 @@ _SMALL = 1 << 20
 _AT_ONCE = 1 << 18
 #: Maximum ratio of the longer side to the shorter.
 MAX_RATIO = 200
-#: First characters of the base64 text of a PNG, JPEG, WebP or GIF file. A BMP file has no such distinctive beginning:
-#: its base64 needs a ``data:`` URL.
-_BASE64 = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGODdh", "R0lGODlh")
+#: Minimum length of base64 without a ``data:`` URL: a GIF file of one pixel has 35 bytes.
+_MIN_BASE64 = 40
 #: Background for images with transparency.
 _WHITE = (255, 255, 255, 255)
 
@@ -121,6 +118,27 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
         Overloaded: all threads for images are stuck in a decoder.
     """
     return convert_image(image, name, _unchanged, allow_urls=allow_urls, timeout=timeout)
+
+
+def check_image(image: Any, name: str, allow_urls: bool) -> None:
+    """Check an image as far as it goes without reading it: its type, its path, or if its URL may be fetched.
+
+    Raises:
+        InvalidArgument, FileError: as :func:`read_image`.
+    """
+    path = image
+    if isinstance(image, str):
+        if _kind_of_text(image, name, allow_urls) != "path":
+            return
+    elif isinstance(image, os.PathLike):
+        path = os.fspath(image)
+    elif isinstance(image, np.ndarray):
+        return _check_array(image, name)
+    elif isinstance(image, (bytes, bytearray, memoryview)) or _is_pillow(image):
+        return
+    else:
+        raise InvalidArgument(param=name, got=_kind(image), allowed=_INPUTS)
+    close(_open_file(path, name)[0])
 
 
 def convert_image(image: Any, name: str, convert: Callable[[Image], T], *, allow_urls: bool,
@@ -185,14 +203,16 @@ def _kind(value: Any) -> str:
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
 
-def _from_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> bytes:
+def _kind_of_text(text: str, name: str, allow_urls: bool) -> Literal["base64", "url", "path"]:
+    """Return what a text is.
+
+    Raises:
+        InvalidArgument: it is empty, or a URL that must not be fetched.
+    """
     if not text:
         raise InvalidArgument(param=name, got="an empty string", allowed="a path, a URL or base64 of an image")
     if text[:5].lower() == "data:":
-        head, comma, body = text.partition(",")
-        if not comma or not head.lower().endswith(";base64"):
-            raise InvalidArgument(param=name, got="a data URL without base64", allowed="data:image/png;base64,...")
-        return _from_base64(body, name)
+        return "base64"
     scheme, mark, _ = text[:16].partition("://")
     if mark:
         if scheme.lower() not in ("http", "https"):
@@ -201,12 +221,22 @@ def _from_text(text: str, name: str, allow_urls: bool, timeout: float | None) ->
             raise InvalidArgument(f"`{name}` is a URL, and fetching is not allowed", param=name, got="a URL",
                                   allowed="a path, bytes or base64 of an image",
                                   hint="Pass allow_urls=True to fetch it")
-        from .fetching import fetch
+        return "url"
+    if len(text) >= _MIN_BASE64 and text.lstrip().startswith(base64_text.STARTS) \
+            and not (len(text) < 4096 and os.path.exists(text)):
+        return "base64"
+    return "path"
 
-        return fetch(text, name, MAX_BYTES, timeout)
-    if len(text) >= 64 and text.startswith(_BASE64) and not (len(text) < 4096 and os.path.exists(text)):
+
+def _from_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> bytes:
+    kind = _kind_of_text(text, name, allow_urls)
+    if kind == "base64":
         return _from_base64(text, name)
-    return _from_file(text, name)
+    if kind == "path":
+        return _from_file(text, name)
+    from .fetching import fetch
+
+    return fetch(text, name, MAX_BYTES, timeout)
 
 
 def _from_base64(text: str, name: str) -> bytes:
@@ -214,32 +244,36 @@ def _from_base64(text: str, name: str) -> bytes:
         raise InvalidArgument(param=name, got=f"more than {MAX_BYTES:,} bytes",
                               allowed=f"at most {MAX_BYTES:,} bytes")
     try:
-        data = text.encode("ascii").translate(None, b" \t\r\n\f\v")  # split() would make an object of each line
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
+        return base64_text.decode(text)
+    except ValueError:
         raise InvalidArgument(param=name, got="invalid base64", allowed=f"base64 of a {FORMAT_WORDS} file") from None
 
 
-def _from_file(path: str | bytes, name: str) -> bytes:
+def _open_file(path: str | bytes, name: str) -> tuple[int, int]:
+    """Open the file of an image. Returns its descriptor and its size in bytes."""
     shown = os.fsdecode(path)
     if "\0" in shown or len(shown) > 4096:
         raise InvalidArgument(param=name, got="a string that is none of these",
                               allowed="a path, a URL or base64 of an image")
     try:
-        fd, size = open_regular(shown)
+        return open_regular(shown)
     except MpoolError as error:
         if isinstance(error, FileError):
             raise FileError(f"`{name}` was read as a path: {error.message}", param=name,
                             hint=error.hint or "A string is a path, a URL or base64 of an image") from None
         raise InvalidArgument(param=name, got="a path that is not a regular file",
                               allowed=f"a {FORMAT_WORDS} file") from None
+
+
+def _from_file(path: str | bytes, name: str) -> bytes:
+    fd, size = _open_file(path, name)
     with os.fdopen(fd, "rb", closefd=True) as file:
         if size > MAX_BYTES:
             raise InvalidArgument(param=name, got=f"{size:,} bytes", allowed=f"at most {MAX_BYTES:,} bytes")
         try:
             return file.read(MAX_BYTES + 1)
         except OSError as error:
-            raise unreadable(shown, error) from error
+            raise unreadable(os.fsdecode(path), error) from error
 
 
 # ---- decoding --------------------------------------------------------------------------------------------------------

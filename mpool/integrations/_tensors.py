@@ -26,8 +26,8 @@ def array_of(value: Any) -> Any:
     return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # NumPy has no bfloat16
 
 
-def tensor_of(value: Any) -> Any:
-    """Return an array as a tensor of torch.
+def load_torch() -> Any:
+    """Return the module torch.
 
     Raises:
         Unsupported: torch is not installed.
@@ -37,7 +37,12 @@ def tensor_of(value: Any) -> Any:
     except ModuleNotFoundError:
         raise Unsupported("tensors need the package torch", hint=install_hint("sentence_transformers")) \
             from None
-    return torch.as_tensor(value)
+    return torch
 
 
-__all__ = ["array_of", "has_tensor", "tensor_of"]
+def tensor_of(value: Any) -> Any:
+    """Return an array as a tensor of torch. Raises Unsupported if torch is not installed."""
+    return load_torch().as_tensor(value)
+
+
+__all__ = ["array_of", "has_tensor", "load_torch", "tensor_of"]

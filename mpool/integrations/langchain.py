@@ -182,7 +182,7 @@ class ChatMpool(BaseChatModel):
             choice = {"type": "function", "function": {"name": choice}}
         if choice:
             kwargs["tool_choice"] = choice
-        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+        return self.bind(tools=[_tool(tool) for tool in tools], **kwargs)
 
     def get_token_ids(self, text: str) -> list[int]:
         """Returns the token ids of a text, from the model's own tokenizer."""
@@ -298,6 +298,16 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
 
 
 # ---- completions to messages -----------------------------------------------------------------------------------------
+
+def _tool(tool: Any) -> dict[str, Any]:
+    """Return a tool in OpenAI's format. LangChain gives tools without a description an empty one, which costs tokens in
+    the chat template."""
+    found: dict[str, Any] = convert_to_openai_tool(tool)
+    function = found.get("function")
+    if isinstance(function, dict) and function.get("description") == "":
+        found = {**found, "function": {name: value for name, value in function.items() if name != "description"}}
+    return found
+
 
 def _check_single(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a stream unchanged. LangChain's stream chunks have no index, so ``n`` must be 1."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._functions import pool_of
-from ..checks import integer, items_of, missing_attribute, refuse
+from ..checks import integer, items_of, missing_attribute, real, refuse
 from ..errors import InvalidArgument, Unsupported
 from ..model import Model
 from ._choices import call_limit, logprobs_of
@@ -101,6 +101,8 @@ class Llama:
             that would change results raise :class:`mpool.Unsupported`, which says what to do instead.
     """
 
+    _seed: int
+
     def __init__(self, model_path: str | os.PathLike[str] | Model, *, n_ctx: int = 0, seed: int = 0xFFFFFFFF,
                  **options: Any) -> None:
         for name, value in options.items():
@@ -111,11 +113,11 @@ class Llama:
         context = integer(n_ctx)
         if context is None or context < 0:
             refuse("n_ctx", n_ctx, "an integer of 0 or more; 0 is the model's context")
+        self.set_seed(seed)
         self.model_path = str(getattr(model_path, "ref", model_path))
         self._model = pool_of(model_path).get(model_path)
         self._settings = self._model.description.generation
         self._context = context or None
-        self.set_seed(seed)
 
     if not TYPE_CHECKING:  # a type checker still reports unknown attributes
         __getattr__ = missing_attribute
@@ -130,6 +132,9 @@ class Llama:
                 repository has one model.
             options: as for the class.
         """
+        for name, value in (("repo_id", repo_id), ("filename", filename or "")):
+            if not isinstance(value, str):
+                refuse(name, value, "a str")
         if filename is None:
             return cls(repo_id, **options)
         if "*" not in filename:
@@ -287,21 +292,25 @@ class Llama:
                   stop: str | Sequence[str] | None, seed: int | None, grammar: LlamaGrammar | str | None,
                   response_format: Mapping[str, Any] | None, logit_bias: Mapping[int, float] | None) -> dict[str, Any]:
         """Return options of mpool for those of llama-cpp-python."""
+        # None: not a number, and the request refuses it
+        most, heat, count = integer(max_tokens), real(temperature), integer(top_k)
         found: dict[str, Any] = {
-            "max_tokens": max_tokens if max_tokens is not None and max_tokens > 0 else self._model.context_length,
-            "temperature": max(temperature, 0.0), "top_p": top_p, "min_p": min_p, "top_k": max(top_k, 0),
+            "max_tokens": self._model.context_length if max_tokens is None or most is not None and most <= 0 else
+            max_tokens,
+            "temperature": 0.0 if heat is not None and heat < 0 else temperature, "top_p": top_p, "min_p": min_p,
+            "top_k": 0 if count is not None and count < 0 else top_k,
             "frequency_penalty": frequency_penalty, "presence_penalty": presence_penalty,
             "repetition_penalty": repeat_penalty, "context_length": self._context}
-        if stop:
-            found["stop"] = stop if isinstance(stop, str) else list(stop)
+        if stop is not None and not (isinstance(stop, (list, tuple)) and not stop):
+            found["stop"] = stop
         if seed is not None:
-            self._seed = seed
+            self.set_seed(seed)
         elif _is_fixed(self._seed):
             self._seed = random.Random(self._seed).randint(0, 2**32)
         if _is_fixed(self._seed):
             found["seed"] = self._seed
-        if logit_bias:
-            found["logit_bias"] = dict(logit_bias)
+        if logit_bias is not None:
+            found["logit_bias"] = logit_bias
         if grammar is not None:
             found["response_format"] = _format_of(grammar)
         elif response_format is not None and response_format != {"type": "text"}:
@@ -401,7 +410,10 @@ class Llama:
     def set_seed(self, seed: int) -> None:
         """Set the seed of requests without one: each has another seed, which follows from that of the request before
         it, as in llama-cpp-python."""
-        self._seed = seed
+        number = integer(seed)
+        if number is None:
+            refuse("seed", seed, "an integer")
+        self._seed = number
 
     def set_cache(self, cache: Any) -> None:
         """Do nothing: the prefix cache is always on."""

@@ -202,7 +202,7 @@ class _Chat:
                                           "json_schema": {"name": "answer", "schema": prompt.schema}}
         if prompt.tools:
             options["tools"] = [{"type": "function", "function": {
-                "name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}}
+                "name": tool.name, "description": tool.description or None, "parameters": tool.input_schema}}
                 for tool in prompt.tools]
         return [plain for message in prompt.messages for plain in _messages(message)], options
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from .._functions import pool_of
-from ..checks import is_table, items_of, missing_attribute, refuse
+from ..checks import integer, is_table, items_of, missing_attribute, one_of, refuse
 from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model
-from ..names import SIMILARITIES
+from ..names import COMPUTE, SIMILARITIES
 from ..records import logger
 from ..runtime.swapping import for_current
 from ..tasks import options as _options
@@ -33,7 +33,7 @@ from ..tasks.text_embedding import TASKS
 from ..tasks.vectors import activate, quantize
 from . import _requests
 from . import sentence_transformers_util as util
-from ._tensors import array_of, has_tensor, tensor_of
+from ._tensors import array_of, has_tensor, load_torch, tensor_of
 
 if TYPE_CHECKING:
     import os
@@ -117,6 +117,7 @@ class _Base:
             raise TypeError(f"{type(self).__name__}() takes one positional argument, the model, got {1 + len(rest)}. "
                             "Pass the others by name, such as device='cpu'")
         _check_device(device)
+        one_of("compute", compute, COMPUTE)
         for name, value in options.items():
             if name not in _CONSTRUCTOR:
                 raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
@@ -230,6 +231,13 @@ class SentenceTransformer(_Base):
                  prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
                  similarity_fn_name: str | None = None, truncate_dim: int | None = None, compute: str = "float32",
                  **options: Any) -> None:
+        self.truncate_dim = _checked_dim(truncate_dim)
+        self.similarity_fn_name = similarity_fn_name
+        if prompts is not None and not (isinstance(prompts, Mapping)
+                                        and all(isinstance(text, str) for pair in prompts.items() for text in pair)):
+            refuse("prompts", prompts, "a dict from prompt name to text")
+        if not isinstance(default_prompt_name, str | None):
+            refuse("default_prompt_name", default_prompt_name, "a name in prompts, or None")
         super().__init__(model_name_or_path, rest, device, compute, options)
         settings = self._settings()
         self.prompts: dict[str, str] = {"query": "", "document": "", **settings.prompts, **(prompts or {})}
@@ -237,8 +245,10 @@ class SentenceTransformer(_Base):
         if self.default_prompt_name is not None and self.default_prompt_name not in self.prompts:
             raise InvalidArgument(param="default_prompt_name", got=self.default_prompt_name,
                                   allowed="one of " + ", ".join(self.prompts))
-        self.truncate_dim: int | None = settings.truncate_dim if truncate_dim is None else truncate_dim
-        self.similarity_fn_name = similarity_fn_name or settings.similarity
+        if truncate_dim is None:
+            self.truncate_dim = settings.truncate_dim
+        if similarity_fn_name is None:
+            self.similarity_fn_name = settings.similarity
 
     # ---- embedding -------------------------------------------------------------------------------------------------
 
@@ -278,6 +288,7 @@ class SentenceTransformer(_Base):
         """
         task = unused.pop("task", None)
         _check_call(batch_size, device, unused)
+        cut = _checked_dim(self.truncate_dim if truncate_dim is None else truncate_dim)
         route = self._route(task)
         prompt = self._prompt(prompt, prompt_name)
         if precision is not None and precision not in PRECISIONS:
@@ -286,6 +297,8 @@ class SentenceTransformer(_Base):
             raise InvalidArgument(param="output_value", got=repr(output_value),
                                   allowed="sentence_embedding or token_embeddings")
         texts, single = _texts_of(inputs)
+        if convert_to_tensor or not convert_to_numpy:
+            load_torch()  # before the model computes
         if output_value == "token_embeddings":
             found: Any = [tensor_of(rows) for rows in self._token_rows(texts, {"prompt": prompt, **route})]
             return found[0] if single else found
@@ -296,7 +309,6 @@ class SentenceTransformer(_Base):
             rows = self._model.embed(texts, prompt=prompt, dimensions=self._settings().output_size,
                                      max_inputs=len(texts), allow_token_ids=False,
                                      progress=_progress(show_progress_bar), **route)
-            cut = self.truncate_dim if truncate_dim is None else truncate_dim
             rows = rows if cut is None else np.ascontiguousarray(rows[:, :cut])
             if normalize_embeddings:
                 rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
@@ -442,7 +454,7 @@ class SentenceTransformer(_Base):
     @contextlib.contextmanager
     def truncate_sentence_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
         """Set :attr:`truncate_dim` for the duration of a ``with`` block."""
-        before, self.truncate_dim = self.truncate_dim, truncate_dim
+        before, self.truncate_dim = self.truncate_dim, _checked_dim(truncate_dim)
         try:
             yield
         finally:
@@ -490,6 +502,8 @@ class CrossEncoder(_Base):
         self.activation_fn = former if activation_fn is None else activation_fn
         if self.activation_fn is not None and not callable(self.activation_fn):
             refuse("activation_fn", self.activation_fn, "a function of a tensor, such as torch.nn.Identity(), or None")
+        if length is not None and not (integer(length) or 0) > 0:
+            refuse("max_length", length, "the maximum length of the model, or None", hint=_CONSTRUCTOR["max_length"])
         super().__init__(model_name_or_path, rest, device, compute, options)
         if length not in (None, self._model.context_length):
             raise Unsupported(f"`max_length` must be that of the model, {self._model.context_length}, or None, "
@@ -530,6 +544,8 @@ class CrossEncoder(_Base):
         """
         _check_call(batch_size, device, unused)
         pairs, single = _pairs_of(inputs)
+        if convert_to_tensor or not convert_to_numpy:
+            load_torch()  # before the model computes
         scores = self._scores_of(self._logits(pairs, prompt, prompt_name), activation_fn, apply_softmax)
         found: Any = tensor_of(scores) if convert_to_tensor else scores if convert_to_numpy \
             else [tensor_of(score) for score in scores]
@@ -559,6 +575,9 @@ class CrossEncoder(_Base):
             raise WrongCapability(f"is {self._settings().kind}: its files do not say which label means relevance",
                                   key=self._model.key, hint="Use predict, and sort by the score of a label")
         _check_call(batch_size, device, {})
+        count = integer(top_k)
+        if top_k is not None and (count is None or count < 0):
+            refuse("top_k", top_k, "an integer of 0 or more, or None")
         texts = list(items_of("documents", documents, "a sequence of texts"))
         pairs, _ = _pairs_of([(query, text) for text in texts])
         logits = self._logits(pairs, prompt, prompt_name)
@@ -648,6 +667,18 @@ def _pairs_of(inputs: Any) -> tuple[list[tuple[str, str]], bool]:
                                   allowed=allowed)
         found.append((pair[0], pair[1]))
     return found, single
+
+
+def _checked_dim(value: Any) -> int | None:
+    """Return a ``truncate_dim`` as an integer.
+
+    Raises:
+        InvalidArgument: it is not an integer of 1 or more, or None.
+    """
+    number = integer(value)
+    if value is not None and (number is None or number < 1):
+        refuse("truncate_dim", value, "an integer of 1 or more, or None")
+    return number
 
 
 def _check_device(device: Any) -> None:

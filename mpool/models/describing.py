@@ -231,7 +231,8 @@ def describe(ref_or_path: str | os.PathLike[str], key: str | None = None, *, off
         LimitError: a size exceeds one of mpool's limits.
         MpoolError: any error of :func:`resolve`.
     """
-    return describe_resolved(resolve(ref_or_path, offline, progress), key)
+    with files.check_links():
+        return describe_resolved(resolve(ref_or_path, offline, progress), key)
 
 
 def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescription:
@@ -239,7 +240,7 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
     row = catalogue.load().get(found.key) if found.key else None
     name = key or found.key or found.ref
     try:
-        with files.collect_stamps() as stamps:
+        with files.check_links(), files.collect_stamps() as stamps:
             for path in found.pointers:
                 files.note_pointer(path)
             if found.kind == "gguf":
@@ -248,6 +249,7 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
                 from .formats.hf_folder import describe_folder
 
                 described = describe_folder(found.path, key=name, ref=found.ref, repository=_repository(found, row))
+            files.check_stamps(stamps)
         changed = files.changed(stamps)
         if changed is not None:
             raise IntegrityError(f"{changed}: the file changed while the model's files were read",

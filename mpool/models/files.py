@@ -120,6 +120,10 @@ _FILE = 4
 #: Folders that ``PoolConfig.model_folders`` of the pool names whose model is read.
 _model_folders: ContextVar[tuple[str, ...]] = ContextVar("mpool_model_folders", default=())
 _stamps: ContextVar[dict[str, Stamp] | None] = ContextVar("mpool_stamps", default=None)
+#: Files that :meth:`Folder.path_of` has checked, each with the folder whose roots it may not leave.
+_checked: ContextVar[dict[str, Folder] | None] = ContextVar("mpool_checked", default=None)
+#: Stamps of files that were read before.
+_expected: ContextVar[Mapping[str, Stamp] | None] = ContextVar("mpool_expected", default=None)
 
 
 def _stamp_of(found: os.stat_result) -> Stamp:
@@ -189,6 +193,80 @@ def collect_stamps() -> Iterator[dict[str, Stamp]]:
         _stamps.reset(token)
 
 
+@contextmanager
+def check_links() -> Iterator[None]:
+    """Check each file of a folder again once this thread has opened it in the block: a link may have been switched
+    since :meth:`Folder.path_of` checked the path."""
+    token = _checked.set({} if _checked.get() is None else _checked.get())
+    try:
+        yield
+    finally:
+        _checked.reset(token)
+
+
+@contextmanager
+def expect(stamps: Mapping[str, Stamp]) -> Iterator[None]:
+    """Refuse files that this thread opens in the block and that have other stamps than these."""
+    token = _expected.set(stamps)
+    try:
+        yield
+    finally:
+        _expected.reset(token)
+
+
+def check_open(fd: int, path: str) -> None:
+    """Check an open file of a folder: it must be inside the folder's roots, and the file that the path named before.
+
+    Raises:
+        FileError: the path named another file when it was opened.
+    """
+    expected, folder = (_expected.get() or {}).get(path), (_checked.get() or {}).get(path)
+    if expected is not None and _stamp_of(os.fstat(fd)) != expected:
+        raise replaced(path)
+    if folder is not None and not folder.holds(fd, path):
+        raise replaced(path)
+
+
+def check_stamps(stamps: Mapping[str, Stamp]) -> None:
+    """Check that the stamps of the files of folders are those of files inside the folders' roots.
+
+    Whatever the paths name later: a file with such a stamp is one that a link may lead to.
+
+    Raises:
+        FileError: a path named another file when its stamp was taken.
+    """
+    for path in _checked.get() or {}:
+        was = stamps.get(path)
+        if was is not None and len(was) == _FILE:
+            with expect(stamps):
+                close(open_regular(path)[0])
+
+
+def replaced(path: str) -> FileError:
+    """Return the error for a file that another program replaced meanwhile."""
+    return FileError(f"{shorten(path, 400)}: the file was replaced while it was read",
+                     hint="Try again when no other program writes to the folder")
+
+
+def check_siblings(path: str, parts: Iterable[str]) -> None:
+    """Check the files beside a file of a folder that the file itself names: as :meth:`Folder.path_of` does."""
+    folder = (_checked.get() or {}).get(path)
+    for part in parts:
+        if folder is not None and part != path:
+            Folder(os.path.dirname(part), _allowed=folder._allowed).path_of(os.path.basename(part))
+
+
+def check_read(path: str, read: Stamp) -> None:
+    """Check that the stamp of the file that was read is that of the path, as :func:`note` recorded it.
+
+    Raises:
+        FileError: the path named another file when it was opened.
+    """
+    stamps = _stamps.get()
+    if stamps is not None and stamps.get(path) not in (None, read):
+        raise replaced(path)
+
+
 def note(path: str) -> None:
     """Record the stamp of a file in the enclosing :func:`collect_stamps` block, if any.
 
@@ -219,6 +297,14 @@ def close(fd: int) -> None:
         os.close(fd)
 
 
+def _path_of_open(fd: int) -> str | None:
+    """Return the path of an open file, without symbolic links; None where the system does not say."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
+    except OSError:
+        return None
+
+
 def open_regular(path: str) -> tuple[int, int]:
     """Open a regular file for reading.
 
@@ -226,6 +312,7 @@ def open_regular(path: str) -> tuple[int, int]:
         file descriptor, which the caller closes with :func:`close`, and size in bytes.
 
     Raises:
+        FileError: see :func:`check_open`.
         FormatError: the path is a directory, a FIFO, a device or a socket; none of these is opened.
         FileError: the file does not exist or cannot be read.
     """
@@ -239,6 +326,7 @@ def open_regular(path: str) -> tuple[int, int]:
                 status = os.fstat(fd)
                 mode = status.st_mode
                 if stat.S_ISREG(mode):
+                    check_open(fd, path)
                     return fd, status.st_size
             except BaseException:
                 close(fd)
@@ -364,7 +452,20 @@ class Folder:
         if not self.inside(real):
             raise FormatError(file=file, field=field, got=f"{shorten(name)} (a link to {shorten(real, 200)})",
                               allowed="a regular file inside the folder", hint=_LINKS)
+        checked = _checked.get()
+        if checked is not None:
+            checked[path] = self
         return path
+
+    def holds(self, fd: int, path: str) -> bool:
+        """Return True if the open file ``fd``, which ``path`` named, is inside an allowed root."""
+        real = _path_of_open(fd)
+        if real is not None:
+            return self.inside(real)
+        real = os.path.realpath(path)  # a system without /proc: a race of two switches stays
+        with suppress(OSError):
+            return self.inside(real) and os.path.samestat(os.fstat(fd), os.stat(real))
+        return False
 
     def has(self, name: str) -> bool:
         """Return True if an entry of this name exists. Reading it may still be refused."""
@@ -384,15 +485,8 @@ class Folder:
         path = self.path_of(name)
         fd, size = open_regular(path)
         try:
-            # a link may have changed since it was checked: the open file must be one inside
-            status, real = os.fstat(fd), os.path.realpath(self.path_of(name))
-            try:
-                found = os.stat(real)
-            except OSError as error:
-                raise unreadable(path, error) from error
-            if (status.st_dev, status.st_ino) != (found.st_dev, found.st_ino) or not self.inside(real):
-                raise FileError(f"{path}: the file was replaced while it was read",
-                                hint="Try again when no other program writes to the folder")
+            if not self.holds(fd, path):  # a link may have changed since it was checked
+                raise replaced(path)
             return _content(fd, size, path, limit)
         finally:
             close(fd)

@@ -240,6 +240,7 @@ class Entry:
         return self._tokenizer
 
     def _make_tokenizer(self) -> Tokenizer:
+        from ..models.files import expect
         from ..tokenizers import open_tokenizer
 
         description = self.describe()
@@ -252,7 +253,7 @@ class Entry:
                                   hint="Models that embed, classify or generate text have one")
         spec = description.spec
         require_if_limited(_space_of(description.tokenizer), "the tokenizer")
-        with _reading(self.key):
+        with _reading(self.key), expect(self._stamps or description.stamps):
             tokenizer = open_tokenizer(description.tokenizer, self._vocab)
             self._require_unchanged()
             rows = spec.kv.get(f"{spec.architecture}.vocab_size")
@@ -690,7 +691,7 @@ class Entry:
         if description.generation is not None:
             with _reading(self.key):
                 self._set_tokens(spec, description)
-        spec.note_files()
+        spec.note_files({path: stamp for stamps in self._all_stamps() for path, stamp in stamps.items()})
         self._require_unchanged()
         return spec
 

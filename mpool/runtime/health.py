@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .. import native_calls
 from .._dataclasses import dataclass
 from ..native_calls import NativeCalls
+from . import deadlines as _deadlines
 
 if TYPE_CHECKING:
     from .hosts import Host
@@ -231,6 +232,7 @@ _SIDE = 32
 
 def check(pool: Host, key: Any, timeout: float | None) -> float:
     """See :func:`mpool.check`."""
+    _deadlines.seconds_of(timeout)  # raises for an invalid timeout before files are read
     entry = pool._find(key)
     began = time.monotonic()
     if entry.capability == "text_embedding":

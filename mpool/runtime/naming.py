@@ -183,8 +183,7 @@ class Names:
         Keys of the catalogue are reserved, in upper and lower case, because :meth:`find` ignores case. Its aliases are
         not reserved: a new alias must break no program.
         """
-        if not isinstance(name, str) or not _KEY.fullmatch(name):
-            refuse(param, name, "1 to 128 letters, digits and . _ + -, starting with a letter or digit")
+        check_key(param, name)
         held, row = self.by_name.get(name), _catalogue().get(name)
         if entry is not None and (held is entry or held is None and row is not None and row.key == entry.key):
             return
@@ -336,6 +335,12 @@ class Names:
             self._adopt(entry.key, None, None)
 
 
+def check_key(param: str, name: Any) -> None:
+    """Raise InvalidArgument unless a name has the form of those that :meth:`Names.check_free` allows."""
+    if not isinstance(name, str) or not _KEY.fullmatch(name):
+        refuse(param, name, "1 to 128 letters, digits and . _ + -, starting with a letter or digit")
+
+
 def _catalogue() -> Any:
     from ..models import load_catalogue
 
@@ -365,4 +370,4 @@ def _absolute(ref: str) -> str:
     return str(parse_reference(ref))
 
 
-__all__ = ["Names"]
+__all__ = ["Names", "check_key"]

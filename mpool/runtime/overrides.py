@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..checks import integer
+from ..checks import integer, one_of, refuse
 from .load_options import refused
 
 if TYPE_CHECKING:
     from ..models import ModelDescription
 
 
-def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
-    """Return a description with some settings replaced.
+_POOLING = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
+#: Minimum of ``max_length``: the special tokens around a text, and a token between them.
+_MIN_LENGTH = 4
+
+
+def check(settings: Mapping[str, Any]) -> None:
+    """Check settings before the files of their model are read.
 
     Raises:
-        InvalidArgument: the model does not support a setting, or a value is not allowed.
+        InvalidArgument: a setting has a value that no model allows.
+    """
+    prompts, name = settings.get("prompts"), settings.get("default_prompt_name")
+    if prompts is not None and not (isinstance(prompts, Mapping)
+                                    and all(isinstance(text, str) for pair in prompts.items() for text in pair)):
+        refuse("prompts", prompts, "a dict from prompt name to text")
+    if name is not None and (not isinstance(name, str) or prompts is not None and name not in prompts):
+        refuse("default_prompt_name", name, "a name in prompts")
+    if (pooling := settings.get("pooling")) is not None:
+        one_of("pooling", pooling, _POOLING)
+    if (normalize := settings.get("normalize")) is not None and not isinstance(normalize, bool):
+        refuse("normalize", normalize, "True or False")
+    if (given := settings.get("max_length")) is not None:
+        length = integer(given)
+        if length is None or length < _MIN_LENGTH:
+            refuse("max_length", given, f"an integer of {_MIN_LENGTH} or more, and at most the limit in the files")
+    if (template := settings.get("chat_template")) is not None and not isinstance(template, str):
+        refuse("chat_template", template, "the text of a Jinja template, for a language model")
+
+
+def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
+    """Return a description with some settings replaced, which must have passed :func:`check`.
+
+    Raises:
+        InvalidArgument: the model does not support a setting, or not this value.
     """
     settings = {name: value for name, value in settings.items() if value is not None}
     if "chat_template" in settings:
-        if found.generation is None or not isinstance(settings["chat_template"], str):
+        if found.generation is None:
             raise refused(found, "chat_template", settings, "the text of a Jinja template, for a language model")
         found = replace(found, chat_template=settings.pop("chat_template"))
     if not settings:
@@ -33,34 +63,26 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
         raise refused(found, next(iter(settings)), settings, "None: the model computes no embeddings")
     kv: dict[str, Any] = dict(found.spec.kv)
     if "prompts" in settings:
-        prompts = settings["prompts"]
-        if not isinstance(prompts, Mapping) or not all(isinstance(x, str) for pair in prompts.items() for x in pair):
-            raise refused(found, "prompts", settings, "a dict from prompt name to text")
-        embedding = replace(embedding, prompts=dict(prompts), default_prompt_name=None)
+        embedding = replace(embedding, prompts=dict(settings["prompts"]), default_prompt_name=None)
     if "default_prompt_name" in settings:
         name = settings["default_prompt_name"]
-        if not isinstance(name, str) or name not in embedding.prompts:
+        if name not in embedding.prompts:
             raise refused(found, "default_prompt_name", settings, "a name in prompts")
         embedding = replace(embedding, default_prompt_name=name)
     if "pooling" in settings:
-        modes = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
-        if not isinstance(settings["pooling"], str) or settings["pooling"] not in modes \
-                or kv.get("mpool.dense_count"):
-            raise refused(found, "pooling", settings,
-                          "one of " + ", ".join(modes) + ", and the model must have no dense layers")
+        if kv.get("mpool.dense_count"):
+            raise refused(found, "pooling", settings, "None: the model has dense layers")
         embedding = replace(embedding, pooling=(settings["pooling"],), output_size=embedding.hidden_size)
         kv["mpool.pooling"] = [settings["pooling"]]
     if "normalize" in settings:
-        if not isinstance(settings["normalize"], bool):
-            raise refused(found, "normalize", settings, "True or False")
         embedding = replace(embedding, normalize=settings["normalize"])
         kv["mpool.normalize"] = settings["normalize"]
     if "max_length" in settings:
-        length = integer(settings["max_length"])
+        length = operator.index(settings["max_length"])
         if embedding.padding:
             raise refused(found, "max_length", settings, "None: every text of this model is padded to one length")
-        if length is None or not 4 <= length <= embedding.max_tokens:
-            raise refused(found, "max_length", settings, f"an integer from 4 to {embedding.max_tokens}")
+        if length > embedding.max_tokens:
+            raise refused(found, "max_length", settings, f"an integer from {_MIN_LENGTH} to {embedding.max_tokens}")
         embedding = replace(embedding, max_tokens=length)
     return replace(found, embedding=embedding, spec=replace(found.spec, kv=kv),
                    networks=tuple(override(network, settings) for network in found.networks))
@@ -69,9 +91,7 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
 def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
     """Apply ``normalize`` to all networks of the model, and other settings to its text networks."""
     texts = tuple(network for network in found.networks if network.embedding is not None)
-    for name, value in settings.items():
-        if name == "normalize" and not isinstance(value, bool):
-            raise refused(found, name, settings, "True or False")
+    for name in settings:
         if name != "normalize" and not texts:
             raise refused(found, name, settings, "None: the model embeds no texts")
     networks = tuple(override(network, settings) if network.embedding is not None else network
@@ -84,4 +104,4 @@ def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> Mod
     return replace(found, image=image, networks=networks, spec=replace(found.spec, kv=kv))
 
 
-__all__ = ["override"]
+__all__ = ["check", "override"]

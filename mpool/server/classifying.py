@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from .. import native_calls
 from ..tasks.verbs import CLASSIFY
 from .computing import computed
 from .errors import Refusal
 from .fields import Fields, Name, Text
+from .models import embedding_of
 from .openai.structs import InputUsage
 from .operations import MAX_RESPONSE, Context, Operation, large_response
 from .text_embeddings_inference import Direction, check_direction
@@ -99,7 +99,7 @@ async def _check_size(served: ServedModel, field: str, inputs: int, *, labels: b
     Raises:
         Refusal: the size exceeds the limit.
     """
-    settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
+    settings = await embedding_of(served)
     names = () if settings is None or settings.classifier is None else settings.classifier.labels
     size = _SCORE_BYTES * len(names) + (sum(len(name.encode()) for name in names) if labels else 0)
     if inputs * size > MAX_RESPONSE:

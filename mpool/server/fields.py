@@ -10,10 +10,9 @@ from msgspec import Meta, Struct
 Name = Annotated[str, Meta(min_length=1, max_length=257)]
 Text = Annotated[str, Meta(min_length=1)]
 Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-#: The same, or -1 for no limit but those of the server and the model, as clients of llama.cpp send it. 0 is refused by
-#: :func:`mpool.server.sampling.sampling`.
-AnyMaxTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+#: Maximum number of tokens of a completion, or -1 for no limit but those of the server and the model, as clients of
+#: llama.cpp send it. :func:`mpool.server.sampling.sampling` refuses 0.
+MaxTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Stops = Annotated[list[Text], Meta(max_length=64)]
 
 
@@ -39,4 +38,4 @@ class SamplingFields(Fields, kw_only=True):
     ignore_eos: bool | None = None
 
 
-__all__ = ["AnyMaxTokens", "Fields", "MaxTokens", "Name", "SamplingFields", "Stops", "Text", "Token"]
+__all__ = ["Fields", "MaxTokens", "Name", "SamplingFields", "Stops", "Text", "Token"]

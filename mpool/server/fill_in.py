@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import native_calls
 from .errors import Refusal
+from .models import is_missing
 
 if TYPE_CHECKING:
     from .models import ServedModel
@@ -19,6 +20,9 @@ async def prompt_ids(served: ServedModel, prompt: str, suffix: str) -> list[int]
     Raises:
         Refusal: The vocabulary of the model has no tokens for this.
     """
+    if is_missing(served):  # the library will refuse the request
+        return [0]
+
     def make() -> list[int]:
         first, second = (served.model.tokenize(text, add_special=False) for text in (prompt, suffix))
         ids = served.model._entry.tokenizer().fill_in_prompt(first, second)
@@ -32,6 +36,8 @@ async def prompt_ids(served: ServedModel, prompt: str, suffix: str) -> list[int]
 
 async def stop_ids(served: ServedModel) -> list[int]:
     """Return the ids of the tokens that end a completion in the middle: those that begin another text or file."""
+    if is_missing(served):
+        return []
     return await native_calls.REQUESTS.arun(lambda: list(served.model._entry.tokenizer().fill_in_ends()))
 
 

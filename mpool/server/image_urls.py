@@ -28,13 +28,16 @@ async def with_images(context: Context, messages: list[dict[str, Any]]) -> list[
 
     Raises:
         Refusal: There are too many URLs, or an image cannot be fetched. The message is the same for private addresses
-            and unreachable servers, so that it tells nothing about the network of this machine.
+            and unreachable servers, so that it tells nothing about the network of this machine. Or the server does
+            not serve the model of the request.
     """
     parts = [part for message in messages if isinstance(message.get("content"), list)
              for part in message["content"] if part["type"] == "image" and isinstance(part["image"].image, str)]
     if len(parts) > _MAX_URLS:
         raise Refusal("invalid_value", f"A request must have at most {_MAX_URLS} URLs of images, got {len(parts)}.",
                       parts[_MAX_URLS]["image"].name)
+    if parts and context.missing is not None:  # for a request that must fail, the server fetches nothing
+        raise context.missing
     most, end = context.state.settings.max_body, time.monotonic() + SECONDS
     for part in parts:
         url, name = part["image"].image, part["image"].name

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .. import native_calls
 from ..checks import shown
 from ..errors import InvalidArgument, MpoolError
+from ..model import MissingModel, Model
 from ..models.similar_names import suggest
 from ..names import CAPABILITIES
 from ..runtime.swapping import is_current
@@ -24,8 +25,8 @@ from ..stores import STORES
 from .errors import Refusal
 
 if TYPE_CHECKING:
-    from ..model import Model
     from ..models import ModelDescription
+    from ..models.spec import EmbeddingSettings
     from ..pool import Pool
 
 _NAME = re.compile(r"(?!.*(?:\.\.|//|/$))[A-Za-z0-9][A-Za-z0-9._:+/-]{0,127}")
@@ -114,10 +115,11 @@ class Models:
         self._aliases: dict[str, ServedModel] = {}
         self._alias_bytes: dict[str, int] = {}
         self.downloads: dict[str, asyncio.Future[None]] = {}
+        split = list(map(_split_adapter, adapters))  # before files are read or downloaded
         for ref in refs:
             self._add(os.fspath(ref))
         self._given = tuple(self._served)
-        self._add_adapters(adapters)
+        self._add_adapters(split)
 
     def _add(self, ref: str) -> None:
         from ..models import KeyRef, load_catalogue, parse_reference
@@ -148,16 +150,12 @@ class Models:
             model = self.pool.register(name.replace(":", "-").replace("/", "--"), ref)
         self._served[name] = self._served_model(name, model)
 
-    def _add_adapters(self, adapters: Iterable[str]) -> None:
+    def _add_adapters(self, adapters: Iterable[tuple[str, str, str, str]]) -> None:
         from ..runtime.load_options import LoadOptions
 
         found: dict[str, tuple[ServedModel, dict[str, str]]] = {}
-        for given in adapters:
-            whole, equals, path = given.partition("=")
-            model, colon, name = whole.rpartition(":")
-            if not (equals and name and path):
-                raise InvalidArgument(param="adapter", got=given, allowed="NAME=PATH or MODEL:NAME=PATH")
-            if not colon and len(self._given) == 1:
+        for given, model, name, path in adapters:
+            if not model and len(self._given) == 1:
                 model = self._given[0]
             if model not in self._given:
                 raise InvalidArgument(param="adapter", got=given, allowed="MODEL:NAME=PATH with one of the models "
@@ -170,8 +168,6 @@ class Models:
             served.model._entry.set_loading(LoadOptions.checked(None, None, None, None, paths))
 
     def _served_model(self, name: str, model: Model) -> ServedModel:
-        from ..model import Model
-
         return ServedModel(name, Model(model._entry, self.compute), int(time.time()))
 
     def names(self) -> list[str]:
@@ -369,6 +365,32 @@ class Models:
         return self.catalogue and load_catalogue().get(name) is not None
 
 
+def is_missing(served: ServedModel) -> bool:
+    """Return True for a model that the server does not serve: see :meth:`mpool.server.operations.Context.model`."""
+    return isinstance(served.model, MissingModel)
+
+
+async def embedding_of(served: ServedModel) -> EmbeddingSettings | None:
+    """Return the settings of an embedding model, reranker or classifier. None: the model is of another kind or missing,
+    and the library will refuse the request."""
+    if is_missing(served):
+        return None
+    return await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
+
+
+def _split_adapter(given: str) -> tuple[str, str, str, str]:
+    """Return an option ``--adapter`` with its parts: the model, the name and the path. The model may be missing.
+
+    Raises:
+        InvalidArgument: the name or the path is missing.
+    """
+    whole, _, path = given.partition("=")
+    model, _, name = whole.rpartition(":")
+    if not (name and path) or whole.startswith(":"):
+        raise InvalidArgument(param="adapter", got=given, allowed="NAME=PATH or MODEL:NAME=PATH")
+    return given, model, name, path
+
+
 def _size(alias: ServedModel) -> int:
     """Return the bytes in memory of what a client chose of an alias."""
     found, parts = 0, [alias.name, alias.system, *alias.defaults, *alias.defaults.values()]
@@ -406,4 +428,4 @@ def name_of(ref: str) -> str:
     return _GGUF_SUFFIX.sub("", last)
 
 
-__all__ = ["Models", "ServedModel", "is_cached", "name_of"]
+__all__ = ["Models", "ServedModel", "embedding_of", "is_cached", "is_missing", "name_of"]

@@ -184,7 +184,7 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
     served = await context.model(body.model)
     if not body.messages:
         return await _load_or_unload(context, served, body, _chat_response)
-    given = body.messages
+    given = [OllamaMessage("user", body.messages)] if isinstance(body.messages, str) else body.messages
 
     def convert() -> tuple[list[dict[str, Any]], dict[str, Any]]:
         return _messages(context, given), {**sampling(context, served, body), **keep_alive_options(body),

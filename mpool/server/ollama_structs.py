@@ -146,9 +146,9 @@ class OllamaMessage(Fields):
 class OllamaChatRequest(TextRequest, kw_only=True):
     """A conversation to complete. A request without messages loads or unloads the model. ``tools`` are functions; the
     chat template of the model must support tools. With ``tools`` and ``format``, a completion has either tool calls or
-    text in that format."""
+    text in that format. ``messages`` may be a text (an extension), which is one message of the user."""
 
-    messages: Annotated[list[OllamaMessage], Meta(max_length=10_000)] | None = None
+    messages: str | Annotated[list[OllamaMessage], Meta(max_length=10_000)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
 
 

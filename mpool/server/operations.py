@@ -8,7 +8,6 @@ exception of a handler into an error response.
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import os
 import time
@@ -21,19 +20,21 @@ from starlette.responses import Response
 
 from .. import native_calls, records
 from ..conversation.messages import NamedImage
-from ..errors import MpoolError, WrongCapability
+from ..errors import MpoolError, UnknownModel, WrongCapability
+from ..images import base64_text
+from ..model import MissingModel
 from ..runtime import tally
 from . import bodies
 from .disconnects import DisconnectListener, DisconnectReports
 from .errors import Refusal, refusal_of
 from .guard import header, may_be_browser, refusal_response
+from .models import ServedModel
 from .peers import user_of
 from .state import RunningRequest
 
 if TYPE_CHECKING:
     from ..results import TokenLogprob, TopLogprob
     from .guard import Scope
-    from .models import ServedModel
     from .state import State
 
 T = TypeVar("T")
@@ -104,18 +105,20 @@ class Context:
         memory: Memory of the body.
         counts: Number of values of the body, and of the JSON texts in its strings that were parsed.
         long: True if converting the body takes milliseconds: see :meth:`converted`.
+        missing: Error of a model of the request that the server does not serve; None: it serves them all.
         ignored: Names of fields of the body that are ignored because the operation does not have them: the log names
             each once, and the response header ``x-mpool-ignored`` names them all. None: such fields are errors.
     """
 
     __slots__ = ("operation", "state", "id", "scope", "started", "memory", "counts", "long", "ignored", "images",
-                 "names")
+                 "missing", "names")
 
     def __init__(self, operation: Operation, state: State, scope: Scope) -> None:
         self.operation, self.state, self.scope = operation, state, scope
         self.id, self.started = state.new_id(), time.monotonic()
         self.ignored: list[str] | None = None if state.settings.strict else []
         self.images: set[str] = set()
+        self.missing: Refusal | None = None
         self.memory = state.bodies.share()
         self.counts, self.long = bodies.Counts(self.memory), False
         self.names = dict(operation.names)
@@ -147,6 +150,8 @@ class Context:
         The error names the field and the model as the client does. The exception loses its traceback: a stream keeps
         its exception, and the frames of the traceback keep the stream and the body until a collection.
         """
+        if self.missing is not None and isinstance(error, UnknownModel):
+            error = self.missing
         refusal = refusal_of(error, self.id, self.names)
         if isinstance(error, MpoolError) and error.param in self.images:
             refusal.param = error.param
@@ -161,40 +166,43 @@ class Context:
     async def model(self, name: str) -> ServedModel:
         """Return the model with the name that the client gave.
 
-        Raises:
-            Refusal: The server serves no model of this name.
+        If the server does not serve it, the request still fails for its first invalid value, if it has one: the result
+        is then a missing model (:func:`mpool.server.models.is_missing`), and the error of the name is raised where the
+        library would look the model up, or where the handler reads its files.
         """
-        return await self.state.models.find(name)
+        try:
+            return await self.state.models.find(name)
+        except Refusal as refusal:
+            return self._missing(name, refusal)
+
+    def _missing(self, name: str, refusal: Refusal) -> ServedModel:
+        self.missing = refusal
+        return ServedModel(name, MissingModel(name, lambda: UnknownModel("not served", key=name)), 0)
 
     async def model_or_only(self, name: str | None, output: str, noun: str) -> ServedModel:
-        """Return the model with the name that the client gave; without a name, the only model with an output.
+        """Return the model with the name that the client gave; without a name, the only model with an output, or a
+        missing one (see :meth:`model`) if there is not exactly one.
 
         Args:
             name: Name of the request, or None.
             output: As for :meth:`mpool.server.models.Models.with_output`.
             noun: The kind of model, for the error message.
-
-        Raises:
-            Refusal: The server serves no model of this name, or was not started with exactly one model of the kind.
         """
         if name is not None:
             return await self.model(name)
         return self.only(await native_calls.REQUESTS.arun(self.state.models.with_output, output), noun)
 
     def only(self, found: list[ServedModel], noun: str) -> ServedModel:
-        """Return the model of a request without a name.
+        """Return the model of a request without a name: a missing one (see :meth:`model`) if none fits, or several do.
 
         Args:
             found: Models that fit.
             noun: The kind of model, for the error message.
-
-        Raises:
-            Refusal: No model fits, or several do.
         """
         if len(found) != 1:
             several = f"`model` is required: the server has {len(found)} models of this kind ({noun})."
-            raise Refusal("invalid_value", several if found else f"This server serves no {noun}: start it with one "
-                          "(--model REF).", "model")
+            return self._missing("", Refusal("invalid_value", several if found else f"This server serves no {noun}: "
+                                             "start it with one (--model REF).", "model"))
         running = self.state.running.get(self.id)
         if running is not None:
             running.model = found[0].name
@@ -254,7 +262,7 @@ class Context:
         """Return the image file in a field.
 
         Args:
-            text: Base64, or a ``data:`` URL with base64 data.
+            text: Base64, or a ``data:`` URL; see :func:`mpool.images.base64_text.decode`.
             name: Field of the request, for error messages.
 
         Raises:
@@ -268,12 +276,8 @@ class Context:
 
 def _file_of(text: str, name: str) -> bytes:
     """Decode an image file from base64 or a ``data:`` URL. The server never opens a path that a client names."""
-    if text.startswith("data:"):
-        head, _, text = text.partition(",")
-        if not head.endswith(";base64"):
-            raise Refusal("invalid_value", f"`{name}` must be data:image/...;base64,... or base64.", name)
     try:
-        found = base64.b64decode(text.encode("ascii").translate(None, b" \t\r\n"), validate=True)
+        found = base64_text.decode(text)
     except ValueError:
         found = b""
     if not found:
@@ -416,6 +420,8 @@ class Endpoint:
                 if status:  # the head is sent: raising closes the connection, so that no client takes it for success
                     raise
                 refusal = context.refusal(error)
+                if refusal is context.missing:
+                    used.capability = None
                 if running is not None:
                     running.error = refusal.code
                 await refusal_response(refusal, scope)(scope, receive, send_with_id)

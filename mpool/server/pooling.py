@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from .. import native_calls
 from ..tasks.verbs import CLASSIFY, EMBED, TOKEN_SCORES
 from .computing import computed, token_vectors
 from .errors import Refusal
 from .fields import Fields, Name
+from .models import embedding_of
 from .openai.structs import Inputs as TextsOrIds
 from .openai.structs import InputUsage
 from .openai.vectors import encoded_one, texts_or_ids
@@ -70,7 +70,7 @@ async def pooling(context: Context, body: PoolingRequest) -> Response:
     served = await context.model_or_only(body.model, *_KINDS[body.task or "embed"])
     found = texts_or_ids(context, body.input)
     inputs = [found] if isinstance(found, str) else found
-    settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
+    settings = await embedding_of(served)
     if body.task is None and settings is not None and "vectors" not in settings.outputs:
         allowed = "token_classify" if "spans" in settings.outputs else "classify"
         raise Refusal("invalid_value", f"`task` must be {allowed} for this model.", "task")

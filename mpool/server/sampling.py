@@ -31,7 +31,7 @@ def sampling(context: Context, served: ServedModel, body: SamplingFields, most: 
     limits = context.state.settings
     found = {**served.defaults,
              **{name: value for name in _OPTIONS if (value := getattr(body, name, None)) is not None}}
-    for name in ("max_tokens", "max_completion_tokens"):
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         if getattr(body, name, None) == 0:
             raise Refusal("invalid_value", f"`{name}` must be 1 or more, or -1 for the server's maximum, got 0.", name)
     narrow(found)

@@ -14,6 +14,7 @@ from ..tasks.similarity import cosines
 from ..tasks.verbs import EMBED, RERANK
 from .errors import Refusal
 from .fields import Fields, Name, Text
+from .models import embedding_of, is_missing
 from .openai.structs import InputUsage
 from .openai.text import run_concurrently
 from .operations import Context, Operation, json_response
@@ -78,8 +79,8 @@ async def score(context: Context, body: ScoreRequest) -> Response:
     if len(first) not in (1, len(second)):
         raise Refusal("invalid_value", f"`{one}` must have one text or as many as `{two}`, got {len(first):,} and "
                                        f"{len(second):,}.", one)
-    settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
-    if settings is not None and settings.scores:
+    settings = await embedding_of(served)
+    if is_missing(served) or settings is not None and settings.scores:
         scores, tokens = await _ranked(context, served, first * (len(second) // len(first)), second, body.prompt)
     else:
         scores, tokens = await _cosines(context, served, first, second, body.prompt)

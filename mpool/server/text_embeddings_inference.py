@@ -18,6 +18,7 @@ from ..tasks.verbs import EMBED, EMBED_SPARSE, RERANK
 from .computing import token_vectors
 from .errors import Refusal
 from .fields import Fields, Name, Token
+from .models import embedding_of
 from .openai.vectors import texts_or_ids
 from .operations import MAX_RESPONSE, NUMBER_BYTES, Context, Operation, check_response, json_response, large_response
 
@@ -148,7 +149,7 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
     """Embed texts or token ids."""
     served = await context.model_or_only(body.model, "dense", "model of dense vectors")
     given = _arguments(context, body, served)
-    settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
+    settings = await embedding_of(served)
     width = body.dimensions or (0 if settings is None else settings.truncate_dim or settings.output_size)
     check_response(NUMBER_BYTES * width * len(given["inputs"]), "inputs")
     rows, _ = await counted(EMBED, context.state.pool, {**given, "normalize": body.normalize,

@@ -11,6 +11,7 @@ from ..conversation import reasoning
 from ..conversation.template import ChatTemplate
 from ..errors import MpoolError
 from .errors import Refusal
+from .models import is_missing
 
 if TYPE_CHECKING:
     from .models import ServedModel
@@ -66,6 +67,7 @@ def model_options(served: ServedModel) -> Thinking:
 
 async def openai_options(served: ServedModel, effort: str | None, name: str = "reasoning_effort") -> dict[str, Any]:
     """Convert OpenAI's ``reasoning_effort`` to options of the library. Models that do not think ignore it.
+    There are no options for a model that is missing: the library refuses the request.
 
     Args:
         served: The model.
@@ -75,7 +77,7 @@ async def openai_options(served: ServedModel, effort: str | None, name: str = "r
     Raises:
         Refusal: The effort is ``none``, but the model always thinks.
     """
-    if effort is None:
+    if effort is None or is_missing(served):
         return {}
     found = await native_calls.REQUESTS.arun(model_options, served)
     if effort == "none":
@@ -96,6 +98,8 @@ async def ollama_options(served: ServedModel, think: bool | str | None) -> dict[
     if isinstance(think, str) and think not in ("low", "medium", "high"):
         raise Refusal("invalid_value", f"`think` must be one of true, false, low, medium, high, got {shown(think)}.",
                       "think")
+    if is_missing(served):
+        return {}
     found = await native_calls.REQUESTS.arun(model_options, served)
     if think is not False and not found.thinks:
         raise Refusal("unsupported_parameter", f'"{served.name}" does not support thinking.', "think")
@@ -117,7 +121,7 @@ async def anthropic_options(served: ServedModel, on: bool | None, budget: int | 
         budget: Maximum number of tokens of the reasoning, which selects a level; None: no maximum.
         effort: Level; None: that of the budget.
     """
-    if on is None and effort is None:
+    if on is None and effort is None or is_missing(served):
         return {}
     found = await native_calls.REQUESTS.arun(model_options, served)
     if on is False:

@@ -14,7 +14,7 @@ from . import formats
 from .errors import Refusal
 from .fields import Fields, Name, Token
 from .openai.chat import message_of, template_variables
-from .openai.structs import Message
+from .openai.structs import Message, Messages, turns_of
 from .operations import Context, Operation, check_response, encode_checked
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class TokenizeRequest(Fields, kw_only=True):
 
     model: Name | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -71,7 +71,7 @@ async def tokenize(context: Context, body: TokenizeRequest) -> Response:
     if body.messages is None:
         ids = await _prompt_ids(context, served, body)
     else:
-        ids = await _chat_ids(context, served, body, body.messages)
+        ids = await _chat_ids(context, served, body, turns_of(body.messages))
 
     def made() -> bytes:
         field, entry, texts = "messages" if body.prompt is None else "prompt", served.model._entry, None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..checks import missing_attribute
 from ..errors import Cancelled, FileError, IntegrityError, MpoolError
-from ..resources import error_of, typed_async
+from ..resources import error_of, shortened, typed_async
 from ..results import Chunk, Completion
 from ..runtime import tally
 from ..runtime.swapping import afor_current, begins_again
@@ -130,7 +130,7 @@ class AsyncTicketStream(Generic[T]):
             found = error_of(error)
             if found is not None:
                 found.__cause__ = error
-            self._error, self._exhausted, self._make = found or error, True, None
+            self._error, self._exhausted, self._make = shortened(found or error), True, None
             self._running.failed(self._error)
             return
         if entered is None:

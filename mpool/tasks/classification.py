@@ -6,7 +6,7 @@ Requests are computed like those for text embedding; the logits of a text are it
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
@@ -63,17 +63,24 @@ class Classification:
         labels: names of all labels.
         model: key of the model that computed the scores.
         top_k: number of labels in ``results``; None: all.
+        logits: values before the function that makes scores, which rounds high ones to the same score: they order the
+            labels. None: the scores do.
     """
 
     scores: NDArray[np.float32]
     labels: tuple[str, ...]
     model: str
     top_k: int | None = None
+    logits: NDArray[np.float32] | None = field(default=None, repr=False)
 
     @property
     def label(self) -> str:
-        """Name of the label with the highest score, the first one of equal scores."""
-        return self.labels[int(self.scores.argmax())]
+        """Name of the best label, the first one of equal ones."""
+        return self.labels[int(self._ranks.argmax())]
+
+    @property
+    def _ranks(self) -> NDArray[np.float32]:
+        return self.scores if self.logits is None else self.logits
 
     @property
     def score(self) -> float:
@@ -82,8 +89,8 @@ class Classification:
 
     @property
     def results(self) -> tuple[LabelScore, ...]:
-        """The best ``top_k`` labels, or all of them, best first. Labels with equal scores keep their order."""
-        order = np.argsort(-self.scores, kind="stable")[:self.top_k].tolist()
+        """The best ``top_k`` labels, or all of them, best first. Equal ones keep their order."""
+        order = np.argsort(-self._ranks, kind="stable")[:self.top_k].tolist()
         return tuple(LabelScore(at, self.labels[at], float(self.scores[at])) for at in order)
 
     def __iter__(self) -> Iterator[LabelScore]:
@@ -119,12 +126,14 @@ class Classifications(Sequence[Classification]):
         labels: names of all labels.
         model: key of the model that computed the scores.
         top_k: number of labels in ``results`` of each text; None: all.
+        logits: as for :class:`Classification`, ``(texts, labels)``.
     """
 
     scores: NDArray[np.float32]
     labels: tuple[str, ...]
     model: str
     top_k: int | None = None
+    logits: NDArray[np.float32] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -137,7 +146,8 @@ class Classifications(Sequence[Classification]):
 
     def __getitem__(self, at: int | slice) -> Classification | Classifications:
         kind = Classifications if isinstance(at, slice) else Classification
-        return kind(self.scores[at], self.labels, self.model, self.top_k)
+        return kind(self.scores[at], self.labels, self.model, self.top_k,
+                    None if self.logits is None else self.logits[at])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Classifications):
@@ -301,8 +311,7 @@ def request(plan: Plan, checked: Checked, options: ClassifyOptions, call: Call) 
     function, top_k = options.function_to_apply or classifier.activation, options.top_k
 
     def finish(rows: NDArray[np.float32]) -> Classification | Classifications:
-        scores = activate(rows, function)
-        return _result(scores, classifier.labels, plan, top_k, checked.single)
+        return _result(_scored(rows, function), classifier.labels, plan, top_k, checked.single)
 
     kind = _PAIRS if checked.pairs else embedding.TEXTS.called(inputs="texts")
     slices = _slices_of_pairs if checked.pairs else embedding.slices
@@ -316,11 +325,19 @@ def _classifier(plan: Plan) -> ClassifierSettings:
     return classifier
 
 
-def _result(scores: NDArray[np.float32], labels: tuple[str, ...], plan: Plan, top_k: int | None,
+def _scored(logits: NDArray[np.float32], function: str) -> NDArray[np.float32]:
+    """Return the scores of logits ``(texts, labels)`` with the logits: ``(2, texts, labels)``."""
+    return np.stack([activate(logits, function), logits])
+
+
+def _result(found: NDArray[np.float32], labels: tuple[str, ...], plan: Plan, top_k: int | None,
             single: bool) -> Classification | Classifications:
-    scores.flags.writeable = False
+    """Return the result of scores with their logits, as :func:`_scored` returns them."""
+    found.flags.writeable = False
+    scores, logits = found
     key = plan.entry.key
-    return Classification(scores[0], labels, key, top_k) if single else Classifications(scores, labels, key, top_k)
+    return Classification(scores[0], labels, key, top_k, logits[0]) if single \
+        else Classifications(scores, labels, key, top_k, logits)
 
 
 # ---- zero-shot -----------------------------------------------------------------------------------------------------
@@ -360,11 +377,12 @@ class _Entailment:
         return _Entailment(last if at == 0 else 0, at, len(checked.labels), options.multi_label)
 
     def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the scores of texts, float32 ``(texts, labels)``, from the logits of their pairs."""
+        """Return the scores of texts, as :func:`_scored` does, from the logits of their pairs."""
         if self.multi_label or self.count == 1:
             found = activate(logits[:, [self.contradiction, self.entailment]], "softmax")[:, 1]
-            return np.ascontiguousarray(found.reshape(-1, self.count))
-        return activate(logits[:, self.entailment].reshape(-1, self.count), "softmax")
+            by = logits[:, self.entailment] - logits[:, self.contradiction]  # the softmax grows with the difference
+            return np.stack([found, by]).reshape(2, -1, self.count)
+        return _scored(logits[:, self.entailment].reshape(-1, self.count), "softmax")
 
 
 def _zero_shot(plan: Plan, checked: Checked, options: ClassifyOptions, call: Call) -> VectorRequest:
@@ -424,13 +442,14 @@ class LabelsIterRequest(IterRequest):
 
     def _singles(self, rows: Any) -> Iterator[Any]:
         for row in rows:
-            yield _result(row.copy()[None], self.labels, self.plan, self.top_k, True)
+            yield _result(row.copy()[:, None], self.labels, self.plan, self.top_k, True)
 
     def _joined(self, parts: list[Any]) -> Any:
-        return _result(np.concatenate(parts), self.labels, self.plan, self.top_k, False)
+        found = np.ascontiguousarray(np.concatenate(parts).swapaxes(0, 1))
+        return _result(found, self.labels, self.plan, self.top_k, False)
 
     def _finished(self, rows: Any) -> Any:
-        return activate(rows, self.function)
+        return _scored(rows, self.function).swapaxes(0, 1)
 
 
 @dataclass(slots=True)
@@ -453,7 +472,7 @@ class ZeroShotIterRequest(LabelsIterRequest):
             rows = np.concatenate([self.logits, rows])
         whole = len(rows) - len(rows) % self.rule.count
         self.logits = rows[whole:].copy()
-        return self.rule.scores(rows[:whole])
+        return self.rule.scores(rows[:whole]).swapaxes(0, 1)
 
 
 def iter_check(options: ClassifyOptions, most: int) -> Checked:

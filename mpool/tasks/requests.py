@@ -92,13 +92,13 @@ def _parsed(pool: Host, model: Any, options: type[T], of: str, given: dict[str, 
     """Return the options dataclass of a request for vectors, scores or labels, with its values checked."""
     found = _options.parse_options(options, of, given)
     if given:
-        with _before(pool, model, capability):
+        with before(pool, model, capability):
             vectors.check_options(found)
     return found
 
 
 @contextmanager
-def _before(pool: Host, model: Any, capability: str = "text_embedding") -> Iterator[None]:
+def before(pool: Host, model: Any, capability: str | None = "text_embedding") -> Iterator[None]:
     """Check inside the ``with`` block, before the model's reference is resolved. Errors get the name of the model."""
     try:
         yield
@@ -106,7 +106,7 @@ def _before(pool: Host, model: Any, capability: str = "text_embedding") -> Itera
         if error.key is None:
             known = pool._known(model, capability)
             error.key = known.key if known is not None else \
-                os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
+                os.fspath(model) if isinstance(model, (str, os.PathLike)) else getattr(model, "key", None)
         raise
 
 
@@ -134,7 +134,7 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     null = options.on_error == "null"
 
     def prepare() -> VectorRequest:
-        with _before(pool, model):
+        with before(pool, model):
             embedding.check_inputs(texts, "inputs", single, null)
         plan = text_plan(pool, model, options)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, single, options.progress, call,
@@ -154,7 +154,7 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
     output, own = _output_of(options)
-    with _before(pool, model):
+    with before(pool, model):
         vectors.check_options(options)
     model = _named(model, output)
     module = output.module()
@@ -211,7 +211,7 @@ def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str) -> Valida
     texts = outputs.inputs_of(inputs, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
-        with _before(pool, model):
+        with before(pool, model):
             embedding.check_inputs(texts, "inputs", isinstance(inputs, str))
         plan = outputs.plan(*_opened(pool, model, options))
         return outputs.OutputsRequest(plan, texts, options.progress, call, outputs.FINISH[name])
@@ -245,7 +245,7 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     texts, count = reranking.check(query, documents, options.top_k, _limit(pool, None))
 
     def prepare() -> VectorRequest:
-        with _before(pool, model):
+        with before(pool, model):
             embedding.check_inputs(texts, "documents")
         plan = reranking.plan_of(text_plan(pool, model, options), query)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call,
@@ -276,7 +276,7 @@ def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     checked = classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> VectorRequest:
-        with _before(pool, model):
+        with before(pool, model):
             embedding.check_inputs([] if checked.pairs else checked.texts, "texts", checked.single)
         return classification.request(text_plan(pool, model, options), checked, options, call)
 
@@ -293,7 +293,7 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     checked = token_classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
-        with _before(pool, model):
+        with before(pool, model):
             embedding.check_inputs(checked.texts, "texts", checked.single)
         entry, own = _opened(pool, model, options)
         return token_classification.request(entry, checked, own, call)
@@ -318,7 +318,7 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_image`."""
-    from ..images.loading import images_of
+    from ..images.loading import check_image, images_of
     from . import image_embedding
 
     images, model = given.pop("images"), given.pop("model", None)
@@ -330,6 +330,10 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     vectors.check_precision(options.precision, 1 if found is None else len(found))
 
     def prepare() -> VectorRequest:
+        with before(pool, model, "image_embedding"):
+            if options.on_error != "null":  # the images that are read first
+                for at, image in enumerate([images] if found is None else found[:image_embedding.SLICE]):
+                    check_image(image, "images" if single else f"images[{at}]", options.allow_urls)
         plan = image_embedding.plan(*_opened(pool, model, options, "image_embedding"))
         return VectorRequest(image_embedding.IMAGES, plan, [images] if found is None else found, image_embedding.slices,
                              single, options.progress, call,
@@ -351,7 +355,7 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     from . import text_to_text as generation
 
     special = options.pop("parse_special", False)
-    with _before(pool, model, "text_to_text"):
+    with before(pool, model, "text_to_text"):
         for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
             if options.pop(name, None) is not None:
                 raise InvalidArgument(f"`{name}` applies only to `chat`, not to a raw prompt", param=name,
@@ -375,7 +379,7 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
     from . import chat_prompt
     from . import text_to_text as generation
 
-    with _before(pool, model, capability):
+    with before(pool, model, capability):
         conversation = chat_prompt.check(messages, options)
         generation.check_options(options)
     entry, compute = _text_entry(pool, model, options, capability)
@@ -400,9 +404,15 @@ def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], cal
 def vision_request(pool: Host, images: Any, prompt: Any, model: Any, options: dict[str, Any],
                    call: Call | None = None) -> TextRequest:
     """Return the request for a question about images. Consumes ``options``."""
+    from ..images.loading import check_image
     from . import vision as seeing
 
-    return chat_request(pool, seeing.messages_of(images, prompt), model, options, call, "vision")
+    messages = seeing.messages_of(images, prompt)
+    with before(pool, model, "vision"):
+        for part in messages[0]["content"]:
+            if part["type"] == "image":
+                check_image(part["image"].image, part["image"].name, options.get("allow_urls", False))
+    return chat_request(pool, messages, model, options, call, "vision")
 
 
 def _text(given: dict[str, Any], model: Any, chars: int, chat: bool, capability: str,
@@ -483,7 +493,7 @@ def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any],
     from . import text_to_image
 
     options = _options.parse_options(GenerateImageOptions, "generate_image", given)
-    with _before(pool, model, "text_to_image"):
+    with before(pool, model, "text_to_image"):
         text_to_image.check(prompt, options)
     entry, own = _opened(pool, model, options, "text_to_image")
     return text_to_image.prepare(entry, prompt, own, watched)

@@ -183,8 +183,8 @@ def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
         if target in given:
             raise InvalidArgument(f"`{target}` is given twice, once as `{name}`", param=target,
                                   hint="Both names mean the same option: pass one of them")
-        if target == "max_tokens" and integer(value) == -1:
-            value = None  # "no limit" of Ollama and llama.cpp
+        if target == "max_tokens" and integer(value) in ((-1, -2) if name == "num_predict" else (-1,)):
+            value = None  # "no limit" of Ollama and llama.cpp; -2 is Ollama's "up to the end of the context"
         given[target] = value
     return given
 

@@ -550,15 +550,26 @@ def cancelled_completion() -> Completion:
                       timings=Timings(0.0, 0.0, 0.0, 0.0), model="", seed=0, choices=(Choice(0, "", "cancelled"),))
 
 
-def tokenize(entry: Entry, text: Any, add_special: bool, parse_special: bool) -> list[int]:
-    """See :func:`mpool.tokenize`."""
+def check_text(text: Any, add_special: Any, parse_special: Any) -> None:
+    """Check the arguments of :func:`mpool.tokenize` that need no model.
+
+    Raises:
+        InvalidArgument: an argument is not allowed.
+    """
     if not isinstance(text, str):
-        refuse("text", text, "a str", key=entry.key)
+        refuse("text", text, "a str")
     if len(text) > MAX_CHARS:
         raise InvalidArgument(param="text", got=f"{len(text):,} characters",
-                              allowed=f"at most {MAX_CHARS:,} characters long", hint="Split it", key=entry.key)
-    _check_bool("add_special", add_special, entry.key)
-    _check_bool("parse_special", parse_special, entry.key)
+                              allowed=f"at most {MAX_CHARS:,} characters long", hint="Split it")
+    _check_bool("add_special", add_special)
+    _check_bool("parse_special", parse_special)
+    fault = surrogate_of(text, "text")
+    if fault is not None:
+        raise fault
+
+
+def tokenize(entry: Entry, text: str, add_special: bool, parse_special: bool) -> list[int]:
+    """See :func:`mpool.tokenize`. The arguments must have passed :func:`check_text`."""
     tokenizer = entry.tokenizer()
     with errors_with_key(entry):
         return native_calls.tokenized(
@@ -566,14 +577,24 @@ def tokenize(entry: Entry, text: Any, add_special: bool, parse_special: bool) ->
                                                 parse_special=parse_special)).tolist()
 
 
-def detokenize(entry: Entry, ids: Any, skip_special: bool) -> str:
-    """See :func:`mpool.detokenize`."""
+def check_ids(ids: Any, skip_special: Any) -> None:
+    """Check the arguments of :func:`mpool.detokenize` that need no model.
+
+    Raises:
+        InvalidArgument: an argument is not allowed.
+    """
     if isinstance(ids, (str, bytes)) or not isinstance(ids, (Sequence, np.ndarray)):
-        refuse("ids", ids, _IDS_TYPES, key=entry.key)
+        refuse("ids", ids, _IDS_TYPES)
     if isinstance(ids, np.ndarray) and (ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu")):
         raise InvalidArgument(param="ids", got=f"an array of shape {ids.shape} and dtype {ids.dtype}",
-                              allowed=_IDS_TYPES, key=entry.key)
-    _check_bool("skip_special", skip_special, entry.key)
+                              allowed=_IDS_TYPES)
+    _check_bool("skip_special", skip_special)
+    for at, token in enumerate(ids):
+        sampling.check_id(f"ids[{at}]", token, sampling.MAX_VOCAB)
+
+
+def detokenize(entry: Entry, ids: Sequence[int] | NDArray[np.integer], skip_special: bool) -> str:
+    """See :func:`mpool.detokenize`. The arguments must have passed :func:`check_ids`."""
     tokenizer = entry.tokenizer()
     with errors_with_key(entry):
         checked = [sampling.check_id(f"ids[{at}]", token, tokenizer.vocab_size) for at, token in enumerate(ids)]

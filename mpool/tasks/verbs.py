@@ -107,9 +107,6 @@ class Verb:
         if len(args) > len(slots) or not given.keys().isdisjoint(keywords):
             self._refuse_call(slots, args, keywords)
         given.update(keywords)
-        for name, value in given.items():
-            if type(value).__name__ in ("bool", "bool_") and type(value).__module__ == "numpy":
-                given[name] = bool(value)  # the result of a comparison of arrays
         if not given.keys() <= self._known:
             named = {slot.name for slot in slots}
             for name in given:

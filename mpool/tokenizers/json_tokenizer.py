@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import FileError, FormatError, LimitError
+from ..models.files import open_regular
 from ..models.formats.byte_pairs import BYTE_TEXTS, byte_alphabet
 from ..models.json_strict import shorten
 from ..models.layout import RANKS_NAME
@@ -396,14 +396,10 @@ def load(path: str, config: Mapping[str, Any] | None = None) -> Native:
     from tokenizers import Tokenizer as HFTokenizer
 
     try:
-        # O_NONBLOCK: opening a FIFO must not wait for a writer
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
-            status = os.fstat(stream.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise FormatError(file=path, field="tokenizer.json", got="not a regular file", allowed="a regular file")
-            if status.st_size > limits.max_tokenizer_json_bytes:
-                raise LimitError(f"{path}: {status.st_size:,} bytes, the limit is "
-                                 f"{limits.max_tokenizer_json_bytes:,}",
+        fd, size = open_regular(path)
+        with os.fdopen(fd, "rb") as stream:
+            if size > limits.max_tokenizer_json_bytes:
+                raise LimitError(f"{path}: {size:,} bytes, the limit is {limits.max_tokenizer_json_bytes:,}",
                                  hint="Raise mpool.tokenizers.limits.max_tokenizer_json_bytes")
             data = stream.read(limits.max_tokenizer_json_bytes + 1)
     except OSError as error:

@@ -19,7 +19,7 @@ from ...errors import FileError, FormatError, LimitError, Unsupported
 from ..families.rows import Architecture, TaskAdapters
 from ..families.table import ROWS
 from ..fields import Fields, describe
-from ..files import Folder, collect_stamps, refuse_missing_weights
+from ..files import Folder, check_links, check_stamps, collect_stamps, refuse_missing_weights
 from ..json_strict import shorten
 from ..layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ..spec import Adapter, LowRank, ModelDescription, TensorEntry
@@ -90,13 +90,14 @@ def read_adapter(path: str | os.PathLike[str], base: ModelDescription) -> Adapte
     rows = _rows_of(base)
     if not rows:
         raise Unsupported(f"mpool does not support adapters of {base.spec.architecture} models ({base.capability})")
-    with collect_stamps() as stamps:
+    with check_links(), collect_stamps() as stamps:
         if os.path.isdir(place):
             found = _read_peft(Folder(place), rows, base)
         elif os.path.exists(place):
             found = _read_gguf_adapter(place, rows, base)
         else:
             raise FileError(f"{place}: no such file or folder", hint="Pass a folder of PEFT, or a .gguf file")
+        check_stamps(stamps)
     return replace(found, stamps=stamps)
 
 

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ... import _core
-from ..files import note
+from ..files import check_read, check_siblings, note
 from ..spec import TensorEntry
 
-#: Value of ``general.file_type`` -> name of the recipe, as ``llama_ftype`` of llama.cpp has it.
-FILE_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
-              12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
+#: Value of ``general.file_type`` -> name of the recipe, as ``llama_ftype`` of llama.cpp has it. 4 is Ollama's.
+FILE_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 4: "MXFP4", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+              11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M",
+              18: "Q6_K",
               19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL",
               26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0",
-              37: "TQ2_0", 38: "MXFP4"}
+              37: "TQ2_0", 38: "MXFP4", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0"}
 
 
 class GGUFKeys(Mapping[str, Any]):
@@ -63,8 +64,10 @@ def read_gguf(path: str) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...], tu
     """
     note(path)
     table = _core.read_gguf(path)
-    for split in table.files:
+    check_siblings(path, table.files)
+    for split, read in zip(table.files, table.stamps):
         note(split)
+        check_read(split, read)
     tensors = tuple(TensorEntry(name, dtype, tuple(shape), file, offset, nbytes)
                     for name, dtype, shape, file, offset, nbytes in table.tensors)
     return GGUFKeys(table), tensors, tuple(table.files)

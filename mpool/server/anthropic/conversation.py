@@ -64,7 +64,7 @@ async def options_of(context: Context, served: ServedModel, body: ConversationRe
     found |= await thinking.anthropic_options(
         served, None if wanted is None else wanted.type != "disabled", None if wanted is None else wanted.budget_tokens,
         None if config is None else config.effort)
-    if body.messages[-1].role == "assistant":
+    if body.turns[-1].role == "assistant":
         found["template_options"] = {**found.get("template_options", {}), "continue_final_message": True}
     return found
 
@@ -123,9 +123,9 @@ def messages_of(context: Context, body: ConversationRequest) -> list[dict[str, A
                  if (text := _without_billing(context.check_text(given, name)))]
         if parts:
             found.messages.append({"role": "system", "content": parts})
-    for at, message in enumerate(body.messages):
+    for at, message in enumerate(body.turns):
         found.add(message, f"messages[{at}]")
-    final, where = found.messages[-1], f"messages[{len(body.messages) - 1}].content"
+    final, where = found.messages[-1], f"messages[{len(body.turns) - 1}].content"
     if final["role"] == "assistant" and (final.get("tool_calls") or not any(part["text"] for part in final["content"])):
         raise Refusal("invalid_value", f"`{where}` must be a text without tool calls, because the response continues "
                                        "it.", where)

@@ -169,10 +169,11 @@ class OutputConfig(Fields):
 
 
 class ConversationRequest(SamplingFields, kw_only=True):
-    """Fields of the requests with a conversation. ``output_format`` is the older name of ``output_config.format``."""
+    """Fields of the requests with a conversation. ``output_format`` is the older name of ``output_config.format``.
+    ``messages`` may be a text (an extension), which is one message of the user."""
 
     model: Name
-    messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=10_000)]
+    messages: Text | Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=10_000)]
     system: System | None = None
     tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
@@ -180,6 +181,11 @@ class ConversationRequest(SamplingFields, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
     cache_control: Any = None
+
+    @property
+    def turns(self) -> list[AnthropicMessage]:
+        """``messages``; a text is one message of the user."""
+        return [AnthropicMessage("user", self.messages)] if isinstance(self.messages, str) else self.messages
 
 
 class CountTokensRequest(ConversationRequest, kw_only=True):

@@ -35,6 +35,7 @@ from .structs import (
     ResponseMessage,
     TopToken,
     Usage,
+    turns_of,
 )
 from .text import LOWEST, encode, finish, streamed, usage_of
 
@@ -54,7 +55,8 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     served = await context.model(body.model)
 
     def convert() -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        messages = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
+        messages = [message_of(context, message, f"messages[{at}]")
+                    for at, message in enumerate(turns_of(body.messages))]
         options = sampling(context, served, body, body.max_completion_tokens or body.max_tokens)
         options |= formats.constraint(context, body)
         tools, choice = formats.allowed_tools(formats.functions_of(context, body.tools), body.tool_choice)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from ... import aio, native_calls
 from ...errors import InvalidArgument, sentence
 from ..errors import Refusal, openai_error
+from ..models import is_missing
 from ..operations import Context, Operation, json_response
 from ..sampling import check_count
 from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
@@ -86,7 +87,7 @@ async def _encoded_file(image: Image, body: ImagesRequest) -> str:
 
 async def _streamed(context: Context, served: ServedModel, body: ImagesRequest, options: dict[str, Any]) -> Response:
     previews = body.partial_images or 0
-    if previews:
+    if previews and not is_missing(served):
         pipeline = await native_calls.REQUESTS.arun(lambda: served.model.description.pipeline)
         steps = body.num_inference_steps or (1 if pipeline is None else pipeline.steps)  # None: the request is refused
         options["preview_every"] = max(1, steps // (previews + 1))

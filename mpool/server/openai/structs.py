@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ..fields import AnyMaxTokens, Fields, Name, SamplingFields, Stops, Text, Token
+from ..fields import Fields, MaxTokens, Name, SamplingFields, Stops, Text, Token
 
 Count = Annotated[int, Meta(ge=1, le=128)]
 #: The completions that a request allows.
@@ -205,7 +205,7 @@ class TextRequest(SamplingFields, kw_only=True):
     """
 
     model: Name
-    max_tokens: AnyMaxTokens | None = None
+    max_tokens: MaxTokens | None = None
     stop: Text | Stops | None = None
     n: Count | None = None
     stream: bool | None = None
@@ -247,8 +247,8 @@ class FillInRequest(SamplingFields, kw_only=True):
     model: Name
     prompt: Text
     suffix: str | None = None
-    max_tokens: AnyMaxTokens | None = None
-    max_completion_tokens: AnyMaxTokens | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
     stop: Text | Stops | None = None
     stream: bool | None = None
     random_seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -361,9 +361,19 @@ class Message(Fields, omit_defaults=True):
     cache_control: Any = None
 
 
+#: Messages of a conversation; a text (an extension) is one message of the user.
+Messages = Text | Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
+
+
+def turns_of(messages: str | list[Message]) -> list[Message]:
+    """Return the messages of a conversation."""
+    return [Message("user", messages)] if isinstance(messages, str) else messages
+
+
 class ChatRequest(TextRequest, kw_only=True):
     """A conversation to complete.
 
+    - ``messages`` may be a text (an extension), which is one message of the user.
     - ``tools`` are functions; the chat template of the model must support tools.
     - ``tool_choice`` is auto, none, required or ``{"type": "function", "function": {"name": ...}}``.
     - ``response_format``: with tools, it applies to completions without tool calls.
@@ -373,8 +383,8 @@ class ChatRequest(TextRequest, kw_only=True):
       ``reasoning_effort``.
     - ``verbosity``, ``prediction`` and ``modalities`` (only text) are ignored."""
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
-    max_completion_tokens: AnyMaxTokens | None = None
+    messages: Messages
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None

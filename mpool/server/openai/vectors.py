@@ -13,6 +13,7 @@ from ...tasks.vectors import quantize
 from ...tasks.verbs import EMBED, RERANK
 from ..computing import token_vectors
 from ..errors import Refusal
+from ..models import embedding_of, is_missing
 from ..operations import Context, Operation, json_response, large_response
 from .structs import (
     Document,
@@ -47,7 +48,7 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
     task = _TASKS.get(body.task or "", body.task)
     named = {"task": task}
     if task not in (None, "query", "document"):
-        own = await native_calls.REQUESTS.arun(served.model._entry.own_adapters)
+        own = () if is_missing(served) else await native_calls.REQUESTS.arun(served.model._entry.own_adapters)
         named = {"adapter" if task in own else "prompt_name": task}
     given = {"inputs": inputs, **served.target, **named, "truncate": body.truncate is not False}
     if body.return_multivector:
@@ -74,9 +75,9 @@ async def multi_vector(context: Context, body: MultiVectorRequest) -> Response:
     """Embed the tokens of texts."""
     served = await context.model(body.model)
     inputs = texts_or_ids(context, plain_texts(body.input))
-    settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
+    settings = await embedding_of(served)
     width = None if settings is None else settings.hidden_size if settings.tokens is None else settings.tokens.size
-    if body.dimensions not in (None, width):
+    if not is_missing(served) and body.dimensions not in (None, width):
         raise Refusal("invalid_value", f"`dimensions` must be {width} for this model, got {body.dimensions}.",
                       "dimensions")
     return await _multi_vectors(context, body.model, {

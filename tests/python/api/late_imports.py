@@ -138,9 +138,9 @@ mpool.native_calls  asyncio  1  start-up
 mpool.pool  mpool._core  1  core
 mpool.pool  mpool._functions  1  start-up
 mpool.pool  mpool.debug  1  start-up
-mpool.pool  mpool.runtime  7  start-up
+mpool.pool  mpool.runtime  8  start-up
 mpool.pool  mpool.runtime.health  1  start-up
-mpool.pool  mpool.tasks  2  start-up
+mpool.pool  mpool.tasks  4  start-up
 mpool.resources  importlib.metadata  2  start-up
 mpool.resources  json  1  start-up
 mpool.resources  shlex  1  start-up
@@ -149,7 +149,7 @@ mpool.runtime.entry  hashlib  1  start-up
 mpool.runtime.entry  mpool._core  1  core
 mpool.runtime.entry  mpool.conversation.template  1  start-up
 mpool.runtime.entry  mpool.models  2  start-up
-mpool.runtime.entry  mpool.models.files  5  start-up
+mpool.runtime.entry  mpool.models.files  6  start-up
 mpool.runtime.entry  mpool.models.formats.adapters  1  start-up
 mpool.runtime.entry  mpool.runtime.overrides  1  start-up
 mpool.runtime.entry  mpool.tokenizers  1  start-up
@@ -169,7 +169,6 @@ mpool.server  mpool.server.application  1  optional
 mpool.server.application  mpool.config  1  start-up
 mpool.server.application  mpool.pool  1  start-up
 mpool.server.application  mpool.server.settings  1  optional
-mpool.server.models  mpool.model  1  start-up
 mpool.server.models  mpool.models  7  start-up
 mpool.server.models  mpool.runtime.load_options  1  start-up
 mpool.server.ollama_models  mpool.models  2  start-up
@@ -194,7 +193,7 @@ mpool.tasks.options  mpool._core  1  core
 mpool.tasks.outputs  mpool.runtime.watching  1  start-up
 mpool.tasks.outputs  mpool.tasks.jobs  1  start-up
 mpool.tasks.requests  mpool.conversation  1  start-up
-mpool.tasks.requests  mpool.images.loading  1  start-up
+mpool.tasks.requests  mpool.images.loading  2  start-up
 mpool.tasks.requests  mpool.tasks.chat_prompt  2  start-up
 mpool.tasks.requests  mpool.tasks.classification  1  start-up
 mpool.tasks.requests  mpool.tasks.image_embedding  1  start-up

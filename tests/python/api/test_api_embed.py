@@ -606,3 +606,36 @@ def test_numpys_scalars_are_values(pool: mpool.Pool, bert: Path) -> None:
     found = pool.embed(np.array(["x", "y"]), bert, normalize=np.True_, dimensions=np.int64(8), truncate=np.bool_(1))
     assert np.array_equal(found, wanted)
     assert mpool.PoolConfig(fail_fast=np.True_, offline=np.False_) == mpool.PoolConfig(fail_fast=True, offline=False)
+
+
+@pytest.mark.parametrize("given", [
+    {"dimensions": np.int64(4)}, {"normalize": np.True_}, {"prompt": np.str_("x ")}, {"compute": np.str_("float32")},
+    {"truncate": np.False_}, {"timeout": np.float32(60)}, {"max_inputs": np.int32(4)}, {"on_error": np.str_("raise")},
+    {"precision": np.str_("float32")}, {"tenant": np.int64(7)}, {"tenant": np.str_("a")}, {"fail_fast": np.False_},
+    {"progress": np.False_}, {"keep_alive": np.float32(50)}, {"priority": np.int64(1)}, {"priority": np.str_("low")}],
+    ids=str)
+def test_numpys_scalars_as_options(pool: mpool.Pool, bert: Path, given: dict[str, Any]) -> None:
+    plain = {name: value.item() for name, value in given.items()}
+    assert np.array_equal(pool.embed([np.str_("the cat")], bert, **given), pool.embed(["the cat"], bert, **plain))
+
+
+def test_numpys_scalars_in_functions(bert: Path, llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=np.int64(1), offline=np.True_, keep_alive=np.float32(9))) as pool:
+        name = np.str_(bert)
+        ids = pool.tokenize(np.str_("the cat"), name, add_special=np.True_, parse_special=np.False_)
+        assert ids == pool.tokenize("the cat", bert) and pool.count_tokens(np.str_("the cat"), name) == len(ids)
+        assert pool.detokenize([np.int64(one) for one in ids], name, skip_special=np.False_) == \
+            pool.detokenize(ids, bert, skip_special=False)
+        model = pool.load(name, alias=np.str_("short"), pin=np.False_, keep_alive=np.int64(9), compute=np.str_("auto"),
+                          progress=np.False_, timeout=np.float32(60), isolation=np.str_("thread"), draft=np.False_,
+                          weights=np.str_("auto"))
+        assert model == pool.get("short")
+        pool.load(np.str_(llama), kv_dtype=np.str_("int8"))
+        settings: dict[str, Any] = {"prompts": {np.str_("a"): np.str_("b")}, "pooling": np.str_("cls"),
+                                    "normalize": np.True_, "max_length": np.int64(8)}
+        plain = pool.register("plain", bert, prompts={"a": "b"}, pooling="cls", normalize=True, max_length=8)
+        for made in (pool.register("scalars", name, replace=np.False_, **settings),
+                     pool.swap("scalars", name, timeout=np.float32(60), **settings)):
+            assert np.array_equal(made.embed("the cat", prompt_name="a"), plain.embed("the cat", prompt_name="a"))
+            assert made.context_length == 8
+        pool.unload(name, timeout=np.int64(60))

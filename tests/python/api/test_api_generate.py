@@ -561,3 +561,21 @@ def test_a_text_is_a_message_of_the_user(pool: mpool.Pool, llama: Path) -> None:
     assert found.text == wanted.text and found.usage == wanted.usage
     full = pool.generate(np.str_("Hi"), llama, max_tokens=-1, ignore_eos=np.True_, seed=1).usage
     assert full.prompt_tokens + full.completion_tokens == pool.get(llama).context_length
+
+
+@pytest.mark.parametrize("given", [
+    {"temperature": np.float32(0.5)}, {"top_k": np.int64(4)}, {"top_p": np.float64(0.5)}, {"min_p": np.float32(0.5)},
+    {"max_tokens": np.int64(2)}, {"seed": np.uint64(3)}, {"stop": np.str_("a")}, {"stop_token_ids": np.array([5])},
+    {"logit_bias": {np.int64(5): np.float32(1)}}, {"logprobs": np.True_}, {"top_logprobs": np.int8(2)},
+    {"n": np.int64(2)}, {"min_tokens": np.int64(1)}, {"ignore_eos": np.True_}, {"repetition_penalty": np.float32(1.5)},
+    {"presence_penalty": np.float16(0.5)}, {"frequency_penalty": np.float32(0.5)}, {"context_length": np.int64(64)},
+    {"compute": np.str_("float32")}, {"timeout": np.float32(60)}, {"keep_alive": np.str_("5m")}], ids=str)
+def test_numpys_scalars_as_options(pool: mpool.Pool, llama: Path, given: dict[str, Any]) -> None:
+    def plain(value: Any) -> Any:
+        return {int(key): float(one) for key, one in value.items()} if isinstance(value, dict) else value.tolist()
+
+    options: dict[str, Any] = {"max_tokens": 3, "seed": 1}
+    messages = [{"role": np.str_("user"), "content": np.str_("Hi")}]
+    wanted = pool.chat("Hi", llama, **options | {name: plain(value) for name, value in given.items()})
+    found = pool.chat(messages, llama, **options | given)
+    assert (found.text, found.usage.completion_tokens) == (wanted.text, wanted.usage.completion_tokens)

@@ -405,3 +405,22 @@ def test_show_names_the_labels(folders: dict[str, Path], capsys: pytest.CaptureF
     facts = json.loads(capsys.readouterr().out)
     assert facts["gives"] == "classifies texts (classify)" and facts["labels"] == 3
     assert facts["label_names"] == list(NLI) and facts["activation"] == "softmax"
+
+
+def test_labels_whose_scores_are_equal_are_ordered_by_logits(tmp_path: Path) -> None:
+    """The sigmoid of each logit is 1."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = make_classifier(tmp_path / "model", "bert", NLI)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["classifier.bias"] = tensors["classifier.bias"] + np.float32([40, 41, 42])
+    save_file(tensors, folder / "model.safetensors")
+    logits = mpool.classify(TEXTS, folder, function_to_apply="none")
+    options: dict[str, Any] = {"function_to_apply": "sigmoid"}
+    found = mpool.classify(TEXTS, folder, **options)
+    for one, other in zip((found, list(mpool.embed_iter(TEXTS, folder, output="labels", **options))), (logits, logits)):
+        for at, result in enumerate(one):
+            assert set(result.scores.tolist()) == {1.0}
+            assert [label.index for label in result] == np.argsort(-other.scores[at], kind="stable").tolist()
+            assert result.label == result[0].label == NLI[int(other.scores[at].argmax())]
+    assert [one.label for one in pickle.loads(pickle.dumps(found))] == [one.label for one in logits]

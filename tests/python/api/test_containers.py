@@ -109,6 +109,31 @@ def test_other_containers_are_refused(calls: dict[str, Callable[[Any], Any]], ve
             pytest.fail(f"{name}: {calls[verb](made())}")
 
 
+@pytest.mark.parametrize("rows", [
+    pandas.Series(["one", pandas.NA], dtype="string", index=[7, 3]), pandas.Series(["one", None]),
+    pandas.Series(["one", float("nan")]), pandas.Series(["one", pandas.NaT], dtype=object), ["one", pandas.NA],
+    np.array(["one", None], dtype=object)], ids=lambda rows: repr(list(rows)))
+def test_missing_rows_of_pandas(bert: Path, rows: Any) -> None:
+    """An error that names the row, or a row of NaN; every verb, also with an iterator and in the look-alike."""
+    from mpool.integrations.sentence_transformers import SentenceTransformer
+
+    with mpool.Pool() as pool:
+        found = [pool.embed(rows, bert, on_error="null"), np.stack(list(pool.embed_iter(rows, bert, on_error="null"))),
+                 asyncio.run(aio.embed(rows, bert, on_error="null", pool=pool)),
+                 pool.submit("text_embedding", inputs=rows, model=bert, on_error="null").result(60)]
+        for vectors in found:
+            assert np.array_equal(vectors[0], pool.embed("one", bert)) and np.isnan(vectors[1]).all()
+        model = SentenceTransformer(pool.get(bert))
+        for call in (lambda: pool.embed(rows, bert), lambda: list(pool.embed_iter(rows, bert)),
+                     lambda: pool.embed_sparse(rows, bert), lambda: pool.embed_tokens(rows, bert),
+                     lambda: pool.embed_all(rows, bert), lambda: pool.classify(rows, bert, labels=["a", "b"]),
+                     lambda: pool.classify_tokens(rows, bert), lambda: pool.rerank("one", rows, bert),
+                     lambda: model.encode(rows)):
+            with pytest.raises(mpool.InvalidArgument) as caught:
+                call()
+            assert (caught.value.param or "").endswith("[1]")
+
+
 def test_missing_rows_of_arrow_have_no_vector(bert: Path) -> None:
     found = mpool.embed(pyarrow.array(["one", None]), str(bert), on_error="null")
     assert np.isfinite(found[0]).all() and np.isnan(found[1]).all()

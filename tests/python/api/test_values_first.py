@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import mpool
 from mpool import aio
 from mpool.cli import main
+from mpool.integrations import llama_cpp, sentence_transformers
 from mpool.tasks import options as of
 from mpool.tasks.running import _JOBS
 
@@ -28,7 +30,7 @@ VERBS: dict[str, tuple[dict[str, Any], type]] = {
     "rerank": ({"query": "x", "documents": ["y"]}, of.RerankOptions), "classify": ({"texts": "x"}, of.ClassifyOptions),
     "classify_tokens": ({"texts": "x"}, of.ClassifyTokensOptions), "generate": ({"prompt": "x"}, of.GenerateOptions),
     "chat": ({"messages": CHAT}, of.TextOptions), "vision": ({"images": IMAGE, "prompt": "x"}, of.TextOptions),
-    "describe_image": ({"path": "x.png"}, of.TextOptions),
+    "describe_image": ({"path": __file__}, of.TextOptions),
     "describe_url": ({"url": "http://127.0.0.1/x.png"}, of.TextOptions),
     "generate_image": ({"prompt": "x"}, of.GenerateImageOptions)}
 #: Option -> a value that no model allows; options without a row refuse -1.
@@ -48,7 +50,11 @@ ARGUMENTS = {"embed": [({"inputs": ["x", 5]}, "inputs[1]"), ({"inputs": [-1]}, "
                           ({"prompt": "x", "temprature": 1}, "temprature"), ({"prompt": "x", "tools": []}, "tools")],
              "chat": [({"messages": []}, "messages"), ({"messages": [{"role": "me"}]}, "messages[0].role"),
                       ({"messages": CHAT, "parse_special": True}, "parse_special")],
-             "vision": [({"images": [], "prompt": "x"}, "images"), ({"images": IMAGE, "prompt": ""}, "prompt")],
+             "vision": [({"images": [], "prompt": "x"}, "images"),
+                        ({"images": "http://127.0.0.1/x.png", "prompt": "x"}, "images"),
+                        ({"images": IMAGE, "prompt": ""}, "prompt")],
+             "embed_image": [({"images": ["http://127.0.0.1/x.png"]}, "images[0]"),
+                             ({"images": [IMAGE[0, 0]]}, "images[0]")],
              "describe_image": [({"path": 5}, "path")], "describe_url": [({"url": "x.png"}, "url")],
              "generate_image": [({"prompt": 5}, "prompt"), ({"prompt": "x", "width": 10**6}, "width")]}
 
@@ -109,11 +115,69 @@ def test_values_before_the_model(pool: mpool.Pool, verb: str, given: dict[str, A
         _check(caught, param)
 
 
+@pytest.mark.parametrize(("verb", "given"), [
+    ("embed_image", {"images": ["/none.png"]}), ("vision", {"images": "/none.png", "prompt": "x"}),
+    ("describe_image", {"path": "/none.png"})])
+def test_missing_files_before_the_model(pool: mpool.Pool, verb: str, given: dict[str, Any]) -> None:
+    with pytest.raises(mpool.FileError, match="/none.png"):
+        getattr(pool, verb)(**given, model=MODEL)
+
+
+#: Function -> its arguments with the model, and values that no model allows, by parameter.
+FUNCTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "tokenize": (("x", MODEL), {"text": 5, "add_special": "x", "parse_special": 1}),
+    "detokenize": (([5], MODEL), {"ids": ["x"], "skip_special": 1}), "count_tokens": (("x", MODEL), {"text": 5}),
+    "get": ((MODEL,), {"capability": "text"}), "unload": ((MODEL,), {"timeout": -1}),
+    "check": ((MODEL,), {"timeout": -1}),
+    "load": ((MODEL,), {"alias": "a b", "pin": 1, "keep_alive": "soon", "compute": "int4", "progress": 3, "timeout": -1,
+                        "isolation": "x", "weights": "x", "kv_dtype": "x", "draft": 5, "adapters": 5}),
+    "register": (("name", MODEL), {"key": "a b", "ref": 5, "prompts": {"a": 5}, "default_prompt_name": 5,
+                                   "pooling": "sum", "normalize": 1, "max_length": 2, "chat_template": 5,
+                                   "isolation": "x", "weights": "x", "kv_dtype": "x", "draft": 5, "adapters": 5,
+                                   "replace": 1}),
+    "swap": (("name", MODEL), {"ref": 5, "timeout": -1, "prompts": 5, "pooling": "sum", "max_length": "x",
+                               "weights": "x", "draft": 5})}
+
+
+@pytest.mark.parametrize(("name", "param", "value"), [
+    (name, param, value) for name, (_, bad) in FUNCTIONS.items() for param, value in bad.items()])
+def test_values_of_functions_before_the_model(pool: mpool.Pool, name: str, param: str, value: Any) -> None:
+    slots = [one for one in inspect.signature(getattr(mpool.Pool, name)).parameters if one != "self"]
+    given = {**dict(zip(slots, FUNCTIONS[name][0])), param: value}
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        getattr(pool, name)(**given)
+    _check(caught, param)
+    if name in ("load", "swap", "unload"):
+        with pytest.raises(mpool.InvalidArgument) as caught:
+            asyncio.run(getattr(aio, name)(**given, pool=pool))
+        _check(caught, param)
+
+
+@pytest.mark.parametrize(("name", "param", "value"), [
+    ("Llama", "n_ctx", -5), ("Llama", "seed", "x"),
+    *(("SentenceTransformer", param, value) for param, value in (
+        ("device", "cuda"), ("truncate_dim", -1), ("prompts", {"a": 5}), ("default_prompt_name", 5),
+        ("similarity_fn_name", "l3"), ("compute", "int4"))),
+    *(("CrossEncoder", param, value) for param, value in (
+        ("device", "cuda"), ("max_length", -1), ("activation_fn", 5), ("compute", "int4")))])
+def test_values_of_look_alikes_before_the_model(monkeypatch: pytest.MonkeyPatch, name: str, param: str,
+                                                value: Any) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        getattr(llama_cpp if name == "Llama" else sentence_transformers, name)(MODEL, **{param: value})
+    _check(caught, param)
+
+
 @pytest.mark.parametrize(("command", "param"), [
     (["generate", "x", "--model", MODEL, "--temperature", "-1"], "temperature"),
     (["generate-image", "x", "--model", MODEL, "--width", "-5"], "width"),
     (["embed", "x", "--model", MODEL, "--dimensions", "0"], "dimensions"),
-    (["rerank", "x", "y", "--model", MODEL, "--top-k", "0"], "top_k")])
+    (["rerank", "x", "y", "--model", MODEL, "--top-k", "0"], "top_k"),
+    (["embed", "--file", "/none.txt", "--model", MODEL], "/none.txt"),
+    (["search", "x", "--file", "/none.txt", "--model", MODEL], "/none.txt"),
+    (["vision", "x", "--image", "/none.png", "--model", MODEL], "/none.png"),
+    (["embed-image", "/none.png", "--model", MODEL], "/none.png"),
+    (["serve", "--model", MODEL, "--adapter", "x"], "adapter")])
 def test_values_before_the_model_on_the_command_line(capsys: pytest.CaptureFixture[str],
                                                      monkeypatch: pytest.MonkeyPatch, command: list[str],
                                                      param: str) -> None:

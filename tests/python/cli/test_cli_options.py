@@ -70,6 +70,15 @@ class Recorder:
         return call
 
 
+@pytest.fixture(autouse=True)
+def images(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of the names that commands get: the commands look for them before they load a model."""
+    folder = tmp_path_factory.mktemp("images")
+    for name in ("a.png", "b.png"):
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
+
+
 def last_call(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "") -> tuple[str, Any, dict[str, Any]]:
     """Run a command with a recorder. Check that the model ``x``, or else the default model, was loaded with the compute
     type. Return the last call."""

@@ -65,6 +65,15 @@ class Library:
         return call
 
 
+@pytest.fixture(autouse=True)
+def images(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of the names that commands get: the commands look for them before they load a model."""
+    folder = tmp_path_factory.mktemp("images")
+    for name in ("i", "x.png"):
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
+
+
 def run(monkeypatch: pytest.MonkeyPatch, library: Library, *arguments: str) -> int:
     """Run a command with a library."""
     for module in (talking, embedding, capturing, imaging):

@@ -14,7 +14,7 @@ import tracemalloc
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
@@ -67,6 +67,24 @@ def test_every_source_yields_the_same_pixels(tmp_path: Path) -> None:
                    wanted / 255, (wanted / 255).astype(np.float32)):
         assert np.array_equal(pixels_of(source), wanted), type(source)
     assert np.array_equal(np.asarray(opened), wanted), "a caller's image is left as it is"
+
+
+@pytest.mark.parametrize("change", [
+    lambda text: text.replace("+", "-").replace("/", "_"), lambda text: text.rstrip("="), lambda text: "\n " + text,
+    lambda text: "data:text/plain;charset=utf-8;base64," + text, lambda text: "data:image/png; base64," + text,
+    lambda text: "data:;base64," + text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3d"),
+    lambda text: "data:image/png," + "".join(f"%{byte:02x}" for byte in base64.b64decode(text))])
+def test_forms_of_base64(change: Callable[[str], str]) -> None:
+    """A file whose base64 has both signs and padding."""
+    data = next(data for data in (encoded(example(seed)) for seed in range(50)) if len(data) % 3 == 1
+                and b"+" in (text := base64.b64encode(data)) and b"/" in text)
+    assert np.array_equal(np.asarray(read_image(change(base64.b64encode(data).decode()))), np.asarray(read_image(data)))
+
+
+@pytest.mark.parametrize("format", ["PNG", "GIF", "WEBP", "JPEG"])
+def test_base64_of_one_pixel(format: str) -> None:
+    data = encoded(np.zeros((1, 1, 3), np.uint8), format)
+    assert read_image(base64.b64encode(data).decode()).size == (1, 1)
 
 
 def test_base64_of_jpeg_is_not_a_path() -> None:
@@ -323,7 +341,7 @@ def test_invalid_exif_data() -> None:
 
 
 @pytest.mark.parametrize("given, words", [
-    ("data:image/png;base64,@@@@", "base64"), ("data:image/png,plain", "without base64"), ("data:", "without base64"),
+    ("data:image/png;base64,@@@@", "base64"), ("data:image/png,plain", "must be a PNG"), ("data:", "base64"),
     ("iVBORw0KGgo" + "?" * 80, "base64"), ("file:///etc/passwd", "scheme file"), ("", "got an empty string"),
     ("ftp://host/image.png", "scheme ftp"),
     ("http://host/image.png", "not allowed"), ("HTTPS://host/image.png", "not allowed"),

@@ -225,6 +225,61 @@ def test_a_link_that_changes_after_its_check(tmp_path: Path, monkeypatch: pytest
         describe_folder(path, key="k", ref="r")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_link_to_a_file_that_is_read_later_changes_after_its_check(
+        bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A link leads into the folder when it is checked and out of it when the file is opened: a file outside is never
+    read."""
+    path, outside = tmp_path / "model", tmp_path / "outside"
+    shutil.copytree(bert, path)
+    os.rename(path / name, path / f"{name}.own")
+    os.symlink(f"{name}.own", path / name)
+    shutil.copy(path / f"{name}.own", outside)  # the same bytes: only its place is wrong
+    stamp, noted = files.stamp, files.note
+
+    def switch(target: str) -> None:
+        os.symlink(target, tmp_path / "link")
+        os.replace(tmp_path / "link", path / name)
+
+    def note(which: str) -> None:  # between the check of the path and the open: the stamp is that of the other file
+        if os.path.basename(which) == name:
+            switch(str(outside))
+        noted(which)
+
+    monkeypatch.setattr(files, "note", note)
+    with mpool.Pool() as pool, pytest.raises((errors.FileError, errors.IntegrityError, errors.FormatError)):
+        pool.embed("x", str(path))
+    monkeypatch.setattr(files, "note", noted)
+    assert stamp(str(path / name)) == stamp(str(outside))
+    switch(f"{name}.own")
+    with mpool.Pool() as pool:  # another file while the weights or the tokenizer are opened, and not before or after
+        entry = pool.get(str(path), "text_embedding")._entry
+        switch(str(outside))
+        monkeypatch.setattr(type(entry), "_require_unchanged", lambda self: None)
+        with pytest.raises(errors.FileError if name == "tokenizer.json" else errors.IntegrityError):
+            entry.tokenizer()
+            pool.registry.load(entry.add_cold("auto"), timeout=60.0)
+
+
+def test_links_of_the_parts_of_a_split_file(tmp_path: Path) -> None:
+    """The first part, which the folder was asked for, names the others."""
+    (tmp_path / "outside").write_bytes(b"")
+    path = tmp_path / "model"
+    path.mkdir()
+    parts = [str(path / f"m-0000{at}-of-00002.gguf") for at in (1, 2)]
+    for target, allowed in (("own", True), ("../outside", False)):
+        (path / "own").write_bytes(b"")
+        os.symlink(target, parts[1])
+        with files.check_links():
+            assert files.Folder(str(path)).path_of("m-00001-of-00002.gguf") == parts[0]
+            if allowed:
+                files.check_siblings(parts[0], parts)
+            else:
+                with pytest.raises(errors.FormatError):
+                    files.check_siblings(parts[0], parts)
+        os.unlink(parts[1])
+
+
 def test_config_as_a_fifo_does_not_hang(tmp_path: Path) -> None:
     path = folder(tmp_path, {"config.json": None})
     os.mkfifo(os.path.join(path, "config.json"))

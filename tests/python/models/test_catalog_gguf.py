@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mpool import errors
+from mpool.models import files
 from mpool.models.families import granite
 from mpool.models.formats import gguf_model
 from mpool.models.describing import describe
@@ -293,8 +294,9 @@ def test_mutated_tables_raise_only_mpool_errors() -> None:
 def test_describe_reads_through_the_core(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF" + bytes(60))
-    table = types.SimpleNamespace(keys=list(LLAMA), value=LLAMA.__getitem__, files=[str(path)], tensors=[
-        (name, "F32", list(shape), 0, 64, 4) for name, shape in llama_shapes().items()])
+    table = types.SimpleNamespace(
+        keys=list(LLAMA), value=LLAMA.__getitem__, files=[str(path)], stamps=[files.stamp(str(path))],
+        tensors=[(name, "F32", list(shape), 0, 64, 4) for name, shape in llama_shapes().items()])
     core = pytest.importorskip("mpool._core", reason="mpool's C core is not built")
     monkeypatch.setattr(core, "read_gguf", lambda given: table if given == str(path) else None)
     found = describe(path, key="mine")

@@ -332,7 +332,7 @@ def test_failed_stream_ends_with_an_error_event(server: Any, client: Any) -> Non
 
 
 HOSTILE: list[tuple[dict[str, Any], str]] = [
-    ({"messages": []}, "messages"), ({"messages": "x"}, "messages"), ({"messages": CHAT * 10_001}, "messages"),
+    ({"messages": []}, "messages"), ({"messages": 5}, "messages"), ({"messages": CHAT * 10_001}, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),

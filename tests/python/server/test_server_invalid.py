@@ -98,7 +98,7 @@ def test_faults_agree_with_msgspec(kind: Any, valid: dict[str, Any]) -> None:
     ({"stop": 3}, "invalid_value", "stop",
      "`stop` must be a string of at least 1 character or a list of at most 64 items, got 3."),
     ({"messages": []}, "invalid_value", "messages",
-     "`messages` must be a list of 1 to 10,000 items, got a list of 0."),
+     "`messages` must be a string of at least 1 character or a list of 1 to 10,000 items, got a list of 0."),
     ({"messages": [{"role": "x"}]}, "invalid_value", "messages[0].role",
      "`messages[0].role` must be one of assistant, developer, system, tool, user, got 'x'."),
     ({"messages": [{"role": "user", "content": [{"type": "sound"}]}]}, "invalid_value", "messages[0].content[0].type",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -426,3 +426,57 @@ def test_no_limit_of_tokens(server: Any, path: str, prompt: dict[str, Any]) -> N
     for most in (0, -2):
         status, found = ask(server, path, {"model": "llama", "max_tokens": most, **prompt})
         assert status == 400 and found["error"]["param"] == "max_tokens", found
+
+
+@pytest.mark.parametrize("path, more", [
+    (CHATS, {"max_tokens": 3}), (MESSAGES, {"max_tokens": 3}), (COUNT, {}),
+    (OLLAMA, {"stream": False, "options": {"num_predict": 3, "temperature": 0}}), ("/tokenize", {})])
+def test_a_text_as_messages(server: Any, path: str, more: dict[str, Any]) -> None:
+    """As one message of the user."""
+    def result(messages: Any) -> Any:
+        given = {"model": "llama", "messages": messages, "temperature": 0, **more}
+        if path in (OLLAMA, "/tokenize"):
+            del given["temperature"]
+        status, found = ask(server, path, given)
+        assert status == 200, found
+        return next(found[name] for name in ("choices", "content", "message", "tokens", "input_tokens")
+                    if name in found)
+
+    assert result("Hello") == result([{"role": "user", "content": "Hello"}])
+
+
+@pytest.mark.parametrize("path, name, more", [
+    (MESSAGES, "max_tokens", {"messages": CHAT, "stop_sequences": ["a", "e", "o"]}),
+    (RESPONSES, "max_output_tokens", {"input": "x"})])
+def test_no_limit_of_tokens_in_other_protocols(server: Any, path: str, name: str, more: dict[str, Any]) -> None:
+    status, found = ask(server, path, {"model": "llama", name: -1, **more})
+    assert status == 200, found
+    for most in (0, -2):
+        assert ask(server, path, {"model": "llama", name: most, **more})[0] == 400
+
+
+@pytest.mark.parametrize("most", [-1, -2])
+def test_no_limit_of_tokens_in_ollama(server: Any, most: int) -> None:
+    body = {"model": "llama", "prompt": "x", "stream": False, "options": {"num_predict": most, "stop": ["a", "e", "o"]}}
+    assert ask(server, GENERATE, body)[0] == 200
+
+
+@pytest.mark.parametrize("change", [
+    lambda data: "data:image/png;charset=utf-8;base64," + data, lambda data: "data:;base64," + data,
+    lambda data: "DATA:image/png;BASE64," + data, lambda data: "data:image/png;name=x.png;base64," + data,
+    lambda data: data, lambda data: "data:image/png;base64," + data.rstrip("="),
+    lambda data: "data:image/png;base64," + data.replace("+", "-").replace("/", "_"),
+    lambda data: "data:image/png;base64," + data.replace("+", "%2B").replace("=", "%3D")])
+def test_forms_of_images(server: Any, change: Callable[[str], str]) -> None:
+    """In every protocol with images."""
+    text = change(IMAGE.partition(",")[2])
+    openai = [{"type": "image_url", "image_url": {"url": text}}, {"type": "text", "text": "?"}]
+    anthropic = [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": text}}]
+    for path, body in ((CHATS, {"messages": [{"role": "user", "content": openai}], "max_tokens": 1}),
+                       (RESPONSES, {"input": [{"role": "user", "content": [
+                           {"type": "input_image", "image_url": text}]}], "max_output_tokens": 1}),
+                       (MESSAGES, {"messages": [{"role": "user", "content": anthropic}], "max_tokens": 1}),
+                       (OLLAMA, {"messages": [{"role": "user", "content": "?", "images": [text]}],
+                                      "stream": False, "options": {"num_predict": 1}})):
+        status, found = ask(server, path, {"model": "llava", **body})
+        assert status == 200, found

@@ -310,6 +310,11 @@ def test_number_of_inputs_of_a_request(given: int | None, most: int) -> None:
         assert State(Settings(), pool).max_inputs == most
 
 
+@pytest.mark.parametrize("wanted, most", [(None, 7), (-1, 9), (8, 8), (10, 9)])
+def test_number_of_tokens_of_a_completion(wanted: int | None, most: int) -> None:
+    assert Settings(default_max_tokens=7, max_tokens=9).completion_tokens(wanted) == most
+
+
 def test_usage_of_several_prompts() -> None:
     """Counts of prompts are summed, those of cached tokens too."""
     done: Any = [SimpleNamespace(usage=mpool.results.Usage(prompt, written, cached))

@@ -190,7 +190,7 @@ def test_failed_pull_ends_its_stream_with_an_error(bert: Path, tmp_path: Path,
 @pytest.mark.parametrize("field", [
     {"options": {"temperature": -1}}, {"options": {"num_predict": -3}}, {"options": {"stop": ["x"] * 10_000}},
     {"options": {"top_k": 1.5}}, {"options": {"seed": "x"}}, {"messages": [{"role": "god", "content": "x"}]},
-    {"messages": "x"}, {"messages": [{"role": "user", "content": 5}]}, {"stream": "no"}, {"options": []},
+    {"messages": 5}, {"messages": [{"role": "user", "content": 5}]}, {"stream": "no"}, {"options": []},
 ], ids=str)
 def test_invalid_values_are_refused(server: Any, field: dict[str, Any]) -> None:
     status, found = ask(server, "/api/chat", {"model": "llama", "messages": CHAT, **field})

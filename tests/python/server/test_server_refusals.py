@@ -135,8 +135,8 @@ ROWS: list[tuple[str, dict[str, Any], str, str, str]] = [
                           ("messages", CHAT))),
     (CREATE, {"model": None}, "invalid_value", "model", "`model` is required."),
     (CREATE, {"model": "bert"}, "invalid_value", "model", "The name is that of a model, which cannot be replaced."),
-    (CREATE, {"model": ".x"}, "invalid_value", "model", "A name must have 1 to 128 letters, digits, `.`, `_`, `:`, `+` "
-     "and `-`, and begin with a letter or digit."),
+    (CREATE, {"model": ".x"}, "invalid_value", "model", "A name must have 1 to 128 letters, digits, `.`, `_`, `:`, "
+     "`+`, `-` and `/`, and begin with a letter or digit."),
     (PULL, {}, "model_not_found", "model",
      "'other' is not in the catalogue, and clients can download only its models."),
     *((TOKENIZE, more, "invalid_value", "prompt", "One of `prompt` and `messages` is required, and not both.")
@@ -222,6 +222,58 @@ def test_refused_request(server: Any, row: tuple[str, dict[str, Any], str, str, 
         assert "param" not in error or (error["code"], error["param"]) == (code, param)
     assert status == (422 if path in (EMBED, SPARSE, RERANK, SIMILARITY, PREDICT) and code in (
         "invalid_value", "unsupported_parameter") else TABLE[code].status)
+
+
+def _needs_no_model(row: tuple[str, dict[str, Any], str, str, str]) -> bool:
+    path, change, _, param, _ = row
+    needs = path in (CREATE, PULL, VECTORS) or param in ("model", "task") or change.get("think") is True \
+        or (path, param) == (SCORE, "prompt")
+    return not needs
+
+
+#: Routes, and values that their structs allow and the library refuses, with the parameter of the error.
+OF_LIBRARY: list[tuple[str, dict[str, Any], str, str]] = [
+    *((path, {"tools": [{"type": "function", "function": {"name": ""}}]}, "invalid_value", "tools")
+      for path in (CHATS, TALK)),
+    (RESPONSES, {"tools": [{"type": "function", "name": ""}]}, "invalid_value", "tools"),
+    (MESSAGES, {"tools": [{"name": "", "input_schema": {"type": "object"}}]}, "invalid_value", "tools"),
+    *((path, {"logit_bias": {"x": 1}}, "invalid_value", "logit_bias") for path in (CHATS, COMPLETIONS)),
+    (CHATS, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x!"}]}]}, "invalid_value",
+     "messages[0].content[0].image_url"),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image", "source": {
+        "type": "base64", "media_type": "image/png", "data": "x!"}}]}]}, "invalid_value",
+     "messages[0].content[0].source.data"),
+    (TALK, {"messages": [{"role": "user", "content": "x", "images": ["x!"]}]}, "invalid_value", ""),
+    (GENERATE, {"images": ["x!"]}, "invalid_value", ""),
+    (GENERATE, {"options": {"temperature": -1}}, "invalid_value", ""),
+    (TALK, {"options": {"temperature": -1}}, "invalid_value", ""),
+    (GENERATE, {"keep_alive": "soon"}, "invalid_value", ""), (TALK, {"keep_alive": "soon"}, "invalid_value", ""),
+    (GENERATE, {"prompt": "", "keep_alive": "soon"}, "invalid_value", ""),
+    *((IMAGES, {"size": "9999x16", **more}, "invalid_value", "size") for more in ({}, {"stream": True}, {
+        "stream": True, "partial_images": 1})),
+    (EMBEDDINGS, {"task": "nope"}, "invalid_value", "task"),
+    (RERANK, {"texts": ["x"] * 9}, "request_too_large", ""), ("/v1/rerank", {"documents": ["x"] * 9},
+                                                              "request_too_large", "documents"),
+    (TOKENIZE, {"messages": CHAT, "tools": [{"type": "function", "function": {"name": ""}}]}, "invalid_value", "tools"),
+    ("/v1/messages/count_tokens", {"tools": [{"name": "", "input_schema": {"type": "object"}}]}, "invalid_value",
+     "tools"),
+    ("/v1/fim/completions", {"logit_bias": {"x": 1}, "suffix": "y"}, "invalid_value", "logit_bias"),
+]
+
+
+@pytest.mark.parametrize("row", [*(row[:4] for row in ROWS if _needs_no_model(row)), *OF_LIBRARY],
+                         ids=lambda row: f"{row[0]}-{row[3]}")
+def test_values_are_refused_before_an_unknown_model(server: Any, row: tuple[str, dict[str, Any], str, str]) -> None:
+    """The error of an invalid value is the same with a model that the server does not serve."""
+    path, change, code, param = row
+    base = {"/v1/rerank": {"query": "x", "documents": ["y"]}, "/v1/fim/completions": {"prompt": "x"},
+            "/v1/messages/count_tokens": {"messages": CHAT}}
+    status, found = ask(server, path, {**base.get(path, BASE.get(path, {})), **change, "model": "unknown"})
+    error = found["error"]
+    assert status in (400, 413, 422), found
+    if isinstance(error, dict):
+        assert "param" not in error or (error["code"], error["param"]) == (code, param)
+        assert error["type"] != "not_found_error"
 
 
 @pytest.mark.parametrize("path", BASE)
