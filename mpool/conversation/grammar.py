@@ -33,7 +33,7 @@ from . import enforced_schemas, grammar_trial, reasoning_grammar, response_forma
 from .reasoning import ThinkSplitter
 from .response_formats import check, check_nesting
 from .running_text import MaskReuse, ReasoningReuse
-from .tool_grammar import BLANKS, ResponseFormat, may_have_patterns, without_patterns
+from .tool_grammar import BLANKS, ResponseFormat
 
 if TYPE_CHECKING:
     import llguidance
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from .reasoning import Splitter
     from .tool_grammar import Grammar
 
-#: Parts of regular expressions that look around or refer back, and a few others.
-_LOOKS = re.compile(r"\(\?[=!<]|\\[1-9k]")
 #: The option that sets each kind of format, and what error messages call it.
 _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_format", "the regular expression"),
           "grammar": ("response_format", "the grammar"), "tools": ("tools", "a schema")}
@@ -52,8 +50,6 @@ _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_
 _CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = 32, 128 << 20, 4
 #: Address space that must be free for llguidance, and for each token of the vocabulary when its tables are built.
 _SPACE, _SPACE_PER_TOKEN = 96 << 20, 400
-#: Number of regular expressions of tools whose trial is remembered, and their maximum length in characters.
-_CACHED_PATTERNS, _CACHED_PATTERN = 1024, 1000
 #: Seconds that the masks after one token may take before their thread is replaced. They usually take 1 to 50 ms.
 _STUCK_SECONDS = 5.0
 #: CPU seconds that all masks of a request may take: a constant, and more for each sampled token.
@@ -101,6 +97,8 @@ class Format:
         tokenizer: the tokenizer. This reference keeps it alive, since the matcher keeps only a weak one.
         param: the option that set the format, for error messages.
         failure: the last error of the tokenizer that the matcher calls; None: its errors are not recorded.
+        left_out: parts of the caller's schemas that do not constrain completions, because a grammar cannot enforce
+            them, such as ``response_format.properties.age.minimum``.
     """
 
     first: bytes
@@ -111,6 +109,7 @@ class Format:
     tokenizer: Tokenizer | None = None
     param: str = "response_format"
     failure: _Failure | None = None
+    left_out: tuple[str, ...] = ()
     _errors: dict[int, MpoolError] = field(default_factory=dict)  # key: id() of a ticket that is still referenced
 
     def compute_masks(self, ticket: _core.Ticket, n: int, key: str, end: EndCheck | None = None) -> None:
@@ -170,7 +169,7 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions,
         LimitError: the format is too large, nested too deeply, or too complex to compile.
         Unsupported: llguidance is not installed.
     """
-    kind, source, model = _enforceable(*response_formats.read(response_format))
+    kind, source, model, left_out = _enforceable(*response_formats.read(response_format))
     if kind == "text":
         return None
     _check_ends("a format", sampling)
@@ -184,24 +183,28 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions,
         reuse = partial(ReasoningReuse, b"" if splitter.inside else splitter.open.encode(), splitter.close.encode(),
                         compiler.tokens.__getitem__)
     return Format(compiled.first, compiled.matcher, kind == "schema", model, reuse, tokenizer,
-                  failure=compiler.failure)
+                  failure=compiler.failure, left_out=_named(left_out))
 
 
-def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]:
+def _named(left_out: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"response_format.{path}" if path else "response_format" for path in left_out)
+
+
+def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any, tuple[str, ...]]:
     """Read a ``response_format`` that is given together with tools.
 
     Returns:
-        The format of completions without function calls (None for ``{"type": "text"}``), and the pydantic class or
-        None.
+        The format of completions without function calls (None for ``{"type": "text"}``), the pydantic class or None,
+        and what was left out (:attr:`Format.left_out`).
 
     Raises:
         InvalidArgument, LimitError: as :func:`prepare`; also for a grammar, which cannot be combined with tools.
     """
-    kind, source, model = _enforceable(*response_formats.read(response_format))
+    kind, source, model, left_out = _enforceable(*response_formats.read(response_format))
     if kind == "text":
-        return None, None
+        return None, None, ()
     if kind == "schema" or kind == "regex":
-        return ResponseFormat("schema" if kind == "schema" else "regex", source), model
+        return ResponseFormat("schema" if kind == "schema" else "regex", source), model, _named(left_out)
     raise InvalidArgument("`response_format` must be JSON or a regex when tools are given, got a grammar",
                           param="response_format", got="a grammar", allowed="JSON or a regex",
                           hint='Set tool_choice="none" to leave out the tools')
@@ -210,21 +213,6 @@ def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]
 def installed() -> bool:
     """Return True if llguidance, which computes the masks, is installed."""
     return importlib.util.find_spec("llguidance") is not None
-
-
-def is_usable(pattern: str) -> bool:
-    """Return True if llguidance can compile a regular expression of a JSON schema. It has no look-around and no
-    back-references."""
-    return (_is_usable_cached if len(pattern) <= _CACHED_PATTERN else _is_usable)(pattern)
-
-
-def _is_usable(pattern: str) -> bool:
-    import llguidance
-
-    return grammar_trial.is_valid(llguidance.LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}))
-
-
-_is_usable_cached = tenants.cached(maxsize=_CACHED_PATTERNS)(_is_usable)
 
 
 def tool_call_format(grammar: Grammar, tokenizer: Tokenizer, sampling: EndOptions, is_json: bool = False,
@@ -257,15 +245,15 @@ def _check_ends(what: str, sampling: EndOptions) -> None:
                                   "ends", param=name, got=shown(value), allowed="unset")
 
 
-def _unusable(kind: str, why: str, lenient: bool = False) -> InvalidArgument:
-    """Return the error of a format. ``lenient``: with strict False, the cause is ignored."""
+def _unusable(kind: str, why: str) -> InvalidArgument:
+    """Return the error of a format."""
     param, subject = _KINDS[kind]
     if "NoExtensionBias" in why:  # llguidance's name of its state for a grammar without a finite text
         why = ("a rule refers to itself without an end" if kind == "grammar" else
                "no text matches it" if kind == "regex" else
                "a reference ($ref, $anchor, $id) refers to itself without an end")
-    hint = ("Set strict to False in json_schema to ignore keywords that a grammar cannot enforce"
-            if lenient or kind == "schema" and "Unimplemented keys" in why else None)
+    hint = ("Set strict to False in json_schema to leave out keywords that a grammar cannot enforce"
+            if kind == "schema" else None)
     return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param,
                            hint=hint)
 
@@ -276,33 +264,24 @@ def _too_large(kind: str, why: str) -> LimitError:
                       hint="Use fewer optional, repeated and nested parts")
 
 
-def _enforceable(kind: str, source: str, model: Any) -> tuple[str, str, Any]:
-    """Turn a schema into one that a grammar enforces, with options for llguidance.
-
-    A lenient one loses the patterns that look around or refer back, and llguidance ignores its other unsupported
-    keywords. Other malformed patterns stay errors.
-    """
+def _enforceable(kind: str, source: str, model: Any) -> tuple[str, str, Any, tuple[str, ...]]:
+    """Turn a schema into one that a grammar enforces, with options for llguidance. A lenient one loses the keywords
+    that a grammar cannot enforce: their paths are the last element of the result."""
     if kind not in ("schema", "lenient"):
-        return kind, source, model
-    schema, lenient = json.loads(source), kind == "lenient"
+        return kind, source, model, ()
+    schema: Any = json.loads(source)
+    left_out: tuple[str, ...] = ()
     if installed():
         try:
-            schema = native_calls.GRAMMARS.run(_enforced, schema, lenient) if may_have_patterns(schema) else \
-                enforced_schemas.prepare(schema, lenient)
+            schema, left_out = enforced_schemas.enforce(source, kind == "lenient")
         except ValueError as error:
-            raise _unusable("schema", str(error), True) from None
+            raise _unusable("schema", str(error)) from None
         except grammar_trial.Refused as error:
             raise _too_large("schema", str(error)) from None
     if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": {"whitespace_pattern": BLANKS, "lenient": lenient,
+        schema = {**schema, "x-guidance": {"whitespace_pattern": BLANKS,
                                            "json_allowed_escapes": enforced_schemas.ESCAPES}}
-    return "schema", json.dumps(schema), model
-
-
-def _enforced(schema: Any, lenient: bool) -> Any:
-    if lenient:
-        schema = without_patterns(schema, lambda pattern: _LOOKS.search(pattern) is None or is_usable(pattern))
-    return enforced_schemas.prepare(schema, lenient)
+    return "schema", json.dumps(schema), model, left_out
 
 
 # ---- the tokenizer as llguidance sees it -----------------------------------------------------------------------------

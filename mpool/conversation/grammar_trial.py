@@ -62,16 +62,15 @@ def start() -> None:
     _children.start()
 
 
-def is_valid(grammar: str) -> bool:
-    """Return True if llguidance can compile a grammar, whatever the vocabulary, within the limits of a trial.
+def fault(grammar: str) -> str | None:
+    """Compile a grammar without a vocabulary. Returns why llguidance refuses it, or None.
 
     Raises:
+        Refused: the grammar needs too much time, memory or stack.
         SpawnFailed, ShuttingDown: no process could be started.
     """
-    try:
-        return _run("check", grammar)[0] != "failed"
-    except Refused:
-        return False
+    status, data = _run("check", grammar)
+    return data.decode("utf-8", "replace") if status == "failed" else None
 
 
 def examine(question: Mapping[str, Any]) -> list[list[int] | None]:
@@ -119,4 +118,4 @@ def _run(task: str, grammar: str, vocabulary: Source | None = None) -> tuple[str
 
 _children = Children(PROGRAM)
 
-__all__ = ["Refused", "Trial", "examine", "is_valid", "lark_of_gbnf", "start"]
+__all__ = ["Refused", "Trial", "examine", "fault", "lark_of_gbnf", "start"]

@@ -377,9 +377,12 @@ def add_ignored(ignored: list[str], name: str) -> None:
     """Add the name of a part of a body that has no effect, unless it is there or there are :data:`MAX_UNKNOWN`.
 
     Clients choose names, and they become part of the log and of a response header. Characters other than letters,
-    digits, ``_``, ``-``, ``.`` and brackets are therefore left out, and a name has at most 100 characters.
+    digits, ``_``, ``-``, ``.`` and brackets are therefore left out, and so is the middle of a name of more than 100
+    characters.
     """
-    name = _UNSAFE.sub("", name)[:_MAX_NAME]
+    name = _UNSAFE.sub("", name)
+    if len(name) > _MAX_NAME:
+        name = f"{name[:_MAX_NAME // 2 - 2]}...{name[-_MAX_NAME // 2 + 1:]}"
     if name and name not in ignored and len(ignored) < MAX_UNKNOWN:
         ignored.append(name)
 
