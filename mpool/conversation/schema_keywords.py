@@ -15,6 +15,7 @@ from typing import Any
 
 from ..checks import shown
 from .schema_references import TYPES, target_of
+from .text_formats import FREE, PATTERNS
 from .tool_values import disjoint
 
 #: Reports a keyword that is left out: path of the schema, keyword or "", reason. Raises ValueError if the schema is
@@ -139,6 +140,9 @@ class _Reader:
         for name in list(part):
             if name in part and (why := self._fault(part, name)) is not None:
                 self._drop(part, path, name, why)
+        if "format" in part:
+            patterns = [{"pattern": pattern} for pattern in PATTERNS[part.pop("format")]]
+            part["allOf"] = [*part.get("allOf", ()), *patterns]
         self._required(part, path)
         self._least(part, path)
         self._parts(part, path)
@@ -180,6 +184,8 @@ class _Reader:
         void += ["contains"] * (part.get("minContains") == 0 and "maxContains" not in part)
         for name in (*void, "then", "else", "minContains", "maxContains"):
             part.pop(name, None)
+        if isinstance(part.get("format"), str) and part["format"] in FREE:
+            del part["format"]
         for name in ("exclusiveMinimum", "exclusiveMaximum"):  # draft 4
             if isinstance(part.get(name), bool):
                 bound = part.get(name[9:].lower())
@@ -206,6 +212,8 @@ class _Reader:
             return None if value < _BEYOND else f"must be less than {_BEYOND:,}, got {value:,}"
         if name in ("pattern", "format", "$ref") and not isinstance(value, str):
             return f"must be a string, got {shown(value)}"
+        if name == "format" and value not in PATTERNS:
+            return f"must be one of {', '.join(PATTERNS)}, got {shown(value)}"
         if name == "enum" and (not isinstance(value, list) or not value):
             return f"must be a list of at least one value, got {shown(value)}"
         if name in ("enum", "const", "pattern"):

@@ -58,7 +58,8 @@ class _Search:
         if not steps:
             return self._compile(self._schema)
         pointer = "".join("/" + quote(str(one).replace("~", "~0").replace("/", "~1"), safe="~") for one in steps)
-        return self._compile({"$defs": {"root": moved(self._schema, "#/$defs/root")}, "$ref": f"#/$defs/root{pointer}"})
+        why = self._compile({"$defs": {"root": moved(self._schema, "#/$defs/root")}, "$ref": f"#/$defs/root{pointer}"})
+        return None if why is None else why.replace("/$defs/root", "")
 
     def repair(self, steps: _Steps, path: str) -> None:
         """Leave out the keywords of the part at ``steps``, and of the parts within it, that are refused."""

@@ -124,7 +124,7 @@ def test_the_memory_of_a_format_is_measured(pool: mpool.Pool, llama: Path) -> No
 def test_a_hostile_schema_of_a_tool(pool: mpool.Pool, llama: Path) -> None:
     pool.register("tools", str(llama), chat_template=tm.HERMES, replace=True)
     tool = {"name": "f", "parameters": {"type": "object", "properties": {"a": HOSTILE["multiples"]}, "required": ["a"]}}
-    with pytest.raises(mpool.LimitError, match="`tools`: the schema of f is too complex: it needs") as caught:
+    with pytest.raises(mpool.LimitError, match="`tools`: a schema is too complex: it needs") as caught:
         pool.chat([{"role": "user", "content": "Hi"}], "tools", tools=[tool], tool_choice="required")
     assert caught.value.param == "tools"
 

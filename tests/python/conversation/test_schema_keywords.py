@@ -53,7 +53,7 @@ LEFT_OUT: list[tuple[Any, list[str]]] = [
     *(({"type": kind}, ["type"]) for kind in ("any", "float", "STRING", "None", 3, [], ["float", "null"])),
     *(({**TEXT, "pattern": pattern}, ["pattern"]) for pattern in (
         r"\bfoo\b", r"\Bfoo", "a^b", "a$b", "(?m)^a$", "^(?=a)b", r"(a)\1", "(a", r"\Aa\Z", "a{,3}", 3)),
-    *(({**TEXT, "format": name}, ["format"]) for name in ("odd", "idn-email", "json-pointer", "regex", "", 3)),
+    *(({**TEXT, "format": name}, ["format"]) for name in ("odd", "idn-email", "iri", "regex", "", 3)),
     *(({**kind, name: value}, [name]) for kind, name, value in (
         (LIST, "uniqueItems", True), (LIST, "contains", INT), (ANY, "propertyNames", {"maxLength": 2}),
         (ANY, "dependentRequired", {"x": ["y"]}), (ANY, "dependencies", {"x": ["y"]}), (TEXT, "not", {"const": "x"}),
@@ -85,7 +85,9 @@ SUPPORTED: list[Any] = [
     True, {}, {**TEXT, "maxLength": 3.0}, {**LIST, "minItems": 2.0, "items": INT}, {**INT, "minimum": -2**53},
     {**INT, "minimum": 3, "exclusiveMinimum": True}, {**INT, "exclusiveMinimum": 2.5, "maximum": 10**17},
     {**NUM, "minimum": -1e17, "maximum": 1e-20}, {**NUM, "minimum": 0.1, "exclusiveMaximum": 0.3},
-    {**INT, "format": "int64"}, {**NUM, "format": "float", "description": None}, {**INT, "pattern": "(?=a)"},
+    {**INT, "format": "int64"}, {**TEXT, "format": "int64"}, {**TEXT, "format": "password"}, {"format": "date"},
+    {**TEXT, "format": "date", "pattern": "^2", "allOf": [{"pattern": "-02-"}]},
+    {**NUM, "format": "float", "description": None}, {**INT, "pattern": "(?=a)"},
     {**TEXT, "nullable": True, "example": 3, "$comment": "x", "xml": {}}, {"const": None}, {"enum": ["x", None]},
     {"type": ["string", "null"], "maxLength": 2}, {"oneOf": [TEXT, INT]}, {"oneOf": KIND},
     {"oneOf": [{**OPTIONAL, "required": ["x"]}, {**ANY, "properties": {"w": INT}, "required": ["w"],
