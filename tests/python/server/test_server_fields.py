@@ -151,7 +151,7 @@ def test_names_of_ignored_fields_are_limited() -> None:
     assert ignored == ["messages[].again"]
     ignored = []
     body = json.dumps({"model": "m", "input": "x", "é": 1, "a, b": 1, "y" * 500: 1, "\r\n": 1}).encode()
-    assert bodies.parse(body, EmbeddingsRequest, ignored).input == "x" and ignored == ["ab", "y" * 100]
+    assert bodies.parse(body, EmbeddingsRequest, ignored).input == "x" and ignored == ["ab", "y" * 48 + "..." + "y" * 49]
 
 
 @pytest.mark.parametrize("value", ["1e999", "-1e999", "9" * 400, "[" * 200 + "]" * 200, '{"a": 1, "b": 2}'])
@@ -240,9 +240,10 @@ def test_errors_have_the_names_of_ollama_s_options(server: Any, path: str) -> No
     for options, name in (({"repeat_penalty": -1}, "repeat_penalty"), ({"top_k": -3}, "top_k")):
         status, _, found = post(server, path, {**BODIES[path], "options": options})
         assert status == 400 and f" `options.{name}` must be " in found["error"], found
-    status, _, found = post(server, path, {**BODIES[path], "format": {"type": "`response_format`"}})
+    status, _, found = post(server, path, {**BODIES[path], "format": {"$defs": {"`response_format`": {
+        "$ref": "#/$defs/`response_format`"}}, "$ref": "#/$defs/`response_format`"}})
     assert status == 400, found
-    assert " `format`: the JSON schema" in found["error"] and "`response_format`" in found["error"], found
+    assert " `format`: $ref of the JSON schema" in found["error"] and "`response_format`" in found["error"], found
 
 
 @pytest.mark.parametrize("value", [1, 0, -1, 2.5, "8", True])

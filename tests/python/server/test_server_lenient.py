@@ -194,7 +194,9 @@ def test_keywords_that_cannot_be_enforced_are_named(server: Any, path: str, fiel
 
 @pytest.mark.parametrize("schema", [True, {}])
 def test_a_schema_that_allows_everything(server: Any, schema: Any) -> None:
-    for path, fields, _ in FORMATS[:6]:
+    for path, fields, prefix in FORMATS[:6]:
+        if schema is True and prefix == "guided_json":  # a string or an object
+            continue
         status, ignored, found = post(server, path, {**BODIES[path], **fields(schema)})
         assert (status, ignored) == (200, None), found
     for tool in (function(schema), function({"type": "object", "properties": {"x": schema}})):
