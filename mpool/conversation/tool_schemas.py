@@ -26,7 +26,7 @@ from .schema_references import TYPES
 #: Maximum number of tools, and of characters of all tools as JSON.
 MAX_TOOLS, MAX_CHARS = 128, 1 << 18
 #: Maximum number of characters of a function's name.
-MAX_NAME = 64
+MAX_NAME = 128
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 _ALLOWED = ('a dict {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}, a '
             "function with annotations, or a pydantic class")
@@ -103,7 +103,7 @@ def _from_dict(where: str, tool: Mapping[str, Any], fields: ToolFields) -> dict[
     where += fields.function
     name, description, strict = function.get("name"), function.get("description"), function.get("strict")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        refuse(f"{where}.name", name, "1 to 64 letters, digits, _, - and .")
+        refuse(f"{where}.name", name, f"1 to {MAX_NAME} letters, digits, _, - and .")
     if description is not None and not isinstance(description, str):
         refuse(f"{where}.description", description, "a string")
     if strict is not None and not isinstance(strict, bool):

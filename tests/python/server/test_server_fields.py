@@ -151,7 +151,8 @@ def test_names_of_ignored_fields_are_limited() -> None:
     assert ignored == ["messages[].again"]
     ignored = []
     body = json.dumps({"model": "m", "input": "x", "é": 1, "a, b": 1, "y" * 500: 1, "\r\n": 1}).encode()
-    assert bodies.parse(body, EmbeddingsRequest, ignored).input == "x" and ignored == ["ab", "y" * 48 + "..." + "y" * 49]
+    assert bodies.parse(body, EmbeddingsRequest, ignored).input == "x"
+    assert ignored == ["ab", "y" * 48 + "..." + "y" * 49]
 
 
 @pytest.mark.parametrize("value", ["1e999", "-1e999", "9" * 400, "[" * 200 + "]" * 200, '{"a": 1, "b": 2}'])

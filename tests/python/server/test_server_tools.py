@@ -186,7 +186,7 @@ def test_other_protocols_name_the_limit_of_tool_calls(tmp_path: Path) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": 5}]}, "`tools[0]` must be a dict"), ({"tools": [{}]}, "got no function"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]},
-     "`tools[0].function.name` must be 1 to 64 letters, digits, _, - and ., got 'a b'"),
+     "`tools[0].function.name` must be 1 to 128 letters, digits, _, - and ., got 'a b'"),
     ({"tools": [tm.CLOCK, tm.CLOCK]}, "`tools[1].function.name` must be unique among the tools"),
     ({"tools": [{"type": "function", "function": {"name": f"f{at}"}} for at in range(129)]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 300_000}}]}, "characters as JSON"),
