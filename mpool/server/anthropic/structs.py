@@ -20,7 +20,7 @@ class Block(Fields, tag_field="type", kw_only=True):
 
     #: Types of further blocks, which are ignored: those of tools that Anthropic's servers run, and compaction.
     OTHERS: ClassVar[re.Pattern[str]] = re.compile(
-        r"(server|mcp)_tool_use|\w+_tool_result|compaction\w*|container_upload|fallback")
+        r"(server|mcp)_tool_use|\w+_tool_result|compaction\w*")
     cache_control: dict[str, Any] | None = None
 
 

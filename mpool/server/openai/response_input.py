@@ -45,7 +45,7 @@ def messages_of(context: Context, given: str | list[dict[str, msgspec.Raw]],
     found = _Conversation(context, earlier)
     for at, item in enumerate(given):
         where, kind = f"input[{at}]", _type_of(item)
-        if kind not in _TYPES and "role" not in item:
+        if kind not in _TYPES and not ("role" in item and "content" in item):  # an unknown type of messages is an error
             context.ignore(f"input[].{kind}", f"`{where}.type` must be one of {', '.join(_TYPES)}, got {shown(kind)}.",
                            f"{where}.type")
             continue

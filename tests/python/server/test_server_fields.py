@@ -13,7 +13,7 @@ import chainmodels
 import pytest
 
 import mpool
-from mpool.conversation import messages as conversation_messages
+from mpool.conversation import turns
 from mpool.conversation.messages import developer_as_system
 from mpool.server import bodies
 from mpool.server.errors import Refusal
@@ -291,15 +291,14 @@ def test_developer_is_system_where_the_template_does_not_know_it(server: Any) ->
 def test_many_developer_messages_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is linear in the number of messages: the text of a message is copied once."""
     copied, count = 0, 1000
-    parts_of = conversation_messages._text_parts
+    joined_of = turns.joined
 
-    def counted(content: Any) -> Any:
+    def counted(group: Any) -> Any:
         nonlocal copied
-        found = parts_of(content)
-        copied += len(found)
-        return found
+        copied += len(group)
+        return joined_of(group)
 
-    monkeypatch.setattr(conversation_messages, "_text_parts", counted)
+    monkeypatch.setattr(turns, "joined", counted)
     given = [{"role": "system" if at == 0 else "developer", "content": [{"type": "text", "text": str(at)}]}
              for at in range(count)]
     (joined,) = developer_as_system(given)

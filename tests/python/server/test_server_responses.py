@@ -223,11 +223,11 @@ def test_names_of_functions_in_namespaces(server: Any, client: Any) -> None:
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]}
     response = client.responses.create(**{**BASE, "model": "writes", "tools": [FILES], "tool_choice": allowed})
     assert response.output[-1].namespace == "mcp__files"
-    long = {**FILES, "name": "n" * 63}
+    long = {**FILES, "name": "n" * 127}
     response = client.responses.create(**{**BASE, "model": "writes", "tools": [long], "tool_choice": "required"})
-    assert (response.output[-1].namespace, response.output[-1].name) == ("n" * 63, "clock")
-    names = [namespaces.joined_name(*pair) for pair in (("a", "b"), ("a__", "b"), ("a" * 64, "b"), ("a" * 64, "c"))]
-    assert names[:2] == ["a__b", "a__b"] and len(set(names[2:])) == 2 and {len(name) for name in names[2:]} == {64}
+    assert (response.output[-1].namespace, response.output[-1].name) == ("n" * 127, "clock")
+    names = [namespaces.joined_name(*pair) for pair in (("a", "b"), ("a__", "b"), ("a" * 128, "b"), ("a" * 128, "c"))]
+    assert names[:2] == ["a__b", "a__b"] and len(set(names[2:])) == 2 and {len(name) for name in names[2:]} == {128}
     for tools, param in (([{**FILES, "name": ""}], "tools[0].name"), ([CLOCK, {**FILES, "tools": 5}], "tools[1].tools"),
                          ([{**FILES, "tools": [{"type": "function"}]}], "tools[0].tools"),
                          ([FILES, {**FILES, "name": "mcp__files__"}], "tools"),
