@@ -29,7 +29,7 @@ from ..checks import shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
 from ..resources import error_of, install_hint, of_caller, start_thread
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
-from . import enforced_schemas, grammar_trial, reasoning_grammar, response_formats
+from . import enforced_schemas, gbnf, grammar_trial, reasoning_grammar, response_formats
 from .reasoning import ThinkSplitter
 from .response_formats import check, check_nesting
 from .running_text import MaskReuse, ReasoningReuse
@@ -305,7 +305,7 @@ class _TokenizerAdapter:
         for i in {*self.special_token_ids, *tokenizer.eog_ids}:
             self.tokens[i] = b"<|%d|>" % i  # a unique name: these tokens add no text to a completion
         self.special_token_ids = sorted({*self.special_token_ids, *tokenizer.eog_ids})
-        self.eos_token_id, self.bos_token_id = tokenizer.eog_ids[0], None
+        self.eos_token_id, self.bos_token_id, self.end_ids = tokenizer.eog_ids[0], None, list(tokenizer.eog_ids)
         # a weak reference: the garbage collector cannot see the reference that llguidance holds to this object
         self._tokenizer = weakref.proxy(tokenizer)
         found = ((word, tokenizer.token_id(word)) for word in (*CALL_MARKS, *SHOWN))
@@ -321,6 +321,14 @@ class _TokenizerAdapter:
         except Exception as error:
             self.failure.error = error
             raise
+
+    def token_of(self, text: str) -> int | None:
+        """Return the id of the token that a text is, control token or not; None: it is none, or several."""
+        found = self._tokenizer.token_id(text)
+        if found is None:
+            ids = self._tokenizer.encode(text, add_special=False, parse_special=True)
+            found = int(ids[0]) if len(ids) == 1 else None
+        return found
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -363,7 +371,7 @@ class _Compiler:
         grammar_trial.start()  # while this process builds the tokenizer
         blanks, *others = llguidance.LLTokenizer.general_slices()
         adapter = _TokenizerAdapter(tokenizer)
-        self.tokens, self.failure = adapter.tokens, adapter.failure
+        self.tokens, self.failure, self._adapter = adapter.tokens, adapter.failure, adapter
         eos, slices = list(tokenizer.eog_ids), [blanks, *_WORDS, *others]
         self._trial = grammar_trial.Trial(adapter.tokens, adapter.special_token_ids, eos, slices)
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size,
@@ -407,7 +415,7 @@ class _Compiler:
             if kind == "regex":
                 grammar = make.grammar_from_regex(source)
             elif kind in ("grammar", "tools"):
-                grammar = make.grammar_from_lark(_lark(source) if kind == "grammar" else source)
+                grammar = make.grammar_from_lark(_lark(source, self._adapter) if kind == "grammar" else source)
             else:
                 grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS})
             if splitter is not None:
@@ -433,13 +441,18 @@ class _Compiler:
 _GBNF = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
 
 
-def _lark(source: str) -> str:
+def _lark(source: str, tokens: _TokenizerAdapter) -> str:
     """Convert a grammar in GBNF to Lark's language; one in Lark's language is returned as it is.
 
     Raises:
-        ValueError, Refused: see :func:`grammar_trial.lark_of_gbnf`.
+        ValueError: it is not valid GBNF.
     """
-    return source if _GBNF.search(source) is None else grammar_trial.lark_of_gbnf(source)
+    if _GBNF.search(source) is None:
+        return source
+    try:
+        return gbnf.to_lark(source, tokens.token_of, len(tokens.tokens), tokens.end_ids)
+    except ValueError as error:
+        raise ValueError(f"it is not valid GBNF: {error}") from None
 
 
 _lock = threading.Lock()
