@@ -48,7 +48,8 @@ _COMBINED = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas",
 #: Bounds of numbers that llguidance turns into regular expressions; no completion has as many characters or parts as
 #: ``_BEYOND``.
 _LARGE, _SMALL, _BEYOND = 10**18, 1e-100, 1 << 32
-_MAX_PATH = 100
+#: Maximum number of multiples that are compared with each other, and of characters of a path.
+_COMPARED, _MAX_PATH = 32, 100
 
 
 def normalise(schema: Any, report: Report, unwritable: Callable[[str, Any], str | None]) -> Any:
@@ -85,7 +86,7 @@ class _Reader:
         self._root, self._report, self._unwritable = root, report, unwritable
         self._seen: set[int] = set()  # id() of parts of the root
         self._references: dict[str, None] = {}
-        self._steps: set[str] = set()  # of the references
+        self._steps: set[str] = set()  # keywords and names that references contain
         self._multiples: set[Decimal] = set()
 
     def read_all(self) -> Any:
@@ -137,6 +138,11 @@ class _Reader:
                     name in _TEXTS and not isinstance(part[name], str):
                 del part[name]
         self._rewrite(part)
+        if isinstance(part.get("pattern"), str):
+            part["pattern"] = _plain_classes(part["pattern"])
+        if isinstance(part.get("patternProperties"), dict):
+            part["patternProperties"] = {_plain_classes(pattern): inner
+                                         for pattern, inner in part["patternProperties"].items()}
         for name in list(part):
             if name in part and (why := self._fault(part, name)) is not None:
                 self._drop(part, path, name, why)
@@ -234,7 +240,8 @@ class _Reader:
             unit = Decimal(10) ** min(int(exact.as_tuple().exponent), int(other.as_tuple().exponent), 0)
             if exact / unit * (other / unit) >= 1 << 32:
                 return f"must have fewer digits beside the multipleOf {other} of another part, got {multiple}"
-        self._multiples.add(exact)
+        if len(self._multiples) < _COMPARED:
+            self._multiples.add(exact)
         return None
 
     def _required(self, part: dict[str, Any], path: str) -> None:
@@ -277,6 +284,18 @@ class _Reader:
             self._report(path, "", f"must be a JSON schema, got {shown(child)}")
             return {}
         return child
+
+
+def _plain_classes(pattern: str) -> str:
+    """Return a regular expression in whose classes ``[``, ``&&``, ``~~`` and ``--`` have the meaning of ECMAScript and
+    Python: in the regular expressions of llguidance, they nest, intersect and subtract classes."""
+    def escaped(found: re.Match[str]) -> str:
+        inside = re.sub(r"\\.|\[|&(?=&)|~(?=~)|--", lambda one: {"--": r"-\-"}.get(
+            one[0], one[0] if one[0][0] == "\\" else "\\" + one[0]), found[2] or "", flags=re.DOTALL)
+        return f"[{found[1]}{inside}]" if found[3] == "]" else found[0]
+
+    # a class without an end reaches to the end of the text: if it were none, many of them would take quadratic time
+    return re.sub(r"\\.|\[(\^?)((?:\\.|[^\]\\])*)(\]|\\?\Z)", escaped, pattern, flags=re.DOTALL)
 
 
 def _bound_fault(value: Any, name: str) -> str | None:

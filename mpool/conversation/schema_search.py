@@ -19,7 +19,7 @@ _ORDER = ("oneOf", "pattern", "patternProperties", "minProperties", "maxProperti
           "const", "$ref", "allOf", "anyOf", "prefixItems", "items", "additionalItems", "required",
           "additionalProperties", "properties", "type")
 #: Maximum number of compilations of one search. Each usually takes 1 to 5 ms.
-_MAX_TRIALS = 400
+_MAX_TRIALS = 256
 
 #: Position of a part: keywords, names and indices from the root on.
 _Steps = tuple[Any, ...]

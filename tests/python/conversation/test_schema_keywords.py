@@ -29,7 +29,7 @@ def outer(part: Any) -> dict[str, Any]:
             "required": ["a", "b"], "additionalProperties": False}
 
 
-#: Schema of a property -> the keywords of it that are left out. Nobody can enforce them, or llguidance does not.
+#: Schema of a property -> its keywords that are left out: no grammar enforces them, or that of llguidance does not.
 LEFT_OUT: list[tuple[Any, list[str]]] = [
     *(({**kind, name: value}, [name]) for kind in (INT, NUM) for name in ("minimum", "exclusiveMaximum")
       for value in (-2**63, 2**64, 3.4028234663852886e38, -1.7976931348623157e308, 10**400, "3", True)
@@ -98,6 +98,8 @@ SUPPORTED: list[Any] = [
     {**LIST, "items": [INT, TEXT], "additionalItems": False}, {**LIST, "uniqueItems": True, "maxItems": 1},
     {"if": TEXT}, {"then": INT}, {**LIST, "minContains": 2}, {**ANY, "dependentRequired": {}},
     {**ANY, "required": ["x", "x"], "properties": {"x": INT}}, {**ANY, "properties": {"x": INT}, "required": ["w"]},
+    *({**TEXT, "pattern": pattern} for pattern in ("^[[:a]{2}$", "^[a&&b~~c]{3}$", "^[+--]$", r"^[\--0\[&]$")),
+    {**ANY, "patternProperties": {"^[a&&b]$": INT}, "additionalProperties": False},
     {**NUM, "multipleOf": 0.01}, {"default": 10**400}, {**OPTIONAL, "minProperties": 1}]
 
 
