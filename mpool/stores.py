@@ -47,7 +47,8 @@ STORES = {
     "series": Store("models with plots on the dashboard", 32, 16 * MIB, "",
                     "the one that was idle for longest is dropped"),
     "formats": Store("compiled formats of structured output and tools, per tokenizer", 32, 128 * MIB, "", _OLDEST),
-    "patterns": Store("regular expressions of tools that were tried, of 1,000 characters", 1024, 4 * MIB, "", _OLDEST),
+    "schemas": Store("JSON schemas of structured output and tools, in the form that a grammar enforces", 256, 16 * MIB,
+                     "", _OLDEST),
     "images": Store("images that are being decoded", None, 1024 * MIB, "", "they wait"),
     "queues": Store("waiting requests of a model", None, None, "PoolConfig.queue_capacity", _503),
     "models": Store("models in memory, those of the catalogue included, their queues, adapters, caches and recent "

@@ -33,7 +33,7 @@ def format_of(arguments: argparse.Namespace) -> dict[str, Any]:
             schema = json.loads(text)
         except (ValueError, RecursionError):
             schema = None
-        if not isinstance(schema, dict):
+        if not isinstance(schema, (dict, bool)):
             raise InvalidArgument(param="json_schema", got=shown(text), allowed="a JSON schema, which is an object, or "
                                                                                "the path of a file with one")
         return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}

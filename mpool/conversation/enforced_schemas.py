@@ -1,5 +1,7 @@
 """Changes JSON schemas so that llguidance enforces them and can always complete a value.
 
+* Keywords that cannot be enforced are left out and named, or are errors (:mod:`mpool.conversation.schema_keywords`,
+  :mod:`mpool.conversation.schema_search`).
 * A property name or a string has one spelling in the JSON of a completion: an escape is only allowed for a character
   that JSON cannot write otherwise (:data:`ESCAPES`). Else ``"\\u0061"`` would be a second ``a``, whose value no schema
   checks.
@@ -15,69 +17,145 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-from . import grammar_trial, schema_references
+from .. import native_calls, tenants
+from ..stores import STORES
+from . import grammar_trial, schema_keywords, schema_references, schema_search
+from .schema_references import with_parts
 
 #: llguidance's option ``json_allowed_escapes``: characters after a backslash. There is no ``u``.
 ESCAPES = 'nrbtf\\"'
 #: Characters that only ``\u`` can write, and parts of regular expressions that may match one of them.
 _UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
-_LONG = re.compile("[0-9]{16}")  # may be an integer that float64 cannot hold, or that llguidance cuts to 64 bits
 _MAY_NEED = re.compile("[\x00-\x1f\x7f]|\\\\(x[01]|x7[fF]|u00[01]|u007[fF]|x\\{|u\\{|c|v|0)")
 #: Parts of regular expressions that may be classes of characters: ``\\p``, other escapes, and brackets.
 _CLASS = re.compile(r"\\[pP](?:\{[^{}]*\}|[A-Za-z])|\\.|\[(\^|(?!\^))((?:\\.|[^\]\\\[])+)\]", re.DOTALL)
 #: Parts of a class that may match every control character.
 _WIDE = re.compile(r"[\x00-\x1f]|\\(?:[SDWPxu0]|p\{?[CA^])")
 _CONTROL = "requires a control character other than \\b, \\t, \\n, \\f and \\r"
-#: Keywords whose value is a dict, name -> schema; keywords whose value is data and not a schema.
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_DATA = ("const", "enum", "default", "examples")
+#: Number of schemas whose enforceable form is cached, and bytes of all of them.
+CACHED, CACHED_BYTES = STORES["schemas"].entries or 0, STORES["schemas"].bytes or 0
 
 
-def prepare(schema: Any, lenient: bool) -> Any:
-    """Return a schema that a grammar can enforce.
+class Enforced(NamedTuple):
+    """A schema that a grammar can enforce.
+
+    Attributes:
+        schema: the JSON schema.
+        left_out: paths of the keywords that the schema lacks because they cannot be enforced, such as
+            ``properties.age.minimum``; "": the whole schema.
+    """
+
+    schema: Any
+    left_out: tuple[str, ...] = ()
+
+
+def enforce(source: str, lenient: bool) -> Enforced:
+    """Return a schema that a grammar can enforce, or the result of an earlier call.
 
     Args:
-        schema: JSON schema; it is not changed.
+        source: the JSON schema as JSON.
         lenient: keywords that a grammar cannot enforce are left out; False: they are errors.
 
     Raises:
-        ValueError: the schema has a keyword that a grammar cannot enforce. The text is the reason.
-        grammar_trial.Refused: its regular expressions are too complex.
+        ValueError: the schema has a keyword that a grammar cannot enforce. The text is its path and the reason.
+        grammar_trial.Refused: the schema is too complex.
         SpawnFailed, ShuttingDown: see :func:`grammar_trial.examine`.
+        Timeout, Overloaded: see :meth:`mpool.native_calls.ThreadGroup.run`.
     """
+    with _lock:
+        known = _cache.get((source, lenient))
+        if known is not None:
+            _cache.move_to_end((source, lenient))
+            return Enforced(json.loads(known[0]), known[1])
+    found: Enforced = native_calls.GRAMMARS.run(_enforced, source, lenient)
+    text = json.dumps(found.schema)
+    with _lock:
+        _cache[source, lenient] = text, found.left_out, len(source) + len(text)
+        while len(_cache) > CACHED or sum(size for _, _, size in _cache.values()) > CACHED_BYTES:
+            _cache.popitem(last=False)
+    return found
+
+
+def _enforced(source: str, lenient: bool) -> Enforced:
+    left_out: dict[str, None] = {}
+
+    def report(path: str, name: str, why: str) -> None:
+        where = schema_keywords.step(path, name) if name else path
+        if lenient:
+            left_out[where] = None
+        elif why:
+            raise ValueError(f"{where}: {why}" if where else why)
+
+    schema = schema_keywords.normalise(json.loads(source), report, _unwritable)
+    if not isinstance(schema, dict):
+        return Enforced(schema)
     text = json.dumps(schema)
-    schema = json.loads(text)
     if '"$ref"' in text:
         schema_references.prune(schema)
-    if "\\u00" in text or "\x7f" in text or _MAY_NEED.search(text) or _LONG.search(text):
-        schema = _writable(schema, lenient)
-    if not lenient and '"minProperties"' in text:
-        _check_counts(schema)
     if '"patternProperties"' in text:
         schema = _with_names(schema)
     if '"pattern' in text:
         schema = _without_null(schema)
-    return schema
+    try:
+        refused = fault(schema) is not None
+    except grammar_trial.Refused:
+        if not lenient or not _drop_patterns(schema, report):
+            raise
+        refused = fault(schema) is not None
+    if refused:
+        try:
+            schema_search.repair(schema, fault, report)
+        except schema_search.TooManyFaults:
+            left_out.clear()
+            report("", "", "too many of its keywords cannot be enforced")
+            schema = {"type": "object"} if schema.get("type") == "object" else {}
+    return Enforced(schema, tuple(left_out))
 
 
-def with_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of a JSON schema whose parts are changed by a function: the items of a list, the values of keywords
-    and the schemas of properties and definitions. Data, such as ``enum``, stay as they are."""
-    if isinstance(schema, list):
-        return list(map(change, schema))
-    if not isinstance(schema, Mapping):
-        return schema
-    found: dict[str, Any] = {}
-    for name, value in schema.items():
-        if name in _NAMED and isinstance(value, Mapping):
-            found[name] = {key: change(one) for key, one in value.items()}
-        else:
-            found[name] = value if name in _DATA else change(value)
+def fault(schema: Any) -> str | None:
+    """Compile a schema, and return why it is refused; None: it is not.
+
+    Raises:
+        grammar_trial.Refused, SpawnFailed, ShuttingDown: see :func:`grammar_trial.fault`.
+    """
+    import llguidance
+
+    options = {"x-guidance": {"json_allowed_escapes": ESCAPES}}
+    try:
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({**options, **schema}))
+    except ValueError as error:  # a number or a text that is no JSON for the parser
+        return str(error)
+    return grammar_trial.fault(grammar)
+
+
+def _drop_patterns(part: Any, report: schema_keywords.Report, path: str = "") -> bool:
+    """Leave out the regular expressions that exceed a limit, in place. Returns False if there are none."""
+    found = False
+    for name, value in list(part.items() if isinstance(part, dict) else enumerate(part)):
+        if isinstance(value, (dict, list)) and name not in ("const", "enum"):
+            where = schema_keywords.step(path, name) if isinstance(name, str) else f"{path}[{name}]"
+            found |= _drop_patterns(value, report, where)
+        elif name == "pattern" and isinstance(value, str):
+            try:
+                fault({"type": "string", "pattern": value})
+            except grammar_trial.Refused as error:
+                report(path, name, str(error))
+                del part[name]
+                found = True
     return found
+
+
+def _unwritable(name: str, value: Any) -> str | None:
+    """Return why a grammar cannot write the values of ``const``, ``enum`` or ``pattern``, or None."""
+    if name != "pattern":
+        return _fault(value)
+    return _CONTROL if _MAY_NEED.search(value) and _examined((value,), ())[0] is not None else None
 
 
 def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
@@ -111,27 +189,6 @@ def _fault(values: Any) -> str | None:
     return None
 
 
-def _writable(schema: Any, lenient: bool) -> Any:
-    """Return the schema without lists of values that a grammar cannot write, and without regular expressions that need
-    other escapes than :data:`ESCAPES`.
-
-    Raises:
-        ValueError: the schema has one, and is not ``lenient``.
-    """
-    def change(part: Any) -> Any:
-        if isinstance(part, Mapping):
-            unwritable = {name: why for name in ("const", "enum") if (why := _fault(part.get(name))) is not None}
-            pattern = part.get("pattern")
-            if isinstance(pattern, str) and _MAY_NEED.search(pattern) and _examined((pattern,), ())[0] is not None:
-                unwritable["pattern"] = _CONTROL
-            if unwritable and not lenient:
-                raise ValueError(" ".join(next(iter(unwritable.items()))))
-            part = {name: value for name, value in part.items() if name not in unwritable}
-        return with_parts(part, change)
-
-    return change(schema)
-
-
 def _without_null(schema: Any) -> Any:
     """Return the schema whose classes of characters do not match U+0000."""
     def change(part: Any) -> Any:
@@ -155,17 +212,6 @@ def _class(found: re.Match[str]) -> str:
         return "[^\\x00" + "\\" * inside.startswith("-") + inside + "]"
     may_have_all = _WIDE.search(text) if inside is not None or text[1] in "pP" else None
     return text if may_have_all is None else f"[{text}&&[^\\x00]]"
-
-
-def _check_counts(schema: Any) -> None:
-    """Raises ValueError if an object needs several properties that it does not name. A grammar cannot tell whether
-    their names differ, and an object has each name once."""
-    for part in _parts(schema):
-        least, required = part.get("minProperties"), part.get("required")
-        named = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
-        if isinstance(least, (int, float)) and least > named + 1:
-            raise ValueError(f"minProperties {least} is more than one above the number of required properties, which "
-                             f"is {named}: a grammar cannot tell whether the names of further properties differ")
 
 
 def _with_names(schema: Any) -> Any:
@@ -212,6 +258,18 @@ def _keys(value: Any) -> Iterator[str]:
             yield from _keys(inner)
 
 
+_lock = threading.Lock()
+_cache: tenants.TenantCache[tuple[str, bool], tuple[str, tuple[str, ...], int]] = tenants.TenantCache()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 @functools.lru_cache(maxsize=256)
 def _examined(patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
     """Return for each regular expression the ``names`` in which it is found if it is found in no other text; else
@@ -220,4 +278,4 @@ def _examined(patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[tuple[
     return tuple(None if at is None else tuple(names[one] for one in at) for at in found)
 
 
-__all__ = ["ESCAPES", "prepare", "with_parts"]
+__all__ = ["ESCAPES", "Enforced", "enforce", "fault"]

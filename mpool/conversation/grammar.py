@@ -30,11 +30,11 @@ from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Ove
 from ..resources import error_of, install_hint, of_caller, start_thread
 from ..stores import STORES
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
-from . import enforced_schemas, grammar_trial, reasoning_grammar, response_formats
+from . import enforced_schemas, gbnf, grammar_trial, reasoning_grammar, response_formats
 from .reasoning import ThinkSplitter
 from .response_formats import check, check_nesting
 from .running_text import MaskReuse, ReasoningReuse
-from .tool_grammar import BLANKS, ResponseFormat, may_have_patterns, without_patterns
+from .tool_grammar import BLANKS, ResponseFormat
 
 if TYPE_CHECKING:
     import llguidance
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from .reasoning import Splitter
     from .tool_grammar import Grammar
 
-#: Parts of regular expressions that look around or refer back, and a few others.
-_LOOKS = re.compile(r"\(\?[=!<]|\\[1-9k]")
 #: The option that sets each kind of format, and what error messages call it.
 _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_format", "the regular expression"),
           "grammar": ("response_format", "the grammar"), "tools": ("tools", "a schema")}
@@ -53,8 +51,6 @@ _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_
 _CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = STORES["formats"].entries or 0, STORES["formats"].bytes or 0, 4
 #: Address space that must be free for llguidance, and for each token of the vocabulary when its tables are built.
 _SPACE, _SPACE_PER_TOKEN = 96 << 20, 400
-#: Number of regular expressions of tools whose trial is remembered, and their maximum length in characters.
-_CACHED_PATTERNS, _CACHED_PATTERN = STORES["patterns"].entries or 0, 1000
 #: Seconds that the masks after one token may take before their thread is replaced. They usually take 1 to 50 ms.
 _STUCK_SECONDS = 5.0
 #: CPU seconds that all masks of a request may take: a constant, and more for each sampled token.
@@ -103,6 +99,8 @@ class Format:
         param: the option that set the format, for error messages.
         failure: the last error of the tokenizer that the matcher calls; None: its errors are not recorded.
         newline: the text may begin with a newline.
+        left_out: parts of the caller's schemas that do not constrain completions, because a grammar cannot enforce
+            them, such as ``response_format.properties.age.minimum``.
     """
 
     first: bytes
@@ -114,6 +112,7 @@ class Format:
     param: str = "response_format"
     failure: _Failure | None = None
     newline: bool = False
+    left_out: tuple[str, ...] = ()
     _errors: dict[int, MpoolError] = field(default_factory=dict)  # key: id() of a ticket that is still referenced
 
     def compute_masks(self, ticket: _core.Ticket, n: int, key: str, end: EndCheck | None = None) -> None:
@@ -173,7 +172,7 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions,
         LimitError: the format is too large, nested too deeply, or too complex to compile.
         Unsupported: llguidance is not installed.
     """
-    kind, source, model = _enforceable(*response_formats.read(response_format))
+    kind, source, model, left_out = _enforceable(*response_formats.read(response_format))
     if kind == "text":
         return None
     _check_ends("a format", sampling)
@@ -187,24 +186,28 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions,
         reuse = partial(ReasoningReuse, b"" if splitter.inside else splitter.open.encode(), splitter.close.encode(),
                         compiler.tokens.__getitem__)
     return Format(compiled.first, compiled.matcher, kind == "schema", model, reuse, tokenizer,
-                  failure=compiler.failure, newline=compiled.newline)
+                  failure=compiler.failure, newline=compiled.newline, left_out=_named(left_out))
 
 
-def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]:
+def _named(left_out: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"response_format.{path}" if path else "response_format" for path in left_out)
+
+
+def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any, tuple[str, ...]]:
     """Read a ``response_format`` that is given together with tools.
 
     Returns:
-        The format of completions without function calls (None for ``{"type": "text"}``), and the pydantic class or
-        None.
+        The format of completions without function calls (None for ``{"type": "text"}``), the pydantic class or None,
+        and what was left out (:attr:`Format.left_out`).
 
     Raises:
         InvalidArgument, LimitError: as :func:`prepare`; also for a grammar, which cannot be combined with tools.
     """
-    kind, source, model = _enforceable(*response_formats.read(response_format))
+    kind, source, model, left_out = _enforceable(*response_formats.read(response_format))
     if kind == "text":
-        return None, None
+        return None, None, ()
     if kind == "schema" or kind == "regex":
-        return ResponseFormat("schema" if kind == "schema" else "regex", source), model
+        return ResponseFormat("schema" if kind == "schema" else "regex", source), model, _named(left_out)
     raise InvalidArgument("`response_format` must be JSON or a regex when tools are given, got a grammar",
                           param="response_format", got="a grammar", allowed="JSON or a regex",
                           hint='Set tool_choice="none" to leave out the tools')
@@ -213,21 +216,6 @@ def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]
 def installed() -> bool:
     """Return True if llguidance, which computes the masks, is installed."""
     return importlib.util.find_spec("llguidance") is not None
-
-
-def is_usable(pattern: str) -> bool:
-    """Return True if llguidance can compile a regular expression of a JSON schema. It has no look-around and no
-    back-references."""
-    return (_is_usable_cached if len(pattern) <= _CACHED_PATTERN else _is_usable)(pattern)
-
-
-def _is_usable(pattern: str) -> bool:
-    import llguidance
-
-    return grammar_trial.is_valid(llguidance.LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}))
-
-
-_is_usable_cached = tenants.cached(maxsize=_CACHED_PATTERNS)(_is_usable)
 
 
 def tool_call_format(grammar: Grammar, tokenizer: Tokenizer, sampling: EndOptions, is_json: bool = False,
@@ -260,15 +248,15 @@ def _check_ends(what: str, sampling: EndOptions) -> None:
                                   "ends", param=name, got=shown(value), allowed="unset")
 
 
-def _unusable(kind: str, why: str, lenient: bool = False) -> InvalidArgument:
-    """Return the error of a format. ``lenient``: with strict False, the cause is ignored."""
+def _unusable(kind: str, why: str) -> InvalidArgument:
+    """Return the error of a format."""
     param, subject = _KINDS[kind]
     if "NoExtensionBias" in why:  # llguidance's name of its state for a grammar without a finite text
         why = ("a rule refers to itself without an end" if kind == "grammar" else
                "no text matches it" if kind == "regex" else
                "a reference ($ref, $anchor, $id) refers to itself without an end")
-    hint = ("Set strict to False in json_schema to ignore keywords that a grammar cannot enforce"
-            if lenient or kind == "schema" and "Unimplemented keys" in why else None)
+    hint = ("Set strict to False in json_schema to leave out keywords that a grammar cannot enforce"
+            if kind == "schema" else None)
     return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param,
                            hint=hint)
 
@@ -279,33 +267,24 @@ def _too_large(kind: str, why: str) -> LimitError:
                       hint="Use fewer optional, repeated and nested parts")
 
 
-def _enforceable(kind: str, source: str, model: Any) -> tuple[str, str, Any]:
-    """Turn a schema into one that a grammar enforces, with options for llguidance.
-
-    A lenient one loses the patterns that look around or refer back, and llguidance ignores its other unsupported
-    keywords. Other malformed patterns stay errors.
-    """
+def _enforceable(kind: str, source: str, model: Any) -> tuple[str, str, Any, tuple[str, ...]]:
+    """Turn a schema into one that a grammar enforces, with options for llguidance. A lenient one loses the keywords
+    that a grammar cannot enforce: their paths are the last element of the result."""
     if kind not in ("schema", "lenient"):
-        return kind, source, model
-    schema, lenient = json.loads(source), kind == "lenient"
+        return kind, source, model, ()
+    schema: Any = json.loads(source)
+    left_out: tuple[str, ...] = ()
     if installed():
         try:
-            schema = native_calls.GRAMMARS.run(_enforced, schema, lenient) if may_have_patterns(schema) else \
-                enforced_schemas.prepare(schema, lenient)
+            schema, left_out = enforced_schemas.enforce(source, kind == "lenient")
         except ValueError as error:
-            raise _unusable("schema", str(error), True) from None
+            raise _unusable("schema", str(error)) from None
         except grammar_trial.Refused as error:
             raise _too_large("schema", str(error)) from None
     if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": {"whitespace_pattern": BLANKS, "lenient": lenient,
+        schema = {**schema, "x-guidance": {"whitespace_pattern": BLANKS,
                                            "json_allowed_escapes": enforced_schemas.ESCAPES}}
-    return "schema", json.dumps(schema), model
-
-
-def _enforced(schema: Any, lenient: bool) -> Any:
-    if lenient:
-        schema = without_patterns(schema, lambda pattern: _LOOKS.search(pattern) is None or is_usable(pattern))
-    return enforced_schemas.prepare(schema, lenient)
+    return "schema", json.dumps(schema), model, left_out
 
 
 # ---- the tokenizer as llguidance sees it -----------------------------------------------------------------------------
@@ -329,7 +308,7 @@ class _TokenizerAdapter:
         for i in {*self.special_token_ids, *tokenizer.eog_ids}:
             self.tokens[i] = b"<|%d|>" % i  # a unique name: these tokens add no text to a completion
         self.special_token_ids = sorted({*self.special_token_ids, *tokenizer.eog_ids})
-        self.eos_token_id, self.bos_token_id = tokenizer.eog_ids[0], None
+        self.eos_token_id, self.bos_token_id, self.end_ids = tokenizer.eog_ids[0], None, list(tokenizer.eog_ids)
         # a weak reference: the garbage collector cannot see the reference that llguidance holds to this object
         self._tokenizer = weakref.proxy(tokenizer)
         found = ((word, tokenizer.token_id(word)) for word in (*CALL_MARKS, *SHOWN))
@@ -345,6 +324,14 @@ class _TokenizerAdapter:
         except Exception as error:
             self.failure.error = error
             raise
+
+    def token_of(self, text: str) -> int | None:
+        """Return the id of the token that a text is, control token or not; None: it is none, or several."""
+        found = self._tokenizer.token_id(text)
+        if found is None:
+            ids = self._tokenizer.encode(text, add_special=False, parse_special=True)
+            found = int(ids[0]) if len(ids) == 1 else None
+        return found
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -389,7 +376,7 @@ class _Compiler:
         grammar_trial.start()  # while this process builds the tokenizer
         blanks, *others = llguidance.LLTokenizer.general_slices()
         adapter = _TokenizerAdapter(tokenizer)
-        self.tokens, self.failure = adapter.tokens, adapter.failure
+        self.tokens, self.failure, self._adapter = adapter.tokens, adapter.failure, adapter
         self._newlines = [token for token, data in enumerate(self.tokens) if data[:1] == b"\n"]
         eos, slices = list(tokenizer.eog_ids), [blanks, *_WORDS, *others]
         self._trial = grammar_trial.Trial(adapter.tokens, adapter.special_token_ids, eos, slices)
@@ -434,7 +421,7 @@ class _Compiler:
             if kind == "regex":
                 grammar = make.grammar_from_regex(source)
             elif kind in ("grammar", "tools"):
-                grammar = make.grammar_from_lark(_lark(source) if kind == "grammar" else source)
+                grammar = make.grammar_from_lark(_lark(source, self._adapter) if kind == "grammar" else source)
             else:
                 grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS})
             if splitter is not None:
@@ -463,13 +450,18 @@ class _Compiler:
 _GBNF = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
 
 
-def _lark(source: str) -> str:
+def _lark(source: str, tokens: _TokenizerAdapter) -> str:
     """Convert a grammar in GBNF to Lark's language; one in Lark's language is returned as it is.
 
     Raises:
-        ValueError, Refused: see :func:`grammar_trial.lark_of_gbnf`.
+        ValueError: it is not valid GBNF.
     """
-    return source if _GBNF.search(source) is None else grammar_trial.lark_of_gbnf(source)
+    if _GBNF.search(source) is None:
+        return source
+    try:
+        return gbnf.to_lark(source, tokens.token_of, len(tokens.tokens), tokens.end_ids)
+    except ValueError as error:
+        raise ValueError(f"it is not valid GBNF: {error}") from None
 
 
 _lock = threading.Lock()

@@ -62,16 +62,15 @@ def start() -> None:
     _children.start()
 
 
-def is_valid(grammar: str) -> bool:
-    """Return True if llguidance can compile a grammar, whatever the vocabulary, within the limits of a trial.
+def fault(grammar: str) -> str | None:
+    """Compile a grammar without a vocabulary. Returns why llguidance refuses it, or None.
 
     Raises:
+        Refused: the grammar needs too much time, memory or stack.
         SpawnFailed, ShuttingDown: no process could be started.
     """
-    try:
-        return _run("check", grammar)[0] != "failed"
-    except Refused:
-        return False
+    status, data = _run("check", grammar)
+    return data.decode("utf-8", "replace") if status == "failed" else None
 
 
 def examine(question: Mapping[str, Any]) -> list[list[int] | None]:
@@ -94,20 +93,6 @@ def examine(question: Mapping[str, Any]) -> list[list[int] | None]:
     return found
 
 
-def lark_of_gbnf(grammar: str) -> str:
-    """Convert a grammar of llama.cpp's language, GBNF, to Lark's language.
-
-    Raises:
-        ValueError: it is malformed.
-        Refused: the conversion needs too much time or memory.
-        SpawnFailed, ShuttingDown: no process could be started.
-    """
-    status, data = _run("convert", grammar)
-    if status == "failed":
-        raise ValueError(f"it is not valid GBNF: {data.decode('utf-8', 'replace')}")
-    return data.decode()
-
-
 def _run(task: str, grammar: str, vocabulary: Source | None = None) -> tuple[str, bytes]:
     status, data = _children.run((task, grammar), Limits(SECONDS, _LOADING, MEMORY, _RESPONSE), vocabulary)
     if status == "died":
@@ -119,4 +104,4 @@ def _run(task: str, grammar: str, vocabulary: Source | None = None) -> tuple[str
 
 _children = Children(PROGRAM)
 
-__all__ = ["Refused", "Trial", "examine", "is_valid", "lark_of_gbnf", "start"]
+__all__ = ["Refused", "Trial", "examine", "fault", "start"]

@@ -12,7 +12,6 @@ import resource
 from typing import Any
 
 import llguidance
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 #: Stack of a thread where the stack has no limit, in glibc. The other threads have the limit as their stack.
 _UNLIMITED = 2 << 20
@@ -66,13 +65,11 @@ def handle(tokenizer: Any, task: str, grammar: str) -> tuple[str, bytes]:
     Args:
         tokenizer: what :func:`load` returned, or None.
         task: ``"compile"`` the grammar and compute its first mask: returns the resident bytes that the matcher needs.
-            ``"check"`` it without a vocabulary: returns nothing. ``"convert"`` it from GBNF to Lark: returns the text.
-            ``"examine"`` regular expressions: see :func:`mpool.conversation.grammar_trial.examine`.
+            ``"check"`` it without a vocabulary: returns nothing. ``"examine"`` regular expressions: see
+            :func:`mpool.conversation.grammar_trial.examine`.
         grammar: the grammar, or the question of ``"examine"``.
     """
     try:
-        if task == "convert":
-            return task, gbnf_to_lark(grammar).encode()
         if task == "examine":
             return task, json.dumps(_examine(**json.loads(grammar))).encode()
         if task == "check":
@@ -88,7 +85,7 @@ def handle(tokenizer: Any, task: str, grammar: str) -> tuple[str, bytes]:
         return task, b"%d" % max(_resident() - before, 0)
     except MemoryError:
         raise
-    except BaseException as error:  # a panic is no Exception; the converter raises its own errors, and KeyError
+    except BaseException as error:  # a panic is no Exception
         return "failed", str(error).encode("utf-8", "replace")
 
 

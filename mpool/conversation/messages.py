@@ -11,6 +11,7 @@ from ..checks import refuse
 from ..errors import InvalidArgument, Unsupported
 from ..resources import list_of_caller
 from ..tokenizers.limits import MAX_CHARS
+from . import turns
 from .template import each_string
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -132,24 +133,8 @@ def developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             groups[-1].append(message)
         else:
             groups.append([message])
-    return [_as_system(group) if group[-1]["role"] == "developer" else group[0] for group in groups]
-
-
-def _as_system(group: list[dict[str, Any]]) -> dict[str, Any]:
-    """Join messages to one of the role ``system``, with a blank line between them."""
-    contents = [message["content"] for message in group]
-    joined: Any
-    if all(isinstance(content, str) for content in contents):
-        joined = "\n\n".join(contents)
-    else:
-        joined = []
-        for at, content in enumerate(contents):
-            joined += [{"type": "text", "text": "\n\n"}] * (at > 0) + _text_parts(content)
-    return {**group[0], "role": "system", "content": joined}
-
-
-def _text_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return [{**turns.joined(group), "role": "system"} if group[-1]["role"] == "developer" else group[0]
+            for group in groups]
 
 
 def _is_set(value: Any) -> bool:

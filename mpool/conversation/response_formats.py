@@ -21,7 +21,6 @@ _ALLOWED = ('{"type": "json_object"}, {"type": "json_object", "schema": {...}}, 
 _KEYS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",), "regex": ("regex",),
          "grammar": ("grammar",)}
 _SCHEMA_KEYS = ("schema", "name", "description", "strict")
-_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 
 
 def check(response_format: Any) -> None:
@@ -76,7 +75,8 @@ def read(response_format: Any) -> tuple[str, str, Any]:
         if strict is not None and not isinstance(strict, bool):
             refuse("response_format.json_schema.strict", strict, "True or False")
         return "lenient" if strict is False else "schema", _schema(schema), None
-    if not response_format or kind is not None and kind not in _TYPES and not isinstance(kind, (list, tuple)):
+    if not response_format or kind is not None and not isinstance(kind, (list, tuple)) and \
+            kind not in schema_references.TYPES:
         refuse("response_format.type", kind, "one of the types in " + _ALLOWED)
     return "schema", _schema(response_format), None
 

@@ -1,11 +1,11 @@
-"""Finds JSON schemas that no finite value matches because they refer to themselves.
+"""Walks the parts of JSON schemas, and finds those that no finite value matches because they refer to themselves.
 
 llguidance reports such a schema with the name of an internal state, or accepts it and then never lets a completion end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,43 @@ from ..errors import InvalidArgument
 
 #: Maximum number of characters of a JSON pointer in an error message, and of pointers before and after its "...".
 _POINTER, _FIRST, _LAST = 60, 3, 2
+#: Types of JSON values.
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+#: Keywords whose value is a dict, name -> schema; keywords whose value is data and not a schema.
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DATA = ("const", "enum", "default", "examples")
+
+
+def with_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a copy of a JSON schema whose parts are changed by a function: the items of a list, the values of keywords
+    and the schemas of properties and definitions. Data, such as ``enum``, stay as they are."""
+    if isinstance(schema, list):
+        return list(map(change, schema))
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _NAMED and isinstance(value, Mapping):
+            found[name] = {key: change(one) for key, one in value.items()}
+        else:
+            found[name] = value if name in _DATA else change(value)
+    return found
+
+
+def without_nulls(schema: Any) -> Any:
+    """Return a schema without the keywords that are null, which serialisers write for what is not set."""
+    found = with_parts(schema, without_nulls)
+    return {name: value for name, value in found.items() if value is not None or name in _DATA} \
+        if isinstance(found, dict) else found
+
+
+def moved(schema: Any, where: str) -> Any:
+    """Return a schema for the position ``where`` of another document, with its references adjusted."""
+    found = with_parts(schema, lambda part: moved(part, where))
+    reference = found.get("$ref") if isinstance(found, dict) else None
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        found["$ref"] = where + reference[1:]
+    return found
 
 
 @dataclass(slots=True, eq=False)
@@ -197,4 +234,4 @@ def _cycle(schema: _Part) -> tuple[str, list[str]]:
     return "$ref" if "$ref" in keywords else keywords[0], shown
 
 
-__all__ = ["check", "target_of"]
+__all__ = ["TYPES", "check", "moved", "prune", "target_of", "with_parts", "without_nulls"]

@@ -22,9 +22,9 @@ from ..resources import list_of_caller
 from ..tokenizers import limits
 from ..tokenizers.specials import compile_trie
 from ..tokenizers.tokenizer import MARKS, Tokenizer
-from . import rendering
+from . import rendering, turns
+from .turns import REASONING
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 
 #: Names that a caller's variables cannot have: variables that every template gets, and keywords with which
@@ -138,8 +138,8 @@ class ChatTemplate:
                tools: Sequence[Mapping[str, Any]] | None = None,
                documents: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool | None = None,
                continue_final_message: bool = False, placeholder: tuple[str, str | None] | None = None,
-               deadline: float | None = None, check_length: Callable[[int], object] | None = None,
-               **variables: Any) -> ChatPrompt:
+               merge_turns: bool = False, deadline: float | None = None,
+               check_length: Callable[[int], object] | None = None, **variables: Any) -> ChatPrompt:
         """Render a conversation and encode it.
 
         Texts of control tokens in ``messages``, ``tools``, ``documents`` or ``variables`` become plain text; only the
@@ -152,6 +152,7 @@ class ChatTemplate:
             add_generation_prompt: as in :meth:`render`; None: on unless the last message is continued.
             placeholder: a character in the messages, and the text of the control token that replaces it. If the text
                 is None, the character's id is -1, whatever the vocabulary contains.
+            merge_turns: join consecutive messages of one role if the template rejects the conversation.
             check_length: function that is called with a number of tokens that the prompt has at least, before it is
                 encoded. It raises an error if these are too many.
         """
@@ -162,7 +163,7 @@ class ChatTemplate:
             return data, _ControlTokenGuard.of(tokenizer).apply(data)
 
         data, mark = native_calls.converted((messages, variables), copied)
-        text = self._render(data, add_generation_prompt, continue_final_message, deadline)
+        text = self._render(data, add_generation_prompt, continue_final_message, deadline, merge_turns)
         if check_length is not None:
             check_length(tokenizer.least_tokens(text, True))
         char = None
@@ -217,14 +218,16 @@ class ChatTemplate:
         }
 
     def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool,
-                deadline: float | None) -> str:
+                deadline: float | None, merge_turns: bool = False) -> str:
         if continue_final_message:
             if add_generation_prompt:
                 raise InvalidArgument("`add_generation_prompt` and `continue_final_message` cannot both be set",
                                       param="continue_final_message")
             final = _open_last(data["messages"][-1])
         variables = {**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)}
-        text = self._run("render", variables, deadline)
+        merged = turns.merged(data["messages"]) if merge_turns else []
+        text = self._run("render", variables, deadline, {**variables, "messages": merged} if 0 < len(merged) < len(
+            data["messages"]) else None)
         if not continue_final_message:
             return text
         at = text.rfind(_CONTINUE.strip())
@@ -246,9 +249,14 @@ class ChatTemplate:
         """True if the last rendering exceeded a limit: code that probes the template must stop."""
         return rendering.renderers().exceeded(self._text)
 
-    def _run(self, kind: str, variables: dict[str, Any] | None = None, deadline: float | None = None) -> str:
-        """Return the text of a renderer's result, or raise its error."""
+    def _run(self, kind: str, variables: dict[str, Any] | None = None, deadline: float | None = None,
+             others: dict[str, Any] | None = None) -> str:
+        """Return the text of a renderer's result, or raise its error. ``others``: variables for a second try, if the
+        template rejects the conversation."""
         result = rendering.renderers().run(self._text, kind, variables, deadline)
+        if result.status == "rejected" and others is not None:
+            second = rendering.renderers().run(self._text, kind, others, deadline)
+            result = result if second.status == "rejected" else second
         if result.status == "text":
             return result.text
         error = self._error(result)
@@ -355,7 +363,7 @@ def _dicts(values: list[Any], name: str) -> list[Any]:
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Copy a message's reasoning to every key under which templates read it."""
-    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 

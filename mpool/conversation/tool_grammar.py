@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from . import reasoning
-from .enforced_schemas import ESCAPES, with_parts
+from .enforced_schemas import ESCAPES
+from .schema_references import moved
 from .tool_formats import HARMONY, Function, ToolFormat
 from .tool_values import listed_values, options_of, properties_of, required_names, required_parts, values_of
 
@@ -79,8 +80,6 @@ _SOURCES = ("properties", "anyOf", "oneOf", "allOf", "$ref")
 _ANY = "/(?s:.*)/"
 #: Maximum number of schemas within each other that :func:`_text` enforces.
 _MAX_TEXT_DEPTH = 8
-#: Maximum number of parts of a schema that :func:`may_have_patterns` examines, which takes less than 1 ms.
-_MAX_EXAMINED = 1000
 
 
 def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: bool, single: bool,
@@ -185,53 +184,12 @@ def _calls_or_response(format: ToolFormat, functions: Sequence[Function], respon
         raise ValueError('{"name": ...')
     options: list[Any] = [{
         "type": "object", "required": ["name", format.key], "additionalProperties": False,
-        "properties": {"name": {"const": function.name}, format.key: _object(function)}}
+        "properties": {"name": {"const": function.name}, format.key: closed(function)}}
         for function in functions] + [schema]
-    found = [_rebase(option, f"#/anyOf/{at}" + f"/properties/{format.key}" * (at < len(functions)))
+    found = [moved(option, f"#/anyOf/{at}" + f"/properties/{format.key}" * (at < len(functions)))
              for at, option in enumerate(options)]
     return json.dumps({"x-guidance": {
         "whitespace_pattern": BLANKS, "json_allowed_escapes": ESCAPES, "lenient": True}, "anyOf": found})
-
-
-def may_have_patterns(schema: Any) -> bool:
-    """Return False if a JSON schema certainly has no regular expression. Examines at most 1,000 parts of the schema."""
-    waiting, left = [schema], _MAX_EXAMINED
-    while waiting:
-        part, left = waiting.pop(), left - 1
-        if left < 0:
-            return True
-        if isinstance(part, Mapping):
-            if "pattern" in part or "patternProperties" in part:
-                return True
-            waiting += part.values()
-        elif isinstance(part, list):
-            waiting += part
-    return False
-
-
-def without_patterns(schema: Any, usable: Callable[[str], bool]) -> Any:
-    """Return a JSON schema without the regular expressions that a grammar cannot enforce.
-
-    Args:
-        schema: JSON schema.
-        usable: Returns True for regular expressions that a grammar can enforce.
-    """
-    if isinstance(schema, Mapping):
-        named, schema = schema.get("patternProperties"), dict(schema)
-        if isinstance(named, Mapping) and not all(map(usable, named)):
-            del schema["patternProperties"]
-            schema["additionalProperties"] = True  # a pattern that was dropped may describe them
-        if isinstance(pattern := schema.get("pattern"), str) and not usable(pattern):
-            del schema["pattern"]
-    return with_parts(schema, lambda part: without_patterns(part, usable))
-
-
-def _rebase(schema: Any, where: str) -> Any:
-    """Return a schema for the position ``where`` of another document, with its references adjusted."""
-    found = with_parts(schema, lambda part: _rebase(part, where))
-    if isinstance(found, dict) and isinstance(reference := found.get("$ref"), str) and reference.startswith("#"):
-        found["$ref"] = where + reference[1:]
-    return found
 
 
 def _may_start_with_name(root: Any) -> bool:
@@ -386,17 +344,23 @@ def _harmony(rules: list[str], forced: bool) -> str:
 
 def _arguments(function: Function) -> dict[str, Any]:
     """Return the schema of a function's arguments, with options for llguidance."""
-    return {"x-guidance": {**_SPACES, "lenient": not function.strict}, **_object(function)}
+    return {"x-guidance": {**_SPACES, "lenient": not function.strict}, **closed(function)}
 
 
-def _object(function: Function) -> dict[str, Any]:
+def closed(function: Function) -> dict[str, Any]:
     """Return the schema of a function's arguments. Properties that it does not list are forbidden unless it mentions
-    them with a keyword of ``_OPENERS``."""
-    schema = dict(function.parameters)
+    them with a keyword of ``_OPENERS``. A strict function may require them: they then have any value."""
+    schema = {name: value for name, value in function.parameters.items() if value is not None}
+    if "properties" in function.parameters:  # null: a serialiser had no properties to write
+        schema.setdefault("properties", {})
     if not any(name in schema for name in ("type", "$ref", "allOf", "anyOf", "oneOf")):
         schema["type"] = "object"
     if "properties" in schema and not any(name in schema for name in _OPENERS):
         schema["additionalProperties"] = False
+        properties, required = schema["properties"], schema.get("required")
+        if function.strict and isinstance(properties, Mapping) and isinstance(required, list):
+            lacking = [name for name in required if isinstance(name, str) and name not in properties]
+            schema["properties"] = {**properties, **{name: {} for name in lacking}}
     return schema
 
 

@@ -21,11 +21,12 @@ from ..errors import InvalidArgument, LimitError
 from ..resources import of_caller
 from . import schema_references
 from .grammar import check_nesting
+from .schema_references import TYPES
 
 #: Maximum number of tools, and of characters of all tools as JSON.
 MAX_TOOLS, MAX_CHARS = 128, 1 << 18
 #: Maximum number of characters of a function's name.
-MAX_NAME = 64
+MAX_NAME = 128
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 _ALLOWED = ('a dict {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}, a '
             "function with annotations, or a pydantic class")
@@ -102,7 +103,7 @@ def _from_dict(where: str, tool: Mapping[str, Any], fields: ToolFields) -> dict[
     where += fields.function
     name, description, strict = function.get("name"), function.get("description"), function.get("strict")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        refuse(f"{where}.name", name, "1 to 64 letters, digits, _, - and .")
+        refuse(f"{where}.name", name, f"1 to {MAX_NAME} letters, digits, _, - and .")
     if description is not None and not isinstance(description, str):
         refuse(f"{where}.description", description, "a string")
     if strict is not None and not isinstance(strict, bool):
@@ -110,17 +111,25 @@ def _from_dict(where: str, tool: Mapping[str, Any], fields: ToolFields) -> dict[
     parameters = function.get("parameters")
     if parameters is None:
         parameters = {"type": "object", "properties": {}}
-    elif not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+    elif parameters is True:
+        parameters = {}
+    elif not isinstance(parameters, Mapping) or not _may_be_object(parameters.get("type")):
         refuse(f"{where}.{fields.schema}", parameters,
                'the JSON schema of an object, {"type": "object", "properties": {...}}')
     for key, kind, allowed in (("properties", Mapping, "a dict, name -> JSON schema"), ("required", list, "a list")):
-        if key in parameters and not isinstance(parameters[key], kind):
+        if parameters.get(key) is not None and not isinstance(parameters[key], kind):
             refuse(f"{where}.{fields.schema}.{key}", parameters[key], allowed)
     # a template writes "" where a tool without the key has no line
     found = {**function, "parameters": parameters}
     if description is None:
         found.pop("description", None)
     return found
+
+
+def _may_be_object(kind: Any) -> bool:
+    """Return True if a value of ``type`` allows objects, or is no JSON type: what it means is then unknown."""
+    kinds = kind if isinstance(kind, list) else [kind]
+    return "object" in kinds or not any(one in TYPES for one in kinds if isinstance(one, str))
 
 
 # ---- Python functions and classes ------------------------------------------------------------------------------------

@@ -4,14 +4,17 @@ its text is a string or JSON. The schema may be behind references and combined s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .schema_references import target_of
+from .schema_references import TYPES, target_of
 
-_KINDS = frozenset(("string", "integer", "number", "boolean", "null", "array", "object"))
+_KINDS = frozenset(TYPES)
 #: Maximum number of schemas within each other that are read, references included. Deeper ones allow every value.
 _MAX_DEPTH = 100
+#: Maximum number of objects within each other whose properties :func:`disjoint` compares.
+_MAX_DISJOINT = 8
 
 
 class Values(NamedTuple):
@@ -144,7 +147,7 @@ def _properties(schema: Any, root: Mapping[str, Any], depth: int) -> Properties:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return found
     own, others = schema.get("properties"), schema.get("additionalProperties")
-    required = required_names(schema.get("required") or ())
+    required = required_names(schema.get("required"))
     if isinstance(own, Mapping):
         found = Properties({name: [value] for name, value in own.items()}, required,
                            others if isinstance(others, Mapping) else None)
@@ -162,10 +165,70 @@ def _properties(schema: Any, root: Mapping[str, Any], depth: int) -> Properties:
     return found
 
 
-def required_names(required: Iterable[Any]) -> set[str]:
+def required_names(required: Any) -> set[str]:
     """Return the names in ``required`` of a schema as a set: ``required`` and ``properties`` may both be long, so that
     searching a list would take quadratic time."""
-    return {name for name in required if isinstance(name, str)}
+    return {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+
+
+def disjoint(one: Any, other: Any, root: Any, depth: int = 0) -> bool:
+    """Return True if certainly no value matches both schemas: their types differ, or the values that they list, or
+    those of a property that one of them requires. ``root``: the document that their references point into."""
+    if one is False or other is False:
+        return True
+    kinds = values_of(one, root).kinds & values_of(other, root).kinds
+    if not kinds:
+        return True
+    first, second = _finite(one, root), _finite(other, root)
+    if first is not None and second is not None:
+        return not first & second
+    if kinds != {"object"} or depth > _MAX_DISJOINT:
+        return False
+    pair = [_properties(schema, root, 0) for schema in (one, other)]
+    for properties, others, schema in ((*pair, other), (*reversed(pair), one)):
+        for name in properties.required:
+            if name not in others.schemas:
+                if _is_closed(schema, root):
+                    return True
+            elif name in properties.schemas and disjoint(properties.schema(name), others.schema(name), root,
+                                                         depth + 1):
+                return True
+    return False
+
+
+def _finite(schema: Any, root: Any) -> set[str] | None:
+    """Return the JSON texts of the values that ``enum`` or ``const`` list, also behind references; else None."""
+    for _ in range(_MAX_DISJOINT):
+        if not isinstance(schema, Mapping):
+            return None
+        listed = listed_values(schema)
+        if listed is not None:
+            return {json.dumps(_exact(value), sort_keys=True) for value in listed}
+        parts = required_parts(schema, root)
+        if len(parts) != 1:
+            return None
+        schema = parts[0]
+    return None
+
+
+def _exact(value: Any) -> Any:
+    """Return a JSON value with integers in place of floats without a fraction: for JSON Schema, 1.0 is 1."""
+    if isinstance(value, dict):
+        return {name: _exact(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return list(map(_exact, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _is_closed(schema: Any, root: Any) -> bool:
+    """Return True if objects that match a schema have only the properties that it declares itself."""
+    if not isinstance(schema, Mapping) or "patternProperties" in schema:
+        return False
+    if schema.get("additionalProperties") is False:
+        return True
+    target = target_of(root, schema["$ref"]) if isinstance(schema.get("$ref"), str) else None
+    return target is not None and isinstance(target[1], Mapping) and \
+        target[1].get("additionalProperties") is False and "patternProperties" not in target[1]
 
 
 def value_of(text: str, schema: Any, root: Any, loads: Callable[[str], Any], constrained: bool) -> Any:
@@ -193,4 +256,4 @@ def value_of(text: str, schema: Any, root: Any, loads: Callable[[str], Any], con
     return value if text not in allowed.listed and _kinds_of_value(value) & allowed.kinds else text
 
 
-__all__ = ["Properties", "Values", "properties_of", "value_of", "values_of"]
+__all__ = ["Properties", "Values", "disjoint", "properties_of", "value_of", "values_of"]

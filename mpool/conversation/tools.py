@@ -8,20 +8,21 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import native_calls
 from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError, Unsupported
 from ..resources import install_hint
 from ..results import ToolCall
-from . import enforced_schemas, grammar, grammar_trial, tool_formats, tool_schemas
+from . import enforced_schemas, grammar, grammar_trial, schema_keywords, tool_formats, tool_schemas
 from .reasoning import Borders
+from .schema_references import without_nulls
 from .tool_calls import ToolCallParser, parse_arguments
 from .tool_formats import Function, ToolFormat
-from .tool_grammar import build_grammar, may_have_patterns, without_patterns
+from .tool_grammar import build_grammar, closed
 from .tool_templates import tool_support
+from .tool_values import properties_of
 
 if TYPE_CHECKING:
     from ..tokenizers import Tokenizer
@@ -34,8 +35,13 @@ if TYPE_CHECKING:
 _OBJECT_STARTS = ("<|python_tag|>", '{"name":', '{"type": "function"', '{"type":"function"')
 _CHOICES = '"auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
 #: Parts of llguidance's error message about a grammar: line number, reason, and the lines around it.
-_REASON, _RULE = re.compile(r"at (\d+)\(\d+\): (.*?)(?: \d+ \| |$)"), re.compile(r"(?:args|value)_(\d+)")
+_REASON = re.compile(r"at (\d+)\(\d+\): (.*?)(?: \d+ \| |$)")
+#: Rules of a function's arguments, or of one of them: number of the function, and of the property.
+_RULE = re.compile(r"(?:args|value|TEXT)_(\d+)(?:_(\d+))?")
 _LETTERS = str.maketrans("+/=", "abc")
+_STRICT = "Without strict, keywords that a grammar cannot enforce are left out"
+#: Maximum number of parts that are left out of the schemas of a request's functions.
+_MAX_LEFT_OUT = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +143,8 @@ def of_options(template: Callable[[], ChatTemplate], key: str, options: ToolOpti
     functions = tuple(Function(tool["function"]["name"], tool["function"]["parameters"],
                                bool(tool["function"].get("strict")))
                       for tool in definitions if name in (None, tool["function"]["name"]))
+    definitions = [{**tool, "function": {**tool["function"], "parameters": without_nulls(
+        tool["function"]["parameters"])}} for tool in definitions]
     return Tools(definitions, functions, options.forced, options.single, format)
 
 
@@ -182,21 +190,27 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
             if response is not None else ("tools", f": the tool {strict} is strict, which")
         raise Unsupported(f"`{param}`{because} needs the package llguidance", param=param, key=key,
                           hint=install_hint("grammar"))
-    functions: Sequence[Function] = tools.functions
-    functions = native_calls.GRAMMARS.run(_enforceable, functions) if any(
-        may_have_patterns(function.parameters) for function in functions) else _enforceable(functions)
-    try:
-        call_grammar = build_grammar(tools.format, functions, forced=tools.forced, single=tools.single,
-                                     splitter=splitter, response=response)
-    except ValueError:
-        raise InvalidArgument("`response_format` must not allow JSON that begins with {\"name\" together with tools: "
-                              "tool calls of this model begin with it. Put another required property first, or use a "
-                              "schema that is not an object", param="response_format",
-                              hint='Set tool_choice="none" to leave out the tools', key=key) from None
+    functions, left_out = _enforceable(tools.functions)
     is_json = response is not None and response.kind == "schema"
-    for part in call_grammar.parts:
-        _compile(call_grammar._replace(lark=part), tools, tokenizer, key, sampling)
-    return _compile(call_grammar, tools, tokenizer, key, sampling, is_json, model)
+    while True:
+        try:
+            call_grammar = build_grammar(tools.format, functions, forced=tools.forced, single=tools.single,
+                                         splitter=splitter, response=response)
+        except ValueError:
+            raise InvalidArgument("`response_format` must not allow JSON that begins with {\"name\" together with "
+                                  "tools: tool calls of this model begin with it. Put another required property "
+                                  "first, or use a schema that is not an object", param="response_format",
+                                  hint='Set tool_choice="none" to leave out the tools', key=key) from None
+        try:
+            for part in call_grammar.parts:
+                _compile(call_grammar._replace(lark=part), functions, tokenizer, key, sampling)
+            found = _compile(call_grammar, functions, tokenizer, key, sampling, is_json, model)
+            return replace(found, left_out=tuple(left_out))
+        except _RefusedSchema as error:  # a text in tags has another grammar than one in JSON
+            if functions[error.function].strict or len(left_out) >= _MAX_LEFT_OUT:
+                raise InvalidArgument(error.message, param=error.param, hint=error.hint, key=key) from None
+            functions[error.function], path = _relaxed(functions[error.function], error.argument)
+            left_out.append(path)
 
 
 class _FreeMatcher:
@@ -226,25 +240,61 @@ def free_format(tokenizer: Tokenizer) -> Format:
     return grammar.Format(mask, matcher, False, None, param="tools")
 
 
-def _enforceable(functions: Sequence[Function]) -> list[Function]:
-    """Return the functions with schemas that a grammar enforces. Schemas of functions that are not strict lose the
-    patterns that a grammar cannot enforce; llguidance ignores other unsupported keywords itself."""
-    found = []
+def _enforceable(functions: Sequence[Function]) -> tuple[list[Function], list[str]]:
+    """Return the functions with schemas that a grammar enforces, and the paths of what was left out for that. Only
+    functions that are not strict lose what cannot be enforced."""
+    found, left_out = [], list[str]()
     for function in functions:
-        schema = function.parameters if function.strict else without_patterns(function.parameters, grammar.is_usable)
+        schema = closed(function)
+        if not function.strict:
+            left_out += [_named(function, name) for name, value in function.parameters.items() if value is None]
         try:
-            found.append(function._replace(parameters=enforced_schemas.prepare(schema, not function.strict)))
+            enforced = enforced_schemas.enforce(json.dumps(schema), not function.strict)
         except ValueError as error:
             raise InvalidArgument(f"`tools`: the schema of {function.name} cannot be used: {error}", param="tools",
-                                  hint="Without strict, unsupported schema keywords are ignored") from None
+                                  hint=_STRICT) from None
         except grammar_trial.Refused as error:
             raise LimitError(f"`tools`: the schema of {function.name} is too complex: {error}", param="tools",
                              hint="Use fewer regular expressions and properties") from None
-    return found
+        made = enforced.schema
+        if "properties" in made and "additionalProperties" not in schema:  # still open without the keyword that said so
+            made.setdefault("additionalProperties", True)
+        found.append(function._replace(parameters=made))
+        left_out += [_named(function, path) for path in enforced.left_out]
+    return found, left_out
 
 
-def _compile(call_grammar: Grammar, tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions,
-             is_json: bool = False, model: Any = None) -> Format:
+def _named(function: Function, path: str) -> str:
+    return f"tools.{function.name}.{path}" if path else f"tools.{function.name}"
+
+
+def _relaxed(function: Function, argument: int | None) -> tuple[Function, str]:
+    """Return a function without the schema of an argument, or of all arguments (None), and the path of that schema."""
+    properties = properties_of(function.parameters)
+    names = list(properties.schemas)
+    if argument is None or argument >= len(names):
+        required = [name for name in names if name in properties.required]
+        schema = {"type": "object", "properties": dict.fromkeys(names, {}), "required": required}
+        return function._replace(parameters=schema), _named(function, "")
+    own = function.parameters.get("properties")
+    schema = {**function.parameters, "properties": {**(own if isinstance(own, Mapping) else {}), names[argument]: {}}}
+    return function._replace(parameters=schema), _named(function, schema_keywords.step("properties", names[argument]))
+
+
+class _RefusedSchema(InvalidArgument):
+    """The schema of a function cannot be used, or that of one of its arguments.
+
+    Attributes:
+        function: index of the function.
+        argument: index of the argument; None: unknown.
+    """
+
+    function = 0
+    argument: int | None = None
+
+
+def _compile(call_grammar: Grammar, functions: Sequence[Function], tokenizer: Tokenizer, key: str,
+             sampling: EndOptions, is_json: bool = False, model: Any = None) -> Format:
     """Compile a grammar. Errors name the option or the tool that the failing rule was built from."""
     try:
         return grammar.tool_call_format(call_grammar, tokenizer, sampling, is_json, model)
@@ -257,9 +307,13 @@ def _compile(call_grammar: Grammar, tools: Tools, tokenizer: Tokenizer, key: str
             raise InvalidArgument(f"`response_format` cannot be used: {found[2]}", param="response_format",
                                   key=key) from None
         rule = _RULE.match(line)
-        which = f"the schema of {tools.functions[int(rule[1])].name}" if rule else "a schema"
-        raise InvalidArgument(f"`tools`: {which} cannot be used: {found[2]}", param="tools", key=key,
-                              hint="Without strict, unsupported schema keywords are ignored") from None
+        if rule is None:
+            raise InvalidArgument(f"`tools`: a schema cannot be used: {found[2]}", param="tools", key=key,
+                                  hint=_STRICT) from None
+        refused = _RefusedSchema(f"`tools`: the schema of {functions[int(rule[1])].name} cannot be used: {found[2]}",
+                                 param="tools", hint=_STRICT, key=key)
+        refused.function, refused.argument = int(rule[1]), None if rule[2] is None else int(rule[2])
+        raise refused from None
 
 
 # ---- the conversation ------------------------------------------------------------------------------------------------

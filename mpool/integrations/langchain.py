@@ -201,7 +201,8 @@ class ChatMpool(BaseChatModel):
             include_raw: True: the results are dicts with the message (``raw``), the value (``parsed``) and the parsing
                 error (``parsing_error``), for example of a completion truncated by ``max_tokens``.
             strict: False: objects may have properties that the schema does not list, unless the schema forbids it;
-                otherwise they may not.
+                otherwise they may not. True: keywords that a grammar cannot enforce are errors; otherwise they are
+                left out, with a warning in the log.
 
         Raises:
             InvalidArgument: an argument or the method is unknown, or the method needs a schema.
@@ -216,7 +217,8 @@ class ChatMpool(BaseChatModel):
         plain = None if schema is None else convert_to_json_schema(schema)
         response_format = {"type": "json_object"} if plain is None else \
             {"type": "json_schema", "json_schema": {
-                "name": "answer", "schema": convert_to_json_schema(schema, strict=strict is not False or None)}}
+                "name": "answer", "schema": convert_to_json_schema(schema, strict=strict is not False or None),
+                "strict": strict is True}}
         model = self.bind(response_format=response_format, ls_structured_output_format={"kwargs": {"method": method},
                                                                              "schema": plain or {}})
         is_pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)

@@ -61,7 +61,7 @@ class LlamaGrammar:
         if schema is None and (not isinstance(grammar, str) or ":" not in grammar):  # every rule has a colon
             refuse("grammar", grammar, "a grammar in GBNF, with the rule root ::= ...")
         self._format: dict[str, Any] = {"type": "grammar", "grammar": grammar} if schema is None else \
-            {"type": "json_schema", "json_schema": {"schema": schema}}
+            _schema_format(schema)
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
@@ -314,7 +314,8 @@ class Llama:
         if grammar is not None:
             found["response_format"] = _format_of(grammar)
         elif response_format is not None and response_format != {"type": "text"}:
-            found["response_format"] = response_format
+            schema = response_format.get("schema") if response_format.get("type") == "json_object" else None
+            found["response_format"] = response_format if schema is None else _schema_format(schema)
         return found
 
     # ---- tokens and vectors ----------------------------------------------------------------------------------------
@@ -458,6 +459,11 @@ def _format_of(grammar: LlamaGrammar | str) -> dict[str, Any]:
         return grammar._format
     raise InvalidArgument(param="grammar", got=type(grammar).__name__,
                           allowed="mpool.integrations.llama_cpp.LlamaGrammar, or a str in GBNF")
+
+
+def _schema_format(schema: Any) -> dict[str, Any]:
+    """Return the format of a JSON schema. Keywords that a grammar cannot enforce are left out, as in llama.cpp."""
+    return {"type": "json_schema", "json_schema": {"schema": schema, "strict": False}}
 
 
 def _head(prefix: str, kind: str, model: str) -> dict[str, Any]:

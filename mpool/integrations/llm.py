@@ -199,7 +199,7 @@ class _Chat:
         options = {name: value for name, value in prompt.options if value is not None}
         if prompt.schema:
             options["response_format"] = {"type": "json_schema",
-                                          "json_schema": {"name": "answer", "schema": prompt.schema}}
+                                          "json_schema": {"name": "answer", "schema": prompt.schema, "strict": False}}
         if prompt.tools:
             options["tools"] = [{"type": "function", "function": {
                 "name": tool.name, "description": tool.description or None, "parameters": tool.input_schema}}

@@ -1,7 +1,9 @@
-"""Count the tokens of the requests of the library within one context, such as one HTTP request."""
+"""Count the tokens of the requests of the library within one context, such as one HTTP request, and collect what the
+library reports about them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -16,14 +18,17 @@ class Tally:
         capability: capability of the first request; None: there was none.
         prompt_tokens: prompt tokens of finished requests for vectors and scores.
         tickets: requests for text, whose tokens :meth:`tokens` reads.
+        left_out: parts of JSON schemas that do not constrain completions, such as
+            ``response_format.properties.age.minimum``.
     """
 
-    __slots__ = ("capability", "prompt_tokens", "tickets")
+    __slots__ = ("capability", "left_out", "prompt_tokens", "tickets")
 
     def __init__(self) -> None:
         self.capability: str | None = None
         self.prompt_tokens = 0
         self.tickets: list[_core.Ticket] = []
+        self.left_out: dict[str, None] = {}
 
     def tokens(self) -> tuple[int, int]:
         """Return the prompt and completion tokens so far."""
@@ -52,6 +57,13 @@ def add_ticket(ticket: _core.Ticket) -> None:
         tally.tickets.append(ticket)
 
 
+def add_left_out(paths: Iterable[str]) -> None:
+    """Record parts of JSON schemas that do not constrain completions."""
+    tally = current.get()
+    if tally is not None:
+        tally.left_out.update(dict.fromkeys(paths))
+
+
 def add_tokens(count: int) -> None:
     """Add the prompt tokens of a finished request."""
     tally = current.get()
@@ -59,4 +71,4 @@ def add_tokens(count: int) -> None:
         tally.prompt_tokens += count
 
 
-__all__ = ["Tally", "add_ticket", "add_tokens", "begin", "current"]
+__all__ = ["Tally", "add_left_out", "add_ticket", "add_tokens", "begin", "current"]

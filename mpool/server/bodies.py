@@ -259,9 +259,11 @@ class _StructShape:
     """A struct of a body: its tag, and the fields whose values :func:`_cleaned` may change."""
 
     def __init__(self, kind: inspect.StructType) -> None:
-        self._kind = kind
+        self._kind, self.tag = kind, kind.tag
         self._fields: dict[str, _Shape | None] | None = None
         self.tag_field, self._tag = kind.tag_field, msgspec.Raw(msgspec.json.encode(kind.tag))
+        #: Tags of other items of a list that are ignored; None: there are none.
+        self.others: re.Pattern[str] | None = getattr(kind.cls, "OTHERS", None)
 
     @property
     def fields(self) -> dict[str, _Shape | None]:
@@ -310,6 +312,19 @@ class _Shape:
         self._list = GenericAlias(list, functools.reduce(operator.or_, classes)) \
             if classes and len(classes) == len(parts) else None
 
+    def other_tag(self, data: msgspec.Raw) -> str | None:
+        """Return the tag of an item that the structs ignore; None: they do not."""
+        first = self.structs[0] if self.structs else None
+        if first is None or first.others is None or first.tag_field is None or \
+                bytes(memoryview(data)[:1]) != b"{":  # type: ignore[arg-type]
+            return None
+        try:
+            tag = msgspec.json.decode(_OBJECT.decode(data).get(first.tag_field, _NULL), type=str)
+        except msgspec.ValidationError:
+            return None
+        known = any(tag == struct.tag for struct in self.structs)
+        return tag if not known and first.others.fullmatch(tag) else None
+
     def is_valid_list(self, data: msgspec.Raw) -> bool:
         """Return True if a list certainly is valid with these items, so that there is nothing to change in it."""
         if self._list is None:
@@ -332,7 +347,8 @@ _NULL = msgspec.Raw(b"null")
 
 
 def _cleaned(data: msgspec.Raw, shape: _Shape, path: str, ignored: list[str] | None) -> Any:
-    """Return JSON without the fields of structs that are null, and without unknown fields if they are ignored.
+    """Return JSON without the fields of structs that are null. If unknown fields are ignored, it has none of them, and
+    no items of lists whose tag matches the class attribute ``OTHERS`` of the structs.
 
     Some clients send null for every unset option, also for options that the server does not have. Others write whole
     numbers as ``8192.0``: where a field must be an integer, they become integers. Free-form values, such as JSON
@@ -352,8 +368,14 @@ def _cleaned(data: msgspec.Raw, shape: _Shape, path: str, ignored: list[str] | N
         items = shape.items
         if items is None or items.is_valid_list(data):
             return data
-        path = f"{path}[]"
-        return [_cleaned(item, items, path, ignored) for item in _LIST.decode(data)]
+        found, path = [], f"{path}[]"
+        for item in _LIST.decode(data):
+            tag = None if ignored is None else items.other_tag(item)
+            if tag is None or ignored is None:
+                found.append(_cleaned(item, items, path, ignored))
+            else:
+                add_ignored(ignored, join_path(path, tag))
+        return found
     if head != b"{" or not shape.structs:
         whole = _WHOLE.fullmatch(bytes(data)) if shape.is_whole else None
         return data if whole is None else msgspec.Raw(whole[1])
@@ -361,25 +383,28 @@ def _cleaned(data: msgspec.Raw, shape: _Shape, path: str, ignored: list[str] | N
     chosen = next((struct for struct in shape.structs if struct.fits(parts)), None)
     if chosen is None:
         return data
-    fields, found = chosen.fields, {}
+    fields, kept = chosen.fields, {}
     for name, part in parts.items():
         if name in fields:
             inner = fields[name]
-            found[name] = part if inner is None else _cleaned(part, inner, join_path(path, name), ignored)
+            kept[name] = part if inner is None else _cleaned(part, inner, join_path(path, name), ignored)
         elif name == chosen.tag_field or ignored is None:
-            found[name] = part
+            kept[name] = part
         elif len(ignored) < MAX_UNKNOWN and (where := join_path(path, name)) not in ignored:
             add_ignored(ignored, where)
-    return found
+    return kept
 
 
 def add_ignored(ignored: list[str], name: str) -> None:
     """Add the name of a part of a body that has no effect, unless it is there or there are :data:`MAX_UNKNOWN`.
 
     Clients choose names, and they become part of the log and of a response header. Characters other than letters,
-    digits, ``_``, ``-``, ``.`` and brackets are therefore left out, and a name has at most 100 characters.
+    digits, ``_``, ``-``, ``.`` and brackets are therefore left out, and so is the middle of a name of more than 100
+    characters.
     """
-    name = _UNSAFE.sub("", name)[:_MAX_NAME]
+    name = _UNSAFE.sub("", name)
+    if len(name) > _MAX_NAME:
+        name = f"{name[:_MAX_NAME // 2 - 2]}...{name[-_MAX_NAME // 2 + 1:]}"
     if name and name not in ignored and len(ignored) < MAX_UNKNOWN:
         ignored.append(name)
 

@@ -60,7 +60,7 @@ def openai_format(value: dict[str, Any] | None, name: str = "response_format", f
         return schema_format(value["schema"], name)
     if value["type"] == "json_schema":
         outer = value if flat else value.get("json_schema")
-        if not isinstance(outer, dict) or not isinstance(outer.get("schema"), dict):
+        if not isinstance(outer, dict) or not isinstance(outer.get("schema"), (dict, bool)):
             where = f"{name}.schema" if flat else f"{name}.json_schema.schema"
             raise Refusal("invalid_value", f"`{where}` must be a JSON schema.", name)
         _response_format(value, name)
@@ -115,7 +115,7 @@ def _guided(context: Context, kind: str, value: Any, name: str) -> dict[str, Any
             value = json.loads(value) if isinstance(value, str) else value
         except (ValueError, RecursionError):
             value = None
-        if not isinstance(value, dict):
+        if not isinstance(value, (dict, bool)):
             raise Refusal("invalid_value", f"`{name}` must be a JSON schema.", name)
         return schema_format(value, name)
     if kind == "choice":
@@ -144,7 +144,7 @@ def anthropic_format(value: dict[str, Any], name: str) -> dict[str, Any]:
     if value.get("type") != "json_schema":
         raise Refusal("invalid_value", f"`{name}.type` must be json_schema, got {shown(value.get('type'))}.",
                       f"{name}.type")
-    if not isinstance(value.get("schema"), dict):
+    if not isinstance(value.get("schema"), (dict, bool)):
         raise Refusal("invalid_value", f"`{name}.schema` must be a JSON schema.", f"{name}.schema")
     return schema_format(value["schema"], name)
 
@@ -167,8 +167,8 @@ def ollama_format(value: str | dict[str, Any] | None) -> dict[str, Any]:
     return schema_format(value, _OLLAMA)
 
 
-def schema_format(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """Convert a JSON schema to options of the library. Keywords that a grammar cannot enforce are ignored.
+def schema_format(schema: dict[str, Any] | bool, name: str) -> dict[str, Any]:
+    """Convert a JSON schema to options of the library. Keywords that a grammar cannot enforce are left out.
 
     Args:
         schema: JSON schema that the completion must match.

@@ -193,6 +193,9 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
     messages, options = await context.converted(convert)
     messages = served.with_system(messages)
     options |= await thinking.ollama_options(served, body.think)
+    last = messages[-1]
+    if last["role"] == "assistant" and last["content"].strip() and not last.get("tool_calls"):
+        options["template_options"] = {**options.get("template_options", {}), "continue_final_message": True}
     cold = not _resident(context, served)
     for attempt in itertools.count():
         stream = aio.chat(messages, served.model, stream=True, pool=context.state.pool, **options)

@@ -139,6 +139,12 @@ class Context:
             raise Refusal(code, message, param)
         bodies.add_ignored(self.ignored, name)
 
+    def field_of(self, path: str) -> str:
+        """Return the client's name of a part of a parameter of the library."""
+        name, _, rest = path.partition(".")
+        field = self.names.get(name, name)
+        return f"{field}.{rest}" if rest else field
+
     async def converted(self, function: Callable[[], T]) -> T:
         """Run a conversion of the body, such as that of its messages. If the body is long, another thread runs it, so
         that the event loop keeps serving other requests; at most two threads run such conversions."""
@@ -380,9 +386,12 @@ class Endpoint:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", context.id.encode())]
-                if context.ignored:
-                    message["headers"].append((b"x-mpool-ignored", ", ".join(context.ignored).encode()))
-                    _log_ignored(context, context.ignored)
+                ignored = list(context.ignored or ())
+                _log_ignored(context, ignored)
+                for path in used.left_out:  # the library has logged them
+                    bodies.add_ignored(ignored, context.field_of(path))
+                if ignored:
+                    message["headers"].append((b"x-mpool-ignored", ", ".join(ignored).encode()))
             elif listener is not None and not message.get("more_body", False):
                 listener.stop()  # some servers report a disconnect once the response is complete
             await send(message)

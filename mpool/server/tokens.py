@@ -13,7 +13,7 @@ from ..tasks.running import chat_ids
 from . import formats
 from .errors import Refusal
 from .fields import Fields, Name, Token
-from .openai.chat import message_of, template_variables
+from .openai.chat import message_of, prompt_end, template_variables
 from .openai.structs import Message, Messages, turns_of
 from .operations import Context, Operation, check_response, encode_checked
 
@@ -97,13 +97,7 @@ async def _chat_ids(context: Context, served: ServedModel, body: TokenizeRequest
     if body.add_special_tokens:
         raise Refusal("unsupported_parameter", "`add_special_tokens` must not be true with `messages`: the chat "
                                                "template writes these tokens.", "add_special_tokens")
-    if body.add_generation_prompt and body.continue_final_message:
-        raise Refusal("invalid_value", "`add_generation_prompt` and `continue_final_message` exclude each other.",
-                      "continue_final_message")
-    variables = template_variables(body.chat_template_kwargs or {})
-    for name in ("add_generation_prompt", "continue_final_message"):
-        if (value := getattr(body, name)) is not None:
-            variables[name] = value
+    variables = {**template_variables(body.chat_template_kwargs or {}), **prompt_end(body)}
 
     def convert() -> tuple[list[dict[str, Any]], dict[str, Any]]:
         return ([message_of(context, message, f"messages[{at}]") for at, message in enumerate(messages)],

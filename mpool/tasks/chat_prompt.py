@@ -112,10 +112,10 @@ def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None
         if entry.capability == "vision":
             return *_with_images(entry, checked, conversation.images, variables, conversation.allow_urls, call,
                                  template_tools, check_length), tools
-        # With placeholder and deadline given here, template options of the same names raise TypeError.
+        # With placeholder, merge_turns and deadline given here, template options of the same names raise TypeError.
         prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, placeholder=None,
-                                         deadline=None if call is None else call.deadline, check_length=check_length,
-                                         **variables)
+                                         merge_turns=True, deadline=None if call is None else call.deadline,
+                                         check_length=check_length, **variables)
         return prompt, None, tools
     except TypeError as error:
         # a variable that has the name of an argument of ChatTemplate.prompt
@@ -164,8 +164,8 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any]
                     for message in messages]
     deadline = None if call is None else call.deadline
     cuts = vision.read_images(entry, images, allow_urls, deadline)
-    prompt = template.prompt(messages, tokenizer, tools=tools, placeholder=placeholder, deadline=deadline,
-                             check_length=check_length, **variables)
+    prompt = template.prompt(messages, tokenizer, tools=tools, placeholder=placeholder, merge_turns=True,
+                             deadline=deadline, check_length=check_length, **variables)
     ids, prefix = prompt.ids, tokenizer.prefix_ids
     # templates may leave out the BOS token; the processors of transformers add it too
     if prefix and ids[:len(prefix)].tolist() != list(prefix):

@@ -28,6 +28,7 @@ from ..results import (
     TopLogprob,
     Usage,
 )
+from ..runtime import tally
 from ..runtime.logs import log
 from . import sampling
 from .options import PLAIN
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 #: ``finish_reason`` for each value of the core's enum; None: not finished.
 _FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "stop", "cancelled")
+#: Maximum number of parts of schemas that one log record names.
+_NAMED = 16
 #: Options of a request that are not sampling options.
 _OWN = ("response_format", "capture", "context_length", "adapter")
 _IDS_TYPES = "token ids as a list or an integer array of shape (n,)"
@@ -241,13 +244,14 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         if capture is not None and chosen.n > 1:
             refuse("n", chosen.n, "1 with `capture`")
         format, schema, model = None, None, None
+        left_out: tuple[str, ...] = ()
         if wanted is not None:
             from ..conversation import grammar
 
             if tools is None:
                 format = grammar.prepare(wanted, tokenizer, chosen, splitter)
             else:
-                schema, model = grammar.completion_format(wanted)
+                schema, model, left_out = grammar.completion_format(wanted)
             if splitter is not None and (format or schema and issubclass(splitter, reasoning.HarmonySplitter)):
                 splitter = reasoning.of_format(splitter, format is not None and format.newline)
         if tools is not None:
@@ -257,6 +261,11 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
             tools = replace(tools, constrained=format is not None, calls_or_format=schema is not None)
             if format is None and not tools.single and not chosen.ignore_eos and not chosen.min_tokens:
                 format = free_format(tokenizer)
+        left_out += () if format is None else format.left_out
+    if left_out:
+        tally.add_left_out(left_out)
+        log.warning("%s: completions are not constrained by %s, which a grammar cannot enforce", entry.key,
+                    ", ".join(left_out[:_NAMED]) + f" and {len(left_out) - _NAMED} more" * (len(left_out) > _NAMED))
     space = most - len(ids)
     if space < 1:
         raise _overflow(entry, len(ids), most, settings.context_length)

@@ -591,11 +591,12 @@ Returns:
     With ``tools``, function calls are in ``tool_calls``, and ``finish_reason`` is ``"tool_calls"``. If the extra
     ``grammar`` is installed, function calls are constrained while they are sampled: they have the model's tool-call
     format, the name of a given function, and arguments that match its schema without additional properties. Schema
-    keywords that a grammar cannot enforce (``uniqueItems``, unknown formats) are rejected for strict tools and ignored
-    for others. Without the extra, function calls are parsed from the output: text that is not a valid call of a given
-    function remains text, and ``tool_choice`` cannot require a call. Combined with a ``response_format`` (JSON or a
-    regular expression), a response consists either of function calls or of text in that format; for models whose
-    function calls have no start marker (Llama 3), the JSON must not begin with a property ``name``.
+    keywords that a grammar cannot enforce (``uniqueItems``, unknown formats) are errors of strict tools; others lose
+    them, and a warning in the log names them. Without the extra, function calls are parsed from the output: text that
+    is not a valid call of a given function remains text, and ``tool_choice`` cannot require a call. Combined with a
+    ``response_format`` (JSON or a regular expression), a response consists either of function calls or of text in
+    that format; for models whose function calls have no start marker (Llama 3), the JSON must not begin with a
+    property ``name``.
 
 Raises:
     InvalidArgument: messages or tools are invalid, a schema cannot be used, or tools are combined with a

@@ -5,7 +5,8 @@ The docstrings list the fields that are accepted without effect. They are the de
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -17,6 +18,9 @@ Effort = Literal["low", "medium", "high", "xhigh", "max"]
 class Block(Fields, tag_field="type", kw_only=True):
     """Base of the blocks of a message. ``cache_control`` is ignored: the prefix cache needs no marks."""
 
+    #: Types of further blocks, which are ignored: those of tools that Anthropic's servers run, and compaction.
+    OTHERS: ClassVar[re.Pattern[str]] = re.compile(
+        r"(server|mcp)_tool_use|\w+_tool_result|compaction\w*")
     cache_control: dict[str, Any] | None = None
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 #: Variables of chat templates that ``chat_template_kwargs`` must not contain: they are fields of requests, or belong to
 #: the chat template.
 _RESERVED = ("add_generation_prompt", "continue_final_message", "messages", "tools", "documents", "tokenizer",
-             "placeholder", "deadline")
+             "placeholder", "deadline", "merge_turns")
 
 
 async def chat(context: Context, body: ChatRequest) -> Response:
@@ -66,9 +66,9 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     messages, options = await context.converted(convert)
     messages = served.with_system(await with_images(context, messages))
     options |= await thinking.openai_options(served, body.reasoning_effort)
-    if body.chat_template_kwargs:
-        options["template_options"] = {**options.get("template_options", {}),
-                                       **template_variables(body.chat_template_kwargs)}
+    variables = {**template_variables(body.chat_template_kwargs or {}), **prompt_end(body)}
+    if variables:
+        options["template_options"] = {**options.get("template_options", {}), **variables}
     if body.logprobs:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     pool, name, created = context.state.pool, f"chatcmpl-{context.id}", int(time.time())
@@ -170,6 +170,19 @@ def template_variables(given: dict[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
+def prompt_end(body: Any) -> dict[str, bool]:
+    """Return the options of the chat template that decide how the prompt ends.
+
+    Raises:
+        Refusal: The last message is continued, and another one begins.
+    """
+    if body.add_generation_prompt and body.continue_final_message:
+        raise Refusal("invalid_value", "`add_generation_prompt` and `continue_final_message` exclude each other.",
+                      "continue_final_message")
+    return {name: value for name in ("add_generation_prompt", "continue_final_message")
+            if (value := getattr(body, name)) is not None}
+
+
 def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, ImagePart):
         given = part.image_url
@@ -194,4 +207,4 @@ OPERATIONS = (
               "chat_completions"),
 )
 
-__all__ = ["OPERATIONS", "message_of", "template_variables"]
+__all__ = ["OPERATIONS", "message_of", "prompt_end", "template_variables"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...checks import shown
 from .. import bodies, formats
 from ..errors import Refusal
 from .namespaces import joined_name
@@ -23,23 +24,46 @@ from .response_structs import (
 if TYPE_CHECKING:
     from ..operations import Context
 
+#: Types of items that are read. Others belong to tools that OpenAI's servers run, or to their stores; they are ignored.
+_TYPES = tuple(str(kind.__struct_config__.tag) for kind in (InputMessage, InputCall, InputCallOutput, InputReasoning))
+_NULL = msgspec.Raw(b"null")
+
 
 def messages_of(context: Context, given: str | list[dict[str, msgspec.Raw]],
                 earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert an input to messages of the library, and append them to those of the earlier conversation.
 
+    Sessions that began at another service have items of its own tools (``web_search_call``, ``custom_tool_call``) or of
+    its stores (``compaction``, ``item_reference``). They are ignored.
+
     Raises:
-        Refusal: An item is not valid, a result has no function call, or two function calls have the same id.
+        Refusal: An item is not valid, no item is left, a result has no function call, or two function calls have the
+            same id.
     """
     if isinstance(given, str):
         return [*earlier, {"role": "user", "content": context.check_text(given, "input")}]
     found = _Conversation(context, earlier)
     for at, item in enumerate(given):
-        where = f"input[{at}]"
+        where, kind = f"input[{at}]", _type_of(item)
+        if kind not in _TYPES and not ("role" in item and "content" in item):  # an unknown type of messages is an error
+            context.ignore(f"input[].{kind}", f"`{where}.type` must be one of {', '.join(_TYPES)}, got {shown(kind)}.",
+                           f"{where}.type")
+            continue
         data = msgspec.json.encode({"type": "message", **item})  # clients may leave out the type of a message
         found.add(bodies.parse_part(data, InputItem, where, context.ignored), where)
     found.end()
+    if not found.messages:
+        raise Refusal("invalid_value", "`input` must have a message, a function call or its result.", "input")
     return found.messages
+
+
+def _type_of(item: dict[str, msgspec.Raw]) -> str:
+    """Return the type of an item. Clients may leave it out of a message and of a reference to a stored item."""
+    try:
+        return msgspec.json.decode(item["type"], type=str)
+    except (KeyError, msgspec.ValidationError):
+        return "message" if "type" in item and item["type"] != _NULL or "content" in item or "id" not in item \
+            else "item_reference"
 
 
 class _Conversation:

@@ -381,6 +381,8 @@ class ChatRequest(TextRequest, kw_only=True):
       thinking on or off, as far as the chat template supports it. Models that always think refuse ``none``.
     - ``chat_template_kwargs`` (an extension) are variables of the chat template, which take precedence over
       ``reasoning_effort``.
+    - ``continue_final_message`` and ``add_generation_prompt`` (of vLLM): the completion continues the last message, or
+      the prompt does not end with the start of a message of the assistant. They exclude each other.
     - ``verbosity``, ``prediction`` and ``modalities`` (only text) are ignored."""
 
     messages: Messages
@@ -395,6 +397,8 @@ class ChatRequest(TextRequest, kw_only=True):
     verbosity: Literal["low", "medium", "high"] | None = None
     prediction: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 class TopToken(Struct):

@@ -95,7 +95,8 @@ mpool.cli.serving  mpool.tasks.captures  1  start-up
 mpool.cli.talking  mpool.errors  5  start-up
 mpool.cli.talking  mpool.tasks.sampling  1  start-up
 mpool.cli.talking  readline  1  start-up
-mpool.conversation.grammar  llguidance  4  optional
+mpool.conversation.enforced_schemas  llguidance  1  optional
+mpool.conversation.grammar  llguidance  3  optional
 mpool.conversation.grammar  mpool._core  2  core
 mpool.conversation.messages  mpool.conversation.tools  1  start-up
 mpool.debug.show  html  1  start-up

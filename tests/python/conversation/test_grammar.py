@@ -23,7 +23,8 @@ import mpool
 
 llguidance = pytest.importorskip("llguidance")
 
-from mpool.conversation import grammar  # noqa: E402
+from grammarsamples import accepts  # noqa: E402
+from mpool.conversation import gbnf, grammar  # noqa: E402
 from waiting import idle  # noqa: E402
 
 NESTED: dict[str, Any] = {
@@ -146,6 +147,73 @@ def test_grammar_of_llama_cpp(pool: mpool.Pool, tiny: Path, source: str, allowed
             assert done.text.startswith("- ")  # the list has no end of its own
 
 
+def lark(source: str, token_of: Any = lambda text: {"<think>": 65, "<|a|>": 66}.get(text)) -> str:
+    return llguidance.LLMatcher.grammar_from_lark(gbnf.to_lark(source, token_of, 257, [256]))
+
+
+#: Grammars in GBNF -> texts that they allow, texts that they do not allow. From grammars/README.md of llama.cpp.
+GBNF_TEXTS: list[tuple[str, list[str], list[str]]] = [
+    (r'root ::= "\x41\u0042\u00e9\U0001F600\u30a2\u0009"', ["AB\u00e9\U0001f600\u30a2\t"], ["AB", "\x41"]),
+    (r"root ::= [\x41-\u0043\-\]\[\\]+", ["ABC-][\\"], ["D", "^"]),
+    (r"root ::= [^\u0041\U0001F600]", ["B", "\u00e9", "\n", "\U0001f601"], ["A", "\U0001f600"]),
+    (r"root ::= [\U0001F600-\U0001F64F] [\u0400-\u04FF]", ["\U0001f610\u0416"], ["\U0001f650\u0416", "a\u0416"]),
+    (r"root ::= [\-a] [a\-] [a-] [-a]", ["-a--", "a-aa"], ["b---"]),
+    ("root ::= [a&&b~-] [/]", ["&/", "a/", "~/", "-/"], ["c/", "a"]),
+    ('root ::= word "x"\nword ::= [a-z]+', ["abx", "xx"], ["x", "ab"]),
+    ('root ::= [a-z] [a-z] "!" | "ab" "?"', ["ab!", "ab?", "cd!"], ["cd?"]),
+    ("root ::= . .", ["\na", "\u30a2/"], ["a"]), ('root ::= "{}" [{}]', ["{}{"], ["{}"]),
+    ('root ::= (\n  # first\n "a" | \n "b"\n)+ # last\n', ["abab"], ["", "c"]),
+    ('root ::= "a"{2} "b"{1,} "c"{0,2} [d]{ 1 , 2 }', ["aabbccdd", "aabd"], ["abd", "aabcccd", "aabcddd"]),
+    ('root ::= fooBar foo_bar 1x Check-Mate\nfooBar ::= "1"\nfoo_bar ::= "2"\n1x ::= "3"\nCheck-Mate ::= "4"',
+     ["1234"], ["1"]),
+    ('root ::= "" | "a"', ["", "a"], ["b"]), ('root ::= "(" (root | "x") ")"', ["(x)", "((x))"], ["((x)", "x"]),
+]
+
+
+@pytest.mark.parametrize(("source", "allowed", "others"), GBNF_TEXTS, ids=range(len(GBNF_TEXTS)))
+def test_texts_of_gbnf(source: str, allowed: list[str], others: list[str]) -> None:
+    made = lark(source)
+    assert all(accepts(made, text) for text in allowed) and not any(accepts(made, text) for text in others)
+
+
+def test_invalid_gbnf() -> None:
+    """The error has the line and what it must have, or the name that does not exist."""
+    for source, words in (('root ::= "a', "line 1 must have a text that ends"), ("root ::= [a", "a class that ends"),
+                          ("\nroot ::= [z-a]", "line 2 must have a range"), ("root ::= x", "the rule x is not defined"),
+                          ('x ::= "a"', "no rule root"), (r'root ::= "\uD83D"', "a character of Unicode"),
+                          (r'root ::= "\u12"', "an escape sequence"),
+                          (r'root ::= "\U00110000"', "a character of Unicode"), ("root ::= (", r"have \)"),
+                          ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "nested too deeply"),
+                          ("root ::= <none>", "<none> is not a single token"),
+                          ("root ::= <[257]>", "257 does not exist"),
+                          ('root ::= "a" )', "the end of the rule"), ('root ::= "a"{3,2}', "at least 3 repetitions")):
+        with pytest.raises(ValueError, match=words):
+            lark(source)
+
+
+def test_tokens_of_gbnf(pool: mpool.Pool, tiny: Path) -> None:
+    """A token reference allows one token, control or not; with ``!``, all others but those that end a text."""
+    tokenizer = pool.get(tiny)._entry.tokenizer()
+    control = next(at for at, is_control in enumerate(bytes(tokenizer.token_table().control)) if is_control
+                   and at not in tokenizer.eog_ids)
+    name, letter = tokenizer.token_text(control), int(tokenizer.encode("a", add_special=False)[-1])
+    assert re.fullmatch(r"<[^<>\s]+>", name)
+    for source, wanted in ((f'root ::= {name} "b" <[{letter}]>', [control, None, letter]),
+                           (f"root ::= <[{letter}]> <[{control}]>", [letter, control]),
+                           (f"root ::= (!<[{letter}]>){{3}} <[{letter}]>", [-letter, -letter, -letter, letter])):
+        for seed in range(3):
+            done = pool.generate("1", tiny, response_format={"type": "grammar", "grammar": source}, seed=seed, **HOT)
+            assert done.finish_reason == "stop"
+            ids = [one for one in done.token_ids if one not in tokenizer.eog_ids]
+            assert len(ids) == len(wanted) and all(
+                want is None or (one != -want if want < 0 else one == want) for one, want in zip(ids, wanted)), ids
+    for source, words in ((f"root ::= <[{tokenizer.vocab_size}]>", "does not exist"),
+                          ("root ::= <nothing>", "not a single")):
+        with pytest.raises(mpool.InvalidArgument, match=words) as caught:
+            pool.generate("1", tiny, response_format={"type": "grammar", "grammar": source})
+        assert caught.value.param == "response_format"
+
+
 def test_pydantic(pool: mpool.Pool, llama: Path) -> None:
     pydantic = pytest.importorskip("pydantic")
     Pet = pydantic.create_model("Pet", kind=(str, pydantic.Field(max_length=5)), age=(int, pydantic.Field(ge=0, le=20)))
@@ -163,7 +231,7 @@ UNENFORCEABLE = {"type": "object", "properties": {
 
 
 def test_keywords_that_cannot_be_enforced(pool: mpool.Pool, llama: Path) -> None:
-    """Such keywords are ignored with ``strict`` False and in pydantic classes, which check the completion themselves.
+    """Such keywords are left out with ``strict`` False and in pydantic classes, which check the completion themselves.
     Otherwise they are errors. All other keywords are enforced in any case."""
     def wanted(**options: Any) -> dict[str, Any]:
         return {"type": "json_schema", "json_schema": {"schema": UNENFORCEABLE, **options}}
@@ -179,9 +247,6 @@ def test_keywords_that_cannot_be_enforced(pool: mpool.Pool, llama: Path) -> None
     assert "strict" in caught.value.hint
     with pytest.raises(mpool.InvalidArgument, match="json_schema.strict` must be True or False, got 3"):
         pool.generate("Once", llama, response_format=wanted(strict=3))
-    malformed = {"schema": {"type": "string", "pattern": "(a"}, "strict": False}
-    with pytest.raises(mpool.InvalidArgument, match="the JSON schema cannot be used"):
-        pool.generate("Once", llama, response_format={"type": "json_schema", "json_schema": malformed})
     pydantic = pytest.importorskip("pydantic")
     few = pydantic.Field(max_length=2)
     Tags = pydantic.create_model("Tags", tags=(set[bool], few))

@@ -16,7 +16,7 @@ import mpool
 
 llguidance = pytest.importorskip("llguidance")
 
-from mpool.conversation import grammar, grammar_trial  # noqa: E402
+from mpool.conversation import enforced_schemas, grammar, grammar_trial  # noqa: E402
 
 
 def chain(rules: int, is_is: str = ":", first: str = "start") -> str:
@@ -129,13 +129,20 @@ def test_a_hostile_schema_of_a_tool(pool: mpool.Pool, llama: Path) -> None:
     assert caught.value.param == "tools"
 
 
-def test_a_pattern_that_exceeds_a_limit_is_not_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exceeds(task: str, text: str, vocabulary: None = None) -> tuple[str, bytes]:
-        raise grammar_trial.Refused(task)
+def test_a_pattern_that_exceeds_a_limit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schema is not strict: its other keywords are enforced."""
+    def exceeds(source: str) -> str | None:
+        if "a{4}b" in source:
+            raise grammar_trial.Refused("it needs more")
+        return None
 
-    assert grammar.is_usable("a{3}b") and not grammar.is_usable("(?=a)b")
-    monkeypatch.setattr(grammar_trial, "_run", exceeds)
-    assert not grammar.is_usable("a{4}b")
+    monkeypatch.setattr(grammar_trial, "fault", exceeds)
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "a{4}b", "maxLength": 9}}}
+    found = enforced_schemas.enforce(json.dumps(schema), True)
+    assert found.left_out == ("properties.x.pattern",)
+    assert found.schema["properties"]["x"] == {"type": "string", "maxLength": 9}
+    with pytest.raises(grammar_trial.Refused):
+        enforced_schemas.enforce(json.dumps(schema), False)
 
 
 def test_without_processes_no_format_is_compiled(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch,

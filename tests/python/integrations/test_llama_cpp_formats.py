@@ -75,7 +75,7 @@ def llama(model: Recorder) -> Llama:
     ({"logit_bias": {5: 1.0}}, {"logit_bias": {5: 1.0}}), ({"logit_bias": {}}, {}),
     ({"grammar": 'root ::= "a"'}, {"response_format": {"type": "grammar", "grammar": 'root ::= "a"'}}),
     ({"grammar": LlamaGrammar(schema={})},
-     {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}})])
+     {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": False}}})])
 def test_options(llama: Llama, model: Recorder, given: dict[str, Any], changes: dict[str, Any]) -> None:
     """Each argument reaches the option that means the same, in a completion and in a chat."""
     llama.create_completion("p", **given)
@@ -98,7 +98,7 @@ def test_options_of_one_method(llama: Llama, model: Recorder) -> None:
         "tools": [1], "tool_choice": "auto", "logprobs": True, "top_logprobs": 0,
         "response_format": {"type": "json_object"}}
     assert not {"tools", "tool_choice", "logprobs", "top_logprobs", "response_format"} & set(plain)
-    assert schema["response_format"] == {"type": "json_object", "schema": {"a": 1}}
+    assert schema["response_format"] == {"type": "json_schema", "json_schema": {"schema": {"a": 1}, "strict": False}}
 
 
 def test_seeds_and_contexts(llama: Llama, model: Recorder) -> None:

@@ -262,7 +262,7 @@ def test_output_format(server: Any, client: Any) -> None:
                                      extra_body={"seed": 4, "temperature": 1.5})
     jsonschema.validate(json.loads(message.content[0].text), BOOK)
     assert message.stop_reason == "end_turn"
-    broken = {"format": {"type": "json_schema", "schema": {"$ref": "#/nowhere"}}}
+    broken = {"format": {"type": "json_schema", "schema": {"$ref": "#"}}}
     status, found = ask(server, "/v1/messages", {"model": "writes", "max_tokens": 3, "messages": CHAT,
                                                  "output_config": broken})
     assert status == 400 and found["error"]["type"] == "invalid_request_error", found

@@ -106,12 +106,13 @@ for _ in range(70):
     {"type": "regex", "regex": "(a"}, {"type": "grammar", "grammar": "start: ("}, {"type": "regex"},
     {"type": "object"}, {},
     {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": 3}},
-    {"type": "json_schema", "json_schema": {"schema": {"type": "wat"}}},
-    {"type": "json_schema", "json_schema": {"schema": {"$ref": "http://example.org/x"}}},
+    {"type": "json_schema", "json_schema": {"schema": {"type": "wat"}, "strict": True}},
+    {"type": "json_schema", "json_schema": {"schema": {"$ref": "http://example.org/x"}, "strict": True}},
     {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 70_000]}}},
     {"type": "json_schema", "json_schema": {"schema": DEEP}},
-    {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(a"}}},
-    {"type": "json_object", "schema": 3}, {"type": "json_object", "schema": {"type": "wat"}},
+    {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(a"}, "strict": True}},
+    {"type": "json_object", "schema": 3}, {"type": "json_object", "schema": {"$ref": "#"}},
+    {"type": "json_schema", "json_schema": {"schema": False}},
 ], ids=lambda wanted: str(wanted)[:60])
 @pytest.mark.parametrize("stream", [False, True])
 def test_invalid_response_formats_are_refused(server: Any, wanted: dict[str, Any], stream: bool) -> None:
@@ -156,7 +157,7 @@ def test_constraints_of_other_servers(server: Any, path: str, fields: dict[str, 
     ({"guided_regex": "(a"}, "guided_regex"), ({"guided_json": "[1"}, "guided_json"),
     ({"guided_json": "[]"}, "guided_json"), ({"guided_json": "[" * 5000}, "guided_json"),
     ({"guided_choice": [""]}, "guided_choice[0]"), ({"guided_choice": []}, "guided_choice"),
-    ({"guided_choice": ["x" * 70_000]}, "guided_choice"), ({"json_schema": {"type": "wat"}}, "json_schema"),
+    ({"guided_choice": ["x" * 70_000]}, "guided_choice"), ({"json_schema": {"$ref": "#"}}, "json_schema"),
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
@@ -219,8 +220,7 @@ def test_json_object_with_a_schema(server: Any) -> None:
         server.state.pool.generate("x", "llama", response_format={"type": "json_object", "schema": 3})
 
 
-@pytest.mark.parametrize("wanted", ["xml", {"type": "wat"}, {"enum": ["x" * 70_000]}, {"$ref": "http://example.org/x"},
-                                    {"$ref": "#"}, {"type": "string", "pattern": "(a"}],
+@pytest.mark.parametrize("wanted", ["xml", {"enum": ["x" * 70_000]}, {"$ref": "#"}],
                          ids=lambda wanted: str(wanted)[:30])
 def test_invalid_ollama_formats_are_refused(server: Any, wanted: Any) -> None:
     for path, more in (("/api/chat", {"messages": CHAT}), ("/api/generate", {"prompt": "x"})):
@@ -229,7 +229,7 @@ def test_invalid_ollama_formats_are_refused(server: Any, wanted: Any) -> None:
         assert "response_format" not in found["error"], found  # the library's name
 
 
-@pytest.mark.parametrize("schema", [{"type": "wat"}, {"$ref": "#"}, {"type": "string", "pattern": "(a"}], ids=str)
+@pytest.mark.parametrize("schema", [{"enum": ["x" * 70_000]}, {"$ref": "#"}], ids=str)
 def test_anthropic_errors_name_the_format(server: Any, schema: Any) -> None:
     status, found = ask(server, "/v1/messages", {
         "model": "llama", "messages": CHAT, "max_tokens": 2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import toolmodels as tm
 from PIL import Image
 
 from mpool import native_calls
-from mpool.conversation import tool_grammar
 from mpool.server.errors import Refusal
 from mpool.server.openai.chat import OPERATIONS
 from mpool.server.operations import Context
@@ -151,7 +151,7 @@ def function(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
 def test_patterns_that_cannot_be_enforced(server: Any, path: str, change: dict[str, Any]) -> None:
     """One tool of an MCP server with such a pattern must not make all requests fail."""
     status, ignored, found = post(server, path, {**BODIES[path], "model": "writes", **change})
-    assert (status, ignored) == (200, None), found
+    assert status == 200 and "tools.clock.properties.to.pattern" in str(ignored).split(", "), found
 
 
 def test_patterns_of_strict_tools_are_refused(server: Any) -> None:
@@ -160,40 +160,56 @@ def test_patterns_of_strict_tools_are_refused(server: Any) -> None:
     assert status == 400 and "the schema of clock cannot be used" in found["error"]["message"], found
 
 
-def test_only_unusable_patterns_are_left_out() -> None:
-    schema = {"type": "object", "properties": {
-        "pattern": {"type": "string", "pattern": "^a"}, "a": {"anyOf": [{"pattern": "(?=b)", "maxLength": 2}]},
-        "b": {"enum": [{"pattern": "(?=b)"}]}}, "patternProperties": {"^x": {"pattern": "(?=b)"}},
-        "$defs": {"pattern": {"patternProperties": {"^x": {}, "(?=b)": {}}, "additionalProperties": False}}}
-    found = tool_grammar.without_patterns(schema, lambda pattern: "(?=" not in pattern)
-    assert found == {"type": "object", "properties": {
-        "pattern": {"type": "string", "pattern": "^a"}, "a": {"anyOf": [{"maxLength": 2}]},
-        "b": {"enum": [{"pattern": "(?=b)"}]}}, "patternProperties": {"^x": {}},
-        "$defs": {"pattern": {"additionalProperties": True}}}
-    assert tool_grammar.without_patterns(schema, lambda pattern: True) == schema
+#: Paths -> fields that constrain the text, and the prefix of their names in the header.
+FORMATS = [
+    (CHATS, lambda schema: {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+     "response_format"),
+    (CHATS, lambda schema: {"response_format": {"type": "json_object", "schema": schema}}, "response_format"),
+    (TEXTS, lambda schema: {"guided_json": schema}, "guided_json"),
+    (TEXTS, lambda schema: {"structured_outputs": {"json": schema}}, "structured_outputs"),
+    (RESPONSES, lambda schema: {"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}},
+     "text.format"),
+    (MESSAGES, lambda schema: {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+     "output_config.format"),
+    (OLLAMA, lambda schema: {"format": schema}, "format"), (GENERATE, lambda schema: {"format": schema}, "format"),
+]
 
 
-@pytest.mark.parametrize(("schema", "hops"), [
-    ({}, 0), ({"properties": {"zone": {"type": "string", "enum": ["a", "b"]}}}, 0),
-    ({"properties": {"zone": {"type": "string", "pattern": "^a"}}}, 1),
-    ({"properties": {"zone": {"anyOf": [{"type": "string", "pattern": "^a"}, {"type": "null"}]}}}, 1),
-    ({"patternProperties": {"^a": {}}}, 1)], ids=str)
-def test_only_schemas_with_patterns_need_another_thread(schema: dict[str, Any], hops: int, server: Any,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    """The grammar is compiled before; whether patterns are usable is asked on a thread for native calls."""
-    body = {**BODIES[CHATS], "model": "writes", "tools": [function({"type": "object", **schema})]}
+@pytest.mark.parametrize(("path", "fields", "prefix"), FORMATS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_keywords_that_cannot_be_enforced_are_named(server: Any, path: str, fields: Any, prefix: str, stream: bool,
+                                                    caplog: pytest.LogCaptureFixture) -> None:
+    """In the header of the response, streamed or not, and in the log."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": -2**63}, "f": {"type": "float"},
+                                               "e": {"enum": None}, "b": {"type": "boolean"}}}
+    body = {**BODIES[path], **fields(schema), "stream": stream}
+    with caplog.at_level(logging.WARNING, "mpool"), Raw(server, 60) as raw:
+        status, headers, data = raw.request(path, json.dumps(body).encode()).response()
+    assert status == 200, data
+    wanted = [f"{prefix}.properties.{name}" for name in ("n.minimum", "f.type", "e.enum")]
+    assert sorted(headers["x-mpool-ignored"].split(", ")) == sorted(wanted)
+    texts = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("properties.n.minimum" in text for text in texts), texts
+
+
+@pytest.mark.parametrize("schema", [True, {}])
+def test_a_schema_that_allows_everything(server: Any, schema: Any) -> None:
+    for path, fields, prefix in FORMATS[:6]:
+        if schema is True and prefix == "guided_json":  # a string or an object
+            continue
+        status, ignored, found = post(server, path, {**BODIES[path], **fields(schema)})
+        assert (status, ignored) == (200, None), found
+    for tool in (function(schema), function({"type": "object", "properties": {"x": schema}})):
+        status, ignored, found = post(server, CHATS, {**BODIES[CHATS], "model": "writes", "tools": [tool]})
+        assert (status, ignored) == (200, None), found
+
+
+def test_a_known_schema_needs_no_other_thread(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grammar is compiled once, and the schema is checked once, on threads for native calls."""
+    body = {**BODIES[CHATS], "model": "writes", "tools": [function(clock())]}
     assert post(server, CHATS, body)[0] == 200
-    calls: list[Any] = []
-    begin = native_calls.GRAMMARS.begin
-    monkeypatch.setattr(native_calls.GRAMMARS, "begin", lambda *given, **more: (calls.append(given), begin(
-        *given, **more))[1])
+    monkeypatch.setattr(native_calls.GRAMMARS, "begin", None)
     assert post(server, CHATS, body)[0] == 200
-    assert len(calls) == hops
-
-
-def test_the_search_for_patterns_is_bounded() -> None:
-    for values, found in ((990, False), (10_000, True)):
-        assert tool_grammar.may_have_patterns({"properties": {"zone": {"enum": [*range(values)]}}}) is found
 
 
 CLOCK_TOOL = {"name": "clock", "input_schema": {"type": "object", "properties": {}}}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool.conversation import grammar
+from mpool.conversation import enforced_schemas
 from mpool.debug.show import limit_of
 from mpool.runtime import history
 from mpool.server import bodies, models
@@ -189,10 +189,12 @@ def test_aliases_have_a_limit_of_bytes(bert: Path, monkeypatch: pytest.MonkeyPat
         assert [row["name"] for row in ask(made, "/api/tags")[1]["models"]] == ["bert", "a0", "a1", "wide"]
 
 
-def test_long_patterns_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client chooses the regular expressions of its tools: 1,024 of 64 KiB would stay in memory."""
+def test_the_memory_of_schemas_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client chooses the schemas of its tools: 256 of 64 KiB would stay in memory."""
     pytest.importorskip("llguidance")
-    tried: list[str] = []
-    monkeypatch.setattr(grammar.grammar_trial, "is_valid", lambda source: not tried.append(source))
-    assert all(grammar.is_usable(pattern) for pattern in ["xy" * 500, "xy" * 500 + "c"] * 2)
-    assert len(tried) == 3
+    monkeypatch.setattr(enforced_schemas, "CACHED_BYTES", 100_000)
+    monkeypatch.setattr(enforced_schemas, "_cache", type(enforced_schemas._cache)())
+    for at in range(5):
+        enforced_schemas.enforce(json.dumps({"const": "x" * 20_000 + str(at)}), False)
+    kept = [source[-3:] for _, (source, _) in enforced_schemas._cache._entries]
+    assert kept == ['3"}', '4"}'], kept

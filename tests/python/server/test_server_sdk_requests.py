@@ -72,10 +72,10 @@ RESPONSES = {
     "input[]:user.content[]:input_file": ("refused", "the server reads no files of other programs"),
     "input[]:function_call_output.output[]:input_image": ("refused", "the client's type has the URL as optional"),
     "input[]:function_call_output.output[]:input_file": ("refused", "the server reads no files of other programs"),
-    "input[]:": ("refused", HOSTED_ITEM),
+    "input[]:": ("reported", HOSTED_ITEM),
     **{f"input[]:{name}": ACCEPTED for name in (
         "user", "message", "function_call", "function_call_output", "reasoning")},
-    "input[]": ("refused", "a reference to an item that OpenAI's servers keep"),
+    "input[]": ("reported", "a reference to an item that OpenAI's servers keep"),
     **{f"input[]:function_call.{name}": ("reported", "belongs to tools of OpenAI's servers") for name in (
         "async", "caller")},
     **{f"input[]:function_call_output.{name}": ("reported", "belongs to tools of OpenAI's servers") for name in (
@@ -88,8 +88,11 @@ RESPONSES = {
 MESSAGES = {
     **{f"messages[]:user.content[]:{name}": ("refused", "such blocks belong to the assistant") for name in (
         "thinking", "redacted_thinking", "tool_use")},
-    "messages[]:user.content[]:": ("refused", ANTHROPIC_BLOCK),
-    "messages[]:assistant.content[]:": ("refused", ANTHROPIC_BLOCK),
+    "messages[]:user.content[]:": ("reported", ANTHROPIC_BLOCK),
+    "messages[]:assistant.content[]:": ("reported", ANTHROPIC_BLOCK),
+    "messages[]:user.content[]:container_upload": ("refused", "files of Anthropic's servers"),
+    **{f"messages[]:assistant.content[]:{name}": ("refused", "such blocks belong to the user") for name in (
+        "image", "document", "search_result", "tool_result", "container_upload")},
     **{f"messages[]:user.content[]:{name}": ACCEPTED for name in ("text", "image", "search_result", "tool_result")},
     **{f"messages[]:assistant.content[]:{name}": ACCEPTED for name in (
         "text", "thinking", "redacted_thinking", "tool_use")},

@@ -186,7 +186,7 @@ def test_other_protocols_name_the_limit_of_tool_calls(tmp_path: Path) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": 5}]}, "`tools[0]` must be a dict"), ({"tools": [{}]}, "got no function"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]},
-     "`tools[0].function.name` must be 1 to 64 letters, digits, _, - and ., got 'a b'"),
+     "`tools[0].function.name` must be 1 to 128 letters, digits, _, - and ., got 'a b'"),
     ({"tools": [tm.CLOCK, tm.CLOCK]}, "`tools[1].function.name` must be unique among the tools"),
     ({"tools": [{"type": "function", "function": {"name": f"f{at}"}} for at in range(129)]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 300_000}}]}, "characters as JSON"),
@@ -194,7 +194,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tm.CLOCK], "tool_choice": {"type": "function", "function": {"name": "g"}}},
      "`tool_choice` must be the name of a tool: clock, got 'g'"),
     ({"tools": [tm.CLOCK], "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {
-        "$ref": "#/nowhere"}}}}, "`response_format` cannot be used"),
+        "$ref": "#/nowhere"}, "strict": True}}}, "`response_format`: the JSON schema cannot be used: $ref"),
     ({"messages": [*CHAT, {"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "tool_calls"),
 ]
 
@@ -220,7 +220,7 @@ def test_models_without_tool_support(server: Any) -> None:
         assert path.startswith("/api") or found["error"]["param"] == "tools"
     broken = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}}
     status, found = ask(server, "/v1/chat/completions", {"model": "writes", "messages": CHAT, "tools": [
-        {"type": "function", "function": broken}]})
+        {"type": "function", "function": {**broken, "strict": True}}]})
     assert status == 400 and found["error"]["param"] == "tools" and "of odd cannot be used" in found["error"]["message"]
 
 
