@@ -1,12 +1,10 @@
 """``python -m benchmarks half-memory FILE``: a model of experts in a part of the memory that its file needs.
 
-Every turn is a process in a control group whose limit is ``--share`` of the size of the file, so that its experts are
-read from the disk as they are chosen. The file leaves the page cache before each turn: pages that are there already
-count in no new group. ``--group`` names a folder of the memory controller (v1 or v2) below which groups can be made.
-Where there is none, ``--ballast`` lets a process of its own hold so much memory of the machine that about the limit is
-left for the engine and the page cache; if an engine needs more than that, the system kills it. ``--faked`` sets only
-the memory limit of mpool, and no engine reads from the disk: such a run shows that mpool serves the file within its
-budget, and compares nothing. Files are those of :mod:`benchmarks.synthetic`, with ``--routing`` of each kind.
+A process of its own holds so much memory of the machine that about ``--share`` of the size of the file is left for the
+engine and the page cache, so that experts are read from the disk as they are chosen. The file leaves the page cache
+before each turn. If an engine needs more than that, the system kills it. ``--faked`` sets only the memory limit of
+mpool, and no engine reads from the disk: such a run shows that mpool serves the file within its budget, and compares
+nothing. Files are those of :mod:`benchmarks.synthetic`, with ``--routing`` of each kind.
 
 Prints the rates of a prompt and of decoding after it, and the pages that had to be read from the disk.
 """
@@ -34,32 +32,6 @@ from .success import drop
 
 #: The default engines are the first two: with half of the memory, the system kills a process that copies the weights.
 ENGINES = ("mpool", "llama-cpp:mapped", "llama-cpp")
-
-
-class Group:
-    """A control group with a limit of memory, below the folder of another one.
-
-    Raises:
-        OSError: the group cannot be made.
-    """
-
-    def __init__(self, parent: Path, limit: int) -> None:
-        self.folder = parent / f"mpool-benchmark-{os.getpid()}"
-        self.folder.mkdir()
-        old = (parent / "memory.limit_in_bytes").exists()  # v1
-        try:
-            (self.folder / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
-        except OSError:
-            self.remove()
-            raise
-
-    def enter(self) -> None:
-        """Move this process into the group."""
-        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
-
-    def remove(self) -> None:
-        """Remove the group, whose processes have ended."""
-        self.folder.rmdir()
 
 
 #: A process that holds the memory of its first argument, in bytes, until its standard input ends.
@@ -128,25 +100,21 @@ def version(python: str, module: str) -> str:
     return done.stdout.strip() or "?"
 
 
-def run_turns(args: argparse.Namespace, task: dict[str, Any], limit: int, topic: str, recorder: Recorder,
+def run_turns(args: argparse.Namespace, task: dict[str, Any], topic: str, recorder: Recorder,
               enter: Callable[[], None] | None, environment: dict[str, str]) -> None:
-    """Measure all engines in turns. ``enter``: what their processes call first, unless they enter a group."""
+    """Measure all engines in turns. ``enter``: what their processes call first."""
     for number in range(args.rounds):
         for engine in args.engines[number % len(args.engines):] + args.engines[:number % len(args.engines)]:
             python = args.peer_python if engine.startswith("llama-cpp") else sys.executable
             if drop(args.model) > 0.01:
                 recorder.failures.append("the system keeps the file in its cache")
-            group = Group(args.group, limit) if args.group else None
             try:
                 found, frame = recorder.measure(functools.partial(
-                    one_turn, python, {**task, "engine": engine}, group.enter if group else enter, environment))
+                    one_turn, python, {**task, "engine": engine}, enter, environment))
             except RuntimeError as error:
                 recorder.failures.append(f"{engine}: {error}")
                 print(json.dumps({"engine": engine, "failed": str(error)}), flush=True)
                 continue
-            finally:
-                if group:
-                    group.remove()
             recorder.turns.append(Turn(topic, engine, number, found, frame))
             print(json.dumps({"engine": engine, "round": number, **found["measures"], **found["counts"]}), flush=True)
 
@@ -155,11 +123,7 @@ def main() -> int:
     """Run the command line."""
     parser = parser_of("half-memory", __doc__)
     parser.add_argument("model", type=path_of, help="GGUF file of a model of experts")
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--group", type=lambda given: Path(path_of(given)),
-                       help="folder of the memory controller below which a group can be made")
-    where.add_argument("--ballast", action="store_true", help="hold the memory of the machine above the limit")
-    where.add_argument("--faked", action="store_true", help="limit mpool's budget only; compares nothing")
+    parser.add_argument("--faked", action="store_true", help="limit mpool's budget only; compares nothing")
     parser.add_argument("--share", type=float, default=0.5, help="limit / size of the file (default: %(default)s)")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES[:2]))
     parser.add_argument("--peer-python", type=found_here, metavar="PATH", default=sys.executable,
@@ -179,14 +143,14 @@ def main() -> int:
             "write": args.tokens, "streams": 0, "threads": args.threads, "repeat": args.repeat, "folder": None,
             "ids": [chance.randrange(*IDS) for _ in range(args.prompt + 2000)]}
     recorder = Recorder("half-memory", args.threads, share=args.share, prompt=args.prompt, tokens=args.tokens,
-                        repeat=args.repeat, rounds=args.rounds, faked=args.faked, ballast=args.ballast)
-    environment = {"MPOOL_MEMORY_MB": str(limit >> 20)} if args.faked or args.ballast else {}
-    topic = f"{args.share:g} of the file" + (", faked" if args.faked else ", ballast" if args.ballast else "")
+                        repeat=args.repeat, rounds=args.rounds, faked=args.faked, ballast=not args.faked)
+    environment = {"MPOOL_MEMORY_MB": str(limit >> 20)}
+    topic = f"{args.share:g} of the file" + (", faked" if args.faked else ", ballast")
     peers = [engine for engine in args.engines if engine != "mpool"]
     for peer in peers:
         recorder.versions[peer] = version(args.peer_python, "llama_cpp")
-    with ballast(limit) if args.ballast else contextlib.nullcontext() as enter:
-        run_turns(args, task, limit, topic, recorder, enter, environment)
+    with contextlib.nullcontext() if args.faked else ballast(limit) as enter:
+        run_turns(args, task, topic, recorder, enter, environment)
     for name, row in report.summary(recorder.turns).get(topic, {}).items():
         for peer in peers:
             if "ratio" in row.get(peer, {}):

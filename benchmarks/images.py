@@ -30,12 +30,14 @@ class ShapeBench(Rotation):
         topic: the module's name.
         shapes, engines: defaults of the options of these names.
         maker: packages that the interpreter of ``--maker`` needs.
+        reference: engine whose vectors those of the others are compared with; "": the tests compare results.
     """
 
     topic: str
     shapes: tuple[str, ...]
     engines: str
     maker: str
+    reference = ""
 
     def folder(self, shape: str) -> Path:
         """Return the folder of a shape's weights."""
@@ -81,8 +83,17 @@ class ShapeBench(Rotation):
             agreement=self.agreement(), summary=report.summary(self.turns), failures=self.failures)
 
     def agreement(self) -> dict[str, Any]:
-        """Compare the engines' results. Empty here: the tests compare mpool with the peers, step by step."""
-        return {}
+        """Compare the engines' vectors: the least cosine to those of the reference, in float32."""
+        import numpy as np
+
+        found: dict[str, Any] = {}
+        for shape in self.arguments.shapes if self.reference else ():
+            rows = {turn.engine: np.array(turn.result["vectors"]) for turn in self.turns if turn.topic == shape}
+            if self.reference in rows:
+                found[f"{shape}: least cosine to {self.reference}"] = {
+                    engine: round(float(report.cosine(own, rows[self.reference]).min()), 6)
+                    for engine, own in rows.items()}
+        return found
 
     def version(self, engine: str) -> str:
         """Return the version of an engine's distribution."""
@@ -100,6 +111,7 @@ class Bench(ShapeBench):
     engines = "mpool,mpool:float32,mpool:int8,torch,torch:bfloat16,onnxruntime,openvino,openvino:bfloat16"
     modules = {"mpool": "mpool", "torch": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
     maker = "transformers and torch"
+    reference = "torch"
 
     def work(self, shape: str) -> dict[str, Any]:
         """Return the numbers of images and repetitions."""
@@ -107,19 +119,6 @@ class Bench(ShapeBench):
         # one image of this shape costs as much as forty of the others
         count, repeat = (8, 1) if shape == "clip-l336" else (32, 3)
         return {"images": 4 if quick else count, "repeat": 1 if quick else repeat}
-
-    def agreement(self) -> dict[str, Any]:
-        """Compare the engines' vectors: the least cosine to torch's float32."""
-        import numpy as np
-
-        found: dict[str, Any] = {}
-        for shape in self.arguments.shapes:
-            vectors = {turn.engine: np.array(turn.result["vectors"]) for turn in self.turns if turn.topic == shape}
-            if "torch" in vectors:
-                found[f"{shape}: least cosine to torch"] = {
-                    engine: round(float(report.cosine(rows, vectors["torch"]).min()), 6)
-                    for engine, rows in vectors.items()}
-        return found
 
 
 def main(argv: list[str] | None = None, bench: type[ShapeBench] = Bench, about: str | None = __doc__) -> int:

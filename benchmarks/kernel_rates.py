@@ -33,16 +33,8 @@ def test_builder() -> ModuleType:
     return module
 
 
-def build(out: Path, source: Path, folders: list[str] | None) -> Path:
-    """Build a program with the core, with the flags of a release build.
-
-    Args:
-        out: folder of the outputs.
-        source: the program's file.
-        folders: folders of ``csrc`` to compile; None: all except the binding.
-
-    Returns:
-        Path of the program.
+def build(out: Path) -> Path:
+    """Build the program below ``out`` with the flags of a release build, and return its path.
 
     Raises:
         RuntimeError: a compiler failed; the message is the compiler's output.
@@ -53,7 +45,8 @@ def build(out: Path, source: Path, folders: list[str] | None) -> Path:
     if compiler is None:
         raise RuntimeError("no gcc is installed: set CC to a C compiler")
     command = [*compiler, *builder.BASE_FLAGS, *variant.flags, f"-I{ROOT / 'csrc'}"]
-    core, _ = builder.sources(folders, [])
+    core, _ = builder.sources(FOLDERS, [])
+    source = ROOT / "benchmarks" / "bench_kernels.c"
     objects: list[Path] = []
     for file in [*core, source]:
         target = out / Path(compiler[0]).name / file.relative_to(ROOT).with_suffix(".o")
@@ -81,7 +74,7 @@ def main() -> int:
     parser.add_argument("--run", action="store_true", help="run the program; arguments after -- go to it")
     args = parser.parse_args(own)
     try:
-        program = build(args.out.resolve(), ROOT / "benchmarks" / "bench_kernels.c", FOLDERS)
+        program = build(args.out.resolve())
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1

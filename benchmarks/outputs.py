@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from . import images, report
+from . import images
 from .compare import weights
 from .engines import expand
 
@@ -27,7 +27,7 @@ class Bench(images.ShapeBench):
                "onnxruntime,onnxruntime:int8,openvino,openvino:bfloat16,fastembed")
     modules = {"mpool": "mpool", "sentence-transformers": "sentence_transformers", "onnxruntime": "onnxruntime",
                "openvino": "openvino", "fastembed": "fastembed"}
-    maker = "sentence-transformers"
+    maker = reference = "sentence-transformers"
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__(arguments)
@@ -39,19 +39,6 @@ class Bench(images.ShapeBench):
         quick = self.arguments.quick
         count = 64 if shape == "splade" else 192  # one text of this shape costs as much as five of the others
         return {"tokenizer": self.tokenizer, "texts": 24 if quick else count, "repeat": 1 if quick else 3}
-
-    def agreement(self) -> dict[str, Any]:
-        """Compare the engines' results: the least cosine of a row to sentence-transformers' float32."""
-        import numpy as np
-
-        found: dict[str, Any] = {}
-        for shape in self.arguments.shapes:
-            rows = {turn.engine: np.array(turn.result["vectors"]) for turn in self.turns if turn.topic == shape}
-            if "sentence-transformers" in rows:
-                found[f"{shape}: least cosine to sentence-transformers"] = {
-                    engine: round(float(report.cosine(own, rows["sentence-transformers"]).min()), 6)
-                    for engine, own in rows.items()}
-        return found
 
 
 def main(argv: list[str] | None = None) -> int:

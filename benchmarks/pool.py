@@ -1,10 +1,9 @@
 """``python -m benchmarks pool``: overhead and throughput of the pool.
 
-Measures submit-to-start and refusal times at the C boundary and from Python; generation through the pool, compared with
-a bare loop over the same engine; one-text embeddings of 8 and 64 threads; 8 concurrent chats compared with one; memory
-of the second worker; a cold start with 1,000 waiting callers; a stream and 8 threads of embeddings at the same time.
-Prints a table, with the load average: the figures mean nothing on a machine that others use. The
-C part needs gcc (``--no-c`` skips it).
+Measures submit-to-start and refusal times; one-text embeddings of 8 and 64 threads; 8 concurrent chats compared with
+one; memory of the second worker; a cold start with 1,000 waiting callers; a stream and 8 threads of embeddings at the
+same time. Each part runs in a process of its own. Prints a table, with the load average: the figures mean nothing on a
+machine that others use.
 """
 
 from __future__ import annotations
@@ -21,25 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import kernel_rates
 from .options import add_threads, found_here, parser_of
 from .timing import percentile, together
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = "the quick brown fox jumps over a lazy dog and barks twice at its own shadow in the rain".split()
 
-
-# ---- at the C boundary -----------------------------------------------------------------------------------------------
-
-def measured_in_c(program: Path, *arguments: str) -> dict[str, float]:
-    """Run the C program and return its figures by name."""
-    run = subprocess.run([str(program), *arguments], capture_output=True, text=True)
-    if run.returncode != 0:
-        raise RuntimeError(run.stderr)
-    return {name: float(value) for name, value in map(str.split, run.stdout.splitlines())}
-
-
-# ---- from Python: each part in a process of its own ------------------------------------------------------------------
 
 def texts(count: int, start: int = 0) -> list[str]:
     """Return texts of about ten words, all different: no result comes from a cache."""
@@ -70,8 +56,8 @@ def part_calls(embedding: str, text: str, threads: int, quick: bool) -> dict[str
                 waits.append(time.perf_counter() - begin)
                 submitted, started, _ = job._ticket.times()  # type: ignore[union-attr]
                 starts.append(started - submitted)
-            found[f"Python: submit to start, {name}, p50 us"] = percentile(starts, 0.5) * 1e6
-            found[f"Python: one-text embed, {name}, p50 us"] = percentile(waits, 0.5) * 1e6
+            found[f"submit to start, {name}, p50 us"] = percentile(starts, 0.5) * 1e6
+            found[f"one-text embed, {name}, p50 us"] = percentile(waits, 0.5) * 1e6
     with mpool.Pool(mpool.PoolConfig(threads=threads, prompt_queue_capacity=2, policy="sequential",
                                      max_workers_per_model=1)) as pool:
         pool.generate("warm", text, max_tokens=1)
@@ -91,9 +77,9 @@ def part_calls(embedding: str, text: str, threads: int, quick: bool) -> dict[str
                 took.append(time.perf_counter() - begin)
         for job in jobs:
             job.cancel()
-        found["Python: refusal when full, p50 us"] = percentile(took, 0.5) * 1e6
-        found["Python: refusal when full, p99 us"] = percentile(took, 0.99) * 1e6
-        found["Python: refusals measured"] = len(took)
+        found["refusal when full, p50 us"] = percentile(took, 0.5) * 1e6
+        found["refusal when full, p99 us"] = percentile(took, 0.99) * 1e6
+        found["refusals measured"] = len(took)
     return found
 
 
@@ -110,16 +96,16 @@ def part_threads(embedding: str, text: str, threads: int, quick: bool) -> dict[s
             work = [texts(each, at + number * each) for number in range(count)]
             at += 256
             seconds = together(count, lambda number: [pool.embed(one, embedding) for one in work[number]] and None)
-            found[f"Python: one-text embeds of {count} threads, texts/s"] = count * each / seconds
+            found[f"one-text embeds of {count} threads, texts/s"] = count * each / seconds
         options: dict[str, Any] = dict(max_tokens=48, temperature=0, ignore_eos=True)
         pool.generate("Once upon a time", text, **options)
         begin = time.perf_counter()
         pool.generate("A story of number 100:", text, **options)
         alone = 48 / (time.perf_counter() - begin)
         seconds = together(8, lambda number: pool.generate(f"A story of number {number}:", text, **options) and None)
-        found["Python: one chat, tokens/s"] = alone
-        found["Python: eight chats at once, tokens/s"] = 8 * 48 / seconds
-        found["Python: eight chats at once / one chat, ratio of tokens/s"] = 8 * 48 / seconds / alone
+        found["one chat, tokens/s"] = alone
+        found["eight chats at once, tokens/s"] = 8 * 48 / seconds
+        found["eight chats at once / one chat, ratio of tokens/s"] = 8 * 48 / seconds / alone
     return found
 
 
@@ -244,18 +230,12 @@ def main() -> int:
     """Run the command line."""
     parser = parser_of("pool", __doc__)
     parser.add_argument("--embedding-model", type=found_here, help="key or path; default: the catalogue's")
-    parser.add_argument("--text-model", type=found_here,
-                        help="key or path, of a GGUF file for the C part; default: the catalogue's")
+    parser.add_argument("--text-model", type=found_here, help="key or path; default: the catalogue's")
     add_threads(parser)
-    parser.add_argument("--tokens", type=int, default=64,
-                        help="tokens of each completion in the C part (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of the C part (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="few calls: shows that the command runs, measures nothing")
-    parser.add_argument("--no-c", action="store_true", help="skip the C part")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS),
-                        help="parts of Python to run (default: all)")
+                        help="parts to run (default: all)")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="folder of the C program")
     args = parser.parse_args()
     if args.part:
         print(json.dumps(PARTS[args.part](args.embedding_model, args.text_model, args.threads, args.quick)))
@@ -265,16 +245,6 @@ def main() -> int:
     models = (weights(args.embedding_model, "text_embedding"), weights(args.text_model, "text_to_text"))
     before = os.getloadavg()[0]
     found: dict[str, float] = {}
-    if args.quick:
-        args.tokens, args.rounds = min(args.tokens, 8), 1
-    if not args.no_c:
-        program = kernel_rates.build(args.out.resolve(), ROOT / "benchmarks" / "bench_pool.c", None)
-        found |= {f"C: {name}": value for name, value in measured_in_c(program, "calls").items()}
-        if models[1].endswith(".gguf"):
-            found |= {f"C: {name}": value for name, value in measured_in_c(
-                program, "text", models[1], str(args.threads), str(args.tokens), str(args.rounds)).items()}
-        else:
-            print("The C part of generation is skipped: --text-model is not a GGUF file.", file=sys.stderr)
     for part in args.parts:
         command = [sys.executable, "-m", "benchmarks.pool", "--part", part, "--embedding-model", models[0],
                    "--text-model", models[1], "--threads", str(args.threads), *["--quick"] * args.quick]

@@ -44,13 +44,10 @@ class Probe:
         done = subprocess.run([self.program, *map(str, pair)], capture_output=True, text=True, timeout=60)
         return json.loads(done.stdout) if done.returncode == 0 else None
 
-    def around(self, run: Callable[[], T], own: Callable[[], float] = lambda: 0.0) -> tuple[T, Frame]:
-        """Return the result of ``run``, and the probes before and after it.
-
-        ``own``: returns the CPU seconds of processes that belong to the measurement and go on after it.
-        """
+    def around(self, run: Callable[[], T]) -> tuple[T, Frame]:
+        """Return the result of ``run``, and the probes before and after it."""
         before = self.run()
-        with Watch(own) as watch:
+        with Watch() as watch:
             found = run()
         return found, Frame(before, self.run(), watch.others)
 
@@ -70,11 +67,8 @@ class Frame:
 
 class Watch:
     """Measures the CPU time of other processes while it is open: the busy time in /proc/stat minus that of our
-    children, and of the processes that ``own`` adds up.
+    children.
     """
-
-    def __init__(self, own: Callable[[], float] = lambda: 0.0) -> None:
-        self.more = own
 
     def __enter__(self) -> Watch:
         self.cpus = os.sched_getaffinity(0)
@@ -103,9 +97,8 @@ class Watch:
         return total / os.sysconf("SC_CLK_TCK")
 
     def _own(self) -> float:
-        ended = sum(use.ru_utime + use.ru_stime for use in map(resource.getrusage, (resource.RUSAGE_SELF,
-                                                                                    resource.RUSAGE_CHILDREN)))
-        return ended + self.more()
+        return sum(use.ru_utime + use.ru_stime for use in map(resource.getrusage, (resource.RUSAGE_SELF,
+                                                                                   resource.RUSAGE_CHILDREN)))
 
     def describe(self) -> str:
         """Describe the CPU use of other processes, in words."""

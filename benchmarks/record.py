@@ -94,9 +94,9 @@ class Recorder:
         self.versions, self.failures = {"mpool": mpool.__version__}, list[str]()
         self.agreement: dict[str, Any] = {}
 
-    def measure(self, run: Callable[[], T], own: Callable[[], float] = lambda: 0.0) -> tuple[T, Frame]:
+    def measure(self, run: Callable[[], T]) -> tuple[T, Frame]:
         """Return the result of ``run``, and the probes around it; arguments as for :meth:`Probe.around`."""
-        return self.probe.around(run, own)
+        return self.probe.around(run)
 
     def add(self, topic: str, engine: str, number: int, measures: dict[str, float], frame: Frame,
             memory: float | None = None) -> None:

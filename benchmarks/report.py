@@ -169,26 +169,6 @@ def text(record: dict[str, Any]) -> str:
                       "of the repetitions in all turns, which the machine's fastest state gives."])
 
 
-def markdown(record: dict[str, Any]) -> str:
-    """Format tables as Markdown: each variant of mpool, and the factor by which it beats its best rival."""
-    lines = []
-    for topic, found in record["summary"].items():
-        ours = list(dict.fromkeys(engine for row in found.values() for engine in row if engine.startswith("mpool")))
-        lines += ["", f"| {topic} | " + " | ".join(ours) + " |", "|---" * (len(ours) + 1) + "|"]
-        for name, row in found.items():
-            cells = []
-            for engine in ours:
-                rivals = {peer: cell for peer, cell in row.items() if cell.get("against") == engine
-                          and not peer.startswith("mpool")}
-                text = number(row[engine]["median"]) if engine in row else ""
-                if text and rivals:
-                    best = min(rivals, key=lambda peer: rivals[peer]["ratio"])
-                    text += f" ({rivals[best]['ratio']:.2f}x {best}{'' if rivals[best]['pairs'] else '?'})"
-                cells.append(text)
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines).strip()
-
-
 def _cell(found: dict[str, Any] | None) -> str:
     if found is None:
         return "-"

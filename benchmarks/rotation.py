@@ -105,7 +105,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer-python", type=pair_of, action="append", default=[], metavar="ENGINE=PATH",
                         help="interpreter of an engine, as llama-cpp=/path/to/python; may be repeated")
     add_json(parser)
-    parser.add_argument("--markdown", metavar="PATH", help="write Markdown tables of mpool and its best rivals here")
     parser.add_argument("--quick", action="store_true",
                         help="little work: shows that the command runs, measures nothing")
 
@@ -114,7 +113,5 @@ def finish(record: dict[str, Any], arguments: argparse.Namespace) -> int:
     """Write and print a record as the options say. Returns the exit code: 1 if an engine failed."""
     if arguments.json:
         records.write(record, arguments.json)
-    if arguments.markdown:
-        Path(arguments.markdown).write_text(report.markdown(record) + "\n")
     print(report.text(record))
     return 1 if record["failures"] else 0

@@ -88,7 +88,7 @@ QUICK = ["-O0"]
 BUSY = ("tests/c/test_kernels", "tests/c/test_dequantize", "tests/c/test_vectors", "tests/c/tile_model", "tests/c/sim")
 # Beginnings of the names of kernel tests that are quick nevertheless. Under ASan, gcc takes 46 s of CPU time for them
 # with -O1 and 6 s without.
-BRIEF = tuple(f"tests/c/test_kernels_{name}" for name in ("attention_kv", "counted", "maxima", "unseen"))
+BRIEF = tuple(f"tests/c/test_kernels_{name}" for name in ("attention_kv", "maxima", "unseen"))
 
 # clang's front end without the passes of LLVM: at -O0 they inline the kernels, which takes nine tenths of the time.
 NO_PASSES = ["-O0", "-DNDEBUG", "-Xclang", "-disable-llvm-passes"]
@@ -111,9 +111,7 @@ VARIANTS: dict[str, Variant] = {
     "asan": Variant("gcc", [*O1, "-g1", "-DMP_SEAM", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
                             "-fno-omit-frame-pointer"],
                     # UBSan checks the core. ASan stays on in tests: it sees what the core writes beside their buffers.
-                    # ASan does not check prefetches. The variant release counts them, and seam does.
-                    test_flags=["-fno-sanitize=undefined"], quick_flags=QUICK, idle=False,
-                    left_out=["tests/c/test_kernels_prefetch"]),
+                    test_flags=["-fno-sanitize=undefined"], quick_flags=QUICK, idle=False),
     # Address randomisation off: with more than 28 bits of it ThreadSanitizer cannot place its shadow memory.
     # The tests are those of code with threads (test_c_races.py). They compute small models in worker processes, with
     # the kernels of AVX2: the threads are the same with any kernels, and to compile those of the other instruction sets
@@ -175,12 +173,11 @@ REPLACED: dict[str, list[str]] = {
 # Beginnings of the names of kernels, and of tests that compile them, for x86 -> the flag of /proc/cpuinfo without which
 # they never run.
 IDLE: dict[str, str] = {"csrc/kernels/x86/avx512": "avx512f", "csrc/kernels/x86/avxvnni": "avx_vnni",
-                        "csrc/kernels/x86/amx": "amx_tile", "tests/c/test_kernels_amx": "avx512f",
-                        "tests/c/test_kernels_prefetch_quant512": "avx512f"}
+                        "csrc/kernels/x86/amx": "amx_tile", "tests/c/test_kernels_amx": "avx512f"}
 
 # Beginning of the names of tests that run kernels on a model of their instructions -> the flag of /proc/cpuinfo with
-# which the other tests run the same kernels on the CPU. The models of amx count tile operations, and show the loads of
-# tiles to ASan: they always run.
+# which the other tests run the same kernels on the CPU. The models of amx show the loads of tiles to ASan: they
+# always run.
 NATIVE: dict[str, str] = {"tests/c/test_kernels_avxvnni": "avx_vnni"}
 
 # in a test, compiles a file of the core with replaced instructions

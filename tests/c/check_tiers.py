@@ -5,18 +5,15 @@
     python tests/c/check_tiers.py --headers                         # also: every header compiles alone
     python tests/c/check_tiers.py --objects build/c/release         # also: the symbols that objects need
     python tests/c/check_tiers.py --library path/to/_core.so        # also: the symbols of the built extension
-    python tests/c/check_tiers.py --words                           # report: refused words in each folder
-    python tests/c/check_tiers.py --words csrc/base mpool/server    # report: each refused word in these folders
 
 Prints one line per violation, ``file:line: problem``, and exits with code 1 if there was any. The refused words come
-from ``words.toml``. ``--words`` never fails.
+from ``words.toml``.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import collections
 import concurrent.futures
 import functools
 import io
@@ -217,7 +214,6 @@ class Word:
     use: str
     elsewhere: tuple[str, ...]
     """Folders and files in which the word has its ordinary meaning."""
-    example: str
     opens: bool = False
     """The pattern is matched only at the start of a comment."""
 
@@ -239,7 +235,7 @@ def read_words(path: Path = WORDS_FILE) -> Words:
 
     def rows(section: str, before: str, after: str) -> tuple[Word, ...]:
         return tuple(Word(re.compile(f"{before}(?:{row['refused']}){after}", re.IGNORECASE), row["use"],
-                          tuple(row.get("except", ())), row["example"], row["refused"].startswith("^"))
+                          tuple(row.get("except", ())), row["refused"].startswith("^"))
                      for row in document[section])
 
     return Words(rows("identifiers", r"(?:^|_)", r"(?=_|$)"), rows("phrases", "", ""))
@@ -318,8 +314,8 @@ def any_of(words: tuple[Word, ...]) -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{word.refused.pattern})" for word in words) or "(?!)", re.IGNORECASE)
 
 
-def refused_words(words: Words, name: str, source: str) -> Iterator[tuple[str, int, str]]:
-    """Yield section, line and problem of each refused word of one file. ``name`` is its path below the root."""
+def refused_words(words: Words, name: str, source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and problem of each refused word of one file. ``name`` is its path below the root."""
     def bound(rows: tuple[Word, ...]) -> tuple[Word, ...]:
         return tuple(word for word in rows if not any(name.startswith(place) for place in word.elsewhere))
 
@@ -336,13 +332,13 @@ def refused_words(words: Words, name: str, source: str) -> Iterator[tuple[str, i
                 continue
             for word in identifiers:
                 if word.refused.search(plain):
-                    yield "identifiers", text.line, f"`{text.text}`: write {word.use}"
+                    yield text.line, f"`{text.text}`: write {word.use}"
             continue
         if not any_phrase.search(text.text):
             continue
         for word in phrases:
             for match in word.refused.finditer(text.text) if text.kind == "comment" or not word.opens else ():
-                yield "phrases", text.line, f'{text.kind}, "{match.group()}": write {word.use}'
+                yield text.line, f'{text.kind}, "{match.group()}": write {word.use}'
 
 
 def word_files(root: Path) -> list[Path]:
@@ -355,36 +351,13 @@ def word_files(root: Path) -> list[Path]:
                   if path.suffix in suffixes)
 
 
-def is_in(name: str, places: tuple[str, ...]) -> bool:
-    """Return True if a path below the root is one of these files or in one of these folders."""
-    return any(name == place or name.startswith(place.rstrip("/") + "/") for place in places)
-
-
 def check_words(root: Path, report: Report, words: Words | None = None) -> int:
     """Check every file for refused words. Returns the number of files read."""
     words, files = words or read_words(), word_files(root)
     for path in files:
-        for _, line, problem in refused_words(words, path.relative_to(root).as_posix(), path.read_text("utf-8")):
+        for line, problem in refused_words(words, path.relative_to(root).as_posix(), path.read_text("utf-8")):
             report.add(path, line, problem)
     return len(files)
-
-
-def report_words(root: Path, places: tuple[str, ...]) -> None:
-    """Print the number of refused words of each folder; with ``places``, also each word below them."""
-    words = read_words()
-    counts: dict[str, collections.Counter[str]] = {}
-    for path in word_files(root):
-        name = path.relative_to(root).as_posix()
-        if places and not is_in(name, places):
-            continue
-        tally = counts.setdefault(name.rpartition("/")[0], collections.Counter())
-        for section, line, problem in refused_words(words, name, path.read_text(encoding="utf-8")):
-            tally[section] += 1
-            if places:
-                print(f"{name}:{line}: {problem}")
-    print(f"{'identifiers':>11} {'phrases':>8}  folder")
-    for folder, tally in sorted(counts.items()):
-        print(f"{tally['identifiers']:11} {tally['phrases']:8}  {folder}")
 
 
 # --- headers, objects and the library ---
@@ -464,15 +437,11 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=ROOT, help="root of the repository")
-    parser.add_argument("--words", nargs="*", metavar="FOLDER", help="report refused words and do nothing else")
     parser.add_argument("--headers", action="store_true", help="compile every header alone")
     parser.add_argument("--objects", type=Path, help="output folder of a variant of build.py")
     parser.add_argument("--library", type=Path, help="path of the built extension")
     args = parser.parse_args()
     root = args.root.resolve()
-    if args.words is not None:
-        report_words(root, tuple(args.words))
-        return 0
     report = Report()
     count = check_sources(root, report)
     done = [f"{count} sources", f"the words of {check_words(root, report)} files"]

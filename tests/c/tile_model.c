@@ -14,23 +14,13 @@ typedef struct tile {
 static _Thread_local struct {
     bool configured;
     tile tiles[TILES];
-    tile_model_counts counts;
-    const void *watched;
-    size_t watched_lines;
-    uint8_t *hits;
-    uintptr_t last_load; /* the last load from watched memory */
 } unit;
-
-void tile_model_reset(void) { memset(&unit, 0, sizeof unit); }
-tile_model_counts tile_model_counted(void) { return unit.counts; }
-bool tile_model_is_configured(void) { return unit.configured; }
 
 /* ---- configuration ---------------------------------------------------------------------------------------------- */
 
 void tile_model_configure(const void *config, const char *file, int line) {
     uint8_t c[64];
     memcpy(c, config, sizeof c);
-    unit.counts.configurations++;
     if (c[0] == 0) { /* the initial state, whatever follows */
         tile_model_release();
         return;
@@ -62,7 +52,6 @@ void tile_model_configure(const void *config, const char *file, int line) {
 }
 
 void tile_model_release(void) {
-    unit.counts.releases++;
     unit.configured = false;
     memset(unit.tiles, 0, sizeof unit.tiles);
 }
@@ -80,18 +69,12 @@ static tile *tile_at(int t, const char *what, const char *file, int line) {
 /* ---- moves ------------------------------------------------------------------------------------------------------ */
 
 void tile_model_zero(int t, const char *file, int line) {
-    unit.counts.zeros++;
     tile *to = tile_at(t, "tilezero", file, line);
     memset(to->data, 0, sizeof to->data);
 }
 
 void tile_model_load(int t, const void *base, int64_t stride, bool streamed, const char *file, int line) {
     tile *to = tile_at(t, streamed ? "tileloaddt1" : "tileloadd", file, line);
-    *(streamed ? &unit.counts.streamed : &unit.counts.loads) += 1;
-    if (((uintptr_t)base - (uintptr_t)unit.watched) / 64 < unit.watched_lines) {
-        unit.counts.rewinds += (uintptr_t)base < unit.last_load;
-        unit.last_load = (uintptr_t)base;
-    }
     memset(to->data, 0, sizeof to->data);
     for (int r = 0; r < to->rows; r++)
         memcpy(to->data[r], (const uint8_t *)base + r * stride, (size_t)to->bytes);
@@ -99,22 +82,8 @@ void tile_model_load(int t, const void *base, int64_t stride, bool streamed, con
 
 void tile_model_store(int t, void *base, int64_t stride, const char *file, int line) {
     const tile *from = tile_at(t, "tilestored", file, line);
-    unit.counts.stores++;
     for (int r = 0; r < from->rows; r++)
         memcpy((uint8_t *)base + r * stride, from->data[r], (size_t)from->bytes);
-}
-
-void tile_model_prefetch(const void *address) {
-    const uintptr_t line = ((uintptr_t)address - (uintptr_t)unit.watched) / 64;
-    unit.counts.prefetched++;
-    if (line < unit.watched_lines)
-        unit.hits[line]++;
-}
-
-void tile_model_watch(const void *base, size_t count, uint8_t *hits) {
-    unit.watched = base;
-    unit.watched_lines = count;
-    unit.hits = hits;
 }
 
 /* ---- products --------------------------------------------------------------------------------------------------- */
@@ -126,7 +95,6 @@ typedef struct product {
 } product;
 
 static product product_of(int to, int a, int b, const char *what, const char *file, int line) {
-    unit.counts.products++;
     if (to == a || to == b || a == b)
         mp_test_fail(file, line, "%s: tiles %d, %d, %d must be different", what, to, a, b);
     const product p = {tile_at(to, what, file, line), tile_at(a, what, file, line), tile_at(b, what, file, line)};

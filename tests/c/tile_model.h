@@ -14,22 +14,7 @@
 #define MP_TILE_MODEL_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
-
-/* Operations of this thread since tile_model_reset. */
-typedef struct tile_model_counts {
-    int64_t configurations, releases, zeros, loads, streamed, stores, products;
-    int64_t prefetched; /* lines of 64 bytes */
-    int64_t rewinds;    /* loads of watched memory that lie before the last such load */
-} tile_model_counts;
-
-void tile_model_reset(void); /* release the tiles of this thread and clear its counts */
-tile_model_counts tile_model_counted(void);
-bool tile_model_is_configured(void); /* on this thread */
-/* Watch `count` lines of 64 bytes from `base` on until the next reset: count how often this thread prefetches each, and
- * how often its loads go back. hits: out, [count], zeroed by the caller. */
-void tile_model_watch(const void *base, size_t count, uint8_t *hits);
 
 /* The instructions. `file` and `line`: where the kernel has them. */
 void tile_model_configure(const void *config, const char *file, int line);
@@ -40,7 +25,6 @@ void tile_model_store(int tile, void *base, int64_t stride, const char *file, in
 void tile_model_dpbf16ps(int to, int a, int b, const char *file, int line); /* to += a * b, bfloat16 pairs */
 void tile_model_dpbsud(int to, int a, int b, const char *file, int line);   /* to += a * b, bytes: signed, unsigned */
 void tile_model_dpbssd(int to, int a, int b, const char *file, int line);   /* to += a * b, bytes: signed, signed */
-void tile_model_prefetch(const void *address);
 
 #if defined(__x86_64__) && !defined(MP_TILE_MODEL_ITSELF)
 #include <immintrin.h>
@@ -59,7 +43,6 @@ void tile_model_prefetch(const void *address);
 #undef _tile_dpbf16ps
 #undef _tile_dpbsud
 #undef _tile_dpbssd
-#undef _mm_prefetch
 #undef _mm512_cvtne2ps_pbh
 #define _tile_loadconfig(config)              tile_model_configure(config, __FILE__, __LINE__)
 #define _tile_release()                       tile_model_release()
@@ -70,7 +53,6 @@ void tile_model_prefetch(const void *address);
 #define _tile_dpbf16ps(to, a, b)              tile_model_dpbf16ps(to, a, b, __FILE__, __LINE__)
 #define _tile_dpbsud(to, a, b)                tile_model_dpbsud(to, a, b, __FILE__, __LINE__)
 #define _tile_dpbssd(to, a, b)                tile_model_dpbssd(to, a, b, __FILE__, __LINE__)
-#define _mm_prefetch(address, hint)           tile_model_prefetch(address)
 #define _mm512_cvtne2ps_pbh(high, low)        tile_model_round_pairs(high, low)
 
 MP_TARGET_AVX512_BEGIN

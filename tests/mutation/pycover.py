@@ -19,7 +19,6 @@ LEFT_OUT = {
     "tests/python/core/test_c_builds.py": "builds and runs the C tests",
     "tests/python/core/test_c_races.py": "builds and runs the C tests",
     "tests/python/core/test_c_sources.py": "reads and compiles the sources",
-    "tests/python/core/test_clone.py": "builds the package",
     "tests/python/core/test_fuzz.py": "compiles with clang",
     "tests/python/core/test_mutate.py": "tests this tool",
     "tests/python/documents/test_dependencies.py": "creates environments",

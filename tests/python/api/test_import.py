@@ -85,37 +85,6 @@ def test_a_first_token_loads_only_what_it_needs(tmp_path: Path) -> None:
     assert len(own) <= 86, own
 
 
-#: Prints how many classes :mod:`dataclasses` has generated methods for, and how many functions of verbs exist.
-GENERATED = """
-import dataclasses, sys
-real, made = dataclasses.dataclass, []
-def count(cls=None, /, **options):
-    made.append(cls)
-    return real(cls, **options)
-dataclasses.dataclass = count
-import mpool
-mpool.generate('w5 w6', model=sys.argv[1], max_tokens=1, ignore_eos=True)
-from mpool import _functions, _methods
-from mpool.tasks.verbs import VERBS
-built = [name for home in (_functions, _methods.PoolVerbs, _methods.ModelVerbs)
-         for name in VERBS if type(vars(home).get(name)).__name__ == "function"]
-print(len(made), *built)
-"""
-
-
-def test_a_first_token_generates_only_what_it_uses(tmp_path: Path) -> None:
-    """The methods of a dataclass, and the signature and documentation of a verb, each take up to a millisecond."""
-    import paritymodels
-    import tinygguf
-
-    path = tinygguf.write(tmp_path / "m.gguf", paritymodels.decoder("llama", 2, vocab=157))
-    done = subprocess.run([sys.executable, "-c", GENERATED, str(path)], capture_output=True, text=True, check=True,
-                          cwd=tempfile.gettempdir())
-    made, *built = done.stdout.split()
-    assert 0 < int(made) <= 34, made
-    assert built == ["generate"]
-
-
 #: Sends SIGINT when the n-th extension module of numpy has been initialised, during the first request.
 INTERRUPTED = """
 import signal, sys, threading

@@ -1,12 +1,9 @@
-"""Public names: a committed snapshot, generated stubs, and names of earlier releases."""
+"""Public names: a committed snapshot, and generated stubs."""
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
-import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,15 +11,11 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool import _renamed
 from mpool import _stubs as stubs
-from mpool.models.spec import ModelDescription, ModelSpec
 from mpool.tasks import verbs
 from mpool.tasks.options import CallOptions, names_of
 
 SNAPSHOT = Path(__file__).with_name("public_api.json")
-RENAMED = {"Picture": "GeneratedImage", "Pictures": "GeneratedImages", "PictureStep": "ImageStep",
-           "PictureStream": "ImageStream"}
 
 
 def described(value: Any) -> Any:
@@ -107,118 +100,6 @@ def test_arguments_by_position() -> None:
                   lambda: mpool.get("all-MiniLM-L6-v2").embed("a", model="x")):
         with pytest.raises(TypeError):
             wrong()
-
-
-def test_wrapped_lines_of_stubs_keep_every_word() -> None:
-    """A parameter that is longer than a line, or has hyphens, is not split."""
-    parameters = ["self", *(f"option_{n}: Literal['a-b-c', 'd e'] = 'a-b-c'" for n in range(6)),
-                  f"long: Literal[{', '.join(repr('x-' * n) for n in range(30))}] = ''", "last: int = 1"]
-    text = stubs._definition("    ", "def f", parameters, "None")
-    assert text.replace(" ", "").replace("\n", "") == f"def f({', '.join(parameters)}) -> None: ...".replace(" ", "")
-    lines = text.split("\n")
-    assert len(lines) >= 5 and all(any(one in line for line in lines) for one in parameters)
-
-
-def run(code: str) -> None:
-    """Run a program in a new process, which has not imported mpool."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-# ---- old names -------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_old_names_are_the_same_objects(old: str, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"mpool.{old} is now mpool.{new}"):
-        assert getattr(mpool, old) is getattr(mpool, new)
-    assert old not in mpool.__all__ and new in mpool.__all__
-
-
-def test_old_modules() -> None:
-    code = """
-import warnings
-with warnings.catch_warnings(record=True) as warned:
-    warnings.simplefilter("always")
-    import mpool
-    from mpool.catalog import parse_reference
-    from mpool.text import ChatTemplate
-    import mpool.conversation.template, mpool.models
-    assert parse_reference is mpool.models.parse_reference and ChatTemplate is mpool.conversation.template.ChatTemplate
-    assert mpool.models.__spec__.name == "mpool.models"
-    from mpool.aio import AsyncPictureStream
-    assert AsyncPictureStream is mpool.aio.AsyncImageStream
-    from mpool import Picture
-    assert Picture is mpool.GeneratedImage
-assert {"mpool.catalog is now mpool.models", "mpool.text is now mpool.tokenizers", "mpool.Picture is now "
-        "mpool.GeneratedImage"} <= {str(one.message) for one in warned}, [str(one.message) for one in warned]
-assert all(one.category is DeprecationWarning for one in warned)
-"""
-    run(code)
-
-
-def test_old_modules_have_the_names_of_each_new_module() -> None:
-    code = """
-import warnings
-from importlib import import_module
-from mpool import _renamed
-warnings.simplefilter("ignore")
-for old, homes in _renamed.MODULES.items():
-    module = import_module(f"mpool.{old}")
-    for home in homes:
-        target = import_module(f"mpool.{home}")
-        own = [name for name, value in vars(target).items() if getattr(value, "__module__", "").startswith("mpool.")]
-        for name in own:
-            if not name.startswith("__"):
-                assert getattr(module, name) is getattr(target, name), (old, home, name)
-        assert own, home
-    assert not hasattr(module, "__all__") and not hasattr(module, "__path__"), old
-    try:
-        module.no_such_name
-    except AttributeError as error:
-        assert str(error) == f"module 'mpool.{old}' has no attribute 'no_such_name'", error
-    else:
-        raise AssertionError(old)
-"""
-    run(code)
-
-
-@pytest.mark.parametrize(("module", "name", "new"), [
-    ("mpool.pictures", "Picture", "GeneratedImage"), ("mpool.pictures", "Pictures", "GeneratedImages"),
-    ("mpool.tasks.images_result", "PictureStep", "ImageStep"), ("mpool.captures", "CaptureRecord", "CaptureRecord"),
-    ("mpool.debug.captures", "CaptureRecord", "CaptureRecord"), ("mpool.reranking", "Ranking", "Ranking")])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_pickles_of_old_names_load(module: str, name: str, new: str) -> None:
-    assert pickle.loads(f"c{module}\n{name}\n.".encode()) is getattr(mpool, new)
-
-
-def test_old_attributes_warn() -> None:
-    step = mpool.ImageStep(1, 4, 2)
-    with pytest.warns(DeprecationWarning, match="ImageStep.picture is now ImageStep.index") as warned:
-        assert step.picture == 2  # type: ignore[attr-defined]
-    assert warned[0].filename == __file__
-    with pytest.warns(DeprecationWarning, match="GeneratedImages.pictures is now GeneratedImages.results"):
-        assert mpool.GeneratedImages((), 1, "m").pictures == ()  # type: ignore[attr-defined]
-    description = ModelDescription("m", "m", "text_to_image", ModelSpec("flux", (), {}, ()))
-    for old, new in _renamed.ATTRIBUTES["ModelDescription"].items():
-        with pytest.warns(DeprecationWarning, match=f"ModelDescription.{old} is now ModelDescription.{new}"):
-            assert getattr(description, old) == getattr(description, new)
-    with pytest.raises(AttributeError, match="'ImageStep' object has no attribute 'pictur'"):
-        step.pictur  # type: ignore[attr-defined]
-    assert pickle.loads(pickle.dumps(step)) == copy.deepcopy(step) == step
-
-
-def test_pickles_of_results_with_old_attributes_load() -> None:
-    old = mpool.GeneratedImages.__new__(mpool.GeneratedImages)
-    old.__dict__.update(pictures=(), seed=1, model="m")
-    assert pickle.loads(pickle.dumps(old)) == mpool.GeneratedImages((), 1, "m")
-    step = mpool.ImageStep.__new__(mpool.ImageStep)
-    step.__dict__.update(step=1, steps=4, picture=2, preview=None)
-    assert pickle.loads(pickle.dumps(step)) == mpool.ImageStep(1, 4, 2)
-
-
-def test_import_is_light() -> None:
-    code = "import sys, mpool; assert 'numpy' not in sys.modules and 'asyncio' not in sys.modules"
-    run(code)
 
 
 if __name__ == "__main__":

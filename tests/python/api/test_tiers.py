@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import late_imports
-import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "mpool"
@@ -143,18 +142,6 @@ def test_late_imports_are_listed_with_a_reason() -> None:
             assert reason in late_imports.REASONS and (name, imported) not in listed, row
             listed[name, imported] = int(count)
     assert listed == rows()
-
-
-@pytest.mark.parametrize("source, found", [
-    ("def f():\n    from ..tasks import options\n", {"mpool.tasks": 1}),
-    ("class C:\n    def f(self):\n        from .. import _core, errors\n", {"mpool._core": 1, "mpool.errors": 1}),
-    ("from ..tasks import options\nimport os\n", {}),
-    ("async def f():\n    import numpy as np\n    return lambda: np\n", {"numpy": 1}),
-])
-def test_late_imports_are_found(tmp_path: Path, source: str, found: dict[str, int]) -> None:
-    path = tmp_path / "module.py"
-    path.write_text(source, encoding="utf-8")
-    assert dict(late("mpool.runtime.module", path)) == found
 
 
 if __name__ == "__main__":

@@ -47,17 +47,17 @@ RUNS = {
                "--json {json}",
     "contexts": "{gguf} --bytes 1e6 --lengths 20 40 --tokens 4 --turns 1 --json {json}",
     "half-memory": "{gguf} --engines mpool --prompt 16 --tokens 4 --rounds 1 --faked --share 100 --json {json}",
-    "low-bits": "--quick --vocabulary {vocabulary} --folder {folder} --json {json}",
     "masks": "--model {llama} --rounds 1 --tokens 20 --threads 1",
-    "pool": "--quick --no-c --parts calls threads beside --embedding-model {bert} --text-model {llama}",
+    "pool": "--quick --parts calls threads beside --embedding-model {bert} --text-model {llama}",
     "serving overhead": "--count 5 --tokens 8 --rounds 1 --threads 1 --embedding {bert} --text {llama}",
     "serving throughput": "--clients 1 3 --seconds 0.2 --tokens 4 --rounds 1 --threads 1 --embedding {bert} "
                           "--text {llama}",
     "serving embeddings": "--clients 1 3 --seconds 0.3 --texts 1 5 --rounds 1 --embedding {bert}",
-    "success": "--sizes 0.03 --tokens 8 --words 4 --folder {folder} --vocabulary {smollm2} --json {json}",
 }
-#: Commands that make models of published shapes with torch, and compare results with those of a peer.
+#: Commands that take minutes. Two make models of published shapes with torch, and compare results with those of a peer.
 LONG = {
+    "low-bits": "--quick --vocabulary {vocabulary} --folder {folder} --json {json}",
+    "success": "--sizes 0.03 --tokens 8 --words 4 --folder {folder} --vocabulary {smollm2} --json {json}",
     "images": "--quick --rounds 1 --shapes dinov2-s --engines mpool:float32,torch --json {json}",
     "outputs": "--quick --rounds 1 --shapes colbert --engines mpool:float32,sentence-transformers --json {json}",
 }
@@ -67,7 +67,8 @@ LONG = {
 @pytest.mark.parametrize("command", [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)])
 def test_command_runs(command: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A short run prints figures. If it writes a record, this has all fields and no failure."""
-    for needed in ("gguf", "uvicorn", "llguidance", *(["sentence_transformers"] if command in LONG else [])):
+    peers = ["sentence_transformers"] if command in ("images", "outputs") else []
+    for needed in ("gguf", "uvicorn", "llguidance", *peers):
         pytest.importorskip(needed)
     vocabulary, gguf = quantisedfiles.write("llama", "F32", tmp_path), tmp_path / "model.gguf"
     out = tmp_path / "out.json"
@@ -91,16 +92,15 @@ def test_command_runs(command: str, tmp_path: Path, tmp_path_factory: pytest.Tem
             assert "cosine" not in name or all(cosine >= 0.9999 for cosine in cosines.values())
 
 
-@pytest.mark.parametrize("name", ["bench_kernels.c", "bench_pool.c"])
-def test_c_benchmarks_compile(name: str) -> None:
-    """The C benchmarks are built only on demand, so this test checks that they still compile."""
+def test_the_benchmark_of_kernels_compiles() -> None:
+    """The program is built only on demand, so this test checks that it still compiles."""
     builder = kernel_rates.test_builder()
     variant = builder.VARIANTS["release"]
     compiler = builder.compiler_of(variant)
     if compiler is None:
         pytest.skip("no C compiler")
     run = subprocess.run([*compiler, *builder.BASE_FLAGS, *variant.flags, "-fsyntax-only", f"-I{ROOT / 'csrc'}",
-                          str(ROOT / "benchmarks" / name)], capture_output=True, text=True)
+                          str(ROOT / "benchmarks" / "bench_kernels.c")], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
 

@@ -28,10 +28,6 @@ def in_words(minute: int) -> str:
     return TENS[minute // 10] + (f"-{ONES[minute % 10]}" if minute % 10 else "")
 
 
-def test_numbers_in_words() -> None:
-    assert [in_words(minute) for minute in (0, 13, 20, 59)] == ["zero", "thirteen", "twenty", "fifty-nine"]
-
-
 @pytest.mark.slow
 def test_haiku_generation_anti_cheat(tmp_path: Path) -> None:
     """Three haiku, each with the current minute in words and a random word. The library, a repetition, and two worker

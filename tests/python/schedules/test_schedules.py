@@ -23,19 +23,6 @@ SEEDS = range(5)
 MANY = range(800)
 
 
-class NoLock:
-    """A lock that locks nothing: a planted fault."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def acquire(self, *_: Any) -> bool:
-        return True
-
-    def release(self) -> None: ...
-
-
 @pytest.fixture(scope="module", autouse=True)
 def expected(bert: Path) -> Iterator[dict[str, bytes]]:
     """Vectors computed alone. Also imports every module that the scenarios use, so that their locks are replaced."""
@@ -64,8 +51,7 @@ def locks() -> Iterator[None]:
 # ---- scenarios -------------------------------------------------------------------------------------------------------
 # Each takes a scheduler and raises AssertionError if a call misbehaves.
 
-def first_use(bert: Path, expected: dict[str, bytes], plant: Callable[[Any], None] = lambda pool: None) \
-        -> Callable[[Scheduler], None]:
+def first_use(bert: Path, expected: dict[str, bytes]) -> Callable[[Scheduler], None]:
     """The first requests of a pool come from three threads: one registry, one entry, one key of the core."""
     def scenario(scheduler: Scheduler) -> None:
         made: list[Any] = []
@@ -77,7 +63,6 @@ def first_use(bert: Path, expected: dict[str, bytes], plant: Callable[[Any], Non
 
         with mpool.Pool(config()) as pool, pytest.MonkeyPatch.context() as patch:
             patch.setattr(_core, "Registry", registry)
-            plant(pool)
             results = scheduler.run(*(lambda text=text: pool.embed(text, bert).tobytes() for text in "abc"))
             assert results == [expected[text] for text in "abc"], results
             assert len(made) == 1 and len(pool.ps()) == 1 and len(pool._names.by_key) == 1
@@ -238,34 +223,3 @@ def test_schedules(name: str, bert: Path, expected: dict[str, bytes], locks: Non
 @pytest.mark.parametrize("name", NAMES)
 def test_many_schedules(name: str, bert: Path, expected: dict[str, bytes], locks: None) -> None:
     explore(MANY, scenarios(bert, expected)[name])
-
-
-# ---- the scheduler itself --------------------------------------------------------------------------------------------
-
-def test_a_seed_repeats_its_schedule(locks: None) -> None:
-    def trace(seed: int) -> list[Any]:
-        scheduler = Scheduler(seed, 0.5)
-        default_pool(scheduler)
-        return scheduler.trace
-
-    assert trace(3) == trace(3) and len({str(trace(seed)) for seed in range(5)}) > 1
-
-
-def planted_registry(bert: Path, expected: dict[str, bytes], patch: pytest.MonkeyPatch) -> Callable[[Scheduler], None]:
-    def unlock(pool: Any) -> None:
-        pool._lock = pool._names.lock = NoLock()
-
-    return first_use(bert, expected, unlock)
-
-
-def planted_default(bert: Path, expected: dict[str, bytes], patch: pytest.MonkeyPatch) -> Callable[[Scheduler], None]:
-    patch.setattr(_functions, "_lock", NoLock())
-    return default_pool
-
-
-@pytest.mark.parametrize("plant", [planted_registry, planted_default])
-def test_planted_races_are_found(plant: Any, bert: Path, expected: dict[str, bytes], locks: None,
-                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one of the package's locks, a schedule fails."""
-    with pytest.raises((AssertionError, KeyError)):
-        explore(range(60), plant(bert, expected, monkeypatch))
