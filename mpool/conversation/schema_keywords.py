@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
 from ..checks import shown
-from .schema_references import TYPES, target_of
+from .schema_references import TYPES, target_of, with_parts
 from .text_formats import FREE, PATTERNS
 from .tool_values import disjoint
 
@@ -73,16 +73,17 @@ def normalise(schema: Any, report: Report, unwritable: Callable[[str, Any], str 
     return reader.read_all()
 
 
-def _dicts(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield all dicts within JSON."""
-    waiting = [value]
-    while waiting:
-        part = waiting.pop()
+def _dicts(schema: Any) -> list[dict[str, Any]]:
+    """Return the schema and its parts that are dicts, without data such as ``const``."""
+    found: list[dict[str, Any]] = []
+
+    def visit(part: Any) -> Any:
         if isinstance(part, dict):
-            yield part
-            waiting += part.values()
-        elif isinstance(part, list):
-            waiting += part
+            found.append(part)
+        return with_parts(part, visit)
+
+    visit(schema)
+    return found
 
 
 def step(path: str, name: str) -> str:
