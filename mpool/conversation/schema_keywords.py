@@ -12,9 +12,10 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
+from urllib.parse import unquote
 
 from ..checks import shown
-from .schema_references import TYPES, target_of
+from .schema_references import TYPES, target_of, with_parts
 from .text_formats import FREE, PATTERNS
 from .tool_values import disjoint
 
@@ -43,6 +44,7 @@ _UNENFORCEABLE = ("not", "if", "contains", "uniqueItems", "propertyNames", "depe
 _TEXTS = ("$schema", "$id", "id", "$anchor")
 _KEPT = frozenset((*_CONCERNS, *_MAPS, *_LISTS, *_UNENFORCEABLE, *_TEXTS, "type", "enum", "const", "$ref", "nullable",
                    "then", "else"))
+_DRAFT = re.compile(r"https?://json-schema\.org/")
 #: Keywords that describe other properties or items of the same value, which ``unevaluated`` keywords take into account.
 _COMBINED = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "contains")
 #: Bounds of numbers that llguidance turns into regular expressions; no completion has as many characters or parts as
@@ -71,6 +73,19 @@ def normalise(schema: Any, report: Report, unwritable: Callable[[str, Any], str 
     return reader.read_all()
 
 
+def _dicts(schema: Any) -> list[dict[str, Any]]:
+    """Return the schema and its parts that are dicts, without data such as ``const``."""
+    found: list[dict[str, Any]] = []
+
+    def visit(part: Any) -> Any:
+        if isinstance(part, dict):
+            found.append(part)
+        return with_parts(part, visit)
+
+    visit(schema)
+    return found
+
+
 def step(path: str, name: str) -> str:
     """Return the path of a part of a schema, such as ``properties.age.minimum``. A long one lacks its middle."""
     name = name if re.fullmatch(r"[\w$.-]{1,60}", name) else json.dumps(name)[:60]
@@ -88,32 +103,34 @@ class _Reader:
         self._references: dict[str, None] = {}
         self._steps: set[str] = set()  # keywords and names that references contain
         self._multiples: set[Decimal] = set()
+        self._names: set[str] = set()  # identifiers and anchors
 
     def read_all(self) -> Any:
         self._root.pop("x-guidance", None)  # options of the compiler of grammars
-        self._collect(self._root)
+        for part in _dicts(self._root):
+            if isinstance(reference := part.get("$ref"), str):
+                self._references[reference] = None
+            self._names.update(name for key in ("$id", "id", "$anchor") if isinstance(name := part.get(key), str))
         self._steps = {name for reference in self._references for name in reference.split("/")}
-        if all(reference == "#" or reference.startswith("#/") for reference in self._references):
-            for name in ("$id", "id"):
-                self._root.pop(name, None)  # with an identifier, references could not be moved to another document
+        if not _DRAFT.match(str(self._root.get("$schema"))):
+            self._root.pop("$schema", None)
         self._read(self._root, "")
         for reference in self._references:  # targets under keywords that are no keywords of JSON Schema
             found = target_of(self._root, reference)
             if found is not None and isinstance(found[1], dict):
                 self._read(found[1], found[0][2:].replace("/", "."))
+        for part in _dicts(self._root):  # the compiler follows references also where no value needs them
+            if isinstance(reference := part.get("$ref"), str) and not self._is_found(reference):
+                del part["$ref"]
         return self._root
 
-    def _collect(self, value: Any) -> None:
-        """Find all references."""
-        waiting = [value]
-        while waiting:
-            part = waiting.pop()
-            if isinstance(part, dict):
-                if isinstance(reference := part.get("$ref"), str):
-                    self._references[reference] = None
-                waiting += part.values()
-            elif isinstance(part, list):
-                waiting += part
+    def _is_found(self, reference: str) -> bool:
+        """Return True if a reference has a target in this document."""
+        if reference == "#" or reference.startswith("#/"):
+            return target_of(self._root, reference) is not None or target_of(self._root, unquote(reference)) is not None
+        address, _, fragment = reference.partition("#")
+        return (not address or any(name.endswith(address) for name in self._names)) and (
+            not fragment or fragment[0] == "/" or fragment in self._names)
 
     def _drop(self, part: dict[str, Any], path: str, name: str, why: str) -> None:
         self._report(path, name, why)
@@ -135,7 +152,7 @@ class _Reader:
         for name in list(part):
             if name not in _KEPT and name not in self._steps or \
                     name in _CONCERNS and not _CONCERNS[name] & given or \
-                    name in _TEXTS and not isinstance(part[name], str):
+                    name in _TEXTS and not self._is_kept(part, name):
                 del part[name]
         self._rewrite(part)
         if isinstance(part.get("pattern"), str):
@@ -156,6 +173,16 @@ class _Reader:
             options = part.pop("oneOf")
             part["allOf" if "anyOf" in part else "anyOf"] = \
                 [*part.get("allOf", ()), {"anyOf": options}] if "anyOf" in part else options
+
+    def _is_kept(self, part: dict[str, Any], name: str) -> bool:
+        """Return True for a version, an identifier or an anchor that has an effect. With an identifier, references
+        cannot be moved to another document, and one that is no URI is an error."""
+        if name == "$schema":
+            return part is self._root
+        if name == "$anchor":
+            return isinstance(part[name], str)
+        return isinstance(part[name], str) and any(reference != "#" and not reference.startswith("#/")
+                                                   for reference in self._references)
 
     def _type(self, part: dict[str, Any], path: str) -> None:
         if "type" not in part:
@@ -222,6 +249,8 @@ class _Reader:
             return f"must be one of {', '.join(PATTERNS)}, got {shown(value)}"
         if name == "enum" and (not isinstance(value, list) or not value):
             return f"must be a list of at least one value, got {shown(value)}"
+        if name == "$ref" and not self._is_found(value):
+            return f"must name a part of this schema, such as #/$defs/name, got {shown(value)}"
         if name in ("enum", "const", "pattern"):
             return self._unwritable(name, value)
         if name in _MAPS and not isinstance(value, dict):

@@ -98,7 +98,7 @@ class _Search:
             part.clear()
             part.update(kept)
         self._report(path, "", why)
-        definitions: dict[str, Any] = {name: part[name] for name in ("$defs", "definitions") if name in part}
+        definitions: dict[str, Any] = {name: part[name] for name in ("$defs", "definitions") if name in part and steps}
         part.clear()
         part.update(definitions)
         return None

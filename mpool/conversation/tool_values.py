@@ -13,8 +13,8 @@ from .schema_references import TYPES, target_of
 _KINDS = frozenset(TYPES)
 #: Maximum number of schemas within each other that are read, references included. Deeper ones allow every value.
 _MAX_DEPTH = 100
-#: Maximum number of objects within each other whose properties :func:`disjoint` compares.
-_MAX_DISJOINT = 8
+#: Maximum number of comparisons of :func:`disjoint`, and of references that lead to a list of values.
+_MAX_COMPARED, _MAX_LINKS = 100, 8
 
 
 class Values(NamedTuple):
@@ -139,13 +139,18 @@ class Properties(NamedTuple):
 
 def properties_of(root: Mapping[str, Any]) -> Properties:
     """Return the properties of the objects that a schema allows, in the order of the schema."""
-    return _properties(root, root, 0)
+    return _properties(root, root, 0, {})
 
 
-def _properties(schema: Any, root: Mapping[str, Any], depth: int) -> Properties:
+def _properties(schema: Any, root: Any, depth: int, known: dict[int, Properties]) -> Properties:
+    """Return the properties of a schema. ``known``: those of schemas that were read, by their id(): many references may
+    lead to the same one, and a schema may contain itself."""
     found = Properties({}, set())
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return found
+    if id(schema) in known:
+        return known[id(schema)]
+    known[id(schema)] = found
     own, others = schema.get("properties"), schema.get("additionalProperties")
     required = required_names(schema.get("required"))
     if isinstance(own, Mapping):
@@ -153,15 +158,18 @@ def _properties(schema: Any, root: Mapping[str, Any], depth: int) -> Properties:
                            others if isinstance(others, Mapping) else None)
     found.required.update(required)
     for part in required_parts(schema, root):
-        inner = _properties(part, root, depth + 1)
+        inner = _properties(part, root, depth + 1, known)
         for name, schemas in inner.schemas.items():
-            found.schemas.setdefault(name, []).extend(schemas)
+            given = found.schemas.setdefault(name, [])
+            same = set(map(id, given))
+            given += [one for one in schemas if id(one) not in same]
         found.required.update(inner.required)
-    read = [_properties(option, root, depth + 1) for option in options_of(schema)]
+    read = [_properties(option, root, depth + 1, known) for option in options_of(schema)]
     for name in dict.fromkeys(name for one in read for name in one.schemas):
         found.schemas.setdefault(name, []).append({"anyOf": [one.schema(name) for one in read if name in one.schemas]})
     if read:
         found.required.update(set.intersection(*(one.required for one in read)))
+    known[id(schema)] = found
     return found
 
 
@@ -171,34 +179,41 @@ def required_names(required: Any) -> set[str]:
     return {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
 
 
-def disjoint(one: Any, other: Any, root: Any, depth: int = 0) -> bool:
+def disjoint(one: Any, other: Any, root: Any) -> bool:
     """Return True if certainly no value matches both schemas: their types differ, or the values that they list, or
     those of a property that one of them requires. ``root``: the document that their references point into."""
+    return _disjoint(one, other, root, [_MAX_COMPARED])
+
+
+def _disjoint(one: Any, other: Any, root: Any, left: list[int]) -> bool:
+    """As :func:`disjoint`. ``left``: number of comparisons that may follow."""
     if one is False or other is False:
         return True
+    left[0] -= 1
+    if left[0] < 0:
+        return False
     kinds = values_of(one, root).kinds & values_of(other, root).kinds
     if not kinds:
         return True
     first, second = _finite(one, root), _finite(other, root)
     if first is not None and second is not None:
         return not first & second
-    if kinds != {"object"} or depth > _MAX_DISJOINT:
+    if kinds != {"object"}:
         return False
-    pair = [_properties(schema, root, 0) for schema in (one, other)]
+    pair = [_properties(schema, root, 0, {}) for schema in (one, other)]
     for properties, others, schema in ((*pair, other), (*reversed(pair), one)):
         for name in properties.required:
             if name not in others.schemas:
                 if _is_closed(schema, root):
                     return True
-            elif name in properties.schemas and disjoint(properties.schema(name), others.schema(name), root,
-                                                         depth + 1):
+            elif name in properties.schemas and _disjoint(properties.schema(name), others.schema(name), root, left):
                 return True
     return False
 
 
 def _finite(schema: Any, root: Any) -> set[str] | None:
     """Return the JSON texts of the values that ``enum`` or ``const`` list, also behind references; else None."""
-    for _ in range(_MAX_DISJOINT):
+    for _ in range(_MAX_LINKS):
         if not isinstance(schema, Mapping):
             return None
         listed = listed_values(schema)

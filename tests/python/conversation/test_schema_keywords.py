@@ -174,6 +174,16 @@ def test_references_across_a_schema() -> None:
         enforced(api, True)
 
 
+def test_definitions_that_nothing_refers_to() -> None:
+    """The compiler of grammars follows all references, and looks for all versions of JSON Schema, also there."""
+    for part in ({"$ref": "http://example.org/a"}, {"$ref": "Name"}, {"$schema": "http://example.org/x"}, {"$id": "^a"},
+                 {"$ref": "#none"}, {"properties": {"x": {"$ref": "#/nowhere"}}}):
+        schema = {**outer({"$ref": "#/$defs/x"}), "$defs": {"x": INT, "y": part}, "components": {"z": part}}
+        assert accepts(enforced(schema, False)[0], '{"a": 1, "b": 5}')
+    version = {**outer(INT), "$schema": "http://example.org/own"}
+    assert samples(enforced(version, True)[0], 3)
+
+
 def test_options_of_the_compiler_are_no_keywords() -> None:
     """A client could turn off what keeps keys unique, or strictness."""
     schema = {**outer(TEXT), "x-guidance": {"lenient": True, "json_allowed_escapes": 'nu"\\'}}
