@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from ..errors import FileError, FormatError, IntegrityError, UnsafeFormat
+from ..errors import FileError, FormatError, IntegrityError, MpoolError, UnsafeFormat
 from . import json_strict
 from .fields import Fields
 from .json_strict import shorten
@@ -339,6 +339,8 @@ def open_regular(path: str) -> tuple[int, int]:
                 close(fd)
                 raise
             close(fd)
+    except MpoolError:
+        raise
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
     raise FormatError(file=path, field="file type", got=file_kind(mode), allowed="a regular file")
