@@ -423,7 +423,7 @@ static PyObject *spec_weights(PyObject *self, PyObject *none) {
 static PyMethodDef methods[] = {
     {"add_file", spec_add_file, METH_O, "Add a weight file; tensors refer to it by its index."},
     {"note_files", spec_note_files, METH_O,
-     "Store the identity of all files, so that a load refuses other files: that of their stamps in a dict by path, else "
+     "Store the identity of all files, so that a load refuses others: that of their stamps in a dict by path, else "
      "that of now. Call after add_file."},
     {"add_tensor", MP_METHOD(spec_add_tensor), METH_VARARGS | METH_KEYWORDS,
      "Add a tensor: its type, shape and place in a file."},

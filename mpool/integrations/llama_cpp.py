@@ -301,15 +301,15 @@ class Llama:
             "top_k": 0 if count is not None and count < 0 else top_k,
             "frequency_penalty": frequency_penalty, "presence_penalty": presence_penalty,
             "repetition_penalty": repeat_penalty, "context_length": self._context}
-        if stop is not None and not (isinstance(stop, (list, tuple)) and not stop):
-            found["stop"] = stop
+        if stop is not None and not (isinstance(stop, (str, list, tuple)) and not stop):
+            found["stop"] = list(stop) if isinstance(stop, tuple) else stop
         if seed is not None:
             self.set_seed(seed)
         elif _is_fixed(self._seed):
             self._seed = random.Random(self._seed).randint(0, 2**32)
         if _is_fixed(self._seed):
             found["seed"] = self._seed
-        if logit_bias is not None:
+        if logit_bias is not None and logit_bias != {}:
             found["logit_bias"] = logit_bias
         if grammar is not None:
             found["response_format"] = _format_of(grammar)

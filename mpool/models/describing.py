@@ -249,11 +249,10 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
                 from .formats.hf_folder import describe_folder
 
                 described = describe_folder(found.path, key=name, ref=found.ref, repository=_repository(found, row))
+            changed = files.changed(stamps)
+            if changed is not None:
+                raise files.rewritten(changed)
             files.check_stamps(stamps)
-        changed = files.changed(stamps)
-        if changed is not None:
-            raise IntegrityError(f"{changed}: the file changed while the model's files were read",
-                                 hint="Try again when no other program writes to the file")
     except MpoolError as error:
         error.key = error.key or (name if key or found.key else None)
         raise

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from ..errors import FileError, FormatError, UnsafeFormat
+from ..errors import FileError, FormatError, IntegrityError, MpoolError, UnsafeFormat
 from . import json_strict
 from .fields import Fields
 from .json_strict import shorten
@@ -218,11 +218,12 @@ def check_open(fd: int, path: str) -> None:
     """Check an open file of a folder: it must be inside the folder's roots, and the file that the path named before.
 
     Raises:
-        FileError: the path named another file when it was opened.
+        IntegrityError: it is another file than before.
+        FileError: it is outside.
     """
     expected, folder = (_expected.get() or {}).get(path), (_checked.get() or {}).get(path)
     if expected is not None and _stamp_of(os.fstat(fd)) != expected:
-        raise replaced(path)
+        raise rewritten(path)
     if folder is not None and not folder.holds(fd, path):
         raise replaced(path)
 
@@ -233,7 +234,7 @@ def check_stamps(stamps: Mapping[str, Stamp]) -> None:
     Whatever the paths name later: a file with such a stamp is one that a link may lead to.
 
     Raises:
-        FileError: a path named another file when its stamp was taken.
+        IntegrityError, FileError: a path named another file when its stamp was taken.
     """
     for path in _checked.get() or {}:
         was = stamps.get(path)
@@ -242,8 +243,14 @@ def check_stamps(stamps: Mapping[str, Stamp]) -> None:
                 close(open_regular(path)[0])
 
 
+def rewritten(path: str) -> IntegrityError:
+    """Return the error for a file that another program changed meanwhile."""
+    return IntegrityError(f"{path}: the file changed while the model's files were read",
+                          hint="Try again when no other program writes to the file")
+
+
 def replaced(path: str) -> FileError:
-    """Return the error for a file that another program replaced meanwhile."""
+    """Return the error for a link that another program switched meanwhile."""
     return FileError(f"{shorten(path, 400)}: the file was replaced while it was read",
                      hint="Try again when no other program writes to the folder")
 
@@ -260,11 +267,11 @@ def check_read(path: str, read: Stamp) -> None:
     """Check that the stamp of the file that was read is that of the path, as :func:`note` recorded it.
 
     Raises:
-        FileError: the path named another file when it was opened.
+        IntegrityError: the path named another file when it was opened.
     """
     stamps = _stamps.get()
     if stamps is not None and stamps.get(path) not in (None, read):
-        raise replaced(path)
+        raise rewritten(path)
 
 
 def note(path: str) -> None:
@@ -312,7 +319,7 @@ def open_regular(path: str) -> tuple[int, int]:
         file descriptor, which the caller closes with :func:`close`, and size in bytes.
 
     Raises:
-        FileError: see :func:`check_open`.
+        IntegrityError: see :func:`check_open`.
         FormatError: the path is a directory, a FIFO, a device or a socket; none of these is opened.
         FileError: the file does not exist or cannot be read.
     """
@@ -332,6 +339,8 @@ def open_regular(path: str) -> tuple[int, int]:
                 close(fd)
                 raise
             close(fd)
+    except MpoolError:
+        raise
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
     raise FormatError(file=path, field="file type", got=file_kind(mode), allowed="a regular file")

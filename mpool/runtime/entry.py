@@ -254,7 +254,11 @@ class Entry:
         spec = description.spec
         require_if_limited(_space_of(description.tokenizer), "the tokenizer")
         with _reading(self.key), expect(self._stamps or description.stamps):
-            tokenizer = open_tokenizer(description.tokenizer, self._vocab)
+            try:
+                tokenizer = open_tokenizer(description.tokenizer, self._vocab)
+            except MpoolError:
+                self._require_unchanged()
+                raise
             self._require_unchanged()
             rows = spec.kv.get(f"{spec.architecture}.vocab_size")
             if isinstance(rows, int):  # text encoders of image-generation pipelines have their own vocabulary sizes

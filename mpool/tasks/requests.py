@@ -331,8 +331,10 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
     def prepare() -> VectorRequest:
         with before(pool, model, "image_embedding"):
-            if options.on_error != "null":  # the images that are read first
+            if options.on_error != "null":  # the images that are read first, up to one whose bytes decide
                 for at, image in enumerate([images] if found is None else found[:image_embedding.SLICE]):
+                    if isinstance(image, (bytes, bytearray, memoryview)):
+                        break
                     check_image(image, "images" if single else f"images[{at}]", options.allow_urls)
         plan = image_embedding.plan(*_opened(pool, model, options, "image_embedding"))
         return VectorRequest(image_embedding.IMAGES, plan, [images] if found is None else found, image_embedding.slices,

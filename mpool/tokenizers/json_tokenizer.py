@@ -395,8 +395,8 @@ def load(path: str, config: Mapping[str, Any] | None = None) -> Native:
     """
     from tokenizers import Tokenizer as HFTokenizer
 
+    fd, size = open_regular(path)
     try:
-        fd, size = open_regular(path)
         with os.fdopen(fd, "rb") as stream:
             if size > limits.max_tokenizer_json_bytes:
                 raise LimitError(f"{path}: {size:,} bytes, the limit is {limits.max_tokenizer_json_bytes:,}",

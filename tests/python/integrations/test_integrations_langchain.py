@@ -423,3 +423,17 @@ def test_errors(llama: Path) -> None:
         ChatMpool(model="SmolLM3-135M-Instruct").invoke("A cat?")
     with pytest.raises(ValueError, match="extra"):
         MpoolEmbeddings(dimensions=8)  # type: ignore[call-arg]
+
+
+def test_tools_without_a_description() -> None:
+    """LangChain gives them an empty one, which a chat template renders as a line."""
+    class Place(BaseModel):
+        name: str
+
+    def documented(name: str) -> str:
+        """Say a name."""
+        return name
+
+    bound: Any = ChatMpool(model="x").bind_tools([Place, documented])
+    first, second = (tool["function"] for tool in bound.kwargs["tools"])
+    assert "description" not in first and second["description"] == "Say a name."
