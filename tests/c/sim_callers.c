@@ -65,9 +65,7 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         fine = w.files_change && (!fakes.processes || !r->call || failed_for_good(r));
         break;
     case MP_MEMORY_EXHAUSTED:
-        fine = w.refused_memory || w.tight ||
-               /* a model whose worker was abandoned keeps its memory */
-               (strstr(error->message, "(not responding)") && (w.stalls || sim_loads_are_late()));
+        fine = w.refused_memory || w.tight;
         break;
     case MP_SPAWN_FAILED:
         fine = w.refused_threads || w.refused_memory || w.load_fails;
@@ -270,7 +268,7 @@ static void follow(caller *self, record *r) {
     }
     wait_to_end(self, r);
     if (w.plain)
-        SIM_CHECK(mp_ticket_status(r->ticket, &error) == MP_OK || sim_loads_are_late());
+        SIM_CHECK(mp_ticket_status(r->ticket, &error) == MP_OK);
     let_go(r);
 }
 
