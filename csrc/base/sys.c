@@ -635,8 +635,14 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
 }
 
 void mp_sys_trim_heap(void) {
-#ifdef __GLIBC__
-    malloc_trim(0);
+#if defined(__GLIBC__) && !MP_SANITIZED
+    /* One thread at a time: if another allocator replaces glibc's, the first call initialises glibc's heap, without a
+     * lock. */
+    static atomic_flag running = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&running)) {
+        malloc_trim(0);
+        atomic_flag_clear(&running);
+    }
 #endif
 }
 

@@ -41,7 +41,6 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
 }
 
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
-    atomic_fetch_add_explicit(&entry->services->ended_bytes, ticket->charged, memory_order_relaxed);
     mp_budget_give(mp_governor_budget(entry->services->governor), ticket->charged);
     atomic_fetch_sub_explicit(&entry->charged, ticket->charged, memory_order_relaxed);
     ticket->charged = 0;

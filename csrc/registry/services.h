@@ -49,7 +49,6 @@ typedef struct mp_services {
     mp_quarantine quarantine;
     _Atomic int active_workers; /* workers that load or serve */
     _Atomic uint64_t shortage_ns; /* last warning about short memory (mp_entry_explain_shortage) */
-    _Atomic uint64_t ended_bytes; /* of the requests that ended since the last check of memory (mp_upkeep_sweep) */
     _Atomic uint64_t metrics[MP_METRIC_COUNT];
     /* Called without a lock, on the thread of a worker or of a caller. */
     void (*event)(mp_registry *registry, mp_entry *entry, mp_entry_event event);

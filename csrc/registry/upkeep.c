@@ -6,7 +6,6 @@
 #include "base/log.h"
 
 static const uint64_t CRITICAL_EVERY_NS = 1000ull * 1000 * 1000; /* interval of evictions while memory is critical */
-enum { TRIM_BYTES = 1 << 20 }; /* bytes of ended requests after which the heap is trimmed */
 
 /* --- memory --- */
 
@@ -157,9 +156,8 @@ uint64_t mp_upkeep_sweep(mp_upkeep *upkeep, mp_services *services, mp_entry **en
     if (now_ns - upkeep->tick_ns >= every_ns) {
         upkeep->tick_ns = now_ns;
         check_memory(upkeep, services, entries, count, now_ns, pressure);
-        /* the C library keeps freed blocks of the callers: the texts and tokens of these requests take many times their
-         * bytes here */
-        if (atomic_exchange_explicit(&services->ended_bytes, 0, memory_order_relaxed) >= TRIM_BYTES)
+        /* the C library keeps blocks that callers freed: texts and tokens take many times the bytes of their request */
+        if (every_ns == upkeep->every_ns)
             mp_sys_trim_heap();
     }
     /* If no worker exists, sleep until mp_maintenance_at is called. */

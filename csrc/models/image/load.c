@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/cpu.h"
 #include "models/image/vit.h"
 #include "models/nn/scratch.h"
 
@@ -353,7 +352,8 @@ uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute) {
 }
 
 uint64_t mp_vit_request_bytes(const mp_spec *spec, uint32_t flags, mp_compute compute, int32_t patches) {
-    enum { FIXED = (1 << 20) + (1 << 16) }; /* recent vectors; lists */
+    /* FIXED: recent vectors; lists. The scratch of further threads is small in comparison. */
+    enum { FIXED = (1 << 20) + (1 << 16), THREADS = 2 };
     mp_vit model = {.compute = mp_resolve_compute(compute), .grain = MP_VIT_GRAIN, .most_ops = MAX_OPS};
     mp_vit_layer layer = {0};
     mp_error error;
@@ -368,7 +368,7 @@ uint64_t mp_vit_request_bytes(const mp_spec *spec, uint32_t flags, mp_compute co
     const size_t acts = model.compute == MP_COMPUTE_F32 ? 0 : mp_acts_bytes(MP_A_BF16, part_rows, (int32_t)widest);
     const uint64_t pixels = (uint64_t)rows * (uint64_t)model.patches.K;
     return FIXED + pixels + mp_vit_state_bytes(&model, rows) + mp_vit_part_bytes(&model, part_rows, 1) + mp_arena_cost(acts) +
-           (uint64_t)mp_cpu_threads() * mp_vit_thread_scratch(&model, rows);
+           THREADS * mp_vit_thread_scratch(&model, rows);
 }
 
 void mp_vit_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
