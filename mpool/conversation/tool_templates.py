@@ -73,7 +73,7 @@ def _describe_tools(tools: list[dict[str, Any]], format: ToolFormat) -> str:
     parts = ["## Tools", "You have access to the following tools:"]
     for tool in tools:
         function = tool["function"]
-        parts.append(f"### {function['name']}\nDescription: {function['description']}\n\n"
+        parts.append(f"### {function['name']}\nDescription: {function.get('description', '')}\n\n"
                      f"Parameters: {json.dumps(function['parameters'], ensure_ascii=False)}")
     before, after = format.around_arguments("tool_call_name")
     parts.append("IMPORTANT: ALWAYS adhere to this exact format for tool use:\n"

@@ -291,10 +291,10 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
         return {"type": "text", "text": block["text"]}
     if "json" in block:
         return {"type": "text", "text": json.dumps(block["json"])}
-    if "guard_content" in block:  # of Amazon Bedrock
+    if "guard_content" in block:  # Amazon Bedrock
         text = block["guard_content"]["text"]
         return {"type": "text", "text": text["text"] if isinstance(text, dict) else text}
-    if kind == "media" and str(block.get("mime_type")).startswith("image/"):  # of Google's Vertex AI
+    if kind == "media" and str(block.get("mime_type")).startswith("image/"):  # Google's Vertex AI
         return {"type": "image", "data": block["data"]}
     return block
 

@@ -65,7 +65,7 @@ def test_formats_are_recognised_by_the_template(name: str) -> None:
     for other in ("<tool_call>{name}<arg_key>k</arg_key>", '<|python_tag|><function=name>{"parameters"}</function>',
                   ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="',
                   'in <tool_call></tool_call> tags: <tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>'):
-        assert tool_formats.of_template(other) is None  # of GLM, Functionary, MiniMax-M3, Apriel 1.5: not supported
+        assert tool_formats.of_template(other) is None  # GLM, Functionary, MiniMax-M3 and Apriel 1.5 are not supported
 
 
 @pytest.mark.parametrize("constrained", [False, True])
