@@ -367,7 +367,8 @@ uint64_t mp_vit_request_bytes(const mp_spec *spec, uint32_t flags, mp_compute co
     const size_t widest = mp_larger((size_t)model.ffn, mp_larger((size_t)model.hidden, (size_t)model.patches.K));
     const size_t acts = model.compute == MP_COMPUTE_F32 ? 0 : mp_acts_bytes(MP_A_BF16, part_rows, (int32_t)widest);
     const uint64_t pixels = (uint64_t)rows * (uint64_t)model.patches.K;
-    return FIXED + pixels + mp_vit_state_bytes(&model, rows) + mp_vit_part_bytes(&model, part_rows, 1) + mp_arena_cost(acts) +
+    return FIXED + pixels + mp_vit_state_bytes(&model, rows) + mp_vit_part_bytes(&model, part_rows, 1) +
+           mp_arena_cost(acts) +
            THREADS * mp_vit_thread_scratch(&model, rows);
 }
 
