@@ -156,9 +156,9 @@ class _Reader:
                 del part[name]
         self._rewrite(part)
         if isinstance(part.get("pattern"), str):
-            part["pattern"] = _plain_classes(part["pattern"])
+            part["pattern"] = _short_ends(_plain_classes(part["pattern"]))
         if isinstance(part.get("patternProperties"), dict):
-            part["patternProperties"] = {_plain_classes(pattern): inner
+            part["patternProperties"] = {_short_ends(_plain_classes(pattern)): inner
                                          for pattern, inner in part["patternProperties"].items()}
         for name in list(part):
             if name in part and (why := self._fault(part, name)) is not None:
@@ -325,6 +325,26 @@ def _plain_classes(pattern: str) -> str:
 
     # a class without an end reaches to the end of the text: if it were none, many of them would take quadratic time
     return re.sub(r"\\.|\[(\^?)((?:\\.|[^\]\\])*)(\]|\\?\Z)", escaped, pattern, flags=re.DOTALL)
+
+
+#: A character or a class, and how often it is repeated.
+_REPEATED = r"(\\[dDwWsS.\-/]|\[(?:\\.|[^\]\\])*\]|[\w-])(?:\{([0-9]+),[0-9]*\}|[+*])"
+_LAST, _FIRST = re.compile(rf"(?<!\\){_REPEATED}\??\Z", re.ASCII), re.compile(_REPEATED, re.ASCII)
+
+
+def _short_ends(pattern: str) -> str:
+    """Return a regular expression that is found in the same texts, without needless repetitions at its ends: where
+    ``[a-z]{1,255}`` is found, ``[a-z]`` is. llguidance needs memory for each possible start of each repetition."""
+    def least(found: re.Match[str]) -> str:
+        times = int(found[2]) if found[2] else int(found[0].rstrip("?")[-1] == "+")
+        if not times and len(found[1]) == 1 and "\\" in pattern:  # the character may end an escape, as in \\x41
+            return found[0]
+        return found[1] if times == 1 else f"{found[1]}{{{times}}}" if times else ""
+
+    if "|" not in pattern and not pattern.endswith("$"):
+        pattern = _LAST.sub(least, pattern)
+    first = None if "|" in pattern else _FIRST.match(pattern)
+    return pattern if first is None else least(first) + pattern[first.end():]
 
 
 def _bound_fault(value: Any, name: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import logging
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,19 @@ def test_supported_schemas(part: Any) -> None:
             value = json.loads(text)
             if "multipleOf" not in str(part):  # jsonschema computes with float64
                 assert kind(schema).is_valid(value), text
+
+
+@pytest.mark.parametrize(("pattern", "found", "missed"), [
+    ("[a-z0-9]{1,255}", "-a", "-"), ("^[a-z]{2,200}", "ab-", "a-"), ("^x*", "y", None), ("[a-z]{2,9}$", "-ab", "-b"),
+    (r"-[0-9]+\.\x41*?", "-1.b", "-1"), (r"[\]a]{1,200}[0-9]{2,200}", "-]12", "]1"), ("^-|[a-z]{1,3}", "-", "1")])
+def test_repetitions_at_the_ends_of_a_pattern(pattern: str, found: str, missed: str | None) -> None:
+    """A regular expression is searched for in a name, and its repetitions need no room."""
+    for strict in (False, True):
+        made, left_out = enforced({**ANY, "patternProperties": {pattern: INT}}, strict)
+        assert left_out == () and re.search(pattern, found)
+        assert accepts(made, json.dumps({found: 5})) and not accepts(made, json.dumps({found: "x"}))
+        if missed is not None:
+            assert accepts(made, json.dumps({missed: "x"})) and not re.search(pattern, missed)
 
 
 def test_references_across_a_schema() -> None:
