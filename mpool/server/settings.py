@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hmac
 import ipaddress
 import os
@@ -13,6 +12,7 @@ import secrets
 import stat
 from dataclasses import dataclass
 
+from .._lazy import cached_property
 from ..checks import refuse, shown
 from ..errors import FileError, InvalidArgument
 
@@ -161,7 +161,7 @@ class Settings:
         """True if the server listens on all addresses of the machine."""
         return self.host in ("0.0.0.0", "::")
 
-    @functools.cached_property
+    @cached_property
     def _origins(self) -> frozenset[str]:
         """The allowed origins as browsers write them: in lower case, without the default port of http and https."""
         found = (origin.lower() for origin in self.allowed_origins)

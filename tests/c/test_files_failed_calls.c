@@ -9,9 +9,9 @@
 
 #ifdef MP_SEAM
 static uint64_t named(const mp_error *error) {
-    const char *number = strstr(error->message, " needs ");
+    const char *number = strstr(error->message, "not enough memory: ");
     unsigned long long bytes = 0;
-    if (!number || sscanf(number, " needs %llu bytes", &bytes) != 1)
+    if (!number || sscanf(number, "not enough memory: %llu bytes", &bytes) != 1)
         MP_FAIL("\"%s\" has no size", error->message);
     return bytes;
 }

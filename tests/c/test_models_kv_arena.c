@@ -560,7 +560,7 @@ MP_TEST(models_kv_tables_without_memory) {
         mp_status status = mp_kv_take(&cache, &id, &error);
         mp_sys_table = mp_sys_real;
         MP_CHECK_STATUS(status, MP_MEMORY_EXHAUSTED, &error);
-        MP_CHECK_HAS(error.message, windowed ? "needs 2560 bytes" : "needs 1280 bytes");
+        MP_CHECK_HAS(error.message, windowed ? " 2560 bytes" : " 1280 bytes");
         mp_kv_deinit(&cache);
         MP_CHECK_INT(budget.used, 0);
     }

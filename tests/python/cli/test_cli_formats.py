@@ -69,7 +69,7 @@ def test_every_command_of_text_has_the_options(command: list[str]) -> None:
 @pytest.mark.parametrize("arguments, words", [
     (["--grammar", "missing.gbnf"], "--grammar must be a GBNF or Lark grammar, or the path of a file with one, got "
                                     "'missing.gbnf'"),
-    (["--grammar", "root ::= other"], "--grammar: the grammar cannot be used: it is not valid GBNF: Rule 'other'"),
+    (["--grammar", "root ::= other"], "--grammar: the grammar cannot be used: it is not valid GBNF: the rule other"),
     (["--regex", "(?=a)"], "--regex: the regular expression cannot be used"),
     (["--json-schema", "[1]"], "--json-schema must be a JSON schema, which is an object, or the path of a file with "
                                "one, got '[1]'"),
