@@ -158,8 +158,11 @@ class _Reader:
         if isinstance(part.get("pattern"), str):
             part["pattern"] = _short_ends(_plain_classes(part["pattern"]))
         if isinstance(part.get("patternProperties"), dict):
-            part["patternProperties"] = {_short_ends(_plain_classes(pattern)): inner
-                                         for pattern, inner in part["patternProperties"].items()}
+            found: dict[str, Any] = {}
+            for pattern, inner in part["patternProperties"].items():
+                short = _short_ends(_plain_classes(pattern))
+                found[short] = {"allOf": [found[short], inner]} if short in found else inner
+            part["patternProperties"] = found
         for name in list(part):
             if name in part and (why := self._fault(part, name)) is not None:
                 self._drop(part, path, name, why)

@@ -173,6 +173,11 @@ def test_repetitions_at_the_ends_of_a_pattern(pattern: str, found: str, missed: 
             assert accepts(made, json.dumps({missed: "x"})) and not re.search(pattern, missed)
 
 
+def test_patterns_that_are_found_in_the_same_names() -> None:
+    made, _ = enforced({**ANY, "patternProperties": {"[a-z]{1,5}": {**INT, "minimum": 3}, "[a-z]+": INT}}, True)
+    assert accepts(made, '{"a": 3}') and not accepts(made, '{"a": 2}')
+
+
 def test_references_across_a_schema() -> None:
     """Keywords of definitions and of alternatives with references, also under keywords of OpenAPI."""
     defs: dict[str, Any] = {"x": {**KIND[0], "properties": {"k": {"const": "x"}, "n": {**INT, "minimum": 2**64}}},
