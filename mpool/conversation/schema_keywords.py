@@ -8,9 +8,10 @@ grammar. :mod:`mpool.conversation.schema_search` finds what the compiler of gram
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 from urllib.parse import unquote
 
@@ -50,8 +51,10 @@ _COMBINED = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas",
 #: Bounds of numbers that llguidance turns into regular expressions; no completion has as many characters or parts as
 #: ``_BEYOND``.
 _LARGE, _SMALL, _BEYOND = 10**18, 1e-100, 1 << 32
-#: Maximum number of multiples that are compared with each other, and of characters of a path.
-_COMPARED, _MAX_PATH = 32, 100
+#: Distance from an exclusive bound to the next number, unless float64 has none so near.
+_NEXT = 1e-9
+#: Maximum number of multiples that are compared with each other, of multiples in a list, and of characters of a path.
+_COMPARED, _LISTED, _MAX_PATH = 32, 100, 100
 
 
 def normalise(schema: Any, report: Report, unwritable: Callable[[str, Any], str | None]) -> Any:
@@ -169,6 +172,8 @@ class _Reader:
         if "format" in part:
             patterns = [{"pattern": pattern} for pattern in PATTERNS[part.pop("format")]]
             part["allOf"] = [*part.get("allOf", ()), *patterns]
+        _near_bounds(part)
+        _few_multiples(part)
         self._required(part, path)
         self._least(part, path)
         self._parts(part, path)
@@ -361,6 +366,48 @@ def _bound_fault(value: Any, name: str) -> str | None:
     if int(float(value)) != int(value) or name.startswith("exclusive") and abs(value) >= 1 << 53:
         return f"must be a number that float64 can hold, got {value}"
     return None
+
+
+def _near_bounds(part: dict[str, Any]) -> None:
+    """Replace an integer that is an exclusive bound with the next number, if the other bound is within 1 of it:
+    llguidance would allow the integer. Bounds of integers become integers that are allowed."""
+    if part.get("type") == "integer":
+        for name, excluding, way in (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1)):
+            found = [way * math.ceil(way * part[name])] if name in part else []
+            if excluding in part:
+                found.append(way * (math.floor(way * part.pop(excluding)) + 1))
+            if found:
+                part[name] = max(found, key=lambda value: way * value)
+        return
+    for name, excluding, others, way in (("minimum", "exclusiveMinimum", ("maximum", "exclusiveMaximum"), 1),
+                                         ("maximum", "exclusiveMaximum", ("minimum", "exclusiveMinimum"), -1)):
+        bound, nearest = part.get(excluding), [part[one] for one in others if one in part]
+        if bound is not None and bound == int(bound) and any(abs(other - bound) <= 1 for other in nearest):
+            following = bound + way * max(_NEXT, math.ulp(bound))
+            part[name] = max((following, part.get(name, following)), key=lambda value: way * value)
+            del part[excluding]
+
+
+def _few_multiples(part: dict[str, Any]) -> None:
+    """Replace ``multipleOf`` between two bounds with the list of the multiples, if they are few: where the bounds have
+    more digits than the multiples, llguidance may begin numbers that nothing completes."""
+    lows, highs = ([Decimal(repr(part[name])) for name in names if name in part]
+                   for names in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")))
+    if part.get("type") not in ("number", "integer") or "multipleOf" not in part or not lows or not highs \
+            or "enum" in part or "const" in part:
+        return
+    multiple, low, high = Decimal(repr(part["multipleOf"])), max(lows), min(highs)
+    if (high - low) / multiple > _LISTED:
+        return
+    first = int((low / multiple).to_integral_value(ROUND_CEILING))
+    found = [multiple * at for at in range(first, first + _LISTED + 2)]
+    excluded = [Decimal(repr(part[name])) for name in ("exclusiveMinimum", "exclusiveMaximum") if name in part]
+    found = [one for one in found if one <= high and one not in excluded and (
+        part["type"] == "number" or one == one.to_integral_value())]
+    if found:
+        for name in ("multipleOf", *_BOUNDS):
+            part.pop(name, None)
+        part["enum"] = [int(one) if one == one.to_integral_value() else float(one) for one in found]
 
 
 def _multiple_fault(value: Any) -> str | None:

@@ -37,7 +37,7 @@ _PYTHON_TAG = "<|python_tag|>"
 _SPACE = re.compile(r"\s*")
 #: Start of an argument in tags.
 _PARAMETER = re.compile(r"\n<parameter=([^<>\n]{1,256})>")
-_NAME = r"[^\s<>\[\]{}\"'`]{1,64}"
+_NAME = r"[^\s<>\[\]{}\"'`]{1,128}"
 _HEAD = re.compile(rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"({_NAME})"\s*,\s*'
                    r'"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _PLAIN = re.compile(rf"\s*(?P<name>{_NAME})\s*(\[CALL_ID\]\s*(?P<id>\w{{1,64}})\s*)?")

@@ -12,7 +12,7 @@ import pytest
 import toolmodels as tm
 
 import mpool
-from grammarsamples import accepts, samples
+from grammarsamples import accepts, matcher, samples
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -171,6 +171,33 @@ def test_repetitions_at_the_ends_of_a_pattern(pattern: str, found: str, missed: 
         assert accepts(made, json.dumps({found: 5})) and not accepts(made, json.dumps({found: "x"}))
         if missed is not None:
             assert accepts(made, json.dumps({missed: "x"})) and not re.search(pattern, missed)
+
+
+@pytest.mark.parametrize(("bounds", "allowed", "others"), [
+    ({"exclusiveMinimum": 0, "maximum": 0.5}, "0.5 0.001 0.25", "0 0.0 -0 0.51"),
+    ({"minimum": -0.5, "exclusiveMaximum": 0}, "-0.5 -0.01", "0 -0 -0.0"),
+    ({"exclusiveMinimum": 1, "minimum": 1.2, "exclusiveMaximum": 1.5}, "1.2 1.49", "1 1.1 1.5"),
+    ({"exclusiveMinimum": -1, "maximum": -0.999}, "-0.9995", "-1 -1.0"),
+    ({"exclusiveMinimum": 10**7, "maximum": 10**7 + 0.5}, "10000000.25", "10000000"),
+    ({"type": "integer", "exclusiveMinimum": 0.25, "maximum": 2.5}, "1 2", "0 3"),
+    ({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 3}, "2", "1 3"),
+    ({"multipleOf": 0.5, "minimum": 0.5, "maximum": 0.51}, "0.5", "0.50 0 1"),
+    ({"multipleOf": 0.1, "exclusiveMinimum": 0, "maximum": 0.35}, "0.1 0.2 0.3", "0 0.4 0.35"),
+    ({"type": "integer", "multipleOf": 1.5, "minimum": 0, "maximum": 7}, "0 3 6", "1 7")], ids=str)
+def test_bounds_of_numbers(bounds: dict[str, Any], allowed: str, others: str) -> None:
+    made, left_out = enforced({**ANY, "properties": {"v": {**NUM, **bounds}}, "required": ["v"]}, True)
+    assert left_out == ()
+    for text in allowed.split():
+        assert accepts(made, f'{{"v": {text}}}'), text
+    for text in others.split():
+        assert not accepts(made, f'{{"v": {text}}}'), text
+
+
+def test_numbers_are_completed() -> None:
+    """Bounds with more digits than the multiples between them lead to no beginning that nothing completes."""
+    part = {**NUM, "multipleOf": 0.5, "minimum": 0.5, "maximum": 0.51}
+    start = matcher(enforced({**ANY, "properties": {"v": part}, "required": ["v"]}, True)[0])
+    assert start.consume_tokens(list(b'{"v": 0.5')) and start.compute_bitmask()[ord("0") // 8] >> ord("0") % 8 & 1 == 0
 
 
 def test_patterns_that_are_found_in_the_same_names() -> None:
