@@ -293,11 +293,11 @@ def test_requests_that_run_together(failing: bool) -> None:
 
 @pytest.mark.parametrize("namespace, name, joined", [
     (None, "read", "read"), ("", "read", "read"), ("files", "read", "files__read"), ("files__", "read", "files__read"),
-    ("n" * 58, "read", "n" * 58 + "__read"), ("n" * 59, "read", "n" * 55 + "_")])
+    ("n" * 122, "read", "n" * 122 + "__read"), ("n" * 123, "read", "n" * 119 + "_")])
 def test_names_in_namespaces(namespace: str | None, name: str, joined: str) -> None:
-    """A name of more than 64 characters ends in eight digits that depend on all of it."""
+    """A name of more than 128 characters ends in eight digits that depend on all of it."""
     found = namespaces.joined_name(namespace, name)
-    assert found.startswith(joined) and len(found) == (64 if joined.endswith("_") else len(joined))
+    assert found.startswith(joined) and len(found) == (128 if joined.endswith("_") else len(joined))
     if joined.endswith("_"):
         assert all(digit in "0123456789abcdef" for digit in found[-8:])
         assert found != namespaces.joined_name(namespace, name + "x")
