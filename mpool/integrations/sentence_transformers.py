@@ -22,6 +22,7 @@ from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model
 from ..names import COMPUTE, SIMILARITIES
 from ..records import logger
+from ..runtime import overrides
 from ..runtime.swapping import for_current
 from ..tasks import options as _options
 from ..tasks import requests
@@ -233,9 +234,7 @@ class SentenceTransformer(_Base):
                  **options: Any) -> None:
         self.truncate_dim = _checked_dim(truncate_dim)
         self.similarity_fn_name = similarity_fn_name
-        if prompts is not None and not (isinstance(prompts, Mapping)
-                                        and all(isinstance(text, str) for pair in prompts.items() for text in pair)):
-            refuse("prompts", prompts, "a dict from prompt name to text")
+        overrides.check({"prompts": prompts})
         if not isinstance(default_prompt_name, str | None):
             refuse("default_prompt_name", default_prompt_name, "a name in prompts, or None")
         super().__init__(model_name_or_path, rest, device, compute, options)

@@ -16,6 +16,7 @@ from mpool import PoolConfig
 from mpool.cli import capturing, embedding, main, talking
 from mpool.cli.parser import make_parser
 from mpool.tasks.sampling import TABLE
+from commandimages import image_files as image_files
 
 #: Sampling options as arguments -> as options of the library.
 SAMPLED: dict[str, tuple[list[str], Any]] = {
@@ -68,15 +69,6 @@ class Recorder:
             return self if options.get("stream") or name == "load" else self.result()
 
         return call
-
-
-@pytest.fixture(autouse=True)
-def images(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of the names that commands get: the commands look for them before they load a model."""
-    folder = tmp_path_factory.mktemp("images")
-    for name in ("a.png", "b.png"):
-        (folder / name).touch()
-    monkeypatch.chdir(folder)
 
 
 def last_call(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "") -> tuple[str, Any, dict[str, Any]]:

@@ -26,6 +26,7 @@ from mpool.cli.talking import Conversation
 from mpool.errors import FileError
 from mpool.results import Choice, Completion, Timings, Usage
 from mpool.tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
+from commandimages import image_files as image_files
 
 
 class Terminal(io.StringIO):
@@ -63,15 +64,6 @@ class Library:
             return found(*arguments, **options) if callable(found) and found is not self else found
 
         return call
-
-
-@pytest.fixture(autouse=True)
-def images(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of the names that commands get: the commands look for them before they load a model."""
-    folder = tmp_path_factory.mktemp("images")
-    for name in ("i", "x.png"):
-        (folder / name).touch()
-    monkeypatch.chdir(folder)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, library: Library, *arguments: str) -> int:
