@@ -199,9 +199,27 @@ static void refill(mp_budget *account, uint64_t bytes) {
         mp_budget_unreserve(account->above, take_off(account, bytes));
 }
 
+/* Returns the bytes of the budget above that are neither free nor the account's. */
+static uint64_t held_by_others(const mp_budget *account) {
+    uint64_t all = atomic_load(&account->above->used) + atomic_load(&account->above->reserved);
+    uint64_t own = atomic_load(&account->used) + atomic_load(&account->reserved);
+    return all > own ? all - own : 0;
+}
+
+bool mp_budget_take_beside(mp_budget *account, uint64_t bytes) {
+    uint64_t now_used;
+    if (take_free(account->above, bytes, &now_used))
+        return true;
+    /* read before the attempt that decides, so that a later return of bytes shows */
+    atomic_store(&account->beside, held_by_others(account));
+    return take_free(account->above, bytes, &now_used);
+}
+
+bool mp_budget_gained(const mp_budget *account) { return held_by_others(account) < atomic_load(&account->beside); }
+
 static bool take_above(mp_budget *account, uint64_t bytes) {
-    uint64_t own = take_own(account, bytes), now_used;
-    if (own < bytes && !take_free(account->above, bytes - own, &now_used)) {
+    uint64_t own = take_own(account, bytes);
+    if (own < bytes && !mp_budget_take_beside(account, bytes - own)) {
         refill(account, own);
         return false;
     }

@@ -55,6 +55,7 @@ typedef struct mp_budget {
     _Atomic uint64_t limit;    /* UINT64_MAX = none, as in every account */
     _Atomic uint64_t reserved; /* not used yet; only accounts may take them. An account: its own part of them */
     _Atomic int filling;       /* an account: loads that hold reservations; bytes given back are reserved again */
+    _Atomic uint64_t beside;   /* an account: what others held at the latest refused take; its owner resets it to 0 */
     struct mp_budget *above;   /* NULL: none */
     /* Called after each take, with the bytes then in use: charges them to the budget above this one. Returns false if
      * that refuses. Must be thread-safe. NULL: there is no budget above. */
@@ -70,6 +71,10 @@ void mp_budget_unreserve(mp_budget *budget, uint64_t bytes);
  * account has left, unless another load of the model still runs. */
 void mp_budget_begin_load(mp_budget *account, uint64_t bytes);
 void mp_budget_end_load(mp_budget *account);
+/* Takes bytes from the budget above the account, outside the account. Otherwise as mp_budget_take. */
+bool mp_budget_take_beside(mp_budget *account, uint64_t bytes);
+/* True if others have given bytes back since the latest take for the account was refused. */
+bool mp_budget_gained(const mp_budget *account);
 /* The budget whose limit applies: that above an account. */
 static inline mp_budget *mp_budget_top(mp_budget *budget) { return budget->above ? budget->above : budget; }
 

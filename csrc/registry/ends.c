@@ -21,7 +21,7 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
         return MP_OK;
     mp_governor *governor = entry->services->governor;
     mp_budget *budget = mp_governor_budget(governor);
-    if (!mp_budget_take(budget, bytes - ticket->charged)) {
+    if (!mp_budget_take_beside(&entry->account, bytes - ticket->charged)) {
         uint64_t limit = atomic_load(&budget->limit);
         uint64_t used = atomic_load(&budget->used) + atomic_load(&budget->reserved);
         uint64_t more = bytes - ticket->charged, left = used < limit ? limit - used : 0;

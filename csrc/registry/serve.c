@@ -330,12 +330,13 @@ static void note_admitted(mp_worker *w, mp_ticket *ticket) {
     mp_mutex_unlock(&w->entry->lock);
 }
 
-/* Memory was refused. Asks other models to free memory that they do not need. Returns true if some is being freed, or
- * may be once loads and the requests of other models have ended. */
+/* Memory was refused. Asks other models to free memory that they do not need. Returns true if some is being freed, may
+ * be once loads and the requests of other models have ended, or was freed since the refusal. */
 static bool reclaim_from_others(mp_worker *w) {
     mp_governor *governor = w->entry->services->governor;
     uint64_t limit = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed);
-    return mp_governor_reclaim(governor, limit / 16, false) > 0 || mp_governor_may_gain(governor, w->entry);
+    return mp_governor_reclaim(governor, limit / 16, false) > 0 || mp_governor_may_gain(governor, w->entry) ||
+           mp_budget_gained(&w->entry->account); /* last: what the others have freed by now, they do not hold */
 }
 
 /* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
@@ -351,6 +352,7 @@ static void block_admission(mp_worker *w, bool again) {
 
 /* Charges what the check of the request has added to its bytes, and passes it to the engine. */
 static mp_status admit(mp_worker *w, mp_ticket *ticket, mp_error *error) {
+    atomic_store(&w->entry->account.beside, 0);
     MP_TRY(mp_entry_charge(w->entry, ticket, error));
     return w->engine->ops->admit(w->engine, &ticket->item, error);
 }
@@ -731,6 +733,7 @@ static bool step(mp_worker *w) {
             w->outcomes[i] = MP_OUTCOME_MORE;
         }
         mp_maintenance_at(&services->maintenance, services->pool, began_ns + services->stall_timeout_ns / 4);
+        atomic_store(&entry->account.beside, 0);
         w->engine->ops->step(w->engine, &w->lease, &w->plan, w->outcomes);
     }
     uint64_t now_ns = mp_sys_now_ns(), took_ns = now_ns - began_ns;

@@ -29,6 +29,7 @@ typedef struct fake_engine {
 
 typedef struct fake_state { /* state of an item from admit to retire */
     int memory;
+    uint64_t charged; /* to the budget */
 } fake_state;
 
 /* --- engine --- */
@@ -42,6 +43,23 @@ static bool take(fake_engine *engine, int memory) {
     if (limit && engine->used + memory > limit)
         return false;
     engine->used += memory;
+    return true;
+}
+
+/* Takes the growth of a step. */
+static bool grow(fake_engine *engine, fake_state *state, int memory) {
+    mp_guard *other_load = engine->fake->other_load;
+    if (!other_load) {
+        if (!take(engine, memory))
+            return false;
+        state->memory += memory;
+        return true;
+    }
+    if (!mp_budget_take(engine->budget, (uint64_t)memory)) {
+        mp_guard_release(other_load);
+        return false;
+    }
+    state->charged += (uint64_t)memory;
     return true;
 }
 
@@ -97,6 +115,7 @@ static void forget(fake_engine *engine, mp_item *item) {
         return;
     engine->used -= state->memory;
     MP_CHECK(engine->used >= 0);
+    mp_budget_give(engine->budget, state->charged);
     mp_free(state);
     item->state = NULL;
     engine->admitted--;
@@ -175,12 +194,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             outcomes[i] = MP_OUTCOME_FAILED;
             continue;
         }
-        if (call->memory_a_step) {
-            if (!take(engine, call->memory_a_step)) {
-                outcomes[i] = MP_OUTCOME_WAIT_MEMORY;
-                continue;
-            }
-            state->memory += call->memory_a_step;
+        if (call->memory_a_step && !grow(engine, state, call->memory_a_step)) {
+            outcomes[i] = MP_OUTCOME_WAIT_MEMORY;
+            continue;
         }
         call->waits = atomic_load(&call->masks) && atomic_load(&call->masks) == atomic_load(&call->done);
         if (call->waits) {

@@ -96,7 +96,7 @@ void scene_load(scene *scene) {
     mp_progress progress = {0};
     mp_resident *resident = mp_alloc_zeroed(sizeof(*resident), MP_TAG_POOL);
     MP_CHECK(resident);
-    MP_CHECK_OK(entry->loader.ops->load(entry->loader.self, &lease, mp_governor_budget(scene->services->governor),
+    MP_CHECK_OK(entry->loader.ops->load(entry->loader.self, &lease, &entry->account,
                                         &progress, &resident->model, &error), &error);
     resident->load = 1;
     atomic_init(&resident->references, 1);
@@ -124,8 +124,7 @@ mp_worker *scene_ready(scene *scene) {
         scene_load(scene);
     worker->resident = mp_resident_pin(scene->entry->resident);
     mp_model *model = worker->resident->model;
-    MP_CHECK_OK(model->ops->engine(model, mp_governor_budget(scene->services->governor), &worker->engine, &error),
-                &error);
+    MP_CHECK_OK(model->ops->engine(model, &scene->entry->account, &worker->engine, &error), &error);
     return worker;
 }
 

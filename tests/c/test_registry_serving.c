@@ -495,3 +495,19 @@ MP_TEST(registry_serving_announces_the_end_of_the_keep_alive) {
         scene_close(&scene);
     }
 }
+
+/* A step finds no memory because another model loads. The load ends before the worker asks whether memory may become
+ * free: the request takes its step again and is not refused. */
+MP_TEST(registry_serving_memory_of_a_load_that_ends_meanwhile) {
+    scene scene;
+    mp_guard other;
+    scene_open(&scene, "a", NULL, 1000000);
+    mp_worker *worker = scene_ready(&scene);
+    mp_ticket *ticket = queue(&scene, 1, (mp_submit_options){0});
+    call_of(ticket)->memory_a_step = 600000;
+    MP_CHECK(mp_governor_try_reserve(scene.services->governor, 900000, &other));
+    scene.fake.other_load = &other;
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(mp_ticket_status(ticket, NULL), MP_OK);
+    scene_close(&scene);
+}
