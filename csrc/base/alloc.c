@@ -161,10 +161,19 @@ static bool take_free(mp_budget *budget, uint64_t bytes, uint64_t *now_used) {
     return false;
 }
 
+static bool is_within(mp_budget *budget, uint64_t reserved) {
+    uint64_t limit = atomic_load(&budget->limit);
+    return reserved <= limit && atomic_load(&budget->used) <= limit - reserved;
+}
+
 bool mp_budget_reserve(mp_budget *budget, uint64_t bytes) {
-    uint64_t reserved = atomic_fetch_add(&budget->reserved, bytes) + bytes, limit = atomic_load(&budget->limit);
-    uint64_t used = atomic_load(&budget->used);
-    if (reserved >= bytes && reserved <= limit && used <= limit - reserved)
+    /* A load that waits asks again and again: a refusal must not count the bytes, even for an instant, or a take at that
+     * instant would fail without need. */
+    uint64_t reserved = atomic_load(&budget->reserved);
+    if (bytes > UINT64_MAX - reserved || !is_within(budget, reserved + bytes))
+        return false;
+    reserved = atomic_fetch_add(&budget->reserved, bytes) + bytes;
+    if (is_within(budget, reserved))
         return true;
     mp_budget_unreserve(budget, bytes);
     return false;

@@ -115,8 +115,8 @@ MUTATIONS = [
              "POINT; uint64_t limit ="),
     Mutation(0, "base/alloc.c", "take_free", "between update and check", "*now_used = used + bytes;",
              "POINT; *now_used = used + bytes;"),
-    Mutation(0, "base/alloc.c", "mp_budget_reserve", "between update and check", "uint64_t used =",
-             "POINT; uint64_t used ="),
+    Mutation(0, "base/alloc.c", "mp_budget_reserve", "between update and check", "if (is_within(budget, reserved))",
+             "POINT; if (is_within(budget, reserved))"),
     Mutation(0, "base/alloc.c", "mp_budget_give", "", "uint64_t before =", "POINT; uint64_t before ="),
     Mutation(0, "registry/shared.h", "mp_shared_lock", "it spins", "mp_cpu_relax();", "POINT;"),
 ]

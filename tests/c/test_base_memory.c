@@ -294,3 +294,26 @@ MP_TEST(base_budget_holds_under_threads) {
     MP_CHECK_INT(atomic_load(&budget.used), 0);
     MP_CHECK(atomic_load(&highest) <= 100 && atomic_load(&highest) > 0);
 }
+
+static _Atomic bool ended;
+
+static void reserve_too_much(void *arg) {
+    while (!atomic_load(&ended))
+        MP_CHECK(!mp_budget_reserve(arg, 60));
+}
+
+/* A load that waits for memory asks again and again; a request takes what is free meanwhile. */
+MP_TEST(base_budget_refused_reservations_disturb_no_take) {
+    mp_budget budget = {.limit = 100};
+    mp_thread thread;
+    mp_error error;
+    atomic_store(&ended, false);
+    MP_CHECK(mp_budget_take(&budget, 50));
+    MP_CHECK_OK(mp_thread_start(&thread, "reserves", reserve_too_much, &budget, &error), &error);
+    for (int i = 0; i < 2000000; i++) {
+        MP_CHECK(mp_budget_take(&budget, 50));
+        mp_budget_give(&budget, 50);
+    }
+    atomic_store(&ended, true);
+    mp_thread_join(&thread);
+}
