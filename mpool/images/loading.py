@@ -120,15 +120,25 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
     return convert_image(image, name, _unchanged, allow_urls=allow_urls, timeout=timeout)
 
 
-def check_image(image: Any, name: str, allow_urls: bool) -> None:
-    """Check an image as far as it goes without reading it: its type, its path, or if its URL may be fetched.
+def check_image(image: Any, name: str, allow_urls: bool, read: bool) -> None:
+    """Check an image for which a model will be downloaded. A URL is not fetched: only if it may be.
+
+    Args:
+        image: as for :func:`read_image`.
+        name: name of the image, for error messages.
+        allow_urls: as for :func:`read_image`.
+        read: True: read and decode it. False: check its type, and if it is a path, that the file can be opened.
 
     Raises:
-        InvalidArgument, FileError: as :func:`read_image`.
+        InvalidArgument, FileError, Timeout, Overloaded: as :func:`read_image`.
     """
-    path = image
+    path, kind = image, _kind_of_text(image, name, allow_urls) if isinstance(image, str) else "path"
+    if kind == "url":
+        return
+    if read:
+        return convert_image(image, name, _nothing, allow_urls=False, timeout=None)
     if isinstance(image, str):
-        if _kind_of_text(image, name, allow_urls) != "path":
+        if kind == "base64":
             return
     elif isinstance(image, os.PathLike):
         path = os.fspath(image)
@@ -164,6 +174,10 @@ def convert_image(image: Any, name: str, convert: Callable[[Image], T], *, allow
 
 def _unchanged(image: Image) -> Image:
     return image
+
+
+def _nothing(image: Image) -> None:
+    return None
 
 
 def _converted(image: Any, name: str, convert: Callable[[Image], T]) -> T:

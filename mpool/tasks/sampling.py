@@ -121,8 +121,11 @@ def scalar(name: str, value: Any, row: Row) -> Any:
     return found
 
 
-def check(options: Mapping[str, Any]) -> None:
+def check(options: Mapping[str, Any]) -> dict[str, Any]:
     """Validate sampling options without a model: everything but token ids beyond its vocabulary.
+
+    Returns:
+        The numbers and bools that are given, under their own names.
 
     Raises:
         InvalidArgument: as :func:`resolve`.
@@ -135,6 +138,7 @@ def check(options: Mapping[str, Any]) -> None:
     _stops(given.get("stop"))
     _ids("stop_token_ids", given.get("stop_token_ids"), MAX_VOCAB)
     _bias(given.get("logit_bias"), MAX_VOCAB)
+    return values
 
 
 def _refuse_min_tokens(values: Mapping[str, Any]) -> NoReturn:
