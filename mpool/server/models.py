@@ -115,13 +115,17 @@ class Models:
         self._aliases: dict[str, ServedModel] = {}
         self._alias_bytes: dict[str, int] = {}
         self.downloads: dict[str, asyncio.Future[None]] = {}
-        split = list(map(_split_adapter, adapters))  # before files are read or downloaded
-        for ref in refs:
-            self._add(os.fspath(ref))
-        self._given = tuple(self._served)
+        given: dict[str, tuple[str, bool]] = {}
+        for ref in refs:  # before files are read or downloaded
+            self._add(given, os.fspath(ref))
+        self._given = tuple(given)
+        split = list(map(self._split_adapter, adapters))
+        for name, (ref, keyed) in given.items():
+            self._open(name, ref, keyed)
         self._add_adapters(split)
 
-    def _add(self, ref: str) -> None:
+    def _add(self, given: dict[str, tuple[str, bool]], ref: str) -> None:
+        """Add the name of a model, its reference, and whether that is a key of the catalogue."""
         from ..models import KeyRef, load_catalogue, parse_reference
 
         name, equals, rest = ref.partition("=")
@@ -139,9 +143,13 @@ class Models:
             raise InvalidArgument(f"no valid model name can be derived from {ref!r}", param="model",
                                   hint="Specify a name: NAME=" + ref)
         row = None if keyed else load_catalogue().get(name)
-        if name in self._served or (row is not None and row.key.lower() == name.lower()):
+        if name in given or (row is not None and row.key.lower() == name.lower()):
             raise InvalidArgument(f"the model name {name!r} is already taken", param="model",
                                   hint="Specify another name: NAME=" + ref)
+        given[name] = ref, keyed
+
+    def _open(self, name: str, ref: str, keyed: bool) -> None:
+        """Read the files of a model, and serve it."""
         if keyed:
             model = self.pool.get(ref)
             model.description  # noqa: B018 - read the metadata now and not during the first request
@@ -150,16 +158,32 @@ class Models:
             model = self.pool.register(name.replace(":", "-").replace("/", "--"), ref)
         self._served[name] = self._served_model(name, model)
 
+    def _split_adapter(self, given: str) -> tuple[str, str, str, str]:
+        """Return an option ``--adapter`` with its parts: the model, the name and the path.
+
+        Raises:
+            InvalidArgument: The name or the path is missing, or the model is none of the server's.
+            MpoolError: The adapter cannot be read; see :func:`mpool.load`.
+        """
+        from ..runtime.load_options import LoadOptions
+
+        whole, _, path = given.partition("=")
+        model, _, name = whole.rpartition(":")
+        if not (name and path) or whole.startswith(":"):
+            raise InvalidArgument(param="adapter", got=given, allowed="NAME=PATH or MODEL:NAME=PATH")
+        if not model and len(self._given) == 1:
+            model = self._given[0]
+        if model not in self._given:
+            raise InvalidArgument(param="adapter", got=given, allowed="MODEL:NAME=PATH with one of the models "
+                                  f"{', '.join(self._given) or 'given with --model'}")
+        self.pool._check_adapters(LoadOptions.checked(None, None, None, None, {name: path}))
+        return given, model, name, path
+
     def _add_adapters(self, adapters: Iterable[tuple[str, str, str, str]]) -> None:
         from ..runtime.load_options import LoadOptions
 
         found: dict[str, tuple[ServedModel, dict[str, str]]] = {}
         for given, model, name, path in adapters:
-            if not model and len(self._given) == 1:
-                model = self._given[0]
-            if model not in self._given:
-                raise InvalidArgument(param="adapter", got=given, allowed="MODEL:NAME=PATH with one of the models "
-                                      f"{', '.join(self._given) or 'given with --model'}")
             served = self._served[model]
             paths = found.setdefault(served.model.key, (served, {}))[1]  # two names may share an entry
             if paths.setdefault(name, path) != path:
@@ -376,19 +400,6 @@ async def embedding_of(served: ServedModel) -> EmbeddingSettings | None:
     if is_missing(served):
         return None
     return await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
-
-
-def _split_adapter(given: str) -> tuple[str, str, str, str]:
-    """Return an option ``--adapter`` with its parts: the model, the name and the path. The model may be missing.
-
-    Raises:
-        InvalidArgument: the name or the path is missing.
-    """
-    whole, _, path = given.partition("=")
-    model, _, name = whole.rpartition(":")
-    if not (name and path) or whole.startswith(":"):
-        raise InvalidArgument(param="adapter", got=given, allowed="NAME=PATH or MODEL:NAME=PATH")
-    return given, model, name, path
 
 
 def _size(alias: ServedModel) -> int:

@@ -106,8 +106,12 @@ class Serving:
     def __init__(self, settings: Settings, pool: Pool, models: Any = (), catalogue: bool = True,
                  compute: str = "auto", operations: tuple[Operation, ...] = OPERATIONS, drain: float = _DRAIN,
                  adapters: Iterable[str] = ()) -> None:
-        self.state = State(settings, pool, models, catalogue, compute, adapters)
-        self._socket = _listen(settings)
+        self._socket = _listen(settings)  # before files are read or downloaded
+        try:
+            self.state = State(settings, pool, models, catalogue, compute, adapters)
+        except BaseException:
+            self._socket.close()
+            raise
         self.port: int = self._socket.getsockname()[1]
         self.state.hosts = settings.hosts(self.port)
         self.url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{self.port}"
