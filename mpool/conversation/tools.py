@@ -465,5 +465,5 @@ def parsed_calls(parser: ToolCallParser) -> tuple[ToolCall, ...]:
                  for call in parser.calls)
 
 
-__all__ = ["ToolOptions", "Tools", "check_calls", "check_schemas", "complete_results", "constrain", "free_format", "make_call_id",
-           "of_options", "parsed_calls", "read_options"]
+__all__ = ["ToolOptions", "Tools", "check_calls", "check_schemas", "complete_results", "constrain", "free_format",
+           "make_call_id", "of_options", "parsed_calls", "read_options"]

@@ -127,7 +127,8 @@ def check_image(image: Any, name: str, allow_urls: bool, read: bool) -> None:
         image: as for :func:`read_image`.
         name: name of the image, for error messages.
         allow_urls: as for :func:`read_image`.
-        read: True: read and decode it. False: check its type, and if it is a path, that the file can be opened.
+        read: True: read it, and check all that :func:`read_image` checks before it decodes pixels. False: check its
+            type, and if it is a path, that the file can be opened.
 
     Raises:
         InvalidArgument, FileError, Timeout, Overloaded: as :func:`read_image`.
@@ -135,20 +136,24 @@ def check_image(image: Any, name: str, allow_urls: bool, read: bool) -> None:
     path, kind = image, _kind_of_text(image, name, allow_urls) if isinstance(image, str) else "path"
     if kind == "url":
         return
-    if read:
-        return convert_image(image, name, _nothing, allow_urls=False, timeout=None)
-    if isinstance(image, str):
-        if kind == "base64":
-            return
-    elif isinstance(image, os.PathLike):
+    if isinstance(image, np.ndarray):
+        return _converted(image, name, _nothing) if read else _check_array(image, name)
+    if _is_pillow(image):
+        return _check_size(image.width, image.height, name)
+    if isinstance(image, os.PathLike):
         path = os.fspath(image)
-    elif isinstance(image, np.ndarray):
-        return _check_array(image, name)
-    elif isinstance(image, (bytes, bytearray, memoryview)) or _is_pillow(image):
-        return
-    else:
+    elif not isinstance(image, (str, bytes, bytearray, memoryview)):
         raise InvalidArgument(param=name, got=_kind(image), allowed=_INPUTS)
-    close(_open_file(path, name)[0])
+    if read:
+        data = bytes(image) if not isinstance(image, (str, os.PathLike)) else \
+            _from_file(path, name) if kind == "path" else _from_base64(path, name)
+        native_calls.IMAGES.run(_check_file, data, name)
+    elif isinstance(image, (str, os.PathLike)) and kind == "path":
+        close(_open_file(path, name)[0])
+
+
+def _check_file(data: bytes, name: str) -> None:
+    _opened(data, name).close()
 
 
 def convert_image(image: Any, name: str, convert: Callable[[Image], T], *, allow_urls: bool,

@@ -672,5 +672,5 @@ def inputs_of(inputs: Any, most: int) -> list[Any]:
     return [inputs] if isinstance(inputs, str) else embedding.texts_of(inputs, most)
 
 
-__all__ = ["FINISH", "OutputPlan", "OutputsIterRequest", "OutputsRequest", "check_items", "cutter", "inputs_of", "iter_check",
-           "iter_plan", "iter_request", "plan", "token_vectors"]
+__all__ = ["FINISH", "OutputPlan", "OutputsIterRequest", "OutputsRequest", "check_items", "cutter", "inputs_of",
+           "iter_check", "iter_plan", "iter_request", "plan", "token_vectors"]
