@@ -167,8 +167,7 @@ def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments
         yield pool.embed(texts, model, max_inputs=len(texts), progress=_bar(arguments), **own)
         return
     batch = _BATCH_TOKENS if OUTPUTS[output].token_vectors else _BATCH
-    for rows in pool.embed_iter(keep(source), model, batch_size=batch, progress=_bar(arguments), **options):
-        yield rows
+    yield from pool.embed_iter(keep(source), model, batch_size=batch, progress=_bar(arguments), **options)
 
 
 def _numbers(values: list[float], number: str = "%.9g") -> str:

@@ -124,7 +124,7 @@ class _Base:
                 raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
             unset = value is None or value is False or isinstance(value, Mapping) and not value
             if not unset and (name, value) not in (("backend", "torch"), ("num_labels", 1)):
-                raise Unsupported(f"`{name}` is not available here", hint=_CONSTRUCTOR[name])
+                raise Unsupported(f"`{name}` is not available here", param=name, hint=_CONSTRUCTOR[name])
         pool = pool_of(model_name_or_path)
         self._model = Model(pool.get(model_name_or_path, "text_embedding")._entry, compute)
         settings = self._settings()

@@ -98,21 +98,24 @@ def _parsed(pool: Host, model: Any, options: type[T], of: str, given: dict[str, 
 
 
 @contextmanager
-def before(pool: Host, model: Any, capability: str | None = "text_embedding") -> Iterator[bool]:
-    """Check inside the ``with`` block, before the model's reference is resolved. Errors get the name of the model.
-
-    Yields True if the model's files are unread: the block then also makes the checks that need no model but take time,
-    so that no file is downloaded for a request that every model refuses. With known files, the request makes these
-    checks itself, where it converts its inputs. Such a block must not run on an event loop.
-    """
-    known = pool._known(model, capability)
+def before(pool: Host, model: Any, capability: str | None = "text_embedding") -> Iterator[None]:
+    """Check inside the ``with`` block, before the model's reference is resolved. Errors get the name of the model."""
     try:
-        yield known is None or known.known is None
+        yield
     except MpoolError as error:
         if error.key is None:
+            known = pool._known(model, capability)
             error.key = known.key if known is not None else \
                 os.fspath(model) if isinstance(model, (str, os.PathLike)) else getattr(model, "key", None)
         raise
+
+
+def _is_unread(pool: Host, model: Any, capability: str | None = "text_embedding") -> bool:
+    """Return True if the files of a model are unread. A preparation then also makes the checks that need no model but
+    take time, so that nothing is downloaded for a request that every model refuses. If the files are known, the request
+    makes these checks where it converts its inputs."""
+    known = pool._known(model, capability)
+    return known is None or known.known is None
 
 
 def _opened(pool: Host, model: Any, options: Any, capability: str = "text_embedding") -> tuple[Entry, Any]:
@@ -139,7 +142,8 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     null = options.on_error == "null"
 
     def prepare() -> VectorRequest:
-        with before(pool, model) as unread:
+        unread = _is_unread(pool, model)
+        with before(pool, model):
             embedding.check_inputs(texts, "inputs", single, null, unread)
         plan = text_plan(pool, model, options)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, single, options.progress, call,
@@ -166,7 +170,8 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     checked = module.iter_check(own, _limit(pool, None))
 
     def prepare() -> IterRequest:
-        with before(pool, model) as unread:
+        unread = _is_unread(pool, model)
+        with before(pool, model):
             if unread and (isinstance(items, (list, tuple)) or hasattr(items, "dtype")):  # not used up by a first pass
                 try:
                     module.check_items(list_of_caller(items), options.on_error == "null")
@@ -223,7 +228,8 @@ def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str) -> Valida
     texts = outputs.inputs_of(inputs, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
-        with before(pool, model) as unread:
+        unread = _is_unread(pool, model)
+        with before(pool, model):
             embedding.check_inputs(texts, "inputs", isinstance(inputs, str), full=unread)
         plan = outputs.plan(*_opened(pool, model, options))
         return outputs.OutputsRequest(plan, texts, options.progress, call, outputs.FINISH[name])
@@ -257,7 +263,8 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     texts, count = reranking.check(query, documents, options.top_k, _limit(pool, None))
 
     def prepare() -> VectorRequest:
-        with before(pool, model) as unread:
+        unread = _is_unread(pool, model)
+        with before(pool, model):
             embedding.check_inputs(texts, "documents", full=unread)
         plan = reranking.plan_of(text_plan(pool, model, options), query)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call,
@@ -288,7 +295,8 @@ def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     checked = classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> VectorRequest:
-        with before(pool, model) as unread:
+        unread = _is_unread(pool, model)
+        with before(pool, model):
             classification.check_texts(checked, unread)
         return classification.request(text_plan(pool, model, options), checked, options, call)
 
@@ -305,7 +313,8 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     checked = token_classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
-        with before(pool, model) as unread:
+        unread = _is_unread(pool, model)
+        with before(pool, model):
             embedding.check_inputs(checked.texts, "texts", checked.single, full=unread)
         entry, own = _opened(pool, model, options)
         return token_classification.request(entry, checked, own, call)
@@ -322,7 +331,8 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     texts = outputs.inputs_of(inputs, _limit(pool, None))
 
     def prepare() -> Any:
-        with before(pool, model) as unread:
+        unread = _is_unread(pool, model)
+        with before(pool, model):
             embedding.check_inputs(texts, "inputs", isinstance(inputs, str), full=unread)
         plan = token_classification.scores_plan(*_opened(pool, model, options))
         return outputs.OutputsRequest(plan, texts, False, call, outputs.token_vectors)
@@ -344,7 +354,8 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     vectors.check_precision(options.precision, 1 if found is None else len(found))
 
     def prepare() -> VectorRequest:
-        with before(pool, model, "image_embedding") as unread:
+        unread = _is_unread(pool, model, "image_embedding")
+        with before(pool, model, "image_embedding"):
             if unread and options.on_error != "null":
                 image_embedding.check_images([images] if found is None else found, single, options.allow_urls, call)
         plan = image_embedding.plan(*_opened(pool, model, options, "image_embedding"))
@@ -368,7 +379,8 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     from . import text_to_text as generation
 
     special = options.pop("parse_special", False)
-    with before(pool, model, "text_to_text") as unread:
+    unread = _is_unread(pool, model, "text_to_text")
+    with before(pool, model, "text_to_text"):
         for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
             if options.pop(name, None) is not None:
                 raise InvalidArgument(f"`{name}` applies only to `chat`, not to a raw prompt", param=name,
@@ -392,7 +404,8 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
     from . import chat_prompt
     from . import text_to_text as generation
 
-    with before(pool, model, capability) as unread:
+    unread = _is_unread(pool, model, capability)
+    with before(pool, model, capability):
         conversation = chat_prompt.check(messages, options)
         generation.check_options(options, unread, conversation.tools)
         if unread:
@@ -410,7 +423,8 @@ def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], cal
     """Return the token ids of the prompt of a conversation, as :func:`chat_request` makes it. Consumes ``options``."""
     from . import chat_prompt
 
-    with before(pool, model, "text_to_text") as unread:
+    unread = _is_unread(pool, model, "text_to_text")
+    with before(pool, model, "text_to_text"):
         conversation = chat_prompt.check(messages, options)
         if unread:
             chat_prompt.check_content(conversation, call)
@@ -506,8 +520,9 @@ def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any],
     from . import text_to_image
 
     options = _options.parse_options(GenerateImageOptions, "generate_image", given)
+    unread = _is_unread(pool, model, "text_to_image")
     with before(pool, model, "text_to_image"):
-        text_to_image.check(prompt, options)
+        text_to_image.check(prompt, options, unread)
     entry, own = _opened(pool, model, options, "text_to_image")
     return text_to_image.prepare(entry, prompt, own, watched)
 

@@ -43,8 +43,10 @@ def _check_integer(name: str, value: Any, low: int, high: int, key: str | None =
     return number
 
 
-def check(prompt: Any, options: GenerateImageOptions) -> None:
+def check(prompt: Any, options: GenerateImageOptions, full: bool = False) -> None:
     """Check the arguments of a request before its model is known.
+
+    ``full``: also what :func:`prepare` checks for the model, as far as it goes.
 
     Raises:
         InvalidArgument: an argument has a value that no model allows.
@@ -55,7 +57,7 @@ def check(prompt: Any, options: GenerateImageOptions) -> None:
     for name in ("width", "height"):
         if getattr(options, name) is not None:
             side = _check_integer(name, getattr(options, name), 1, MAX_SIDE)
-            if side % 2:
+            if full and side % 2:
                 refuse(name, side, "an even number: a multiple of 16 for most models")
     for name, low, high in (("num_inference_steps", 1, MAX_STEPS), ("seed", 0, 2**64 - 1),
                             ("max_sequence_length", 1, MAX_CHARS)):
