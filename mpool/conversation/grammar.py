@@ -30,7 +30,7 @@ from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Ove
 from ..resources import error_of, install_hint, of_caller, start_thread
 from ..stores import STORES
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
-from . import enforced_schemas, gbnf, grammar_trial, reasoning_grammar, response_formats
+from . import enforced_schemas, gbnf, grammar_trial, reasoning_grammar, refusals, response_formats
 from .reasoning import ThinkSplitter
 from .response_formats import check, check_nesting
 from .running_text import MaskReuse, ReasoningReuse
@@ -302,7 +302,7 @@ def _unusable(kind: str, why: str) -> InvalidArgument:
                "a reference ($ref, $anchor, $id) refers to itself without an end")
     hint = ("Set strict to False in json_schema to leave out keywords that a grammar cannot enforce"
             if kind == "schema" else None)
-    return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param,
+    return InvalidArgument(f"`{param}`: {subject} cannot be used: {refusals.reason(why, kind)[:300]}", param=param,
                            hint=hint)
 
 

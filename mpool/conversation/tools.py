@@ -15,7 +15,7 @@ from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError, Unsupported
 from ..resources import install_hint
 from ..results import ToolCall
-from . import enforced_schemas, grammar, grammar_trial, schema_keywords, tool_formats, tool_schemas
+from . import enforced_schemas, grammar, grammar_trial, refusals, schema_keywords, tool_formats, tool_schemas
 from .reasoning import Borders
 from .schema_references import without_nulls
 from .tool_calls import ToolCallParser, parse_arguments
@@ -339,16 +339,18 @@ def _compile(call_grammar: Grammar, functions: Sequence[Function], tokenizer: To
     except InvalidArgument as error:
         found = _REASON.search(error.message)
         if found is None:
-            raise
+            raise InvalidArgument(refusals.reason(error.message, "schema"), param=error.param, hint=error.hint,
+                                  key=key) from None
+        why = refusals.reason(found[2], "schema")
         line = call_grammar.lark.splitlines()[int(found[1]) - 1]
         if line.lower().startswith("answer:"):
-            raise InvalidArgument(f"`response_format` cannot be used: {found[2]}", param="response_format",
+            raise InvalidArgument(f"`response_format` cannot be used: {why}", param="response_format",
                                   key=key) from None
         rule = _RULE.match(line)
         if rule is None:
-            raise InvalidArgument(f"`tools`: a schema cannot be used: {found[2]}", param="tools", key=key,
+            raise InvalidArgument(f"`tools`: a schema cannot be used: {why}", param="tools", key=key,
                                   hint=_STRICT) from None
-        refused = _RefusedSchema(f"`tools`: the schema of {functions[int(rule[1])].name} cannot be used: {found[2]}",
+        refused = _RefusedSchema(f"`tools`: the schema of {functions[int(rule[1])].name} cannot be used: {why}",
                                  param="tools", hint=_STRICT, key=key)
         refused.function, refused.argument = int(rule[1]), None if rule[2] is None else int(rule[2])
         raise refused from None

@@ -230,7 +230,7 @@ def _kind_of_text(text: str, name: str, allow_urls: bool) -> Literal["base64", "
     """
     if not text:
         raise InvalidArgument(param=name, got="an empty string", allowed="a path, a URL or base64 of an image")
-    if text[:5].lower() == "data:":
+    if base64_text.is_data_url(text):
         return "base64"
     scheme, mark, _ = text[:16].partition("://")
     if mark:

@@ -196,6 +196,8 @@ def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
 def _stops(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
+    if getattr(value, "ndim", 0) == 1 and hasattr(value, "tolist"):
+        value = value.tolist()
     stops = (value,) if isinstance(value, str) else value
     if not isinstance(stops, (list, tuple, set, frozenset)) or len(stops) > MAX_STOPS:
         got = f"{len(stops):,} strings" if isinstance(stops, (list, tuple, set, frozenset)) else shown(value)
