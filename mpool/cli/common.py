@@ -84,7 +84,7 @@ def check_request(pool: Pool, name: str, ref: str, arguments: Mapping[str, Any])
     """Check the arguments of a request without its model; see :func:`load`."""
     from ..tasks.running import check
 
-    check(name, pool, {"model": ref, **arguments})
+    check(name, pool.config, {"model": ref, **arguments})
 
 
 def default_model(capability: str) -> str:
