@@ -196,7 +196,7 @@ def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
 def _stops(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
-    if getattr(value, "ndim", 0) == 1 and hasattr(value, "tolist"):
+    if getattr(value, "ndim", 0) == 1 and getattr(getattr(value, "dtype", None), "kind", "") in ("U", "T", "O"):
         value = value.tolist()
     stops = (value,) if isinstance(value, str) else value
     if not isinstance(stops, (list, tuple, set, frozenset)) or len(stops) > MAX_STOPS:

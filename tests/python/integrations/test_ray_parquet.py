@@ -249,6 +249,20 @@ def test_options_of_other_vectors() -> None:
             EmbedBatches(vectors=vectors, **options)
 
 
+@pytest.mark.parametrize(("given", "param"), [
+    ({"dimensions": 0}, "dimensions"), ({"compute": "int4"}, "compute"), ({"timeout": -1}, "timeout"),
+    ({"vectors": "labels", "labels": []}, "labels"), ({"vectors": "spans", "stride": -1}, "stride"),
+    ({"prompt": "\ud800"}, "prompt"), ({"adapters": {"a": "/none.gguf"}}, None)])
+def test_values_before_the_model(given: dict[str, Any], param: str | None, tmp_path: Path) -> None:
+    """Values that no model allows are refused before Ray is started and the model is read."""
+    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "a.parquet")
+    for call in (lambda: embed_parquet(tmp_path, tmp_path / "out", model="org/none", **given),
+                 lambda: EmbedBatches(model="org/none", memory_mb=200, **given)):
+        with pytest.raises(mpool.FileError if param is None else mpool.InvalidArgument) as caught:
+            call()
+        assert caught.value.param == param and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("vectors", VECTORS)
 def test_files_of_other_vectors(m3: Path, vectors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files have the column and its record; a target with another kind of vectors is refused."""
