@@ -368,7 +368,8 @@ def read_refs(refs: Iterable[str | os.PathLike[str]]) -> dict[str, tuple[str, bo
     from ..models import KeyRef, load_catalogue, parse_reference
 
     given: dict[str, tuple[str, bool]] = {}
-    for ref in map(os.fspath, refs):
+    for one in refs:
+        ref = os.fspath(one)
         name, equals, rest = ref.partition("=")
         if equals and _NAME.fullmatch(name) and not ("/" in name and os.path.exists(ref)):
             ref = rest

@@ -174,7 +174,6 @@ mpool.server.application  mpool.config  1  start-up
 mpool.server.application  mpool.pool  1  start-up
 mpool.server.application  mpool.server.settings  1  optional
 mpool.server.models  mpool.models  7  start-up
-mpool.server.models  mpool.runtime.load_options  2  start-up
 mpool.server.ollama_models  mpool.models  2  start-up
 mpool.server.openai.responses  mpool.results  1  start-up
 mpool.server.openapi  mpool.server.application  1  optional
