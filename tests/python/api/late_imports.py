@@ -73,7 +73,7 @@ mpool.cli.models  mpool.models.formats.adapters  1  start-up
 mpool.cli.models  mpool.models.sources  1  start-up
 mpool.cli.models  mpool.models.spec  1  start-up
 mpool.cli.quantizing  mpool.models  1  start-up
-mpool.cli.quantizing  mpool.models.quantizing.quantize  1  start-up
+mpool.cli.quantizing  mpool.models.quantizing.quantize  2  start-up
 mpool.cli.remote  mpool.errors  3  start-up
 mpool.cli.remote  mpool.server.settings  2  start-up
 mpool.cli.removing  mpool.errors  1  start-up

@@ -220,6 +220,7 @@ def test_values_of_look_alikes_before_the_model(monkeypatch: pytest.MonkeyPatch,
     (["embed", "x", "--model", MODEL, "--adapter", "a=/none.gguf"], "/none.gguf"),
     (["serve", "--model", MODEL, "--adapter", "a=/none.gguf"], "/none.gguf"),
     (["serve", "--model", MODEL, "--model", f"a b={MODEL}"], "a b"),
+    (["quantize", MODEL, "/none/x.gguf", "--type", "Q4_0"], "/none/x.gguf"),
     *(([*command, "--model", MODEL], "at least one text") for command in (
         ["embed"], ["search", "x"], ["classify"], ["classify", "--tokens"]))])
 def test_values_before_the_model_on_the_command_line(capsys: pytest.CaptureFixture[str],
