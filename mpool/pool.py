@@ -304,12 +304,21 @@ class Pool(PoolVerbs):
         return Model(entry, compute)
 
     def _draft_ref(self, draft: Any) -> str | Literal[False] | None:
-        """Return the reference of a draft model. Reads no files."""
+        """Return the reference of a draft model. Reads no files.
+
+        Raises:
+            FileError: the reference is a path that does not exist.
+        """
         if draft is None or draft is False:
             return draft  # type: ignore[no-any-return]
         if not isinstance(draft, (str, os.PathLike, Model)):
             refuse("draft", draft, "a key, a reference, a path, a Model, False or None")
-        return self._find(draft).ref
+        from .models import LocalRef, parse_reference, resolve
+
+        ref = self._find(draft).ref
+        if isinstance(parse_reference(ref), LocalRef) and not os.path.exists(ref):
+            resolve(ref)  # raises
+        return ref
 
     def _name_idle(self, error: MemoryExhausted, key: str) -> None:
         """Add to the hint, once, which models could be unloaded to make room for another."""

@@ -209,13 +209,13 @@ def check_whole(response_format: Any, given: Mapping[str, Any], with_tools: bool
     check_ends("a format", given.get("ignore_eos"), given.get("min_tokens"))
     if not installed():
         raise _not_installed()
-    if kind in ("regex", "grammar"):  # the schema has been compiled
-        native_calls.GRAMMARS.run(_check_compiles, kind, source)
+    native_calls.GRAMMARS.run(_check_compiles, kind, source)
 
 
 def _check_compiles(kind: str, source: str) -> None:
     try:
-        found = grammar_trial.fault(_grammar_of(kind, source, _AnyToken()))
+        made = _grammar_of(kind, source, _AnyToken())
+        found = grammar_trial.fault(made, with_bytes=kind != "grammar" or "<[" not in made)
     except ValueError as error:
         raise _unusable(kind, str(error)) from None
     except grammar_trial.Refused as error:

@@ -139,7 +139,8 @@ def check_image(image: Any, name: str, allow_urls: bool, read: bool) -> None:
     if isinstance(image, np.ndarray):
         return _converted(image, name, _nothing) if read else _check_array(image, name)
     if _is_pillow(image):
-        return _check_size(image.width, image.height, name)
+        _check_size(image.width, image.height, name)
+        return _check_mode(image, name)
     if isinstance(image, os.PathLike):
         path = os.fspath(image)
     elif not isinstance(image, (str, bytes, bytearray, memoryview)):
@@ -399,13 +400,17 @@ def _rgb(image: Image, name: str) -> Image:
     if image.mode.startswith("I"):
         # 16 or 32 bits: Pillow's conversion to RGB, which transformers uses, clips to 255
         return Image.fromarray(np.clip(np.asarray(image), 0, 255).astype(np.uint8)).convert("RGB")
+    _check_mode(image, name)
+    if _has_alpha(image):
+        return _on_white(image)
+    return image.convert("RGB")
+
+
+def _check_mode(image: Image, name: str) -> None:
     if image.mode == "F":
         raise InvalidArgument(param=name, got="a Pillow image of floats",
                               allowed="an image with 8 or 16 bits per channel",
                               hint="Pass an array of floats from 0 to 1")
-    if _has_alpha(image):
-        return _on_white(image)
-    return image.convert("RGB")
 
 
 def _on_white(image: Image) -> Image:

@@ -139,6 +139,7 @@ mpool.native_calls  asyncio  1  start-up
 mpool.pool  mpool._core  1  core
 mpool.pool  mpool._functions  1  start-up
 mpool.pool  mpool.debug  1  start-up
+mpool.pool  mpool.models  1  start-up
 mpool.pool  mpool.models.files  1  start-up
 mpool.pool  mpool.models.formats.adapters  1  start-up
 mpool.pool  mpool.runtime  8  start-up

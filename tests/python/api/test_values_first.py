@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import mpool
 from mpool import aio
@@ -28,7 +29,7 @@ IMAGE = np.zeros((8, 8, 3), np.uint8)
 HALF = "\ud800"
 STRICT = {"type": "object", "properties": {"a": {"not": {"const": 1}}}}
 FORMATS = [{"type": "regex", "regex": "("}, {"type": "grammar", "grammar": "start: none"},
-           {"type": "grammar", "grammar": "root ::= none"}, STRICT]
+           {"type": "grammar", "grammar": "root ::= none"}, {"type": "grammar", "grammar": "start: start"}, STRICT]
 #: Verb -> its arguments and the dataclass of its options.
 VERBS: dict[str, tuple[dict[str, Any], type]] = {
     "embed": ({"inputs": "x"}, of.EmbedOptions), "embed_iter": ({"iterable": ["x"]}, of.EmbedIterOptions),
@@ -80,7 +81,8 @@ ARGUMENTS = {"embed": [({"inputs": ["x", 5]}, "inputs[1]"), ({"inputs": [-1]}, "
                         ({"images": [IMAGE, b"x"], "prompt": "x"}, "images[1]")],
              "embed_image": [({"images": ["http://127.0.0.1/x.png"]}, "images[0]"),
                              ({"images": [IMAGE[0, 0]]}, "images[0]"), ({"images": [b"x"]}, "images[0]"),
-                             ({"images": "data:image/png;base64,AAAA"}, "images")],
+                             ({"images": "data:image/png;base64,AAAA"}, "images"),
+                             ({"images": Image.new("F", (2, 2))}, "images")],
              "describe_image": [({"path": 5}, "path")], "describe_url": [({"url": "x.png"}, "url")],
              "generate_image": [({"prompt": 5}, "prompt"), ({"prompt": "x", "width": 10**6}, "width"),
                                 ({"prompt": "x", "height": 7}, "height"),
@@ -152,7 +154,7 @@ def test_missing_files_before_the_model(pool: mpool.Pool, verb: str, given: dict
 
 
 def test_adapters_and_templates_before_the_model(pool: mpool.Pool) -> None:
-    for call in (lambda: pool.load(MODEL, adapters={"a": "/none.gguf"}),
+    for call in (lambda: pool.load(MODEL, adapters={"a": "/none.gguf"}), lambda: pool.load(MODEL, draft="/none.gguf"),
                  lambda: pool.register("name", MODEL, adapters={"a": "/none.gguf"})):
         with pytest.raises(mpool.FileError, match="/none.gguf"):
             call()
