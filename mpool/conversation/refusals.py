@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 #: The lines of a grammar that follow a reason, and the place before it: line and column.
-_LINES, _PLACE = re.compile(r" \d+ \| .*", re.DOTALL), re.compile(r"(?:at )?(\d+)\(\d+\): ")
+_LINES, _PLACE = re.compile(r" \d+ \| .*", re.DOTALL), re.compile(r"^(?:at )?(\d+)\(\d+\): ")
 _KINDS = {"array": "an array", "f64": "a number", "positive integer": "an integer of 0 or more", "string": "a string"}
 #: llguidance's words -> words of the errors of mpool.
 _WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple((re.compile(found), words) for found, words in (
@@ -42,7 +42,8 @@ def reason(text: str, kind: str) -> str:
     text = " ".join(text.split())
     if kind == "tools":
         return text
-    text = _PLACE.sub(r"line \1: " if kind == "grammar" else "", _LINES.sub("", text), count=1)
+    if kind != "schema":
+        text = _PLACE.sub(r"line \1: " if kind == "grammar" else "", _LINES.sub("", text))
     for found, words in _WORDS:
         text = found.sub(words, text)
     return _EXPECTED.sub(lambda found: f"{found[2]} must be {_KINDS.get(found[1], found[1])}, got ", text)
