@@ -109,10 +109,15 @@ class TicketStream(Generic[T]):
             self.close()
             raise
 
+    def _is_outdated(self) -> bool:
+        """Return True if the core refused to load the model, because its files changed, and no item was read."""
+        return self._again is not None and not self._cancelled and ended_outdated(self._request, self._ticket)
+
     def _begins_again(self) -> bool:
         """If the model's files changed before the core loaded them, submit the request for the files of now."""
-        if self._again is None or self._cancelled or not ended_outdated(self._request, self._ticket):
+        if not self._is_outdated():
             return False
+        assert self._again is not None
         fresh = self._again()
         self._ticket, self._reader, self._request, self._seen = fresh._ticket, fresh._reader, fresh._request, 0
         self._running.follow(self._ticket, self)

@@ -70,7 +70,7 @@ def check(prompt: Any, options: GenerateImageOptions, full: bool = False) -> Non
     _check_integer("preview_every", options.preview_every, 0, MAX_STEPS)
     one_of("compute", options.compute, COMPUTE)
     latents = None if options.latents is None else _numeric_array(options.latents)
-    if options.latents is not None and (latents is None or latents.ndim not in (3, 4)):
+    if options.latents is not None and (latents is None or full and latents.ndim not in (3, 4)):
         refuse("latents", options.latents, "an array of floats of shape (n, channels, height / 8, width / 8)")
 
 

@@ -197,7 +197,7 @@ def test_files_of_an_adapter(bert: Path, tmp_path: Path, monkeypatch: pytest.Mon
         pq.write_table(pa.table({"text": ["A cat.", "A dog."]}), source / f"{name}.parquet")
     same: dict[str, Any] = dict(model=str(bert), memory_mb=200, progress=False, adapters=adapters, adapter="one")
     for wrong, words in (({"adapter": "three"}, "`adapter` must be one, two or None, got 'three'"),
-                         ({"adapter": 3}, "`adapter` must be one, two or None"),
+                         ({"adapter": 3}, "`adapter` must be a name, or None"),
                          ({"adapters": None}, "`adapter` must be None: the model has no adapters, got 'one'"),
                          ({"adapters": {"one": str(tmp_path / "missing")}}, "no such file or folder"),
                          ({"adapters": "one"}, "`adapters` must be a dict from name to path")):
@@ -464,7 +464,7 @@ def test_failed_files_are_retried_with_nulls(bert: Path, tmp_path: Path, monkeyp
         embed_parquet(source, target, **same)
     del written[:]
     with pytest.raises(mpool.InvalidArgument, match="its precision is 'float32', not 'int8'"):
-        embed_parquet(source, target, **same, on_error="null", precision="int8")
+        embed_parquet(source, target, **same, precision="int8")
     assert embed_parquet(source, target, **same, on_error="null") == Embedded(1, 2, 1)
     assert written == [str(target / "b.parquet")]
     assert pq.read_table(target / "b.parquet").column("embedding").null_count == 1
