@@ -251,6 +251,7 @@ class Pool(PoolVerbs):
         if progress is not None and not isinstance(progress, bool):
             refuse("progress", progress, "True, False or None")
         deadline = _deadlines.deadline_of(timeout)
+        self._check_adapters(options)
         options = replaced(options, draft=self._draft_ref(draft))
         if isinstance(ref, Model) and is_same(compute, "auto"):
             compute = ref._compute  # type: ignore[assignment]
@@ -303,12 +304,21 @@ class Pool(PoolVerbs):
         return Model(entry, compute)
 
     def _draft_ref(self, draft: Any) -> str | Literal[False] | None:
-        """Return the reference of a draft model. Reads no files."""
+        """Return the reference of a draft model. Reads no files.
+
+        Raises:
+            FileError: the reference is a path that does not exist.
+        """
         if draft is None or draft is False:
             return draft  # type: ignore[no-any-return]
         if not isinstance(draft, (str, os.PathLike, Model)):
             refuse("draft", draft, "a key, a reference, a path, a Model, False or None")
-        return self._find(draft).ref
+        from .models import LocalRef, parse_reference, resolve
+
+        ref = self._find(draft).ref
+        if isinstance(parse_reference(ref), LocalRef) and not os.path.exists(ref):
+            resolve(ref)  # raises
+        return ref
 
     def _name_idle(self, error: MemoryExhausted, key: str) -> None:
         """Add to the hint, once, which models could be unloaded to make room for another."""
@@ -395,6 +405,7 @@ class Pool(PoolVerbs):
         if not isinstance(replace, bool):
             refuse("replace", replace, "True or False")
         check_key("key", key)
+        self._check_adapters(options)
         options = replaced(options, draft=self._draft_ref(draft))
         return Model(self._names.register(key, _ref_in(ref), settings, options, replace))
 
@@ -456,6 +467,7 @@ class Pool(PoolVerbs):
         settings = _checked({"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                              "normalize": normalize, "max_length": max_length, "chat_template": chat_template})
         found = _ref_in(ref)
+        self._check_adapters(options)
         options = replaced(options, draft=self._draft_ref(draft))
         new = self._names.swap(_entry_of(key), found, settings, options, timeout)
         return Model(new, key._compute if isinstance(key, Model) else "auto")
@@ -658,6 +670,16 @@ class Pool(PoolVerbs):
         self.registry.maintain()
 
     # ---- for the other modules of the package ----------------------------------------------------------------------
+
+    def _check_adapters(self, options: LoadOptions) -> None:
+        """Check the adapters on this machine that options name, before the files of their model are read."""
+        from .models.files import model_folders
+        from .models.formats.adapters import check_place
+
+        with model_folders(self.config.model_folders):
+            for _, place in options.adapters or ():
+                if os.path.isabs(place):
+                    check_place(place)
 
     def _find(self, model: Any, capability: str | None = None) -> Entry:
         return self._names.find(_entry_of(model), capability)

@@ -7,7 +7,7 @@ import itertools
 import sys
 from typing import Any
 
-from .common import adapter_of, for_output, load, make_pool, no_inputs, print_json, say, texts_of
+from .common import adapter_of, for_output, load, make_pool, print_json, say, texts_of
 
 #: Number of texts that are classified at once: by a classifier, and with the labels of ``--labels``.
 _BATCH, _BATCH_PAIRS = 256, 1024
@@ -37,18 +37,21 @@ def classify(arguments: argparse.Namespace) -> int:
     if arguments.pair is not None and arguments.labels is not None:
         raise InvalidArgument("--pair and --labels exclude each other: the labels make the second text of each pair")
     batch = max(1, _BATCH_PAIRS // len(options["labels"])) if options.get("labels") else _BATCH
-    source, seen = texts_of(arguments), False
+    source = texts_of(arguments)
     lines = enumerate(source, 1)
     rows: list[dict[str, Any]] = []
     with make_pool(arguments) as pool:
-        model = load(pool, "classify", arguments.model, {"texts": [], "top_k": arguments.top_k, **options},
-                     compute=arguments.compute, adapters=adapters, progress=False if arguments.quiet else None)
+        first = [(line, text) for line, text in enumerate(source.begin()) if text.strip()]
+        with source.named([line for line, _ in first]):
+            texts = [text if arguments.pair is None else (text, arguments.pair) for _, text in first]
+            model = load(pool, "classify", arguments.model, {"texts": texts, "top_k": arguments.top_k, **options},
+                         compute=arguments.compute, adapters=adapters, progress=False if arguments.quiet else None)
         while part := list(itertools.islice(lines, batch)):
             given = [(line, text) for line, text in part if text.strip()]
             if not given:
                 continue
             inputs: Any = [text if arguments.pair is None else (text, arguments.pair) for _, text in given]
-            count, seen = len(given) * max(1, len(options.get("labels", ()))), True
+            count = len(given) * max(1, len(options.get("labels", ())))
             with source.named([line - 1 for line, _ in given]):
                 found = model.classify(inputs, top_k=arguments.top_k, max_inputs=count, progress=False, **options)
             for (line, text), one in zip(given, found):
@@ -57,8 +60,6 @@ def classify(arguments: argparse.Namespace) -> int:
                                  "results": [{"label": each.label, "score": each.score} for each in one]})
                 else:
                     _print(text, one, arguments)
-    if not seen:
-        raise no_inputs("text")
     if arguments.json:
         print_json(rows)
     return 0
@@ -79,12 +80,12 @@ def _classify_tokens(arguments: argparse.Namespace) -> int:
     source = texts_of(arguments)
     lines = ((line, text) for line, text in enumerate(source, 1) if text.strip())
     rows: list[dict[str, Any]] = []
-    seen = False
     with make_pool(arguments) as pool:
-        model = load(pool, "classify_tokens", arguments.model, {"texts": [], **options}, compute=arguments.compute,
-                     adapters=adapters, progress=False if arguments.quiet else None)
+        first = [(line, text) for line, text in enumerate(source.begin()) if text.strip()]
+        with source.named([line for line, _ in first]):
+            model = load(pool, "classify_tokens", arguments.model, {"texts": [text for _, text in first], **options},
+                         compute=arguments.compute, adapters=adapters, progress=False if arguments.quiet else None)
         while part := list(itertools.islice(lines, _BATCH)):
-            seen = True
             with source.named([line - 1 for line, _ in part]):
                 found = model.classify_tokens([text for _, text in part], progress=False, **options)
             for (line, text), spans in zip(part, found):
@@ -96,8 +97,6 @@ def _classify_tokens(arguments: argparse.Namespace) -> int:
                 for one in spans:
                     say(f"{line}:{one.start}-{one.end}  {one.score:.4f} {for_output(one.label, sys.stdout)}  "
                         f"{for_output(text[one.start:one.end], sys.stdout)}")
-    if not seen:
-        raise no_inputs("text")
     if arguments.json:
         print_json(rows)
     return 0

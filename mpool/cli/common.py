@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -75,10 +76,15 @@ def load(pool: Pool, name: str, ref: str, arguments: Mapping[str, Any], **option
         arguments: arguments of the function.
         options: options of :meth:`mpool.Pool.load`.
     """
+    check_request(pool, name, ref, arguments)
+    return pool.load(ref, **options)
+
+
+def check_request(pool: Pool, name: str, ref: str, arguments: Mapping[str, Any]) -> None:
+    """Check the arguments of a request without its model; see :func:`load`."""
     from ..tasks.running import check
 
-    check(name, pool, {"model": ref, **arguments})
-    return pool.load(ref, **options)
+    check(name, pool.config, {"model": ref, **arguments})
 
 
 def default_model(capability: str) -> str:
@@ -232,16 +238,37 @@ class Texts(Iterator[str]):
 
     def __init__(self, texts: Sequence[str], paths: Sequence[str] = ()) -> None:
         self._files: list[tuple[int, str]] = []  # index of the first text of each file, its name
-        self._count = 0
+        self._count, self._all = 0, bool(texts)
         for path in () if texts else paths:  # before a model is loaded
             if path != "-":
                 os.stat(path)
-        self._rows = iter(texts) if texts else self._lines(paths)
+        self._rows: Iterator[str] = iter(texts) if texts else self._lines(paths)
 
     def __next__(self) -> str:
         text = next(self._rows)
         self._count += 1
         return text
+
+    def begin(self, unit: str = "text", blank: bool = False) -> list[str]:
+        """Read the texts of the command line, or up to the first text of a file that counts, before a model is loaded.
+        Iteration still yields them.
+
+        Args:
+            unit: what a text is, for the error.
+            blank: a text of white space counts.
+
+        Raises:
+            InvalidArgument: there is no text.
+        """
+        read: list[str] = []
+        for text in self._rows:
+            read.append(text)
+            if not self._all and (blank or text.strip()):
+                break
+        if not any(blank or text.strip() for text in read):
+            raise no_inputs(unit)
+        self._rows = itertools.chain(read, self._rows)
+        return read
 
     def _lines(self, paths: Sequence[str]) -> Iterator[str]:
         from ..errors import FileError

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from ..tasks.output_table import OUTPUTS
-from .common import Texts, adapter_of, check_folder, default_model, load, make_pool, no_inputs, note, texts_of
+from .common import Texts, adapter_of, check_folder, default_model, load, make_pool, note, texts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,8 +47,10 @@ def embed(arguments: argparse.Namespace) -> int:
     with make_pool(arguments) as pool:
         progress = False if arguments.quiet else None
         checked = {**options, "precision": "float32"} if options["precision"] in ("int8", "uint8") else options
-        load(pool, "embed_iter", arguments.model or default_model("text_embedding"), {"iterable": (), **checked},
-             compute=arguments.compute, adapters=adapters, progress=progress)
+        with source.named():
+            load(pool, "embed_iter", arguments.model or default_model("text_embedding"),
+                 {"iterable": source.begin(blank=True), **checked}, compute=arguments.compute, adapters=adapters,
+                 progress=progress)
         with _opened(arguments.output) as file, source.named():
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, texts)
             for rows in _vectors(pool, source, texts if form == "jsonl" else None, arguments, options):
@@ -83,7 +85,7 @@ def embed_image(arguments: argparse.Namespace) -> int:
     model = arguments.model or default_model("image_embedding")
     with make_pool(arguments) as pool:
         with source.named():
-            load(pool, "embed_image", model, {"images": [] if arguments.image == ["-"] else arguments.image, **options},
+            load(pool, "embed_image", model, {"images": source.begin("image", True), **options},
                  compute=arguments.compute, progress=False if arguments.quiet else None)
         with _opened(arguments.output) as file:
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, names, "image")
@@ -93,7 +95,6 @@ def embed_image(arguments: argparse.Namespace) -> int:
                     vectors = pool.embed_image(part, model, max_inputs=len(part), progress=_bar(arguments), **options)
                 count += len(part)
                 writer.rows(vectors)
-            _require_inputs(count, "image")
             writer.close()
     return 0
 
@@ -147,12 +148,6 @@ def _check_output(arguments: argparse.Namespace, form: str) -> None:
                                   param=name)
 
 
-def _require_inputs(count: int, unit: str) -> None:
-    """Raise InvalidArgument if there were no inputs."""
-    if not count:
-        raise no_inputs(unit)
-
-
 def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments: argparse.Namespace,
              options: dict[str, Any]) -> Iterator[Any]:
     """Yield arrays ``(n, d)``, or the results for other values of ``--vectors``, in the order of the texts.
@@ -168,15 +163,11 @@ def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments
     model, output = arguments.model, options["output"]
     if options["precision"] in ("int8", "uint8"):  # quantisation ranges depend on all vectors
         texts = list(keep(source))
-        _require_inputs(len(texts), "text")
         own = {name: value for name, value in options.items() if name not in ("output", "max_active")}
         yield pool.embed(texts, model, max_inputs=len(texts), progress=_bar(arguments), **own)
         return
-    batch, found = _BATCH_TOKENS if OUTPUTS[output].token_vectors else _BATCH, False
-    for rows in pool.embed_iter(keep(source), model, batch_size=batch, progress=_bar(arguments), **options):
-        found = True
-        yield rows
-    _require_inputs(found, "text")
+    batch = _BATCH_TOKENS if OUTPUTS[output].token_vectors else _BATCH
+    yield from pool.embed_iter(keep(source), model, batch_size=batch, progress=_bar(arguments), **options)
 
 
 def _numbers(values: list[float], number: str = "%.9g") -> str:

@@ -8,7 +8,18 @@ import itertools
 import sys
 from typing import Any
 
-from .common import adapter_of, default_model, for_output, load, make_pool, no_inputs, print_json, say, texts_of
+from .common import (
+    adapter_of,
+    check_request,
+    default_model,
+    for_output,
+    load,
+    make_pool,
+    no_inputs,
+    print_json,
+    say,
+    texts_of,
+)
 
 #: Number of texts that are embedded at once. Memory use does not depend on the length of the input.
 _BATCH = 256
@@ -27,6 +38,9 @@ def search(arguments: argparse.Namespace) -> int:
     count = 0
     with make_pool(arguments) as pool:
         options = {"compute": arguments.compute, "adapter": adapter}
+        first = [(line, text) for line, text in enumerate(source.begin()) if text.strip()]
+        with source.named([line for line, _ in first]):
+            check_request(pool, "embed", name, {"inputs": [text for _, text in first], **options})
         model = load(pool, "embed", name, {"inputs": arguments.query, **options}, compute=arguments.compute,
                      adapters=adapters, progress=False if arguments.quiet else None)
         query = model.embed(arguments.query, task="query", **options)
@@ -43,8 +57,6 @@ def search(arguments: argparse.Namespace) -> int:
                     heapq.heappush(best, found)
                 elif found > best[0]:
                     heapq.heapreplace(best, found)
-    if not best:
-        raise no_inputs("text")
     _print([{"score": score, "line": -line + 1, "text": text} for score, line, text in sorted(best, reverse=True)],
            arguments)
     return 0
@@ -59,10 +71,10 @@ def rerank(arguments: argparse.Namespace) -> int:
     with make_pool(arguments) as pool:
         options = {"top_k": arguments.top_k, "compute": arguments.compute, "adapter": adapter}
         documents = [text for _, text in given]
-        model = load(pool, "rerank", arguments.model or default_model("rerank"),
-                     {"query": arguments.query, "documents": [], **options}, compute=arguments.compute,
-                     adapters=adapters, progress=False if arguments.quiet else None)
         with source.named([line for line, _ in given]):
+            model = load(pool, "rerank", arguments.model or default_model("rerank"),
+                         {"query": arguments.query, "documents": documents, **options}, compute=arguments.compute,
+                         adapters=adapters, progress=False if arguments.quiet else None)
             ranking = model.rerank(arguments.query, documents, **options)
     _print([{"score": one.score, "line": given[one.index][0] + 1, "text": one.text} for one in ranking], arguments)
     return 0

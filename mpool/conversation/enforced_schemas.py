@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from .. import native_calls, tenants
 from ..stores import STORES
-from . import grammar_trial, schema_keywords, schema_references, schema_search
+from . import grammar_trial, refusals, schema_keywords, schema_references, schema_search
 from .schema_references import with_parts
 
 #: llguidance's option ``json_allowed_escapes``: characters after a backslash. There is no ``u``.
@@ -130,8 +130,9 @@ def fault(schema: Any) -> str | None:
     try:
         grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({**options, **schema}))
     except ValueError as error:  # a number or a text that is no JSON for the parser
-        return str(error)
-    return grammar_trial.fault(grammar)
+        return refusals.reason(str(error), "schema")
+    why = grammar_trial.fault(grammar)
+    return None if why is None else refusals.reason(why, "schema")
 
 
 def _drop_patterns(part: Any, report: schema_keywords.Report, path: str = "") -> bool:

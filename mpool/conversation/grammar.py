@@ -18,7 +18,7 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -30,7 +30,7 @@ from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Ove
 from ..resources import error_of, install_hint, of_caller, start_thread
 from ..stores import STORES
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
-from . import enforced_schemas, gbnf, grammar_trial, reasoning_grammar, response_formats
+from . import enforced_schemas, gbnf, grammar_trial, reasoning_grammar, refusals, response_formats
 from .reasoning import ThinkSplitter
 from .response_formats import check, check_nesting
 from .running_text import MaskReuse, ReasoningReuse
@@ -175,18 +175,58 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions,
     kind, source, model, left_out = _enforceable(*response_formats.read(response_format))
     if kind == "text":
         return None
-    _check_ends("a format", sampling)
+    check_ends("a format", sampling.ignore_eos, sampling.min_tokens)
     try:
         compiler, compiled = _compiled(tokenizer, kind, source, splitter)
     except ModuleNotFoundError:
-        raise Unsupported("`response_format` needs the package llguidance", param="response_format",
-                          hint=install_hint("grammar")) from None
+        raise _not_installed() from None
     reuse = None
     if splitter is not None and issubclass(splitter, ThinkSplitter):
         reuse = partial(ReasoningReuse, b"" if splitter.inside else splitter.open.encode(), splitter.close.encode(),
                         compiler.tokens.__getitem__)
     return Format(compiled.first, compiled.matcher, kind == "schema", model, reuse, tokenizer,
                   failure=compiler.failure, newline=compiled.newline, left_out=_named(left_out))
+
+
+def check_whole(response_format: Any, given: Mapping[str, Any], with_tools: bool) -> None:
+    """Check a ``response_format`` as :func:`prepare` does, but without a model: its tokens are unknown.
+
+    Args:
+        response_format: the caller's value.
+        given: sampling options that the caller has set.
+        with_tools: True if the request also has tools; see :func:`completion_format`.
+
+    Raises:
+        InvalidArgument, LimitError, Unsupported: as :func:`prepare` and :func:`completion_format`.
+        Timeout, Overloaded, SpawnFailed: see :meth:`mpool.native_calls.ThreadGroup.run` and
+            :func:`mpool.conversation.grammar_trial.fault`.
+    """
+    if with_tools:
+        completion_format(response_format)
+    kind, source, _, _ = _enforceable(*response_formats.read(response_format))
+    if kind == "text":
+        return
+    check_ends("a format", given.get("ignore_eos"), given.get("min_tokens"))
+    if not installed():
+        raise _not_installed()
+    native_calls.GRAMMARS.run(_check_compiles, kind, source)
+
+
+def _check_compiles(kind: str, source: str) -> None:
+    try:
+        made = _grammar_of(kind, source, _AnyToken())
+        found = grammar_trial.fault(made, with_bytes=kind != "grammar" or "<[" not in made)
+    except ValueError as error:
+        raise _unusable(kind, str(error)) from None
+    except grammar_trial.Refused as error:
+        raise _too_large(kind, str(error)) from None
+    if found is not None:
+        raise _unusable(kind, found)
+
+
+def _not_installed() -> Unsupported:
+    return Unsupported("`response_format` needs the package llguidance", param="response_format",
+                       hint=install_hint("grammar"))
 
 
 def _named(left_out: tuple[str, ...]) -> tuple[str, ...]:
@@ -232,7 +272,7 @@ def tool_call_format(grammar: Grammar, tokenizer: Tokenizer, sampling: EndOption
     Raises:
         InvalidArgument: a schema cannot be used, or ``sampling`` keeps completions from ending.
     """
-    _check_ends("tools", sampling)
+    check_ends("tools", sampling.ignore_eos, sampling.min_tokens)
     compiler, compiled = _compiled(tokenizer, "tools", grammar.lark)
     reuse = None
     if grammar.markers is not None:
@@ -241,8 +281,13 @@ def tool_call_format(grammar: Grammar, tokenizer: Tokenizer, sampling: EndOption
     return Format(compiled.first, compiled.matcher, is_json, model, reuse, tokenizer, "tools", compiler.failure)
 
 
-def _check_ends(what: str, sampling: EndOptions) -> None:
-    for name, value in (("ignore_eos", sampling.ignore_eos), ("min_tokens", sampling.min_tokens)):
+def check_ends(what: str, ignore_eos: Any, min_tokens: Any) -> None:
+    """Check that neither sampling option keeps completions from ending. ``what``: what decides when they end.
+
+    Raises:
+        InvalidArgument: one does.
+    """
+    for name, value in (("ignore_eos", ignore_eos), ("min_tokens", min_tokens)):
         if value:
             raise InvalidArgument(f"`{name}` cannot be set together with {what}: the format decides when a completion "
                                   "ends", param=name, got=shown(value), allowed="unset")
@@ -257,7 +302,7 @@ def _unusable(kind: str, why: str) -> InvalidArgument:
                "a reference ($ref, $anchor, $id) refers to itself without an end")
     hint = ("Set strict to False in json_schema to leave out keywords that a grammar cannot enforce"
             if kind == "schema" else None)
-    return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param,
+    return InvalidArgument(f"`{param}`: {subject} cannot be used: {refusals.reason(why, kind)[:300]}", param=param,
                            hint=hint)
 
 
@@ -416,14 +461,8 @@ class _Compiler:
     def _compile(self, kind: str, source: str, splitter: type[Splitter] | None, newline: bool) -> _Compiled:
         import llguidance
 
-        make = llguidance.LLMatcher
         try:
-            if kind == "regex":
-                grammar = make.grammar_from_regex(source)
-            elif kind in ("grammar", "tools"):
-                grammar = make.grammar_from_lark(_lark(source, self._adapter) if kind == "grammar" else source)
-            else:
-                grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS})
+            grammar = _grammar_of(kind, source, self._adapter)
             if splitter is not None:
                 grammar = reasoning_grammar.build_grammar(grammar, source if kind == "regex" else None, splitter,
                                                           newline)
@@ -435,7 +474,7 @@ class _Compiler:
         self.failure.error = None
         # verbose errors would put the schema and the completion into logs
         limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = make(self._tokenizer, grammar, log_level=0, limits=limits)
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         first = b"" if matcher.is_error() else matcher.compute_bitmask()
         if self.failure.error is not None:  # the tokenizer failed: the format may be valid
             raise self.failure.error
@@ -446,22 +485,70 @@ class _Compiler:
         return _Compiled(first, matcher, needed, newline)
 
 
+class _Vocabulary(Protocol):
+    """The tokens that a grammar can refer to."""
+
+    @property
+    def tokens(self) -> Sequence[Any]:
+        """Bytes of each token."""
+
+    @property
+    def end_ids(self) -> list[int]:
+        """Ids of the tokens that end a completion."""
+
+    def token_of(self, text: str) -> int | None:
+        """Return the id of the token that a text is; None: it is none, or several."""
+
+
+class _AnyToken:
+    """The vocabulary of an unknown model: every text may be a token."""
+
+    tokens, end_ids = range(1 << 31), list[int]()
+
+    def token_of(self, text: str) -> int | None:
+        return 0
+
+
 #: The first rule of llama.cpp's grammar language, GBNF.
 _GBNF = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
+#: In Lark's language: comments, texts and regular expressions, and the name of a token, such as ``<think>``.
+_LARK_TOKEN = re.compile(r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|<([^\s<>\[\]]+)>')
 
 
-def _lark(source: str, tokens: _TokenizerAdapter) -> str:
-    """Convert a grammar in GBNF to Lark's language; one in Lark's language is returned as it is.
+def _grammar_of(kind: str, source: str, tokens: _Vocabulary) -> str:
+    """Return a format as a grammar of llguidance.
 
     Raises:
-        ValueError: it is not valid GBNF.
+        ValueError: the format is not valid.
+    """
+    from llguidance import LLMatcher
+
+    if kind == "regex":
+        return str(LLMatcher.grammar_from_regex(source))
+    if kind in ("grammar", "tools"):
+        return str(LLMatcher.grammar_from_lark(_lark(source, tokens) if kind == "grammar" else source))
+    return str(LLMatcher.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS}))
+
+
+def _lark(source: str, tokens: _Vocabulary) -> str:
+    """Return a grammar in Lark's language, with ids in place of the names of tokens. It may be in GBNF.
+
+    Raises:
+        ValueError: it is not valid GBNF, or names a token that the model does not have.
     """
     if _GBNF.search(source) is None:
-        return source
+        return _LARK_TOKEN.sub(lambda found: found[0] if found[1] is None else _id_of(found[0], tokens), source)
     try:
         return gbnf.to_lark(source, tokens.token_of, len(tokens.tokens), tokens.end_ids)
     except ValueError as error:
         raise ValueError(f"it is not valid GBNF: {error}") from None
+
+
+def _id_of(name: str, tokens: _Vocabulary) -> str:
+    token = tokens.token_of(name)
+    if token is None:
+        raise ValueError(f"{name} is not a single token of this model")
+    return f"<[{token}]>"
 
 
 _lock = threading.Lock()

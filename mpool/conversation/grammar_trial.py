@@ -62,14 +62,19 @@ def start() -> None:
     _children.start()
 
 
-def fault(grammar: str) -> str | None:
+def fault(grammar: str, with_bytes: bool = False) -> str | None:
     """Compile a grammar without a vocabulary. Returns why llguidance refuses it, or None.
+
+    Args:
+        grammar: the grammar.
+        with_bytes: True: compile it for a vocabulary of the 256 bytes, and compute its first mask: this also finds
+            grammars that are too complex, or that no text matches. It must not refer to tokens.
 
     Raises:
         Refused: the grammar needs too much time, memory or stack.
         SpawnFailed, ShuttingDown: no process could be started.
     """
-    status, data = _run("check", grammar)
+    status, data = _run("compile", grammar, _BYTES) if with_bytes else _run("check", grammar)
     return data.decode("utf-8", "replace") if status == "failed" else None
 
 
@@ -103,5 +108,7 @@ def _run(task: str, grammar: str, vocabulary: Source | None = None) -> tuple[str
 
 
 _children = Children(PROGRAM)
+#: The arguments of :class:`Trial` for a vocabulary of the 256 bytes.
+_BYTES = Source(json.dumps([[chr(byte) for byte in range(256)] + ["<end>"], [256], [256], []]))
 
 __all__ = ["Refused", "Trial", "examine", "fault", "start"]

@@ -82,6 +82,8 @@ def handle(tokenizer: Any, task: str, grammar: str) -> tuple[str, bytes]:
         if matcher.is_error():
             return "failed", matcher.get_error().encode()
         matcher.compute_bitmask()
+        if matcher.is_error():
+            return "failed", matcher.get_error().encode()
         return task, b"%d" % max(_resident() - before, 0)
     except MemoryError:
         raise

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..checks import refuse
 from ..errors import InvalidArgument, Unsupported
+from ..images.base64_text import is_data_url
 from ..resources import list_of_caller
 from ..tokenizers.limits import MAX_CHARS
 from . import turns
@@ -248,7 +249,7 @@ def image_from_part(part: Mapping[str, Any], where: str) -> Any:
         return _text_or_base64(part, value)
     if isinstance(value, Mapping):
         value = value.get("url")
-    if not isinstance(value, str) or not value[:8].lower().startswith(("data:", "http:", "https:")):
+    if not isinstance(value, str) or not is_data_url(value) and not value[:8].lower().startswith(("http:", "https:")):
         refuse(f"{where}.image_url", value, "a data: URL, or an http or https URL with allow_urls=True",
                hint='For files, use {"type": "image", "path": ...}')
     return value
@@ -256,7 +257,7 @@ def image_from_part(part: Mapping[str, Any], where: str) -> Any:
 
 def _text_or_base64(part: Mapping[str, Any], value: Any) -> Any:
     """Prefix base64 text with ``data:``, so that it is not taken for a path: it may begin with any characters."""
-    if isinstance(value, str) and value[:5].lower() != "data:" and (
+    if isinstance(value, str) and not is_data_url(value) and (
             part.get("base64") is not None or part.get("data") is not None or isinstance(part.get("source"), Mapping)):
         return f"data:image/png;base64,{value}"
     return value

@@ -41,6 +41,7 @@ _BREAK = re.compile("|".join(map(re.escape, _BREAKS)))
 _RESPONSES = tuple(_CHANNEL + header + _MESSAGE for header in (
     "final", "final json", "final <|constrain|>json", "final<|constrain|>json", "commentary"))
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
+_RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]*)")
 _FUNCTION = re.compile(r"(?:^|\s)to=functions\.([^\s<]+)")
 #: Start of a message to a function, as :class:`HarmonyCallSplitter` writes it; the function name and ``<|message|>``
 #: follow.
@@ -341,8 +342,9 @@ class HarmonySplitter(Splitter):
 
     def _classify(self, head: str) -> None:
         """Assign the message with this header to the reasoning or the response."""
-        name = _CHANNEL_NAME.search(head)
-        self._open((name is None or name[1] in ("final", "commentary")) and " to=" not in head)
+        *_, name = (None, *_CHANNEL_NAME.findall(head))  # "commentary to=assistant<|channel|>final" is final
+        to = set(_RECIPIENT.findall(head)) - ({"assistant", "user"} if name == "final" else set())
+        self._open(name in (None, "final", "commentary") and not to)
 
     def _may_begin_header(self, head: str, whole: bool, last: bool) -> bool:
         """Return True if the start of the completion is a header, or may become one."""

@@ -95,7 +95,7 @@ def _check_keys(param: str, given: Mapping[Any, Any], known: Sequence[str]) -> N
 def _schema(schema: Any) -> str:
     check_nesting(schema, "the JSON schema", "response_format")
     try:
-        text = json.dumps(schema, allow_nan=False)
+        text = json.dumps(schema, allow_nan=False, default=plain_value)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(param="response_format", got=f"a schema that is not JSON: {error}",
                               allowed="a JSON schema") from None
@@ -103,6 +103,17 @@ def _schema(schema: Any) -> str:
     if '"$ref"' in text:
         schema_references.check(json.loads(text), "response_format")
     return text
+
+
+def plain_value(value: Any) -> Any:
+    """Return a scalar or an array of NumPy as plain data: what ``default`` of :func:`json.dumps` is called for.
+
+    Raises:
+        TypeError: the value is another object.
+    """
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _check_limits(what: str, chars: int, depth: int) -> None:
@@ -151,4 +162,4 @@ def _bracket_depth(text: str) -> int:
     return most
 
 
-__all__ = ["MAX_CHARS", "MAX_DEPTH", "check", "check_nesting", "read"]
+__all__ = ["MAX_CHARS", "MAX_DEPTH", "check", "check_nesting", "plain_value", "read"]

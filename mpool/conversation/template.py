@@ -131,7 +131,7 @@ class ChatTemplate:
             SpawnFailed: the process that renders templates could not be started.
             Timeout: the deadline has passed.
         """
-        data = self._data(messages, tools, documents, variables)
+        data = _plain_data(messages, tools, documents, variables)
         return self._render(data, add_generation_prompt, continue_final_message, deadline)
 
     def prompt(self, /, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *,
@@ -159,7 +159,7 @@ class ChatTemplate:
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
         def copied() -> tuple[dict[str, Any], str | None]:
-            data = self._data(messages, tools, documents, variables)
+            data = _plain_data(messages, tools, documents, variables)
             return data, _ControlTokenGuard.of(tokenizer).apply(data)
 
         data, mark = native_calls.converted((messages, variables), copied)
@@ -190,40 +190,10 @@ class ChatTemplate:
                 token in text and "probe" in text and "'type'" not in text and '"type"' not in text
         return self._accepts_images
 
-    def _data(self, messages: Any, tools: Any, documents: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Validate the caller's input and copy it to plain data."""
-        for name in variables:
-            if name in _RESERVED or name.startswith("_"):
-                raise InvalidArgument(f"`{name}` cannot be passed to a chat template", param=name,
-                                      hint="The template is set when a model is loaded; a request cannot change it"
-                                      if "template" in name else None)
-        if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
-            raise InvalidArgument(param="messages", got=type(messages).__name__, allowed="a list of dicts")
-        chat = _to_plain(list_of_caller(messages), "messages")
-        if not chat:
-            raise InvalidArgument(param="messages", got="an empty list", allowed="a list of at least one message")
-        for at, message in enumerate(chat):
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise InvalidArgument(param=f"messages[{at}]", got=shown(message), allowed="a message",
-                                      hint='A message is a dict such as {"role": "user", "content": "Hello"}')
-        for name, value in (("tools", tools), ("documents", documents)):
-            if value is not None and (isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable)):
-                raise InvalidArgument(param=name, got=type(value).__name__, allowed="a list of dicts")
-        return {
-            "messages": list(map(_with_reasoning, chat)),
-            "tools": None if tools is None else _dicts(_to_plain(list_of_caller(tools), "tools"), "tools"),
-            "documents": None if documents is None else _dicts(_to_plain(list_of_caller(documents), "documents"),
-                                                               "documents"),
-            **{name: _to_plain(value, name) for name, value in variables.items()},
-        }
-
     def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool,
                 deadline: float | None, merge_turns: bool = False) -> str:
         if continue_final_message:
-            if add_generation_prompt:
-                raise InvalidArgument("`add_generation_prompt` and `continue_final_message` cannot both be set",
-                                      param="continue_final_message")
-            final = _open_last(data["messages"][-1])
+            final = _open_last(data["messages"][-1], add_generation_prompt)
         variables = {**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)}
         merged = turns.merged(data["messages"]) if merge_turns else []
         text = self._run("render", variables, deadline, {**variables, "messages": merged} if 0 < len(merged) < len(
@@ -310,6 +280,52 @@ class ChatTemplate:
         return FormatError(file=self._file or "the model", field="chat_template", got=got, allowed=allowed)
 
 
+def check_arguments(messages: Any, tools: Any, options: Mapping[str, Any]) -> None:
+    """Check the arguments of :meth:`ChatTemplate.prompt` that need no template.
+
+    Args:
+        messages: the conversation.
+        tools: its tools in OpenAI's format, or None.
+        options: keyword arguments, and other variables.
+
+    Raises:
+        InvalidArgument, LimitError: as :meth:`ChatTemplate.prompt`.
+    """
+    own = ("documents", "add_generation_prompt", "continue_final_message")
+    data = _plain_data(messages, tools, options.get("documents"),
+                       {name: value for name, value in options.items() if name not in own})
+    if options.get("continue_final_message"):
+        _open_last(data["messages"][-1], options.get("add_generation_prompt"))
+
+
+def _plain_data(messages: Any, tools: Any, documents: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate the caller's input and copy it to plain data."""
+    for name in variables:
+        if name in _RESERVED or name.startswith("_"):
+            raise InvalidArgument(f"`{name}` cannot be passed to a chat template", param=name,
+                                  hint="The template is set when a model is loaded; a request cannot change it"
+                                  if "template" in name else None)
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise InvalidArgument(param="messages", got=type(messages).__name__, allowed="a list of dicts")
+    chat = _to_plain(list_of_caller(messages), "messages")
+    if not chat:
+        raise InvalidArgument(param="messages", got="an empty list", allowed="a list of at least one message")
+    for at, message in enumerate(chat):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise InvalidArgument(param=f"messages[{at}]", got=shown(message), allowed="a message",
+                                  hint='A message is a dict such as {"role": "user", "content": "Hello"}')
+    for name, value in (("tools", tools), ("documents", documents)):
+        if value is not None and (isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable)):
+            raise InvalidArgument(param=name, got=type(value).__name__, allowed="a list of dicts")
+    return {
+        "messages": list(map(_with_reasoning, chat)),
+        "tools": None if tools is None else _dicts(_to_plain(list_of_caller(tools), "tools"), "tools"),
+        "documents": None if documents is None else _dicts(_to_plain(list_of_caller(documents), "documents"),
+                                                           "documents"),
+        **{name: _to_plain(value, name) for name, value in variables.items()},
+    }
+
+
 def _to_plain(value: Any, where: str, depth: int = 0) -> Any:
     """Copy ``value`` to str, int, float, bool, None, lists, tuples and dicts.
 
@@ -367,8 +383,15 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-def _open_last(message: dict[str, Any]) -> str:
-    """Append a tag to the message's text, in place. Returns the text without the tag."""
+def _open_last(message: dict[str, Any], add_generation_prompt: Any) -> str:
+    """Append a tag to the message's text, in place. Returns the text without the tag.
+
+    Raises:
+        InvalidArgument: the message has no text, or another message is to begin.
+    """
+    if add_generation_prompt:
+        raise InvalidArgument("`add_generation_prompt` and `continue_final_message` cannot both be set",
+                              param="continue_final_message")
     content = message.get("content")
     if isinstance(content, str):
         message["content"] = content + _CONTINUE

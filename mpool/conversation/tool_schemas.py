@@ -20,7 +20,7 @@ from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError
 from ..resources import of_caller
 from . import schema_references
-from .grammar import check_nesting
+from .response_formats import check_nesting, plain_value
 from .schema_references import TYPES
 
 #: Maximum number of tools, and of characters of all tools as JSON.
@@ -72,8 +72,9 @@ def read(tools: Any, fields: ToolFields = ToolFields()) -> list[dict[str, Any]]:
                                   got=f"{name!r}, which is the name of another tool")
         names.add(name)
         text = _json(where, openai_tool)
+        openai_tool = json.loads(text)  # a copy of plain data
         if '"$ref"' in text:
-            schema_references.check(json.loads(text)["function"]["parameters"],
+            schema_references.check(openai_tool["function"]["parameters"],
                                     f"{where}{fields.function}.{fields.schema}")
         chars += len(text)
         if chars > MAX_CHARS:
@@ -85,7 +86,7 @@ def read(tools: Any, fields: ToolFields = ToolFields()) -> list[dict[str, Any]]:
 def _json(where: str, value: Any) -> str:
     check_nesting(value, where, "tools")
     try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=plain_value)
         text.encode()
         return text
     except (TypeError, ValueError) as error:

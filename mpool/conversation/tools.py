@@ -15,7 +15,7 @@ from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError, Unsupported
 from ..resources import install_hint
 from ..results import ToolCall
-from . import enforced_schemas, grammar, grammar_trial, schema_keywords, tool_formats, tool_schemas
+from . import enforced_schemas, grammar, grammar_trial, refusals, schema_keywords, tool_formats, tool_schemas
 from .reasoning import Borders
 from .schema_references import without_nulls
 from .tool_calls import ToolCallParser, parse_arguments
@@ -124,13 +124,59 @@ def read_options(options: Mapping[str, Any]) -> ToolOptions:
                        name is not None or parallel is False)
 
 
+def _functions(options: ToolOptions) -> tuple[Function, ...]:
+    """Return the functions that may be called."""
+    return tuple(Function(tool["function"]["name"], tool["function"]["parameters"],
+                          bool(tool["function"].get("strict")))
+                 for tool in options.definitions if options.name in (None, tool["function"]["name"]))
+
+
+def check_schemas(options: ToolOptions, given: Mapping[str, Any]) -> None:
+    """Check the tools of a chat as far as :func:`constrain` does without its model.
+
+    Args:
+        options: the options about function calls.
+        given: sampling options that the caller has set.
+
+    Raises:
+        InvalidArgument, LimitError, Unsupported: as :func:`constrain`.
+    """
+    functions = _functions(options)
+    if _is_constrained(functions, options.forced, False):
+        grammar.check_ends("tools", given.get("ignore_eos"), given.get("min_tokens"))
+        _enforceable(functions)
+
+
+def _is_constrained(functions: Sequence[Function], forced: bool, response: bool, key: str | None = None) -> bool:
+    """Return True if a grammar constrains completions: llguidance is installed.
+
+    Args:
+        functions: the functions that may be called.
+        forced: True if a completion must call one of them.
+        response: True if the request also has a ``response_format``.
+        key: the model's key, for error messages.
+
+    Raises:
+        Unsupported: it is not installed, and an option needs it.
+    """
+    strict = next((function.name for function in functions if function.strict), None)
+    if grammar.installed():
+        return True
+    if not forced and strict is None and not response:
+        return False
+    param, because = ("tool_choice", " requires a call, which") if forced else ("response_format", "") \
+        if response else ("tools", f": the tool {strict} is strict, which")
+    raise Unsupported(f"`{param}`{because} needs the package llguidance", param=param, key=key,
+                      hint=install_hint("grammar"))
+
+
 def of_options(template: Callable[[], ChatTemplate], key: str, options: ToolOptions) -> Tools | None:
     """Return the tools of a chat with a model; None if there are none.
 
     Raises:
         Unsupported: the model's chat template does not support tools, or its tool-call format is not supported.
     """
-    definitions, name = options.definitions, options.name
+    definitions = options.definitions
     if not definitions:
         return None
     format = tool_formats.of_template(template().source)
@@ -140,9 +186,7 @@ def of_options(template: Callable[[], ChatTemplate], key: str, options: ToolOpti
     if format is None:
         raise Unsupported("the tool-call format of this model is not supported", param="tools", key=key,
                           hint="To constrain completions to a format, use response_format")
-    functions = tuple(Function(tool["function"]["name"], tool["function"]["parameters"],
-                               bool(tool["function"].get("strict")))
-                      for tool in definitions if name in (None, tool["function"]["name"]))
+    functions = _functions(options)
     definitions = [{**tool, "function": {**tool["function"], "parameters": without_nulls(
         tool["function"]["parameters"])}} for tool in definitions]
     return Tools(definitions, functions, options.forced, options.single, format)
@@ -182,14 +226,8 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
         InvalidArgument: a schema cannot be used, text without a call could look like a call, or ``sampling`` keeps
             completions from ending.
     """
-    strict = next((function.name for function in tools.functions if function.strict), None)
-    if not grammar.installed():
-        if not tools.forced and strict is None and response is None:
-            return None
-        param, because = ("tool_choice", " requires a call, which") if tools.forced else ("response_format", "") \
-            if response is not None else ("tools", f": the tool {strict} is strict, which")
-        raise Unsupported(f"`{param}`{because} needs the package llguidance", param=param, key=key,
-                          hint=install_hint("grammar"))
+    if not _is_constrained(tools.functions, tools.forced, response is not None, key):
+        return None
     functions, left_out = _enforceable(tools.functions)
     is_json = response is not None and response.kind == "schema"
     while True:
@@ -301,16 +339,18 @@ def _compile(call_grammar: Grammar, functions: Sequence[Function], tokenizer: To
     except InvalidArgument as error:
         found = _REASON.search(error.message)
         if found is None:
-            raise
+            raise InvalidArgument(refusals.reason(error.message, "schema"), param=error.param, hint=error.hint,
+                                  key=key) from None
+        why = refusals.reason(found[2], "schema")
         line = call_grammar.lark.splitlines()[int(found[1]) - 1]
         if line.lower().startswith("answer:"):
-            raise InvalidArgument(f"`response_format` cannot be used: {found[2]}", param="response_format",
+            raise InvalidArgument(f"`response_format` cannot be used: {why}", param="response_format",
                                   key=key) from None
         rule = _RULE.match(line)
         if rule is None:
-            raise InvalidArgument(f"`tools`: a schema cannot be used: {found[2]}", param="tools", key=key,
+            raise InvalidArgument(f"`tools`: a schema cannot be used: {why}", param="tools", key=key,
                                   hint=_STRICT) from None
-        refused = _RefusedSchema(f"`tools`: the schema of {functions[int(rule[1])].name} cannot be used: {found[2]}",
+        refused = _RefusedSchema(f"`tools`: the schema of {functions[int(rule[1])].name} cannot be used: {why}",
                                  param="tools", hint=_STRICT, key=key)
         refused.function, refused.argument = int(rule[1]), None if rule[2] is None else int(rule[2])
         raise refused from None
@@ -427,5 +467,5 @@ def parsed_calls(parser: ToolCallParser) -> tuple[ToolCall, ...]:
                  for call in parser.calls)
 
 
-__all__ = ["ToolOptions", "Tools", "check_calls", "complete_results", "constrain", "free_format", "make_call_id",
-           "of_options", "parsed_calls", "read_options"]
+__all__ = ["ToolOptions", "Tools", "check_calls", "check_schemas", "complete_results", "constrain", "free_format",
+           "make_call_id", "of_options", "parsed_calls", "read_options"]

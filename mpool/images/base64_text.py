@@ -12,6 +12,11 @@ STARTS = ("iVBORw0KGgo", "/9j/", "_9j_", "UklGR", "R0lGODdh", "R0lGODlh")
 _STANDARD, _SKIPPED = bytes.maketrans(b"-_", b"+/"), b" \t\r\n\f\v"
 
 
+def is_data_url(text: str) -> bool:
+    """Return True for a ``data:`` URL. White space before it has no meaning, as before any URL (WHATWG URL)."""
+    return text[:64].lstrip()[:5].lower() == "data:"
+
+
 def decode(text: str) -> bytes:
     """Return the bytes of a file.
 
@@ -25,7 +30,7 @@ def decode(text: str) -> bytes:
     Raises:
         ValueError: the text is neither.
     """
-    if text[:5].lower() == "data:":
+    if is_data_url(text):
         head, comma, text = text.partition(",")
         if not comma:
             raise ValueError("a data: URL without data")
@@ -37,4 +42,4 @@ def decode(text: str) -> bytes:
     return base64.b64decode(data + b"=" * (-len(data) % 4), validate=True)
 
 
-__all__ = ["STARTS", "decode"]
+__all__ = ["STARTS", "decode", "is_data_url"]

@@ -120,25 +120,41 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
     return convert_image(image, name, _unchanged, allow_urls=allow_urls, timeout=timeout)
 
 
-def check_image(image: Any, name: str, allow_urls: bool) -> None:
-    """Check an image as far as it goes without reading it: its type, its path, or if its URL may be fetched.
+def check_image(image: Any, name: str, allow_urls: bool, read: bool) -> None:
+    """Check an image for which a model will be downloaded. A URL is not fetched: only if it may be.
+
+    Args:
+        image: as for :func:`read_image`.
+        name: name of the image, for error messages.
+        allow_urls: as for :func:`read_image`.
+        read: True: read it, and check all that :func:`read_image` checks before it decodes pixels. False: check its
+            type, and if it is a path, that the file can be opened.
 
     Raises:
-        InvalidArgument, FileError: as :func:`read_image`.
+        InvalidArgument, FileError, Timeout, Overloaded: as :func:`read_image`.
     """
-    path = image
-    if isinstance(image, str):
-        if _kind_of_text(image, name, allow_urls) != "path":
-            return
-    elif isinstance(image, os.PathLike):
-        path = os.fspath(image)
-    elif isinstance(image, np.ndarray):
-        return _check_array(image, name)
-    elif isinstance(image, (bytes, bytearray, memoryview)) or _is_pillow(image):
+    path, kind = image, _kind_of_text(image, name, allow_urls) if isinstance(image, str) else "path"
+    if kind == "url":
         return
-    else:
+    if isinstance(image, np.ndarray):
+        return _converted(image, name, _nothing) if read else _check_array(image, name)
+    if _is_pillow(image):
+        _check_size(image.width, image.height, name)
+        return _check_mode(image, name)
+    if isinstance(image, os.PathLike):
+        path = os.fspath(image)
+    elif not isinstance(image, (str, bytes, bytearray, memoryview)):
         raise InvalidArgument(param=name, got=_kind(image), allowed=_INPUTS)
-    close(_open_file(path, name)[0])
+    if read:
+        data = bytes(image) if not isinstance(image, (str, os.PathLike)) else \
+            _from_file(path, name) if kind == "path" else _from_base64(path, name)
+        native_calls.IMAGES.run(_check_file, data, name)
+    elif isinstance(image, (str, os.PathLike)) and kind == "path":
+        close(_open_file(path, name)[0])
+
+
+def _check_file(data: bytes, name: str) -> None:
+    _opened(data, name).close()
 
 
 def convert_image(image: Any, name: str, convert: Callable[[Image], T], *, allow_urls: bool,
@@ -164,6 +180,10 @@ def convert_image(image: Any, name: str, convert: Callable[[Image], T], *, allow
 
 def _unchanged(image: Image) -> Image:
     return image
+
+
+def _nothing(image: Image) -> None:
+    return None
 
 
 def _converted(image: Any, name: str, convert: Callable[[Image], T]) -> T:
@@ -211,7 +231,7 @@ def _kind_of_text(text: str, name: str, allow_urls: bool) -> Literal["base64", "
     """
     if not text:
         raise InvalidArgument(param=name, got="an empty string", allowed="a path, a URL or base64 of an image")
-    if text[:5].lower() == "data:":
+    if base64_text.is_data_url(text):
         return "base64"
     scheme, mark, _ = text[:16].partition("://")
     if mark:
@@ -380,13 +400,17 @@ def _rgb(image: Image, name: str) -> Image:
     if image.mode.startswith("I"):
         # 16 or 32 bits: Pillow's conversion to RGB, which transformers uses, clips to 255
         return Image.fromarray(np.clip(np.asarray(image), 0, 255).astype(np.uint8)).convert("RGB")
+    _check_mode(image, name)
+    if _has_alpha(image):
+        return _on_white(image)
+    return image.convert("RGB")
+
+
+def _check_mode(image: Image, name: str) -> None:
     if image.mode == "F":
         raise InvalidArgument(param=name, got="a Pillow image of floats",
                               allowed="an image with 8 or 16 bits per channel",
                               hint="Pass an array of floats from 0 to 1")
-    if _has_alpha(image):
-        return _on_white(image)
-    return image.convert("RGB")
 
 
 def _on_white(image: Image) -> Image:

@@ -122,8 +122,9 @@ class _Base:
         for name, value in options.items():
             if name not in _CONSTRUCTOR:
                 raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
-            if value not in (None, False, {}) and (name, value) not in (("backend", "torch"), ("num_labels", 1)):
-                raise Unsupported(f"`{name}` is not available here", hint=_CONSTRUCTOR[name])
+            unset = value is None or value is False or isinstance(value, Mapping) and not value
+            if not unset and (name, value) not in (("backend", "torch"), ("num_labels", 1)):
+                raise Unsupported(f"`{name}` is not available here", param=name, hint=_CONSTRUCTOR[name])
         pool = pool_of(model_name_or_path)
         self._model = Model(pool.get(model_name_or_path, "text_embedding")._entry, compute)
         settings = self._settings()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..checks import integer, one_of, refuse
+from ..errors import FormatError, InvalidArgument, MpoolError
 from .load_options import refused
 
 if TYPE_CHECKING:
@@ -41,6 +42,21 @@ def check(settings: Mapping[str, Any]) -> None:
             refuse("max_length", given, f"an integer of {_MIN_LENGTH} or more, and at most the limit in the files")
     if (template := settings.get("chat_template")) is not None and not isinstance(template, str):
         refuse("chat_template", template, "the text of a Jinja template, for a language model")
+    if template:
+        _check_template(template)
+
+
+def _check_template(template: str) -> None:
+    """Compile a chat template, where it will be rendered."""
+    from ..conversation.template import ChatTemplate
+
+    try:
+        ChatTemplate(template).variables()
+    except FormatError as error:
+        raise InvalidArgument(param="chat_template", got=str(error.got), allowed=str(error.allowed)) from None
+    except MpoolError as error:
+        error.param = error.param or "chat_template"
+        raise
 
 
 def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:

@@ -30,6 +30,7 @@ from .entry import Entry
 from .load_options import LoadOptions
 
 if TYPE_CHECKING:
+    from .. import _core
     from .hosts import Host
 
 _HINT = "The old model serves until the new one is loaded, so both must fit. unload() frees the old one first; " \
@@ -87,6 +88,18 @@ def begins_again(request: Any, error: MpoolError) -> bool:
         entry = _entry_of(request)
         (entry._main or entry).outdated = True  # the next request reads the files again, if they have changed
     return error._outdated
+
+
+def ended_outdated(request: Any, ticket: _core.Ticket) -> bool:
+    """Return True if a request must be prepared again because its finished ticket says so: the core refused to load the
+    model, whose files had changed."""
+    try:
+        ticket.check()
+    except (IntegrityError, FileError) as error:
+        return begins_again(request, error)
+    except MpoolError:  # the reader raises it, perhaps with another cause
+        pass
+    return False
 
 
 def _entry_of(request: Any) -> Entry:
@@ -358,5 +371,5 @@ class _Swap:
         return True
 
 
-__all__ = ["afor_current", "begins_again", "current", "for_current", "is_current", "renew", "swap", "wait_removed",
-           "was_replaced"]
+__all__ = ["afor_current", "begins_again", "current", "ended_outdated", "for_current", "is_current", "renew", "swap",
+           "wait_removed", "was_replaced"]

@@ -8,6 +8,7 @@ unknown fields. :func:`parse` removes unknown fields first, unless the server is
 
 from __future__ import annotations
 
+import codecs
 import functools
 import json
 import operator
@@ -201,6 +202,7 @@ def parse(data: bytes, kind: type[T], ignored: list[str] | None = None) -> T:
         Refusal: The body is not strict JSON, or a field is unknown, missing, of the wrong type or out of range.
     """
     fault = None
+    data = data.removeprefix(codecs.BOM_UTF8)  # RFC 8259 lets a parser skip it; programs of Windows write it
     try:
         _check_keys(data.decode())  # first, because its values are dropped before msgspec makes those of the struct
     except Refusal as refusal:

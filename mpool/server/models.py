@@ -20,6 +20,7 @@ from ..errors import InvalidArgument, MpoolError
 from ..model import MissingModel, Model
 from ..models.similar_names import suggest
 from ..names import CAPABILITIES
+from ..runtime.load_options import LoadOptions
 from ..runtime.swapping import is_current
 from ..stores import STORES
 from .errors import Refusal
@@ -115,33 +116,17 @@ class Models:
         self._aliases: dict[str, ServedModel] = {}
         self._alias_bytes: dict[str, int] = {}
         self.downloads: dict[str, asyncio.Future[None]] = {}
-        split = list(map(_split_adapter, adapters))  # before files are read or downloaded
-        for ref in refs:
-            self._add(os.fspath(ref))
-        self._given = tuple(self._served)
+        given = read_refs(refs)  # before files are read or downloaded
+        self._given = tuple(given)
+        split = [split_adapter(one, self._given) for one in adapters]
+        for _, _, name, path in split:
+            pool._check_adapters(LoadOptions.checked(None, None, None, None, {name: path}))
+        for name, (ref, keyed) in given.items():
+            self._open(name, ref, keyed)
         self._add_adapters(split)
 
-    def _add(self, ref: str) -> None:
-        from ..models import KeyRef, load_catalogue, parse_reference
-
-        name, equals, rest = ref.partition("=")
-        if equals and _NAME.fullmatch(name) and not ("/" in name and os.path.exists(ref)):
-            ref = rest
-        elif equals and not name.startswith((".", "/", "~")) and not os.path.exists(ref):
-            raise InvalidArgument("the name in NAME=MODEL must be 1 to 128 letters, digits and . _ : + - /, starting "
-                                  f"with a letter or digit, got {name!r}", param="model")
-        else:
-            name = ""
-        reference = parse_reference(ref)
-        keyed = isinstance(reference, KeyRef)
-        name = name or (ref if keyed else name_of(ref))
-        if not _NAME.fullmatch(name):
-            raise InvalidArgument(f"no valid model name can be derived from {ref!r}", param="model",
-                                  hint="Specify a name: NAME=" + ref)
-        row = None if keyed else load_catalogue().get(name)
-        if name in self._served or (row is not None and row.key.lower() == name.lower()):
-            raise InvalidArgument(f"the model name {name!r} is already taken", param="model",
-                                  hint="Specify another name: NAME=" + ref)
+    def _open(self, name: str, ref: str, keyed: bool) -> None:
+        """Read the files of a model, and serve it."""
         if keyed:
             model = self.pool.get(ref)
             model.description  # noqa: B018 - read the metadata now and not during the first request
@@ -151,15 +136,8 @@ class Models:
         self._served[name] = self._served_model(name, model)
 
     def _add_adapters(self, adapters: Iterable[tuple[str, str, str, str]]) -> None:
-        from ..runtime.load_options import LoadOptions
-
         found: dict[str, tuple[ServedModel, dict[str, str]]] = {}
         for given, model, name, path in adapters:
-            if not model and len(self._given) == 1:
-                model = self._given[0]
-            if model not in self._given:
-                raise InvalidArgument(param="adapter", got=given, allowed="MODEL:NAME=PATH with one of the models "
-                                      f"{', '.join(self._given) or 'given with --model'}")
             served = self._served[model]
             paths = found.setdefault(served.model.key, (served, {}))[1]  # two names may share an entry
             if paths.setdefault(name, path) != path:
@@ -378,16 +356,61 @@ async def embedding_of(served: ServedModel) -> EmbeddingSettings | None:
     return await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
 
 
-def _split_adapter(given: str) -> tuple[str, str, str, str]:
-    """Return an option ``--adapter`` with its parts: the model, the name and the path. The model may be missing.
+def read_refs(refs: Iterable[str | os.PathLike[str]]) -> dict[str, tuple[str, bool]]:
+    """Return the name of each model, with its reference and whether that is a key of the catalogue. Reads no files.
+
+    Args:
+        refs: as for :class:`Models`.
 
     Raises:
-        InvalidArgument: the name or the path is missing.
+        InvalidArgument: a name is not valid or is already taken, or no valid name can be derived from a reference.
+    """
+    from ..models import KeyRef, load_catalogue, parse_reference
+
+    given: dict[str, tuple[str, bool]] = {}
+    for one in refs:
+        ref = os.fspath(one)
+        name, equals, rest = ref.partition("=")
+        if equals and _NAME.fullmatch(name) and not ("/" in name and os.path.exists(ref)):
+            ref = rest
+        elif equals and not name.startswith((".", "/", "~")) and not os.path.exists(ref):
+            raise InvalidArgument("the name in NAME=MODEL must be 1 to 128 letters, digits and . _ : + - /, starting "
+                                  f"with a letter or digit, got {name!r}", param="model")
+        else:
+            name = ""
+        reference = parse_reference(ref)
+        keyed = isinstance(reference, KeyRef)
+        name = name or (ref if keyed else name_of(ref))
+        if not _NAME.fullmatch(name):
+            raise InvalidArgument(f"no valid model name can be derived from {ref!r}", param="model",
+                                  hint="Specify a name: NAME=" + ref)
+        row = None if keyed else load_catalogue().get(name)
+        if name in given or (row is not None and row.key.lower() == name.lower()):
+            raise InvalidArgument(f"the model name {name!r} is already taken", param="model",
+                                  hint="Specify another name: NAME=" + ref)
+        given[name] = ref, keyed
+    return given
+
+
+def split_adapter(given: str, models: tuple[str, ...]) -> tuple[str, str, str, str]:
+    """Return an option ``--adapter`` with its parts: the model, the name and the path.
+
+    Args:
+        given: the option.
+        models: names of the server's models.
+
+    Raises:
+        InvalidArgument: the name or the path is missing, or the model is none of the server's.
     """
     whole, _, path = given.partition("=")
     model, _, name = whole.rpartition(":")
     if not (name and path) or whole.startswith(":"):
         raise InvalidArgument(param="adapter", got=given, allowed="NAME=PATH or MODEL:NAME=PATH")
+    if not model and len(models) == 1:
+        model = models[0]
+    if model not in models:
+        raise InvalidArgument(param="adapter", got=given, allowed="MODEL:NAME=PATH with one of the models "
+                              f"{', '.join(models) or 'given with --model'}")
     return given, model, name, path
 
 
@@ -428,4 +451,4 @@ def name_of(ref: str) -> str:
     return _GGUF_SUFFIX.sub("", last)
 
 
-__all__ = ["Models", "ServedModel", "embedding_of", "is_cached", "is_missing", "name_of"]
+__all__ = ["Models", "ServedModel", "embedding_of", "is_cached", "is_missing", "name_of", "read_refs", "split_adapter"]

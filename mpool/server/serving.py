@@ -106,8 +106,12 @@ class Serving:
     def __init__(self, settings: Settings, pool: Pool, models: Any = (), catalogue: bool = True,
                  compute: str = "auto", operations: tuple[Operation, ...] = OPERATIONS, drain: float = _DRAIN,
                  adapters: Iterable[str] = ()) -> None:
-        self.state = State(settings, pool, models, catalogue, compute, adapters)
-        self._socket = _listen(settings)
+        self._socket = listen(settings)  # before files are read or downloaded
+        try:
+            self.state = State(settings, pool, models, catalogue, compute, adapters)
+        except BaseException:
+            self._socket.close()
+            raise
         self.port: int = self._socket.getsockname()[1]
         self.state.hosts = settings.hosts(self.port)
         self.url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{self.port}"
@@ -173,7 +177,12 @@ class Serving:
         self._socket.close()
 
 
-def _listen(settings: Settings) -> socket.socket:
+def listen(settings: Settings) -> socket.socket:
+    """Return a socket at the address of the settings.
+
+    Raises:
+        FileError: The address is taken, or is not one of this machine.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets that were created with an explicit IPPROTO_TCP
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -203,4 +212,4 @@ def _allow_files(connections: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-__all__ = ["Serving"]
+__all__ = ["Serving", "listen"]

@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..checks import missing_attribute
-from ..errors import Cancelled, FileError, IntegrityError, MpoolError
+from ..errors import Cancelled
 from ..resources import error_of, shortened, typed_async
 from ..results import Chunk, Completion
 from ..runtime import tally
-from ..runtime.swapping import afor_current, begins_again
+from ..runtime.swapping import afor_current, ended_outdated
 from ..runtime.watching import Followed, watcher
 from . import options as _options
 from .images_result import ImageStep
@@ -150,17 +150,10 @@ class AsyncTicketStream(Generic[T]):
         load the model, because its files had changed, and no item was read."""
         if self._ticket is not ticket:  # another task has found it
             return not self._cancelled
-        if self._make_again is None or self._cancelled:
+        if self._make_again is None or self._cancelled or not ended_outdated(self._request, ticket):
             return False
-        try:
-            ticket.check()
-        except (IntegrityError, FileError) as error:
-            if begins_again(self._request, error):
-                self._make, self._ticket = self._make_again, None
-                return True
-        except MpoolError:  # the reader raises it, perhaps with another cause
-            pass
-        return False
+        self._make, self._ticket = self._make_again, None
+        return True
 
     async def _wait_done(self) -> None:
         """Submit the request unless it was submitted, and wait until it has ended."""

@@ -11,6 +11,7 @@ import numpy as np
 from .. import native_calls
 from ..checks import refuse
 from ..conversation.messages import check_messages, developer_as_system, joined, placeholder_char
+from ..conversation.template import check_arguments
 from ..errors import InvalidArgument, MpoolError
 from . import vision
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from ..runtime.entry import Entry
     from .options import Call
     from .vision import Images
+
+
+#: Arguments of :meth:`mpool.conversation.template.ChatTemplate.prompt` that :func:`prompt_of` sets.
+_ARGUMENTS = ("messages", "tokenizer", "tools", "placeholder", "merge_turns", "deadline", "check_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,10 @@ def check(messages: Any, options: dict[str, Any]) -> Conversation:
     variables = {} if variables is None else variables
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
         refuse("template_options", variables, "a dict of names and plain values")
+    for name in variables:
+        if name in _ARGUMENTS:
+            raise InvalidArgument(f"`template_options` must not contain the reserved name {name}",
+                                  param="template_options")
     allow_urls = options.pop("allow_urls", False)
     if not isinstance(allow_urls, bool):
         refuse("allow_urls", allow_urls, "True or False")
@@ -75,6 +84,21 @@ def check(messages: Any, options: dict[str, Any]) -> Conversation:
     for name in ("tools", "tool_choice", "parallel_tool_calls"):
         options.pop(name, None)
     return Conversation(messages, checked, images, variables, tools, allow_urls)
+
+
+def check_content(conversation: Conversation, call: Call | None = None) -> None:
+    """Check what :func:`prompt_of` reads of a conversation without its model: texts, values and images.
+
+    Raises:
+        InvalidArgument, LimitError, FileError: as :func:`prompt_of`.
+    """
+    messages, tools = conversation.messages, conversation.tools
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    for given in (messages, conversation.checked):  # the latter also have the values of JSON texts
+        native_calls.converted(given, check_arguments, given, None if tools is None else tools.definitions,
+                               conversation.variables)
+    vision.check_images(conversation.images, conversation.allow_urls, call)
 
 
 def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None,
@@ -91,7 +115,6 @@ def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None
         the prompt, its images or None, and the tools that a completion may call or None.
 
     Raises:
-        InvalidArgument: a template option has a reserved name.
         Unsupported: the messages have images and the model supports text only, tools are given and the chat template
             does not support them, or the model has no chat template.
         TemplateError: the template rejects the conversation.
@@ -112,17 +135,10 @@ def prompt_of(entry: Entry, conversation: Conversation, call: Call | None = None
         if entry.capability == "vision":
             return *_with_images(entry, checked, conversation.images, variables, conversation.allow_urls, call,
                                  template_tools, check_length), tools
-        # With placeholder, merge_turns and deadline given here, template options of the same names raise TypeError.
         prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, placeholder=None,
                                          merge_turns=True, deadline=None if call is None else call.deadline,
                                          check_length=check_length, **variables)
         return prompt, None, tools
-    except TypeError as error:
-        # a variable that has the name of an argument of ChatTemplate.prompt
-        reserved = [name for name in variables if f"argument '{name}'" in str(error)]
-        raise InvalidArgument(f"`template_options` must not contain the reserved name {reserved[0]}" if reserved
-                              else f"`template_options` cannot be used: {error}",
-                              param="template_options", key=entry.key) from None
     except MpoolError as error:
         error.key = error.key or entry.key
         raise

@@ -215,6 +215,15 @@ def check(texts: Any, options: ClassifyOptions, most: int) -> Checked:
     return Checked(given, single, False, labels, hypotheses)
 
 
+def check_texts(checked: Checked, full: bool) -> None:
+    """Check the texts, or the texts of pairs, before the model is known. ``full``: see
+    :func:`mpool.tasks.text_embedding.check_inputs`."""
+    if not checked.pairs:
+        embedding.check_inputs(checked.texts, "texts", checked.single, full=full)
+    for at, pair in enumerate(checked.texts if checked.pairs and full else ()):
+        embedding.check_inputs(pair, f"texts[{at}]", full=True)
+
+
 def _check_options(options: ClassifyOptions, most: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Validate the options. Returns the labels of a zero-shot request and their hypotheses; both are empty for others.
 
@@ -473,6 +482,16 @@ class ZeroShotIterRequest(LabelsIterRequest):
         whole = len(rows) - len(rows) % self.rule.count
         self.logits = rows[whole:].copy()
         return self.rule.scores(rows[:whole]).swapaxes(0, 1)
+
+
+def check_items(items: list[Any], null: bool) -> None:
+    """Check the items of a list for :func:`mpool.embed_iter`, texts or pairs, before its model is known.
+
+    Raises:
+        InvalidArgument: as :func:`check` and :func:`check_texts`.
+    """
+    pairs = bool(items) and isinstance(items[0], (tuple, list))
+    check_texts(Checked([_pair(pair, at) for at, pair in enumerate(items)] if pairs else items, False, pairs), True)
 
 
 def iter_check(options: ClassifyOptions, most: int) -> Checked:

@@ -15,7 +15,7 @@ import numpy as np
 from .. import native_calls
 from ..checks import integer, refuse
 from ..errors import MemoryExhausted, MpoolError, Overloaded, Timeout
-from ..images.loading import convert_image
+from ..images.loading import check_image, convert_image
 from ..images.preparing import prepare
 from ..runtime import deadlines as _deadlines
 from .options import ImageOptions as Options
@@ -69,6 +69,18 @@ def _make_plan(entry: Entry, options: Options) -> ImagePlan:
                      settings=settings, dimensions=0 if dimensions == width else dimensions, width=dimensions,
                      normalize=-1 if options.normalize is None else int(options.normalize),
                      null=options.on_error == "null", precision=options.precision, allow_urls=options.allow_urls)
+
+
+def check_images(images: list[Any], single: bool, allow_urls: bool, call: Call) -> None:
+    """Check the images of a request before its model is known: those that are read first as far as reading them, all
+    others by their types and paths.
+
+    Raises:
+        InvalidArgument, FileError: an image cannot be read.
+    """
+    with native_calls.limited(call.deadline):
+        for at, image in enumerate(images):
+            check_image(image, "images" if single else f"images[{at}]", allow_urls, read=at < SLICE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ class TextOutput:
     Attributes:
         function: name of the function of :mod:`mpool` that computes it.
         options: options of the function.
-        module_name: module of this folder that computes it for :func:`mpool.embed_iter`, with three functions:
+        module_name: module of this folder that computes it for :func:`mpool.embed_iter`, with four functions:
+            ``check_items(items, null)`` checks the items of a list before the model is known,
             ``iter_check(options, most)`` validates options without the model, ``iter_plan(entry, options, checked)``
             returns the plan, and ``iter_request(plan, items, batch_size, bar, options, checked, call)`` the request;
             ``checked`` is the result of ``iter_check``.

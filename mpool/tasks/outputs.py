@@ -646,6 +646,11 @@ def cutter(plan: OutputPlan) -> Cutter:
                   max(min(embedding.SLICE_TEXTS, tokens // 2 // max(around, filled)), 1))
 
 
+def check_items(items: list[Any], null: bool) -> None:
+    """Check the items of a list before the model is known, as :func:`mpool.tasks.text_embedding.check_items`."""
+    embedding.check_items(items, null)
+
+
 def iter_check(options: Any, most: int) -> None:
     """Do nothing: all options of these outputs are checked against the model, by :func:`plan`."""
 
@@ -667,5 +672,5 @@ def inputs_of(inputs: Any, most: int) -> list[Any]:
     return [inputs] if isinstance(inputs, str) else embedding.texts_of(inputs, most)
 
 
-__all__ = ["FINISH", "OutputPlan", "OutputsIterRequest", "OutputsRequest", "cutter", "inputs_of", "iter_check",
-           "iter_plan", "iter_request", "plan", "token_vectors"]
+__all__ = ["FINISH", "OutputPlan", "OutputsIterRequest", "OutputsRequest", "check_items", "cutter", "inputs_of",
+           "iter_check", "iter_plan", "iter_request", "plan", "token_vectors"]

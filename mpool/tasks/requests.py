@@ -19,7 +19,7 @@ from .._dataclasses import dataclass
 from ..checks import integer, is_same, items_of, refuse
 from ..errors import InvalidArgument, MpoolError
 from ..models import load_catalogue
-from ..resources import of_caller
+from ..resources import list_of_caller, of_caller
 from . import options as _options
 from . import text_embedding as embedding
 from . import vectors
@@ -110,6 +110,14 @@ def before(pool: Host, model: Any, capability: str | None = "text_embedding") ->
         raise
 
 
+def _is_unread(pool: Host, model: Any, capability: str | None = "text_embedding") -> bool:
+    """Return True if the files of a model are unread. A preparation then also makes the checks that need no model but
+    take time, so that nothing is downloaded for a request that every model refuses. If the files are known, the request
+    makes these checks where it converts its inputs."""
+    known = pool._known(model, capability)
+    return known is None or known.known is None
+
+
 def _opened(pool: Host, model: Any, options: Any, capability: str = "text_embedding") -> tuple[Entry, Any]:
     """Return the entry of a model, and the options with the compute type of the request."""
     entry, compute = pool._find(model, capability), _chosen(model, options.compute)
@@ -134,8 +142,9 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     null = options.on_error == "null"
 
     def prepare() -> VectorRequest:
+        unread = _is_unread(pool, model)
         with before(pool, model):
-            embedding.check_inputs(texts, "inputs", single, null)
+            embedding.check_inputs(texts, "inputs", single, null, unread)
         plan = text_plan(pool, model, options)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, single, options.progress, call,
                              lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
@@ -161,6 +170,14 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     checked = module.iter_check(own, _limit(pool, None))
 
     def prepare() -> IterRequest:
+        unread = _is_unread(pool, model)
+        with before(pool, model):
+            if unread and (isinstance(items, (list, tuple)) or hasattr(items, "dtype")):  # not used up by a first pass
+                try:
+                    module.check_items(list_of_caller(items), options.on_error == "null")
+                except MpoolError as error:
+                    error.rename({"inputs": "iterable", "texts": "iterable"})
+                    raise
         plan = module.iter_plan(*_opened(pool, model, own), checked)
         try:
             total = len(items)
@@ -211,8 +228,9 @@ def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str) -> Valida
     texts = outputs.inputs_of(inputs, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
+        unread = _is_unread(pool, model)
         with before(pool, model):
-            embedding.check_inputs(texts, "inputs", isinstance(inputs, str))
+            embedding.check_inputs(texts, "inputs", isinstance(inputs, str), full=unread)
         plan = outputs.plan(*_opened(pool, model, options))
         return outputs.OutputsRequest(plan, texts, options.progress, call, outputs.FINISH[name])
 
@@ -245,8 +263,9 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     texts, count = reranking.check(query, documents, options.top_k, _limit(pool, None))
 
     def prepare() -> VectorRequest:
+        unread = _is_unread(pool, model)
         with before(pool, model):
-            embedding.check_inputs(texts, "documents")
+            embedding.check_inputs(texts, "documents", full=unread)
         plan = reranking.plan_of(text_plan(pool, model, options), query)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call,
                              lambda rows: reranking.ranking(plan, texts, rows, count, options.function_to_apply))
@@ -276,8 +295,9 @@ def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     checked = classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> VectorRequest:
+        unread = _is_unread(pool, model)
         with before(pool, model):
-            embedding.check_inputs([] if checked.pairs else checked.texts, "texts", checked.single)
+            classification.check_texts(checked, unread)
         return classification.request(text_plan(pool, model, options), checked, options, call)
 
     return Validated(prepare, model, "text_embedding", options.compute, long=checked.is_long)
@@ -293,8 +313,9 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     checked = token_classification.check(texts, options, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
+        unread = _is_unread(pool, model)
         with before(pool, model):
-            embedding.check_inputs(checked.texts, "texts", checked.single)
+            embedding.check_inputs(checked.texts, "texts", checked.single, full=unread)
         entry, own = _opened(pool, model, options)
         return token_classification.request(entry, checked, own, call)
 
@@ -310,6 +331,9 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     texts = outputs.inputs_of(inputs, _limit(pool, None))
 
     def prepare() -> Any:
+        unread = _is_unread(pool, model)
+        with before(pool, model):
+            embedding.check_inputs(texts, "inputs", isinstance(inputs, str), full=unread)
         plan = token_classification.scores_plan(*_opened(pool, model, options))
         return outputs.OutputsRequest(plan, texts, False, call, outputs.token_vectors)
 
@@ -318,7 +342,7 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_image`."""
-    from ..images.loading import check_image, images_of
+    from ..images.loading import images_of
     from . import image_embedding
 
     images, model = given.pop("images"), given.pop("model", None)
@@ -330,18 +354,16 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     vectors.check_precision(options.precision, 1 if found is None else len(found))
 
     def prepare() -> VectorRequest:
+        unread = _is_unread(pool, model, "image_embedding")
         with before(pool, model, "image_embedding"):
-            if options.on_error != "null":  # the images that are read first, up to one whose bytes decide
-                for at, image in enumerate([images] if found is None else found[:image_embedding.SLICE]):
-                    if isinstance(image, (bytes, bytearray, memoryview)):
-                        break
-                    check_image(image, "images" if single else f"images[{at}]", options.allow_urls)
+            if unread and options.on_error != "null":
+                image_embedding.check_images([images] if found is None else found, single, options.allow_urls, call)
         plan = image_embedding.plan(*_opened(pool, model, options, "image_embedding"))
         return VectorRequest(image_embedding.IMAGES, plan, [images] if found is None else found, image_embedding.slices,
                              single, options.progress, call,
                              lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
 
-    return Validated(prepare, model, "image_embedding", options.compute)
+    return Validated(prepare, model, "image_embedding", options.compute, images=True)
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -357,6 +379,7 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     from . import text_to_text as generation
 
     special = options.pop("parse_special", False)
+    unread = _is_unread(pool, model, "text_to_text")
     with before(pool, model, "text_to_text"):
         for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
             if options.pop(name, None) is not None:
@@ -364,7 +387,7 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
                                       hint="Pass the prompt as a message: mpool.chat([{'role': 'user', 'content': "
                                            "...}])")
         generation.check_prompt(prompt, special)
-        generation.check_options(options)
+        generation.check_options(options, unread)
     entry, compute = _text_entry(pool, model, options)
     ids = generation.prompt_ids(entry, prompt, special, options.get("context_length"))
     if entry.capability == "vision":
@@ -381,9 +404,12 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
     from . import chat_prompt
     from . import text_to_text as generation
 
+    unread = _is_unread(pool, model, capability)
     with before(pool, model, capability):
         conversation = chat_prompt.check(messages, options)
-        generation.check_options(options)
+        generation.check_options(options, unread, conversation.tools)
+        if unread:
+            chat_prompt.check_content(conversation, call)
     entry, compute = _text_entry(pool, model, options, capability)
     context = options.get("context_length")
     prompt, images, tools = chat_prompt.prompt_of(entry, conversation, call,
@@ -397,7 +423,11 @@ def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], cal
     """Return the token ids of the prompt of a conversation, as :func:`chat_request` makes it. Consumes ``options``."""
     from . import chat_prompt
 
-    conversation = chat_prompt.check(messages, options)
+    unread = _is_unread(pool, model, "text_to_text")
+    with before(pool, model, "text_to_text"):
+        conversation = chat_prompt.check(messages, options)
+        if unread:
+            chat_prompt.check_content(conversation, call)
     entry: Entry = pool._find(model, "text_to_text")
     ids: list[int] = chat_prompt.prompt_of(entry, conversation, call)[0].ids.tolist()
     return ids
@@ -406,14 +436,9 @@ def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], cal
 def vision_request(pool: Host, images: Any, prompt: Any, model: Any, options: dict[str, Any],
                    call: Call | None = None) -> TextRequest:
     """Return the request for a question about images. Consumes ``options``."""
-    from ..images.loading import check_image
     from . import vision as seeing
 
     messages = seeing.messages_of(images, prompt)
-    with before(pool, model, "vision"):
-        for part in messages[0]["content"]:
-            if part["type"] == "image":
-                check_image(part["image"].image, part["image"].name, options.get("allow_urls", False))
     return chat_request(pool, messages, model, options, call, "vision")
 
 
@@ -495,8 +520,9 @@ def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any],
     from . import text_to_image
 
     options = _options.parse_options(GenerateImageOptions, "generate_image", given)
+    unread = _is_unread(pool, model, "text_to_image")
     with before(pool, model, "text_to_image"):
-        text_to_image.check(prompt, options)
+        text_to_image.check(prompt, options, unread)
     entry, own = _opened(pool, model, options, "text_to_image")
     return text_to_image.prepare(entry, prompt, own, watched)
 

@@ -43,6 +43,7 @@ from .verbs import (
 )
 
 if TYPE_CHECKING:
+    from ..config import PoolConfig
     from ..runtime.hosts import Host
     from .jobs import Job
 
@@ -79,8 +80,8 @@ def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Validated, Ca
 class _NoModels:
     """A host that has no model: the preparation of a request ends where it looks the model up."""
 
-    def __init__(self, pool: Host) -> None:
-        self.config = pool.config
+    def __init__(self, config: PoolConfig) -> None:
+        self.config = config
 
     def _find(self, model: Any, capability: str | None = None) -> NoReturn:
         raise _Checked
@@ -93,19 +94,19 @@ class _Checked(Exception):
     """All checks of a request that need no model have passed."""
 
 
-def check(name: str, pool: Host, arguments: Mapping[str, Any]) -> None:
+def check(name: str, config: PoolConfig, arguments: Mapping[str, Any]) -> None:
     """Check the arguments of a request without its model, as the request itself does first.
 
     Args:
         name: name of the function.
-        pool: pool of the request.
+        config: configuration of the request's pool.
         arguments: arguments of the function.
 
     Raises:
         InvalidArgument, LimitError: an argument has a value that no model allows.
     """
     given = VERBS[name].bind((), dict(arguments), ())
-    call, host = _options.begin(pool.config, given), cast(Any, _NoModels(pool))
+    call, host = _options.begin(config, given), cast(Any, _NoModels(config))
     with contextlib.suppress(_Checked):
         _VALIDATE[name](host, given, call).prepare()
 

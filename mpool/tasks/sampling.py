@@ -121,8 +121,11 @@ def scalar(name: str, value: Any, row: Row) -> Any:
     return found
 
 
-def check(options: Mapping[str, Any]) -> None:
+def check(options: Mapping[str, Any]) -> dict[str, Any]:
     """Validate sampling options without a model: everything but token ids beyond its vocabulary.
+
+    Returns:
+        The numbers and bools that are given, under their own names.
 
     Raises:
         InvalidArgument: as :func:`resolve`.
@@ -135,6 +138,7 @@ def check(options: Mapping[str, Any]) -> None:
     _stops(given.get("stop"))
     _ids("stop_token_ids", given.get("stop_token_ids"), MAX_VOCAB)
     _bias(given.get("logit_bias"), MAX_VOCAB)
+    return values
 
 
 def _refuse_min_tokens(values: Mapping[str, Any]) -> NoReturn:
@@ -192,6 +196,8 @@ def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
 def _stops(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
+    if getattr(value, "ndim", 0) == 1 and getattr(getattr(value, "dtype", None), "kind", "") in ("U", "T", "O"):
+        value = value.tolist()
     stops = (value,) if isinstance(value, str) else value
     if not isinstance(stops, (list, tuple, set, frozenset)) or len(stops) > MAX_STOPS:
         got = f"{len(stops):,} strings" if isinstance(stops, (list, tuple, set, frozenset)) else shown(value)

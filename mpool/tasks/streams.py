@@ -8,10 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..checks import missing_attribute
-from ..errors import FileError, IntegrityError, MpoolError
 from ..resources import typed
 from ..results import Chunk, Completion
-from ..runtime.swapping import begins_again
+from ..runtime.swapping import ended_outdated
 from .text_to_text import Reader, Request
 
 if TYPE_CHECKING:
@@ -112,20 +111,13 @@ class TicketStream(Generic[T]):
 
     def _is_outdated(self) -> bool:
         """Return True if the core refused to load the model, because its files changed, and no item was read."""
-        if self._again is None or self._cancelled:
-            return False
-        try:
-            self._ticket.check()
-        except (IntegrityError, FileError) as error:
-            return begins_again(self._request, error)
-        except MpoolError:  # the reader raises it, perhaps with another cause
-            pass
-        return False
+        return self._again is not None and not self._cancelled and ended_outdated(self._request, self._ticket)
 
     def _begins_again(self) -> bool:
         """If the model's files changed before the core loaded them, submit the request for the files of now."""
-        if self._again is None or not self._is_outdated():
+        if not self._is_outdated():
             return False
+        assert self._again is not None
         fresh = self._again()
         self._ticket, self._reader, self._request, self._seen = fresh._ticket, fresh._reader, fresh._request, 0
         self._running.follow(self._ticket, self)

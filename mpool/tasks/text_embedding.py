@@ -18,7 +18,7 @@ from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, 
 from ..resources import list_of_caller, of_caller
 from .options import PRECISIONS
 from .output_table import OUTPUTS
-from .sampling import check_id
+from .sampling import MAX_VOCAB, check_id
 from .steps import Cutter, IterRequest
 from .vectors import MAX_CHARS as MAX_CHARS
 from .vectors import Bar, Kind, VectorPlan, check_choice, plan_of
@@ -300,26 +300,45 @@ def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
         more = "embed_iter accepts any number of texts; " if name == "inputs" else ""
         raise LimitError(f"`{name}` must hold at most {most:,} texts, got {size:,}", param=name,
                          hint=f"{more}{options} raises the limit")
-    return list_of_caller(inputs)
+    return plain_ids(list_of_caller(inputs))
 
 
-def check_inputs(inputs: list[Any], name: str, single: bool = False, null: bool = False) -> None:
-    """Check the types of a request's texts before its model is known.
+def check_inputs(inputs: list[Any], name: str, single: bool = False, null: bool = False, full: bool = False) -> None:
+    """Check a request's texts before its model is known.
 
     Args:
         inputs: the texts, or lists of token ids.
         name: name of the parameter, for errors.
         single: True if the caller passed one text that is not in a list.
         null: True if an invalid text is no error, but a row of NaN.
+        full: True: everything that needs no model. False: the types and sizes of texts; :func:`pack` checks the rest.
 
     Raises:
-        InvalidArgument: an input is neither a text nor, for ``inputs``, a list of token ids.
+        InvalidArgument: an input is neither a valid text nor, for ``inputs``, a list of token ids.
     """
-    if null or name == "inputs" and are_token_ids(inputs):
+    if name == "inputs" and are_token_ids(inputs):
+        for at, sequence in enumerate(inputs if full else ()):
+            _ids_of(sequence, f"{name}[{at}]", MAX_VOCAB)
         return
-    for at, text in enumerate(inputs):
+    for at, text in enumerate(() if null else inputs):
         if not is_sized(text, 0):
             raise _misfit(text, name if single else f"{name}[{at}]", 0)
+        if full and not text.isascii() and (fault := surrogate_of(text, name if single else f"{name}[{at}]")):
+            raise fault
+
+
+def check_items(items: list[Any], null: bool) -> None:
+    """Check the items of a list for :func:`mpool.embed_iter` before its model is known. Raises as
+    :func:`check_inputs`."""
+    check_inputs(plain_ids(items), "inputs", null=null, full=True)
+
+
+def plain_ids(inputs: list[Any]) -> list[Any]:
+    """Return the inputs with arrays of token ids as lists."""
+    if not inputs or not isinstance(inputs[0], np.ndarray):
+        return inputs
+    return [one.tolist() if isinstance(one, np.ndarray) and one.ndim == 1 and one.dtype.kind in "iu" else one
+            for one in inputs]
 
 
 def fault_of(text: Any, name: str, least: int = 1) -> MpoolError | None:
@@ -483,8 +502,9 @@ def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
         start: index of the first text in the request.
 
     Raises:
-        InvalidArgument: the plan allows no token ids, or a token id is not an integer in the vocabulary.
-        ContextOverflow: a sequence is empty or longer than the model accepts.
+        InvalidArgument: the plan allows no token ids, a token id is not an integer in the vocabulary, or a sequence is
+            empty.
+        ContextOverflow: a sequence is longer than the model accepts.
     """
     if not plan.allow_ids and not _has_openai_ids(plan.tokenizer):
         raise InvalidArgument("`input` must be texts, got token ids, which are valid only in the vocabulary that they "
@@ -498,19 +518,30 @@ def _pack_ids(plan: Plan, sequences: list[list[int]], start: int) -> Pack:
     ids: list[int] = []
     offsets = [0]
     for at, sequence in enumerate(sequences, start):
-        if not isinstance(sequence, (list, tuple)):
-            refuse(f"inputs[{at}]", sequence, "a list of token ids, as the first input", key=plan.entry.key)
-        if not sequence or len(sequence) > plan.max_tokens:
-            raise _keyed(ContextOverflow(f"`inputs[{at}]` has {len(sequence)} tokens, the model accepts 1 to "
-                                         f"{plan.max_tokens}", tokens=len(sequence), limit=plan.max_tokens,
-                                         param=f"inputs[{at}]"), plan)
         try:
-            ids += [check_id(f"inputs[{at}][{index}]", token, plan.tokenizer.vocab_size)
-                    for index, token in enumerate(sequence)]
-        except InvalidArgument as error:
+            found = _ids_of(sequence, f"inputs[{at}]", plan.tokenizer.vocab_size, plan.max_tokens)
+        except (InvalidArgument, ContextOverflow) as error:
             raise _keyed(error, plan) from None
+        ids += found
         offsets.append(len(ids))
     return Pack(np.array(ids, dtype=np.int32), np.array(offsets, dtype=np.int64), None, len(sequences))
+
+
+def _ids_of(sequence: Any, name: str, vocab: int, most: int | None = None) -> list[int]:
+    """Return the token ids of an input. ``most``: maximum number; None: unknown.
+
+    Raises:
+        InvalidArgument: the input is not a list of ids below ``vocab``, or is empty.
+        ContextOverflow: it has more than ``most`` ids.
+    """
+    if not isinstance(sequence, (list, tuple)):
+        refuse(name, sequence, "a list of token ids, as the first input")
+    if not sequence:
+        raise InvalidArgument(param=name, got="an empty list", allowed="a list of at least one token id")
+    if most is not None and len(sequence) > most:
+        raise ContextOverflow(f"`{name}` has {len(sequence)} tokens, the model accepts 1 to {most}",
+                              tokens=len(sequence), limit=most, param=name)
+    return [check_id(f"{name}[{index}]", token, vocab) for index, token in enumerate(sequence)]
 
 
 def _has_openai_ids(tokenizer: Tokenizer) -> bool:
@@ -644,6 +675,7 @@ def halves(pack: Pack) -> tuple[Pack, ...]:
 
 def packed(plan: Plan, texts: list[Any], start: int, single: bool, call: Call) -> Pack:
     """Pack texts, or sequences of token ids; long texts are tokenized on threads for native calls."""
+    texts = plain_ids(texts)
     if are_token_ids(texts):
         return pack_ids(plan, texts, start)
     chars = sum(len(text) for text in texts if isinstance(text, str)) + len(plan.query or "")

@@ -43,8 +43,10 @@ def _check_integer(name: str, value: Any, low: int, high: int, key: str | None =
     return number
 
 
-def check(prompt: Any, options: GenerateImageOptions) -> None:
+def check(prompt: Any, options: GenerateImageOptions, full: bool = False) -> None:
     """Check the arguments of a request before its model is known.
+
+    ``full``: also what :func:`prepare` checks for the model, as far as it goes.
 
     Raises:
         InvalidArgument: an argument has a value that no model allows.
@@ -52,8 +54,13 @@ def check(prompt: Any, options: GenerateImageOptions) -> None:
     _check_text("prompt", prompt)
     if options.negative_prompt is not None:
         _check_text("negative_prompt", options.negative_prompt)
-    for name, low, high in (("width", 1, MAX_SIDE), ("height", 1, MAX_SIDE), ("num_inference_steps", 1, MAX_STEPS),
-                            ("seed", 0, 2**64 - 1), ("max_sequence_length", 1, MAX_CHARS)):
+    for name in ("width", "height"):
+        if getattr(options, name) is not None:
+            side = _check_integer(name, getattr(options, name), 1, MAX_SIDE)
+            if full and side % 2:
+                refuse(name, side, "an even number: a multiple of 16 for most models")
+    for name, low, high in (("num_inference_steps", 1, MAX_STEPS), ("seed", 0, 2**64 - 1),
+                            ("max_sequence_length", 1, MAX_CHARS)):
         if getattr(options, name) is not None:
             _check_integer(name, getattr(options, name), low, high)
     scale = 0.0 if options.guidance_scale is None else real(options.guidance_scale)
@@ -62,7 +69,8 @@ def check(prompt: Any, options: GenerateImageOptions) -> None:
     _check_integer("n", options.n, 1, MAX_IMAGES)
     _check_integer("preview_every", options.preview_every, 0, MAX_STEPS)
     one_of("compute", options.compute, COMPUTE)
-    if options.latents is not None and _numeric_array(options.latents) is None:
+    latents = None if options.latents is None else _numeric_array(options.latents)
+    if options.latents is not None and (latents is None or full and latents.ndim not in (3, 4)):
         refuse("latents", options.latents, "an array of floats of shape (n, channels, height / 8, width / 8)")
 
 

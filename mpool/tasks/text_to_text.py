@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ..conversation.grammar import Format
     from ..conversation.reasoning import Splitter
     from ..conversation.tool_calls import ToolCallParser
-    from ..conversation.tools import Tools
+    from ..conversation.tools import ToolOptions, Tools
     from ..runtime.entry import Entry
     from ..tokenizers import Tokenizer
     from .captures import CaptureJob
@@ -302,32 +302,46 @@ def check_length(entry: Entry, least: int, context_length: Any) -> None:
         raise _overflow(entry, least, most, settings.context_length, "at least ")
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any], full: bool = False, tools: ToolOptions | None = None) -> None:
     """Check the options of a request before its model is known.
 
     Args:
         options: options of :func:`prepare`, and ``compute``.
+        full: True: compile formats and schemas without the model. False: :func:`prepare` compiles them for the model.
+        tools: options of function calls, or None.
 
     Raises:
-        InvalidArgument: an option is unknown, or has a value that no model allows.
+        InvalidArgument, LimitError: an option is unknown, or has a value that no model allows.
+        Unsupported: an option needs a package that is not installed.
     """
-    if not options:
+    if not options and tools is None:
         return
     one_of("compute", options.get("compute", "auto"), COMPUTE)
     context, adapter = options.get("context_length"), options.get("adapter")
     if context is not None and (integer(context) or 0) < 2:
         refuse("context_length", context, "an integer of 2 or more, or None")
-    if not isinstance(adapter, str | None):
+    if adapter is not None and (not isinstance(adapter, str) or not adapter):
         refuse("adapter", adapter, "a name, or None")
     if options.get("capture") is not None:
         from .captures import check_capture
 
         check_capture(options["capture"])
-    sampling.check({name: value for name, value in options.items() if name not in (*_OWN, "compute")})
-    if options.get("response_format") is not None:
+    given = sampling.check({name: value for name, value in options.items() if name not in (*_OWN, "compute")})
+    if options.get("capture") is not None and given.get("n", 1) > 1:
+        refuse("n", given["n"], "1 with `capture`")
+    wanted, calls = options.get("response_format"), tools is not None and bool(tools.definitions)
+    if wanted is not None and not full:
         from ..conversation import response_formats
 
-        response_formats.read(options["response_format"])
+        response_formats.read(wanted)
+    elif wanted is not None:
+        from ..conversation import grammar
+
+        grammar.check_whole(wanted, given, calls)
+    if tools is not None and calls and full:
+        from ..conversation.tools import check_schemas
+
+        check_schemas(tools, given)
 
 
 def check_prompt(prompt: Any, parse_special: Any) -> None:

@@ -204,6 +204,11 @@ def request(entry: Entry, checked: Checked, options: ClassifyTokensOptions, call
     return OutputsRequest(made, checked.texts, options.progress, call, finish, kind=TEXTS)
 
 
+def check_items(items: list[Any], null: bool) -> None:
+    """Check the items of a list for :func:`mpool.embed_iter` before its model is known. Raises as :func:`check`."""
+    embedding.check_inputs(items, "texts", full=True)
+
+
 def iter_check(options: ClassifyTokensOptions, most: int) -> Checked:
     """Validate the options for an iterable. Raises as :func:`check`."""
     return check([], options, most)

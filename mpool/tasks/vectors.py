@@ -124,7 +124,8 @@ def check_options(options: Any) -> None:
             number = integer(value)
             if number is None or number < 1:
                 refuse(one.name, value, "an integer of 1 or more, or None")
-        elif one.name in ("prompt_name", "adapter") and not isinstance(value, str | None):
+        elif one.name == "prompt_name" and not isinstance(value, str | None) or \
+                one.name == "adapter" and value is not None and (not isinstance(value, str) or not value):
             refuse(one.name, value, "a name, or None")
         elif one.name == "prompt" and value is not None:
             check_prompt(value, options.prompt_name)

@@ -15,9 +15,10 @@ from .. import native_calls
 from ..checks import refuse
 from ..conversation.messages import NamedImage
 from ..errors import ContextOverflow, InvalidArgument, MpoolError
-from ..images.loading import convert_image
+from ..images.loading import check_image, convert_image
 from ..images.tiling import PlaceholderRun, tile_image
 from ..runtime import deadlines as _deadlines
+from .vectors import surrogate_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ..models import VisionSettings
     from ..runtime.entry import Entry
     from ..tokenizers import Tokenizer
+    from .options import Call
 
 #: Maximum number of images per request.
 MAX_IMAGES = 256
@@ -91,15 +93,30 @@ def read_images(entry: Entry, images: Sequence[NamedImage], allow_urls: Any,
     """
     if not isinstance(allow_urls, bool):
         refuse("allow_urls", allow_urls, "True or False", key=entry.key)
-    if len(images) > MAX_IMAGES:
-        raise InvalidArgument(param="images", got=f"{len(images):,} images", allowed=f"at most {MAX_IMAGES} images",
-                              key=entry.key)
     try:
+        _check_count(images)
         with native_calls.limited(deadline):
             return _read(entry, images, allow_urls, deadline)
     except MpoolError as error:
         error.key = error.key or entry.key
         raise
+
+
+def check_images(images: Sequence[NamedImage], allow_urls: bool, call: Call | None) -> None:
+    """Check the images of a request before its model is known: as :func:`read_images`, but URLs are not fetched.
+
+    Raises:
+        InvalidArgument, FileError: as :func:`read_images`.
+    """
+    _check_count(images)
+    with native_calls.limited(None if call is None else call.deadline):
+        for given in images:
+            check_image(given.image, given.name, allow_urls, read=True)
+
+
+def _check_count(images: Sequence[NamedImage]) -> None:
+    if len(images) > MAX_IMAGES:
+        raise InvalidArgument(param="images", got=f"{len(images):,} images", allowed=f"at most {MAX_IMAGES} images")
 
 
 # ---- placeholders ----------------------------------------------------------------------------------------------------
@@ -215,6 +232,9 @@ def messages_of(images: Any, prompt: Any) -> list[dict[str, Any]]:
 
     if not isinstance(prompt, str) or not prompt:
         refuse("prompt", prompt, "a text of at least 1 character")
+    fault = surrogate_of(prompt, "prompt")
+    if fault is not None:
+        raise fault
     if isinstance(images, str) and " " in images and not os.path.exists(images) and os.path.isfile(prompt):
         raise InvalidArgument(param="images", got=f"a text, and the file {prompt} as the prompt",
                               allowed="an image or a list of images", hint="Use vision(images, prompt, model)")

@@ -21,6 +21,7 @@ import ray.data
 from ...checks import integer, one_of, refuse
 from ...errors import FileError, IntegrityError, InvalidArgument, MpoolError
 from ...models import describe
+from ...models.formats.adapters import check_place
 from ...names import WEIGHTS
 from ...pool import Pool
 from ...runtime.load_options import LoadOptions
@@ -80,8 +81,8 @@ class EmbedBatches:
     def __init__(self, column: str = "text", output: str = "embedding", model: str | None = None, cpus: int = 1,
                  memory_mb: int = 0, weights: str = "auto", vectors: str = "dense",
                  adapters: Mapping[str, str | os.PathLike[str]] | None = None, **options: Any) -> None:
-        provenance.options_of(options, vectors)  # raises for an invalid option
-        name = provenance.default_model(model, vectors)  # raises if a model is needed
+        provenance.check_options(options, vectors, model)
+        name = provenance.default_model(model, vectors)
         self.column, self.output, self.model, self.options = column, output, model, options
         self.vectors, self.adapters = vectors, places_of(adapters)
         self.pool = Pool(_share.config(cpus, memory_mb, None, weights=weights))
@@ -293,11 +294,14 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
     if not files:
         raise FileError(f"{source_folder} has no .parquet files")
     one_of("weights", weights, WEIGHTS)
-    provenance.options_of(options, vectors)  # raises for an invalid option
+    provenance.check_options(options, vectors, model)
     if rows is None:
         rows = TOKEN_ROWS if OUTPUTS[vectors].token_vectors else ROWS
     name = provenance.default_model(model, vectors)
     places = places_of(adapters)
+    for place in places.values():
+        if os.path.isabs(place):
+            check_place(place)
     if not isinstance(overwrite, bool):
         refuse("overwrite", overwrite, "True or False")
     rows_of = {path: _rows_of(path, column) for path in files}

@@ -16,16 +16,35 @@ from typing import TYPE_CHECKING, Any
 
 from ..._version import __version__
 from ...checks import one_of, refuse
+from ...config import PoolConfig
 from ...models import load_catalogue, resolve
 from ...models.formats.adapters import read_adapter
 from ...tasks.options import CALL, parse_options
 from ...tasks.output_table import OUTPUTS
+from ...tasks.running import VERBS, check
 
 if TYPE_CHECKING:
     from ...models import ModelDescription
 
 #: Options that do not change vectors.
 _NO_EFFECT = ("progress", "max_inputs")
+
+
+def check_options(options: Mapping[str, Any], vectors: str, model: str | None) -> None:
+    """Check the kind of vectors and the options, before Ray is started and a model is read.
+
+    Args:
+        options: options of the function that computes the vectors.
+        vectors: kind of vectors, one of :data:`mpool.tasks.output_table.OUTPUTS`.
+        model: the model; None: the default model.
+
+    Raises:
+        InvalidArgument: the kind or an option does not exist, or has an invalid value; or the kind needs a model.
+    """
+    options_of(options, vectors)
+    function = OUTPUTS[vectors].function
+    check(function, PoolConfig(), {VERBS[function].positional[0].name: [], **options,
+                                   "model": default_model(model, vectors)})
 
 
 def options_of(options: Mapping[str, Any], vectors: str = "dense") -> dict[str, Any]:
@@ -143,4 +162,4 @@ def difference(metadata: Mapping[bytes, bytes] | None, output: str, record: Mapp
     return f"its {about} is {found.get(name)!r}, not {record[name]!r}"
 
 
-__all__ = ["default_model", "difference", "key_of", "options_of", "record_of", "with_record"]
+__all__ = ["check_options", "default_model", "difference", "key_of", "options_of", "record_of", "with_record"]

@@ -21,9 +21,10 @@ from ...checks import integer, one_of, real, refuse, shown, unknown_option
 from ...config import MAX_QUEUE_CAPACITY, PoolConfig
 from ...durations import seconds_of
 from ...errors import InvalidArgument, SpawnFailed
-from ...names import KV_DTYPES, WEIGHTS
+from ...names import COMPUTE, KV_DTYPES, WEIGHTS
 from ...pool import Pool
-from ...server.models import Models
+from ...server.models import Models, read_refs, split_adapter
+from ...server.serving import listen
 from ...server.settings import Settings, token_of
 from . import routing
 from .front import Front
@@ -85,6 +86,10 @@ class Plan:
     queue_capacity: int | None = None
 
     def __post_init__(self) -> None:
+        models = tuple(read_refs(self.models))
+        for one in self.adapters:
+            split_adapter(one, models)
+        one_of("compute", self.compute, COMPUTE)
         one_of("weights", self.weights, WEIGHTS)
         one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         seconds_of(self.keep_alive, "keep_alive")
@@ -194,11 +199,13 @@ def run(plan: Plan, address: str | None = None, ready: Callable[[str], object] |
 
     Raises:
         InvalidArgument: Ray has too few CPUs, or a model's name is invalid.
+        FileError: the address is taken; only if this function starts Ray.
         SpawnFailed: the proxies or the replicas cannot be started; the message has Ray Serve's reason.
         MpoolError: a model is invalid, see :func:`mpool.register`; only if this function starts Ray.
     """
     settings = plan.settings
     if address is None:
+        listen(settings).close()  # before files are read or downloaded
         with Pool(PoolConfig(offline=plan.offline)) as pool:  # an error raised in a replica would lose its class
             Models(pool, plan.models, not plan.only, plan.compute, plan.adapters)
         for name, value in ENVIRONMENT.items():

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ...errors import FileError, FormatError, LimitError, Unsupported
 from ..families.rows import Architecture, TaskAdapters
@@ -93,12 +93,19 @@ def read_adapter(path: str | os.PathLike[str], base: ModelDescription) -> Adapte
     with check_links(), collect_stamps() as stamps:
         if os.path.isdir(place):
             found = _read_peft(Folder(place), rows, base)
-        elif os.path.exists(place):
-            found = _read_gguf_adapter(place, rows, base)
         else:
-            raise FileError(f"{place}: no such file or folder", hint="Pass a folder of PEFT, or a .gguf file")
+            found = _read_gguf_adapter(place, rows, base)
         check_stamps(stamps)
     return replace(found, stamps=stamps)
+
+
+def check_place(place: str) -> None:
+    """Check the files of an adapter as far as it goes without the model. Raises the errors of :func:`read_adapter`."""
+    with check_links():
+        if os.path.isdir(place):
+            _opened_peft(Folder(place))
+        else:
+            _opened_gguf(place)
 
 
 def read_folder(folder: Folder, base: ModelDescription) -> Adapter:
@@ -313,7 +320,8 @@ def _reordered_heads(base: ModelDescription, gguf: bool) -> dict[str, int]:
 
 # ---- PEFT ----------------------------------------------------------------------------------------------------------
 
-def _read_peft(folder: Folder, rows: Sequence[Architecture], base: ModelDescription) -> Adapter:
+def _opened_peft(folder: Folder) -> tuple[Fields, str]:
+    """Return the configuration of an adapter, and the path of its matrices."""
     if not folder.has(ADAPTER_CONFIG):
         raise FormatError(file=folder.path, field=ADAPTER_CONFIG, got="missing",
                           allowed="a folder of PEFT, which has adapter_config.json and adapter_model.safetensors")
@@ -321,7 +329,11 @@ def _read_peft(folder: Folder, rows: Sequence[Architecture], base: ModelDescript
     _check_config(config)
     if not folder.has(ADAPTER_WEIGHTS):
         refuse_missing_weights(folder, "the matrices of the adapter", field=ADAPTER_WEIGHTS)
-    path = folder.path_of(ADAPTER_WEIGHTS)
+    return config, folder.path_of(ADAPTER_WEIGHTS)
+
+
+def _read_peft(folder: Folder, rows: Sequence[Architecture], base: ModelDescription) -> Adapter:
+    config, path = _opened_peft(folder)
     modules = _modules(rows, base, False)
     entries: dict[str, dict[str, TensorEntry]] = {}
     names: dict[str, str] = {}
@@ -441,7 +453,10 @@ def _refuse_peft_tensor(path: str, name: str) -> NoReturn:
 
 # ---- GGUF ----------------------------------------------------------------------------------------------------------
 
-def _read_gguf_adapter(path: str, rows: Sequence[Architecture], base: ModelDescription) -> Adapter:
+def _opened_gguf(path: str) -> tuple[Fields, Any, Any]:
+    """Return the metadata of an adapter, its tensors, and the paths of its files."""
+    if not os.path.exists(path):
+        raise FileError(f"{path}: no such file or folder", hint="Pass a folder of PEFT, or a .gguf file")
     raw, tensors, files = read_gguf(path)
     table = Fields(raw, file=path)
     kind = table.str("general.type", "model")
@@ -450,6 +465,11 @@ def _read_gguf_adapter(path: str, rows: Sequence[Architecture], base: ModelDescr
     method = table.str("adapter.type")
     if method != "lora":
         raise Unsupported(f"{path}: adapter.type is {shorten(repr(method))}, mpool supports only lora")
+    return table, tensors, files
+
+
+def _read_gguf_adapter(path: str, rows: Sequence[Architecture], base: ModelDescription) -> Adapter:
+    table, tensors, files = _opened_gguf(path)
     name = table.str("general.architecture")
     allowed = list(dict.fromkeys(one for row in rows for one in row.in_gguf))
     if name not in allowed:

@@ -86,11 +86,7 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
         FormatError: the model is malformed, or a weight is NaN or infinite.
         Unsupported: mpool cannot convert the model.
     """
-    if type not in QUANTIZED:
-        refuse("type", type, f"one of {', '.join(QUANTIZED)}")
-    if threads is not None and not 1 <= threads <= _MAX_THREADS:
-        refuse("threads", threads, f"an integer from 1 to {_MAX_THREADS}")
-    _check_target(source, target, force)
+    check(source, target, type, force, threads)
     model = read_input(source)
     plan = [_planned(type, model, tensor) for tensor in model.tensors]
     _check_types(source, plan, allow_requantize)
@@ -144,8 +140,18 @@ class _Threads:
             del call, future, args
 
 
-def _check_target(source: str, target: str, force: bool) -> None:
-    """Refuse a target that exists, unless it may be replaced."""
+def check(source: str, target: str, type: str, force: bool, threads: int | None) -> None:
+    """Check the arguments of :func:`quantize` that need no model; the source may be a reference.
+
+    Raises:
+        InvalidArgument, FileError: as :func:`quantize`.
+    """
+    if type not in QUANTIZED:
+        refuse("type", type, f"one of {', '.join(QUANTIZED)}")
+    if threads is not None and not 1 <= threads <= _MAX_THREADS:
+        refuse("threads", threads, f"an integer from 1 to {_MAX_THREADS}")
+    if not os.path.isdir(os.path.dirname(target) or "."):
+        raise FileError(f"{target}: No such file or directory", hint="Create the folder first")
     if os.path.isdir(target):
         raise InvalidArgument(f"{target} is a folder; give the path of the .gguf file to write")
     if os.path.exists(target):

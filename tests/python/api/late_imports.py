@@ -73,7 +73,7 @@ mpool.cli.models  mpool.models.formats.adapters  1  start-up
 mpool.cli.models  mpool.models.sources  1  start-up
 mpool.cli.models  mpool.models.spec  1  start-up
 mpool.cli.quantizing  mpool.models  1  start-up
-mpool.cli.quantizing  mpool.models.quantizing.quantize  1  start-up
+mpool.cli.quantizing  mpool.models.quantizing.quantize  2  start-up
 mpool.cli.remote  mpool.errors  3  start-up
 mpool.cli.remote  mpool.server.settings  2  start-up
 mpool.cli.removing  mpool.errors  1  start-up
@@ -96,7 +96,7 @@ mpool.cli.talking  mpool.errors  5  start-up
 mpool.cli.talking  mpool.tasks.sampling  1  start-up
 mpool.cli.talking  readline  1  start-up
 mpool.conversation.enforced_schemas  llguidance  1  optional
-mpool.conversation.grammar  llguidance  3  optional
+mpool.conversation.grammar  llguidance  4  optional
 mpool.conversation.grammar  mpool._core  2  core
 mpool.conversation.messages  mpool.conversation.tools  1  start-up
 mpool.debug.show  html  1  start-up
@@ -139,6 +139,9 @@ mpool.native_calls  asyncio  1  start-up
 mpool.pool  mpool._core  1  core
 mpool.pool  mpool._functions  1  start-up
 mpool.pool  mpool.debug  1  start-up
+mpool.pool  mpool.models  1  start-up
+mpool.pool  mpool.models.files  1  start-up
+mpool.pool  mpool.models.formats.adapters  1  start-up
 mpool.pool  mpool.runtime  8  start-up
 mpool.pool  mpool.runtime.health  1  start-up
 mpool.pool  mpool.tasks  4  start-up
@@ -166,12 +169,12 @@ mpool.runtime.logs  mpool._core  2  core
 mpool.runtime.metrics  mpool._core  1  core
 mpool.runtime.naming  mpool.models  4  start-up
 mpool.runtime.naming  mpool.models.catalogue  1  start-up
+mpool.runtime.overrides  mpool.conversation.template  1  start-up
 mpool.server  mpool.server.application  1  optional
 mpool.server.application  mpool.config  1  start-up
 mpool.server.application  mpool.pool  1  start-up
 mpool.server.application  mpool.server.settings  1  optional
 mpool.server.models  mpool.models  7  start-up
-mpool.server.models  mpool.runtime.load_options  1  start-up
 mpool.server.ollama_models  mpool.models  2  start-up
 mpool.server.openai.responses  mpool.results  1  start-up
 mpool.server.openapi  mpool.server.application  1  optional
@@ -194,7 +197,7 @@ mpool.tasks.options  mpool._core  1  core
 mpool.tasks.outputs  mpool.runtime.watching  1  start-up
 mpool.tasks.outputs  mpool.tasks.jobs  1  start-up
 mpool.tasks.requests  mpool.conversation  1  start-up
-mpool.tasks.requests  mpool.images.loading  2  start-up
+mpool.tasks.requests  mpool.images.loading  1  start-up
 mpool.tasks.requests  mpool.tasks.chat_prompt  2  start-up
 mpool.tasks.requests  mpool.tasks.classification  1  start-up
 mpool.tasks.requests  mpool.tasks.image_embedding  1  start-up
@@ -216,8 +219,8 @@ mpool.tasks.steps  mpool.runtime.watching  2  start-up
 mpool.tasks.steps  mpool.tasks.jobs  1  start-up
 mpool.tasks.text_to_image  mpool._renamed  1  start-up
 mpool.tasks.text_to_image  mpool.tokenizers  1  start-up
-mpool.tasks.text_to_text  mpool.conversation  2  start-up
-mpool.tasks.text_to_text  mpool.conversation.tools  3  start-up
+mpool.tasks.text_to_text  mpool.conversation  3  start-up
+mpool.tasks.text_to_text  mpool.conversation.tools  4  start-up
 mpool.tasks.text_to_text  mpool.tasks.captures  2  start-up
 mpool.tasks.vectors  tqdm.auto  1  start-up
 mpool.tasks.vision  mpool.images.loading  1  start-up

@@ -290,8 +290,8 @@ def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
         if match.startswith("`"):
             assert caught.value.param == match.split("`")[1]
 
-    refused(flux, r"`width` must be a multiple of 8 up to 8192 \(the nearest is 32\), got 33", width=33)
-    refused(flux, r"`height` must be a multiple of 8 up to 8192 \(the nearest is 8\), got 3", height=3)
+    refused(flux, r"`width` must be a multiple of 8 up to 8192 \(the nearest is 32\), got 34", width=34)
+    refused(flux, r"`height` must be a multiple of 8 up to 8192 \(the nearest is 8\), got 2", height=2)
     refused(sd3, r"`width` must be a multiple of 8 up to 96 \(the nearest is 96\), got 104", width=104)
     refused(flux, "`height` must be an integer from 1 to 8,192, got 0", height=0)
     refused(flux, "`num_inference_steps` must be an integer from 1 to 1,000, got 0", num_inference_steps=0)

@@ -41,7 +41,7 @@ def test_arrays_as_options_of_embed(pool: mpool.Pool, bert: Path, name: str, val
 
 @pytest.mark.parametrize("value", ARRAYS, ids=repr)
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-                                  "frequency_penalty", "max_tokens", "min_tokens", "n", "seed", "ignore_eos", "stop",
+                                  "frequency_penalty", "max_tokens", "min_tokens", "n", "seed", "ignore_eos",
                                   "logit_bias", "logprobs", "top_logprobs", "num_predict", "parse_special", "timeout",
                                   "stream"])
 def test_arrays_as_options_of_generate(pool: mpool.Pool, llama: Path, name: str, value: Any) -> None:
@@ -60,10 +60,26 @@ def test_numpy_scalars_are_accepted_as_numbers(pool: mpool.Pool, bert: Path, lla
                 "`timeout` must be .*, got", "timeout")
     stopped = pool.generate("a", llama, stop_token_ids=np.arange(3), **TEXT)  # type: ignore[arg-type]
     assert stopped.token_ids == pool.generate("a", llama, stop_token_ids=[0, 1, 2], **TEXT).token_ids
+    ids: Any = [np.array([5, 6, 7]), np.array([8])]
+    assert np.array_equal(pool.embed(ids, bert), pool.embed([[5, 6, 7], [8]], bert))  # type: ignore[list-item]
+    assert np.array_equal(list(pool.embed_iter(ids, bert)), pool.embed(ids, bert))
     for wrong in (np.zeros((1, 1), dtype=int), np.array(3), np.array([1.0]), np.array(["a"]), memoryview(b"ab"),
                   bytearray(b"ab")):
         refused(lambda: pool.generate("a", llama, stop_token_ids=wrong),  # type: ignore[arg-type]
                 "`stop_token_ids` must be")
+
+
+def test_numpy_values_in_stops_and_schemas(pool: mpool.Pool, llama: Path) -> None:
+    """They mean the same as Python's values."""
+    schema: Any = {"enum": np.array([7, 8]), "minimum": np.int64(8)}
+    plain = {"enum": [7, 8], "minimum": 8}
+    texts = [pool.generate("a", llama, temperature=0, response_format=one).text for one in (schema, plain)]
+    assert texts[0] == texts[1] == "8"
+    text = pool.generate("a", llama, **TEXT).text
+    stops = np.array([text[1:2], "none"])
+    assert pool.generate("a", llama, stop=stops, **TEXT).text == text[:1]  # type: ignore[arg-type]
+    for wrong in (np.array([1, 2]), np.array(["a"])[0:0].reshape(0, 1), np.array("a")):
+        refused(lambda: pool.generate("a", llama, stop=wrong), "`stop` must be", "stop")  # type: ignore[arg-type]
 
 
 def test_options_are_checked_also_for_a_single_text(pool: mpool.Pool, bert: Path) -> None:

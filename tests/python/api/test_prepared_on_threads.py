@@ -29,7 +29,7 @@ def user(content: Any, **more: Any) -> list[dict[str, Any]]:
 ROWS: list[tuple[str, dict[str, Any], tuple[bool, ...]]] = [
     ("embed", {"inputs": LONG}, NONE), ("embed_iter", {"iterable": [LONG]}, NONE),
     ("embed_sparse", {"inputs": LONG}, NONE), ("embed_tokens", {"inputs": LONG}, NONE),
-    ("embed_all", {"inputs": LONG}, NONE), ("embed_image", {"images": IMAGE}, NONE),
+    ("embed_all", {"inputs": LONG}, NONE), ("embed_image", {"images": IMAGE}, (False, False, True)),
     ("rerank", {"query": "x", "documents": [LONG], "model": "m"}, NONE),
     ("classify", {"texts": LONG, "model": "m"}, NONE), ("classify_tokens", {"texts": LONG, "model": "m"}, NONE),
     ("classify", {"texts": "x", "model": "m", "labels": ["a"], "template": "{}" + SHORT[1:]}, NONE),

@@ -108,9 +108,10 @@ def test_ids_of_tokens() -> None:
     found = text_embedding.pack_ids(plan_with(), sequences)
     assert rows_of(found) == sequences and found.count == 3
     assert found.ids.dtype == np.int32 and found.offsets.dtype == np.int64
-    for wrong in ([], [1] * (MAX + 1)):
-        with pytest.raises(mpool.ContextOverflow, match=rf"`inputs\[5\]` has {len(wrong)} tokens, .* 1 to 6"):
-            text_embedding.pack_ids(plan_with(), [[1], wrong], 4)
+    with pytest.raises(mpool.ContextOverflow, match=rf"`inputs\[5\]` has {MAX + 1} tokens, .* 1 to 6"):
+        text_embedding.pack_ids(plan_with(), [[1], [1] * (MAX + 1)], 4)
+    with pytest.raises(mpool.InvalidArgument, match=r"`inputs\[5\]` must be a list of at least one token id"):
+        text_embedding.pack_ids(plan_with(), [[1], []], 4)
     for token in (VOCAB, -1, 1.5, "a", True):
         with pytest.raises(mpool.InvalidArgument, match=r"inputs\[4\]\[1\]"):
             text_embedding.pack_ids(plan_with(), [[1], [1, token]], 3)  # type: ignore[list-item]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import io
+import socket
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import mpool
 from mpool import aio
@@ -22,6 +25,11 @@ from mpool.tasks.running import _JOBS
 MODEL = "org/none"
 CHAT = [{"role": "user", "content": "Hi"}]
 IMAGE = np.zeros((8, 8, 3), np.uint8)
+#: Half of a surrogate pair, a schema that no grammar enforces, and formats that are faulty for every model.
+HALF = "\ud800"
+STRICT = {"type": "object", "properties": {"a": {"not": {"const": 1}}}}
+FORMATS = [{"type": "regex", "regex": "("}, {"type": "grammar", "grammar": "start: none"},
+           {"type": "grammar", "grammar": "root ::= none"}, {"type": "grammar", "grammar": "start: start"}, STRICT]
 #: Verb -> its arguments and the dataclass of its options.
 VERBS: dict[str, tuple[dict[str, Any], type]] = {
     "embed": ({"inputs": "x"}, of.EmbedOptions), "embed_iter": ({"iterable": ["x"]}, of.EmbedIterOptions),
@@ -41,22 +49,44 @@ BAD: dict[str, Any] = {
     "max_tokens": 0, "keep_alive": "soon", "tenant": "", "timeout": float("nan")}
 #: Verb -> arguments that no model allows, each with the parameter that the error names.
 ARGUMENTS = {"embed": [({"inputs": ["x", 5]}, "inputs[1]"), ({"inputs": [-1]}, "inputs[0]"),
-                       ({"inputs": ["x"], "precision": "int8"}, "precision")],
-             "embed_sparse": [({"inputs": [None]}, "inputs[0]")],
-             "rerank": [({"query": "x", "documents": ["y", 5]}, "documents[1]")],
-             "classify": [({"texts": ["x", 5]}, "texts[1]")], "classify_tokens": [({"texts": ["x", 5]}, "texts[1]")],
+                       ({"inputs": ["x"], "precision": "int8"}, "precision"), ({"inputs": HALF}, "inputs"),
+                       ({"inputs": [[1], [True]]}, "inputs[1][0]"), ({"inputs": [[2**40]]}, "inputs[0][0]"),
+                       ({"inputs": [[1], []]}, "inputs[1]")],
+             "embed_iter": [({"iterable": ["x", 5]}, "iterable[1]"), ({"iterable": [[1.5]]}, "iterable[0][0]"),
+                            ({"iterable": [("x", HALF)], "output": "labels"}, "iterable[0][1]"),
+                            ({"iterable": ("x", HALF), "output": "spans"}, "iterable[1]")],
+             "embed_sparse": [({"inputs": [None]}, "inputs[0]"), ({"inputs": ["x", HALF]}, "inputs[1]")],
+             "rerank": [({"query": "x", "documents": ["y", 5]}, "documents[1]"),
+                        ({"query": "x", "documents": ["y", HALF]}, "documents[1]")],
+             "classify": [({"texts": ["x", 5]}, "texts[1]"), ({"texts": [("x", "y"), ("x", HALF)]}, "texts[1][1]")],
+             "classify_tokens": [({"texts": ["x", 5]}, "texts[1]"), ({"texts": [HALF]}, "texts[0]")],
              "generate": [({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [-1]}, "prompt[0]"),
                           ({"prompt": "x", "min_tokens": 3, "max_tokens": 2}, "min_tokens"),
-                          ({"prompt": "x", "temprature": 1}, "temprature"), ({"prompt": "x", "tools": []}, "tools")],
-             "chat": [({"messages": []}, "messages"), ({"messages": [{"role": "me"}]}, "messages[0].role"),
+                          ({"prompt": "x", "temprature": 1}, "temprature"), ({"prompt": "x", "tools": []}, "tools"),
+                          *(({"prompt": "x", "response_format": one}, "response_format") for one in FORMATS),
+                          ({"prompt": "x", "response_format": {"type": "json_object"}, "ignore_eos": True},
+                           "ignore_eos")],
+             "chat": [({"messages": CHAT, "template_options": {"messages": []}}, "template_options"),
+                      ({"messages": CHAT, "template_options": {"a": HALF}}, "a"),
+                      ({"messages": [{"role": "user", "content": HALF}]}, "messages[0].content"),
+                      ({"messages": [{"role": "user", "content": [{"type": "image", "image": b"x"}]}]},
+                       "messages[0].content[0]"),
+                      ({"messages": CHAT, "tools": [{"type": "function", "function": {
+                          "name": "f", "strict": True, "parameters": STRICT}}]}, "tools"),
+                      ({"messages": []}, "messages"), ({"messages": [{"role": "me"}]}, "messages[0].role"),
                       ({"messages": CHAT, "parse_special": True}, "parse_special")],
              "vision": [({"images": [], "prompt": "x"}, "images"),
                         ({"images": "http://127.0.0.1/x.png", "prompt": "x"}, "images"),
-                        ({"images": IMAGE, "prompt": ""}, "prompt")],
+                        ({"images": IMAGE, "prompt": ""}, "prompt"), ({"images": IMAGE, "prompt": HALF}, "prompt"),
+                        ({"images": [IMAGE, b"x"], "prompt": "x"}, "images[1]")],
              "embed_image": [({"images": ["http://127.0.0.1/x.png"]}, "images[0]"),
-                             ({"images": [IMAGE[0, 0]]}, "images[0]")],
+                             ({"images": [IMAGE[0, 0]]}, "images[0]"), ({"images": [b"x"]}, "images[0]"),
+                             ({"images": "data:image/png;base64,AAAA"}, "images"),
+                             ({"images": Image.new("F", (2, 2))}, "images")],
              "describe_image": [({"path": 5}, "path")], "describe_url": [({"url": "x.png"}, "url")],
-             "generate_image": [({"prompt": 5}, "prompt"), ({"prompt": "x", "width": 10**6}, "width")]}
+             "generate_image": [({"prompt": 5}, "prompt"), ({"prompt": "x", "width": 10**6}, "width"),
+                                ({"prompt": "x", "height": 7}, "height"),
+                                ({"prompt": "x", "latents": [0.0]}, "latents")]}
 
 
 def _rows() -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -123,6 +153,16 @@ def test_missing_files_before_the_model(pool: mpool.Pool, verb: str, given: dict
         getattr(pool, verb)(**given, model=MODEL)
 
 
+def test_adapters_and_templates_before_the_model(pool: mpool.Pool) -> None:
+    for call in (lambda: pool.load(MODEL, adapters={"a": "/none.gguf"}), lambda: pool.load(MODEL, draft="/none.gguf"),
+                 lambda: pool.register("name", MODEL, adapters={"a": "/none.gguf"})):
+        with pytest.raises(mpool.FileError, match="/none.gguf"):
+            call()
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        pool.register("name", MODEL, chat_template="{% if")
+    assert caught.value.param == "chat_template"
+
+
 #: Function -> its arguments with the model, and values that no model allows, by parameter.
 FUNCTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "tokenize": (("x", MODEL), {"text": 5, "add_special": "x", "parse_special": 1}),
@@ -157,13 +197,13 @@ def test_values_of_functions_before_the_model(pool: mpool.Pool, name: str, param
     ("Llama", "n_ctx", -5), ("Llama", "seed", "x"),
     *(("SentenceTransformer", param, value) for param, value in (
         ("device", "cuda"), ("truncate_dim", -1), ("prompts", {"a": 5}), ("default_prompt_name", 5),
-        ("similarity_fn_name", "l3"), ("compute", "int4"))),
+        ("similarity_fn_name", "l3"), ("compute", "int4"), ("max_length", 0))),
     *(("CrossEncoder", param, value) for param, value in (
         ("device", "cuda"), ("max_length", -1), ("activation_fn", 5), ("compute", "int4")))])
 def test_values_of_look_alikes_before_the_model(monkeypatch: pytest.MonkeyPatch, name: str, param: str,
                                                 value: Any) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(mpool.InvalidArgument) as caught:
+    with pytest.raises((mpool.InvalidArgument, mpool.Unsupported)) as caught:
         getattr(llama_cpp if name == "Llama" else sentence_transformers, name)(MODEL, **{param: value})
     _check(caught, param)
 
@@ -177,11 +217,26 @@ def test_values_of_look_alikes_before_the_model(monkeypatch: pytest.MonkeyPatch,
     (["search", "x", "--file", "/none.txt", "--model", MODEL], "/none.txt"),
     (["vision", "x", "--image", "/none.png", "--model", MODEL], "/none.png"),
     (["embed-image", "/none.png", "--model", MODEL], "/none.png"),
-    (["serve", "--model", MODEL, "--adapter", "x"], "adapter")])
+    (["serve", "--model", MODEL, "--adapter", "x"], "adapter"),
+    (["generate", "x", "--model", MODEL, "--regex", "("], "regex"),
+    (["embed", "x", "--model", MODEL, "--adapter", "a=/none.gguf"], "/none.gguf"),
+    (["serve", "--model", MODEL, "--adapter", "a=/none.gguf"], "/none.gguf"),
+    (["serve", "--model", MODEL, "--model", f"a b={MODEL}"], "a b"),
+    (["quantize", MODEL, "/none/x.gguf", "--type", "Q4_0"], "/none/x.gguf"),
+    *(([*command, "--model", MODEL], "at least one text") for command in (
+        ["embed"], ["search", "x"], ["classify"], ["classify", "--tokens"]))])
 def test_values_before_the_model_on_the_command_line(capsys: pytest.CaptureFixture[str],
                                                      monkeypatch: pytest.MonkeyPatch, command: list[str],
                                                      param: str) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     assert main(command) not in (0, None)
     printed = capsys.readouterr().err.replace("--", "").replace("-", "_")
     assert param in printed and "OfflineError" not in printed and "offline" not in printed
+
+
+def test_the_port_before_the_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", "--model", MODEL, "--port", str(taken.getsockname()[1])]) not in (0, None)
+    assert "cannot listen" in capsys.readouterr().err

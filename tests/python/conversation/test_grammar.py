@@ -192,7 +192,8 @@ def test_invalid_gbnf() -> None:
 
 
 def test_tokens_of_gbnf(pool: mpool.Pool, tiny: Path) -> None:
-    """A token reference allows one token, control or not; with ``!``, all others but those that end a text."""
+    """A token reference allows one token, control or not; with ``!``, all others but those that end a text. In Lark's
+    language, texts, regular expressions and comments have none."""
     tokenizer = pool.get(tiny)._entry.tokenizer()
     control = next(at for at, is_control in enumerate(bytes(tokenizer.token_table().control)) if is_control
                    and at not in tokenizer.eog_ids)
@@ -200,6 +201,7 @@ def test_tokens_of_gbnf(pool: mpool.Pool, tiny: Path) -> None:
     assert re.fullmatch(r"<[^<>\s]+>", name)
     for source, wanted in ((f'root ::= {name} "b" <[{letter}]>', [control, None, letter]),
                            (f"root ::= <[{letter}]> <[{control}]>", [letter, control]),
+                           (f'start: {name} /[{name[1]}]/ <[{letter}]> // {name}', [control, None, letter]),
                            (f"root ::= (!<[{letter}]>){{3}} <[{letter}]>", [-letter, -letter, -letter, letter])):
         for seed in range(3):
             done = pool.generate("1", tiny, response_format={"type": "grammar", "grammar": source}, seed=seed, **HOT)
@@ -208,10 +210,30 @@ def test_tokens_of_gbnf(pool: mpool.Pool, tiny: Path) -> None:
             assert len(ids) == len(wanted) and all(
                 want is None or (one != -want if want < 0 else one == want) for one, want in zip(ids, wanted)), ids
     for source, words in ((f"root ::= <[{tokenizer.vocab_size}]>", "does not exist"),
-                          ("root ::= <nothing>", "not a single")):
+                          ("root ::= <nothing>", "not a single"), ("start: <nothing>", "not a single"),
+                          (f"start: <[{tokenizer.vocab_size}]>", "does not exist")):
         with pytest.raises(mpool.InvalidArgument, match=words) as caught:
             pool.generate("1", tiny, response_format={"type": "grammar", "grammar": source})
         assert caught.value.param == "response_format"
+
+
+@pytest.mark.parametrize(("kind", "source"), [
+    ("regex", "a("), ("regex", "(?=a)b"), ("regex", r"a\bc"), ("grammar", "start: none"), ("grammar", 'start: "a'),
+    ("grammar", 'start: %json {"type": "none"}'),
+    *(("schema", one) for one in (
+        {"oneOf": [{"type": "integer"}, {"type": "number"}]}, {"pattern": "("}, {"type": "string", "format": "none"},
+        {"type": "object", "minProperties": 2, "properties": {"a": {}, "b": {}, "c": {}}},
+        {"patternProperties": {"a": {}, "b": {"type": "string"}}, "type": "object"}, {"minLength": 3, "maxLength": 2,
+                                                                                      "type": "string"}))])
+def test_words_of_refusals(pool: mpool.Pool, tiny: Path, kind: str, source: Any) -> None:
+    """A refusal names neither options nor terms of the compiler of grammars, with the model and without."""
+    wanted = source if kind == "schema" else {"type": kind, kind: source}
+    for model in (tiny, "org/none"):
+        with pytest.raises(mpool.InvalidArgument) as caught:
+            pool.generate("1", model, response_format=wanted)
+        assert caught.value.param == "response_format"
+        assert re.search(r"coerce|Unimplemented|disjoint|Unsatis|lexer|lookaround|in regex|\d\(\d+\)|min/max",
+                         str(caught.value)) is None, caught.value
 
 
 def test_pydantic(pool: mpool.Pool, llama: Path) -> None:

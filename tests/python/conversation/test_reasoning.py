@@ -44,6 +44,10 @@ CASES: list[tuple[type[Splitter], str, str | None, str]] = [
     (HarmonySplitter, f"{C}analysis{M}a{E}{S}assistant{C}commentary to=functions.f <|constrain|>json{M}{{}}<|call|>",
      "a\n{}", ""),
     (HarmonySplitter, f" to=functions.f{C}commentary{M}{{}}", "{}", ""),
+    # the last channel of a header counts; messages to the assistant are not to a tool
+    *((kind, f"{C}analysis{M}a{E}{S}assistant{C}commentary to=assistant{C}final{M}So.", "a", "So.")
+      for kind in (HarmonySplitter, HarmonyCallSplitter)),
+    (HarmonySplitter, f"{C}commentary to=functions.f{C}final{M}{{}}", "{}", ""),
     (HarmonySplitter, "A plain answer < 3.", None, "A plain answer < 3."),
     (HarmonySplitter, f"{C}analysis{M}cut off <|chan", "cut off <|chan", ""),
     (HarmonySplitter, f"{C}analysis{M}a{E}{S}assistant{C}fin", "a", ""),

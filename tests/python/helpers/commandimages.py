@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from PIL import Image
 
 
 @pytest.fixture(autouse=True)
 def image_files(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Empty files in the working folder: the commands look for them before they load a model."""
+    """Images in the working folder: the commands read them before they load a model."""
     folder = tmp_path_factory.mktemp("images")
     for name in ("a.png", "b.png", "i", "x.png"):
-        (folder / name).touch()
+        Image.new("RGB", (2, 2)).save(folder / name, "PNG")
     monkeypatch.chdir(folder)

@@ -72,6 +72,7 @@ def test_every_source_yields_the_same_pixels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [
     lambda text: text.replace("+", "-").replace("/", "_"), lambda text: text.rstrip("="), lambda text: "\n " + text,
     lambda text: "data:text/plain;charset=utf-8;base64," + text, lambda text: "data:image/png; base64," + text,
+    lambda text: " \n\tdata:image/png;base64," + text,
     lambda text: "data:;base64," + text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3d"),
     lambda text: "data:image/png," + "".join(f"%{byte:02x}" for byte in base64.b64decode(text))])
 def test_forms_of_base64(change: Callable[[str], str]) -> None:

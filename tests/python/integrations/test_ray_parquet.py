@@ -197,7 +197,7 @@ def test_files_of_an_adapter(bert: Path, tmp_path: Path, monkeypatch: pytest.Mon
         pq.write_table(pa.table({"text": ["A cat.", "A dog."]}), source / f"{name}.parquet")
     same: dict[str, Any] = dict(model=str(bert), memory_mb=200, progress=False, adapters=adapters, adapter="one")
     for wrong, words in (({"adapter": "three"}, "`adapter` must be one, two or None, got 'three'"),
-                         ({"adapter": 3}, "`adapter` must be one, two or None"),
+                         ({"adapter": 3}, "`adapter` must be a name, or None"),
                          ({"adapters": None}, "`adapter` must be None: the model has no adapters, got 'one'"),
                          ({"adapters": {"one": str(tmp_path / "missing")}}, "no such file or folder"),
                          ({"adapters": "one"}, "`adapters` must be a dict from name to path")):
@@ -247,6 +247,20 @@ def test_options_of_other_vectors() -> None:
                                                  "got 'both'")):
         with pytest.raises(mpool.InvalidArgument, match=words):
             EmbedBatches(vectors=vectors, **options)
+
+
+@pytest.mark.parametrize(("given", "param"), [
+    ({"dimensions": 0}, "dimensions"), ({"compute": "int4"}, "compute"), ({"timeout": -1}, "timeout"),
+    ({"vectors": "labels", "labels": []}, "labels"), ({"vectors": "spans", "stride": -1}, "stride"),
+    ({"prompt": "\ud800"}, "prompt"), ({"adapters": {"a": "/none.gguf"}}, None)])
+def test_values_before_the_model(given: dict[str, Any], param: str | None, tmp_path: Path) -> None:
+    """Values that no model allows are refused before Ray is started and the model is read."""
+    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "a.parquet")
+    for call in (lambda: embed_parquet(tmp_path, tmp_path / "out", model="org/none", **given),
+                 lambda: EmbedBatches(model="org/none", memory_mb=200, **given)):
+        with pytest.raises(mpool.FileError if param is None else mpool.InvalidArgument) as caught:
+            call()
+        assert caught.value.param == param and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("vectors", VECTORS)
@@ -450,7 +464,7 @@ def test_failed_files_are_retried_with_nulls(bert: Path, tmp_path: Path, monkeyp
         embed_parquet(source, target, **same)
     del written[:]
     with pytest.raises(mpool.InvalidArgument, match="its precision is 'float32', not 'int8'"):
-        embed_parquet(source, target, **same, on_error="null", precision="int8")
+        embed_parquet(source, target, **same, precision="int8")
     assert embed_parquet(source, target, **same, on_error="null") == Embedded(1, 2, 1)
     assert written == [str(target / "b.parquet")]
     assert pq.read_table(target / "b.parquet").column("embedding").null_count == 1

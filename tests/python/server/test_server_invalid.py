@@ -137,7 +137,7 @@ def test_invalid_values_before_invalid_json(kind: Any, body: bytes) -> None:
     (b'{"model": "\\ud800"}', "It ends too early, or has half of a surrogate pair."),
     (b'{"model": "\xff"}', "It is not UTF-8."), (b'{"model": NaN}', "At byte 10, counted from 0: invalid character."),
     (b'{"model": 3, "zz": NaN}', "At byte 19, counted from 0: invalid character."),
-    (b'\xef\xbb\xbf{"model": "m"}', "At byte 0, counted from 0: invalid character."),
+    (b'\xef\xbb\xbf', "It is empty."),
     (b'{"model": "m",}', "At byte 14, counted from 0: trailing comma in object."),
     (b"{'model': 1}", "At byte 1, counted from 0: object keys must be")])
 def test_bodies_that_are_no_json(body: bytes, detail: str) -> None:
@@ -145,6 +145,11 @@ def test_bodies_that_are_no_json(body: bytes, detail: str) -> None:
     with pytest.raises(Refusal) as refused:
         parse(body, structs.EmbeddingsRequest)
     assert refused.value.code == "invalid_json" and refused.value.detail.startswith(detail), refused.value.message
+
+
+def test_byte_order_mark() -> None:
+    found = parse(b'\xef\xbb\xbf{"model": "m", "input": "x"}', structs.EmbeddingsRequest)
+    assert (found.model, found.input) == ("m", "x")
 
 
 def test_body_must_be_an_object() -> None:

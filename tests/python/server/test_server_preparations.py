@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mpool import native_calls
-from mpool.conversation.template import ChatTemplate
+from mpool.conversation import template
 from mpool.tasks import chat_prompt, text_embedding, text_to_text
 from mpool.tokenizers import Tokenizer
 from servers import ask, serving
@@ -64,9 +64,9 @@ ROUTES = [("/v1/chat/completions", chat), ("/v1/responses", items), ("/tokenize"
 def test_two_long_conversations_are_converted_at_once(server: Any, monkeypatch: pytest.MonkeyPatch, path: str,
                                                       make: Any) -> None:
     """A thread that runs Python code delays the event loop by 5 ms each time: 24 of them by 4 s."""
-    checked, copied = Watched(chat_prompt.check_messages), Watched(ChatTemplate._data)
+    checked, copied = Watched(chat_prompt.check_messages), Watched(template._plain_data)
     monkeypatch.setattr(chat_prompt, "check_messages", checked)
-    monkeypatch.setattr(ChatTemplate, "_data", lambda *args: copied(*args))
+    monkeypatch.setattr(template, "_plain_data", copied)
     threads = [threading.Thread(target=ask, args=(server, path, make(2001))) for _ in range(8)]
     for thread in threads:
         thread.start()

@@ -231,6 +231,8 @@ def _needs_no_model(row: tuple[str, dict[str, Any], str, str, str]) -> bool:
     return not needs
 
 
+#: A schema that a grammar cannot enforce.
+UNENFORCED = {"type": "object", "properties": {"a": {"not": {"const": 1}}}}
 #: Routes, and values that their structs allow and the library refuses, with the parameter of the error.
 OF_LIBRARY: list[tuple[str, dict[str, Any], str, str]] = [
     *((path, {"tools": [{"type": "function", "function": {"name": ""}}]}, "invalid_value", "tools")
@@ -258,6 +260,16 @@ OF_LIBRARY: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/messages/count_tokens", {"tools": [{"name": "", "input_schema": {"type": "object"}}]}, "invalid_value",
      "tools"),
     ("/v1/fim/completions", {"logit_bias": {"x": 1}, "suffix": "y"}, "invalid_value", "logit_bias"),
+    *((path, {"response_format": one}, "invalid_value", "response_format") for path in (CHATS, COMPLETIONS) for one in (
+        {"type": "regex", "regex": "("}, {"type": "grammar", "grammar": "start: none"},
+        {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": UNENFORCED}})),
+    *((path, {"guided_regex": "("}, "invalid_value", "guided_regex") for path in (CHATS, COMPLETIONS)),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": UNENFORCED}}},
+     "invalid_value", "text.format"),
+    (CHATS, {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": UNENFORCED}}]},
+     "invalid_value", "tools"),
+    (CHATS, {"chat_template_kwargs": {"messages": []}}, "invalid_value", "chat_template_kwargs"),
+    ("/api/mpool/embed_images", {"images": ["AAAA"]}, "invalid_value", ""),
 ]
 
 

@@ -17,7 +17,7 @@ from mpool.server.settings import Settings  # noqa: E402
 
 def test_a_port_is_free_again_while_its_connections_linger() -> None:
     """The side that closes a connection first keeps it in TIME_WAIT for a minute; a restarted server must not wait."""
-    first = serving._listen(Settings(port=0))
+    first = serving.listen(Settings(port=0))
     host, port = first.getsockname()
     first.listen()
     first.setblocking(True)
@@ -26,18 +26,18 @@ def test_a_port_is_free_again_while_its_connections_linger() -> None:
         with first:
             accepted.close()
             assert client.recv(1) == b""
-    with serving._listen(Settings(port=port)) as second:
+    with serving.listen(Settings(port=port)) as second:
         assert second.getsockname() == (host, port) and not second.getblocking()
         second.listen()
         with pytest.raises(mpool.FileError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use. "
                                                   "Choose another --port"):
-            serving._listen(Settings(port=port))
+            serving.listen(Settings(port=port))
 
 
 @pytest.mark.parametrize("host", ["203.0.113.77", "999.1.1.1"])  # TEST-NET-3 of RFC 5737, and no address
 def test_an_address_of_another_machine(host: str) -> None:
     with pytest.raises(mpool.FileError, match=rf"cannot listen on {host}:0: .*Choose an address of this machine"):
-        serving._listen(Settings(host=host, port=0, token="0123456789abcdef"))
+        serving.listen(Settings(host=host, port=0, token="0123456789abcdef"))
 
 
 @pytest.mark.parametrize("host, family", [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
@@ -47,7 +47,7 @@ def test_options_of_the_socket(host: str, family: Any) -> None:
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, serving._SEND_BUFFER)
         size = plain.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # Linux doubles it, up to a limit of the system
     try:
-        made = serving._listen(Settings(host=host, port=0))
+        made = serving.listen(Settings(host=host, port=0))
     except mpool.FileError:
         if family == socket.AF_INET:
             raise
