@@ -183,6 +183,39 @@ static void expect(const kt_set *ref, const kt_set *set, const problem *p, float
         run(&ref->call, p, 0, p->M, 0, p->packed.panels, NULL, y, ldy);
 }
 
+/* ---- packing --------------------------------------------------------------------------------------------------- */
+
+MP_TEST(kernels_dense_pack_in_parts_and_from_halves) {
+    enum { N = 100, K = 520 };
+    mp_test_random random = {2};
+    kt_use("ref");
+    for (int kind = 0; kind < DENSE_KINDS; kind++) {
+        problem p = make(dense_kinds[kind], 1, N, K);
+        kt_random(&random, p.w, N * K);
+        uint16_t *half = kt_alloc(sizeof(uint16_t) * N * K);
+        for (int i = 0; i < N * K; i++) { /* make both sources hold the same numbers */
+            half[i] = mp_bf16_from_f32(p.w[i]);
+            p.w[i] = mp_bf16_to_f32(half[i]);
+        }
+        prepare(&p);
+        mp_wmat other = p.packed;
+        other.data = kt_alloc(mp_wmat_bytes(&other));
+        const mp_tensor src = {.dtype = MP_BF16,
+                               .ndim = 2,
+                               .shape = {N, K},
+                               .data = (const uint8_t *)half,
+                               .nbytes = sizeof(uint16_t) * N * K};
+        mp_wmat_pack(&other, &src, 3, 4);
+        mp_wmat_pack(&other, &src, 0, 1);
+        mp_wmat_pack(&other, &src, 1, 3);
+        const kt_set set = {.mask = "ref", .variant = "pack"};
+        kt_same_bytes(&set, p.packed.data, other.data, mp_wmat_bytes(&other), "%s", dense_names[kind]);
+        kt_free(other.data);
+        kt_free(half);
+        release(&p);
+    }
+}
+
 /* ---- activations ----------------------------------------------------------------------------------------------- */
 
 /* The reference equals the Hadamard matrix, whose sign at (i, j) is the parity of the bits set in both i and j. All

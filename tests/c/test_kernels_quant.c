@@ -203,6 +203,29 @@ static void compare_gemm(const stored *type, const mp_wmat *w, const mp_acts *ac
     kt_free(expected);
 }
 
+MP_TEST_SECONDS(kernels_quant_gemm_variants, 120) {
+    /* K = 0 stands for one, two or three blocks of the type. A long K exceeds the blocks that a variant prepares at a
+     * time. */
+    static const int shapes[][3] = {{1, 70, 0},  {2, 1, 0},     {3, 64, 2304}, {4, 33, 0},    {5, 70, 0},  {6, 65, 0},
+                                    {7, 64, 0},  {8, 33, 4352}, {9, 70, 0},    {11, 1, 0},    {16, 64, 0}, {23, 33, 0},
+                                    {40, 70, 0}, {1, 5, 33024}, {4, 40, 8448}, {100, 33, 512}};
+    mp_test_random random = {21};
+    for (int t = 0; t < TYPES; t++)
+        for (int i = 0; i < (int)(sizeof shapes / sizeof *shapes); i++) {
+            const int M = shapes[i][0], N = shapes[i][1];
+            const int K = shapes[i][2] ? shapes[i][2] : unit_of(&types[t]) * (i % 3 + 1);
+            mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, (uint64_t)(t * 50 + i));
+            mp_wmat w = pack_by(&types[t], &src, 1);
+            float *x = kt_alloc((size_t)(M * K) * 4);
+            kt_random(&random, x, M * K);
+            kt_use("");
+            mp_acts acts = make_acts(x, M, K);
+            compare_gemm(&types[t], &w, &acts, NULL, "random");
+            kt_free(x), kt_free(w.data);
+            drop_acts(&acts), drop_weights(&src);
+        }
+}
+
 /* Variants for many rows. Rows do not fill a tile or a pass, K does not fill a group of blocks, and calls cover parts
  * of rows and panels. Also the largest integers, non-finite activations, and every epilogue. */
 MP_TEST_SECONDS(kernels_quant_gemm_many_rows, 120) {

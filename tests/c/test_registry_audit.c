@@ -254,3 +254,44 @@ MP_TEST(registry_audit_finds_each_fault) {
             return;
     }
 }
+
+/* The audit of a registry visits the current entry and the replacement of every key, and every entry that drains. It
+ * also compares the compute threads of all workers with those of the CPU allocator. */
+MP_TEST(registry_audit_visits_every_entry) {
+    enum { ENTRIES = 5 };
+    static const char *const keys[] = {"a", "b", "c", "d", "e"};
+    static scene scenes[ENTRIES];
+    mp_entry *entries[ENTRIES];
+    mp_error error;
+    for (int i = 0; i < ENTRIES; i++) {
+        scene_open(&scenes[i], keys[i], i ? scenes[0].services : NULL, 1000 * 1000);
+        entries[i] = scenes[i].entry;
+    }
+    slot slots[] = {{.current = entries[0]}, {.current = entries[1], .incoming = entries[2]}};
+    mp_registry registry = {
+        .services = scenes[0].services, .slots = slots, .slot_count = 2, .leaving = &entries[3], .leaving_count = 2};
+    MP_CHECK_OK(mp_registry_audit(&registry, is_held, &error), &error);
+    for (int i = 0; i < ENTRIES; i++) {
+        entries[i]->starting = -1;
+        MP_CHECK_STATUS(mp_registry_audit(&registry, is_held, &error), MP_INTERNAL, &error);
+        MP_CHECK(error.message[0] == keys[i][0]);
+        entries[i]->starting = 0;
+    }
+    scene_load(&scenes[3]);
+    mp_worker *worker = scene_worker(&scenes[3], MP_WORKER_PROCESSING);
+    scene_activate(worker, scene_ticket(&scenes[3], 1, (mp_submit_options){0}), MP_TICKET_STEPPING);
+    worker->in_step = true;
+    worker->step_live = worker->threads = 1;
+    MP_CHECK_STATUS(mp_registry_audit(&registry, is_held, &error), MP_INTERNAL, &error);
+    MP_CHECK_STR(error.message, "workers hold 1 compute threads, the CPU allocator counts 0 of 4");
+    mp_lease lease;
+    mp_core_lease at;
+    MP_CHECK(mp_cpu_allocator_lend(scenes[0].services->allocator, 0, 1, &lease, &at, NULL, NULL));
+    MP_CHECK_OK(mp_registry_audit(&registry, is_held, &error), &error);
+    mp_cpu_allocator_return(scenes[0].services->allocator, &lease, &at, false);
+    held = true; /* a locked registry may be in the middle of a change */
+    MP_CHECK_OK(mp_registry_audit(&registry, is_held, &error), &error);
+    held = false;
+    for (int i = ENTRIES - 1; i >= 0; i--)
+        scene_close(&scenes[i]);
+}

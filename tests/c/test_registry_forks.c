@@ -177,6 +177,34 @@ MP_TEST(forks_at_the_end_of_a_close) {
         mp_registry_destroy(registries[i]);
 }
 
+/* One thread closes a registry and waits for a worker, another one waits for the end of that close. */
+MP_TEST(forks_while_two_threads_close_a_registry) {
+    SKIP_IF_SANITIZED();
+    fake fake;
+    mp_thread first, second;
+    mp_error error;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    fake_count_waits(&registry->changed); /* only a second close waits on it: no call is inside */
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
+    atomic_store(&fake.destroy_hold, true);
+    MP_CHECK_OK(mp_thread_start(&first, "first", fake_close, registry, &error), &error);
+    fake_until(&fake.in_destroy, 1);
+    MP_CHECK_OK(mp_thread_start(&second, "second", fake_close, registry, &error), &error);
+    fake_until_waits(1);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        atomic_store(&fake.destroy_hold, false);
+        mp_registry_destroy(registry); /* destroys what the second thread waits for in the parent */
+        _exit(0);
+    }
+    fake_expect_child(child);
+    atomic_store(&fake.destroy_hold, false);
+    mp_thread_join(&first);
+    mp_thread_join(&second);
+    fake_end(registry);
+}
+
 typedef struct late_caller {
     mp_registry *registry;
     _Atomic int ended;

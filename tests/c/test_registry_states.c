@@ -180,34 +180,3 @@ MP_TEST(registry_states_of_workers) {
                              "......x."}, /* failed */
                             put_worker, get_worker, set_worker});
 }
-
-/* --- the audit of a registry, which the simulator calls --- */
-
-static int locks_asked_about;
-
-static bool all_but_the_first_are_held(const mp_mutex *mutex) {
-    (void)mutex;
-    return locks_asked_about++ > 0;
-}
-
-/* The audit covers the entry of each key, and the entry that is to replace it. */
-MP_TEST(registry_audit_covers_replacements) {
-    fake fake, next;
-    mp_error error;
-    mp_ticket *ticket;
-    mp_registry *registry = fake_begin(&fake, 2, &ticket);
-    locks_asked_about = 0;
-    MP_CHECK_OK(mp_registry_audit(registry, all_but_the_first_are_held, &error), &error);
-    MP_CHECK_INT(locks_asked_about, 2); /* the registry and the entry have one each */
-    fake_init(&next);
-    atomic_store(&next.load_stalls, true);
-    fake_add(registry, "a", &next, true);
-    fake_until(&next.loads, 1);
-    locks_asked_about = 0;
-    MP_CHECK_OK(mp_registry_audit(registry, all_but_the_first_are_held, &error), &error);
-    MP_CHECK_INT(locks_asked_about, 3);
-    atomic_store(&next.load_stalls, false);
-    atomic_store(&fake.hold, false);
-    MP_CHECK_INT(fake_finish(ticket), MP_OK);
-    fake_end(registry);
-}
