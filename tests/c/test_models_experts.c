@@ -247,6 +247,77 @@ MP_TEST(models_experts_without_any_score_add_nothing) {
 
 /* ---- tensors that hold all experts ------------------------------------------------------------------------------- */
 
+static void add_all(tiny_file *file, const char *name, int64_t count, int64_t rows, int64_t columns) {
+    mp_error error;
+    mp_tensor_entry entry = {.name = name, .dtype = MP_F32, .ndim = 3, .shape = {count, rows, columns},
+                             .offset = file->used, .nbytes = (uint64_t)(count * rows * columns) * sizeof(float)};
+    MP_CHECK(file->used + entry.nbytes <= file->capacity);
+    for (int64_t i = 0; i < count * rows * columns; i++)
+        ((float *)(void *)(file->bytes + file->used))[i] = (float)i;
+    MP_CHECK_OK(mp_spec_add_tensor(file->spec, &entry, &error), &error);
+    file->used += entry.nbytes;
+}
+
+static void check_slices(mp_builder *builder, const char *part, mp_expert_layout layout, int64_t rows,
+                         int64_t columns) {
+    mp_error error;
+    mp_expert_matrix matrix;
+    MP_CHECK_OK(mp_expert_matrix_init(&matrix, builder, 0, part, COUNT, FFN, HIDDEN, false, &error), &error);
+    MP_CHECK_INT(matrix.layout, layout);
+    MP_CHECK_INT(matrix.dtype, MP_F32);
+    const bool joined = layout == MP_EXPERT_COLUMNS; /* the columns of gate and up alternate */
+    for (int e = 0; e < COUNT; e++) {
+        float copy[FFN * HIDDEN];
+        const mp_tensor *one = &matrix.tensors[e];
+        const mp_tensor stored = mp_expert_rows(&matrix, e, 0, FFN, (uint8_t *)copy);
+        for (int i = 0; i < FFN * HIDDEN; i++) {
+            const int n = i / HIDDEN, k = i % HIDDEN;
+            const int at = joined ? k * 2 * FFN + 2 * n + (strcmp(part, "up") == 0) : i;
+            MP_CHECK(((const float *)(const void *)stored.data)[i] == (float)(e * rows * columns + at));
+        }
+        MP_CHECK(one->dtype == MP_F32 && one->ndim == 2 && one->shape[0] == rows && one->shape[1] == columns);
+        MP_CHECK_INT(one->nbytes, (uint64_t)(rows * columns) * sizeof(float));
+        MP_CHECK(*(const float *)(const void *)one->data == (float)(e * rows * columns));
+    }
+    mp_expert_matrix_deinit(&matrix);
+}
+
+/* One tensor may hold a matrix of all experts, by rows, or gate and up together by columns. The limit on the inputs of
+ * int8 products concerns int8 alone. */
+MP_TEST(models_experts_in_one_tensor) {
+    enum { LONG = MP_I8_MAX_INPUTS + 1 };
+    mp_error error;
+    mp_weights *weights;
+    mp_builder builder;
+    mp_expert_matrix matrix;
+    char path[512];
+    snprintf(path, sizeof path, "%s/all.bin", mp_test_directory());
+    tiny_file file = {.spec = mp_spec_create(), .capacity = 1 << 20, .bytes = malloc(1 << 20)};
+    MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
+    add_all(&file, "blk.0.ffn_gate_up_exps.columns", COUNT, HIDDEN, 2 * FFN);
+    add_all(&file, "blk.0.ffn_down_exps.weight", COUNT, FFN, HIDDEN);
+    add_all(&file, "blk.1.ffn_down_exps.weight", 1, 2, LONG);
+    mp_spec_freeze(file.spec);
+    mp_test_write_file(path, file.bytes, file.used);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    MP_CHECK_OK(mp_weights_open(file.spec, &weights, &error), &error);
+    mp_builder_init(&builder, weights, MP_COMPUTE_F32);
+    check_slices(&builder, "gate", MP_EXPERT_COLUMNS, HIDDEN, 2 * FFN);
+    check_slices(&builder, "up", MP_EXPERT_COLUMNS, HIDDEN, 2 * FFN);
+    check_slices(&builder, "down", MP_EXPERT_ROWS, FFN, HIDDEN);
+    for (int c = 0; c < 2; c++) {
+        builder.compute = c ? MP_COMPUTE_I8 : MP_COMPUTE_F32;
+        MP_CHECK_STATUS(mp_expert_matrix_init(&matrix, &builder, 1, "down", 1, 2, LONG, false, &error),
+                        c ? MP_UNSUPPORTED : MP_OK, &error);
+        mp_expert_matrix_deinit(&matrix);
+    }
+    mp_builder_deinit(&builder);
+    mp_weights_close(weights);
+    mp_spec_unpin(file.spec);
+    free(file.bytes);
+}
+
 /* The builder frees a matrix that it took, also if it refuses the matrix. */
 MP_TEST(models_refused_matrices_are_freed) {
     enum { LONG = MP_I8_MAX_INPUTS + 1 };
