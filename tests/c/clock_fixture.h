@@ -87,11 +87,6 @@ static inline bool give_up_at(void *arg) {
     return ++asked == give_up_call;
 }
 
-static inline bool never_give_up(void *arg) {
-    (void)arg;
-    return false;
-}
-
 /* --- records of the log --- */
 
 static const char *wanted_record;

@@ -67,10 +67,4 @@ static inline void check_learned(_Atomic uint64_t *estimate, uint64_t old, uint6
     MP_CHECK(outcome == MP_OUTCOME_MORE || outcome == MP_OUTCOME_DONE);
 }
 
-/* Weights so large that a plan has about `threads` threads if it counts `barriers` barriers. */
-static inline void make_weights_large(mp_model_facts *facts, int barriers) {
-    enum { THREADS = 200, BARRIER_NS = 100, BYTES_PER_NS = 20 };
-    facts->weight_bytes = (int64_t)BYTES_PER_NS * BARRIER_NS * barriers * THREADS * THREADS;
-}
-
 #endif

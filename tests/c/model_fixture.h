@@ -548,19 +548,6 @@ static inline uint64_t tiny_trim(tiny_model *tiny) {
     return freed;
 }
 
-/* The number of values of all tensors of a spec. */
-static inline int64_t tiny_parameters(const mp_spec *spec) {
-    int64_t sum = 0;
-    for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
-        const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
-        int64_t items = 1;
-        for (int d = 0; d < entry->ndim; d++)
-            items *= entry->shape[d];
-        sum += items;
-    }
-    return sum;
-}
-
 /* Two models with shared packed weights, as in two processes. */
 typedef struct tiny_shared {
     mp_shm weights;

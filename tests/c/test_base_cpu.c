@@ -46,18 +46,6 @@ MP_TEST(base_cpu_mask_lowers_and_never_raises) {
     MP_CHECK_INT(mp_cpu_features(), all);
 }
 
-MP_TEST(base_cpu_mask_refuses_unknown_words) {
-    static const char *const words[] = {"avx", "AVX2", "avx2 ", "all", "avx512,avx2", "refx"};
-    mp_error error;
-    MP_CHECK_OK(mp_cpu_init("ref", &error), &error);
-    for (int i = 0; i < 6; i++) {
-        MP_CHECK_STATUS(mp_cpu_init(words[i], &error), MP_INVALID_ARGUMENT, &error);
-        MP_CHECK_HAS(error.message, words[i]);
-        MP_CHECK_HAS(error.message, "MPOOL_CPU");
-        MP_CHECK_STR(mp_cpu_level(), "ref"); /* a refused mask leaves the level unchanged */
-    }
-}
-
 MP_TEST(base_cpu_levels_agree_with_the_kernel) {
     FILE *file = fopen("/proc/cpuinfo", "r");
     if (!file)
@@ -215,27 +203,6 @@ MP_TEST(base_cgroup_v1_reads_each_controller) {
     MP_CHECK_INT(limits.memory_bytes, 2147483648);
 }
 
-/* A container sees only a part of the tree: the root of its mount is /docker/id. */
-MP_TEST(base_cgroup_inside_a_container) {
-    const char *root = fresh_root();
-    put(root, "/proc/self/cgroup", "5:memory:/docker/id/inner\n3:cpu:/docker/id\n");
-    put(root, "/proc/self/mountinfo",
-        "40 31 0:32 /docker/id /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n"
-        "41 31 0:33 /docker/id /sys/fs/with\\040blank ro - cgroup cgroup rw,memory\n");
-    put(root, "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "200000\n");
-    put(root, "/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
-    put(root, "/sys/fs/with blank/memory.limit_in_bytes", "5000\n");
-    put(root, "/sys/fs/with blank/inner/memory.limit_in_bytes", "4000\n");
-    mp_cgroup limits = mp_cgroup_read(root);
-    MP_CHECK_NEAR(limits.cpus, 2, 0);
-    MP_CHECK_INT(limits.memory_bytes, 4000);
-    /* a group outside the mount: the limits at the root of the mount apply */
-    put(root, "/proc/self/cgroup", "5:memory:/elsewhere\n3:cpu:/docker/idol\n");
-    limits = mp_cgroup_read(root);
-    MP_CHECK_NEAR(limits.cpus, 2, 0);
-    MP_CHECK_INT(limits.memory_bytes, 5000);
-}
-
 MP_TEST(base_cgroup_invalid_values_are_no_limit) {
     static const char *const groups[] = {"", "\n", ":::", "0:", "0::", "x", "5:memory", "0::/a\n0::/b\n"};
     static const char *const mounts[] = {"", "1 2 3", "1 2 3 4 5 6 - cgroup2", "- - - - - - - -",
@@ -294,18 +261,6 @@ MP_TEST(base_options_have_defaults_that_can_be_printed) {
         MP_CHECK(rows[i].least <= rows[i].most);
     }
     MP_CHECK_INT(mp_options_get()->spin_us, 100);
-}
-
-MP_TEST(base_options_are_read) {
-    mp_error error;
-    MP_CHECK_OK(set_option("MPOOL_THREADS", "3", &error), &error);
-    MP_CHECK_INT(mp_options_get()->threads, 3);
-    MP_CHECK_OK(set_option("MPOOL_THREADS", "", &error), &error); /* an empty variable counts as unset */
-    MP_CHECK_INT(mp_options_get()->threads, 0);
-    MP_CHECK_OK(set_option("MPOOL_BLAS", "/usr/lib/libopenblas.so", &error), &error);
-    MP_CHECK_STR(mp_options_get()->blas, "/usr/lib/libopenblas.so");
-    MP_CHECK_OK(set_option("MPOOL_SPIN_US", "+0", &error), &error);
-    MP_CHECK_INT(mp_options_get()->spin_us, 0);
 }
 
 MP_TEST(base_options_refuse_invalid_values_and_keep_the_old_ones) {

@@ -70,19 +70,6 @@ MP_TEST(base_error_file_names_position_field_and_allowed_values) {
     MP_CHECK_STR(error.message, "key is 1, allowed: text");
 }
 
-MP_TEST(base_error_arguments_may_be_the_error_itself) {
-    mp_error error;
-    mp_fail(&error, MP_IO, "inner");
-    mp_fail(&error, MP_SPAWN_FAILED, "loading: %s", error.message);
-    MP_CHECK_STR(error.message, "loading: inner");
-    mp_fail_file(&error, MP_FORMAT, "a", 1, "f", "g", "%d", 1);
-    mp_fail_file(&error, MP_LIMIT, error.file, 2, error.field, error.allowed, "%s", error.message);
-    MP_CHECK_STR(error.file, "a");
-    MP_CHECK_STR(error.field, "f");
-    MP_CHECK_STR(error.allowed, "g");
-    MP_CHECK_HAS(error.got, "a at byte 1");
-}
-
 /* Characters of 1 to 4 bytes, shifted so that a text is truncated at each byte of a character. */
 MP_TEST(base_error_truncates_between_characters) {
     static const char *const characters[] = {"a", "\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"};
@@ -127,25 +114,4 @@ MP_TEST(base_error_trim_handles_every_tail) {
         mp_text_trim(text);
         MP_CHECK_STR(text, rows[i].trimmed);
     }
-}
-
-MP_TEST(base_error_long_path_keeps_the_file_name) {
-    char path[1024] = "/";
-    while (strlen(path) < 900)
-        strcat(path, "directory/");
-    strcat(path, "model-00001-of-00002.safetensors");
-    mp_error error;
-    mp_fail_file(&error, MP_FORMAT, path, 8, "header", "JSON", "%s", "nothing");
-    MP_CHECK_HAS(error.file, "model-00001-of-00002.safetensors");
-    MP_CHECK_HAS(error.message, "model-00001-of-00002.safetensors at byte 8: header is nothing, allowed: JSON");
-}
-
-MP_TEST(base_error_errno_includes_the_systems_message) {
-    mp_error error;
-    MP_CHECK_INT(mp_fail_errno(&error, ENOENT, "gone.gguf", "cannot be opened"), MP_IO);
-    MP_CHECK_STR(error.file, "gone.gguf");
-    MP_CHECK_HAS(error.message, "gone.gguf: cannot be opened: No such file or directory");
-    MP_CHECK_INT(mp_fail_errno(&error, ENOMEM, NULL, "a mapping"), MP_MEMORY_EXHAUSTED);
-    MP_CHECK_INT(error.code, MP_MEMORY_EXHAUSTED);
-    MP_CHECK_INT(mp_fail_errno(NULL, EIO, "x", "y"), MP_IO);
 }

@@ -74,19 +74,6 @@ MP_TEST(base_log_full_drops_and_counts) {
     MP_CHECK_INT(mp_log_dropped(), dropped);
 }
 
-static void log_again(const mp_log_record *record, void *arg) {
-    int *left = arg;
-    MP_CHECK_HAS(record->text, "again");
-    if (--*left > 0)
-        mp_log(MP_LOG_ERROR, "again %d", *left);
-}
-
-MP_TEST(base_log_may_be_called_while_draining) {
-    int left = 10;
-    mp_log(MP_LOG_ERROR, "again");
-    MP_CHECK_INT(mp_log_drain(log_again, &left), 10);
-}
-
 typedef struct writer {
     mp_thread thread;
     int index;

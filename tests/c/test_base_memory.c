@@ -27,19 +27,6 @@ MP_TEST(base_alloc_aligns_counts_and_frees) {
     mp_free(NULL);
 }
 
-MP_TEST(base_alloc_zeroes_at_every_size) {
-    for (size_t bytes = 1; bytes < 20u << 20; bytes = bytes * 3 + 1) {
-        uint8_t *dirty = mp_alloc(bytes, MP_TAG_MISC);
-        memset(dirty, 0xFF, bytes);
-        mp_free(dirty);
-        uint8_t *block = mp_alloc_zeroed(bytes, MP_TAG_MISC);
-        for (size_t i = 0; i < bytes; i++)
-            if (block[i])
-                MP_FAIL("byte %zu of %zu is %d", i, bytes, block[i]);
-        mp_free(block);
-    }
-}
-
 MP_TEST(base_alloc_refuses_sizes_that_overflow) {
     MP_CHECK(!mp_alloc(SIZE_MAX, MP_TAG_MISC));
     MP_CHECK(!mp_alloc(SIZE_MAX - 63, MP_TAG_MISC));
@@ -75,45 +62,6 @@ MP_TEST(base_alloc_realloc_keeps_contents) {
     mp_free(copy);
     for (int tag = 0; tag < MP_TAG_COUNT; tag++)
         MP_CHECK(mp_tag_name((mp_tag)tag)[0]);
-}
-
-static uint64_t resident_kb(void) {
-    FILE *file = fopen("/proc/self/statm", "r");
-    unsigned long size = 0, resident = 0;
-    if (!file || fscanf(file, "%lu %lu", &size, &resident) != 2)
-        MP_SKIP("no /proc/self/statm");
-    fclose(file);
-    return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE) / 1024;
-}
-
-MP_TEST(base_alloc_freed_memory_leaves_rss) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    MP_SKIP("the sanitizer keeps freed blocks");
-#endif
-    enum { BLOCKS = 24, BYTES = 4 << 20 };
-    void *blocks[BLOCKS], *plugs[BLOCKS];
-    uint64_t before = resident_kb();
-    for (int i = 0; i < BLOCKS; i++) {
-        blocks[i] = mp_alloc(BYTES, MP_TAG_WEIGHTS);
-        memset(blocks[i], 1, BYTES);
-        plugs[i] = mp_alloc(100, MP_TAG_WEIGHTS); /* free() cannot shrink the heap below this block */
-    }
-    MP_CHECK(resident_kb() - before > (uint64_t)BLOCKS * BYTES / 1024 * 9 / 10);
-    for (int i = 0; i < BLOCKS; i++)
-        mp_free(blocks[i]);
-    uint64_t after = resident_kb();
-    if (after > before + 4096)
-        MP_FAIL("%llu kB stay resident", (unsigned long long)(after - before));
-    for (int i = 0; i < BLOCKS; i++)
-        mp_free(plugs[i]);
-}
-
-MP_TEST(base_alloc_error_names_bytes_and_purpose) {
-    mp_error error;
-    MP_CHECK_INT(mp_fail_memory(&error, 2500000, "the KV cache"), MP_MEMORY_EXHAUSTED);
-    MP_CHECK_STR(error.message, "not enough memory: 2.5 MB for the KV cache");
-    mp_fail_memory(&error, 17, "a name");
-    MP_CHECK_STR(error.message, "not enough memory: 17 bytes for a name");
 }
 
 static mp_status allocate_three(void *arg, mp_error *error) {

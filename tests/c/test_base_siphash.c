@@ -18,20 +18,3 @@ MP_TEST(base_siphash_known_answers) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         MP_CHECK_INT(mp_siphash(key, bytes, cases[i].length), cases[i].hash);
 }
-
-#ifdef MP_SEAM
-static int random_calls;
-static uint64_t count_random(void) { return 100 + (uint64_t)random_calls++; }
-#endif
-
-MP_TEST(base_siphash_keys_are_random) {
-#ifdef MP_SEAM
-    uint64_t key[3] = {1, 2, 3};
-    mp_sys_table.random = count_random;
-    mp_siphash_key(key);
-    mp_sys_table = mp_sys_real;
-    MP_CHECK(key[0] == 100 && key[1] == 101 && key[2] == 3);
-#else
-    MP_SKIP("needs the seam build");
-#endif
-}

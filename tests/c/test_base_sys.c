@@ -25,19 +25,6 @@ static const char *in_directory(const char *name) {
     return path;
 }
 
-MP_TEST(base_sys_clock_and_random) {
-    uint64_t before = mp_sys_now_ns();
-    mp_sys_sleep_ns(5 * MS);
-    uint64_t passed = mp_sys_now_ns() - before;
-    MP_CHECK(passed >= 5 * MS && passed < 5000 * MS);
-    uint64_t seen[64];
-    for (int i = 0; i < 64; i++) {
-        seen[i] = mp_sys_random();
-        for (int k = 0; k < i; k++)
-            MP_CHECK(seen[i] != seen[k]);
-    }
-}
-
 /* --- files --- */
 
 MP_TEST(base_sys_open_reads_regular_files) {
@@ -91,44 +78,6 @@ MP_TEST(base_sys_open_refuses_all_but_regular_files) {
     snprintf(link, sizeof(link), "%s/loop", mp_test_directory());
     MP_CHECK_INT(symlink(link, link), 0);
     MP_CHECK_STATUS(mp_sys_open(link, &fd, NULL, &error), MP_IO, &error);
-}
-
-MP_TEST(base_sys_map_shows_the_bytes) {
-    const char *path = in_directory("file");
-    enum { BYTES = 10000 };
-    static uint8_t data[BYTES];
-    for (int i = 0; i < BYTES; i++)
-        data[i] = (uint8_t)(i * 7);
-    mp_test_write_file(path, data, BYTES);
-    int fd;
-    mp_error error;
-    MP_CHECK_OK(mp_sys_open(path, &fd, NULL, &error), &error);
-    void *map;
-    MP_CHECK_OK(mp_sys_map(fd, BYTES, path, &map, &error), &error);
-    MP_CHECK_INT(memcmp(map, data, BYTES), 0);
-    mp_sys_advise(map, BYTES, MP_ADVISE_WILLNEED);
-    mp_sys_advise(map, BYTES, MP_ADVISE_DONTNEED);
-    mp_sys_advise(map, 10, MP_ADVISE_DONTNEED);
-    mp_sys_advise(map, SIZE_MAX, MP_ADVISE_DONTNEED); /* the range overflows: no effect */
-    mp_sys_advise(map, BYTES, 77);
-    MP_CHECK_INT(memcmp(map, data, BYTES), 0);
-    mp_sys_unmap(map, BYTES);
-    mp_sys_unmap(NULL, 10);
-    MP_CHECK_STATUS(mp_sys_map(fd, 0, path, &map, &error), MP_FORMAT, &error);
-    MP_CHECK(map == NULL);
-    mp_sys_close(fd);
-    MP_CHECK_STATUS(mp_sys_map(fd, BYTES, path, &map, &error), MP_IO, &error);
-}
-
-MP_TEST(base_sys_advise_touches_whole_pages_inside_only) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    uint8_t *block = mp_sys_alloc(8 * page, page);
-    MP_CHECK(block);
-    memset(block, 1, 8 * page);
-    mp_sys_advise(block + 1, 3 * page - 2, MP_ADVISE_DONTNEED); /* only page 1 is whole: page 2 lacks one byte */
-    for (size_t i = 0; i < 8; i++)
-        MP_CHECK_INT(block[i * page], i == 1 ? 0 : 1);
-    mp_sys_free(block, 8 * page);
 }
 
 #ifdef MP_SEAM
@@ -273,33 +222,6 @@ static void observe_thread(void *arg) {
     pthread_getname_np(pthread_self(), view->name, sizeof(view->name));
 }
 
-static void measure_stack(void *arg) {
-    size_t *bytes = arg;
-    pthread_attr_t attr;
-    if (pthread_getattr_np(pthread_self(), &attr) == 0 && pthread_attr_getstacksize(&attr, bytes) != 0)
-        *bytes = 0;
-    pthread_attr_destroy(&attr);
-}
-
-/* The default stack size may be small, as after `ulimit -s 128` or in some C libraries. */
-MP_TEST(base_sys_threads_have_enough_stack) {
-    pthread_attr_t attr, before;
-    MP_CHECK(pthread_getattr_default_np(&before) == 0);
-    for (size_t given = 128 << 10; given <= 8 << 20; given *= 4) {
-        MP_CHECK(pthread_getattr_default_np(&attr) == 0 && pthread_attr_setstacksize(&attr, given) == 0);
-        MP_CHECK(pthread_setattr_default_np(&attr) == 0);
-        pthread_attr_destroy(&attr);
-        size_t bytes = 0;
-        mp_thread thread;
-        mp_error error;
-        MP_CHECK_OK(mp_thread_start(&thread, "stack", measure_stack, &bytes, &error), &error);
-        mp_thread_join(&thread);
-        MP_CHECK(bytes + (64 << 10) >= (given > MP_THREAD_STACK_BYTES ? given : MP_THREAD_STACK_BYTES));
-    }
-    MP_CHECK(pthread_setattr_default_np(&before) == 0);
-    pthread_attr_destroy(&before);
-}
-
 MP_TEST(base_sys_threads_block_signals_and_are_counted) {
     uint64_t created, joined, created_after, joined_after;
     mp_thread_counts(&created, &joined);
@@ -357,40 +279,6 @@ MP_TEST(base_sys_cond_signal_wakes_the_waiter) {
     }
     mp_mutex_unlock(&m.mutex);
     mp_thread_join(&thread);
-    mp_cond_deinit(&m.cond);
-    mp_mutex_deinit(&m.mutex);
-}
-
-static void wait_for_all(void *arg) {
-    meeting *m = arg;
-    mp_mutex_lock(&m->mutex);
-    m->waiting++;
-    while (m->turn == 0)
-        mp_cond_wait(&m->cond, &m->mutex, 0);
-    m->waiting--;
-    mp_mutex_unlock(&m->mutex);
-}
-
-MP_TEST(base_sys_cond_broadcast_wakes_all) {
-    meeting m = {.turn = 0};
-    mp_mutex_init(&m.mutex);
-    mp_cond_init(&m.cond);
-    mp_thread threads[5];
-    mp_error error;
-    for (int i = 0; i < 5; i++)
-        MP_CHECK_OK(mp_thread_start(&threads[i], "waiter", wait_for_all, &m, &error), &error);
-    for (bool all = false; !all;) {
-        mp_mutex_lock(&m.mutex);
-        all = m.waiting == 5;
-        if (all) {
-            m.turn = 1;
-            mp_cond_broadcast(&m.cond);
-        }
-        mp_mutex_unlock(&m.mutex);
-    }
-    for (int i = 0; i < 5; i++)
-        mp_thread_join(&threads[i]);
-    MP_CHECK_INT(m.waiting, 0);
     mp_cond_deinit(&m.cond);
     mp_mutex_deinit(&m.mutex);
 }

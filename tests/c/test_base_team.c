@@ -72,8 +72,6 @@ MP_TEST(base_team_barrier_4_threads) { check_barrier(4, "20", 500, 4); }
 /* Spin 0: every wait goes through the futex. */
 MP_TEST(base_team_barrier_2_threads_parked) { check_barrier(2, "0", 2000, 4); }
 MP_TEST(base_team_barrier_4_threads_parked) { check_barrier(4, "0", 500, 4); }
-/* Many short regions: tests the hand-over between regions, not the barrier inside one. */
-MP_TEST(base_team_many_regions) { check_barrier(3, "5", 1, 2000); }
 
 /* ---- barriers with delays ---------------------------------------------------------------------------------------- */
 
@@ -212,90 +210,6 @@ typedef struct worker {
     int wrong, threads_seen;
 } worker;
 
-static void count_thread(const mp_team_thread *thread, void *arg) {
-    worker *w = arg;
-    int now = atomic_fetch_add(w->running, 1) + 1, most = atomic_load(w->most);
-    while (now > most && !atomic_compare_exchange_weak(w->most, &most, now)) {
-    }
-    mp_team_barrier(thread);
-    atomic_fetch_sub(w->running, 1);
-}
-
-static void lease_and_run(void *arg) {
-    worker *w = arg;
-    mp_test_random random = {w->seed};
-    for (int i = 0; i < 300; i++) {
-        mp_lease lease;
-        mp_team_lease(w->team, (int)(mp_test_random_u64(&random) % 4) + 1, &lease);
-        w->threads_seen += lease.threads;
-        for (int k = 0; k < 3; k++) {
-            mp_lease_run(&lease, count_thread, w);
-            rounds r = {.count = 2};
-            mp_lease_run(&lease, step_together, &r);
-            w->wrong += atomic_load(&r.wrong);
-        }
-        mp_team_return(&lease);
-    }
-}
-
-/* Three workers share three helpers: never more threads compute than workers and helpers together. */
-MP_TEST(base_team_workers_share_helpers) {
-    mp_team *team = make_team(3, "5");
-    _Atomic int running = 0, most = 0;
-    worker workers[3];
-    for (int i = 0; i < 3; i++) {
-        workers[i] = (worker){.team = team, .seed = (uint64_t)i, .running = &running, .most = &most};
-        mp_error error;
-        MP_CHECK_OK(mp_thread_start(&workers[i].thread, "worker", lease_and_run, &workers[i], &error), &error);
-    }
-    for (int i = 0; i < 3; i++) {
-        mp_thread_join(&workers[i].thread);
-        MP_CHECK_INT(workers[i].wrong, 0);
-        MP_CHECK(workers[i].threads_seen >= 300);
-    }
-    MP_CHECK_INT(atomic_load(&running), 0);
-    MP_CHECK(atomic_load(&most) <= 6);
-    mp_lease lease;
-    mp_team_lease(team, 99, &lease); /* all helpers are free again */
-    MP_CHECK_INT(lease.threads, 4);
-    mp_team_return(&lease);
-    mp_team_destroy(team);
-}
-
-MP_TEST(base_team_more_threads_than_cpus) {
-    enum { HELPERS = 23 };
-    mp_team *team = make_team(HELPERS, "50");
-    mp_lease lease;
-    mp_team_lease(team, 99, &lease);
-    MP_CHECK_INT(lease.threads, HELPERS + 1);
-    _Atomic int running = 0, most = 0;
-    worker w = {.running = &running, .most = &most};
-    for (int i = 0; i < 50; i++) {
-        atomic_store(&most, 0);
-        mp_lease_run(&lease, count_thread, &w);
-        MP_CHECK_INT(atomic_load(&most), HELPERS + 1); /* the barrier holds all threads inside at once */
-    }
-    mp_team_return(&lease);
-    mp_team_destroy(team);
-}
-
-MP_TEST(base_team_helpers_without_lease_use_no_cpu) {
-    mp_team *team = make_team(3, "1000000"); /* long enough to detect a helper that spins */
-    mp_lease lease;
-    mp_team_lease(team, 99, &lease);
-    _Atomic int sum = 0;
-    mp_lease_run(&lease, add_index, &sum);
-    mp_team_return(&lease);
-    mp_sys_sleep_ns(20 * 1000 * 1000);
-    struct timespec before, after;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
-    mp_sys_sleep_ns(200 * 1000 * 1000);
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-    double used = (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9;
-    MP_CHECK(used < 0.05);
-    mp_team_destroy(team);
-}
-
 static void divide_small(const mp_team_thread *thread, void *arg) {
     volatile float tiny = FLT_MIN;
     ((float *)arg)[thread->index] = tiny / 2;
@@ -432,21 +346,6 @@ MP_TEST(base_team_next_gives_the_rest_to_threads_that_are_ready) {
     }
     mp_team_return(&lease);
     mp_team_destroy(team);
-}
-
-MP_TEST(base_team_refuses_impossible_sizes) {
-    mp_error error;
-    mp_team *team = (mp_team *)&error;
-    MP_CHECK_STATUS(mp_team_create(-1, &team, &error), MP_INVALID_ARGUMENT, &error);
-    MP_CHECK(team == NULL);
-    MP_CHECK_STATUS(mp_team_create(256, &team, &error), MP_INVALID_ARGUMENT, &error);
-    mp_lease lease;
-    mp_team_lease(NULL, 4, &lease); /* without a team, a lease has only the calling thread */
-    MP_CHECK_INT(lease.threads, 1);
-    _Atomic int sum = 0;
-    mp_lease_run(&lease, add_index, &sum);
-    MP_CHECK_INT(atomic_load(&sum), 1);
-    mp_team_return(&lease);
 }
 
 static mp_status team_life(void *arg, mp_error *error) {

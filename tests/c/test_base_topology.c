@@ -156,41 +156,6 @@ MP_TEST(base_topology_of_a_table) {
     MP_CHECK_OK(mp_topology_check("0-7;8-15", &error), &error);
 }
 
-MP_TEST(base_topology_text_is_truncated_at_the_end_of_the_buffer) {
-    char text[8];
-    mp_cpu_set some = cpus(10, 12), gone = {0};
-    mp_cpu_set_add(&some, 100);
-    mp_cpu_set_add(&some, MP_CPUS_MAX - 1);
-    mp_cpu_set_text(&some, text, sizeof(text));
-    MP_CHECK_STR(text, "10-12,1");
-    mp_cpu_set_text(&gone, text, sizeof(text));
-    MP_CHECK_STR(text, "");
-    MP_CHECK_INT(mp_cpu_set_count(&some), 5);
-}
-
-/* --- the real machine --- */
-
-MP_TEST(base_topology_of_this_machine) {
-    mp_cpu_set allowed;
-    if (!mp_sys_get_affinity(&allowed))
-        MP_SKIP("the system does not report its topology");
-    cpu_set_t known;
-    MP_CHECK_INT(sched_getaffinity(0, sizeof(known), &known), 0);
-    MP_CHECK_INT(mp_cpu_set_count(&allowed), CPU_COUNT(&known));
-    for (int i = 0; i < MP_CPUS_MAX; i++)
-        MP_CHECK_INT(mp_cpu_set_has(&allowed, i), CPU_ISSET(i, &known) != 0);
-    mp_topology topology;
-    MP_CHECK_OK(mp_topology_read(&topology, &error), &error);
-    int total = 0;
-    for (int i = 0; i < topology.node_count; i++)
-        total += topology.nodes[i].cpu_count;
-    MP_CHECK_INT(total, CPU_COUNT(&known));
-    setenv("MPOOL_NODES", "off", 1);
-    MP_CHECK_OK(mp_options_init(&error), &error);
-    MP_CHECK_OK(mp_topology_read(&topology, &error), &error);
-    MP_CHECK_INT(topology.node_count, 1);
-}
-
 /* --- compute threads on nodes --- */
 
 typedef struct seen {
@@ -262,50 +227,6 @@ MP_TEST(base_team_without_nodes_binds_nothing) {
     mp_lease lease;
     seen s = {0};
     mp_team_lease(team, 3, &lease);
-    mp_lease_run(&lease, observe, &s);
-    for (int i = 0; i < 3; i++)
-        MP_CHECK(same(&s.threads[i], &before));
-    mp_team_return(&lease);
-    MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
-    mp_team_destroy(team);
-}
-
-/* A lease prefers the helpers that last worked on its node, so that few threads move. */
-MP_TEST(base_team_helpers_stay_on_their_node) {
-    mp_cpu_set before, a, b;
-    if (!two_nodes(&before, &a, &b))
-        MP_SKIP("one CPU");
-    mp_team *team = make_team(4);
-    mp_lease first, second;
-    mp_team_lease_at(team, &(mp_team_place){&a, 3}, 1, &first);
-    mp_team_lease_at(team, &(mp_team_place){&b, 3}, 1, &second);
-    MP_CHECK(first.threads == 3 && second.threads == 3);
-    int on_b[2] = {second.helpers[0], second.helpers[1]};
-    mp_team_return(&second);
-    mp_team_return(&first);
-    mp_team_lease_at(team, &(mp_team_place){&b, 3}, 1, &second);
-    MP_CHECK(second.helpers[0] == on_b[0] && second.helpers[1] == on_b[1]);
-    mp_team_return(&second);
-    mp_team_lease_at(team, &(mp_team_place){&b, 5}, 1, &second); /* takes helpers of other nodes when needed */
-    MP_CHECK_INT(second.threads, 5);
-    seen s = {0};
-    mp_lease_run(&second, observe, &s);
-    for (int i = 0; i < 5; i++)
-        MP_CHECK(same(&s.threads[i], &b));
-    mp_team_return(&second);
-    mp_team_destroy(team);
-}
-
-/* If the CPUs of a node went offline, its threads run on CPUs that the system chooses. */
-MP_TEST(base_team_runs_without_its_node) {
-    mp_cpu_set before, now, gone = cpus(MP_CPUS_MAX - 2, MP_CPUS_MAX - 1);
-    if (!mp_sys_get_affinity(&before))
-        MP_SKIP("the system does not report its topology");
-    mp_team *team = make_team(2);
-    mp_lease lease;
-    seen s = {0};
-    mp_team_lease_at(team, &(mp_team_place){&gone, 3}, 1, &lease);
-    MP_CHECK_INT(lease.threads, 3);
     mp_lease_run(&lease, observe, &s);
     for (int i = 0; i < 3; i++)
         MP_CHECK(same(&s.threads[i], &before));

@@ -41,48 +41,6 @@ MP_TEST(kernels_half_round_trip) {
     }
 }
 
-MP_TEST(kernels_half_ignores_flush_to_zero) {
-    const uint32_t control = mp_cpu_flush_denormals();
-    check_halves();
-    mp_cpu_restore_float(control);
-}
-
-MP_TEST(kernels_dequantize_floats) {
-    uint8_t bytes[1 + 4 * 3]; /* unaligned on purpose */
-    const float values[3] = {1.5f, -0.0f, 3e38f};
-    float out[3];
-    memcpy(bytes + 1, values, sizeof values);
-    mp_dequantize_row(MP_F32, bytes + 1, 3, out);
-    MP_CHECK(memcmp(out, values, sizeof out) == 0);
-    put_half(bytes + 1, HALF), put_half(bytes + 3, 0x8001), put_half(bytes + 5, 0x7bff);
-    mp_dequantize_row(MP_F16, bytes + 1, 3, out);
-    MP_CHECK(out[0] == 0.5f && out[1] == -0x1p-24f && out[2] == 65504.0f);
-    put_half(bytes + 1, 0x3fc0), put_half(bytes + 3, 0xff7f), put_half(bytes + 5, 0x0001);
-    mp_dequantize_row(MP_BF16, bytes + 1, 3, out);
-    MP_CHECK(out[0] == 1.5f && kt_bits(out[1]) == 0xff7f0000u && kt_bits(out[2]) == 0x00010000u);
-}
-
-/* Rows of any length, which the loop of F16 cuts into parts of 64. Nothing after the row is written. */
-MP_TEST(kernels_dequantize_lengths_of_floats) {
-    enum { MAX = 200 };
-    static const mp_dtype types[] = {MP_F16, MP_BF16};
-    for (int type = 0; type < 2; type++)
-        for (int n = 0; n <= MAX; n++) {
-            uint8_t bytes[1 + 2 * MAX];
-            float out[MAX + 1];
-            for (int k = 0; k <= MAX; k++)
-                out[k] = -77.0f;
-            for (int k = 0; k < MAX; k++)
-                put_half(bytes + 1 + 2 * k, (uint16_t)(0x3c01 + 5 * k)); /* normal numbers in both types */
-            mp_dequantize_row(types[type], bytes + 1, n, out);
-            for (int k = 0; k <= MAX; k++) {
-                const int bits = 0x3c01 + 5 * k;
-                const float half = ldexpf((float)(1024 + bits % 1024), bits / 1024 - 25);
-                MP_CHECK(k >= n ? out[k] == -77.0f : type ? kt_bits(out[k]) == (uint32_t)bits << 16 : out[k] == half);
-            }
-        }
-}
-
 /* Every value of a scale of 8 bits: FP8 UE4M3, halved, where 127 is NaN and counts as 0; and powers of two. */
 MP_TEST(kernels_dequantize_every_small_scale) {
     uint8_t block[36];
@@ -177,65 +135,6 @@ MP_TEST(kernels_dequantize_small_blocks) {
     block[0] = 0;
     mp_dequantize_row(MP_MXFP4, block, 32, out);
     MP_CHECK(out[1] == 0x1p-128f);
-}
-
-/* The scale and minimum of each group affect the items of that group only; all quants are 1. */
-static void check_groups(mp_dtype dtype, uint8_t *block, void (*set)(uint8_t *block, int group, int scale, int min),
-                         int group_size, int with_min) {
-    float out[256];
-    for (int g = 0; g < 256 / group_size; g++) {
-        for (int i = 0; i < 256 / group_size; i++)
-            set(block, i, 0, 0);
-        set(block, g, 11, with_min ? 7 : 0);
-        mp_dequantize_row(dtype, block, 256, out);
-        for (int k = 0; k < 256; k++) {
-            const float expected = k / group_size == g ? 11.0f - (with_min ? 3.5f : 0.0f) : 0.0f;
-            if (out[k] != expected)
-                MP_FAIL("%s: group %d gave item %d the value %g", mp_dtype_get(dtype)->name, g, k, (double)out[k]);
-        }
-    }
-}
-
-static void set_k_scale(uint8_t *block, int g, int scale, int min) {
-    uint8_t *s = block + 4; /* the format's 6-bit packing */
-    if (g < 4) {
-        s[g] = (uint8_t)((s[g] & 0xc0) | scale);
-        s[4 + g] = (uint8_t)((s[4 + g] & 0xc0) | min);
-    } else {
-        s[4 + g] = (uint8_t)((scale & 15) | (min & 15) << 4);
-        s[g - 4] = (uint8_t)((s[g - 4] & 63) | (scale >> 4) << 6);
-        s[g] = (uint8_t)((s[g] & 63) | (min >> 4) << 6);
-    }
-}
-
-static void set_q2_scale(uint8_t *block, int g, int scale, int min) { block[g] = (uint8_t)(scale | min << 4); }
-
-static void set_q6_scale(uint8_t *block, int g, int scale, int min) {
-    (void)min;
-    block[192 + g] = (uint8_t)scale;
-}
-
-MP_TEST(kernels_dequantize_superblock_groups) {
-    uint8_t block[256] = {0};
-    put_half(block, ONE), put_half(block + 2, HALF);
-    memset(block + 16, 0x11, 128);
-    check_groups(MP_Q4_K, block, set_k_scale, 32, 1);
-
-    memset(block, 0, sizeof block);
-    put_half(block, ONE), put_half(block + 2, HALF);
-    memset(block + 48, 0x11, 128);
-    check_groups(MP_Q5_K, block, set_k_scale, 32, 1);
-
-    memset(block, 0, sizeof block);
-    put_half(block + 80, ONE), put_half(block + 82, HALF);
-    memset(block + 16, 0x55, 64);
-    check_groups(MP_Q2_K, block, set_q2_scale, 16, 1);
-
-    memset(block, 0, sizeof block);
-    put_half(block + 208, ONE);
-    memset(block, 0x11, 128);     /* 1 in the low four bits */
-    memset(block + 128, 0xaa, 64); /* 2 in the high two bits: 33 - 32 */
-    check_groups(MP_Q6_K, block, set_q6_scale, 16, 0);
 }
 
 /* A row is its blocks in sequence, and nothing outside is written. */

@@ -45,23 +45,6 @@ MP_TEST(events_arrive_in_order_and_only_if_enabled) {
         MP_CHECK(strlen(mp_event_name((mp_event_kind)i)) >= 4);
 }
 
-MP_TEST(events_truncate_long_keys) {
-    char key[600];
-    mp_event event;
-    memset(key, 'k', sizeof(key) - 1);
-    key[sizeof(key) - 1] = 0;
-    mp_events_want(EVERYTHING);
-    mp_events_post(MP_EVENT_READY, 1, key, 0, 0, MP_OK);
-    MP_CHECK(mp_events_take(&event));
-    MP_CHECK_INT(strlen(event.key), sizeof(event.key) - 1);
-    mp_events_post(MP_EVENT_READY, 1, "short", 0, 0, MP_OK); /* in other slots, then in that of the long key */
-    for (int i = 0; i <= SLOTS; i++) {
-        MP_CHECK(mp_events_take(&event));
-        MP_CHECK_STR(event.key, "short");
-        mp_events_post(MP_EVENT_READY, 1, "short", 0, 0, MP_OK);
-    }
-}
-
 MP_TEST(events_full_ring_drops_the_latest_and_counts) {
     mp_event event;
     mp_events_want(EVERYTHING);
@@ -85,45 +68,6 @@ MP_TEST(events_full_ring_drops_the_latest_and_counts) {
 /* --- fast writers and a slow reader --- */
 
 enum { WRITERS = 4, EACH = 20000 };
-static _Atomic int writing;
-
-static void write_many(void *arg) {
-    uint64_t writer = (uint64_t)(uintptr_t)arg;
-    for (uint64_t i = 0; i < EACH; i++)
-        post(MP_EVENT_REQUEST_START, writer * EACH + i + 1);
-    atomic_fetch_sub(&writing, 1);
-}
-
-MP_TEST(events_of_several_writers_reach_a_slow_reader_in_their_order) {
-    mp_thread threads[WRITERS];
-    mp_error error;
-    mp_event event;
-    uint64_t last[WRITERS] = {0}, last_ns = 0;
-    int taken = 0;
-    mp_events_want(EVERYTHING);
-    atomic_store(&writing, WRITERS);
-    for (uintptr_t i = 0; i < WRITERS; i++)
-        MP_CHECK_OK(mp_thread_start(&threads[i], "writer", write_many, (void *)i, &error), &error);
-    for (bool over = false;;) {
-        if (!mp_events_take(&event)) {
-            if (over)
-                break;
-            over = atomic_load(&writing) == 0; /* if all writers have ended, drain once more */
-            continue;
-        }
-        uint64_t writer = (event.request - 1) / EACH;
-        MP_CHECK(writer < WRITERS && event.request > last[writer] && event.kind == MP_EVENT_REQUEST_START);
-        MP_CHECK_STR(event.key, "a");
-        last[writer] = event.request;
-        last_ns = event.time_ns > last_ns ? event.time_ns : last_ns;
-        if (++taken % 500 == 0)
-            mp_sys_sleep_ns(FAKE_MS(1));
-    }
-    for (int i = 0; i < WRITERS; i++)
-        mp_thread_join(&threads[i]);
-    MP_CHECK_INT(taken + (int)mp_events_dropped(), WRITERS * EACH);
-    MP_CHECK(mp_events_dropped() > 0 && taken >= SLOTS && last_ns <= mp_sys_now_ns());
-}
 
 MP_TEST(events_of_the_parent_do_not_reach_the_child) {
 #if defined(__SANITIZE_THREAD__)

@@ -138,25 +138,6 @@ MP_TEST(files_bpe_merges_of_long_tokens) {
     }
 }
 
-#ifdef MP_SEAM
-static int random_calls;
-static uint64_t count_random(void) { return (uint64_t)++random_calls; }
-#endif
-
-/* The table's hash has a random key of its own, so that no file can be crafted whose tokens collide. */
-MP_TEST(files_bpe_hash_key_is_random) {
-#ifdef MP_SEAM
-    mp_spec *spec = spec_of(COUNT(letters), letters, COUNT(joins), joins);
-    mp_sys_table.random = count_random;
-    mp_bpe *bpe = bpe_of(spec);
-    mp_sys_table = mp_sys_real;
-    MP_CHECK_INT(random_calls, 2);
-    mp_bpe_destroy(bpe);
-#else
-    MP_SKIP("needs the seam build");
-#endif
-}
-
 MP_TEST(files_bpe_refuses_unsuitable) {
     static const struct {
         const char *tokens[4], *merges[2];

@@ -16,79 +16,7 @@ static uint64_t named(const mp_error *error) {
     return bytes;
 }
 
-static uint64_t refused_bytes;
-
-static void *refuse_large(size_t bytes, size_t alignment) {
-    if (bytes <= 50000)
-        return mp_sys_real.alloc(bytes, alignment);
-    refused_bytes = bytes;
-    return NULL;
-}
 #endif
-
-/* The error has the number of bytes that were asked for: of a key or a string with its terminator, or of the elements
- * of an array in memory, where integers and floats have 8 bytes. All are multiples of 16, so that a spec adds only the
- * headers of its block. */
-MP_TEST(files_gguf_refused_memory_has_its_size) {
-#ifdef MP_SEAM
-    enum { MAX = 200000 };
-    static const struct { size_t key; uint32_t type, each, bytes; uint64_t count, needed; } cases[] = {
-        {1, G_STRING, 0, 1, 199999, 200000},
-        {59999, G_STRING, 0, 1, 1, 60000},
-        {1, G_ARRAY, G_BOOL, 1, 60000, 60000},
-        {1, G_ARRAY, G_U8, 1, 7000, 56000},
-        {1, G_ARRAY, G_F32, 4, 7002, 56016},
-        {1, G_ARRAY, G_F64, 8, 7004, 56032},
-        {1, G_ARRAY, G_STRING, 8, 7003, 56032}, /* offsets, one more than strings */
-    };
-    uint64_t headers = 0;
-    uint8_t *zeros = calloc(1, MAX);
-    MP_CHECK(zeros);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        test_bytes b = {0};
-        mp_error error;
-        mp_spec *spec;
-        put_header(&b, 0, 1);
-        put_u64(&b, cases[i].key);
-        for (size_t j = 0; j < cases[i].key; j++)
-            put_u8(&b, 'k');
-        put_u32(&b, cases[i].type);
-        if (cases[i].type == G_ARRAY)
-            put_u32(&b, cases[i].each);
-        put_u64(&b, cases[i].count);
-        put(&b, zeros, cases[i].count * cases[i].bytes);
-        mp_sys_table.alloc = refuse_large;
-        MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_MEMORY_EXHAUSTED, &error);
-        mp_sys_table = mp_sys_real;
-        MP_CHECK_INT(named(&error), cases[i].needed);
-        headers = headers ? headers : refused_bytes - cases[i].needed;
-        MP_CHECK(headers <= 128);
-        MP_CHECK_INT(refused_bytes, cases[i].needed + headers);
-        free(b.data);
-    }
-    /* the bytes of all strings of an array */
-    test_bytes b = {0};
-    mp_error error;
-    mp_spec *spec;
-    put_header(&b, 0, 1);
-    put_key(&b, "k", G_ARRAY);
-    put_u32(&b, G_STRING);
-    put_u64(&b, 3);
-    for (uint64_t i = 0; i < 3; i++) {
-        put_u64(&b, 20004 + i);
-        put(&b, zeros, 20004 + i);
-    }
-    mp_sys_table.alloc = refuse_large;
-    MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_MEMORY_EXHAUSTED, &error);
-    mp_sys_table = mp_sys_real;
-    MP_CHECK_INT(named(&error), 60015);
-    MP_CHECK_INT(refused_bytes, 60016 + headers);
-    free(b.data);
-    free(zeros);
-#else
-    MP_SKIP("needs the seam build");
-#endif
-}
 
 #ifdef MP_SEAM
 /* Sizes of all allocations of a run, of which one is refused. */

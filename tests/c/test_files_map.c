@@ -141,52 +141,12 @@ MP_TEST(files_map_shrinks_under_threads) {
     mp_file_map_close(map);
 }
 
-/* One thread acquires and releases slots while another thread faults. */
-static _Atomic bool stop;
-
-static void open_and_close(void *arg) {
-    while (!atomic_load(&stop)) {
-        mp_file_map *maps[3] = {NULL};
-        for (int i = 0; i < 3; i++)
-            if (mp_file_map_open(arg, &maps[i], NULL) != MP_OK)
-                MP_FAIL("cannot map");
-        for (int i = 0; i < 3; i++) {
-            if (mp_file_map_poisoned(maps[i]))
-                MP_FAIL("a mapping whose file was not truncated is poisoned");
-            mp_file_map_close(maps[i]);
-        }
-    }
-}
-
-MP_TEST(files_map_slots_reused_during_faults) {
-    char path[400], cut[400];
-    mp_error error;
-    mp_thread thread;
-    mp_file_map_close(map_of(path, sizeof path, "whole", 5000));
-    MP_CHECK_OK(mp_thread_start(&thread, "opener", open_and_close, path, &error), &error);
-    for (int i = 0; i < 200; i++) {
-        mp_file_map *map = map_of(cut, sizeof cut, "cut", 50000);
-        MP_CHECK_INT(truncate(cut, 0), 0);
-        MP_CHECK_INT(sum_of(map, 0, 50000), 0);
-        MP_CHECK(mp_file_map_poisoned(map));
-        mp_file_map_close(map);
-    }
-    atomic_store(&stop, true);
-    mp_thread_join(&thread);
-}
-
 /* --- SIGBUS handlers of other code --- */
 
 static sigjmp_buf back;
 static void jump(int number) {
     (void)number;
     siglongjmp(back, 1);
-}
-static void *jump_address;
-static void jump_info(int number, siginfo_t *info, void *context) {
-    (void)number, (void)context;
-    jump_address = info->si_addr;
-    siglongjmp(back, 2);
 }
 
 /* Map an empty file without mpool, so that reads fault outside every mpool mapping. */
@@ -218,21 +178,6 @@ MP_TEST(files_map_forwards_foreign_faults) {
     mp_file_map_close(map);
 }
 
-MP_TEST(files_map_forwards_foreign_faults_with_details) {
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_sigaction = jump_info;
-    action.sa_flags = SA_SIGINFO;
-    sigaction(SIGBUS, &action, NULL);
-    volatile uint8_t *data = foreign();
-    mp_file_map_init();
-    volatile int jumped = sigsetjmp(back, 1);
-    if (!jumped)
-        (void)data[0];
-    MP_CHECK_INT(jumped, 2);
-    MP_CHECK(jump_address == (void *)data);
-}
-
 static int end_of_child(void (*body)(void)) {
     fflush(NULL);
     pid_t child = fork();
@@ -255,97 +200,6 @@ MP_TEST(files_map_default_action_stays) {
     MP_CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
     status = end_of_child(raise_it);
     MP_CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
-}
-
-static const int sent_codes[] = {SI_USER, SI_QUEUE, SI_TKILL, BUS_ADRALN};
-/* qemu aborts if a signal with the last code, which only the kernel uses, is sent. */
-static size_t sent_count(void) {
-    return sizeof sent_codes / sizeof *sent_codes - (getenv("MPOOL_TEST_EMULATED") != NULL);
-}
-
-/* A SIGBUS that a process sends is not a fault, whatever address it names: its code is 0 or below. */
-MP_TEST(files_map_sent_signals_are_no_faults) {
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_sigaction = jump_info;
-    action.sa_flags = SA_SIGINFO;
-    sigaction(SIGBUS, &action, NULL);
-    char path[400];
-    mp_file_map *map = map_of(path, sizeof path, "a", 5000);
-    for (size_t i = 0; i < sent_count(); i++) {
-        siginfo_t info;
-        memset(&info, 0, sizeof info);
-        info.si_signo = SIGBUS;
-        info.si_code = sent_codes[i];
-        info.si_addr = (void *)(uintptr_t)mp_file_map_data(map);
-        volatile int jumped = sigsetjmp(back, 1);
-        if (!jumped && syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), SIGBUS, &info) != 0)
-            MP_SKIP("the kernel refuses to send a signal with details");
-        MP_CHECK_INT(jumped, sent_codes[i] > 0 ? 0 : 2);
-        MP_CHECK_INT(mp_file_map_poisoned(map), sent_codes[i] > 0);
-    }
-    mp_file_map_close(map);
-}
-
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* sanitizers map memory */
-static int errno_seen;
-static void jump_with_errno(int number) {
-    (void)number;
-    errno_seen = errno;
-    siglongjmp(back, 1);
-}
-
-/* Without memory for a page of zeros, the fault goes to the handler that was there before, with errno as it was. */
-MP_TEST(files_map_without_memory_forwards) {
-    static const struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = (struct sock_filter *)filter};
-    char path[400];
-    signal(SIGBUS, jump_with_errno);
-    mp_file_map *map = map_of(path, sizeof path, "a", 5000);
-    MP_CHECK_INT(truncate(path, 0), 0);
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
-        MP_SKIP("the kernel refuses to filter system calls");
-    volatile int jumped = sigsetjmp(back, 1);
-    errno = 77;
-    if (!jumped)
-        (void)*(const volatile uint8_t *)mp_file_map_data(map);
-    MP_CHECK_INT(jumped, 1);
-    MP_CHECK_INT(errno_seen, 77);
-    MP_CHECK(mp_file_map_poisoned(map));
-    mp_file_map_close(map);
-}
-#endif
-
-/* A sent signal that was ignored stays ignored, however it is sent. A fault still ends the process. */
-MP_TEST(files_map_ignored_signal_stays_ignored) {
-    for (size_t i = 0; i < sent_count(); i++) {
-        fflush(NULL);
-        pid_t child = fork();
-        if (child == 0) {
-            siginfo_t info;
-            signal(SIGBUS, SIG_IGN);
-            mp_file_map_init();
-            raise(SIGBUS);
-            kill(getpid(), SIGBUS);
-            memset(&info, 0, sizeof info);
-            info.si_signo = SIGBUS;
-            info.si_code = sent_codes[i];
-            _exit(syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), SIGBUS, &info) == 0 ? 3 : 4);
-        }
-        int status = 0;
-        MP_CHECK_INT(waitpid(child, &status, 0), child);
-        if (WIFEXITED(status) && WEXITSTATUS(status) == 4)
-            MP_SKIP("the kernel refuses to send a signal with details");
-        if (sent_codes[i] <= 0)
-            MP_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 3);
-        else
-            MP_CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
-    }
 }
 
 /* --- a file that changes under its name --- */
@@ -462,17 +316,6 @@ MP_TEST(files_map_release) {
     fclose(smaps);
     MP_CHECK(found && kb <= page / 1024); /* the last, partial page may stay */
     mp_file_map_close(map);
-}
-
-/* In a process without standard input, the file gets descriptor 0. It is closed like any other. */
-MP_TEST(files_map_closes_descriptor_zero) {
-    char path[400];
-    close(STDIN_FILENO);
-    mp_file_map *map = map_of(path, sizeof path, "a", 5000);
-    MP_CHECK(fcntl(STDIN_FILENO, F_GETFD) != -1);
-    MP_CHECK_INT(sum_of(map, 0, 5000), 5000 * 0xA5);
-    mp_file_map_close(map);
-    MP_CHECK_INT(fcntl(STDIN_FILENO, F_GETFD), -1);
 }
 
 MP_TEST(files_map_limit) {

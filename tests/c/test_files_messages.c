@@ -154,28 +154,6 @@ MP_TEST(files_messages_of_headers_and_values) {
     free(b.data);
 }
 
-/* The bytes behind the last value, which would be refused as part of it, are padding. */
-MP_TEST(files_gguf_values_end_before_padding) {
-    static const struct { uint32_t type; size_t bytes; } types[] = {
-        {G_BOOL, 1}, {G_U64, 8}, {G_I8, 1}, {G_F32, 4}, {G_F64, 8}, {G_STRING, 8}};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        for (uint64_t count = 0; count < 4; count++) {
-            mp_spec *spec;
-            if (count == 0) /* a scalar */
-                value_of("k", types[i].type), zeros(types[i].bytes);
-            else
-                array_of(types[i].type, count), zeros(count * types[i].bytes);
-            while (b.size % 32)
-                put_u8(&b, 0xff);
-            MP_CHECK_OK(mp_gguf_parse(b.data, b.size, "f", &spec, &error), &error);
-            const mp_value *value = mp_spec_find(spec, "k");
-            MP_CHECK_INT(value->count, types[i].type == G_STRING && count == 0 ? 0 : count ? count : 1);
-            mp_spec_unpin(spec);
-        }
-    free(b.data);
-    b = (test_bytes){0};
-}
-
 /* A file with one value, "k" (38 bytes with the header), and one tensor, whose parts the caller chooses. */
 static test_bytes *tensor_of(const char *name, uint32_t ndim, const uint64_t *sizes, uint32_t type, uint64_t offset) {
     put_u8(value_of("k", G_U8), 0);

@@ -109,46 +109,6 @@ MP_TEST(files_map_release_gives_back_whole_pages) {
 #endif
 }
 
-/* A tensor of any file of a model is given back. */
-MP_TEST(files_weights_release_of_each_file) {
-#ifdef MP_SEAM
-    enum { FILES = 3 };
-    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint8_t *data = calloc(2, page);
-    mp_error error;
-    mp_weights *weights;
-    mp_spec *spec = mp_spec_create();
-    mp_file_map_init();
-    for (int i = 0; i < FILES; i++) {
-        char path[400], name[] = "t0";
-        name[1] = (char)('0' + i);
-        mp_test_write_file(test_path(path, sizeof path, name), data, 2 * page);
-        const mp_tensor_entry entry = {.name = name, .dtype = MP_I8, .ndim = 1, .shape = {(int64_t)(2 * page)},
-                                       .file = i, .nbytes = 2 * page};
-        MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
-        MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);
-    }
-    free(data);
-    MP_CHECK_OK(mp_weights_open(spec, &weights, &error), &error);
-    mp_sys_table.madvise = record_advice;
-    for (int i = 0; i < FILES; i++) {
-        mp_tensor tensor;
-        char name[] = "t0";
-        name[1] = (char)('0' + i);
-        MP_CHECK_OK(mp_weights_get_any(weights, name, 1, (int64_t[]){-1}, &tensor, &error), &error);
-        released_ranges = 0;
-        mp_weights_release(weights, &tensor);
-        MP_CHECK_INT(released_ranges, 1);
-        MP_CHECK(released_from == (uintptr_t)tensor.data && released_to == (uintptr_t)tensor.data + 2 * page);
-    }
-    mp_sys_table = mp_sys_real;
-    mp_weights_close(weights);
-    mp_spec_unpin(spec);
-#else
-    MP_SKIP("needs the seam build");
-#endif
-}
-
 /* --- sizes that overflow --- */
 
 /* A count whose bytes overflow is refused as too much memory before an element is read: the offsets would be refused,

@@ -78,36 +78,6 @@ static mp_registry *open_with(mp_registry_config config, fake *fake) {
     return registry;
 }
 
-static void send_in_sequence(mp_registry *registry, uint64_t ms) {
-    for (uint64_t end = fake_in_ms(ms); mp_sys_now_ns() < end;)
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-}
-
-/* One caller keeps one of two workers busy all the time. That load is too high for one worker, so both stay: for two
- * seconds in a row, because a busy machine may lower the load for a moment. Steps are long: the delay with which such a
- * machine wakes the caller lowers the load little. */
-MP_TEST_SECONDS(forecast_keeps_a_worker_that_is_about_to_be_needed, 60) {
-    for (int predictive = 0; predictive < 2; predictive++) {
-        fake fake;
-        mp_entry_info info;
-        mp_registry_config config = {.keep_alive_ns = FAKE_MS(300), .predictive_scaling = predictive};
-        mp_registry *registry = open_with(config, &fake);
-        atomic_store(&fake.step_ns, FAKE_MS(50));
-        uint64_t end = fake_in_ms(25000), since = mp_sys_now_ns();
-        do {
-            send_in_sequence(registry, 50);
-            fake_info(registry, "a", &info);
-            bool both = fake_stats(registry).workers_spawned >= 2; /* the second one has started */
-            if (!both || info.workers != (predictive ? 2 : 1) || info.predicted != (predictive ? 2 : 0))
-                since = mp_sys_now_ns();
-        } while (mp_sys_now_ns() - since < (predictive ? FAKE_MS(2000) : FAKE_MS(1)) && mp_sys_now_ns() < end);
-        MP_CHECK_INT(info.workers, predictive ? 2 : 1);
-        MP_CHECK_INT(info.predicted, predictive ? 2 : 0);
-        MP_CHECK(predictive ? info.arrivals > 0 && info.arrivals < 100 : info.arrivals == 0);
-        fake_end(registry);
-    }
-}
-
 typedef struct caller {
     mp_registry *registry;
     int phase, spawned; /* it ends early if the registry has started so many workers */

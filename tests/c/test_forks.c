@@ -103,28 +103,6 @@ MP_TEST(forks_child_logs_past_a_slot_that_the_parent_had_claimed) {
 
 /* --- specs --- */
 
-static void identify_on(void *spec) {
-    mp_file_id id;
-    while (!atomic_load(&over))
-        mp_spec_file_identity(spec, 0, &id);
-}
-
-static int identify_once(void *spec) {
-    mp_file_id id = {.size = 1};
-    return !mp_spec_same_file(spec, 0, &id) || !mp_spec_file_identity(spec, 0, &id);
-}
-
-MP_TEST(forks_while_a_spec_identifies_a_file) {
-    SKIP_UNDER_TSAN();
-    mp_error error;
-    mp_file_id id = {.size = 1};
-    mp_spec *spec = mp_spec_create();
-    MP_CHECK_OK(mp_spec_add_file(spec, "a", &error), &error);
-    MP_CHECK(mp_spec_same_file(spec, 0, &id));
-    fork_while(identify_on, identify_once, spec, 200);
-    mp_spec_unpin(spec);
-}
-
 static void build_on(void *arg) {
     (void)arg;
     mp_error error;
@@ -224,38 +202,4 @@ MP_TEST(forks_while_a_blas_load_hangs) {
     close(fd);
     mp_thread_join(&thread);
     MP_CHECK(!getenv("OPENBLAS_NUM_THREADS"));
-}
-
-/* --- the environment --- */
-
-static void read_environment(void *arg) {
-    long *reads = arg;
-    for (; !atomic_load(&over); ++*reads) {
-        if (!getenv("PATH"))
-            MP_FAIL("a variable is gone");
-    }
-}
-
-MP_TEST(forks_environment_stays_in_place_while_a_blas_is_loaded) {
-    if (getenv("OPENBLAS_NUM_THREADS") || getenv("OPENBLAS_CORETYPE") || !getenv("PATH"))
-        MP_SKIP("the environment has variables of OpenBLAS");
-    long reads = 0;
-    mp_thread thread;
-    mp_error error;
-    MP_CHECK_OK(mp_thread_start(&thread, "reader", read_environment, &reads, &error), &error);
-    char **array = environ, *entries[4096];
-    size_t count = 0;
-    for (; environ[count] && count < 4096; count++)
-        entries[count] = environ[count];
-    for (int i = 0; i < 200; i++) {
-        mp_blas_set_path("libm.so.6");
-        mp_blas_core(NULL);
-        MP_CHECK(environ == array); /* setenv would have moved the array under the reader */
-        for (size_t at = 0; at < count; at++)
-            MP_CHECK(environ[at] == entries[at]);
-        MP_CHECK(environ[count] == NULL);
-    }
-    MP_CHECK(!getenv("OPENBLAS_NUM_THREADS") && !getenv("OPENBLAS_CORETYPE"));
-    atomic_store(&over, true);
-    mp_thread_join(&thread);
 }

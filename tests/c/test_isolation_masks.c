@@ -226,35 +226,6 @@ MP_TEST(isolation_mask_waits_without_reason_are_refused) {
     end(&m);
 }
 
-/* The parent sends each mask of a running request once, for the next token. */
-MP_TEST(isolation_masks_are_sent_once) {
-    static masked_scene m;
-    static mp_wire_in in;
-    begin(&m, 1, true, false);
-    MP_CHECK(mp_wire_receive(&in, &m.s.p.child, false) && mp_wire_skip(&in)); /* the admission */
-    for (int round = 0; round < 4; round++) {
-        uint64_t speed[MP_MODEL_SPEEDS];
-        uint32_t bits[WORDS];
-        if (round == 2)
-            add_mask(&m, 0, 1, END);
-        MP_CHECK_INT(plan(&m, 1), 1);
-        MP_CHECK(mp_wire_receive(&in, &m.s.p.child, false) && in.kind == MP_FRAME_PLAN);
-        mp_get_u64(&in);
-        mp_get(&in, speed, sizeof speed);
-        mp_get_u64(&in);
-        MP_CHECK_INT(mp_get_u32(&in), 1);
-        mp_get_u32(&in);
-        const bool comes = round % 2 == 0; /* the masks of the first and of the second token */
-        MP_CHECK_INT(mp_get_u8(&in), comes);
-        if (comes)
-            MP_CHECK(mp_get(&in, bits, sizeof bits) && bits[0] == 1u << (round ? END : ALLOWED));
-        MP_CHECK(mp_wire_done(&in));
-        step(&m, MP_OUTCOME_WAIT_MASK, round ? &nothing : &allowed, -1);
-        MP_CHECK(mp_wire_receive(&in, &m.s.p.child, false) && mp_wire_skip(&in)); /* the step */
-    }
-    end(&m);
-}
-
 MP_TEST(isolation_capture_records_match_the_sampled_tokens) {
     static const struct {
         int count, recorded; /* in the first step: tokens, and tokens with records */

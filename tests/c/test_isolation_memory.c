@@ -91,32 +91,3 @@ MP_TEST(isolation_memory_is_charged_when_the_child_asks) {
         end(&s);
     }
 }
-
-/* A reply cannot charge memory: only a question can, which the budget may refuse. */
-MP_TEST(isolation_memory_that_was_not_charged_cannot_be_needed) {
-    static scene s;
-    for (int more = 0; more < 2; more++) {
-        begin(&s, UINT64_MAX);
-        questions q = {.s = &s, .wanted = {700}, .needed = 700 + (uint64_t)more};
-        MP_CHECK_INT(trim(&q), !more);
-        const mp_error *lost = s.engine->lost(s.engine);
-        MP_CHECK_INT(lost != NULL, more);
-        if (lost)
-            MP_CHECK_HAS(lost->message, "it needs more memory than is charged for it");
-        MP_CHECK_INT(s.budget.used, 700); /* until the proxy is destroyed */
-        end(&s);
-    }
-}
-
-/* A child whose parent has exited gets no answer, and goes on without the memory. */
-MP_TEST(isolation_memory_without_a_parent_is_refused) {
-    static pair p;
-    pair_init(&p);
-    MP_CHECK(!mp_channel_ask(&p.child, 1));
-    uint64_t wanted = 0;
-    MP_CHECK(mp_channel_asked(&p.parent, &wanted) && wanted == 1);
-    mp_channel_answer(&p.parent, true);
-    MP_CHECK(!mp_channel_asked(&p.parent, &wanted));
-    MP_CHECK(!mp_channel_ask(&p.child, 2)); /* the answer to the first question is none to the second */
-    free(p.page);
-}

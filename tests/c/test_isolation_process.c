@@ -61,21 +61,6 @@ MP_TEST(isolation_processes_report_how_they_ended) {
     MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
 }
 
-MP_TEST(isolation_kill_reaps_a_stopped_process) {
-    int before = open_files();
-    for (int i = 0; i < 20; i++) {
-        mp_process process;
-        start(&process, "sleep");
-        if (i % 2)
-            kill(process.pid, SIGSTOP);
-        mp_process_kill(&process);
-        MP_CHECK(!mp_process_alive(&process));
-        mp_process_kill(&process); /* a second kill does nothing */
-    }
-    MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
-    MP_CHECK_INT(open_files(), before);
-}
-
 MP_TEST(isolation_a_process_that_was_reaped_elsewhere_is_dead) {
     mp_process process;
     start(&process, "exit");
@@ -174,14 +159,6 @@ static mp_status share(void *arg, mp_error *error) {
     return status;
 }
 
-MP_TEST(isolation_shared_memory_is_allocated_at_once) {
-    if (!MP_LINUX)
-        MP_SKIP("the system allocates shared memory at its first use");
-    mp_error error;
-    for (size_t bytes = 1; bytes < 50000000; bytes = bytes * 7 + 3)
-        MP_CHECK_OK(share(&bytes, &error), &error);
-}
-
 MP_TEST(isolation_refused_shared_memory_is_an_error) {
     if (!MP_LINUX)
         MP_SKIP("the system allocates shared memory at its first use");
@@ -189,33 +166,6 @@ MP_TEST(isolation_refused_shared_memory_is_an_error) {
     int before = open_files();
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_PAGES, share, &bytes), 3);
     MP_CHECK_INT(open_files(), before);
-}
-
-static _Atomic bool poked_enough;
-
-static void poke(void *pid) {
-    while (!atomic_load(&poked_enough))
-        kill(*(pid_t *)pid, SIGUSR1);
-}
-
-static void ignore(int number) { (void)number; }
-
-/* A poll that a signal interrupts does not report a living process as dead. */
-MP_TEST(isolation_polls_survive_interruptions) {
-    mp_process process;
-    pid_t self = getpid();
-    mp_thread thread;
-    mp_error error;
-    struct sigaction action = {.sa_handler = ignore};
-    sigaction(SIGUSR1, &action, NULL);
-    start(&process, "sleep");
-    MP_CHECK_OK(mp_thread_start(&thread, "pokes", poke, &self, &error), &error);
-    for (uint64_t end = mp_sys_now_ns() + 300ull * 1000 * 1000; mp_sys_now_ns() < end;)
-        for (int i = 0; i < 1000; i++)
-            MP_CHECK(mp_process_alive(&process));
-    atomic_store(&poked_enough, true);
-    mp_thread_join(&thread);
-    mp_process_kill(&process);
 }
 
 /* ---- a registry with worker processes ---------------------------------------------------------------------------- */
@@ -392,23 +342,6 @@ static mp_status sweep(void *arg, mp_error *error) {
     loader.ops->destroy(loader.self);
     MP_CHECK_INT(budget.used, 0);
     return status;
-}
-
-/* The draft model of a spec has no place in the description of a worker process. */
-MP_TEST(isolation_draft_models_are_refused) {
-    static const mp_dtype types[] = {MP_Q8_0};
-    mp_error error;
-    mp_loader loader;
-    MP_CHECK_OK(mp_cpu_init("", &error), &error);
-    mp_kernels_init();
-    mp_spec *spec = tiny_decoder_spec(types, 1, 9), *with = mp_spec_create();
-    mp_isolation_options options = isolation_options("spec");
-    MP_CHECK_OK(mp_spec_set_architecture(with, "llama", &error), &error);
-    MP_CHECK_OK(mp_spec_set_draft(with, spec, &error), &error);
-    MP_CHECK_STATUS(mp_isolation_loader(with, MP_COMPUTE_AUTO, &options, &loader, &error), MP_UNSUPPORTED, &error);
-    MP_CHECK_HAS(error.message, "`draft`");
-    mp_spec_unpin(with);
-    mp_spec_unpin(spec);
 }
 
 MP_TEST_SECONDS(isolation_starts_time_out, 60) {

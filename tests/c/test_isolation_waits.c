@@ -152,38 +152,4 @@ MP_TEST(isolation_cancelled_steps_end_within_their_grace) {
     }
 }
 
-/* Cancels the step at the first check, and replies once the child is told to stop. */
-static void stop_and_reply(void) {
-    atomic_store(&cancelled, 1);
-    if (beats_left > 0 && atomic_load(&s.p.page->stop)) {
-        beats_left = 0;
-        mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP);
-        mp_put_u8(&s.out, MP_OUTCOME_MORE);
-        mp_put_u32(&s.out, 0);
-        put_learnt(&s);
-        send_answer(&s, false);
-    }
-}
-
-static void see_no_stop(void) { MP_CHECK(looks <= BEGUN || atomic_load(&s.p.page->stop) == 0); }
-
-/* The step after a cancelled one is not told to stop. */
-MP_TEST(isolation_a_step_forgets_the_cancellation_of_the_one_before) {
-    mp_outcome outcomes[MP_PLAN_MAX];
-    begin(1 * SECOND);
-    s.lease.cancelled = &cancelled;
-    for (int i = 0; i < 2; i++) {
-        answer_plan(&s, 1, false);
-        beats_left = 1;
-        atomic_store(&cancelled, 0);
-        start_clock(20 * MS, i ? see_no_stop : stop_and_reply);
-        pass_ns = i ? 1000 * MS : 20 * MS;
-        s.engine->ops->step(s.engine, &s.lease, &s.plan, outcomes);
-        stop_clock();
-        MP_CHECK_INT(outcomes[0], i ? MP_OUTCOME_FAILED : MP_OUTCOME_MORE);
-        MP_CHECK((s.engine->lost(s.engine) != NULL) == (i == 1));
-    }
-    end("was killed after 1 s without a heartbeat or response in a step");
-}
-
 #endif

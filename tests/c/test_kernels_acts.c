@@ -131,31 +131,3 @@ MP_TEST(kernels_acts_bf16_at_its_boundaries) {
         }
     } while (kt_next(&set, MP_SLOT_acts_bf16));
 }
-
-/* The memory of activations: rows, then scales, then sums, each from a multiple of 64 bytes on. A row has a multiple of
- * 64 bytes, and 64 more instead of a multiple of 2,048. */
-MP_TEST(kernels_acts_layout) {
-    static const struct { mp_akind kind; int M, K; int64_t ldq, scale, sum, bytes; } cases[] = {
-        {MP_A_F32, 3, 100, 0, 0, 0, 0},         {MP_A_BF16, 1, 1, 32, 64, 64, 64},
-        {MP_A_BF16, 3, 33, 64, 384, 384, 384},  {MP_A_BF16, 2, 1024, 1056, 4224, 4224, 4224},
-        {MP_A_BF16, 2, 992, 992, 3968, 3968, 3968},
-        {MP_A_Q8, 1, 32, 64, 64, 128, 192},     {MP_A_Q8, 3, 96, 128, 384, 448, 576},
-        {MP_A_Q8, 2, 2048, 2112, 4224, 4736, 5760}, {MP_A_Q8, 0, 64, 64, 0, 0, 0},
-        {MP_A_I8, 1, 1, 64, 64, 128, 192},      {MP_A_I8, 17, 65, 128, 2176, 2304, 2432},
-        {MP_A_I8, 2, 4096, 4160, 8320, 8384, 8448},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mp_acts x;
-        const size_t bytes = mp_acts_bytes(cases[i].kind, cases[i].M, cases[i].K);
-        uint8_t *memory = cases[i].kind == MP_A_F32 ? NULL : kt_alloc(bytes + 1);
-        MP_CHECK_INT(bytes, cases[i].bytes);
-        mp_acts_init(&x, cases[i].kind, cases[i].M, cases[i].K, memory);
-        MP_CHECK_INT(x.ldq, cases[i].ldq);
-        if (cases[i].kind == MP_A_BF16)
-            MP_CHECK((uint8_t *)x.bf16 == memory);
-        else if (cases[i].kind != MP_A_F32)
-            MP_CHECK((uint8_t *)x.q == memory && (uint8_t *)x.scale == memory + cases[i].scale &&
-                     (uint8_t *)x.sum == memory + cases[i].sum);
-        kt_free(memory);
-    }
-}

@@ -184,25 +184,6 @@ MP_TEST_SECONDS(kernels_attention_kv_matches_ref, 60) {
     MP_CHECK(variants >= 1);
 }
 
-/* The shape of DeepSeek's latent attention: one key head of size 576 with 16 query heads. */
-MP_TEST(kernels_attention_kv_wide) {
-    mp_test_random random = {22};
-    kt_set ref = kt_ref();
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
-        for (int type = 0; type < 3; type++) {
-            static const mp_dtype types[] = {MP_F32, MP_I16, MP_I8};
-            kv_case c = kv_make(&ref, &random, 140, 4, 16, 576, 512, types[type], 0, 1.0f);
-            const mp_attn_kv *a = kv_of(&c);
-            mp_attn_partial want = partial_make(64, 512), got = partial_make(64, 512);
-            kv_attend(&ref, &c, a, 4, 0, c.blocks, &want);
-            kv_attend(&v, &c, a, 4, 0, c.blocks, &got);
-            partial_same(&v, &want, &got, 64, 512, "attn_kv", &c);
-            partial_free(&want);
-            partial_free(&got);
-            kv_free(&c);
-        }
-}
-
 /* Compute rows alone, in chunks of any size, in any ranges of blocks, or block by block with merges: the bits must be
  * equal. */
 MP_TEST(kernels_attention_kv_any_split) {
@@ -241,37 +222,6 @@ MP_TEST(kernels_attention_kv_any_split) {
             partial_free(&want);
             partial_free(&got);
             partial_free(&part);
-            kv_free(&c);
-        }
-}
-
-/* Slots that no row sees may hold any finite values, and blocks that no row sees any values, without effect. */
-MP_TEST(kernels_attention_kv_masked) {
-    mp_test_random random = {24};
-    kt_set ref = kt_ref();
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
-        for (int round = 0; round < mp_test_rounds(60); round++) {
-            kv_case c = kv_any(&ref, &random, 2.0f);
-            const mp_attn_kv *a = kv_of(&c);
-            const int rows = kv_rows(&c), n = rows * a->group;
-            mp_attn_partial want = partial_make(n, a->v_dim), got = partial_make(n, a->v_dim);
-            kv_attend(&v, &c, a, rows, 0, c.blocks, &want);
-            float *k = malloc(sizeof(float) * (size_t)(a->k_dim + a->v_dim)), *values = k + a->k_dim;
-            const int64_t oldest = a->window ? a->pos0 - a->window + 1 : 0;
-            for (int t = 0; t < c.blocks * MP_KV_BLOCK; t++) {
-                if (t < c.tokens && t >= oldest)
-                    continue;
-                const bool whole = (t / MP_KV_BLOCK + 1) * MP_KV_BLOCK <= oldest; /* no row sees any token in it */
-                for (int d = 0; d < a->k_dim + a->v_dim; d++)
-                    k[d] = whole ? NAN : mp_test_random_float(&random, -60000.0f, 60000.0f);
-                kv_put(&ref, c.dtype, k, values, a->k_dim, a->v_dim, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
-                       c.v[t / MP_KV_BLOCK]);
-            }
-            kv_attend(&v, &c, a, rows, 0, c.blocks, &got);
-            partial_same(&v, &want, &got, n, a->v_dim, "attn_kv over rubbish", &c);
-            free(k);
-            partial_free(&want);
-            partial_free(&got);
             kv_free(&c);
         }
 }
@@ -430,46 +380,6 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
     }
 }
 
-/* Storing extreme rows in every slot: all variants write the same bits, and only to the row's own slot. */
-MP_TEST(kernels_attention_kv_store_integers) {
-    enum { DIM = 48 };
-    static const int widths[] = {DIM, 12, 26}; /* keys of 12 and 26 values do not fill the last vector */
-    mp_test_random random = {27};
-    kt_set ref = kt_ref();
-    const mp_dtype types[] = {MP_I16, MP_I8};
-    const size_t bytes = mp_kv_bytes(MP_I16, DIM); /* more than an I8 block */
-    void *want[2] = {kt_alloc(bytes), kt_alloc(bytes)}, *got[2] = {kt_alloc(bytes), kt_alloc(bytes)};
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_store_i16);) {
-        for (int i = 0; i < 2; i++) {
-            memset(want[i], 0, bytes);
-            memset(got[i], 0, bytes);
-        }
-        for (int round = 0; round < 40 * KT_EXTREMES; round++) {
-            float k[DIM], x[DIM], q[2][DIM];
-            const int slot = kt_pick(&random, 0, MP_KV_BLOCK - 1), width = widths[kt_pick(&random, 0, 2)];
-            kt_extreme(&random, (enum kt_extreme)(round % KT_EXTREMES), k, DIM);
-            kt_extreme(&random, (enum kt_extreme)(round / KT_EXTREMES % KT_EXTREMES), x, DIM);
-            memcpy(q[0], k, sizeof k);
-            memcpy(q[1], k, sizeof k);
-            for (int type = 0; type < 2; type++) {
-                kv_put(&ref, types[type], k, x, width, DIM, slot, want[0], want[1]);
-                kv_put(&v, types[type], k, x, width, DIM, slot, got[0], got[1]);
-                for (int i = 0; i < 2; i++)
-                    kt_same_bytes(&v, want[i], got[i], bytes, "kv_store of %s, %s round %d, width %d",
-                                  mp_dtype_get(types[type])->name, kt_extreme_names[round % KT_EXTREMES], round, width);
-            }
-            ref.call.attn_query_i16(q[0], width);
-            v.call.attn_query_i16(q[1], width);
-            kt_same_bytes(&v, q[0], q[1], (size_t)width * sizeof(int16_t) + sizeof(float), "attn_query_i16 round %d",
-                          round);
-        }
-    }
-    for (int i = 0; i < 2; i++) {
-        kt_free(want[i]);
-        kt_free(got[i]);
-    }
-}
-
 /* At the limits of the contract, with the largest integers all of one sign, no sum overflows. */
 MP_TEST(kernels_attention_kv_largest) {
     mp_test_random random = {29};
@@ -537,59 +447,6 @@ MP_TEST(kernels_attention_kv_huge_scores) {
             }
             partial_free(&got);
             kv_free(&c);
-        }
-}
-
-MP_TEST(kernels_attention_kv_store_floats) {
-    static const int widths[] = {48, 12, 26};
-    kt_set ref = kt_ref();
-    mp_test_random random = {28};
-    float want[2][48 * MP_KV_BLOCK] = {0}, got[2][48 * MP_KV_BLOCK] = {0}, k[48], x[16];
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_store);)
-        for (int i = 0; i < 3 * MP_KV_BLOCK; i++) {
-            const int width = widths[i / MP_KV_BLOCK], slot = i % MP_KV_BLOCK;
-            kt_random(&random, k, width);
-            kt_random(&random, x, 16);
-            ref.call.kv_store(k, x, width, 16, slot, want[0], want[1]);
-            v.call.kv_store(k, x, width, 16, slot, got[0], got[1]);
-            kt_same_bytes(&v, want, got, sizeof want, "kv_store of width %d, slot %d", width, slot);
-            MP_CHECK(want[0][(width - 1) * MP_KV_BLOCK + slot] == k[width - 1] && want[1][slot * 16 + 15] == x[15]);
-        }
-}
-
-/* kv_fill_i16 writes what kv_store_i16 writes into zeroed blocks, whatever the blocks contained. */
-MP_TEST(kernels_attention_kv_fill) {
-    static const int sizes[] = {16, 32, 64, 80, 128, 1, 7, 8, 12, 26, 33, 63, 100};
-    mp_test_random random = {51};
-    kt_set ref = kt_ref();
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_fill_i16);)
-        for (int round = 0; round < 13 * 26; round++) {
-            const int dim = sizes[round % 13], n = round < 130 ? kt_pick(&random, 1, MP_KV_BLOCK) : 64 - round % 8;
-            const int k_dim = (dim + 1) / 2 * 2, v_dim = mp_kv_width(dim);
-            const int64_t ld = 2 * dim + kt_pick(&random, 0, 3), floats = (n - 1) * ld + 2 * dim;
-            const size_t bytes[] = {mp_kv_bytes(MP_I16, k_dim), mp_kv_bytes(MP_I16, v_dim)};
-            void *want[] = {kt_alloc(bytes[0]), kt_alloc(bytes[1])}, *got[] = {kt_alloc(bytes[0]), kt_alloc(bytes[1])};
-            float *x = kt_edge(floats), key[128] = {0}, value[128] = {0};
-            kt_extreme(&random, (enum kt_extreme)(round % KT_EXTREMES), x, floats);
-            for (int t = 0; t < n; t++) {
-                memcpy(key, x + t * ld, sizeof *x * (size_t)dim);
-                memcpy(value, x + t * ld + dim, sizeof *x * (size_t)dim);
-                ref.call.kv_store_i16(key, value, k_dim, v_dim, t, want[0], want[1]);
-            }
-            for (int i = 0; i < 2; i++) {
-                const kt_set set = i ? ref : v;
-                memset(got[0], 0x5a, bytes[0]);
-                memset(got[1], 0x5a, bytes[1]);
-                set.call.kv_fill_i16(x, x + dim, ld, dim, n, got[0], got[1]);
-                for (int part = 0; part < 2; part++)
-                    kt_same_bytes(&set, want[part], got[part], bytes[part], "kv_fill_i16 %s dim=%d n=%d part=%d",
-                                  kt_extreme_names[round % KT_EXTREMES], dim, n, part);
-            }
-            for (int i = 0; i < 2; i++) {
-                kt_free(want[i]);
-                kt_free(got[i]);
-            }
-            kt_edge_free(x, floats);
         }
 }
 

@@ -91,30 +91,6 @@ MP_TEST(kernels_digits_match_ref) {
         }
 }
 
-MP_TEST(kernels_digits_match_ref_for_many_rows) {
-    mp_test_random random = {12};
-    for (int n = 63; n <= 200; n += 31) {
-        scene s = make_scene(&random, MP_K_CHUNK + 20, n, 32);
-        compare(&s);
-        free_scene(&s);
-    }
-}
-
-MP_TEST(kernels_digits_match_ref_for_extreme_vectors) {
-    mp_test_random random = {13};
-    for (int kind = 0; kind < KT_EXTREMES; kind++) {
-        if (kind == KT_INF || kind == KT_NAN)
-            continue; /* mp_digits_pack takes finite numbers */
-        scene s = make_scene(&random, 100, 19, 32);
-        kt_extreme(&random, kind, s.floats, 32 * 100);
-        if (kind == KT_HUGE)
-            s.floats[7] = FLT_MAX; /* products that exceed float32 */
-        pack(s.floats, 32, 100, s.panel);
-        compare(&s);
-        free_scene(&s);
-    }
-}
-
 /* The number q of input k of a column. */
 static int32_t number_at(const uint8_t *panel, int k, int column) {
     const int8_t *digits = (const int8_t *)panel + mp_digits_byte(k, column);

@@ -117,19 +117,3 @@ MP_TEST(kernels_maxima_find_what_is_not_finite) {
     kt_free(rows);
     kt_free(panel);
 }
-
-MP_TEST(kernels_maxima_widen_every_int8) {
-    enum { N = 256 };
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_widen_i8);)
-        for (int n = 0; n <= N; n++) {
-            float *y = kt_edge(n);
-            int8_t *x = kt_alloc((size_t)n + 1);
-            for (int i = 0; i < n; i++)
-                x[i] = (int8_t)(n - 2 * i);
-            v.call.widen_i8(x, n, y);
-            for (int i = 0; i < n; i++)
-                MP_CHECK(y[i] == (float)x[i]);
-            kt_free(x);
-            kt_edge_free(y, n);
-        }
-}

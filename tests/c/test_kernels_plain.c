@@ -129,24 +129,6 @@ MP_TEST(kernels_stored_f32_rows_variants) {
         }
 }
 
-/* Rows of float32 are multiplied as stored for 28 rows of activations where a variant takes several at once, else for
- * two. */
-MP_TEST(kernels_stored_can_float32) {
-    static const struct {
-        const char *mask;
-        int most;
-    } cases[] = {{"avx2", 2}, {"avx512", 28}};
-    kt_ref();
-    MP_CHECK(!mp_stored_can(MP_F32, MP_A_F32, 1));
-    for (int i = 0; i < 2; i++)
-        if (kt_use(cases[i].mask)) {
-            MP_CHECK(mp_stored_can(MP_F32, MP_A_F32, 1));
-            MP_CHECK(mp_stored_can(MP_F32, MP_A_F32, cases[i].most));
-            MP_CHECK(!mp_stored_can(MP_F32, MP_A_F32, cases[i].most + 1));
-        }
-    kt_use("");
-}
-
 /* Checks squared_f32 of every variant against the definition of the product and the reference's dot. */
 static void check_squared(int n, int K, const float *w, int ldw, const float *x) {
     float *y = kt_alloc(sizeof(float) * (size_t)n), *squares = kt_alloc(sizeof(float) * (size_t)n);
@@ -179,28 +161,6 @@ MP_TEST(kernels_squared_f32_variants) {
             check_squared(n, K, w, ldw, x);
             kt_free(w), kt_free(x);
         }
-}
-
-/* The whole reason of each outcome without a library. */
-MP_TEST(kernels_blas_missing) {
-    static const struct { const char *path, *why; bool goes_on; } cases[] = {
-        {NULL, "mpool's own kernels: no OpenBLAS was named", false},
-        {"", "mpool's own kernels: no OpenBLAS was named", false},
-        {"none", "mpool's own kernels: OpenBLAS is turned off", false},
-        {"libm.so.6", "mpool's own kernels: libm.so.6 has no function cblas_sgemm", false},
-        {"/nowhere/lib.so", "mpool's own kernels: the BLAS library could not be opened: /nowhere/lib.so", true},
-    };
-    mp_test_random random = {700};
-    const char *why;
-    kt_use("");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mp_blas_set_path(cases[i].path);
-        MP_CHECK_STR(mp_blas_core(&why), "");
-        MP_CHECK(strncmp(why, cases[i].why, strlen(cases[i].why)) == 0);
-        MP_CHECK(cases[i].goes_on || strlen(why) == strlen(cases[i].why));
-        MP_CHECK_STR(mp_blas_core(NULL), "");
-        check_plain(64, 70, 384, 5, &random);
-    }
 }
 
 /* A library that is refused is closed. */
@@ -314,50 +274,6 @@ MP_TEST_SECONDS(kernels_blas_gives_stored_products, 60) {
         MP_SKIP("needs an OpenBLAS with the bits of our kernels: set MPOOL_BLAS to its path");
     check_stored_products(false, 0);
     check_stored_products(true, 0); /* nothing is faster than the same bits */
-}
-
-/* A library with sums of its own multiplies only for callers that accept them, and from 96 rows on. */
-MP_TEST_SECONDS(kernels_blas_with_other_sums_serves_fast_products, 60) {
-    enum { M = 96, N = 300, K = 500 };
-    const char *path = getenv("MPOOL_BLAS"), *why;
-    if (!kt_use("avx2"))
-        MP_SKIP("needs AVX2");
-    mp_blas_set_path(path ? path : "none");
-    if (!mp_blas_differs())
-        MP_SKIP("needs an OpenBLAS whose bits differ from ours: set MPOOL_BLAS to its path");
-    MP_CHECK_STR(mp_blas_core(&why), "");
-    MP_CHECK_HAS(why, "serves compute=\"float32-fast\" only");
-    MP_CHECK(!mp_blas_takes(M, N, K));
-    check_stored_products(true, 1e-4f);
-    float *memory = kt_alloc(sizeof(float) * (M * K + N * K + M * N + MP_STORED_TILE));
-    memset(memory, 0, sizeof(float) * (M * K + N * K));
-    float *w = memory + M * K, *y = w + N * K, *tile = y + M * N;
-    const mp_tensor tensor = {.dtype = MP_F32, .ndim = 2, .shape = {N, K}, .data = (const uint8_t *)w,
-                              .nbytes = sizeof(float) * N * K};
-    for (int rows = M - 1; rows <= M; rows++) {
-        const mp_acts acts = {.kind = MP_A_F32, .M = rows, .K = K, .f32 = memory, .ld_f32 = K};
-        const uint64_t before = mp_blas_work();
-        MP_CHECK(!mp_gemm_stored(&tensor, &acts, 0, N, false, NULL, tile, y, N));
-        MP_CHECK_INT(mp_gemm_stored(&tensor, &acts, 0, N, true, NULL, tile, y, N), rows == M);
-        MP_CHECK_INT(mp_blas_work() - before, rows == M ? (int64_t)M * N * K : 0);
-    }
-    kt_free(memory);
-}
-
-MP_TEST(kernels_blas_under_avx2) {
-    const char *path = getenv("MPOOL_BLAS"), *why;
-    mp_test_random random = {900};
-    if (!path || !*path || strcmp(path, "none") == 0)
-        MP_SKIP("needs OpenBLAS: set MPOOL_BLAS to its path");
-    if (!kt_use("avx2"))
-        MP_SKIP("needs AVX2");
-    mp_blas_set_path(path);
-    const char *core = mp_blas_core(&why);
-    fprintf(stderr, "%s\n", why);
-    if (mp_cpu_features() & MP_CPU_AVX2 && strstr(path, "scipy_openblas"))
-        check_reason(core, why, "Haswell");
-    check_plain(37, 201, 500, 7, &random);
-    check_plain(100, 99, 384, 7, &random);
 }
 
 static void plain_in_thread(void *arg) {

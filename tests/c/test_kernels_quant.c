@@ -108,96 +108,6 @@ MP_TEST(kernels_quant_kinds) {
              mp_wmat_acts(MP_W_I8) == MP_A_I8);
 }
 
-/* Packed sizes have the bits per weight that pack.h states, close to those of the stored types. */
-MP_TEST(kernels_quant_packed_sizes) {
-    const double bits[MP_W_KIND_COUNT] = {[MP_W_Q4_0] = 4.5, [MP_W_Q4_1] = 5, [MP_W_Q5_0] = 5.5, [MP_W_Q5_1] = 6,
-                                          [MP_W_Q8_0] = 8.5, [MP_W_Q4_K] = 4.625, [MP_W_Q5_K] = 5.625,
-                                          [MP_W_Q6_K] = 6.5625, [MP_W_Q2_K] = 2.625, [MP_W_Q3_K] = 3.5625,
-                                          [MP_W_TQ] = 2.0625, [MP_W_IQ2_XXS] = 3.3125, [MP_W_IQ2_XS] = 3.3125,
-                                          [MP_W_IQ3] = 4.3125, [MP_W_IQ4_NL] = 4.5, [MP_W_IQ4_XS] = 4.3125,
-                                          [MP_W_MXFP4] = 4.5, [MP_W_NVFP4] = 5};
-    for (int t = 0; t < TYPES; t++) {
-        mp_wmat w;
-        mp_wmat_init(&w, types[t].kind, 64, 2048);
-        MP_CHECK_INT(w.panels, 2);
-        MP_CHECK(w.panel_bytes % 64 == 0);
-        const double tables = types[t].kind >= MP_W_IQ2_XXS ? 2 * 64 : 0; /* bytes */
-        MP_CHECK_NEAR(((double)mp_wmat_bytes(&w) - tables) * 8 / (64 * 2048), bits[types[t].kind], 0);
-    }
-}
-
-MP_TEST(kernels_quant_rows_equal_source) {
-    const int Ns[] = {1, 31, 32, 33, 70};
-    kt_set set = kt_ref();
-    for (int t = 0; t < TYPES; t++)
-        for (int i = 0; i < 5; i++)
-            for (int fill = 0; fill < FILLS; fill++) {
-                const int N = Ns[i], K = unit_of(&types[t]) * (i % 3 + 1);
-                mp_tensor src = make_weights(&types[t], N, K, (enum fill)fill, i % 2 ? SCALES_EXTREME : SCALES_COMMON,
-                                             (uint64_t)(t * 100 + i));
-                mp_wmat w = pack_by(&types[t], &src, 1);
-                float *expected = kt_alloc((size_t)K * 4), *got = kt_alloc((size_t)K * 4);
-                for (int n = 0; n < N; n++) {
-                    mp_dequantize_row(src.dtype, mp_tensor_row(&src, n), K, expected);
-                    mp_wmat_row(&w, n, got);
-                    kt_same(&set, expected, got, K, "%s row %d of %d, fill %d", name_of(&types[t]), n, N, fill);
-                }
-                kt_free(expected), kt_free(got), kt_free(w.data);
-                drop_weights(&src);
-            }
-}
-
-/* Quantised tensors packed as dense kinds: an fp32 row equals the dequantised row, and a bf16 row its rounding. */
-MP_TEST(kernels_quant_rows_to_dense) {
-    kt_set set = kt_ref();
-    for (int t = 0; t < TYPES; t++) {
-        const int N = 37, K = unit_of(&types[t]) * 2;
-        mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, (uint64_t)t);
-        float *expected = kt_alloc((size_t)K * 4), *got = kt_alloc((size_t)K * 4);
-        for (int compute = MP_COMPUTE_F32; compute <= MP_COMPUTE_BF16; compute++) {
-            stored dense = types[t];
-            MP_CHECK(mp_wmat_kind_for(src.dtype, (mp_compute)compute, &dense.kind));
-            mp_wmat w = pack_by(&dense, &src, 2);
-            for (int n = 0; n < N; n++) {
-                mp_dequantize_row(src.dtype, mp_tensor_row(&src, n), K, expected);
-                for (int k = 0; compute == MP_COMPUTE_BF16 && k < K; k++)
-                    expected[k] = mp_bf16_to_f32(mp_bf16_from_f32(expected[k]));
-                mp_wmat_row(&w, n, got);
-                kt_same(&set, expected, got, K, "%s row %d to kind %d", name_of(&types[t]), n, dense.kind);
-            }
-            kt_free(w.data);
-        }
-        kt_free(expected), kt_free(got);
-        drop_weights(&src);
-    }
-}
-
-MP_TEST(kernels_quant_threads_pack_the_same) {
-    kt_set set = kt_ref();
-    for (int t = 0; t < TYPES; t++) {
-        const int N = 7 * 32 - 5, K = unit_of(&types[t]) * 2;
-        mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, 77);
-        mp_wmat one = pack_by(&types[t], &src, 1);
-        for (int threads = 2; threads <= 7; threads += 5) {
-            mp_wmat many = pack_by(&types[t], &src, threads);
-            kt_same_bytes(&set, one.data, many.data, mp_wmat_bytes(&one), "%s by %d threads", name_of(&types[t]),
-                          threads);
-            kt_free(many.data);
-        }
-        /* the weights of outputs beyond N are zero */
-        mp_pack_view view;
-        for (int o = N % 32; o < 32; o++)
-            for (int b = 0; b < K / 32; b++) {
-                mp_pack_view_block(types[t].kind, one.data + (size_t)(one.panels - 1) * one.panel_bytes, b, o, &view);
-                for (int k = 0; k < 32; k++)
-                    MP_CHECK((float)view.q[k] * view.scale[k / view.group] == 0.0f &&
-                             (!view.mins || view.min[k / view.group] == 0.0f));
-            }
-        kt_free(one.data);
-        drop_weights(&src);
-    }
-}
-
 /* ---- activations ----------------------------------------------------------------------------------------------- */
 
 typedef struct quantised {
@@ -213,54 +123,6 @@ static quantised quantise(const kt_set *set, const float *x, int K) {
 }
 
 static void drop_quantised(quantised *a) { kt_free(a->q), kt_free(a->scale), kt_free(a->sum); }
-
-static void compare_acts(const float *x, int K, const char *what) {
-    kt_set ref = kt_ref();
-    quantised expected = quantise(&ref, x, K);
-    int variants = 0;
-    for (kt_set v = {0}; kt_next(&v, MP_SLOT_acts_q8); variants++) {
-        quantised got = quantise(&v, x, K);
-        kt_same_bytes(&v, expected.q, got.q, (size_t)K, "q of %s, K=%d", what, K);
-        kt_same(&v, expected.scale, got.scale, K / 32, "scales of %s, K=%d", what, K);
-        kt_same_bytes(&v, expected.sum, got.sum, (size_t)K / 16 * 4, "sums of %s, K=%d", what, K);
-        drop_quantised(&got);
-    }
-    drop_quantised(&expected);
-}
-
-MP_TEST(kernels_acts_q8_variants) {
-    mp_test_random random = {11};
-    const int Ks[] = {32, 64, 96, 576, 1536};
-    for (int i = 0; i < 5; i++) {
-        float *x = kt_alloc((size_t)Ks[i] * 4);
-        kt_random(&random, x, Ks[i]);
-        compare_acts(x, Ks[i], "random");
-        for (int e = 0; e < KT_EXTREMES; e++)
-            for (int flush = 0; flush < 2; flush++) {
-                kt_extreme(&random, (enum kt_extreme)e, x, Ks[i]);
-                const uint32_t control = flush ? mp_cpu_flush_denormals() : 0;
-                compare_acts(x, Ks[i], kt_extreme_names[e]);
-                if (flush)
-                    mp_cpu_restore_float(control);
-            }
-        kt_free(x);
-    }
-}
-
-/* Values halfway between two integers round to the even one. */
-MP_TEST(kernels_acts_q8_rounds_to_even) {
-    float x[32];
-    for (int k = 0; k < 32; k++)
-        x[k] = (float)(k - 15) + 0.5f;
-    x[31] = 127.0f; /* makes the scale 1 */
-    compare_acts(x, 32, "halves");
-    kt_set ref = kt_ref();
-    quantised a = quantise(&ref, x, 32);
-    MP_CHECK(a.scale[0] == 1.0f && a.q[31] == 127);
-    for (int k = 0; k < 31; k++)
-        MP_CHECK_INT(a.q[k], (int)nearbyint((double)x[k]));
-    drop_quantised(&a);
-}
 
 MP_TEST(kernels_acts_q8_definition) {
     mp_test_random random = {12};
@@ -362,34 +224,6 @@ MP_TEST_SECONDS(kernels_quant_gemm_variants, 120) {
             kt_free(x), kt_free(w.data);
             drop_acts(&acts), drop_weights(&src);
         }
-}
-
-/* Dot products of the largest integers, of either sign, and weights with extreme scales. */
-MP_TEST_SECONDS(kernels_quant_gemm_extremes, 120) {
-    const int patterns[5][2] = {{127, 127}, {-127, -127}, {127, -127}, {-127, 127}, {0, 127}};
-    mp_test_random random = {22};
-    for (int t = 0; t < TYPES; t++)
-        for (int fill = 0; fill < FILLS; fill++)
-            for (int scales = 0; scales < SCALE_KINDS; scales++) {
-                const int M = 9, N = 40, K = unit_of(&types[t]) * 2;
-                mp_tensor src = make_weights(&types[t], N, K, (enum fill)fill, (enum scales)scales, 5);
-                mp_wmat w = pack_by(&types[t], &src, 1);
-                float *x = kt_alloc((size_t)(M * K) * 4);
-                for (int e = 0; e < KT_EXTREMES; e++) {
-                    kt_extreme(&random, (enum kt_extreme)e, x, M * K);
-                    kt_use("");
-                    mp_acts acts = make_acts(x, M, K);
-                    for (int m = 0; m < 5; m++)
-                        set_row(&acts, m, patterns[m][0], patterns[m][1]);
-                    const uint32_t control = e % 2 ? mp_cpu_flush_denormals() : 0;
-                    compare_gemm(&types[t], &w, &acts, NULL, kt_extreme_names[e]);
-                    if (e % 2)
-                        mp_cpu_restore_float(control);
-                    drop_acts(&acts);
-                }
-                kt_free(x), kt_free(w.data);
-                drop_weights(&src);
-            }
 }
 
 /* Variants for many rows. Rows do not fill a tile or a pass, K does not fill a group of blocks, and calls cover parts
@@ -704,78 +538,5 @@ MP_TEST(kernels_stored_extremes) {
                 kt_free(x);
                 drop_acts(&acts), drop_weights(&src);
             }
-    }
-}
-
-/* The smallest scales of MXFP4, which its exponents encode as denormals. */
-MP_TEST(kernels_stored_smallest_exponents) {
-    const stored *type = types;
-    while (type->dtype != MP_MXFP4)
-        type++;
-    const int M = 3, N = 9, K = 96;
-    mp_tensor src = make_weights(type, N, K, FILL_RANDOM, SCALES_COMMON, 6);
-    uint8_t *data = (uint8_t *)(uintptr_t)src.data;
-    for (uint64_t at = 0; at < src.nbytes; at += 17)
-        data[at] = (uint8_t)(at / 17 % 3);
-    float *x = kt_alloc((size_t)(M * K) * 4);
-    mp_test_random random = {28};
-    for (int i = 0; i < M * K; i++)
-        x[i] = mp_test_random_float(&random, -1e6f, 1e6f);
-    kt_use("");
-    mp_acts acts = make_acts(x, M, K);
-    compare_stored(type, &src, &acts, "exponents 0 to 2");
-    kt_free(x);
-    drop_acts(&acts), drop_weights(&src);
-}
-
-/* A product with few rows uses the slot of its type if the CPU has a variant of it. All others use packed weights. */
-MP_TEST(kernels_stored_can) {
-    for (int t = 0; t < TYPES; t++) {
-        kt_set set = kt_ref();
-        int slot = 0;
-        const bool known = stored_slot(&set, types[t].dtype, &slot);
-        MP_CHECK(!mp_stored_can(types[t].dtype, MP_A_Q8, 1)); /* ref/ alone: packing is not slower */
-        kt_use("");
-        const bool fast = known && strcmp(mp_kernels_variant(slot), "ref") != 0;
-        MP_CHECK_INT(mp_stored_can(types[t].dtype, MP_A_Q8, 1), fast);
-        MP_CHECK_INT(mp_stored_can(types[t].dtype, MP_A_Q8, 2), fast);
-        MP_CHECK(!mp_stored_can(types[t].dtype, MP_A_Q8, 3)); /* packing is faster for more than two rows */
-    }
-    MP_CHECK(!mp_stored_can(MP_F32, MP_A_Q8, 1) && !mp_stored_can(MP_Q8_0, MP_A_F32, 1));
-    MP_CHECK(!mp_stored_can(MP_BF16, MP_A_BF16, 1) && !mp_stored_can(MP_F32, MP_A_BF16, 1));
-}
-
-/* mp_gemm_stored gives the bits of mp_gemm for a part of the outputs, with an epilogue, and writes nothing else. It
- * refuses three rows, and types without a slot. */
-MP_TEST(kernels_stored_with_an_epilogue) {
-    enum { MAX = 3, N = 75, LD = N + 2, FROM = 5, TO = 70 };
-    mp_test_random random = {29};
-    static float tile[MP_STORED_TILE];
-    for (int t = 0; t < TYPES; t++) {
-        const int K = 2 * unit_of(&types[t]);
-        mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, 7);
-        mp_wmat w = pack_by(&types[t], &src, 1);
-        float x[MAX * 512], bias[N], residual[(MAX + 1) * LD], expected[(MAX + 1) * LD], got[(MAX + 1) * LD];
-        MP_CHECK(K <= 512);
-        kt_random(&random, x, MAX * K), kt_random(&random, bias, N), kt_random(&random, residual, (MAX + 1) * LD);
-        kt_use("");
-        for (int M = 1; M <= MAX; M++) {
-            mp_acts acts = make_acts(x, M, K);
-            const mp_epilogue ep = {.bias = bias, .act = MP_ACT_GELU, .residual = residual, .ld_residual = LD};
-            for (int i = 0; i < (MAX + 1) * LD; i++)
-                expected[i] = got[i] = -77.0f;
-            const bool taken = mp_gemm_stored(&src, &acts, FROM, TO, false, &ep, tile, got, LD);
-            MP_CHECK_INT(taken, M < 3 && mp_stored_can(types[t].dtype, MP_A_Q8, M));
-            if (taken)
-                mp_gemm(&w, &acts, 0, M, 0, w.panels, &ep, expected, LD);
-            for (int i = 0; i < (MAX + 1) * LD; i++) {
-                const float e = i % LD >= FROM && i % LD < TO ? expected[i] : -77.0f;
-                if (!kt_equal(e, got[i]))
-                    MP_FAIL("%s, %d rows: output %d of row %d", name_of(&types[t]), M, i % LD, i / LD);
-            }
-            drop_acts(&acts);
-        }
-        kt_free(w.data);
-        drop_weights(&src);
     }
 }

@@ -174,28 +174,6 @@ static double ulps(float got, double truth) {
     return fabs((double)got - truth) / ldexp(1.0, (exponent < -125 ? -125 : exponent) - 24);
 }
 
-MP_TEST(kernels_rows_exp_accuracy) {
-    double worst = 0.0;
-    for (uint32_t u = 0; u < 0x42b20000u; u += 257)
-        for (int sign = -1; sign <= 1; sign += 2) {
-            const float x = (float)sign * mp_ref_float(u);
-            if (x < MP_EXP_LO || x > MP_EXP_HI)
-                continue;
-            const double e = ulps(mp_ref_exp(x), exp((double)x));
-            worst = e > worst ? e : worst;
-        }
-    if (!(worst <= 1.03))
-        MP_FAIL("exp is off by %.3f ulp", worst);
-    MP_CHECK(mp_ref_exp(0.0f) == 1.0f && mp_ref_exp(-0.0f) == 1.0f);
-    MP_CHECK(mp_ref_exp(-INFINITY) == 0.0f && mp_ref_exp(-1e30f) == 0.0f && mp_ref_exp(-104.0f) == 0.0f);
-    MP_CHECK(mp_ref_exp(INFINITY) == INFINITY && mp_ref_exp(nextafterf(MP_EXP_HI, INFINITY)) == INFINITY);
-    MP_CHECK(mp_ref_exp(MP_EXP_HI) <= FLT_MAX && isnan(mp_ref_exp(NAN)));
-    /* below the smallest normal float, results are 0 */
-    float x = MP_EXP_LO;
-    MP_CHECK(mp_ref_exp(x) >= FLT_MIN && mp_ref_exp(x) < FLT_MIN * 1.0001f);
-    MP_CHECK(exp((double)nextafterf(x, -INFINITY)) < FLT_MIN && mp_ref_exp(nextafterf(x, -INFINITY)) == 0.0f);
-}
-
 MP_TEST(kernels_rows_activation_accuracy) {
     double tanh_ulp = 0.0, sigmoid_ulp = 0.0, gelu_ulp = 0.0, gelu_left = 0.0, gelu_tanh = 0.0, quick = 0.0;
     for (uint32_t u = 0x30000000u; u < 0x42000000u; u += 257) /* 2^-31 to 32 */
@@ -224,27 +202,6 @@ MP_TEST(kernels_rows_activation_accuracy) {
     MP_CHECK(mp_ref_gelu(-40.0f) == 0.0f && mp_ref_gelu(40.0f) == 40.0f && isnan(mp_ref_gelu(NAN)));
     MP_CHECK(mp_ref_gelu_tanh(-40.0f) == 0.0f && mp_ref_gelu_tanh(40.0f) == 40.0f && isnan(mp_ref_gelu_tanh(NAN)));
     MP_CHECK(mp_ref_gelu(3e38f) == 3e38f && mp_ref_gelu_tanh(3e38f) == 3e38f);
-}
-
-/* exp_sum has the same bits whether or not the thread flushes denormals to zero. */
-MP_TEST(kernels_rows_exp_flush) {
-    enum { N = 100003 };
-    float *x = kt_alloc(sizeof(float) * N), *want = kt_alloc(sizeof(float) * N), *got = kt_alloc(sizeof(float) * N);
-    for (int i = 0; i < N; i++)
-        x[i] = -110.0f * (float)i / N;
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_exp_sum);) {
-        float s = v.call.exp_sum(x, N, 0.0f, want);
-        const uint32_t control = mp_cpu_flush_denormals();
-        float t = v.call.exp_sum(x, N, 0.0f, got);
-        mp_cpu_restore_float(control);
-        kt_same(&v, want, got, N, "exp with denormals flushed");
-        kt_same(&v, &s, &t, 1, "its sum");
-        for (int i = 0; i < N; i++)
-            MP_CHECK(want[i] == 0.0f || want[i] >= FLT_MIN);
-    }
-    kt_free(x);
-    kt_free(want);
-    kt_free(got);
 }
 
 MP_TEST(kernels_rows_argmax) {
@@ -278,24 +235,6 @@ MP_TEST(kernels_rows_argmax) {
             x[i] = i % 2 ? 0.0f : -0.0f;
         MP_CHECK_INT(v.call.argmax(x, N), 0);
     }
-    kt_free(x);
-}
-
-MP_TEST(kernels_rows_all_finite) {
-    static const float bad[] = {NAN, INFINITY, -INFINITY};
-    float *x = kt_alloc(sizeof(float) * 100);
-    for (kt_set v = {0}; next_variant(&v, MP_SLOT_all_finite);)
-        for (int n = 0; n <= 100; n++) {
-            for (int i = 0; i < n; i++)
-                x[i] = i % 2 ? FLT_MAX : -FLT_MAX;
-            MP_CHECK(v.call.all_finite(x, n));
-            for (int at = 0; at < n; at++) {
-                const float kept = x[at];
-                x[at] = bad[at % 3];
-                MP_CHECK(!v.call.all_finite(x, n));
-                x[at] = kept;
-            }
-        }
     kt_free(x);
 }
 

@@ -74,41 +74,6 @@ MP_TEST(kernels_unseen_blocks) {
     kt_edge_free(nothing, 1);
 }
 
-/* The values of a block are read only from the first to the last token that the row sees; of integers, in pairs. */
-MP_TEST(kernels_unseen_values) {
-    static const struct { int pos0, window; } cases[] = {{0, 0}, {1, 0}, {40, 0}, {63, 0}, {63, 1}, {62, 1}, {50, 13}};
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    const int wide = (int)(page / sizeof(float)); /* a value of floats, or a pair of integers, fills a page */
-    for (int type = 0; type < 2; type++)
-        for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
-            for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-                const int own = cases[i].pos0, from = cases[i].window ? own - cases[i].window + 1 : 0;
-                const size_t step = type ? 2 : 1; /* tokens of a page */
-                const size_t bytes = (mp_kv_bytes(type ? MP_I16 : MP_F32, wide) + page - 1) / page * page;
-                uint8_t *values = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-                MP_CHECK(values != MAP_FAILED);
-                for (size_t t = 0; t < MP_KV_BLOCK; t += step)
-                    if ((int)(t + step) <= from || (int)t > own)
-                        MP_CHECK_INT(mprotect(values + t / step * page, page, PROT_NONE), 0);
-                void *keys = kt_alloc(mp_kv_bytes(MP_F32, 16)), *block = values;
-                void *scratch = kt_alloc(mp_attn_kv_scratch(wide));
-                float q[18] = {1}, m, l, *o = kt_alloc(page);
-                if (type)
-                    v.call.attn_query_i16(q, 16);
-                const mp_attn_kv a = {.q = q, .ldq = 18, .ldq_group = 18, .group = 1, .k_dim = 16, .v_dim = wide,
-                                      .scale = 1.0f, .pos0 = own, .window = cases[i].window, .k_blocks = &keys,
-                                      .v_blocks = &block};
-                mp_attn_partial state = {&m, &l, o};
-                mp_attn_begin(1, wide, &state);
-                (type ? v.call.attn_kv_i16 : v.call.attn_kv)(&a, 1, 0, 1, &state, scratch);
-                MP_CHECK(l == (float)(own - from + 1));
-                (type ? v.call.attn_block_i16 : v.call.attn_block)(&a, 1, 0, &state);
-                MP_CHECK(l == (float)(own - from + 1));
-                munmap(values, bytes);
-                kt_free(keys), kt_free(scratch), kt_free(o);
-            }
-}
-
 /* ---- a whole sequence ---- */
 
 /* A matrix of which each row is a page. Rows outside [from, to) are inaccessible. */

@@ -72,23 +72,6 @@ static void fill(float *values, int count, float value) {
         values[i] = value;
 }
 
-/* Factors are the square roots of the ratios of a key's components to those of its queries. */
-MP_TEST(models_balance_of_biases) {
-    static balanced b;
-    float factors[MAX_HEADS][DIM];
-    make(&b, 2, 1);
-    set_biases(&b);
-    for (int h = 0; h < 2; h++)
-        for (int i = 0; i < DIM; i++) {
-            q_bias(&b, h)[i] = i % 2 ? 2.0f : -0.5f;
-            k_bias(&b, h)[i] = (float)(h + 1) * (i % 3 ? 8.0f : -50.0f);
-        }
-    compute(&b, NULL, factors);
-    for (int h = 0; h < 2; h++)
-        for (int i = 0; i < DIM; i++)
-            MP_CHECK_NEAR(factors[h][i], sqrt((h + 1) * (i % 3 ? 8 : 50) / (i % 2 ? 2 : 0.5)), 1e-5);
-}
-
 /* The rows of a projection add their mean square. Four rows of a key head, and four of all query heads that share it,
  * are read; the norm before the projection scales their inputs. */
 MP_TEST(models_balance_of_rows) {
@@ -116,25 +99,6 @@ MP_TEST(models_balance_of_rows) {
             MP_CHECK_NEAR(factors[0][i], pow(((i < DIM / 2 ? 900 : 0) + 4 * rest) / rest, 0.25), 1e-6);
             MP_CHECK_NEAR(factors[1][i], sqrt(2), 1e-6);
         }
-    }
-}
-
-/* Query heads that share a key share its factors, which come from the mean square of their sizes. */
-MP_TEST(models_balance_of_groups) {
-    enum { KV = 2, GROUP = 3 };
-    static balanced b;
-    float factors[MAX_HEADS][DIM];
-    make(&b, KV, GROUP);
-    set_biases(&b);
-    for (int h = 0; h < KV; h++) {
-        fill(k_bias(&b, h), DIM, 100);
-        for (int g = 0; g < GROUP; g++)
-            fill(q_bias(&b, h * GROUP + g), DIM, (float)((g + 1) * (h ? 10 : 1)));
-    }
-    compute(&b, NULL, factors);
-    for (int i = 0; i < DIM; i++) {
-        MP_CHECK_NEAR(factors[0][i], pow(10000.0 / ((1 + 4 + 9) / 3.0), 0.25), 1e-5);
-        MP_CHECK_NEAR(factors[1][i], pow(100.0 / ((1 + 4 + 9) / 3.0), 0.25), 1e-5);
     }
 }
 
@@ -294,89 +258,4 @@ MP_TEST(models_balance_of_hostile_rows) {
                 MP_CHECK_INT(factors[1][i] == 1, 1);
             }
         }
-}
-
-/* ---- layers and memory ------------------------------------------------------------------------------------------- */
-
-/* A model without biases and norms has no factors, nor has one of latent attention: no memory, and no work. */
-MP_TEST(models_balance_of_models_without_sizes) {
-    static balanced b;
-    for (int latent = 0; latent < 2; latent++) {
-        mp_error error;
-        make(&b, 2, 2);
-        if (latent) { /* norms that belong to latents */
-            set_norms(&b);
-            b.model.latent.rank = 8;
-        }
-        const uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS) + mp_alloc_bytes(MP_TAG_SCRATCH);
-        MP_CHECK_OK(mp_decoder_balance(&b.model, &error), &error); /* reads no projection: there is none */
-        MP_CHECK(!b.model.balance && !b.layers[0].balance);
-        MP_CHECK_INT(mp_alloc_bytes(MP_TAG_WEIGHTS) + mp_alloc_bytes(MP_TAG_SCRATCH), before);
-    }
-}
-
-/* Layers with norms have factors of their own; the layer without any has none, and no memory. */
-MP_TEST(models_balance_of_some_layers) {
-    mp_error error;
-    static balanced b;
-    make(&b, 2, 2);
-    set_norms(&b);
-    fill(b.q_norm, DIM, 1);
-    fill(b.k_norm, DIM, 4);
-    float other[DIM];
-    fill(other, DIM, 25);
-    b.layers[2] = b.layers[0];
-    b.layers[2].k_norm.weight = other;
-    b.layers[1].rope = -1;
-    b.model.layer_count = 3;
-    const uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS);
-    MP_CHECK_OK(mp_decoder_balance(&b.model, &error), &error);
-    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_WEIGHTS) - before, 2 * 2 * DIM * sizeof(float));
-    MP_CHECK(!b.layers[1].balance);
-    for (int i = 0; i < 2 * DIM; i++) {
-        MP_CHECK_NEAR(b.layers[0].balance[i], 2, 1e-6);
-        MP_CHECK_NEAR(b.layers[2].balance[i], 5, 1e-6);
-    }
-    mp_free(b.model.balance);
-}
-
-/* ---- loaded models ----------------------------------------------------------------------------------------------- */
-
-static void add_biases(tiny_file *file) {
-    static const struct {
-        const char *name;
-        int n;
-    } biases[] = {{"attn_q", TINY_HIDDEN}, {"attn_k", TINY_HIDDEN / TINY_HEADS * TINY_KV_HEADS},
-                  {"attn_v", TINY_HIDDEN / TINY_HEADS * TINY_KV_HEADS}};
-    char name[64];
-    tiny_string(file->spec, "mpool.kv_dtype", "int8");
-    for (int l = 0; l < TINY_LAYERS; l++)
-        for (int i = 0; i < 3; i++) {
-            snprintf(name, sizeof name, "blk.%d.%s.bias", l, biases[i].name);
-            tiny_tensor(file, name, MP_F32, 1, biases[i].n, 9, 0);
-        }
-}
-
-/* The factors do not depend on the form of the weights: matrices that are packed at load, packed on use or never. */
-MP_TEST(models_balance_of_unpacked_weights) {
-    enum { FACTORS = TINY_KV_HEADS * TINY_HIDDEN / TINY_HEADS };
-    static const char *const uses[] = {"packed", "mapped"};
-    static const mp_dtype types[] = {MP_Q8_0, MP_Q4_K};
-    static float factors[2][TINY_LAYERS][FACTORS];
-    for (int u = 0; u < 2; u++) {
-        tiny_model tiny;
-        tiny_weights = uses[u];
-        tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "llama", .more = add_biases}, types, 2, 3, -1),
-                  MP_COMPUTE_AUTO, 1);
-        const mp_decoder *model = (const mp_decoder *)tiny.model;
-        for (int l = 0; l < TINY_LAYERS; l++) {
-            MP_CHECK(model->layers[l].balance && (u == 0) == !model->layers[l].qkv.stored[0]);
-            memcpy(factors[u][l], model->layers[l].balance, sizeof factors[u][l]);
-            for (int i = 0; i < FACTORS; i++)
-                MP_CHECK(factors[u][l][i] != 1);
-        }
-        tiny_unload(&tiny);
-    }
-    tiny_weights = NULL;
-    MP_CHECK(memcmp(factors[0], factors[1], sizeof factors[0]) == 0);
 }

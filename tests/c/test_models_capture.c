@@ -1,5 +1,5 @@
-/* Captures: every record matches its checkpoint and its token, the number of records is exact, and capturing changes no
- * completion. test_models_contract.c checks that no schedule changes a record. */
+/* Captures: every record matches its checkpoint and its token, and the number of records is exact.
+ * test_models_contract.c checks that no schedule changes a record. */
 #include "model_fixture.h"
 #include "models/generation/speculation.h"
 #include "speculation_fixture.h"
@@ -79,36 +79,6 @@ MP_TEST(models_capture_records_match_their_checkpoints) {
     tiny_unload(&tiny);
 }
 
-/* A capture of the first N values holds the first N of all values, and capturing does not change a completion. */
-MP_TEST(models_capture_changes_no_completion) {
-    static const mp_dtype types[] = {MP_Q8_0, MP_Q4_0};
-    static const int values[] = {ALL, 10, 0};
-    enum { RUNS = sizeof values / sizeof *values };
-    tiny_model tiny;
-    tiny_load(&tiny, tiny_decoder_spec(types, 2, 82), MP_COMPUTE_AUTO, 2);
-    tiny_job jobs[RUNS];
-    for (int i = 0; i < RUNS; i++) {
-        make_job(&tiny, &jobs[i], values[i], values[i] ? 1000 : 0);
-        tiny_job_admit(&tiny, &jobs[i]);
-        tiny_job_finish(&tiny, &jobs[i]);
-        for (int t = 0; i == 1 && t < ANSWER; t++)
-            for (int r = 0; r < RECORDS; r++)
-                check_equal(record_of(jobs[0].call, t, r), record_of(jobs[1].call, t, r), 10);
-    }
-    for (int i = 0; i < RUNS; i++) {
-        mp_text_request *call = jobs[i].call;
-        MP_CHECK_INT(call->capture.sampled, values[i] ? ANSWER : 0);
-        MP_CHECK(i == RUNS - 1 ? !call->capture.data : call->capture.data != NULL);
-        for (int t = 0; t < ANSWER; t++)
-            MP_CHECK(memcmp(&call->choices[0].tokens[t], &jobs[0].call->choices[0].tokens[t],
-                            sizeof(mp_token_out)) == 0);
-        check_equal(call->prompt_logits, jobs[0].call->prompt_logits, PROMPT * TINY_VOCAB);
-    }
-    for (int i = 0; i < RUNS; i++)
-        mp_request_destroy(&jobs[i].call->base);
-    tiny_unload(&tiny);
-}
-
 /* Records of tokens beyond the capture's capacity are dropped; earlier records are unchanged. */
 MP_TEST(models_capture_drops_tokens_beyond_its_capacity) {
     static const mp_dtype types[] = {MP_Q8_0};
@@ -161,99 +131,6 @@ MP_TEST(models_capture_records_nonfinite_rows) {
     tiny.engine->ops->retire(tiny.engine, &job.item);
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
-}
-
-MP_TEST(models_capture_refuses_invalid_arguments) {
-    static const struct {
-        int values, records, n;
-    } wrong[] = {{-1, 100, 1}, {ALL + 1, 100, 1}, {5, 0, 1}, {5, -1, 1}, {5, 100, 2}, {0, -1, 1}};
-    mp_text_request *call;
-    mp_error error;
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        mp_text_args args = {.n_prompt = 1, .prompt = (const int32_t[]){5}, .n_choices = wrong[i].n,
-                             .capture_values = wrong[i].values, .capture_records = wrong[i].records,
-                             .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1}};
-        MP_CHECK_INT(mp_text_request_create(&args, &call, &error), MP_INVALID_ARGUMENT);
-        MP_CHECK(!call);
-    }
-}
-
-/* ---- system calls ------------------------------------------------------------------------------------------------ */
-
-#ifdef MP_SEAM
-static struct {
-    int allocations, clocks, locks, files;
-} asked;
-static uint64_t made_up_ns;
-
-static void *count_alloc(size_t bytes, size_t alignment) {
-    asked.allocations++;
-    return mp_sys_real.alloc(bytes, alignment);
-}
-
-/* Advance the clock by a microsecond per call: time-dependent decisions are then the same in every run, under any load
- * and on a CPU of any speed. */
-static uint64_t count_now(void) {
-    asked.clocks++;
-    return made_up_ns += 1000;
-}
-
-static void count_lock(pthread_mutex_t *mutex) {
-    asked.locks++;
-    mp_sys_real.mutex_lock(mutex);
-}
-
-static int count_open(const char *path, int flags) {
-    asked.files++;
-    return mp_sys_real.open(path, flags);
-}
-
-static void *count_map(size_t bytes, int fd) {
-    asked.files++;
-    return mp_sys_real.mmap(bytes, fd);
-}
-#endif
-
-/* From admission to end, a request with captures makes no more system calls than one without. What is due once per
- * period, such as a reading of the CPU time that other processes take, is due at the first step of every run: the clock
- * advances by a second between runs and never follows the real one. */
-MP_TEST(models_capture_adds_no_system_calls) {
-#ifdef MP_SEAM
-    static const mp_dtype types[] = {MP_Q8_0};
-    static const int values[] = {10, 10, 0, 10, ALL, 0};
-    /* the first runs fill the engine's caches; the last run has no capture */
-    enum { RUNS = sizeof values / sizeof *values, WARM = 2, PLAIN = RUNS - 1 };
-    tiny_model tiny;
-    tiny_load(&tiny, tiny_decoder_spec(types, 1, 86), MP_COMPUTE_AUTO, 1);
-    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* speculation would depend on the clock */
-    int counts[RUNS][4];
-    made_up_ns = mp_sys_real.now_ns();
-    mp_sys_table.alloc = count_alloc;
-    mp_sys_table.now_ns = count_now;
-    mp_sys_table.mutex_lock = count_lock;
-    mp_sys_table.open = count_open;
-    mp_sys_table.mmap = count_map;
-    for (int i = 0; i < RUNS; i++) {
-        tiny_job job;
-        make_job(&tiny, &job, values[i], values[i] ? 1000 : 0);
-        tiny_job_admit(&tiny, &job);
-        memset(&asked, 0, sizeof asked);
-        made_up_ns += 1000 * 1000 * 1000;
-        tiny_job_finish(&tiny, &job);
-        memcpy(counts[i], &asked, sizeof counts[i]);
-        MP_CHECK(asked.clocks > 0); /* steps read the clock */
-        mp_request_destroy(&job.call->base);
-    }
-    mp_sys_table = mp_sys_real;
-    for (int i = WARM; i < RUNS; i++)
-        for (int kind = 0; kind < 4; kind++)
-            if (counts[i][kind] > counts[PLAIN][kind])
-                MP_FAIL("run %d made %d calls of kind %d, the run without captures %d", i, counts[i][kind], kind,
-                        counts[PLAIN][kind]);
-    tiny_unload(&tiny);
-#else
-    MP_SKIP("counting needs the seam build");
-#endif
 }
 
 /* ---- each allocation fails in turn ------------------------------------------------------------------------------- */

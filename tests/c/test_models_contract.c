@@ -459,43 +459,6 @@ MP_TEST_SECONDS(models_contract_masks, 120) {
     tiny_unload(&tiny);
 }
 
-/* When a step cannot allocate its scratch, all its items wait, none fails, and no KV block is allocated. */
-MP_TEST_SECONDS(models_steps_wait_for_scratch, 60) {
-    static const mp_dtype types[] = {MP_Q8_0};
-    uint64_t expected[ITEMS];
-    tiny_model tiny;
-    mp_error error;
-    tiny_load(&tiny, tiny_decoder_spec(types, 1, 45), MP_COMPUTE_AUTO, 2);
-    run_alone(&tiny, ITEMS, expected, NULL);
-    tiny_trim(&tiny);
-    tiny_job jobs[2];
-    mp_plan plan = {.count = 2, .amount = {200, 33}};
-    for (int i = 0; i < 2; i++) {
-        make_job(&tiny, &jobs[i], 2 + i);
-        plan.items[i] = &jobs[i].item;
-        MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &jobs[i].item, &error), &error);
-    }
-    tiny.budget.limit = tiny.budget.used;
-    mp_outcome outcomes[MP_PLAN_MAX];
-    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-    for (int i = 0; i < 2; i++) {
-        MP_CHECK_INT(outcomes[i], MP_OUTCOME_WAIT_MEMORY);
-        MP_CHECK_INT(jobs[i].item.error.code, MP_MEMORY_EXHAUSTED);
-    }
-    tiny.budget.limit = UINT64_MAX;
-    for (int i = 0; i < 2; i++) {
-        plan = (mp_plan){.count = 1, .items = {&jobs[i].item}, .amount = {200}};
-        do {
-            tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-        } while (outcomes[0] == MP_OUTCOME_MORE);
-        MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
-        tiny.engine->ops->retire(tiny.engine, &jobs[i].item);
-        MP_CHECK(tiny_job_hash(&jobs[i]) == expected[2 + i]);
-        mp_request_destroy(&jobs[i].call->base);
-    }
-    tiny_unload(&tiny);
-}
-
 /* A preempted request that ends before its next admission leaks nothing. */
 MP_TEST(models_preempted_requests_can_be_abandoned) {
     static const mp_dtype types[] = {MP_Q8_0};
@@ -515,70 +478,5 @@ MP_TEST(models_preempted_requests_can_be_abandoned) {
     MP_CHECK_INT(job.call->choices[0].finish, MP_FINISH_CANCELLED);
     mp_request_destroy(&job.call->base);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST), before);
-    tiny_unload(&tiny);
-}
-
-/* A new prompt is prefilled even if decoding items use the whole time budget. */
-MP_TEST_SECONDS(models_prompts_are_not_starved, 60) {
-    static const mp_dtype types[] = {MP_Q8_0};
-    tiny_model tiny;
-    mp_error error;
-    tiny_load(&tiny, tiny_decoder_spec(types, 1, 46), MP_COMPUTE_AUTO, 1);
-    tiny_job decoding, late;
-    make_job(&tiny, &decoding, 0);
-    make_job(&tiny, &late, 2);
-    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &decoding.item, &error), &error);
-    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &late.item, &error), &error);
-    mp_item *items[2] = {&decoding.item, &late.item};
-    mp_plan plan;
-    tiny.engine->ops->plan(tiny.engine, items, 2, 1, &plan); /* a time budget of 1 ns */
-    MP_CHECK_INT(plan.count, 2);
-    MP_CHECK(plan.items[1] == &late.item && plan.amount[1] >= 8);
-    for (int i = 0; i < 2; i++)
-        tiny.engine->ops->retire(tiny.engine, items[i]);
-    mp_request_destroy(&decoding.call->base);
-    mp_request_destroy(&late.call->base);
-    tiny_unload(&tiny);
-}
-
-/* A lack of memory fails no request: its item waits, and continues once another request has freed memory. */
-MP_TEST_SECONDS(models_requests_wait_for_memory, 60) {
-    static const mp_dtype types[] = {MP_Q8_0};
-    uint64_t expected[ITEMS];
-    tiny_model tiny;
-    mp_error error;
-    tiny_load(&tiny, tiny_decoder_spec(types, 1, 44), MP_COMPUTE_AUTO, 1);
-    run_alone(&tiny, ITEMS, expected, NULL);
-    tiny_trim(&tiny);
-    tiny_job a, b;
-    make_job(&tiny, &a, 2);
-    make_job(&tiny, &b, 3);
-    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &a.item, &error), &error);
-    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &b.item, &error), &error);
-    mp_plan plan = {.count = 1, .items = {&a.item}, .amount = {200}};
-    mp_outcome outcomes[MP_PLAN_MAX];
-    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-    MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
-    tiny.budget.limit = tiny.budget.used; /* no memory for another block */
-    plan.items[0] = &b.item;
-    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-    MP_CHECK_INT(outcomes[0], MP_OUTCOME_WAIT_MEMORY);
-    tiny.engine->ops->preempt(tiny.engine, &a.item);
-    do {
-        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-    } while (outcomes[0] == MP_OUTCOME_MORE);
-    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
-    tiny.engine->ops->retire(tiny.engine, &b.item);
-    plan.items[0] = &a.item;
-    do {
-        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-    } while (outcomes[0] == MP_OUTCOME_MORE);
-    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
-    tiny.engine->ops->retire(tiny.engine, &a.item);
-    MP_CHECK(tiny_job_hash(&a) == expected[2]);
-    MP_CHECK(tiny_job_hash(&b) == expected[3]);
-    mp_request_destroy(&a.call->base);
-    mp_request_destroy(&b.call->base);
-    tiny.budget.limit = UINT64_MAX;
     tiny_unload(&tiny);
 }

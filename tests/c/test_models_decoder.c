@@ -1,4 +1,4 @@
-/* test_models_decoder.c: rotary divisors of a decoder, shared weights, and the description that requests receive. */
+/* test_models_decoder.c: defaults and refusals of a decoder, and the description that requests receive. */
 #include "defaults_fixture.h"
 #include "late_threads.h"
 #include "sizes_fixture.h"
@@ -54,33 +54,6 @@ MP_TEST(models_decoder_describes_itself_to_requests) {
     tiny_unload(&tiny);
 }
 
-/* A decoder whose packed weights are shared with another process computes the same bits. */
-MP_TEST(models_decoder_weights_are_shared) {
-    static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K};
-    for (int c = 0; c < 2; c++) {
-        const mp_compute compute = c ? MP_COMPUTE_AUTO : MP_COMPUTE_F32;
-        tiny_model tiny;
-        tiny_shared shared;
-        tiny_load(&tiny, tiny_decoder_spec(c ? quantised : floats, c ? 3 : 1, 52), compute, 2);
-        const uint64_t own = hash_of(&tiny);
-        tiny_share(&tiny, compute, &shared);
-        MP_CHECK(hash_of(&shared.second) == own);
-        tiny_unshare(&shared);
-        tiny_unload(&tiny);
-    }
-}
-
-/* A file that gives no scales has none: the logits and sublayers stay as they are. */
-MP_TEST(models_decoder_scales_have_defaults) {
-    tiny_model tiny;
-    tiny_load(&tiny, tiny_decoder_spec(floats, 1, 53), MP_COMPUTE_F32, 1);
-    const mp_decoder *model = (const mp_decoder *)tiny.model;
-    MP_CHECK(model->embedding_scale == 1 && model->residual_scale == 1 && model->output_scale == 1);
-    MP_CHECK(model->attention_softcap == 0 && model->output_softcap == 0);
-    MP_CHECK(model->attention_scale == 1 / sqrtf((float)(TINY_HIDDEN / TINY_HEADS)));
-    tiny_unload(&tiny);
-}
-
 MP_TEST(models_decoder_layers_have_rotary_tables) {
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "gemma3", .window = 9, .head_norms = true,
@@ -93,34 +66,10 @@ MP_TEST(models_decoder_layers_have_rotary_tables) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_decoder_counts_its_parameters) {
-    static const tiny_kind kinds[] = {{.arch = "llama"}, {.arch = "qwen3moe", .head_norms = true, .experts = 6}};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        tiny_model tiny;
-        mp_model_facts facts;
-        tiny_load(&tiny, tiny_decoder_spec_as(&kinds[i], floats, 1, 55, -1), MP_COMPUTE_F32, 1);
-        mp_model_get_facts(tiny.model, &facts);
-        MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec) - (kinds[i].experts ? TINY_PADDING : 0));
-        tiny_unload(&tiny);
-    }
-}
-
 /* Make a file with an output matrix of its own, in which the row of one token is NaN. */
 static void add_output(tiny_file *file) {
     tiny_tensor(file, "output.weight", MP_F32, TINY_VOCAB, TINY_HIDDEN, 0.5f, 0);
     ((float *)(void *)(file->bytes + file->used))[-TINY_HIDDEN] = NAN; /* in the last row */
-}
-
-/* Both tables of an untied model count: that of the tokens and that of the output. */
-MP_TEST(models_decoder_counts_both_tables) {
-    tiny_model tiny;
-    mp_model_facts facts;
-    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "llama", .more = add_output}, floats, 1, 56, -1),
-              MP_COMPUTE_F32, 1);
-    mp_model_get_facts(tiny.model, &facts);
-    MP_CHECK(tiny_parameters(tiny.spec) > 2 * TINY_VOCAB * TINY_HIDDEN);
-    MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec));
-    tiny_unload(&tiny);
 }
 
 /* A single logit that is NaN fails the request, although another token has the largest logit. */
@@ -143,24 +92,6 @@ MP_TEST(models_decoder_fails_for_one_nan_logit) {
     tiny.engine->ops->retire(tiny.engine, &job.item);
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
-}
-
-/* Without a key for the size of heads, the number of heads must divide the width, and leave heads of at most 1,024. */
-MP_TEST(models_decoder_heads_divide_the_width) {
-    static const struct { int64_t width, heads; } cases[] = {{TINY_HIDDEN, 3}, {4 * 1024, 2}, {3 * 1024, 2}};
-    mp_error error;
-    mp_spec *base = tiny_decoder_spec(floats, 1, 57);
-    mp_kernels_init();
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const mp_value width = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = cases[i].width};
-        const mp_value heads = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = cases[i].heads};
-        mp_spec *wide = spec_with(base, "llama.embedding_length", &width);
-        MP_CHECK_STATUS(load_only(spec_with(wide, "llama.attention.head_count", &heads), MP_COMPUTE_F32, &error),
-                        MP_FORMAT, &error);
-        MP_CHECK_STR(error.field, "attention.head_count");
-        mp_spec_unpin(wide);
-    }
-    mp_spec_unpin(base);
 }
 
 /* ---- divisors of the rotary angles ------------------------------------------------------------------------------- */
@@ -298,18 +229,6 @@ MP_TEST(models_decoder_starts_again_after_the_prompt) {
         MP_CHECK_INT(job.call->choices[0].tokens[t].id, whole.call->choices[0].tokens[t].id);
     mp_request_destroy(&whole.call->base);
     mp_request_destroy(&job.call->base);
-    tiny_unload(&tiny);
-}
-
-/* Before a step is measured, a row is expected to take 1 ns for each 256 parameters, and 1000 ns. */
-MP_TEST(models_decoder_expects_a_time_for_a_row) {
-    static const mp_dtype types[] = {MP_F32};
-    tiny_model tiny;
-    tiny_load(&tiny, tiny_decoder_spec(types, 1, 47), MP_COMPUTE_F32, 1);
-    const mp_decoder *model = (const mp_decoder *)tiny.model;
-    const int64_t parameters = model->base.facts.parameters;
-    MP_CHECK_INT(parameters % 256, 0);
-    MP_CHECK_INT(model->row_ns, parameters / 256 + 1000);
     tiny_unload(&tiny);
 }
 

@@ -40,17 +40,6 @@ static void set_up(scene *s, mp_compute compute, int threads) {
     tiny_parts_finish(&s->parts);
 }
 
-/* Quantised matrices stay quantised if the compute type leaves the choice to the file; float matrices do not follow
- * them. */
-MP_TEST(models_image_generation_keeps_quantised_matrices) {
-    scene s;
-    set_up(&s, MP_COMPUTE_AUTO, 1);
-    MP_CHECK_INT(s.quantised.w[0].kind, MP_W_Q8_0);
-    MP_CHECK(s.exact.w[0].kind == MP_W_BF16 || s.exact.w[0].kind == MP_W_F32);
-    MP_CHECK_INT(s.again.w[0].kind, MP_W_Q8_0);
-    tiny_parts_close(&s.parts);
-}
-
 typedef struct product {
     scene *s;
     mp_diff_run run;
@@ -176,130 +165,6 @@ MP_TEST(models_image_generation_forgets_incomplete_texts) {
 
 /* ---- memory and failures ----------------------------------------------------------------------------------------- */
 
-/* The memory predicted for an engine is that of the largest stage and its scratch. Tables of positions and tokens are
- * used in their files. */
-MP_TEST(models_image_generation_memory_is_predicted) {
-    enum { WIDTH = 32, HEAD = 16, TEXTS = 512 };
-    mp_spec *spec = pipeline(false);
-    uint64_t model, engine, weights = 0, positions = 0;
-    for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
-        const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
-        if (strcmp(entry->name, "transformer.positions") == 0)
-            positions = entry->nbytes;
-        else if (strncmp(entry->name, "transformer.", 12) == 0)
-            weights += entry->nbytes;
-    }
-    MP_CHECK(positions > 0);
-    mp_diffusion_footprint(spec, MP_COMPUTE_F32, &model, &engine);
-    MP_CHECK_INT(model, 0);
-    MP_CHECK_INT(engine, weights + (1 << 20) +
-                             sizeof(float) * (6 * TEXTS * WIDTH + 8 * MP_DIFF_ROWS * WIDTH + 4 * TEXTS * HEAD));
-    static const char *const keys[] = {"transformer.head_count", "transformer.head_length"};
-    for (int k = 0; k < 2; k++) { /* without sizes, the scratch is unknown */
-        mp_spec *base = spec;
-        spec = spec_with(base, keys[k], NULL);
-        mp_spec_unpin(base);
-    }
-    mp_diffusion_footprint(spec, MP_COMPUTE_F32, &model, &engine);
-    MP_CHECK_INT(engine, weights + (1 << 20));
-    mp_spec_unpin(spec);
-}
-
-/* The facts of a pipeline count the weights of all stages, and every parameter. */
-MP_TEST(models_image_generation_counts_its_weights) {
-    for (int flux = 0; flux < 2; flux++) {
-        tiny_model tiny;
-        mp_model_facts facts;
-        int64_t stages = 0;
-        tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
-        const mp_diffusion *model = (const mp_diffusion *)tiny.model;
-        for (int s = 0; s < MP_DIFF_STAGES; s++)
-            stages += (int64_t)model->stage_bytes[s];
-        mp_model_get_facts(tiny.model, &facts);
-        MP_CHECK_INT(facts.weight_bytes, stages);
-        MP_CHECK(stages > 0);
-        MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec));
-        tiny_unload(&tiny);
-    }
-}
-
-/* The operations of a pass: 24 hidden^2 per row in products, 4 hidden for each pair of rows in attention, in each
- * layer. The charged time of a request follows from it. */
-MP_TEST(models_image_generation_operations) {
-    const mp_diffusion model = {.hidden = 1000, .joint_layers = 2, .single_layers = 3};
-    MP_CHECK_NEAR(mp_diff_gflop(&model, 6, 10), 5 * (24e6 * 16 + 4e3 * 16 * 16) * 1e-9, 1e-9);
-    MP_CHECK_NEAR(mp_diff_gflop(&model, 100, 900), 5 * (24e9 + 4e9) * 1e-9, 1e-6);
-    const mp_diffusion joint = {.hidden = 1000, .joint_layers = 1};
-    MP_CHECK_NEAR(mp_diff_gflop(&joint, 100, 900), 28, 1e-6);
-}
-
-/* The scratch of a transformer block covers all rows of the image. */
-MP_TEST(models_image_generation_scratch_covers_the_image) {
-    tiny_model tiny;
-    mp_item item = {0}, *items[1] = {&item};
-    mp_plan plan;
-    mp_outcome outcomes[MP_PLAN_MAX];
-    int blocks = 0;
-    tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
-    admit_call(&tiny, true, &item);
-    const mp_image_generation_request *call = (const mp_image_generation_request *)item.request;
-    const mp_diffusion_engine *engine = (const mp_diffusion_engine *)tiny.engine;
-    do {
-        tiny_trim(&tiny); /* each step reserves what it needs */
-        tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
-        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-        const mp_diff_position *at = &((const mp_diff_state *)item.state)->at;
-        if (at->phase != MP_DIFF_DENOISE || at->block == 0)
-            continue;
-        const mp_diff_block *all = engine->blocks[MP_DIFF_TRANSFORMER];
-        const int last = at->block - 1;
-        const int64_t rows = (HIGH / MP_DIFF_PATCH) * (WIDE / MP_DIFF_PATCH);
-        const size_t shared = mp_dit_scratch(engine->model, &all[0], &all[last], last, call->text_rows, rows);
-        const size_t own = mp_dit_own(engine->model, call->text_rows + rows); /* one thread */
-        MP_CHECK(engine->arena.size >= mp_arena_cost(shared) + mp_arena_cost(own));
-        blocks++;
-    } while (outcomes[0] == MP_OUTCOME_MORE);
-    MP_CHECK(blocks > 0);
-    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
-    tiny.engine->ops->retire(tiny.engine, &item);
-    mp_request_destroy(item.request);
-    tiny_unload(&tiny);
-}
-
-/* Text encoders are dropped before the transformer is loaded if more than 70 % of the budget would be used
- * otherwise. */
-MP_TEST(models_image_generation_stages_stay_within_a_share) {
-    uint64_t request_bytes = 0; /* that the step takes before it loads: measured without a limit (`over` -1) */
-    for (int over = -1; over < 2; over++) {
-        tiny_model tiny;
-        mp_item item = {0}, *items[1] = {&item};
-        mp_plan plan;
-        mp_outcome outcomes[MP_PLAN_MAX];
-        tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
-        admit_call(&tiny, true, &item);
-        const mp_diffusion_engine *engine = (const mp_diffusion_engine *)tiny.engine;
-        const mp_diff_position *at = &((const mp_diff_state *)item.state)->at;
-        const mp_diff_block *text = &engine->blocks[MP_DIFF_T5][0], *next = &engine->blocks[MP_DIFF_TRANSFORMER][0];
-        while (at->phase == MP_DIFF_ENCODE) {
-            tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
-            tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-            MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
-        }
-        MP_CHECK(text->ready && !next->ready);
-        const uint64_t share = tiny.budget.used + request_bytes + engine->model->stage_bytes[MP_DIFF_TRANSFORMER];
-        if (over >= 0)
-            tiny.budget.limit = (share + 6) / 7 * 10 - (over ? 10 : 0);
-        const uint64_t before = engine->items;
-        tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
-        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-        MP_CHECK(next->ready && text->ready == (over < 1));
-        request_bytes = engine->items - before;
-        tiny.engine->ops->retire(tiny.engine, &item);
-        mp_request_destroy(item.request);
-        tiny_unload(&tiny);
-    }
-}
-
 /* Predicted memory, the memory that each step of a request takes, and its polls, as recorded. */
 MP_TEST(models_image_generation_sizes_recorded) {
     enum { MAX = 64, COUNT = 6 };
@@ -353,31 +218,6 @@ MP_TEST(models_image_generation_sizes_recorded) {
     MP_CHECK_INT(wrong, 0);
 }
 
-/* The plan continues the request that the previous step computed, at any position in the list, until a more urgent
- * request arrives. */
-MP_TEST(models_image_generation_continues_its_request) {
-    tiny_model tiny;
-    mp_plan plan;
-    mp_item first = {.priority = 2, .total = 4}, second = first, urgent = {.priority = 1, .total = 4};
-    tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
-    struct {
-        mp_item *items[3], *chosen;
-    } rows[] = {{{&first, &second, NULL}, &first},
-                {{&second, &first}, &first},
-                {{&second, &urgent, &first}, &first},
-                {{&urgent, &second, &first}, &urgent},
-                {{&second, &first}, &second},
-                {{&first, &second}, &second}};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const int n = rows[i].items[2] ? 3 : 2;
-        tiny.engine->ops->plan(tiny.engine, rows[i].items, n, UINT64_MAX, &plan);
-        MP_CHECK_INT(plan.count, 1);
-        if (plan.items[0] != rows[i].chosen)
-            MP_FAIL("row %zu: another request was chosen", i);
-    }
-    tiny_unload(&tiny);
-}
-
 /* A request without the tokens of a text for an encoder that the model has is refused. Tokens for other encoders may be
  * missing. */
 MP_TEST(models_image_generation_missing_tokens_are_refused) {
@@ -403,24 +243,6 @@ MP_TEST(models_image_generation_missing_tokens_are_refused) {
         }
         tiny_unload(&tiny);
     }
-}
-
-/* A predicted cost beyond the range of its type is the largest one, not a small one. */
-MP_TEST(models_image_generation_cost_is_bounded) {
-    mp_error error;
-    tiny_model tiny;
-    mp_request *base;
-    uint64_t cost;
-    uint32_t total;
-    const uint64_t slow[MP_MODEL_SPEEDS] = {UINT64_MAX};
-    tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
-    mp_model_set_speed(tiny.model, slow);
-    MP_CHECK_OK(make_call(true, 1, &base, &error), &error);
-    ((mp_image_generation_request *)base)->n_steps = MP_T2I_MAX_STEPS;
-    MP_CHECK_OK(tiny.model->ops->check(tiny.model, base, &cost, &total, &error), &error);
-    MP_CHECK_INT(cost, 1000000000000000000u);
-    mp_request_destroy(base);
-    tiny_unload(&tiny);
 }
 
 /* A request whose latents become NaN fails in that step. The next request gets its images. */
@@ -545,40 +367,4 @@ MP_TEST(models_image_generation_learns_its_time) {
     check_share(&model->gflop_ns, 15.0 / 16, STEPS * (model->block_count[MP_DIFF_TRANSFORMER] - 1));
     check_least(&model->gflop_ns, generate_one, &tiny);
     tiny_unload(&tiny);
-}
-
-/* The footprint is that of the largest stage, which may be the last one: a decoder's three images of 4096 channels. */
-MP_TEST(models_image_generation_footprint_of_the_decoder) {
-    enum { PIXELS = 64, CHANNELS_MAX = 4096 };
-    uint64_t model, engine;
-    const int64_t widths[] = {8, CHANNELS_MAX};
-    const mp_value side = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = PIXELS};
-    const mp_value wide = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = 2, .as.integers = widths};
-    const uint64_t images = 3 * sizeof(float) * (uint64_t)CHANNELS_MAX * PIXELS * PIXELS * 4; /* doubled once */
-    mp_spec *base = pipeline(true), *sized = spec_with(base, "pipeline.side", &side);
-    mp_spec *larger = spec_with(sized, "vae.channels", &wide);
-    mp_diffusion_footprint(sized, MP_COMPUTE_F32, &model, &engine);
-    MP_CHECK(engine < images);
-    mp_diffusion_footprint(larger, MP_COMPUTE_F32, &model, &engine);
-    MP_CHECK(engine > images && engine < images + (32 << 20));
-    MP_CHECK_INT(model, 0);
-    mp_spec_unpin(larger);
-    mp_spec_unpin(sized);
-    mp_spec_unpin(base);
-}
-
-/* The scratch of a text encoder's layer: rows of queries, keys and values, rows of attention, and the MLP's. */
-MP_TEST(models_image_generation_scratch_of_texts) {
-    enum { T = 20, HEADS = 3, LENGTH = 8, WIDE = HEADS * LENGTH };
-    mp_diffusion model = {.encoder[MP_DIFF_CLIP_L] = {.hidden = WIDE - 8, .layers = 2,
-                                                      .attention = {.heads = HEADS, .head_dim = LENGTH}}};
-    mp_diff_block block = {0};
-    const size_t rest = mp_arena_cost(mp_mlp_scratch(&block.as.text.mlp, T)) +
-                        mp_arena_cost(mp_transformer_acts(&block.as.text, T));
-    for (int width = WIDE - 8; width <= WIDE + 8; width += 16) {
-        model.encoder[MP_DIFF_CLIP_L].hidden = width;
-        MP_CHECK_INT(mp_diff_text_scratch(&model, MP_DIFF_CLIP_L, &block, 0, T),
-                     mp_arena_cost(T * 3 * WIDE * sizeof(float)) +
-                         mp_arena_cost((size_t)(T * (width > WIDE ? width : WIDE)) * sizeof(float)) + rest);
-    }
 }

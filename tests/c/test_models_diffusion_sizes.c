@@ -66,29 +66,6 @@ MP_TEST(models_diffusion_sizes_of_a_network) {
         check_unfit(&rows[i]);
 }
 
-MP_TEST(models_diffusion_values_that_do_not_fit) {
-    const mp_value yes = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = 1};
-    const mp_value zero = {.type = MP_VALUE_FLOAT, .gguf_type = -1, .count = 1, .as.real = 0};
-    const int64_t many[MP_DIFF_LEVELS + 1] = {8, 8, 8, 8, 8, 8, 8, 8, 8};
-    const mp_value levels = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = MP_DIFF_LEVELS + 1, .as.integers = many};
-    const mp_value none = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = 0, .as.integers = many};
-    const struct { const char *key; const mp_value *value; const char *field; } rows[] = {
-        {"transformer.guidance", &yes, "transformer"}, /* SD3 has none */
-        {"vae.scaling_factor", &zero, "vae"},
-        {"vae.channels", &levels, "vae.channels"},
-        {"vae.channels", &none, "vae.channels"},
-    };
-    mp_error error;
-    begin();
-    mp_spec *base = pipeline(false);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        mp_spec *spec = spec_with(base, rows[i].key, rows[i].value);
-        MP_CHECK_STATUS(load_only(spec, MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
-        MP_CHECK_STR(error.field, rows[i].field);
-    }
-    mp_spec_unpin(base);
-}
-
 /* Text encoders that are missing, or whose widths do not fit the transformer. */
 MP_TEST(models_diffusion_sizes_of_text_encoders) {
     static const char all[] = "text encoders", t5[] = "t5.embedding_length";
@@ -163,39 +140,4 @@ MP_TEST(models_diffusion_activations_of_text_encoders) {
         MP_CHECK_STR(error.allowed, "gelu, gelu_tanh, quick_gelu, relu, silu");
     }
     mp_spec_unpin(base);
-}
-
-/* A transformer without norms of queries and keys needs no tensors of them; one with norms needs all. */
-MP_TEST(models_diffusion_norms_of_queries_and_keys) {
-    mp_error error;
-    begin();
-    for (int flux = 0; flux < 2; flux++) {
-        mp_spec *base = pipeline(flux), *bare = mp_spec_create();
-        MP_CHECK_OK(mp_spec_set_architecture(bare, mp_spec_architecture(base), &error), &error);
-        MP_CHECK_OK(mp_spec_add_file(bare, mp_spec_file(base, 0), &error), &error);
-        for (int i = 0; i < mp_spec_value_count(base); i++) {
-            const char *key;
-            const mp_value *value = mp_spec_value_at(base, i, &key);
-            MP_CHECK_OK(mp_spec_set(bare, key, value, &error), &error);
-        }
-        for (int i = 0; i < mp_spec_tensor_count(base); i++)
-            if (!strstr(mp_spec_tensor_at(base, i)->name, ".norm_q.") &&
-                !strstr(mp_spec_tensor_at(base, i)->name, ".norm_k.") &&
-                !strstr(mp_spec_tensor_at(base, i)->name, ".norm_added_"))
-                MP_CHECK_OK(mp_spec_add_tensor(bare, mp_spec_tensor_at(base, i), &error), &error);
-        mp_spec *with = spec_without(bare, -1, 0);
-        tiny_flag(bare, "transformer.qk_norm", false);
-        mp_spec_freeze(bare);
-        tiny_model tiny;
-        mp_item item = {0};
-        tiny_load(&tiny, bare, MP_COMPUTE_F32, 1);
-        MP_CHECK_OK(make_call(flux, 1, &item.request, &error), &error);
-        serve_alone(&tiny, &item);
-        tiny.engine->ops->retire(tiny.engine, &item);
-        mp_request_destroy(item.request);
-        tiny_unload(&tiny);
-        MP_CHECK_STATUS(load_only(with, MP_COMPUTE_F32, &error), MP_FORMAT, &error);
-        MP_CHECK_HAS(error.field, "norm_q.weight");
-        mp_spec_unpin(base);
-    }
 }

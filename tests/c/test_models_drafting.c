@@ -327,32 +327,6 @@ MP_TEST(models_drafting_gives_way_to_requests) {
     mp_spec_unpin(base);
 }
 
-/* A pass of the draft model reserves what it takes, also if the engine has no scratch yet. */
-MP_TEST(models_drafting_reserves_its_scratch) {
-    tiny_model tiny;
-    tiny_job whole, job;
-    mp_spec *base = tiny_decoder_spec(types, 1, 67);
-    load_with_draft(&tiny, base, BASE, SIMILAR, 1);
-    mp_text_engine *engine = (mp_text_engine *)tiny.engine;
-    int32_t prompt[PROMPT];
-    make_prompt(prompt, PROMPT, 3);
-    run(&tiny, &whole, 1, &greedy, 0);
-    tiny_trim(&tiny);
-    mp_text_args args = greedy;
-    args.prompt = prompt;
-    tiny_job_make(&tiny, &job, &args, 0);
-    tiny_job_admit(&tiny, &job);
-    do
-        mp_engine_release(&engine->arena, engine->budget, &engine->charged);
-    while (tiny_job_step(&tiny, &job, 512) == MP_OUTCOME_MORE);
-    MP_CHECK(tiny.engine->work.draft_tokens > 0);
-    check_same(&whole, &job, "without scratch before a step");
-    destroy(&whole, 1);
-    destroy(&job, 1);
-    tiny_unload(&tiny);
-    mp_spec_unpin(base);
-}
-
 /* ---- refused drafts ---------------------------------------------------------------------------------------------- */
 
 static void check_refused(const mp_spec *base, mp_spec *draft, mp_status status, const char *message) {
@@ -424,49 +398,6 @@ MP_TEST(models_drafting_with_a_shorter_context) {
     MP_CHECK(tiny.engine->work.accepted_draft_tokens >= 16);
     destroy(&without, 1);
     destroy(&with, 1);
-    tiny_unload(&tiny);
-    mp_spec_unpin(base);
-}
-
-/* Return the highest confidence class of the first draft token over a few steps of a request. */
-static int most_confidence(tiny_model *tiny, const mp_text_args *args) {
-    mp_plan plan = {.count = 1, .amount = {512}};
-    mp_outcome outcomes[MP_PLAN_MAX];
-    tiny_job job;
-    int32_t prompt[PROMPT];
-    mp_text_args mine = *args;
-    int most = 0;
-    make_prompt(prompt, PROMPT, 3);
-    mine.prompt = prompt;
-    tiny_job_make(tiny, &job, &mine, 0);
-    tiny_job_admit(tiny, &job);
-    plan.items[0] = &job.item;
-    for (int step = 0; step < 8; step++) {
-        tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
-        MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
-        const mp_draft *draft = &((const mp_sequence_group *)job.item.state)->seqs[0].draft;
-        most = draft->confidence[0] > most ? draft->confidence[0] : most;
-    }
-    MP_CHECK(tiny->engine->work.draft_tokens > 0);
-    tiny->engine->ops->retire(tiny->engine, &job.item);
-    mp_request_destroy(&job.call->base);
-    return most;
-}
-
-/* A draft token has the confidence class of its lead if it is the likeliest token of the draft model. A token that a
- * bias makes win, against all logits, has none. */
-MP_TEST(models_drafting_notes_confidence) {
-    static const int32_t id = 5;
-    static const float bias = 1000;
-    tiny_model tiny;
-    mp_spec *base = tiny_decoder_spec(types, 1, 61);
-    load_with_draft(&tiny, base, BASE, SIMILAR, 1);
-    mp_text_args args = greedy;
-    MP_CHECK(most_confidence(&tiny, &args) > 0);
-    args.n_bias = 1;
-    args.bias_ids = &id;
-    args.bias = &bias;
-    MP_CHECK_INT(most_confidence(&tiny, &args), 0);
     tiny_unload(&tiny);
     mp_spec_unpin(base);
 }

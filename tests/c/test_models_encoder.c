@@ -71,46 +71,6 @@ MP_TEST_SECONDS(models_encoder_layers_with_larger_mlps, 60) {
     MP_CHECK_INT(bytes[0], bytes[1]);
 }
 
-/* Return the bytes allocated for weights but not charged to the budget: layer structs and the like. */
-static uint64_t uncharged(bool dense, uint64_t *charged) {
-    uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS);
-    tiny_model tiny;
-    tiny_load(&tiny, tiny_encoder_spec_of(false, dense), MP_COMPUTE_F32, 1);
-    *charged = tiny.model->ops->bytes(tiny.model);
-    uint64_t bytes = mp_alloc_bytes(MP_TAG_WEIGHTS) - before - *charged, model, engine;
-    tiny.loader.ops->footprint(tiny.loader.self, &model, &engine);
-    MP_CHECK(model >= (uint64_t)dense * WIDTH * (WIDTH + 1) * sizeof(float));
-    tiny_unload(&tiny);
-    return bytes;
-}
-
-MP_TEST(models_encoder_dense_layers_are_charged) {
-    uint64_t without, with;
-    MP_CHECK_INT(uncharged(true, &with), uncharged(false, &without));
-    MP_CHECK(with >= without + WIDTH * (WIDTH + 1) * sizeof(float));
-}
-
-/* Packed weights shared with a process include the dense layers: the process allocates no copy and computes the same
- * bits. */
-MP_TEST(models_encoder_dense_layers_are_shared) {
-    static texts all;
-    float own[WIDTH], shared[WIDTH], plain[WIDTH];
-    tiny_model tiny;
-    tiny_shared both;
-    make_texts(&all);
-    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
-    MP_CHECK_INT(run(&tiny, &all, 0, 1, UINT64_MAX, plain), MP_OUTCOME_DONE);
-    tiny_unload(&tiny);
-    tiny_load(&tiny, tiny_encoder_spec_of(false, true), MP_COMPUTE_F32, 1);
-    MP_CHECK_INT(run(&tiny, &all, 0, 1, UINT64_MAX, own), MP_OUTCOME_DONE);
-    MP_CHECK(memcmp(own, plain, sizeof own) != 0);
-    tiny_share(&tiny, MP_COMPUTE_F32, &both);
-    MP_CHECK_INT(run(&both.second, &all, 0, 1, UINT64_MAX, shared), MP_OUTCOME_DONE);
-    MP_CHECK(memcmp(own, shared, sizeof own) == 0);
-    tiny_unshare(&both);
-    tiny_unload(&tiny);
-}
-
 MP_TEST(models_encoder_nan_fails_its_request_only) {
     static texts all;
     static float out[TEXTS * WIDTH];
@@ -288,18 +248,6 @@ static void check_variants(tiny_model *tiny, request *requests, int count, float
     drop(requests, count);
 }
 
-/* At least half of the slots of a step's table stay empty, so that a search ends early. The table keeps its size. */
-MP_TEST(models_encoder_table_of_texts_is_half_empty) {
-    static const int steps[][2] = {{1, 64}, {32, 64}, {33, 128}, {100, 256}, {1000, 2048}, {5, 2048}};
-    mp_error error;
-    mp_dedup_table table = {0};
-    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
-        MP_CHECK_OK(mp_dedup_table_begin(&table, steps[i][0], "a table", &error), &error);
-        MP_CHECK_INT(table.slot_count, steps[i][1]);
-    }
-    mp_dedup_table_deinit(&table);
-}
-
 MP_TEST(models_encoder_options_make_texts_differ) {
     static const variant variants[] = {{-1, 0, 1, 3}, {1, 0, 1, 3},  {2, 0, 1, 3},  {-1, 40, 1, 3},
                                        {-1, 41, 1, 3}, {-1, 0, 0, 3}, {-1, 40, 0, 3}, {-1, 0, 1, 2}};
@@ -411,31 +359,6 @@ static bool is_reused(tiny_model *tiny, mp_engine *engine, const texts *all, int
     return engine->work.dedup_hits > before;
 }
 
-/* All engines of a model share its recent vectors: a repeated text is never computed again. */
-MP_TEST(models_encoder_engines_share_recent_vectors) {
-    static texts all;
-    static float alone[TEXTS * WIDTH];
-    mp_engine *engines[2];
-    mp_error error;
-    make_texts(&all);
-    tiny_model tiny;
-    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
-    compute_all(&tiny);
-    MP_CHECK_INT(run(&tiny, &all, 0, TEXTS, UINT64_MAX, alone), MP_OUTCOME_DONE);
-    recent_of(tiny.engine)->most_bytes = MP_DEDUP_BYTES;
-    recent_of(tiny.engine)->keep_ns = UINT64_MAX;
-    engines[0] = tiny.engine;
-    MP_CHECK_OK(tiny.model->ops->engine(tiny.model, &tiny.budget, &engines[1], &error), &error);
-    for (int i = 0; i < 120; i++) {
-        const int text = i / 2 % TEXTS;
-        MP_CHECK_INT(is_reused(&tiny, engines[(i + i / 4) % 2], &all, text, 0, alone + text * WIDTH),
-                     i % 2 || i / 2 >= TEXTS);
-    }
-    engines[1]->ops->destroy(engines[1]);
-    MP_CHECK(is_reused(&tiny, tiny.engine, &all, 0, 0, alone)); /* the table outlives the worker */
-    tiny_unload(&tiny);
-}
-
 /* A text that another tenant has sent takes the work of a new one: after it, and in the same step. */
 MP_TEST(models_encoder_tenants_share_no_vectors) {
     static const uint64_t tenants[] = {0, 1, 1ull << 32, (1ull << 32) + 1}; /* all 64 bits count */
@@ -464,35 +387,6 @@ MP_TEST(models_encoder_tenants_share_no_vectors) {
     serve(&tiny, requests, 2 * TENANTS, outcomes);
     MP_CHECK_INT(dedup_of(tiny.engine)->shared - shared, TENANTS);
     drop(requests, 2 * TENANTS);
-    tiny_unload(&tiny);
-}
-
-MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
-    static texts all;
-    make_texts(&all);
-    all.ids[all.offsets[3]] = 7;
-    tiny_model tiny;
-    tiny_load(&tiny, tiny_encoder_spec(true), MP_COMPUTE_F32, 1);
-    const mp_recent *recent = recent_of(tiny.engine);
-    recent_of(tiny.engine)->keep_ns = UINT64_MAX;
-    for (int round = 0; round < 2; round++) {
-        const int picks[2] = {3, 4};
-        request requests[3];
-        mp_outcome outcomes[MP_PLAN_MAX];
-        for (int r = 0; r < 3; r++)
-            make_request(&tiny, &all, r == 2 ? picks + 1 : picks, r == 2 ? 1 : 2, -1, 0, -1, MP_EMBED_POOLED,
-                         &requests[r]);
-        serve(&tiny, requests, 3, outcomes);
-        for (int r = 0; r < 3; r++) {
-            MP_CHECK_INT(outcomes[r], r == 2 ? MP_OUTCOME_DONE : MP_OUTCOME_FAILED);
-            if (r < 2)
-                MP_CHECK_INT(requests[r].item.error.code, MP_NUMERIC);
-        }
-        drop(requests, 3);
-    }
-    MP_CHECK_INT(recent->count, 1); /* text 4 */
-    MP_CHECK_INT(recent->hits, 3);  /* text 4, three times in the second round */
-    MP_CHECK_INT(dedup_of(tiny.engine)->shared, 4);
     tiny_unload(&tiny);
 }
 
@@ -607,46 +501,4 @@ MP_TEST_SECONDS(models_encoder_allocation_sweep, 120) {
     life.spec = tiny_encoder_spec_of(false, true);
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
-}
-
-#ifdef MP_SEAM
-static size_t refused_bytes; /* allocations of this size, with the header of mp_alloc, are refused */
-
-static void *refusing_alloc(size_t bytes, size_t alignment) {
-    return bytes == refused_bytes ? NULL : mp_sys_real.alloc(bytes, alignment);
-}
-#endif
-
-/* A list of a step that cannot grow stays as it was: the step fails, the next one computes, and nothing leaks. */
-MP_TEST(models_encoder_lists_that_cannot_grow) {
-#ifdef MP_SEAM
-    enum { MANY = 9 };
-    static const size_t each[] = {sizeof(mp_encoder_text), sizeof(mp_encoder_copy)};
-    static texts all;
-    static float expected[MANY * WIDTH], out[MANY * WIDTH];
-    make_texts(&all);
-    for (size_t i = 0; i < 2; i++) {
-        tiny_model tiny;
-        tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
-        compute_all(&tiny);
-        MP_CHECK_INT(run(&tiny, &all, 0, 1, UINT64_MAX, out), MP_OUTCOME_DONE);
-        mp_error error;
-        mp_status code;
-        mp_embedding_request *call;
-        MP_CHECK_OK(make_embedding_request(MANY, all.ids, all.offsets, NULL, &call, &error), &error);
-        refused_bytes = MANY * each[i] + MP_TEST_HEADER;
-        mp_sys_table.alloc = refusing_alloc;
-        MP_CHECK_INT(end_call(&tiny, &call->base, UINT64_MAX, &code), MP_OUTCOME_FAILED);
-        mp_sys_table = mp_sys_real;
-        MP_CHECK_INT(code, MP_MEMORY_EXHAUSTED);
-        mp_request_destroy(&call->base);
-        MP_CHECK_INT(run(&tiny, &all, 0, MANY, UINT64_MAX, out), MP_OUTCOME_DONE);
-        for (int t = 0; t < MANY; t++)
-            MP_CHECK_INT(run(&tiny, &all, t, 1, UINT64_MAX, expected + t * WIDTH), MP_OUTCOME_DONE);
-        MP_CHECK(memcmp(out, expected, sizeof out) == 0);
-        tiny_unload(&tiny);
-    }
-#else
-    MP_SKIP("needs the seam build");
-#endif
 }

@@ -260,55 +260,6 @@ MP_TEST(models_encoder_adapters_vectors_are_those_of_merged_weights) {
         MP_CHECK_NEAR(got[i], merged[i], 1e-4);
 }
 
-/* One layer of each block that the adapter of `add_one` updates. */
-static int only;
-
-static void add_one(tiny_file *file) {
-    char layer[64];
-    tiny_ints(file->spec, "mpool.adapters", ids, 1);
-    for (int l = 0; l < TINY_ENCODER_LAYERS; l++) {
-        snprintf(layer, sizeof layer, "blk.%d.%s", l, layers[only].name);
-        tiny_update(file, 1, layer, 16, layers[only].N, layers[only].K, 2);
-    }
-}
-
-static void merge_one(tiny_file *file) {
-    add_one(file);
-    for (int l = 0; l < TINY_ENCODER_LAYERS; l++)
-        merge_layer(file, l, layers[only].name, 2);
-}
-
-/* Adapters that update one matrix only, also in the compute types whose MLP is one fused step without adapters. The
- * deviation from merged weights is rounding, and small beside the update. */
-static void check_one_matrix(mp_compute compute, double most) {
-    static texts all;
-    static float got[SOME * WIDTH], merged[SOME * WIDTH], plain[SOME * WIDTH];
-    make_texts(&all);
-    for (only = 0; only < LAYERS; only++) {
-        for (int i = 0; i < 2; i++) {
-            tiny_model tiny;
-            tiny_load(&tiny, tiny_encoder_spec_with(false, false, i ? merge_one : add_one), compute, 2);
-            for (int t = 0; t < SOME; t++) {
-                run_alone(&tiny, &all, t, i ? 0 : WHOLE, (i ? merged : got) + t * WIDTH);
-                if (i == 0)
-                    run_alone(&tiny, &all, t, 0, plain + t * WIDTH);
-            }
-            tiny_unload(&tiny);
-        }
-        double error = 0, change = 0;
-        for (int i = 0; i < SOME * WIDTH; i++) {
-            error += fabs((double)got[i] - (double)merged[i]);
-            change += fabs((double)got[i] - (double)plain[i]);
-        }
-        if (!(error <= most * change))
-            MP_FAIL("%s: deviation %g from merged weights, change %g by the update", layers[only].name, error, change);
-    }
-}
-
-MP_TEST(models_encoder_adapters_of_one_matrix_float32) { check_one_matrix(MP_COMPUTE_F32, 1e-4); }
-MP_TEST(models_encoder_adapters_of_one_matrix_bfloat16) { check_one_matrix(MP_COMPUTE_BF16, 0.2); }
-MP_TEST(models_encoder_adapters_of_one_matrix_int8) { check_one_matrix(MP_COMPUTE_I8, 0.3); }
-
 /* ---- refusals ---------------------------------------------------------------------------------------------------- */
 
 static const char *stray;

@@ -29,39 +29,6 @@ MP_TEST(models_encoder_families_late_threads) {
     }
 }
 
-/* The barriers that the threads of a pass over text 5 meet. */
-static int barriers_met(tiny_model *tiny) {
-    static texts all;
-    float out[WIDTH];
-    make_texts(&all);
-    late_thread(0);
-    late_thread_barriers();
-    MP_CHECK_INT(run(tiny, &all, 5, 1, UINT64_MAX, out), MP_OUTCOME_DONE);
-    late_thread(-1);
-    return late_thread_barriers();
-}
-
-/* Plans limit their threads by the number of barriers: at least those that the threads meet, and for each layer exactly
- * those, unless only some layers have experts. */
-MP_TEST(models_encoder_families_count_their_barriers) {
-    static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_I8};
-    for (size_t i = 0; i < 2 * sizeof families / sizeof *families; i++) {
-        tiny_model tiny;
-        tiny_load(&tiny, make_spec(&families[i / 2]), classes[i % 2], 2);
-        compute_all(&tiny);
-        mp_encoder *model = (mp_encoder *)tiny.model;
-        const int met = barriers_met(&tiny), counted = mp_encoder_barriers(model);
-        MP_CHECK(met <= counted);
-        model->depth--;
-        const int met_less = barriers_met(&tiny), counted_less = mp_encoder_barriers(model);
-        model->depth++;
-        if (!families[i / 2].experts && met - met_less != counted - counted_less)
-            MP_FAIL("%s, compute type %d: a layer has %d barriers, %d are counted", families[i / 2].arch,
-                    (int)classes[i % 2], met - met_less, counted - counted_less);
-        tiny_unload(&tiny);
-    }
-}
-
 /* A norm of projected embeddings needs the whole rows, of which each thread computes columns. */
 MP_TEST(models_encoder_families_late_threads_norm_projections) {
     int projected = 0;
@@ -267,22 +234,6 @@ MP_TEST(models_encoder_families_read_latents) {
     MP_CHECK_HAS(error.message, "Q8_0");
 }
 
-/* A model reports its sizes as its file states them. */
-MP_TEST(models_encoder_families_report_their_sizes) {
-    tiny_model tiny;
-    tiny_load(&tiny, make_spec(&families[0]), MP_COMPUTE_F32, 1);
-    const mp_model_facts *facts = &((const mp_encoder *)tiny.model)->base.facts;
-    MP_CHECK_STR(facts->compute, mp_compute_name(MP_COMPUTE_F32));
-    MP_CHECK_INT(facts->context_length, TINY_POSITIONS);
-    MP_CHECK_INT(facts->vocab, TINY_VOCAB);
-    MP_CHECK_INT(facts->hidden_size, TINY_WIDTH);
-    MP_CHECK_INT(facts->output_size, TINY_WIDTH);
-    MP_CHECK_INT(facts->layers, TINY_ENCODER_LAYERS);
-    MP_CHECK_INT(facts->parameters, tiny_parameters(tiny.spec));
-    MP_CHECK_INT(facts->weight_bytes, (int64_t)tiny.model->ops->bytes(tiny.model) - MP_WMAT_SLACK);
-    tiny_unload(&tiny);
-}
-
 /* True for a bias that another layer has too. */
 static bool is_shared_bias(const mp_spec *spec, const char *name) {
     const char *part = strncmp(name, "blk.", 4) == 0 ? strchr(name + 4, '.') : NULL;
@@ -313,21 +264,6 @@ MP_TEST(models_encoder_families_miss_no_tensor) {
         }
         mp_spec_unpin(whole);
     }
-}
-
-/* The memory of a model is predicted before loading: within 5 % plus 48 kB for biases and norms, which matter in
- * models this small. */
-MP_TEST(models_encoder_families_memory_is_predicted) {
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        for (int c = MP_COMPUTE_F32; c <= MP_COMPUTE_I8; c++) {
-            tiny_model tiny;
-            uint64_t model, engine;
-            tiny_load(&tiny, make_spec(&families[i]), (mp_compute)c, 2);
-            tiny.loader.ops->footprint(tiny.loader.self, &model, &engine);
-            const double charged = (double)tiny.model->ops->bytes(tiny.model);
-            MP_CHECK(fabs(charged - (double)model) <= 0.05 * charged + 48e3);
-            tiny_unload(&tiny);
-        }
 }
 
 /* The loader frees everything that it allocates outside the slab, also after a failed allocation. */
@@ -390,24 +326,6 @@ MP_TEST(models_encoder_families_check_the_order_of_layers) {
     MP_CHECK_STATUS(load_order(before, 1, &error), MP_FORMAT, &error);
 }
 
-/* Layers that share weights have the memory of one, and the model reports the layers that it computes. */
-MP_TEST(models_encoder_families_share_layers) {
-    family f = *shared_family();
-    float once[WIDTH], shared[WIDTH];
-    uint64_t bytes[2];
-    for (int repeated = 0; repeated < 2; repeated++) {
-        tiny_model tiny;
-        f.depth = repeated ? 7 : TINY_ENCODER_LAYERS;
-        embed_one(&f, repeated ? shared : once);
-        tiny_load(&tiny, make_spec(&f), MP_COMPUTE_F32, 1);
-        bytes[repeated] = tiny.model->ops->bytes(tiny.model);
-        MP_CHECK_INT(((const mp_encoder *)tiny.model)->base.facts.layers, f.depth);
-        tiny_unload(&tiny);
-    }
-    MP_CHECK_INT(bytes[0], bytes[1]);
-    MP_CHECK(memcmp(once, shared, sizeof once) != 0);
-}
-
 MP_TEST(models_ranges_of_encoder_families) {
     static const struct { const char *arch; range range; } rows[] = {
         {"nomic_bert", {".rope.dimension_count", "an integer from 2 to 16"}},
@@ -441,35 +359,6 @@ MP_TEST(models_ranges_of_encoder_families) {
     }
 }
 
-/* Loading reports the tables of distances one by one, up to the last one. */
-MP_TEST(models_encoder_families_report_their_distances) {
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
-        mp_error error;
-        mp_team *team;
-        mp_lease lease;
-        mp_loader loader = {0};
-        mp_model *model = NULL;
-        mp_budget budget = {.limit = UINT64_MAX};
-        mp_progress progress = {0};
-        if (!families[i].disentangled)
-            continue;
-        mp_spec *spec = make_spec(&families[i]);
-        MP_CHECK_OK(mp_cpu_init("", &error), &error);
-        mp_kernels_init();
-        MP_CHECK_OK(mp_team_create(0, &team, &error), &error);
-        mp_team_lease(team, 1, &lease);
-        MP_CHECK_OK(mp_model_loader(spec, MP_COMPUTE_F32, &loader, &error), &error);
-        MP_CHECK_OK(loader.ops->load(loader.self, &lease, &budget, &progress, &model, &error), &error);
-        MP_CHECK_STR(progress.stage, "computing distances");
-        MP_CHECK_INT(progress.percent, 100);
-        model->ops->destroy(model);
-        loader.ops->destroy(loader.self);
-        mp_team_return(&lease);
-        mp_team_destroy(team);
-        mp_spec_unpin(spec);
-    }
-}
-
 /* A table of position biases has an entry per head for each distance between two of the positions. */
 MP_TEST(models_encoder_families_charge_their_position_biases) {
     int tables = 0;
@@ -486,15 +375,4 @@ MP_TEST(models_encoder_families_charge_their_position_biases) {
         tiny_unload(&tiny);
     }
     MP_CHECK(tables > 1);
-}
-
-/* Latent attention reads its matrices where they are, also if other matrices stay in the file. */
-MP_TEST(models_encoder_families_latents_of_mapped_weights) {
-    float packed[WIDTH], mapped[WIDTH];
-    tiny_weights = "packed";
-    embed_one(latent_family(), packed);
-    tiny_weights = "mapped";
-    embed_one(latent_family(), mapped);
-    tiny_weights = NULL;
-    MP_CHECK(memcmp(packed, mapped, sizeof packed) == 0);
 }

@@ -98,29 +98,3 @@ MP_TEST(models_ends_penalties_count_the_completion) {
     }
     tiny_unload(&tiny);
 }
-
-/* A request is charged for the history of its penalties, for each choice. */
-MP_TEST(models_ends_histories_are_charged) {
-    enum { PROMPT = 5 };
-    static const int32_t prompt[PROMPT] = {3, 1, 4, 1, 5};
-    tiny_model tiny;
-    tiny_load(&tiny, tiny_decoder_spec(floats, 1, 61), MP_COMPUTE_F32, 1);
-    for (int choices = 1; choices <= 3; choices += 2) {
-        uint64_t used[2];
-        for (int penalty = 0; penalty < 2; penalty++) {
-            const mp_text_args args = {
-                .n_prompt = PROMPT, .prompt = prompt, .n_choices = choices,
-                .sampling = {.top_p = 1, .repetition_penalty = 1, .frequency_penalty = (float)penalty,
-                             .max_tokens = ANSWER, .logprobs = -1}};
-            tiny_job job;
-            tiny_job_make(&tiny, &job, &args, 0);
-            const uint64_t before = tiny.budget.used;
-            tiny_job_admit(&tiny, &job);
-            used[penalty] = tiny.budget.used - before;
-            tiny.engine->ops->retire(tiny.engine, &job.item);
-            mp_request_destroy(&job.call->base);
-        }
-        MP_CHECK_INT(used[1] - used[0], (uint64_t)choices * mp_history_bytes(PROMPT + ANSWER));
-    }
-    tiny_unload(&tiny);
-}

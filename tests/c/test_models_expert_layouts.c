@@ -243,23 +243,3 @@ MP_TEST(models_expert_layouts_transpose_columns) {
         close_matrix(&o);
     }
 }
-
-/* The scratch of a thread holds a panel and the converted rows of whichever matrix is the largest. */
-MP_TEST(models_expert_layouts_scratch_of_the_largest_matrix) {
-    enum { SMALL = 64, LARGE = 640 };
-    static const mp_expert_layout layouts[] = {MP_EXPERT_ROWS, MP_EXPERT_COLUMNS, MP_EXPERT_CODES, MP_EXPERT_SCALED};
-    for (int plain = 0; plain < 2; plain++)
-        for (int layout = 0; layout < 4; layout++)
-            for (int largest = plain; largest < 3; largest++) { /* a plain layer has no gate, which is number 0 */
-                mp_experts experts = {.plain = plain};
-                mp_expert_matrix *const matrices[] = {&experts.gate, &experts.up, &experts.down};
-                for (int i = plain; i < 3; i++)
-                    *matrices[i] = (mp_expert_matrix){.layout = layouts[layout], .dtype = MP_F32, .kind = MP_W_F32,
-                                                      .N = SMALL, .K = i == largest ? LARGE : SMALL};
-                mp_wmat panels;
-                mp_wmat_init(&panels, MP_W_F32, SMALL, LARGE);
-                const size_t rows = layouts[layout] == MP_EXPERT_ROWS ? 0 : MP_PANEL_N * LARGE * sizeof(float);
-                MP_CHECK_INT(mp_experts_thread_scratch(&experts),
-                             mp_arena_cost(panels.panel_bytes + MP_WMAT_SLACK) + mp_arena_cost(rows));
-            }
-}

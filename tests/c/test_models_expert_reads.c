@@ -337,45 +337,6 @@ MP_TEST(models_expert_scan_bypasses_the_page_cache) {
     mp_sys_table = mp_sys_real;
 }
 
-static _Atomic uint64_t clock_ns;
-
-static uint64_t read_clock(void) { return atomic_load(&clock_ns); }
-
-/* Two prompts in succession whose experts are not in memory make a model thrash: not one alone, not with a prompt in
- * between that finds them, and not after more than a minute. */
-MP_TEST(models_expert_reads_of_prompts) {
-    logged log = {0};
-    tiny_model tiny;
-    load_mapped(&tiny);
-    const uint64_t second = UINT64_C(1000000000);
-    atomic_store(&clock_ns, mp_sys_now_ns());
-    mp_sys_table.now_ns = read_clock;
-    const uint64_t expected = run(&tiny, PROMPT);
-    static const struct {
-        int missing, seconds; /* pages in memory or not; time after the last prompt */
-        bool thrashes;
-    } prompts[] = {{1, 1, false},  {0, 1, false}, {1, 1, false}, {1, 61, false},
-                   {0, 1, false},  {1, 1, false}, {1, 59, true}};
-    for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
-        atomic_store(&resident_below, prompts[i].missing ? 0 : UINTPTR_MAX);
-        atomic_fetch_add(&clock_ns, (uint64_t)prompts[i].seconds * second);
-        atomic_store(&advised, 0);
-        MP_CHECK(run(&tiny, PROMPT) == expected);
-        MP_CHECK_INT(facts_of(&tiny).thrashing, prompts[i].thrashes);
-    }
-    for (int i = 0; i < 20; i++) {
-        atomic_store(&advised, 0);
-        MP_CHECK(run(&tiny, PROMPT) == expected);
-    }
-    MP_CHECK_INT(mp_log_drain(collect, &log), 1);
-    atomic_store(&resident_below, UINTPTR_MAX);
-    for (int i = 0; i < 20; i++)
-        run(&tiny, PROMPT);
-    MP_CHECK(!facts_of(&tiny).thrashing);
-    tiny_unload(&tiny);
-    mp_sys_table = mp_sys_real;
-}
-
 static _Atomic uint64_t faults;
 static _Atomic int faulting;
 
@@ -425,43 +386,4 @@ MP_TEST(models_expert_reads_of_tokens) {
     mp_sys_table = mp_sys_real;
 }
 
-/* For a file that another user owns, Linux reports that all pages are in memory. The core therefore asks for all
- * experts that rows choose while the model thrashes, drops none, warns at once, and does not end that state. */
-MP_TEST(models_expert_reads_of_a_file_of_another_user) {
-    enum { OTHER = 65534 };
-    tiny_model tiny;
-    if (geteuid() != 0)
-        MP_SKIP("only root can load a model as another user");
-    MP_CHECK_INT(chown(mp_test_directory(), OTHER, (gid_t)-1), 0);
-    mp_sys_table.major_faults = count_faults;
-    atomic_store(&faulting, 0);
-    atomic_store(&resident_below, UINTPTR_MAX);
-    for (int owned = 0; owned < 2; owned++) { /* root may ask about any file */
-        mp_decoder *decoder = load_mapped_as(&tiny, owned ? 0 : OTHER);
-        logged log = {0};
-        MP_CHECK_INT(decoder->expert_reads.blind, !owned);
-        const uint64_t expected = run(&tiny, PROMPT);
-        run(&tiny, 3);
-        atomic_store(&faulting, 1);
-        for (int i = 0; i < 200 && !facts_of(&tiny).thrashing; i++)
-            run(&tiny, 3);
-        MP_CHECK(facts_of(&tiny).thrashing);
-        atomic_store(&faulting, 0);
-        MP_CHECK_INT(mp_log_drain(collect, &log), !owned);
-        atomic_store(&advised, 0);
-        atomic_store(&told, 0);
-        MP_CHECK(run(&tiny, PROMPT) == expected);
-        MP_CHECK_INT(advice_given(MADV_WILLNEED) >= ANSWER * TINY_LAYERS * 2 * 3, !owned);
-        MP_CHECK_INT(advice_given(MADV_PAGEOUT), 0);
-        MP_CHECK_INT(atomic_load(&told) > 0, owned);
-        for (int i = 0; i < 20; i++) {
-            atomic_store(&advised, 0);
-            run(&tiny, 3);
-        }
-        MP_CHECK_INT(facts_of(&tiny).thrashing, !owned);
-        MP_CHECK_INT(mp_log_drain(collect, &log), 0);
-        tiny_unload(&tiny);
-    }
-    mp_sys_table = mp_sys_real;
-}
 #endif

@@ -211,26 +211,6 @@ MP_TEST(models_experts_with_nan_in_the_router_give_nan) {
         }
 }
 
-/* Equal scores: the lowest ids are selected, in ascending order. */
-MP_TEST(models_experts_with_equal_scores_are_the_first) {
-    const mp_routing routing = {.normalise = true, .scale = 1, .groups = 1, .groups_used = 1};
-    enum { MANY = 128, BEST = 8 };
-    mp_kernels_init();
-    for (int from = 0; from < MANY; from += 17) {
-        float scores[MANY] = {0}, merit[MANY], weight[BEST];
-        int32_t chosen[BEST];
-        for (int e = from; e < MANY; e += 3)
-            scores[e] = 2; /* the tied best; all others are tied as well */
-        mp_route(&routing, NULL, MANY, BEST, scores, merit, chosen, weight);
-        for (int j = 0, next = 0; j < BEST; j++) {
-            const int best = from + 3 * j;
-            while (best >= MANY && next >= from && (next - from) % 3 == 0)
-                next++;
-            MP_CHECK_INT(chosen[j], best < MANY ? best : next++);
-        }
-    }
-}
-
 static mp_status read_routing(int count, int used, int groups, int groups_used, mp_error *error) {
     mp_routing routing;
     mp_spec *spec = mp_spec_create();

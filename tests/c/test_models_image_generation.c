@@ -132,60 +132,6 @@ MP_TEST(models_image_generation_recorded) {
     MP_CHECK_INT(wrong, 0);
 }
 
-/* Without T5, its rows of an embedding are 0, and the rows before them are those of CLIP. */
-MP_TEST(models_image_generation_without_t5) {
-    enum { ROWS = CLIP_TOKENS + T5_TOKENS };
-    static float clip[2][CLIP_TOKENS * 40];
-    for (int t5 = 0; t5 < 2; t5++) {
-        tiny_model tiny;
-        mp_error error;
-        mp_item item = {0};
-        mp_spec *base = pipeline(false);
-        tiny_load(&tiny, t5 ? mp_spec_pin(base) : spec_with(base, "t5.block_count", NULL), MP_COMPUTE_F32, 1);
-        MP_CHECK_OK(make_call(false, 1, &item.request, &error), &error);
-        serve_alone(&tiny, &item);
-        const mp_image_generation_request *call = (const mp_image_generation_request *)item.request;
-        MP_CHECK_INT(call->text_rows, ROWS);
-        MP_CHECK_INT(call->text_width, 40);
-        for (int t = 0; t < call->n_texts; t++) {
-            const float *rows = call->texts + t * ROWS * 40;
-            for (int i = CLIP_TOKENS * 40; i < ROWS * 40; i++)
-                MP_CHECK(t5 || rows[i] == 0);
-            if (t == 0)
-                memcpy(clip[t5], rows, sizeof clip[t5]);
-        }
-        tiny.engine->ops->retire(tiny.engine, &item);
-        mp_request_destroy(item.request);
-        tiny_unload(&tiny);
-        mp_spec_unpin(base);
-    }
-    MP_CHECK(clip[0][0] != 0 && memcmp(clip[0], clip[1], sizeof clip[0]) == 0);
-}
-
-/* The text encoders' results are cached: a second request with the same text takes fewer steps, by the number of
- * encoder blocks times texts. */
-MP_TEST(models_image_generation_caches_texts) {
-    const way blocks = {0, 0};
-    for (int flux = 0; flux < 2; flux++) {
-        tiny_model tiny;
-        mp_error error;
-        uint64_t hash;
-        tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
-        const mp_diffusion *model = (const mp_diffusion *)tiny.model;
-        int encoders = 0;
-        for (int s = 0; s < MP_DIFF_ENCODERS; s++)
-            encoders += model->block_count[s];
-        MP_CHECK_INT(generate(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
-        const int first = steps_taken;
-        MP_CHECK_INT(generate(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
-        MP_CHECK_INT(first - steps_taken, encoders * (flux ? 1 : 2));
-        tiny_trim(&tiny); /* drops the cached texts */
-        MP_CHECK_INT(generate(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
-        MP_CHECK_INT(steps_taken, first);
-        tiny_unload(&tiny);
-    }
-}
-
 /* A request that is preempted many times, also within a preview, produces the same images and previews as one that is
  * never preempted. */
 MP_TEST_SECONDS(models_image_generation_survives_preemption, 120) {
@@ -244,106 +190,6 @@ MP_TEST_SECONDS(models_image_generation_works_in_little_memory, 120) {
 }
 
 /* ---- biases of layers ---- */
-
-static bool ends_with(const char *name, const char *end) {
-    const size_t length = strlen(name), tail = strlen(end);
-    return length >= tail && strcmp(name + length - tail, end) == 0;
-}
-
-/* True if only one layer of the tiny pipelines has this part, so that it may lack a bias. */
-static bool is_of_one_layer(const char *name, bool flux) {
-    static const char *const parts[] = {".norm1_context.", ".attn.to_add_out.", ".ff_context.", ".attn2."};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts && !flux; i++)
-        if (strstr(name, parts[i]))
-            return true;
-    return strncmp(name, "transformer.", 12) == 0 && strncmp(name, "transformer.joint.", 18) != 0 &&
-           strncmp(name, "transformer.single.", 19) != 0;
-}
-
-/* A pipeline in which a layer of a text encoder or of the transformer lacks a bias that another layer has is refused by
- * the name of the missing bias. */
-MP_TEST_SECONDS(models_image_generation_layers_have_the_same_biases, 60) {
-    mp_error error;
-    MP_CHECK_OK(mp_cpu_init("", &error), &error);
-    mp_kernels_init();
-    for (int flux = 0; flux < 2; flux++) {
-        mp_spec *whole = pipeline(flux);
-        int refused = 0, loaded = 0;
-        for (int t = 0; t < mp_spec_tensor_count(whole); t++) {
-            const char *name = mp_spec_tensor_at(whole, t)->name;
-            const bool network = strncmp(name, "vae.", 4) != 0 && !strstr(name, "final_layer_norm");
-            if (!network || !ends_with(name, ".bias") || strstr(name, "text_projection"))
-                continue;
-            const mp_status status = load_only(spec_without(whole, t, 0), MP_COMPUTE_F32, &error);
-            if (is_of_one_layer(name, flux)) {
-                MP_CHECK_STATUS(status, MP_OK, &error);
-                loaded++;
-                continue;
-            }
-            MP_CHECK_STATUS(status, MP_FORMAT, &error);
-            MP_CHECK_STR(error.field, name);
-            MP_CHECK_HAS(error.message, "a bias in all layers, or in none");
-            refused++;
-        }
-        /* CLIP: 8 biases per layer; transformer: 10 or 14 per joint layer, 6 per single layer; 2 layers each */
-        MP_CHECK_INT(refused, 2 * (flux ? 8 + 14 + 6 : 8 + 8 + 10));
-        MP_CHECK_INT(loaded, flux ? 9 : 9 + 2 + 4 + 4);
-        mp_spec_unpin(whole);
-    }
-}
-
-/* T5 as published has no biases. A file with biases in one of its layers is refused, one with biases in all is not. */
-MP_TEST(models_image_generation_t5_has_the_same_biases) {
-    mp_error error;
-    MP_CHECK_OK(mp_cpu_init("", &error), &error);
-    mp_kernels_init();
-    mp_spec *whole = pipeline(true);
-    for (int layers = 1; layers <= 2; layers++) {
-        mp_spec *spec = spec_copy(whole, -1, 0);
-        for (int i = 0; i < layers; i++) {
-            char name[64];
-            snprintf(name, sizeof name, "t5.block.%d.attn.q.bias", i);
-            const mp_tensor_entry entry = {.name = name, .dtype = MP_F32, .ndim = 1, .shape = {24}, .nbytes = 96};
-            MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);
-        }
-        MP_CHECK_STATUS(load_only(spec, MP_COMPUTE_F32, &error), layers == 2 ? MP_OK : MP_FORMAT, &error);
-        if (layers == 1)
-            MP_CHECK_STR(error.field, "t5.block.1.attn.q.bias");
-    }
-    mp_spec_unpin(whole);
-}
-
-/* A step whose cancel flag is raised returns without progress: an abandoned request does not occupy the engine. */
-MP_TEST(models_image_generation_ends_when_cancelled) {
-    tiny_model tiny;
-    mp_error error;
-    tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 2);
-    _Atomic int cancelled = 1;
-    mp_item item = {0}, *items[1] = {&item};
-    uint64_t cost;
-    mp_plan plan;
-    mp_outcome outcomes[MP_PLAN_MAX];
-    MP_CHECK_OK(make_call(true, 1, &item.request, &error), &error);
-    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
-    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
-    for (int blocks = 0; blocks < 20; blocks++) {
-        tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
-        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-        MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
-    }
-    const uint32_t before = item.cursor;
-    tiny.lease.cancelled = &cancelled;
-    for (int i = 0; i < 30; i++) {
-        tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
-        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-        MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
-    }
-    MP_CHECK_INT(item.cursor, before);
-    tiny.lease.cancelled = NULL;
-    tiny.engine->ops->retire(tiny.engine, &item);
-    mp_request_destroy(item.request);
-    tiny_unload(&tiny);
-}
 
 #ifdef MP_SEAM
 /* A poll reads the clock, so readings of the clock are the moments at which a step can notice that it is unwanted. */
@@ -500,63 +346,6 @@ MP_TEST_SECONDS(models_image_generation_stops_at_any_poll, 60) {
 
 /* ---- the row that CLIP pools ------------------------------------------------------------------------------------- */
 
-/* Encode a text, the same ids for every encoder, and copy its pooled vector. */
-static void pooled_of(tiny_model *tiny, bool flux, const int32_t *ids, float *pooled) {
-    mp_error error;
-    mp_item item = {0}, *items[1] = {&item};
-    mp_plan plan;
-    mp_outcome outcomes[MP_PLAN_MAX];
-    uint64_t cost;
-    MP_CHECK_OK(make_call(flux, 1, &item.request, &error), &error);
-    mp_image_generation_request *call = (mp_image_generation_request *)item.request;
-    for (int t = 0; t < call->n_texts; t++)
-        for (int e = 0; e < MP_T2I_ENCODERS; e++)
-            for (int i = 0; i < call->n_ids[e]; i++)
-                call->ids[t][e][i] = ids[i];
-    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.request, &cost, &item.total, &error), &error);
-    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &item, &error), &error);
-    while (((const mp_diff_state *)item.state)->at.phase == MP_DIFF_ENCODE) {
-        tiny->engine->ops->plan(tiny->engine, items, 1, 0, &plan);
-        tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
-        MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
-    }
-    MP_CHECK(call->pooled_width <= 32);
-    memcpy(pooled, call->pooled, (size_t)call->pooled_width * sizeof *pooled);
-    tiny->engine->ops->retire(tiny->engine, &item);
-    mp_request_destroy(item.request);
-}
-
-/* CLIP pools the row of the first end token, or of the first of the largest ids, or row 0. A row depends on the tokens
- * up to it only, so other tokens behind the pooled row change nothing, and another token in it does. */
-MP_TEST(models_image_generation_pools_one_row) {
-    static const struct {
-        bool flux; /* pools the largest id; otherwise the end token, 5 */
-        bool same;
-        int32_t ids[2][CLIP_TOKENS];
-    } cases[] = {
-        {false, true, {{3, 8, 9, 5, 7, 7, 7, 7, 7}, {3, 8, 9, 5, 1, 5, 2, 5, 1}}},
-        {false, false, {{3, 8, 9, 5, 7, 7, 7, 7, 7}, {3, 8, 4, 5, 7, 7, 7, 7, 7}}},
-        {false, true, {{5, 8, 9, 1, 7, 7, 7, 7, 7}, {5, 8, 9, 5, 1, 5, 2, 3, 5}}},
-        {false, true, {{3, 8, 9, 1, 7, 7, 7, 7, 7}, {3, 1, 2, 4, 6, 8, 9, 9, 8}}}, /* no end */
-        {false, false, {{3, 8, 9, 1, 7, 7, 7, 7, 5}, {3, 8, 9, 1, 7, 7, 7, 6, 5}}},
-        {true, true, {{3, 8, 39, 1, 7, 7, 7, 7, 7}, {3, 8, 39, 39, 1, 5, 39, 0, 38}}},
-        {true, false, {{3, 8, 38, 1, 7, 7, 7, 7, 7}, {3, 8, 38, 39, 7, 7, 7, 7, 7}}},
-        {true, true, {{39, 8, 9, 1, 7, 7, 7, 7, 7}, {39, 39, 2, 4, 6, 8, 9, 9, 8}}},
-    };
-    tiny_model tiny[2];
-    for (int flux = 0; flux < 2; flux++)
-        tiny_load(&tiny[flux], pipeline(flux), MP_COMPUTE_F32, 1);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        float pooled[2][32] = {{0}};
-        for (int k = 0; k < 2; k++)
-            pooled_of(&tiny[cases[i].flux], cases[i].flux, cases[i].ids[k], pooled[k]);
-        if ((memcmp(pooled[0], pooled[1], sizeof pooled[0]) == 0) != cases[i].same)
-            MP_FAIL("case %d: the pooled vectors are %s", (int)i, cases[i].same ? "different" : "equal");
-    }
-    for (int flux = 0; flux < 2; flux++)
-        tiny_unload(&tiny[flux]);
-}
-
 static mp_status make_sd3(mp_request **call, mp_error *error) { return make_call(false, 1, call, error); }
 static mp_status make_flux(mp_request **call, mp_error *error) { return make_call(true, 1, call, error); }
 static void compare(const mp_request *first, const mp_request *second) { MP_CHECK(hash_of(first) == hash_of(second)); }
@@ -571,14 +360,6 @@ MP_TEST_SECONDS(models_image_generation_survives_refused_memory, 300) {
         mp_test_alloc_sweep(tiny_live, &life);
         mp_spec_unpin(life.spec);
     }
-}
-
-MP_TEST(models_t5_buckets) {
-    /* 32 buckets up to distance 128: 16 per direction, of which 8 are for exact distances */
-    static const int distances[] = {0, -1, -7, -8, -15, -16, -31, -64, -127, -128, -5000, 1, 7, 8, 128};
-    static const int buckets[] = {0, 1, 7, 8, 9, 10, 11, 14, 15, 15, 15, 17, 23, 24, 31};
-    for (size_t i = 0; i < sizeof distances / sizeof *distances; i++)
-        MP_CHECK_INT(mp_attention_bucket(distances[i], 32, 128), buckets[i]);
 }
 
 /* ---- layers ---- */

@@ -1,4 +1,4 @@
-/* Building blocks of models: random numbers, sampling, text streams, pooling, the KV cache, rotary tables. */
+/* Building blocks of models: sampling, text streams, pooling, rotary tables. */
 #include <stdatomic.h>
 
 #include "mp_test.h"
@@ -8,40 +8,6 @@
 #include "models/nn/rope.h"
 #include "models/generation/sampler.h"
 #include "models/generation/stop_strings.h"
-
-/* ---- progress of a load ------------------------------------------------------------------------------------------ */
-
-MP_TEST(models_progress_counts_parts) {
-    static const struct {
-        uint64_t done, total;
-        uint32_t percent;
-    } cases[] = {{0, 3, 0}, {1, 3, 33}, {2, 3, 66}, {3, 3, 100}, {1, 200, 0}, {199, 200, 99},
-                 {UINT64_C(3) << 40, UINT64_C(4) << 40, 75}};
-    mp_progress progress = {0};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mp_progress_part(&progress, "packing", cases[i].done, cases[i].total);
-        MP_CHECK_INT(atomic_load(&progress.percent), cases[i].percent);
-        MP_CHECK_STR(atomic_load(&progress.stage), "packing");
-        MP_CHECK(atomic_load(&progress.beat_ns) > 0);
-    }
-    mp_progress_part(NULL, "packing", 1, 2);
-}
-
-/* ---- random numbers ---------------------------------------------------------------------------------------------- */
-
-MP_TEST(models_random_is_spread) {
-    double sum = 0;
-    for (uint32_t i = 0; i < 10000; i++) {
-        double u = mp_random_at(5, i % 3, i);
-        MP_CHECK(u >= 0 && u < 1);
-        sum += u;
-    }
-    MP_CHECK_NEAR(sum / 10000, 0.5, 0.02);
-    MP_CHECK(mp_random_at(1, 0, 0) != mp_random_at(2, 0, 0));
-    MP_CHECK(mp_random_at(1, 0, 0) != mp_random_at(1, 1, 0));
-    MP_CHECK(mp_random_at(1, 0, 0) != mp_random_at(1, 0, 1));
-    MP_CHECK(mp_random_at(1, 0, 0) != mp_random_at(1ull << 32 | 1, 0, 0));
-}
 
 /* ---- sampling ---------------------------------------------------------------------------------------------------- */
 
@@ -75,115 +41,6 @@ MP_TEST(models_sample_greedy_takes_the_lowest_of_equals) {
     mp_sampling greedy = plain;
     greedy.temperature = 0;
     MP_CHECK_INT(sample(&greedy, NULL, 0), 300);
-}
-
-/* Frequencies of DRAWS samples match the probabilities, on every path through the sampler. */
-MP_TEST(models_sample_follows_the_distribution) {
-    MP_RESULTS_ONLY();
-    enum { DRAWS = 10000 };
-    mp_kernels_init();
-    static int seen[VOCAB];
-    const struct {
-        int top_k;
-        float top_p, min_p, temperature;
-    } cases[] = {{0, 1, 0, 1}, {0, 1, 0, 0.5f}, {40, 1, 0, 1}, {0, 0.8f, 0, 1}, {40, 0.8f, 0, 1}, {0, 1, 0.3f, 1},
-                 {0, 0.999f, 0, 1}, {5, 0.999f, 0.5f, 2}};
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        mp_sampling s = plain;
-        s.top_k = cases[c].top_k;
-        s.top_p = cases[c].top_p;
-        s.min_p = cases[c].min_p;
-        s.temperature = cases[c].temperature;
-        memset(seen, 0, sizeof seen);
-        for (uint32_t d = 0; d < DRAWS; d++) {
-            fill_logits();
-            int32_t id = sample(&s, NULL, d);
-            MP_CHECK(id >= 0 && id < VOCAB);
-            seen[id]++;
-        }
-        /* the reference, by definition: sort, cut, normalise */
-        static int order[VOCAB];
-        static double p[VOCAB];
-        fill_logits();
-        for (int i = 0; i < VOCAB; i++) {
-            order[i] = i;
-            p[i] = softmax_at(i, s.temperature);
-        }
-        for (int i = 1; i < VOCAB; i++)
-            for (int k = i; k > 0 && p[order[k]] > p[order[k - 1]]; k--) {
-                int t = order[k];
-                order[k] = order[k - 1];
-                order[k - 1] = t;
-            }
-        int keep = s.top_k ? s.top_k : VOCAB;
-        double total = 0, sum = 0;
-        for (int i = 0; i < keep; i++)
-            total += p[order[i]];
-        for (int i = 0; s.top_p < 1 && i < keep; i++) {
-            sum += p[order[i]];
-            if (sum >= (double)s.top_p * total)
-                keep = i + 1;
-        }
-        while (keep > 1 && p[order[keep - 1]] < (double)s.min_p * p[order[0]])
-            keep--;
-        total = 0;
-        for (int i = 0; i < keep; i++)
-            total += p[order[i]];
-        double distance = 0;
-        for (int i = 0; i < VOCAB; i++) {
-            double expected = i < keep ? p[order[i]] / total : 0;
-            if (i >= keep)
-                MP_CHECK_INT(seen[order[i]], 0);
-            distance += fabs((double)seen[order[i]] / DRAWS - expected) / 2;
-        }
-        /* the total variation of DRAWS samples over `keep` outcomes is about sqrt(keep / (2 pi DRAWS)) */
-        if (distance > 0.02 + 1.5 * sqrt(keep / (6.28 * DRAWS)))
-            MP_FAIL("case %zu: distance %g from the distribution (%d kept)", c, distance, keep);
-    }
-}
-
-/* At very low temperatures the sample is the top token: no overflow distorts the distribution. */
-MP_TEST(models_sample_tiny_temperature) {
-    static const float temperatures[] = {1e-4f, 1e-10f, 1e-38f, 1e-45f};
-    mp_kernels_init();
-    for (int i = 0; i < 4; i++) {
-        mp_sampling s = plain;
-        s.temperature = temperatures[i];
-        s.top_p = i % 2 ? 0.9f : 1;
-        fill_logits();
-        logits[77] = 5;
-        MP_CHECK_INT(sample(&s, NULL, 3), 77);
-    }
-}
-
-MP_TEST(models_sample_penalties) {
-    mp_kernels_init();
-    mp_error error;
-    mp_history history = {0};
-    mp_sampling s = plain;
-    s.temperature = 0;
-    s.repetition_penalty = 2;
-    fill_logits();
-    logits[1] = 9;
-    logits[2] = 8;
-    MP_CHECK_OK(mp_history_add(&history, 1, true, &error), &error);
-    MP_CHECK_INT(sample(&s, &history, 0), 2); /* 9 / 2 < 8 */
-    s.repetition_penalty = 1;
-    s.presence_penalty = 1.5f;
-    fill_logits();
-    logits[1] = 9;
-    logits[2] = 8;
-    MP_CHECK_INT(sample(&s, &history, 0), 1); /* the presence penalty ignores the prompt */
-    for (int i = 0; i < 600; i++)
-        MP_CHECK_OK(mp_history_add(&history, 1 + i % 300, false, &error), &error);
-    MP_CHECK_INT(history.count, 300);
-    s.presence_penalty = 0;
-    s.frequency_penalty = 1;
-    fill_logits();
-    logits[1] = 9;
-    logits[400] = 8;
-    MP_CHECK_INT(sample(&s, &history, 0), 400); /* 9 - 2 < 8 */
-    mp_history_deinit(&history);
 }
 
 MP_TEST(models_sample_bias_and_banned_tokens) {
@@ -279,25 +136,6 @@ MP_TEST(models_stream_never_shows_half_a_character) {
     MP_CHECK(memcmp(text, "a\xF0\x9F\x98\x80" "b", 6) == 0);
 }
 
-MP_TEST(models_stream_replaces_invalid_utf8) {
-    static const struct {
-        const char *in, *out;
-    } cases[] = {{"\xFF", "\xEF\xBF\xBD"},
-                 {"\xC3|(", "\xEF\xBF\xBD("},
-                 {"\xE2\x82|\xE2\x82\xAC", "\xEF\xBF\xBD\xE2\x82\xAC"},
-                 {"\xED\xA0|\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"}, /* half of a surrogate pair */
-                 {"\xC0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD"},
-                 {"x\xF0\x9F\x98", "x\xEF\xBF\xBD"}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mp_choice choice;
-        mp_stream stream;
-        feed(&choice, &stream, cases[i].in, 0, NULL);
-        mp_stream_finish(&stream, &(mp_text_request){0});
-        MP_CHECK_INT(decided(&choice), strlen(cases[i].out));
-        MP_CHECK(memcmp(text, cases[i].out, strlen(cases[i].out)) == 0);
-    }
-}
-
 /* Return true if `a` and `b` begin a character, according to the code points that UTF-8 can encode: no surrogates, no
  * code points that need fewer bytes, none above 10FFFF. */
 static bool begins_character(int a, int b) {
@@ -330,30 +168,6 @@ MP_TEST(models_stream_knows_all_second_bytes) {
             if (decided(&choice) != expected)
                 MP_FAIL("bytes %02X %02X: %u bytes of text, expected %u", a, b, decided(&choice), expected);
         }
-}
-
-MP_TEST(models_stream_holds_stop_strings_back) {
-    mp_choice choice;
-    mp_stream stream;
-    char *stop[] = {"STOP", "\n\n", "TOPS"};
-    MP_CHECK_INT(feed(&choice, &stream, "go ST", 3, stop), -1);
-    MP_CHECK_INT(decided(&choice), 3);
-    MP_CHECK_INT(feed(&choice, &stream, "go ST|AY", 3, stop), -1);
-    MP_CHECK_INT(decided(&choice), 7);
-    MP_CHECK_INT(feed(&choice, &stream, "go S|T|O|P it", 3, stop), 0);
-    MP_CHECK_INT(decided(&choice), 3);
-    MP_CHECK_INT(feed(&choice, &stream, "a\n|\nb", 3, stop), 1);
-    MP_CHECK_INT(decided(&choice), 1);
-    MP_CHECK_INT(feed(&choice, &stream, "xTOPSTOP", 3, stop), 2); /* the match that starts earliest in the text */
-    MP_CHECK_INT(decided(&choice), 1);
-    MP_CHECK_INT(feed(&choice, &stream, "xSTOPS", 3, stop), 0); /* also if it is listed first */
-    MP_CHECK_INT(decided(&choice), 1);
-    char *alike[] = {"ab", "abc", "a"};
-    MP_CHECK_INT(feed(&choice, &stream, "xabc", 3, alike), 0); /* the first one listed wins a tie */
-    MP_CHECK_INT(decided(&choice), 1);
-    MP_CHECK_INT(feed(&choice, &stream, "go ST", 3, stop), -1);
-    mp_stream_finish(&stream, &(mp_text_request){0});
-    MP_CHECK_INT(decided(&choice), 5);
 }
 
 /* Stop strings end the response and not the reasoning, however the text is cut into chunks. */
@@ -520,39 +334,6 @@ MP_TEST(models_pooling_dense_layers) {
     for (int i = 0; i < SMALL; i++)
         MP_CHECK_NEAR(out[i], small[i * IN] * token[0] + small[i * IN + 1] * token[1] + small[i * IN + 2] * token[2],
                       1e-6);
-}
-
-/* ---- KV cache ---------------------------------------------------------------------------------------------------- */
-
-MP_TEST(models_kv_blocks_are_counted) {
-    mp_budget budget = {0};
-    mp_error error;
-    mp_kv_cache cache;
-    mp_kv_group group = {.layers = 2, .heads = 3, .k_dim = 16, .v_dim = 32, .dtype = MP_I16};
-    mp_kv_init(&cache, &group, &budget);
-    MP_CHECK_INT(cache.block_bytes, 2 * 3 * 64 * ((16 + 32) * 2 + 2 * 4)); /* each row of k and v has an fp32 scale */
-    budget.limit = 3 * cache.block_bytes;
-    uint32_t a, b, c, d;
-    MP_CHECK_OK(mp_kv_take(&cache, &a, &error), &error);
-    MP_CHECK_OK(mp_kv_take(&cache, &b, &error), &error);
-    memset(mp_kv_v(&cache, a, 1, 2), 7, cache.v_bytes);
-    MP_CHECK_OK(mp_kv_take(&cache, &c, &error), &error);
-    MP_CHECK_STATUS(mp_kv_take(&cache, &d, &error), MP_MEMORY_EXHAUSTED, &error);
-    mp_kv_share(&cache, a);
-    mp_kv_give(&cache, a);
-    MP_CHECK_INT(cache.free_count, 0); /* one reference is left */
-    mp_kv_give(&cache, a);
-    MP_CHECK_INT(cache.free_count, 1);
-    MP_CHECK_OK(mp_kv_take(&cache, &d, &error), &error);
-    for (size_t i = 0; i < cache.v_bytes; i++)
-        MP_CHECK(((uint8_t *)mp_kv_v(&cache, d, 1, 2))[i] == 0); /* a fresh block is zeroed */
-    mp_kv_give(&cache, b);
-    mp_kv_give(&cache, c);
-    MP_CHECK_INT(mp_kv_trim(&cache), 2 * cache.block_bytes);
-    MP_CHECK_INT(budget.used, cache.block_bytes);
-    MP_CHECK_OK(mp_kv_take(&cache, &a, &error), &error);
-    mp_kv_deinit(&cache);
-    MP_CHECK_INT(budget.used, 0);
 }
 
 /* ---- rotary tables ----------------------------------------------------------------------------------------------- */

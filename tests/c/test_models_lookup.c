@@ -263,48 +263,6 @@ MP_TEST(models_lookup_most_rows) {
     }
 }
 
-/* A table of rows gives vectors of texts, and nothing else. */
-MP_TEST(models_lookup_has_vectors_only) {
-    static const struct { unsigned outputs; const char *lacks; } cases[] = {
-        {MP_EMBED_POOLED, NULL}, {MP_EMBED_TOKENS, "hidden states"}, {MP_EMBED_ROWS, "rows of a head"},
-        {MP_EMBED_SPARSE, "sparse vectors"}, {MP_EMBED_POOLED | MP_EMBED_TOKENS, "hidden states"}};
-    static const int32_t ids[] = {1, 2};
-    static const int64_t offsets[] = {0, 2};
-    const kind of = {false, false};
-    tiny_model tiny;
-    mp_error error;
-    uint64_t cost;
-    uint32_t total;
-    char refusal[96];
-    tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, 1);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mp_embedding_request *call;
-        MP_CHECK_OK(make_embedding_request(1, ids, offsets, NULL, &call, &error), &error);
-        call->outputs = cases[i].outputs;
-        mp_status status = tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error);
-        MP_CHECK_STATUS(status, cases[i].lacks ? MP_UNSUPPORTED : MP_OK, &error);
-        snprintf(refusal, sizeof refusal, "the model has no %s, it has: vectors of texts", cases[i].lacks);
-        if (cases[i].lacks)
-            MP_CHECK_STR(error.message, refusal);
-        mp_request_destroy(&call->base);
-    }
-    static const struct { int32_t adapter, dimensions; const char *refusal; } options[] = {
-        {0, 0, NULL}, {0, 1, NULL}, {0, WIDTH, NULL}, {1, 0, "the model has no adapter 1"},
-        {0, -1, "`dimensions` must be 1 to 64, got -1"}, {0, WIDTH + 1, "`dimensions` must be 1 to 64, got 65"}};
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
-        mp_embedding_request *call;
-        MP_CHECK_OK(make_embedding_request(1, ids, offsets, NULL, &call, &error), &error);
-        call->adapter = options[i].adapter;
-        call->dimensions = options[i].dimensions;
-        mp_status status = tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error);
-        MP_CHECK_STATUS(status, options[i].refusal ? MP_INVALID_ARGUMENT : MP_OK, &error);
-        if (options[i].refusal)
-            MP_CHECK_HAS(error.message, options[i].refusal);
-        mp_request_destroy(&call->base);
-    }
-    tiny_unload(&tiny);
-}
-
 /* Requests share the time of a step: each gets an equal share of what is left, and the first one gets a text of any
  * length. The model has a speed estimate, which processes of the same model copy. */
 MP_TEST(models_lookup_plan_shares_a_step) {

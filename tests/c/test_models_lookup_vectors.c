@@ -162,17 +162,6 @@ MP_TEST(models_lookup_vectors_of_every_type) {
                 check_vectors(&(table){values[v], mappings[m], factors[f], 300, false}, plainly);
 }
 
-/* A thread sums 256 components at once. */
-MP_TEST(models_lookup_vectors_of_every_width) {
-    static const int32_t dims[] = {1, 255, 256, 257, 512, MAX_DIM};
-    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
-        const table of = {MP_F16, MP_I32, MP_F32, dims[i], true};
-        check_vectors(&of, (options){.normalize = -1});
-        for (size_t k = 0; k <= i; k++)
-            check_vectors(&of, (options){.normalize = 0, .dimensions = dims[k]});
-    }
-}
-
 MP_TEST(models_lookup_vectors_with_every_option) {
     for (int model = 0; model < 2; model++)
         for (int normalize = -1; normalize <= 1; normalize++)
@@ -211,16 +200,6 @@ MP_TEST(models_lookup_factors_are_finite) {
         }
 }
 
-/* The weights of a worker process are in shared memory, even if nothing is packed into it. */
-MP_TEST(models_lookup_memory_is_shared) {
-    tiny_model tiny;
-    tiny_shared shared;
-    tiny_load(&tiny, make_table(&(table){MP_F32, NONE, NONE, 8, true}, -1), MP_COMPUTE_AUTO, 1);
-    tiny_share(&tiny, MP_COMPUTE_AUTO, &shared);
-    tiny_unshare(&shared);
-    tiny_unload(&tiny);
-}
-
 /* Without the two options, all tokens count and nothing is normalised. */
 MP_TEST(models_lookup_options_have_defaults) {
     mp_spec *base = make_table(&(table){MP_F32, NONE, NONE, 8, true}, -1);
@@ -235,42 +214,6 @@ MP_TEST(models_lookup_options_have_defaults) {
     tiny_unload(&tiny);
     mp_spec_unpin(some);
     mp_spec_unpin(base);
-}
-
-/* Each thread of a step gets 64 texts, and a step of several texts has at most 2^18 tokens, whatever its budget. */
-MP_TEST(models_lookup_plans_have_threads_and_a_limit) {
-    enum { TOKENS = 60, MAX = 5000, STEP_TOKENS = 1 << 18 };
-    static const struct {
-        int texts, threads, amount;
-    } cases[] = {{1, 1, 1}, {64, 1, 64}, {65, 2, 65}, {MAX, (STEP_TOKENS / TOKENS + 63) / 64, STEP_TOKENS / TOKENS}};
-    static int32_t ids[MAX * TOKENS];
-    static int64_t offsets[MAX + 1];
-    tiny_model tiny;
-    mp_error error;
-    for (int t = 0; t <= MAX; t++)
-        offsets[t] = (int64_t)t * TOKENS;
-    tiny_load(&tiny, make_table(&(table){MP_F32, NONE, NONE, 8, true}, -1), MP_COMPUTE_AUTO, 1);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mp_embedding_request *call;
-        mp_item item = {0}, *items[] = {&item};
-        mp_plan plan = {.barrier_bound = true};
-        uint64_t cost;
-        MP_CHECK_OK(make_embedding_request(cases[i].texts, ids, offsets, NULL, &call, &error), &error);
-        atomic_store(&((mp_lookup *)tiny.model)->token_ns, 3);
-        MP_CHECK_OK(tiny.model->ops->check(tiny.model, &call->base, &cost, &item.total, &error), &error);
-        MP_CHECK_INT(cost, (uint64_t)cases[i].texts * TOKENS * 3);
-        item.request = &call->base;
-        MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
-        MP_CHECK(item.state); /* from admit to retire */
-        tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
-        MP_CHECK(plan.count == 1 && !plan.barrier_bound);
-        MP_CHECK_INT(plan.threads, cases[i].threads);
-        MP_CHECK_INT(plan.amount[0], cases[i].amount);
-        tiny.engine->ops->retire(tiny.engine, &item);
-        MP_CHECK(!item.state);
-        mp_request_destroy(&call->base);
-    }
-    tiny_unload(&tiny);
 }
 
 /* A step that reads a file which is not the loaded one any more fails all of its requests. */

@@ -138,27 +138,6 @@ MP_TEST_SECONDS(models_mapped_products_by_blas_have_the_bits_of_packed_ones, 60)
     }
 }
 
-/* A pass that has time to pack all panels multiplies them by OpenBLAS first: the panels are for later passes. */
-MP_TEST(models_mapped_products_by_blas_come_before_packing) {
-    enum { M = 128, N = 200, K = MP_K_CHUNK };
-    use_blas();
-    scene s;
-    make_scene(&s, M, N, K, false);
-    memcpy(s.expected, s.residual, (size_t)(M * s.ldy) * sizeof(float));
-    s.ep.residual = s.expected;
-    mp_gemm(&s.w, &s.x, 0, M, 0, s.w.panels, &s.ep, s.expected, s.ldy);
-    memset(s.w.data, 0xFF, mp_wmat_bytes(&s.w));
-    for (int packed = 0; packed < 2; packed++) {
-        const uint64_t before = mp_blas_work();
-        multiply(&s, 1, s.w.panels, INT64_MAX / 2); /* the first panel stays: the scene has no file to release */
-        MP_CHECK_INT(atomic_load(&s.part->left), 1);
-        MP_CHECK_INT(mp_blas_work() - before, packed ? 0 : (int64_t)M * (N - MP_PANEL_N) * K);
-    }
-    multiply(&s, 0, s.w.panels, 0);
-    check_same(&s, "packed after the product");
-    drop_scene(&s);
-}
-
 /* ---- models ------------------------------------------------------------------------------------------------------ */
 
 static void set_options(const char *pack_on_use_mb) {
@@ -296,36 +275,6 @@ MP_TEST(models_mapped_weights_are_not_charged) {
     check_memory(encoder_spec, TINY_ENCODER_LAYERS * per_layer * sizeof(float));
     check_memory(decoder_spec, bytes_of_linears(decoder_spec));
     check_memory(experts_spec, bytes_of_linears(experts_spec)); /* routers are packed in any case */
-}
-
-/* Processes share no packed matrices of mapped weights: each reads the file. */
-MP_TEST(models_mapped_weights_in_processes) {
-    static texts all;
-    float own[WIDTH], other[WIDTH];
-    mp_shm shared = {.fd = -1};
-    mp_model *first;
-    mp_error error;
-    tiny_model tiny;
-    make_texts(&all);
-    load_encoder(&tiny, "mapped", MP_COMPUTE_F32, 1);
-    MP_CHECK_INT(run(&tiny, &all, 0, 1, UINT64_MAX, own), MP_OUTCOME_DONE);
-    MP_CHECK_OK(mp_model_load_shared(tiny.spec, MP_COMPUTE_F32, &shared, &tiny.lease, &tiny.budget, NULL, &first,
-                                     &error),
-                &error);
-    MP_CHECK(shared.data && shared.bytes < 60000); /* norms and biases, and MP_WMAT_SLACK */
-    tiny_model second = tiny;
-    MP_CHECK_OK(mp_model_load_shared(tiny.spec, MP_COMPUTE_F32, &shared, &tiny.lease, &tiny.budget, NULL,
-                                     &second.model, &error),
-                &error);
-    MP_CHECK_OK(second.model->ops->engine(second.model, &tiny.budget, &second.engine, &error), &error);
-    MP_CHECK(mp_stored_left(encoder_stored(&second)));
-    MP_CHECK_INT(run(&second, &all, 0, 1, UINT64_MAX, other), MP_OUTCOME_DONE);
-    MP_CHECK(memcmp(own, other, sizeof own) == 0);
-    second.engine->ops->destroy(second.engine);
-    second.model->ops->destroy(second.model);
-    first->ops->destroy(first);
-    mp_shm_free(&shared);
-    tiny_unload(&tiny);
 }
 
 MP_TEST(models_mapped_weights_refuse_other_values) {

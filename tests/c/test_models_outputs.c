@@ -262,94 +262,7 @@ MP_TEST(models_outputs_of_a_vocabulary_head) { check_formula(add_vocabulary_head
 MP_TEST(models_outputs_of_a_vocabulary_head_with_sums) { check_formula(add_sum_head); }
 MP_TEST(models_outputs_of_a_token_head) { check_formula(add_token_head); }
 
-/* The formula of a vocabulary head is chosen by two keys: the sum or the maximum over tokens, and one or two
- * logarithms. */
-MP_TEST(models_outputs_keys_of_a_vocabulary_head) {
-    for (int sum = 0; sum < 2; sum++) {
-        tiny_model tiny;
-        tiny_load(&tiny, tiny_encoder_spec_with(false, false, sum ? add_sum_head : add_vocabulary_head),
-                  MP_COMPUTE_F32, 1);
-        const mp_sparse_head *head = &((const mp_encoder *)tiny.model)->sparse_head;
-        MP_CHECK(head->kind == MP_SPARSE_VOCABULARY && head->sum == (sum == 1));
-        MP_CHECK_INT(head->logs, sum ? 2 : 1);
-        tiny_unload(&tiny);
-    }
-}
-
-MP_TEST(models_outputs_heads_count_as_parameters) {
-    void (*const heads[])(tiny_file *) = {NULL, add_vocabulary_head, add_sum_head};
-    for (int i = 0; i < 3; i++) {
-        tiny_model tiny;
-        mp_model_facts facts;
-        tiny_load(&tiny, tiny_encoder_spec_with(false, true, heads[i]), MP_COMPUTE_F32, 1);
-        mp_model_get_facts(tiny.model, &facts);
-        MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec));
-        tiny_unload(&tiny);
-    }
-}
-
-MP_TEST(models_outputs_logarithm) {
-    mp_test_random random = {5};
-    for (int i = 0; i < 200000; i++) {
-        const int exponent = (int)(mp_test_random_u64(&random) % 80) - 40;
-        const float x = ldexpf(mp_test_random_float(&random, 1, 2), exponent);
-        MP_CHECK(mp_log1p(x) == (float)log1p((double)x));
-    }
-    MP_CHECK(mp_log1p(0) == 0 && mp_log1p(FLT_MAX) == (float)log1p((double)FLT_MAX));
-    MP_CHECK(isinf(mp_log1p(INFINITY)) && isnan(mp_log1p(NAN)));
-}
-
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
-
-/* Weights as they are mapped give the same bits as packed ones. */
-MP_TEST_SECONDS(models_outputs_of_mapped_weights, 60) {
-    static texts all;
-    static float packed[TEXTS * OUTPUT_HASHES], mapped[TEXTS * OUTPUT_HASHES];
-    make_texts(&all);
-    asked = MP_EMBED_ALL;
-    for (int use = 0; use < 2; use++)
-        for (int threads = 1; threads <= 2; threads++) {
-            tiny_model tiny;
-            tiny_weights = use ? "mapped" : "packed";
-            tiny_load(&tiny, tiny_encoder_spec_with(false, false, add_vocabulary_head), MP_COMPUTE_F32, threads);
-            tiny_weights = NULL;
-            MP_CHECK_INT(run_outputs(&tiny, &all, 0, TEXTS, UINT64_MAX, use ? mapped : packed), MP_OUTCOME_DONE);
-            MP_CHECK(!use || memcmp(packed, mapped, sizeof packed) == 0);
-            MP_CHECK_INT(run_outputs(&tiny, &all, 5, 1, UINT64_MAX, mapped), MP_OUTCOME_DONE); /* threads share it */
-            MP_CHECK(memcmp(packed + 5 * OUTPUT_HASHES, mapped, OUTPUT_HASHES * sizeof *mapped) == 0);
-            tiny_unload(&tiny);
-        }
-}
-
-/* A sparse head is packed at load: requests for other outputs would never pack its panels. */
-MP_TEST(models_outputs_heads_are_packed_and_predicted) {
-    static void (*const heads[])(tiny_file *) = {add_vocabulary_head, add_sum_head, add_token_head};
-    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
-        tiny_model tiny;
-        uint64_t predicted, engine;
-        tiny_load(&tiny, tiny_encoder_spec_with(false, false, heads[i]), MP_COMPUTE_F32, 1);
-        MP_CHECK(!mp_stored_left(((mp_encoder *)tiny.model)->stored));
-        tiny.loader.ops->footprint(tiny.loader.self, &predicted, &engine);
-        const uint64_t charged = tiny.model->ops->bytes(tiny.model);
-        MP_CHECK(predicted < charged && charged < predicted + 40000); /* padding, and vectors */
-        tiny_unload(&tiny);
-    }
-}
-
-/* The product of a sparse head needs scratch for a tile, not for [rows, vocabulary]. */
-MP_TEST(models_outputs_scratch_does_not_grow_with_the_vocabulary) {
-    tiny_model tiny;
-    tiny_load(&tiny, tiny_encoder_spec_with(false, false, add_vocabulary_head), MP_COMPUTE_F32, 1);
-    mp_encoder *model = (mp_encoder *)tiny.model;
-    const size_t before = mp_encoder_thread_scratch(model, 64, 256, MP_EMBED_ALL) +
-                          mp_encoder_group_scratch(model, 256, 1, MP_EMBED_ALL);
-    mp_wmat_init(&model->sparse_head.output.w[0], MP_W_F32, 1 << 20, TINY_WIDTH);
-    model->sparse_head.vocab = model->sparse_head.output.N = 1 << 20;
-    MP_CHECK_INT(mp_encoder_thread_scratch(model, 64, 256, MP_EMBED_ALL) +
-                     mp_encoder_group_scratch(model, 256, 1, MP_EMBED_ALL),
-                 before);
-    tiny_unload(&tiny);
-}
 
 static unsigned made_outputs;
 
@@ -455,34 +368,6 @@ MP_TEST(models_outputs_that_a_model_lacks_are_refused) {
             mp_request_destroy(&call->base);
         }
         MP_CHECK(named);
-        tiny_unload(&tiny);
-    }
-}
-
-/* Each output charges its own bytes, and only those asked for exist. */
-MP_TEST(models_outputs_are_charged) {
-    static texts all;
-    make_texts(&all);
-    for (int kind = 0; kind < 2; kind++) {
-        tiny_model tiny;
-        mp_error error;
-        tiny_load(&tiny, tiny_encoder_spec_with(false, false, kind ? add_token_head : add_vocabulary_head),
-                  MP_COMPUTE_F32, 1);
-        for (unsigned outputs = 1; outputs <= MP_EMBED_ALL; outputs++) {
-            mp_embedding_request *call = make_outputs(&all, 0, 5, outputs);
-            uint64_t cost;
-            uint32_t total;
-            MP_CHECK_OK(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error), &error);
-            const uint64_t tokens = (uint64_t)call->n_tokens;
-            const uint64_t weights = kind ? tokens : 5 * TINY_VOCAB;
-            MP_CHECK_INT(call->base.output_bytes, (outputs & 1 ? 5 * TINY_WIDTH * 4 : 0) +
-                                                      (outputs & 2 ? tokens * TINY_WIDTH * 4 : 0) +
-                                                      (outputs & 4 ? tokens * ROW_WIDTH * 4 : 0) +
-                                                      (outputs & 8 ? 5 * 4 + weights * 8 : 0));
-            MP_CHECK(!call->vectors == !(outputs & 1) && !call->states == !(outputs & 2));
-            MP_CHECK(!call->rows == !(outputs & 4) && !call->sparse_ids == !(outputs & 8));
-            mp_request_destroy(&call->base);
-        }
         tiny_unload(&tiny);
     }
 }
@@ -630,15 +515,6 @@ MP_TEST(models_outputs_refuse_wrong_heads) {
         mp_team_destroy(team);
         mp_spec_unpin(spec);
     }
-}
-
-/* A thread's scratch serves groups of different sizes: what is enough for many rows is enough for fewer. */
-MP_TEST(models_outputs_scratch_is_enough_for_fewer_rows) {
-    for (int rows = 1; rows < 1200; rows++)
-        MP_CHECK(mp_linear_tile(rows) >= mp_linear_tile(rows - 1) && mp_linear_tile(rows) >= (size_t)rows * MP_PANEL_N);
-    for (int size = 8; size <= 256; size += 8)
-        for (int keys = 33; keys < 2200; keys++)
-            MP_CHECK(mp_attn_full_scratch(keys, size) >= mp_attn_full_scratch(keys - 1, size));
 }
 
 static uint64_t hash_of_outputs(mp_spec *spec) {

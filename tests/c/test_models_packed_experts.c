@@ -1,5 +1,4 @@
-/* Packed copies of experts: the bits are the same whichever panels are kept; the copies are charged, leave a third of
- * the budget free and are given back. */
+/* Packed copies of experts: the bits are the same whichever panels are kept; the copies are charged and given back. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -72,15 +71,6 @@ static uint64_t kept_bytes(const tiny_model *tiny) {
     return bytes;
 }
 
-/* The bytes of the matrices that have memory. */
-static uint64_t taken_bytes(const tiny_model *tiny) {
-    uint64_t bytes = 0;
-    for (mp_packed_matrix *matrix = experts_of(tiny)->first; matrix; matrix = matrix->next)
-        for (int e = 0; e < matrix->count; e++)
-            bytes += atomic_load(&matrix->data[e]) ? matrix->bytes : 0;
-    return bytes;
-}
-
 /* Runs the jobs on a model that keeps nothing. */
 static void expect(const tiny_kind *kind, uint64_t *expected) {
     tiny_model tiny;
@@ -118,102 +108,6 @@ MP_TEST_SECONDS(models_packed_experts_give_the_same_bits, 120) {
             tiny_unload(&tiny);
         }
     }
-}
-
-/* With time for it, a pass also packs the panels of experts with a single row. */
-MP_TEST(models_packed_experts_of_single_rows_are_kept_in_time) {
-    tiny_model tiny;
-    load(&tiny, &kinds[0], 1);
-    if (!mp_stored_can(MP_Q4_K, MP_A_Q8, 1)) {
-        tiny_unload(&tiny);
-        MP_SKIP("all panels are packed before use on this CPU");
-    }
-    const uint64_t expected = run(&tiny, 0);
-    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
-    experts_of(&tiny)->pack_share = MUCH;
-    MP_CHECK(run(&tiny, 0) == expected);
-    MP_CHECK(panels_in(&tiny, MP_PANEL_KEPT) > 0);
-    MP_CHECK(run(&tiny, 0) == expected);
-    tiny_unload(&tiny);
-}
-
-/* Passes spend a share of the time that they multiply stored rows on packing for single rows, so passes over the same
- * tokens keep the chosen experts of all layers in the end. */
-MP_TEST(models_packed_experts_of_the_last_layer_are_kept_in_time) {
-    tiny_model tiny;
-    load(&tiny, &kinds[0], 1);
-    if (!mp_stored_can(MP_Q4_K, MP_A_Q8, 1)) {
-        tiny_unload(&tiny);
-        MP_SKIP("all panels are packed before use on this CPU");
-    }
-    mp_packed_experts *experts = experts_of(&tiny);
-    experts->pack_share = MUCH;
-    run(&tiny, 0);
-    const int chosen = panels_in(&tiny, MP_PANEL_KEPT);
-    MP_CHECK(chosen > 0);
-    mp_packed_experts_drop(experts);
-    mp_pack_budget_set(&experts->pass_time, 0);
-    experts->pack_share = 8; /* an eighth of it counts in passes that decode */
-    for (int i = 0; i < 20000 && panels_in(&tiny, MP_PANEL_KEPT) < chosen; i++)
-        run(&tiny, 0);
-    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), chosen);
-    MP_CHECK_INT(atomic_load(&experts->kept), mp_packed_experts_bytes(experts));
-    tiny_unload(&tiny);
-}
-
-/* Without time, a matrix of an expert with few rows is not started, and one that was started is finished. */
-MP_TEST(models_packed_experts_finish_what_they_started) {
-    tiny_model tiny;
-    load(&tiny, &kinds[0], 1);
-    mp_packed_experts *experts = experts_of(&tiny);
-    mp_packed_matrix *matrix = experts->first;
-    experts->pack_share = 3;
-    MP_CHECK(matrix->panels > 1);
-    MP_CHECK(!mp_packed_wants(matrix, 0, 0, true));
-    mp_packed_note_stored(matrix, 1000);
-    MP_CHECK_INT(atomic_load(&experts->pass_time.left_ns), 3000);
-    MP_CHECK(mp_packed_wants(matrix, 0, 0, true));
-    mp_pack_budget_set(&experts->pass_time, 0);
-    MP_CHECK(mp_packed_wants(matrix, 0, 1, true));
-    MP_CHECK(!mp_packed_wants(matrix, 1, 0, true));
-    /* time that could not be used, because copies were refused, does not collect */
-    mp_packed_note_stored(matrix, UINT64_C(1) << 40);
-    mp_packed_experts_end(experts, mp_packed_experts_begin(experts, 100));
-    MP_CHECK_INT(atomic_load(&experts->pass_time.left_ns), 50 * 1000 * 1000);
-    /* passes that decode count an eighth */
-    const struct { int rows; int64_t left_ns; } passes[] = {{1, 375}, {8, 375}, {9, 3000}, {512, 3000}};
-    for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
-        mp_packed_experts_end(experts, mp_packed_experts_begin(experts, passes[i].rows));
-        mp_pack_budget_set(&experts->pass_time, 0);
-        mp_packed_note_stored(matrix, 1000);
-        MP_CHECK_INT(atomic_load(&experts->pass_time.left_ns), passes[i].left_ns);
-    }
-    tiny_unload(&tiny);
-}
-
-/* With weights that are packed at load, a load packs all experts, which then give the same bits; without memory, passes
- * read the file. */
-MP_TEST_SECONDS(models_packed_experts_are_packed_at_load, 120) {
-    tiny_weights = "packed";
-    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
-        for (int threads = 1; threads <= 3; threads++) {
-            uint64_t expected[JOBS], got[JOBS];
-            tiny_model tiny;
-            load(&tiny, &kinds[k], threads);
-            mp_packed_experts *experts = experts_of(&tiny);
-            MP_CHECK_INT(panels_in(&tiny, MP_PANEL_STORED) + panels_in(&tiny, MP_PANEL_PACKING), 0);
-            MP_CHECK_INT(kept_bytes(&tiny), experts->most);
-            MP_CHECK_INT(mp_packed_experts_bytes(experts), experts->most);
-            MP_CHECK_INT(tiny.budget.used, tiny.model->ops->bytes(tiny.model) + tiny.engine->ops->bytes(tiny.engine));
-            for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
-                for (int e = 0; e < matrix->count; e++)
-                    MP_CHECK_INT(atomic_load(&matrix->left[e]), 0);
-            run_all(&tiny, got);
-            tiny_unload(&tiny);
-            expect(&kinds[k], expected); /* drops the copies of the load */
-            MP_CHECK(memcmp(got, expected, sizeof got) == 0);
-        }
-    tiny_weights = NULL;
 }
 
 /* Between requests, an engine packs the experts whose stored rows were multiplied, and no others, for as long as there
@@ -301,54 +195,6 @@ MP_TEST(models_packed_experts_are_charged) {
     tiny_unload(&tiny); /* checks that nothing stays charged */
 }
 
-/* A third of the budget stays free for requests. */
-MP_TEST(models_packed_experts_leave_memory_free) {
-    tiny_model tiny;
-    load(&tiny, &kinds[0], 1);
-    run(&tiny, 1);
-    const uint64_t kept = kept_bytes(&tiny), all = tiny.budget.used;
-    mp_packed_experts_drop(experts_of(&tiny));
-    tiny.budget.limit = (all - kept / 2) / 2 * 3; /* two thirds of it have room for half of the copies */
-    run(&tiny, 1);
-    const uint64_t less = kept_bytes(&tiny);
-    MP_CHECK(less > 0 && less < kept);
-    MP_CHECK(tiny.budget.used <= tiny.budget.limit / 3 * 2 + 2);
-    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKING), 0);
-    tiny_unload(&tiny);
-}
-
-/* Types that would grow stay in the file, and so do the experts of models whose weights are shared by processes or stay
- * mapped. */
-MP_TEST(models_packed_experts_that_would_grow_are_not_kept) {
-    static const mp_dtype low[] = {MP_IQ2_XS, MP_IQ3_S}, same[] = {MP_Q2_K, MP_Q3_K};
-    tiny_model tiny;
-    tiny_shared shared;
-    for (size_t i = 0; i < sizeof low / sizeof *low; i++) {
-        tiny_load(&tiny, tiny_decoder_spec_as(&kinds[0], &low[i], 1, 5, -1), MP_COMPUTE_AUTO, 1);
-        run(&tiny, 1);
-        MP_CHECK(experts_of(&tiny)->first == NULL);
-        MP_CHECK_INT(mp_packed_experts_bytes(experts_of(&tiny)), 0);
-        tiny_unload(&tiny);
-    }
-    for (size_t i = 0; i < sizeof same / sizeof *same; i++) { /* packed, these are as large as in the file */
-        tiny_load(&tiny, tiny_decoder_spec_as(&kinds[0], &same[i], 1, 5, -1), MP_COMPUTE_AUTO, 1);
-        run(&tiny, 1);
-        MP_CHECK(mp_packed_experts_bytes(experts_of(&tiny)) > 0);
-        tiny_unload(&tiny);
-    }
-    load(&tiny, &kinds[0], 1);
-    tiny_share(&tiny, MP_COMPUTE_AUTO, &shared);
-    MP_CHECK(!experts_of(&shared.first) && !experts_of(&shared.second));
-    tiny_unshare(&shared);
-    tiny_unload(&tiny);
-    tiny_weights = "mapped";
-    tiny_load(&tiny, tiny_decoder_spec_as(&kinds[0], types, TYPES, 5, -1), MP_COMPUTE_AUTO, 1);
-    run(&tiny, 1);
-    MP_CHECK(!experts_of(&tiny));
-    tiny_unload(&tiny);
-    tiny_weights = NULL;
-}
-
 /* ---- several engines --------------------------------------------------------------------------------------------- */
 
 enum { ENGINES = 3, ROUNDS = 4 };
@@ -357,64 +203,6 @@ typedef struct parallel_run {
     tiny_model tiny;
     uint64_t hashes[ROUNDS][JOBS];
 } parallel_run;
-
-static void *run_in_parallel(void *arg) {
-    parallel_run *one = arg;
-    for (int i = 0; i < ROUNDS; i++)
-        run_all(&one->tiny, one->hashes[i]);
-    return NULL;
-}
-
-/* Several engines keep panels of one model, while copies are dropped again and again. */
-MP_TEST_SECONDS(models_packed_experts_are_shared_by_engines, 60) {
-    uint64_t expected[JOBS];
-    tiny_model tiny;
-    parallel_run runs[ENGINES];
-    pthread_t threads[ENGINES];
-    mp_error error;
-    expect(&kinds[0], expected);
-    load(&tiny, &kinds[0], 1);
-    experts_of(&tiny)->pack_share = 1;
-    for (int i = 0; i < ENGINES; i++) {
-        runs[i].tiny = tiny;
-        MP_CHECK_OK(mp_team_create(0, &runs[i].tiny.team, &error), &error);
-        mp_team_lease(runs[i].tiny.team, 1, &runs[i].tiny.lease);
-        MP_CHECK_OK(tiny.model->ops->engine(tiny.model, &tiny.budget, &runs[i].tiny.engine, &error), &error);
-    }
-    for (int i = 0; i < ENGINES; i++)
-        MP_CHECK(pthread_create(&threads[i], NULL, run_in_parallel, &runs[i]) == 0);
-    for (int i = 0; i < 200; i++) {
-        mp_packed_experts_drop(experts_of(&tiny));
-        mp_sys_sleep_ns(200 * 1000);
-    }
-    for (int i = 0; i < ENGINES; i++) {
-        pthread_join(threads[i], NULL);
-        for (int k = 0; k < ROUNDS; k++)
-            MP_CHECK(memcmp(runs[i].hashes[k], expected, sizeof expected) == 0);
-        runs[i].tiny.engine->ops->destroy(runs[i].tiny.engine);
-        mp_team_return(&runs[i].tiny.lease);
-        mp_team_destroy(runs[i].tiny.team);
-    }
-    MP_CHECK_INT(mp_packed_experts_bytes(experts_of(&tiny)), taken_bytes(&tiny));
-    MP_CHECK(taken_bytes(&tiny) >= kept_bytes(&tiny));
-    tiny_unload(&tiny);
-}
-
-/* No copy is freed while a pass may read it. */
-MP_TEST(models_packed_experts_are_not_dropped_in_a_pass) {
-    tiny_model tiny;
-    load(&tiny, &kinds[0], 1);
-    run(&tiny, 1);
-    mp_packed_experts *experts = experts_of(&tiny);
-    const uint64_t kept = mp_packed_experts_bytes(experts), packed = mp_packed_experts_begin(experts, 100);
-    MP_CHECK(kept > 0);
-    MP_CHECK_INT(mp_packed_experts_drop(experts), 0);
-    MP_CHECK_INT(kept_bytes(&tiny), kept);
-    MP_CHECK(!mp_packed_experts_end(experts, packed));
-    MP_CHECK_INT(mp_packed_experts_drop(experts), kept);
-    MP_CHECK_INT(mp_packed_experts_drop(experts), 0);
-    tiny_unload(&tiny);
-}
 
 /* A forked child continues with the panels that the parent has kept. A pass or a packing of another thread of the
  * parent does not exist there. */
@@ -470,95 +258,3 @@ MP_TEST(models_packed_experts_of_a_changed_file_fail) {
     }
     tiny_unload(&tiny);
 }
-
-/* A panel that the budget refuses stays as it is stored, and is kept once there is room. */
-MP_TEST(models_packed_experts_refused_panels_are_kept_later) {
-    tiny_model tiny;
-    load(&tiny, &kinds[0], 1);
-    mp_packed_matrix *matrix = experts_of(&tiny)->first;
-    MP_CHECK_INT(atomic_load(&matrix->state[0]), MP_PANEL_STORED);
-    for (int refused = 0; refused < 2; refused++) {
-        atomic_store(&tiny.budget.limit, atomic_load(&tiny.budget.used));
-        MP_CHECK(!mp_packed_wants(matrix, 0, 0, false));
-        MP_CHECK_INT(atomic_load(&matrix->state[0]), MP_PANEL_STORED);
-        atomic_store(&tiny.budget.limit, UINT64_MAX);
-    }
-    const uint64_t used = atomic_load(&tiny.budget.used);
-    MP_CHECK(mp_packed_wants(matrix, 0, 0, false));
-    MP_CHECK_INT(atomic_load(&matrix->state[0]), MP_PANEL_PACKING);
-    MP_CHECK_INT(atomic_load(&tiny.budget.used) - used, matrix->bytes);
-    MP_CHECK(!mp_packed_wants(matrix, 0, 0, false)); /* another thread packs it */
-    atomic_store(&matrix->state[0], MP_PANEL_STORED);
-    tiny_unload(&tiny);
-}
-
-/* ---- the region -------------------------------------------------------------------------------------------------- */
-
-/* A matrix takes memory with its first panel, once for all panels, behind the matrices that took memory before it. */
-MP_TEST(models_packed_experts_take_memory_in_the_order_of_use) {
-    tiny_model tiny;
-    load(&tiny, &kinds[0], 1);
-    mp_packed_experts *experts = experts_of(&tiny);
-    mp_packed_matrix *last = experts->first, *other = last->next;
-    MP_CHECK(other && last->panels > 1 && !experts->region);
-    MP_CHECK(mp_packed_wants(last, 3, 1, false));
-    MP_CHECK(mp_packed_wants(other, 5, 0, false));
-    MP_CHECK(mp_packed_wants(last, 0, 0, false));
-    MP_CHECK(mp_packed_wants(last, 3, 0, false));
-    MP_CHECK(mp_packed_panel(last, 3, 0) == experts->region);
-    MP_CHECK(mp_packed_panel(last, 3, 1) == experts->region + last->panel_bytes);
-    MP_CHECK(mp_packed_panel(other, 5, 0) == experts->region + last->bytes);
-    MP_CHECK(mp_packed_panel(last, 0, 0) == experts->region + last->bytes + other->bytes);
-    MP_CHECK_INT(mp_packed_experts_bytes(experts), 2 * last->bytes + other->bytes);
-    MP_CHECK_INT(atomic_load(&experts->kept), 0);
-    memset(mp_packed_panel(last, 3, 0), 0, last->panel_bytes); /* no test reads this copy */
-    mp_packed_keep(last, 3, 0, &(mp_tensor){0});
-    MP_CHECK_INT(atomic_load(&experts->kept), last->panel_bytes);
-    MP_CHECK_INT(mp_packed_experts_drop(experts), 2 * last->bytes + other->bytes);
-    MP_CHECK(!experts->region && atomic_load(&experts->kept) == 0 && taken_bytes(&tiny) == 0);
-    tiny_unload(&tiny);
-}
-
-/* If every expert is used, the region is full; a matrix beyond its end is refused. */
-MP_TEST(models_packed_experts_stay_inside_the_region) {
-    tiny_model tiny;
-    load(&tiny, &kinds[0], 1);
-    mp_packed_experts *experts = experts_of(&tiny);
-    for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
-        for (int e = 0; e < matrix->count; e++)
-            for (int p = 0; p < matrix->panels; p++) {
-                MP_CHECK(mp_packed_wants(matrix, e, p, false));
-                memset(mp_packed_panel(matrix, e, p), 0, matrix->panel_bytes);
-            }
-    MP_CHECK_INT(mp_packed_experts_bytes(experts), experts->most);
-    MP_CHECK_INT(taken_bytes(&tiny), experts->most);
-    atomic_store(&experts->first->state[0], MP_PANEL_STORED);
-    atomic_store(&experts->first->data[0], NULL); /* as if a fork had lost it */
-    MP_CHECK(!mp_packed_wants(experts->first, 0, 0, false));
-    tiny_unload(&tiny);
-}
-
-#ifdef MP_SEAM
-static bool refuse_region;
-
-static void *refusing_alloc(size_t bytes, size_t alignment) {
-    return refuse_region && alignment == MP_HUGE_PAGE ? NULL : mp_sys_real.alloc(bytes, alignment);
-}
-
-/* If the system refuses the region, experts are computed as they are stored. */
-MP_TEST(models_packed_experts_without_memory_give_the_same_bits) {
-    tiny_model tiny;
-    mp_sys_table.alloc = refusing_alloc;
-    load(&tiny, &kinds[0], 1);
-    const uint64_t expected = run(&tiny, 1);
-    const uint64_t kept = mp_packed_experts_drop(experts_of(&tiny)), weights = mp_alloc_bytes(MP_TAG_WEIGHTS);
-    refuse_region = true;
-    MP_CHECK(kept > 0 && run(&tiny, 1) == expected);
-    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
-    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKING), 0);
-    MP_CHECK_INT(mp_packed_experts_bytes(experts_of(&tiny)), 0);
-    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_WEIGHTS), weights);
-    refuse_region = false;
-    tiny_unload(&tiny);
-}
-#endif

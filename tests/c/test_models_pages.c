@@ -1,4 +1,4 @@
-/* Pages of a load: each page of the weights file is read at most once, and packed weights lie in huge pages. */
+/* Pages of a load: each page of the weights file is read at most once, and released once its matrix is packed. */
 #include "base/sys.h"
 
 #ifdef MP_SEAM
@@ -79,24 +79,6 @@ static int watched_madvise(void *data, size_t bytes, int advice) {
     return result;
 }
 
-/* Returns true if the mapping at this address has a flag of smaps: " hg" if the kernel was told to use huge pages for
- * it, " nh" if it was told not to. */
-static bool has_flag(const void *address, const char *flag) {
-    FILE *maps = fopen("/proc/self/smaps", "r");
-    char line[512];
-    bool inside = false, found = false;
-    MP_CHECK(maps);
-    while (fgets(line, sizeof line, maps)) {
-        unsigned long begin, end;
-        if (sscanf(line, "%lx-%lx ", &begin, &end) == 2)
-            inside = (uintptr_t)address >= begin && (uintptr_t)address < end;
-        else if (inside && strncmp(line, "VmFlags:", 8) == 0)
-            found = strstr(line, flag) != NULL;
-    }
-    fclose(maps);
-    return found;
-}
-
 static void start_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, const char *pack_on_use_mb,
                        int (*advise)(void *data, size_t bytes, int advice)) {
     mp_error error;
@@ -158,53 +140,6 @@ MP_TEST(models_pages_of_an_encoder_are_read_once) {
     tiny_unload(&tiny);
 }
 
-/* Matrices that stay in the file are fetched after the load, so that the first steps do not wait for them page by page:
- * every page with a byte of these matrices, and no other. A page that matrices share is read for each of them. */
-MP_TEST(models_pages_of_stored_weights_are_fetched) {
-    tiny_model tiny;
-    load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0");
-    const mp_stored *stored = ((mp_decoder *)tiny.model)->stored;
-    static int expected[PAGES_MAX];
-    size_t most = 0;
-    for (int i = 0; i < stored->count; i++) {
-        const mp_tensor *tensor = &stored->parts[i].tensor;
-        size_t from = (size_t)((uint8_t *)tensor->data - file_data), end = from + tensor->nbytes;
-        for (size_t at = from / page; at * page < end; at++, most++)
-            expected[at]++;
-    }
-    MP_CHECK(most > 10);
-    for (size_t at = 0; at < PAGES_MAX; at++)
-        if (atomic_load(&fetches[at]) != expected[at])
-            MP_FAIL("page %zu was fetched %d times, expected %d", at, atomic_load(&fetches[at]), expected[at]);
-    tiny_unload(&tiny);
-}
-
-MP_TEST(models_pages_of_packed_weights_are_not_fetched) {
-    tiny_model tiny;
-    load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "1048576");
-    for (size_t at = 0; at < PAGES_MAX; at++)
-        MP_CHECK_INT(atomic_load(&fetches[at]), 0);
-    tiny_unload(&tiny);
-}
-
-/* Memory for copies is reserved as a whole, in huge pages, and used in the order of first use. */
-MP_TEST(models_pages_of_kept_experts_are_huge) {
-    mp_budget budget = {.limit = UINT64_MAX};
-    mp_wmat w;
-    mp_wmat_init(&w, MP_W_F32, 2048, 2048);
-    mp_packed_experts *experts = mp_packed_experts_create(NULL, &budget);
-    mp_packed_matrix *matrix = mp_packed_experts_add(experts, &w, 2);
-    MP_CHECK(matrix != NULL);
-    MP_CHECK_INT(budget.used, 0);
-    MP_CHECK(mp_packed_wants(matrix, 1, 0, false));
-    MP_CHECK_INT((uintptr_t)mp_packed_panel(matrix, 1, 0) % MP_HUGE_PAGE, 0);
-    if (access("/sys/kernel/mm/transparent_hugepage/enabled", F_OK) == 0)
-        MP_CHECK(has_flag(mp_packed_panel(matrix, 1, 0), " hg"));
-    MP_CHECK_INT(budget.used, matrix->bytes);
-    mp_packed_experts_destroy(experts);
-    MP_CHECK_INT(budget.used, 0);
-}
-
 /* Whole pages of an expert's matrix are released once all its panels are kept, and pages of other experts are not. */
 MP_TEST(models_pages_of_kept_experts_are_released) {
     tiny_model tiny;
@@ -238,177 +173,7 @@ MP_TEST(models_pages_of_kept_experts_are_released) {
 
 /* --- the thread that fetches --- */
 
-/* Large matrices are fetched in chunks: the end of the model waits for one of them at most. */
-static _Atomic size_t longest_fetch, calls_of_fetch;
-
-static int noted_madvise(void *data, size_t bytes, int advice) {
-    size_t from = (size_t)((uint8_t *)data - file_data), longest = atomic_load(&longest_fetch);
-    (void)advice;
-    while (bytes > longest && !atomic_compare_exchange_weak(&longest_fetch, &longest, bytes)) {
-    }
-    atomic_fetch_add(&calls_of_fetch, 1);
-    for (size_t at = from / page; at * page < from + bytes; at++)
-        atomic_fetch_add(&fetches[at], 1);
-    return 0;
-}
-
 enum { FETCH_CHUNK = 4 << 20, FETCHED_MAX = 4 };
-
-/* Fetches matrices of these sizes, one after the other from byte `offset` of a page on, in chunks. The addresses are
- * numbers only: no memory is mapped there. Checks that every page of each matrix is fetched once, and no other page. */
-static void check_chunks(const size_t *sizes, int count, size_t offset, int expected_calls) {
-    static int expected[PAGES_MAX];
-    const mp_wmat w = {.panels = 1};
-    mp_stored_part *part;
-    mp_error error;
-    size_t at = offset;
-    mp_stored *stored;
-    MP_CHECK_OK(mp_stored_create(NULL, FETCHED_MAX, false, &stored, &error), &error);
-    page = (size_t)sysconf(_SC_PAGESIZE);
-    for (int i = 0; i < count; i++) {
-        mp_tensor tensor = {.data = (void *)(((uintptr_t)1 << 30) + at), .nbytes = sizes[i]};
-        MP_CHECK_OK(mp_stored_add(stored, &w, &tensor, &part, &error), &error);
-        for (size_t p = at / page; p * page < at + sizes[i]; p++)
-            expected[p]++;
-        at += sizes[i];
-    }
-    MP_CHECK(at < PAGES_MAX * page);
-    file_data = (uint8_t *)((uintptr_t)1 << 30);
-    mp_sys_table.madvise = noted_madvise;
-    mp_stored_fetch(stored);
-    tiny_wait_until_fetched(stored);
-    mp_sys_table.madvise = mp_sys_real.madvise;
-    MP_CHECK(atomic_load(&longest_fetch) <= FETCH_CHUNK);
-    MP_CHECK_INT(atomic_load(&calls_of_fetch), expected_calls);
-    for (size_t p = 0; p < PAGES_MAX; p++)
-        if (atomic_load(&fetches[p]) != expected[p])
-            MP_FAIL("page %zu was fetched %d times, expected %d", p, atomic_load(&fetches[p]), expected[p]);
-    mp_stored_destroy(stored);
-}
-
-/* Chunks end at multiples of their size, so a matrix that begins between two of them has one more. */
-MP_TEST(models_pages_of_large_matrices_are_fetched_in_chunks) {
-    const size_t sizes[] = {2 * FETCH_CHUNK + 65536, 65536, FETCH_CHUNK, FETCH_CHUNK - 2 * 65536};
-    check_chunks(sizes, 4, 0, 3 + 1 + 2 + 1);
-    MP_CHECK_INT(atomic_load(&longest_fetch), FETCH_CHUNK);
-}
-
-/* The data of a matrix begins anywhere in a page: the pages at the ends of its chunks are fetched too. */
-MP_TEST(models_pages_of_unaligned_matrices_are_fetched) {
-    const size_t sizes[] = {2 * FETCH_CHUNK + 5000, 200, FETCH_CHUNK + 1, FETCH_CHUNK - 1};
-    check_chunks(sizes, 4, 100, 3 + 1 + 2 + 2);
-}
-
-MP_TEST(models_pages_of_a_matrix_that_ends_with_a_chunk_are_fetched) {
-    const size_t sizes[] = {FETCH_CHUNK - 32, FETCH_CHUNK};
-    check_chunks(sizes, 2, 32, 1 + 1);
-}
-
-static _Atomic bool gate_is_open;
-
-/* A disk that gives nothing until the gate opens. */
-static int slow_madvise(void *data, size_t bytes, int advice) {
-    const bool reads = advice != MADV_DONTNEED && advice != MADV_WILLNEED && advice != MADV_HUGEPAGE;
-    while (reads && !atomic_load(&gate_is_open))
-        usleep(100);
-    return watched_madvise(data, bytes, advice);
-}
-
-/* A load does not wait for the disk. Passes count as warming up until the last page is read: also those of mapped
- * weights, which never pack. */
-MP_TEST(models_pages_of_a_slow_disk_do_not_delay_a_load) {
-    tiny_model tiny;
-    start_load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0", slow_madvise);
-    mp_stored *stored = ((mp_decoder *)tiny.model)->stored;
-    MP_CHECK(atomic_load(&stored->fetching) && mp_stored_warming(stored));
-    stored->mapped = true;
-    MP_CHECK(mp_stored_warming(stored));
-    atomic_store(&gate_is_open, true);
-    tiny_wait_until_fetched(stored);
-    MP_CHECK(!mp_stored_warming(stored));
-    stored->mapped = false;
-    MP_CHECK(mp_stored_warming(stored));
-    tiny_unload(&tiny);
-}
-
-static mp_stored *ending;
-
-static int madvise_until_the_end(void *data, size_t bytes, int advice) {
-    while (!atomic_load(&ending->quit))
-        usleep(100);
-    return noted_madvise(data, bytes, advice);
-}
-
-/* The end of a model waits for the chunk that is being read, and no other chunk is read afterwards. */
-MP_TEST(models_pages_are_not_fetched_after_the_end) {
-    const mp_wmat w = {.panels = 1};
-    mp_stored_part *part;
-    mp_error error;
-    page = (size_t)sysconf(_SC_PAGESIZE);
-    file_data = (uint8_t *)((uintptr_t)1 << 30);
-    mp_tensor tensor = {.data = file_data, .nbytes = 3 * FETCH_CHUNK};
-    MP_CHECK_OK(mp_stored_create(NULL, 1, false, &ending, &error), &error);
-    MP_CHECK_OK(mp_stored_add(ending, &w, &tensor, &part, &error), &error);
-    mp_sys_table.madvise = madvise_until_the_end;
-    mp_stored_fetch(ending);
-    mp_stored_destroy(ending);
-    mp_sys_table.madvise = mp_sys_real.madvise;
-    MP_CHECK(atomic_load(&calls_of_fetch) <= 1);
-}
-
-static mp_stored_part *packed_meanwhile;
-
-/* Packs the last panel of a matrix while its only chunk is read. */
-static int packing_madvise(void *data, size_t bytes, int advice) {
-    const int result = slow_madvise(data, bytes, advice);
-    if (packed_meanwhile && (uintptr_t)data <= (uintptr_t)packed_meanwhile->tensor.data &&
-        (uintptr_t)data + page > (uintptr_t)packed_meanwhile->tensor.data && advice != MADV_DONTNEED)
-        atomic_store(&packed_meanwhile->left, 0);
-    return result;
-}
-
-/* A matrix whose last panel is packed while its pages are fetched: the pages are released after the fetch. */
-MP_TEST(models_pages_of_a_matrix_that_was_packed_meanwhile_are_released) {
-    tiny_model tiny;
-    start_load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0", packing_madvise);
-    mp_stored *stored = ((mp_decoder *)tiny.model)->stored;
-    mp_stored_part *part = &stored->parts[stored->count - 1];
-    const int32_t left = atomic_load(&part->left);
-    packed_meanwhile = part;
-    atomic_store(&gate_is_open, true);
-    tiny_wait_until_fetched(stored);
-    MP_CHECK_INT(atomic_load(&part->left), 0);
-    const size_t from = (size_t)((uint8_t *)part->tensor.data - file_data), end = from + part->tensor.nbytes;
-    size_t first = (from + page - 1) / page, whole = end / page;
-    MP_CHECK(first < whole);
-    for (size_t at = first; at < whole; at++)
-        MP_CHECK(atomic_load(&closed_page[at]) && atomic_load(&uses[at]) == 1);
-    atomic_store(&part->left, left);
-    tiny_unload(&tiny);
-}
-
-/* A forked child has no fetching thread, and does not wait for one. */
-MP_TEST(models_pages_of_a_forked_child_are_not_fetched) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-    MP_SKIP("sanitizers do not follow a fork of a process with threads");
-#endif
-    tiny_model tiny;
-    start_load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0", slow_madvise);
-    mp_stored *stored = ((mp_decoder *)tiny.model)->stored;
-    const pid_t child = fork();
-    if (child == 0) {
-        alarm(10);
-        const bool warming = atomic_load(&stored->fetching);
-        mp_stored_destroy(stored);
-        _exit(warming ? 1 : 0);
-    }
-    int status;
-    MP_CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
-    MP_CHECK_INT(WEXITSTATUS(status), 0);
-    MP_CHECK(atomic_load(&stored->fetching));
-    atomic_store(&gate_is_open, true);
-    tiny_unload(&tiny);
-}
 
 /* A load gives back the source pages of every tensor that it copies: of a small matrix, which one thread packs, of a
  * large one, which all threads pack together, and of a matrix that stays in floats. */
@@ -446,22 +211,6 @@ MP_TEST(models_pages_of_copied_tensors_are_released) {
     parts.builder.slab = NULL;
     mp_sys_table = mp_sys_real;
     tiny_parts_close(&parts);
-}
-
-/* One request covers all packed weights, in one mapping that starts at a huge page. */
-MP_TEST(models_pages_of_packed_weights_are_huge) {
-    enum { HUGE_PAGE = 2 << 20 };
-    tiny_model tiny;
-    load(&tiny, tiny_decoder_spec(floats, 1, 5), MP_COMPUTE_F32, "1048576");
-    size_t charged = tiny.model->ops->bytes(tiny.model);
-    MP_CHECK_INT(huge_calls, 1);
-    MP_CHECK(huge_bytes <= charged && huge_bytes + 2 * page > charged);
-    if (access("/sys/kernel/mm/transparent_hugepage/enabled", F_OK) == 0)
-        MP_CHECK(has_flag(huge_begin, " hg"));
-#if !defined(__SANITIZE_ADDRESS__)
-    MP_CHECK_INT((uintptr_t)(huge_begin - page) % HUGE_PAGE, 0); /* the first page has the header of mp_alloc */
-#endif
-    tiny_unload(&tiny);
 }
 
 #endif

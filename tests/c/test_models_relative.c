@@ -102,23 +102,3 @@ MP_TEST(models_relative_slopes) {
                 MP_CHECK_NEAR(bias[h * (2 * LENGTH - 1) + i], -slopes[heads - 1][h] * abs(i - (LENGTH - 1)), 1e-9);
     }
 }
-
-/* Only attention without a bias may run on integers, whose kernels take none. */
-MP_TEST(models_attention_with_bias_stays_float) {
-    static scene s;
-    set_up(&s);
-    const float bias = 0.0f;
-    const mp_attn_full_function floats = mp_kernels_get()->attn_full;
-    mp_attention attention = {.compute = MP_COMPUTE_I8, .head_dim = 64};
-    MP_CHECK(mp_attention_function(&attention, 512) == mp_attn_full_i16);
-    MP_CHECK(mp_attention_function(&attention, 8) == floats);
-    attention.bias = &bias;
-    MP_CHECK(mp_attention_function(&attention, 512) == floats);
-    attention.bias = NULL;
-    attention.relative = &s.layer;
-    MP_CHECK(mp_attention_function(&attention, 512) == floats);
-    attention.relative = NULL;
-    attention.compute = MP_COMPUTE_F32;
-    MP_CHECK(mp_attention_function(&attention, 512) == floats);
-    mp_relative_deinit(&s.shape);
-}

@@ -21,57 +21,6 @@ static void set_real(mp_spec *spec, const char *key, double value) {
     MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
 }
 
-/* Linear scaling divides every frequency: position 8 with factor 4 is position 2 without. */
-MP_TEST(models_rope_linear) {
-    mp_error error;
-    mp_rope plain, scaled;
-    float expected[8], got[8];
-    mp_spec *spec = spec_with("none", 4);
-    MP_CHECK_OK(mp_rope_init(&plain, spec, 8, true, &error), &error);
-    mp_spec_unpin(spec);
-    for (int i = 0; i < 4; i++) /* the default base is 10000, and `none` ignores the factor */
-        MP_CHECK_NEAR(plain.inverse[i], pow(10000, -2.0 * i / 8), 1e-15);
-    spec = spec_with("linear", 4);
-    MP_CHECK_OK(mp_rope_init(&scaled, spec, 8, true, &error), &error);
-    mp_spec_unpin(spec);
-    MP_CHECK_NEAR(scaled.attention_scale, 1, 0);
-    for (int i = 0; i < 4; i++)
-        MP_CHECK_NEAR(scaled.inverse[i], pow(10000, -2.0 * i / 8) / 4, 1e-15);
-    mp_rope_row(&plain, 2, expected);
-    mp_rope_row(&scaled, 8, got);
-    for (int i = 0; i < 8; i++)
-        MP_CHECK_NEAR(got[i], expected[i], 1e-6);
-    mp_rope_deinit(&scaled);
-    spec = spec_with("linear", 0); /* without a factor */
-    MP_CHECK_OK(mp_rope_init(&scaled, spec, 8, true, &error), &error);
-    for (int i = 0; i < 4; i++)
-        MP_CHECK_NEAR(scaled.inverse[i], plain.inverse[i], 1e-15);
-    mp_rope_deinit(&scaled);
-    mp_spec_unpin(spec);
-    mp_rope_deinit(&plain);
-}
-
-/* Fewer dimensions than the head has: the table ends with them. */
-MP_TEST(models_rope_dimensions) {
-    mp_error error;
-    mp_rope rope;
-    static const struct { int64_t dim; mp_status status; } cases[] = {
-        {8, MP_OK}, {6, MP_OK}, {2, MP_OK}, {1, MP_FORMAT}, {5, MP_FORMAT}, {10, MP_FORMAT}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mp_spec *spec = spec_with("none", 0);
-        mp_value dim = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = cases[i].dim};
-        MP_CHECK_OK(mp_spec_set(spec, "llama.rope.dimension_count", &dim, &error), &error);
-        MP_CHECK_STATUS(mp_rope_init(&rope, spec, 8, true, &error), cases[i].status, &error);
-        if (cases[i].status == MP_OK) {
-            MP_CHECK_INT(rope.dim, cases[i].dim);
-            for (int pair = 0; pair < rope.dim / 2; pair++)
-                MP_CHECK_NEAR(rope.inverse[pair], pow(10000, -2.0 * pair / (double)cases[i].dim), 1e-15);
-        }
-        mp_rope_deinit(&rope);
-        mp_spec_unpin(spec);
-    }
-}
-
 /* YaRN's ramp runs from the pair that turns `fast` times within the original context to the pair that turns `slow`
  * times; in the first case, from 0.5 to 2. The ramp is limited to pairs that exist. Truncation rounds both ends
  * outwards. */

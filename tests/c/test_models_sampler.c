@@ -195,19 +195,3 @@ MP_TEST(models_sampler_penalizes_the_history_only) {
     }
     mp_history_deinit(&history);
 }
-
-/* A history takes the memory that is predicted for its number of different ids, and doubles when it is half full. */
-MP_TEST(models_sampler_history_has_its_predicted_size) {
-    enum { IDS = 1100 };
-    mp_history history = {0};
-    mp_error error;
-    const uint64_t before = mp_alloc_bytes(MP_TAG_REQUEST);
-    MP_CHECK_INT(mp_history_bytes(0), 0);
-    for (int32_t id = 0; id < IDS; id++) {
-        MP_CHECK_OK(mp_history_add(&history, 3 * id, id % 2, &error), &error);
-        MP_CHECK_INT(history.count, id + 1);
-        MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST) - before, mp_history_bytes((uint32_t)id + 1));
-    }
-    mp_history_deinit(&history);
-    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST), before);
-}

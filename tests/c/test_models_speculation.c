@@ -6,124 +6,6 @@
 #include "models/generation/speculation.h"
 #include "speculation_fixture.h"
 
-/* ---- the index --------------------------------------------------------------------------------------------------- */
-
-/* Return the end of the last earlier occurrence of the sequence's last n tokens; 0 = none. */
-static int last_run(const int32_t *tokens, int count, int n) {
-    for (int end = count - 1; end >= n; end--)
-        if (memcmp(tokens + end - n, tokens + count - n, (size_t)n * sizeof *tokens) == 0)
-            return end;
-    return 0;
-}
-
-MP_TEST(models_draft_index_agrees_with_a_search) {
-    enum { COUNT = 3000 };
-    mp_budget budget = {.limit = UINT64_MAX};
-    mp_test_random random = {5};
-    int32_t tokens[COUNT];
-    long wanted = 0, missed = 0;
-    for (int letters = 2; letters <= 200; letters *= 10) {
-        mp_draft_index index = {0};
-        for (int i = 0; i < COUNT; i++)
-            tokens[i] = (int32_t)(mp_test_random_u64(&random) % (uint64_t)letters);
-        for (int count = 1; count <= COUNT; count += 1 + (int)(mp_test_random_u64(&random) % 3)) {
-            int32_t draft[MP_DRAFT_MAX];
-            int run, most = 1 + (int)(mp_test_random_u64(&random) % MP_DRAFT_MAX);
-            int found = mp_draft_find(&index, &budget, tokens, count, most, draft, &run);
-            int end = count > MP_DRAFT_LONG ? last_run(tokens, count, MP_DRAFT_LONG) : 0;
-            if (!end && count > MP_DRAFT_SHORT)
-                end = last_run(tokens, count, MP_DRAFT_SHORT);
-            MP_CHECK(end || !found);
-            wanted += end > 0;
-            missed += end && !found;
-            if (!found)
-                continue;
-            MP_CHECK_INT(found, most);
-            MP_CHECK(run >= MP_DRAFT_SHORT);
-            /* the draft is the continuation of an earlier occurrence: of the last one, except after a hash collision */
-            bool somewhere = false;
-            for (end = count - 1; end >= run && !somewhere; end--) {
-                somewhere = memcmp(tokens + end - run, tokens + count - run, (size_t)run * sizeof *tokens) == 0;
-                for (int i = 0; i < most && somewhere; i++)
-                    somewhere = draft[i] == tokens[end + i % (count - end)];
-            }
-            MP_CHECK(somewhere);
-        }
-        mp_draft_deinit(&index, &budget);
-    }
-    MP_CHECK(wanted > 2000);
-    if (missed > wanted / 16) /* misses are runs that share a slot of the index */
-        MP_FAIL("%ld of %ld were not found", missed, wanted);
-    MP_CHECK_INT(budget.used, 0);
-}
-
-MP_TEST(models_draft_continues_repetitions) {
-    mp_budget budget = {.limit = UINT64_MAX};
-    mp_draft_index index = {0};
-    const int32_t tokens[] = {9, 1, 2, 3, 1, 2, 3, 1, 2, 3};
-    int32_t draft[MP_DRAFT_MAX];
-    int run;
-    MP_CHECK_INT(mp_draft_find(&index, &budget, tokens, 10, 7, draft, &run), 7);
-    MP_CHECK_INT(run, 6);
-    for (int i = 0; i < 7; i++)
-        MP_CHECK_INT(draft[i], 1 + i % 3);
-    mp_draft_deinit(&index, &budget);
-}
-
-MP_TEST(models_draft_memory_is_bounded_and_charged) {
-    enum { COUNT = 400 * 1000 };
-    mp_budget budget = {.limit = UINT64_MAX};
-    mp_draft_index index = {0};
-    int32_t *tokens = malloc(COUNT * sizeof *tokens), draft[MP_DRAFT_MAX];
-    int run;
-    MP_CHECK(tokens);
-    for (int i = 0; i < COUNT; i++)
-        tokens[i] = i % 1000;
-    uint64_t before = mp_alloc_bytes(MP_TAG_REQUEST);
-    for (int count = 1; count <= COUNT; count += 999)
-        mp_draft_find(&index, &budget, tokens, count, 4, draft, &run);
-    MP_CHECK(run == MP_DRAFT_RUN); /* the index finds recent runs in sequences of any length */
-    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST) - before, budget.used);
-    MP_CHECK(budget.used > 0 && budget.used <= 512 * 1024);
-    mp_draft_deinit(&index, &budget);
-    MP_CHECK_INT(budget.used, 0);
-    budget.limit = 100; /* no memory for the index: no drafts are found */
-    MP_CHECK_INT(mp_draft_find(&index, &budget, tokens, 2000, 4, draft, &run), 0);
-    MP_CHECK_INT(budget.used, 0);
-    free(tokens);
-}
-
-#ifdef MP_SEAM
-static void *no_alloc(size_t bytes, size_t alignment) {
-    (void)bytes;
-    (void)alignment;
-    return NULL;
-}
-#endif
-
-/* Further tokens need no memory until the index has fewer than six slots for each. */
-MP_TEST(models_draft_index_keeps_its_memory) {
-#ifdef MP_SEAM
-    enum { COUNT = 100 };
-    mp_budget budget = {.limit = UINT64_MAX};
-    mp_draft_index index = {0};
-    int32_t tokens[COUNT], draft[MP_DRAFT_MAX];
-    int run;
-    for (int i = 0; i < COUNT; i++)
-        tokens[i] = i % 20;
-    MP_CHECK_INT(mp_draft_find(&index, &budget, tokens, COUNT - 1, 4, draft, &run), 4);
-    mp_sys_table.alloc = no_alloc;
-    const int found = mp_draft_find(&index, &budget, tokens, COUNT, 4, draft, &run);
-    mp_sys_table = mp_sys_real;
-    MP_CHECK_INT(found, 4);
-    MP_CHECK_INT(draft[0], COUNT % 20);
-    mp_draft_deinit(&index, &budget);
-    MP_CHECK_INT(budget.used, 0);
-#else
-    MP_SKIP("needs the seam build");
-#endif
-}
-
 /* ---- the decision to speculate ----------------------------------------------------------------------------------- */
 
 typedef struct world { /* simulated costs of a machine and predictability of a text */
@@ -205,47 +87,6 @@ MP_TEST(models_speculation_learns_odds) {
             if (row != row_of[run])
                 MP_CHECK(s.odds[row] == before.odds[row] && draft.odds[row] == 0);
     }
-}
-
-/* The time of a step is the minimum of its first four measurements. Later measurements correct all times by an eighth
- * of the drift, of at most 20 %, and their own by another 32nd. The balance starts at two steps, that of a draft model
- * at four, and both grow by 1 % of the decode time. */
-MP_TEST(models_speculation_measures_steps) {
-    static const uint64_t first[] = {1000, 1200, 900, 2000}, drafted[] = {1500, 1400};
-    mp_speculation s;
-    mp_speculation_init(&s, MP_SPECULATE_AUTO);
-    double balance = 2000, of_model = 4000;
-    for (int i = 0; i < 4; i++) {
-        mp_speculation_account(&s, 1, 0, 0, first[i]);
-        MP_CHECK_NEAR(s.plain[1].ns, i < 2 ? 1000 : 900, 0);
-        balance += i < 2 ? 10 : 9;
-        of_model += i < 2 ? 10 : 9;
-        MP_CHECK_NEAR(s.balance_ns, balance, 1e-9);
-        MP_CHECK_NEAR(s.model_balance_ns, of_model, 1e-9);
-    }
-    for (int i = 0; i < 2; i++) { /* two draft tokens, one accepted: a step saved, and what the two rows cost */
-        mp_speculation_account(&s, 1, 2, 1, drafted[i]);
-        MP_CHECK_NEAR(s.drafted[3].ns, drafted[i], 0);
-        balance += 9 + 900 - ((double)drafted[i] - 900);
-        MP_CHECK_NEAR(s.balance_ns, balance, 1e-9);
-    }
-    mp_speculation_account(&s, 1, 0, 0, 990);
-    double plain = 900 * (1 + 0.1 / 8) * (1 + 0.1 / 32), other = 1400 * (1 + 0.1 / 8);
-    MP_CHECK_NEAR(s.plain[1].ns, plain, 1e-9);
-    MP_CHECK_NEAR(s.drafted[3].ns, other, 1e-9);
-    mp_speculation_account(&s, 1, 0, 0, 900000);
-    MP_CHECK_NEAR(s.plain[1].ns, plain * (1 + 0.2 / 8) * (1 + 0.2 / 32), 1e-9);
-    MP_CHECK_NEAR(s.drafted[3].ns, other * (1 + 0.2 / 8), 1e-9);
-    plain = s.plain[1].ns;
-    mp_speculation_account(&s, 1, 0, 0, 1);
-    MP_CHECK_NEAR(s.plain[1].ns, plain * (1 - 0.2 / 8) * (1 - 0.2 / 32), 1e-9);
-    const mp_speculation before = s;
-    mp_speculation_account(&s, MP_DRAFT_ROWS + 1, 0, 0, 5000); /* too many rows for drafts: not recorded */
-    mp_speculation_account(&s, 1, MP_DRAFT_ROWS, 0, 5000);
-    MP_CHECK(memcmp(&s, &before, sizeof s) == 0);
-    for (int i = 0; i < 1000; i++)
-        mp_speculation_account(&s, 1, 0, 0, (uint64_t)s.plain[1].ns);
-    MP_CHECK_NEAR(s.balance_ns, 8 * s.plain[1].ns, 1e-9); /* the most */
 }
 
 /* An attempt that is not expected to pay needs a balance of more than four steps, and drafts three tokens. Each source
@@ -337,103 +178,7 @@ MP_TEST(models_speculation_continues_while_it_pays) {
     }
 }
 
-/* A decision looks ahead only at rows that a pass with drafts may have: here 32, which do not pay. */
-MP_TEST(models_speculation_looks_ahead_within_a_pass) {
-    enum { SEQUENCES = MP_DRAFT_ROWS / 2 };
-    mp_draft draft[SEQUENCES] = {0}, *list[SEQUENCES];
-    mp_speculation s;
-    mp_speculation_init(&s, MP_SPECULATE_AUTO);
-    for (int i = 0; i < SEQUENCES; i++) {
-        draft[i].of_model = true;
-        list[i] = &draft[i];
-    }
-    for (int i = 0; i < MP_ODDS; i++)
-        s.odds[i] = 0.9f;
-    s.opened = true;
-    s.plain[SEQUENCES] = (mp_pace){1000, 4};
-    s.model_passes[SEQUENCES] = (mp_pace){1, 4};
-    s.drafted[MP_DRAFT_ROWS] = (mp_pace){1100, 4};
-    MP_CHECK(mp_speculation_continue_model(&s, list, SEQUENCES, SEQUENCES, 1000));
-    s.drafted[MP_DRAFT_ROWS].ns = 100000;
-    MP_CHECK(!mp_speculation_continue_model(&s, list, SEQUENCES, SEQUENCES, 1000));
-}
-
 /* ---- with a draft model ------------------------------------------------------------------------------------------ */
-
-/* Like gain(), with a draft model and without look-up. pass_ns: time of a pass of the draft model. The draft model
- * is confident in a token with probability w->found; the model accepts w->accepted of these tokens and 15 % of the
- * others. */
-static double model_gain(mp_speculation *s, const world *w, double pass_ns, int steps, mp_test_random *random) {
-    mp_draft draft[MP_DRAFT_ROWS] = {0};
-    mp_draft *list[MP_DRAFT_ROWS];
-    const int n = w->sequences;
-    double ns = 0, tokens = 0;
-    for (int step = 0; step < steps; step++) {
-        int checked = 0, accepted = 0;
-        bool open = mp_speculation_open(s, n, n), attempt;
-        for (int i = 0; i < n; i++) {
-            draft[i].count = 0;
-            draft[i].of_model = false;
-            list[i] = &draft[i];
-        }
-        attempt = open && !(mp_speculation_model_gain(s, list, n, n, 1000 * 1000) > 1);
-        if (open && (!attempt || mp_speculation_may_try_model(s, n)))
-            do {
-                for (int i = 0; i < n; i++) {
-                    draft[i].of_model = true;
-                    draft[i].confidence[draft[i].count] = mp_test_random_float(random, 0, 1) < w->found ? 4 : 1;
-                    mp_speculation_model_token(s, &draft[i], draft[i].count++);
-                }
-                const double noise = 0.95 + 0.1 * mp_test_random_float(random, 0, 1);
-                mp_speculation_model_pass(s, n, (uint64_t)(pass_ns * noise));
-                ns += pass_ns;
-            } while (!attempt && mp_speculation_continue_model(s, list, n, n, 1000 * 1000));
-        if (open)
-            mp_speculation_choose(s, list, n, n, n, 1000 * 1000);
-        for (int i = 0; i < n; i++) {
-            checked += draft[i].count;
-            for (int t = 0; t < draft[i].count; t++) {
-                bool hit = mp_test_random_float(random, 0, 1) < (draft[i].confidence[t] == 4 ? w->accepted : 0.15);
-                mp_speculation_learn(s, &draft[i], t, hit);
-                if (!hit)
-                    break;
-                accepted++;
-            }
-        }
-        MP_CHECK(n + checked <= MP_DRAFT_ROWS);
-        double took = cost(w, n + checked);
-        mp_speculation_account(s, n, checked, accepted,
-                               (uint64_t)(took * (0.95 + 0.1 * mp_test_random_float(random, 0, 1))));
-        ns += took;
-        tokens += n + accepted;
-    }
-    return tokens / ns / (n / cost(w, n));
-}
-
-MP_TEST(models_speculation_uses_a_draft_model_where_it_pays) {
-    static const struct {
-        world w;
-        double pass_ns, least;
-    } cases[] = {
-        /* code, prose, noise, for one and several sequences; a draft model as slow as the model; rows as slow as
-         * passes */
-        {{1e7, 1e6, 0.98, 0.95, 1}, 3e6, 1.7}, {{1e7, 1e6, 0.9, 0.4, 1}, 3e6, 0.97},
-        {{1e7, 1e6, 0.1, 0.2, 1}, 3e6, 0.97},
-        {{1e7, 1e6, 0.98, 0.95, 4}, 3e6, 1.4}, {{1e7, 1e6, 0.1, 0.2, 4}, 3e6, 0.97},
-        {{1e7, 1e6, 0.98, 0.95, 1}, 1e7, 0.97}, {{1e6, 1e6, 0.98, 0.95, 1}, 3e5, 0.97},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mp_test_random random = {i};
-        mp_speculation s;
-        mp_speculation_init(&s, MP_SPECULATE_AUTO);
-        s.model_share = 0.4;
-        double early = model_gain(&s, &cases[i].w, cases[i].pass_ns, 300, &random);
-        double late = model_gain(&s, &cases[i].w, cases[i].pass_ns, 3000, &random);
-        if (early < fmin(0.96, cases[i].least) || late < cases[i].least)
-            MP_FAIL("case %zu: %.3f, then %.3f of the speed without drafts, at least %.3f expected", i, early, late,
-                    cases[i].least);
-    }
-}
 
 /* mp_draft_confidence distinguishes five confidence classes, and finds the likeliest token at any position. */
 MP_TEST(models_draft_confidence_is_the_lead_of_the_likeliest_token) {
@@ -609,36 +354,6 @@ static float sum_of_odds(const mp_engine *engine) {
     return sum;
 }
 
-/* If all drafts are accepted, a step yields up to 16 tokens instead of one, and the engine expects more of drafts. */
-MP_TEST(models_speculation_saves_passes) {
-    static const mp_dtype types[] = {MP_Q8_0};
-    tiny_model tiny;
-    tiny_load(&tiny, tiny_decoder_spec(types, 1, 52), MP_COMPUTE_AUTO, 1);
-    const mp_text_args args = {.n_prompt = PROMPT, .n_choices = 1, .sampling = {.temperature = 1, .top_p = 1,
-                               .repetition_penalty = 1, .max_tokens = ANSWER, .logprobs = -1, .ignore_eos = true}};
-    plain_answer answer;
-    tiny_job job;
-    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
-    ask(&tiny, &job, &args);
-    MP_CHECK_INT(tiny.engine->work.passes, ANSWER); /* one pass for the prompt, then one per token */
-    MP_CHECK_INT(tiny.engine->work.rows, PROMPT + ANSWER - 1);
-    for (int t = 0; t < ANSWER; t++)
-        answer.tokens[t] = job.call->choices[0].tokens[t].id;
-    mp_request_destroy(&job.call->base);
-    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, propose_known, &answer);
-    tiny_trim(&tiny);
-    mp_step_work before = tiny.engine->work;
-    const float odds = sum_of_odds(tiny.engine);
-    ask(&tiny, &job, &args);
-    MP_CHECK(sum_of_odds(tiny.engine) > odds);
-    MP_CHECK_INT(tiny.engine->work.passes - before.passes, 4); /* yielding 1 (prompt), 16, 16 and 7 tokens */
-    MP_CHECK_INT(tiny.engine->work.draft_tokens - before.draft_tokens, 36);
-    MP_CHECK_INT(tiny.engine->work.accepted_draft_tokens - before.accepted_draft_tokens, 36);
-    MP_CHECK_INT(tiny.engine->work.rows - before.rows, PROMPT + ANSWER - 1);
-    mp_request_destroy(&job.call->base);
-    tiny_unload(&tiny);
-}
-
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static int draft_badly(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
@@ -678,26 +393,6 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     ask(&tiny, &again, &args);
     check_same(&job, &again, "by look-up");
     mp_request_destroy(&again.call->base);
-    mp_request_destroy(&job.call->base);
-    tiny_unload(&tiny);
-}
-
-/* Proposals of the test hook count as the longest matches: what they teach is learned for this length alone. */
-MP_TEST(models_speculation_learns_from_proposals) {
-    static const mp_dtype types[] = {MP_Q8_0};
-    const mp_text_args args = {.n_prompt = 20, .n_choices = 1, .sampling = {.top_p = 1, .repetition_penalty = 1,
-                               .max_tokens = 12, .logprobs = 0, .ignore_eos = true}};
-    tiny_model tiny;
-    tiny_job job;
-    int32_t wrong = 5;
-    tiny_load(&tiny, tiny_decoder_spec(types, 1, 53), MP_COMPUTE_AUTO, 1);
-    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, &wrong);
-    const mp_speculation *s = &((const mp_text_engine *)tiny.engine)->speculation;
-    const mp_speculation before = *s;
-    ask(&tiny, &job, &args);
-    MP_CHECK(tiny.engine->work.draft_tokens > 0);
-    for (int row = 0; row < MP_ODDS; row++)
-        MP_CHECK((s->odds[row] < before.odds[row]) == (row == MP_ODDS_LOOKUP - 1));
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }

@@ -61,32 +61,6 @@ MP_TEST(models_steps_publish_text) {
     tiny_unload(&tiny);
 }
 
-/* Progress counts the rows of the prompt, the tokens and the ends of completions, also while one of two completions has
- * ended. */
-MP_TEST(models_steps_report_progress) {
-    enum { CHOICES = 2, SLICE = 64 };
-    tiny_model tiny;
-    tiny_job job;
-    load_tiny(&tiny);
-    make(&tiny, &job, 5, &(mp_text_args){.n_choices = CHOICES});
-    MP_CHECK_INT(job.item.total, PROMPT + CHOICES * (ANSWER + 1));
-    tiny_job_admit(&tiny, &job);
-    for (uint32_t rows = SLICE; rows < PROMPT; rows += SLICE) {
-        MP_CHECK_INT(tiny_job_step(&tiny, &job, SLICE), MP_OUTCOME_MORE);
-        MP_CHECK_INT(job.item.cursor, rows);
-    }
-    tiny_job_step(&tiny, &job, SLICE);
-    MP_CHECK_INT(job.item.cursor, PROMPT + CHOICES); /* each completion has its first token */
-    for (uint32_t t = 1; t < ANSWER; t++) /* a step of one row continues the first completion that has not ended */
-        MP_CHECK_INT(tiny_job_step(&tiny, &job, 1), MP_OUTCOME_MORE);
-    MP_CHECK_INT(job.call->choices[0].finish, MP_FINISH_LENGTH);
-    MP_CHECK_INT(job.item.cursor, PROMPT + ANSWER + 1 + 1);
-    tiny_job_finish(&tiny, &job);
-    MP_CHECK_INT(job.item.cursor, job.item.total);
-    mp_request_destroy(&job.call->base);
-    tiny_unload(&tiny);
-}
-
 /* A stop string or stop id ends a completion at its first occurrence; min_tokens bars stop ids, not stop strings. */
 MP_TEST_SECONDS(models_steps_end_at_stops, 60) {
     tiny_model tiny;
@@ -240,36 +214,6 @@ MP_TEST(models_steps_stop_between_layers) {
     mp_request_destroy(&plain.call->base);
 }
 
-/* A pass of at least 32 rows updates the time per row, one of fewer rows the time of a pass, each to a quarter. */
-MP_TEST(models_steps_learn_their_times) {
-    static const struct {
-        int amount;
-        bool many;
-    } steps[] = {{31, false}, {32, true}, {137, true}, {1, false}};
-    tiny_model tiny;
-    tiny_job job;
-    load_tiny(&tiny);
-    mp_decoder *model = (mp_decoder *)tiny.model;
-    make(&tiny, &job, 5, &(mp_text_args){0});
-    tiny_job_admit(&tiny, &job);
-    for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
-        atomic_store(&model->row_ns, OLD_ESTIMATE);
-        atomic_store(&model->decode_ns, OLD_ESTIMATE);
-        MP_CHECK_INT(tiny_job_step(&tiny, &job, steps[s].amount), MP_OUTCOME_MORE);
-        check_share(&model->row_ns, 0.75, steps[s].many);
-        check_share(&model->decode_ns, 0.75, !steps[s].many);
-    }
-    tiny_job_finish(&tiny, &job);
-    mp_request_destroy(&job.call->base);
-    tiny_unload(&tiny);
-}
-
-static void run_one(void *arg) {
-    tiny_job job;
-    run(arg, &job, &(mp_text_args){0});
-    mp_request_destroy(&job.call->base);
-}
-
 /* A pass of many rows updates the time of a row, and a pass of few rows the time of a pass. */
 MP_TEST(models_steps_learn_the_exact_time) {
     tiny_model tiny;
@@ -283,102 +227,6 @@ MP_TEST(models_steps_learn_the_exact_time) {
     check_learned(&model->decode_ns, 2000, 8000, (3 * 2000 + 8000) / 4 + 1, &(planned_step){&tiny, &job.item, 2, 1});
     check_learned(&model->decode_ns, 0, 8000, 8000, &(planned_step){&tiny, &job.item, 2, 1});
     tiny_job_finish(&tiny, &job);
-    mp_request_destroy(&job.call->base);
-    tiny_unload(&tiny);
-}
-
-/* The estimates do not become 0, however short a step is. */
-MP_TEST(models_steps_learn_times_above_zero) {
-    tiny_model tiny;
-    load_tiny(&tiny);
-    mp_decoder *model = (mp_decoder *)tiny.model;
-    atomic_store(&model->decode_ns, 1);
-    check_least(&model->row_ns, run_one, &tiny);
-    atomic_store(&model->row_ns, 1);
-    check_least(&model->decode_ns, run_one, &tiny);
-    tiny_unload(&tiny);
-}
-
-static int propose_one(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
-    (void)arg, (void)item, (void)choice;
-    MP_CHECK(most > 0);
-    *draft = 7;
-    return 1;
-}
-
-/* A step with drafts updates no estimate: plans contain no drafts. */
-MP_TEST(models_steps_with_drafts_learn_no_times) {
-    tiny_model tiny;
-    tiny_job job;
-    load_tiny(&tiny);
-    mp_decoder *model = (mp_decoder *)tiny.model;
-    make(&tiny, &job, 5, &(mp_text_args){0});
-    tiny_job_admit(&tiny, &job);
-    MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
-    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, propose_one, NULL);
-    atomic_store(&model->row_ns, OLD_ESTIMATE);
-    atomic_store(&model->decode_ns, OLD_ESTIMATE);
-    const uint64_t drafted = tiny.engine->work.draft_tokens;
-    MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
-    MP_CHECK(tiny.engine->work.draft_tokens > drafted);
-    check_share(&model->row_ns, 1, 1);
-    check_share(&model->decode_ns, 1, 1);
-    tiny.engine->ops->retire(tiny.engine, &job.item);
-    mp_request_destroy(&job.call->base);
-    tiny_unload(&tiny);
-}
-
-/* A plan asks for the threads that its rows are worth. */
-MP_TEST(models_steps_plan_threads) {
-    enum { BARRIERS = 5 * TINY_LAYERS + 6 };
-    tiny_model tiny;
-    tiny_job job;
-    mp_plan plan;
-    load_tiny(&tiny);
-    mp_model_facts *facts = &((mp_decoder *)tiny.model)->base.facts;
-    make_weights_large(facts, BARRIERS);
-    make(&tiny, &job, 5, &(mp_text_args){0});
-    tiny_job_admit(&tiny, &job);
-    mp_item *item = &job.item;
-    tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
-    MP_CHECK_INT(plan.threads, mp_threads_worth(facts, PROMPT, BARRIERS));
-    MP_CHECK(plan.threads >= 199 && plan.threads <= 201 && plan.barrier_bound);
-    facts->weight_bytes = 1;
-    facts->parameters = 21000000; /* the arithmetic of 200 rows takes as long as those weights */
-    tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
-    MP_CHECK_INT(plan.threads, mp_threads_worth(facts, PROMPT, BARRIERS));
-    MP_CHECK(plan.threads < 256 && plan.threads > mp_threads_worth(facts, PROMPT - 10, BARRIERS));
-    tiny.engine->ops->retire(tiny.engine, &job.item);
-    mp_request_destroy(&job.call->base);
-    tiny_unload(&tiny);
-}
-
-/* Plans follow the tuner, which learns from each pass. */
-MP_TEST(models_steps_tune_threads) {
-    enum { BARRIERS = 5 * TINY_LAYERS + 6 };
-    tiny_model tiny;
-    tiny_job job;
-    mp_plan plan;
-    mp_outcome outcomes[MP_PLAN_MAX];
-    load_tiny(&tiny);
-    mp_thread_tuner *tuner = &((mp_text_engine *)tiny.engine)->tuner;
-    make_weights_large(&((mp_decoder *)tiny.model)->base.facts, BARRIERS); /* 200 threads */
-    make(&tiny, &job, 5, &(mp_text_args){0});
-    tiny_job_admit(&tiny, &job);
-    mp_item *item = &job.item;
-    MP_CHECK_INT(PROMPT, 200);
-    tuner->classes[7] = (mp_tuned){.factor = 0.25, .wait = 3}; /* 128 to 255 rows */
-    tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
-    MP_CHECK_INT(plan.threads, 50);
-    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-    MP_CHECK_INT(tuner->classes[7].wait, 2);
-    tuner->classes[0] = (mp_tuned){.base = 12, .trial = tiny.lease.threads, .rows = 1, .count = 1};
-    tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
-    MP_CHECK_INT(plan.threads, tiny.lease.threads);
-    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-    MP_CHECK_INT(tuner->classes[0].count, 2);
-    MP_CHECK(tuner->classes[0].ns[1][0] > 0);
-    tiny.engine->ops->retire(tiny.engine, &job.item);
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
@@ -416,28 +264,6 @@ MP_TEST(models_steps_count_admitted_items) {
     for (int i = 0; i < 2; i++)
         mp_request_destroy(&jobs[i].call->base);
     tiny_unload(&tiny);
-}
-
-/* Completions that share a prompt under a sliding window see each window part as often as they give it back. */
-MP_TEST_SECONDS(models_steps_fork_windows, 60) {
-    for (int window = 3; window <= 70; window += 67) {
-        tiny_model tiny;
-        tiny_job first, again;
-        const tiny_kind kind = {.arch = "llama", .window = window};
-        const mp_text_args args = {.n_choices = 3, .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1,
-                                   .seed = 8, .max_tokens = 70, .logprobs = 1, .ignore_eos = true}};
-        tiny_load(&tiny, tiny_decoder_spec_as(&kind, types, 1, 94, -1), MP_COMPUTE_AUTO, 1);
-        run(&tiny, &first, &args);
-        run(&tiny, &again, &args); /* continues after the prefix of the first */
-        MP_CHECK(tiny.engine->prefix->hits > 0);
-        MP_CHECK(tiny_job_hash(&first) == tiny_job_hash(&again));
-        const mp_kv_cache *kv = &((const mp_text_engine *)tiny.engine)->cache.kv;
-        for (uint32_t id = 0; id < kv->blocks; id++)
-            MP_CHECK_INT(kv->window_references[id], 0);
-        mp_request_destroy(&first.call->base);
-        mp_request_destroy(&again.call->base);
-        tiny_unload(&tiny);
-    }
 }
 
 /* ---- deferred samples -------------------------------------------------------------------------------------------- */

@@ -106,88 +106,6 @@ MP_TEST(models_threads_tuner_finds_the_rates_of_a_machine) {
 static const machine server = {.cpus = 96, .read_one = 35, .read_all = 460, .operations = 425, .barrier_ns = 60,
                                .facts = &middle};
 
-/* On up to eight CPUs every pass gets all of them, whatever the times. */
-MP_TEST(models_threads_tuner_leaves_small_machines_alone) {
-    for (int cpus = 1; cpus <= 8; cpus++) {
-        machine m = server;
-        mp_thread_tuner tuner = {0};
-        mp_test_random random = {(uint64_t)cpus};
-        m.cpus = cpus;
-        m.noise = 0.5;
-        m.glitches = 0.2;
-        for (int i = 0; i < 2000; i++) {
-            const int planned = mp_tuner_plan(&tuner, 60, 1);
-            MP_CHECK_INT(planned, 60);
-            mp_tuner_note(&tuner, cpus, 1, measured_ns(&m, &random, cpus, 1));
-        }
-    }
-}
-
-/* Times with noise, and one in ten of them absurd: the tuned number is nearly as good. */
-MP_TEST(models_threads_tuner_survives_wrong_times) {
-    double slower = 0;
-    enum { SEEDS = 40 };
-    for (int seed = 0; seed < SEEDS; seed++) {
-        machine m = server;
-        mp_thread_tuner tuner = {0};
-        mp_test_random random = {(uint64_t)seed};
-        m.noise = 0.1;
-        m.glitches = 0.1;
-        const int used = run_passes(&tuner, &m, &random, 3000, 1);
-        const double more = pass_ns(&m, used, 1) / pass_ns(&m, best_threads(&m, 1), 1) - 1;
-        MP_CHECK(more < 0.15);
-        slower += more / SEEDS;
-    }
-    MP_CHECK(slower < 0.04);
-}
-
-/* Times that say nothing change nothing: all 0, all the largest, all equal. */
-MP_TEST(models_threads_tuner_keeps_the_number_without_a_difference) {
-    static const uint64_t times[] = {0, 1, 4000000, UINT64_MAX};
-    for (int t = 0; t < 4; t++) {
-        mp_thread_tuner tuner = {0};
-        for (int i = 0; i < 200; i++) {
-            mp_tuner_plan(&tuner, 60, 1);
-            mp_tuner_note(&tuner, tuner.threads, 1, times[t]);
-        }
-        MP_CHECK(tuner.classes[0].factor == 0 && tuner.classes[0].wait > 0);
-        MP_CHECK_INT(mp_tuner_plan(&tuner, 60, 1), 60);
-    }
-}
-
-/* Runs a round with 60 and 48 threads and these times. Returns the threads planned afterwards. */
-static int run_round(const uint64_t base[MP_TUNER_PAIRS], const uint64_t trial[MP_TUNER_PAIRS]) {
-    mp_thread_tuner tuner = {0};
-    mp_tuner_plan(&tuner, 60, 1);
-    mp_tuner_note(&tuner, 60, 1, 1);
-    for (int i = 0; i < 2 * MP_TUNER_PAIRS; i++) {
-        MP_CHECK_INT(mp_tuner_plan(&tuner, 60, 1), i % 2 ? 48 : 60);
-        mp_tuner_note(&tuner, tuner.threads, 1, (i % 2 ? trial : base)[i / 2]);
-    }
-    MP_CHECK_INT(tuner.classes[0].base, 0);
-    return mp_tuner_plan(&tuner, 60, 1);
-}
-
-/* Two wrong times of five decide nothing, in either direction. */
-MP_TEST(models_threads_tuner_compares_medians) {
-    enum { HUGE_NS = 1000000000 };
-    static const uint64_t usual[] = {100, 100, 100, 100, 100}, faster[] = {HUGE_NS, 97, HUGE_NS, 97, 97},
-                          slower[] = {0, 99, 1, 99, 99}, fast_base[] = {0, 100, 100, 1, 100},
-                          slow_base[] = {HUGE_NS, 100, 100, HUGE_NS, 100};
-    MP_CHECK_INT(run_round(usual, faster), 48);
-    MP_CHECK_INT(run_round(usual, slower), 60);
-    MP_CHECK_INT(run_round(fast_base, faster), 48);
-    MP_CHECK_INT(run_round(slow_base, slower), 60);
-}
-
-/* A factor that was learned with more work does not give fewer threads than the limit. */
-MP_TEST(models_threads_tuner_keeps_to_its_limits) {
-    mp_thread_tuner tuner = {.classes = {{.factor = 0.05, .wait = 9}, {.factor = 20, .wait = 9}}};
-    MP_CHECK_INT(mp_tuner_plan(&tuner, 60, 1), 8);
-    MP_CHECK_INT(mp_tuner_plan(&tuner, 5, 1), 5);
-    MP_CHECK_INT(mp_tuner_plan(&tuner, 60, 2), 256);
-}
-
 /* Rounds become rare while nothing changes: of 20,000 passes, fewer than one in a hundred has a trial's threads. When
  * the machine changes, the next round notices. */
 MP_TEST(models_threads_tuner_pauses_and_follows_changes) {
@@ -225,26 +143,6 @@ MP_TEST(models_threads_tuner_separates_rows) {
     mp_tuner_plan(&mixed, 60, 5);
     mp_tuner_plan(&mixed, 60, 5);
     MP_CHECK(mixed.classes[2].wait > 0); /* given up */
-}
-
-/* Rows: threads, the next number below, the next one above. */
-MP_TEST(models_threads_tuner_compares_even_numbers) {
-    static const int cases[][3] = {{9, 8, 12},    {10, 8, 16},    {11, 8, 16},     {12, 8, 16},     {16, 12, 24},
-                                   {17, 12, 24},  {37, 24, 48},   {60, 48, 96},    {61, 48, 96},    {64, 48, 96},
-                                   {96, 64, 128}, {100, 64, 128}, {150, 96, 192},  {192, 128, 256}, {200, 128, 256},
-                                   {240, 192, 256}, {255, 192, 256}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int up = 0; up < 2; up++) {
-            mp_thread_tuner tuner = {.classes = {{.up = up}}};
-            mp_tuner_plan(&tuner, cases[i][0], 1);
-            mp_tuner_note(&tuner, cases[i][0], 1, 1000);
-            MP_CHECK_INT(tuner.classes[0].base, cases[i][0]);
-            MP_CHECK_INT(tuner.classes[0].trial, cases[i][1 + up]);
-        }
-    mp_thread_tuner tuner = {.classes = {{.up = true}}};
-    mp_tuner_plan(&tuner, 256, 1);
-    mp_tuner_note(&tuner, 256, 1, 1000);
-    MP_CHECK_INT(tuner.classes[0].base, 0); /* there is no larger number */
 }
 
 /* A lease of another size than planned ends the round; one that is larger, for other work of the step, says nothing. */

@@ -156,54 +156,6 @@ static void check_contract(const tiny_kind *kind, const mp_dtype *types, int cou
         MP_CHECK((expected[i] == expected[3]) == (i == 3 || i == 7));
 }
 
-/* A request for the logits of its prompt also gets the rows of its image, whole. */
-MP_TEST(models_vision_returns_the_rows_of_an_image) {
-    static const mp_dtype floats[] = {MP_F32};
-    tiny_model tiny;
-    tiny_job job;
-    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
-    make_job(&tiny, &job, 0);
-    tiny_job_admit(&tiny, &job);
-    while (!job.done) {
-        mp_item *item = &job.item;
-        mp_plan plan;
-        tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
-        step(&tiny, &plan, &job, false);
-    }
-    const mp_image_store *store = engine_of(&tiny)->images.store;
-    MP_CHECK(job.call->image_rows && store->tiles && !store->tiles->next);
-    MP_CHECK_INT(store->tiles->count, ROWS);
-    MP_CHECK(memcmp(job.call->image_rows, store->tiles->rows, ROWS * TINY_HIDDEN * sizeof(float)) == 0);
-    mp_request_destroy(&job.call->base);
-    tiny_unload(&tiny);
-}
-
-/* The key of an image is a hash: any value is possible, also 0. */
-MP_TEST(models_vision_keys_of_zeros) {
-    static const mp_dtype floats[] = {MP_F32};
-    uint64_t hashes[2];
-    tiny_model tiny;
-    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
-    for (int zero = 1; zero >= 0; zero--) {
-        tiny_job job;
-        make_job(&tiny, &job, 0);
-        for (int i = 0; zero && i < MP_IMAGE_KEY; i++)
-            job.call->images.run_keys[i] = job.call->images.tile_keys[i] = 0;
-        tiny_job_admit(&tiny, &job);
-        while (!job.done) {
-            mp_item *item = &job.item;
-            mp_plan plan;
-            tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
-            step(&tiny, &plan, &job, false);
-        }
-        hashes[zero] = tiny_job_hash(&job);
-        mp_request_destroy(&job.call->base);
-        tiny_trim(&tiny);
-    }
-    MP_CHECK(hashes[0] == hashes[1]);
-    tiny_unload(&tiny);
-}
-
 /* Images and texts on two threads have the bits of one, whichever thread is late. */
 MP_TEST_SECONDS(models_vision_late_threads, 60) {
     static const mp_dtype floats[] = {MP_F32}, bytes[] = {MP_Q8_0};
@@ -337,16 +289,6 @@ MP_TEST(models_vision_sizes_recorded) {
     MP_CHECK_INT(wrong, 0);
 }
 
-MP_TEST(models_vision_counts_its_parameters) {
-    static const mp_dtype floats[] = {MP_F32};
-    tiny_model tiny;
-    mp_model_facts facts;
-    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
-    mp_model_get_facts(tiny.model, &facts);
-    MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec));
-    tiny_unload(&tiny);
-}
-
 /* A cached image is not computed again, not even for another prompt. The number of steps shows this, because each step
  * computes at most one part of a layer. */
 MP_TEST(models_vision_encodes_each_image_once) {
@@ -389,38 +331,6 @@ MP_TEST(models_vision_encodes_each_image_once) {
     run_one(&tiny, 5, &cached); /* an image that is repeated is part of an equal prefix */
     MP_CHECK_INT(cached, 64);
     tiny_unload(&tiny);
-}
-
-/* Run all jobs and return the bytes of the images that stay cached. `percent`: value of MPOOL_PREFIX_PERCENT. */
-static uint64_t idle_images(const char *percent, uint64_t limit) {
-    static const mp_dtype floats[] = {MP_F32};
-    int32_t cached;
-    mp_error error;
-    tiny_model tiny;
-    MP_CHECK(setenv("MPOOL_PREFIX_PERCENT", percent, 1) == 0);
-    MP_CHECK_OK(mp_options_init(&error), &error);
-    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
-    tiny.budget.limit = limit;
-    for (int i = 0; i < ITEMS; i++)
-        run_one(&tiny, i, &cached);
-    uint64_t bytes = engine_of(&tiny)->images.store->tile_bytes;
-    tiny_unload(&tiny);
-    MP_CHECK(unsetenv("MPOOL_PREFIX_PERCENT") == 0);
-    MP_CHECK_OK(mp_options_init(&error), &error);
-    return bytes;
-}
-
-/* Idle images hold at most a quarter of the prefix cache's share of the memory limit. */
-MP_TEST(models_vision_bounds_idle_images) {
-    enum { IMAGES = 7 }; /* different images of all jobs; two of them count for each of two tenants */
-    const uint64_t all = idle_images("25", UINT64_MAX), one = all / IMAGES;
-    MP_CHECK_INT(all % IMAGES, 0);
-    /* the limits are above what the model itself needs */
-    MP_CHECK_INT(idle_images("1", 400 * (2 * one + one / 2)), 2 * one);
-    MP_CHECK_INT(idle_images("1", 400 * (3 * one + one / 2)), 3 * one);
-    MP_CHECK_INT(idle_images("1", 400 * (4 * one + one / 2)), 4 * one);
-    MP_CHECK_INT(idle_images("2", 200 * (4 * one + one / 2)), 4 * one);
-    MP_CHECK_INT(idle_images("0", UINT64_MAX), 0);
 }
 
 static void run_on(tiny_model *tiny, tiny_job *job) {
@@ -591,72 +501,6 @@ MP_TEST(models_vision_keeps_images_of_alternating_requests) {
     for (int j = 0; j < TURNS; j++)
         mp_request_destroy(&jobs[j][0].call->base);
     tiny_unload(&tiny);
-}
-
-/* The image encoder's scratch is charged while an image is being computed. The first plan without a waiting image frees
- * the scratch, and so does the end of the last request. */
-MP_TEST(models_vision_frees_its_scratch) {
-    static const mp_dtype floats[] = {MP_F32};
-    tiny_model tiny;
-    mp_plan plan;
-    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
-    mp_vit *encoder = cut(&tiny, 2, 1);
-    const mp_image_store *store = engine_of(&tiny)->images.store;
-    const uint64_t state = mp_vit_state_bytes(encoder, ROWS + 1);
-    for (int cancelled = 0; cancelled < 2; cancelled++) {
-        tiny_job jobs[ITEMS] = {{0}};
-        tiny_trim(&tiny);
-        mp_item *item = run_to_image(&tiny, jobs, &plan);
-        uint64_t held = tiny.engine->ops->bytes(tiny.engine), used = tiny.budget.used;
-        MP_CHECK_INT(store->charged, 0);
-        engine_of(&tiny)->image_part.budget_ns = 0;
-        step(&tiny, &plan, jobs, false);
-        MP_CHECK(store->charged > state && store->jobs != NULL);
-        MP_CHECK_INT(tiny.engine->ops->bytes(tiny.engine) - held, store->charged + store->jobs->tile->bytes);
-        MP_CHECK_INT(tiny.budget.used - used, store->charged + store->jobs->tile->bytes);
-        MP_CHECK(mp_alloc_bytes(MP_TAG_SCRATCH) > state);
-        if (cancelled) {
-            tiny.engine->ops->retire(tiny.engine, item);
-        } else {
-            while (!store->tiles) {
-                tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
-                step(&tiny, &plan, jobs, false);
-            }
-            MP_CHECK(store->charged > state && store->spare.size >= state); /* for the next image */
-            tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
-        }
-        MP_CHECK_INT(store->charged, 0);
-        MP_CHECK(!store->jobs && !store->spare.memory && !store->scratch.memory);
-        MP_CHECK_INT(store->tile_bytes, cancelled ? 0 : store->tiles->bytes);
-        if (!cancelled) {
-            MP_CHECK_INT(tiny.budget.used - used, store->tile_bytes);
-            step(&tiny, &plan, jobs, false);
-            tiny.engine->ops->retire(tiny.engine, item);
-        }
-        mp_request_destroy(&jobs[0].call->base);
-    }
-    tiny_unload(&tiny);
-}
-
-/* Rows of a tile: a fixed network takes squares of one size; others take multiples of merged patches. */
-MP_TEST(models_vision_rows_of_tiles) {
-    static const struct {
-        bool any_size, keep_class;
-        int merge, height, width, rows;
-    } cases[] = {
-        {false, false, 1, 16, 16, 16}, {false, true, 1, 16, 16, 17}, {false, false, 2, 16, 16, 4},
-        {false, false, 1, 16, 12, 0},  {false, false, 1, 12, 16, 0}, {false, false, 1, 32, 32, 0},
-        {true, false, 2, 16, 24, 6},   {true, false, 2, 8, 8, 1},    {true, false, 2, 8, 4, 0},
-        {true, false, 2, 4, 8, 0},     {true, false, 2, 16, 12, 0},  {true, false, 2, 12, 16, 0},
-        {true, true, 1, 4, 20, 6},     {true, false, 1, 0, 4, 0},    {true, false, 1, 4, 0, 0},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const mp_vision vision = {.image_encoder = {.grid = 4, .patch = 4, .any_size = cases[i].any_size},
-                                  .merge = cases[i].merge, .keep_class = cases[i].keep_class};
-        if (mp_vision_rows(&vision, cases[i].height, cases[i].width) != cases[i].rows)
-            MP_FAIL("case %d has %d rows, expected %d", (int)i,
-                    mp_vision_rows(&vision, cases[i].height, cases[i].width), cases[i].rows);
-    }
 }
 
 static int merge; /* patches per side that the projector merges */

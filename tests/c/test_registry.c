@@ -380,93 +380,6 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
     fake_end(registry);
 }
 
-MP_TEST(registry_serves_priorities_first) {
-    fake fake;
-    fake_init(&fake);
-    fake.memory = 1; /* one active request at a time */
-    fake.load_stalls = true;
-    mp_registry *registry = fake_registry(1, 0);
-    mp_error error;
-    fake_add(registry, "a", &fake, false);
-    static const uint8_t priorities[4] = {4, 2, 0, 2};
-    mp_ticket *tickets[4];
-    uint64_t submitted, started[4], finished;
-    for (int i = 0; i < 4; i++) {
-        fake_call *call = fake_call_create(1);
-        call->memory = 1;
-        mp_submit_options options = {.priority = priorities[i]};
-        MP_CHECK_OK(mp_registry_submit(registry, "a", &call->base, &options, &tickets[i], &error), &error);
-    }
-    fake.load_stalls = false;
-    for (int i = 0; i < 4; i++) {
-        MP_CHECK_INT(fake_wait(tickets[i], NULL), MP_OK);
-        mp_ticket_times(tickets[i], &submitted, &started[i], &finished);
-        mp_ticket_release(tickets[i]);
-    }
-    MP_CHECK(started[2] < started[1] && started[1] < started[3] && started[3] < started[0]);
-    fake_end(registry);
-}
-
-MP_TEST(registry_large_and_small_requests_share_steps) {
-    fake fake;
-    fake_init(&fake);
-    fake.plan_items = 1; /* one item per step, so that the order is visible */
-    fake.step_units = 1;
-    fake.step_ns = FAKE_MS(1);
-    mp_registry *registry = fake_registry(1, 0);
-    fake_add(registry, "a", &fake, false);
-    fake_call *large = fake_call_create(300);
-    mp_ticket *bulk = fake_submit(registry, "a", large, NULL);
-    fake_until(&fake.steps, 5);
-    for (int i = 0; i < 10; i++) { /* a small request does not wait until the large one is done */
-        atomic_store(&fake.hold, true);
-        int before = fake.steps;
-        fake_call *small = fake_call_create(1);
-        mp_ticket *ticket = fake_submit(registry, "a", small, NULL);
-        atomic_store(&fake.hold, false);
-        MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
-        MP_CHECK(small->finished_step - before <= 25); /* shares are by time: a delayed step counts as several */
-        mp_ticket_release(ticket);
-    }
-    MP_CHECK(!mp_ticket_done(bulk));
-    /* A stream of small requests does not starve the large one. */
-    mp_ticket *small[3] = {NULL};
-    for (int i = 0; !mp_ticket_done(bulk); i = (i + 1) % 3) {
-        if (small[i])
-            MP_CHECK_INT(fake_finish(small[i]), MP_OK);
-        small[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
-        MP_CHECK(fake.steps < 3000);
-    }
-    for (int i = 0; i < 3; i++)
-        if (small[i])
-            MP_CHECK_INT(fake_finish(small[i]), MP_OK);
-    MP_CHECK_INT(fake_finish(bulk), MP_OK);
-    fake_end(registry);
-}
-
-MP_TEST(registry_never_computes_on_more_threads_than_it_has) {
-    enum { MODELS = 4 };
-    fake fakes[MODELS];
-    mp_registry *registry = fake_registry(3, 0);
-    const char *const keys[MODELS] = {"a", "b", "c", "d"};
-    mp_ticket *tickets[MODELS][4];
-    for (int m = 0; m < MODELS; m++) {
-        fake_init(&fakes[m]);
-        fakes[m].threads = 3;
-        fakes[m].thread_limit = 3;
-        fakes[m].step_ns = FAKE_MS(1);
-        fakes[m].step_units = 1;
-        fake_add(registry, keys[m], &fakes[m], false);
-    }
-    for (int i = 0; i < 4; i++)
-        for (int m = 0; m < MODELS; m++)
-            tickets[m][i] = fake_submit(registry, keys[m], fake_call_create(8), NULL);
-    for (int i = 0; i < 4; i++)
-        for (int m = 0; m < MODELS; m++)
-            MP_CHECK_INT(fake_finish(tickets[m][i]), MP_OK);
-    fake_end(registry);
-}
-
 /* --- progress and notifiers --- */
 
 MP_TEST(registry_progress_wakes_and_ends) {
@@ -543,61 +456,6 @@ MP_TEST(registry_notifiers_list_tickets_with_progress) {
 }
 
 /* --- replace and remove --- */
-
-MP_TEST(registry_replaces_without_failing_a_request) {
-    fake old, new, broken;
-    fake_init(&old);
-    fake_init(&new);
-    fake_init(&broken);
-    old.version = 1;
-    new.version = 2;
-    new.load_ns = FAKE_MS(20);
-    broken.load_ns = FAKE_MS(300); /* the load below must begin before this one fails, also on a busy machine */
-    broken.load_failures = 1000;
-    old.step_ns = FAKE_MS(5);
-    mp_registry *registry = fake_registry(2, 0);
-    mp_error error;
-    fake_add(registry, "a", &old, false);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-
-    fake_add(registry, "a", &broken, true); /* fails to load: the old model stays, and load returns the cause */
-    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_IO, &error);
-    fake_call *call = fake_call_create(1);
-    mp_ticket *ticket = fake_submit(registry, "a", call, NULL);
-    MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
-    MP_CHECK_INT(call->version, 1);
-    mp_ticket_release(ticket);
-    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
-
-    fake_add(registry, "a", &new, true);
-    bool switched = false;
-    for (int i = 0; i < 200 && !switched; i++) {
-        call = fake_call_create(1);
-        ticket = fake_submit(registry, "a", call, NULL);
-        MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
-        switched = call->version == 2;
-        mp_ticket_release(ticket);
-    }
-    MP_CHECK(switched);
-    fake_until(&new.models, 1);
-    uint64_t end = fake_in_ms(5000);
-    while ((atomic_load(&old.loaders) || atomic_load(&broken.loaders)) && mp_sys_now_ns() < end)
-        mp_sys_sleep_ns(FAKE_MS(1));
-    MP_CHECK_INT(old.models, 0);
-    MP_CHECK_INT(old.loaders, 0);
-    MP_CHECK_INT(broken.loaders, 0);
-    /* a cold model is replaced at once */
-    MP_CHECK_OK(mp_registry_evict(registry, "a", 0, &error), &error);
-    fake_add(registry, "a", &old, true);
-    call = fake_call_create(1);
-    ticket = fake_submit(registry, "a", call, NULL);
-    MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
-    MP_CHECK_INT(call->version, 1);
-    mp_ticket_release(ticket);
-    MP_CHECK_INT(new.loads, 1);
-    MP_CHECK_INT(old.loads, 2);
-    fake_end(registry);
-}
 
 static void stage(mp_registry *registry, fake *fake, uint64_t revision) {
     mp_loader loader = fake_loader(fake);
@@ -709,33 +567,5 @@ MP_TEST(registry_commits_as_many_keys_as_are_allowed) {
         MP_CHECK_INT(old[i].loaders, 0);
         MP_CHECK_INT(new[i].loads, 1);
     }
-    fake_end(registry);
-}
-
-MP_TEST(registry_removes_after_the_last_request) {
-    fake fake;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry(2, 0);
-    mp_error error;
-    fake_add(registry, "a", &fake, false);
-    fake_add(registry, "b", &fake, false);
-    MP_CHECK_OK(mp_registry_remove(registry, "b", 0, &error), &error);
-    MP_CHECK_INT(fake.loaders, 1);
-    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
-    atomic_store(&fake.hold, true);
-    mp_ticket *runs = fake_submit(registry, "a", fake_call_create(1), NULL);
-    fake_until(&fake.admitted, 1);
-    mp_ticket *waits = fake_submit(registry, "a", fake_call_create(1), NULL);
-    MP_CHECK_STATUS(mp_registry_remove(registry, "a", fake_in_ms(10), &error), MP_TIMEOUT, &error);
-    mp_status status;
-    MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
-    MP_CHECK_INT(status, MP_UNKNOWN_MODEL);
-    atomic_store(&fake.hold, false);
-    mp_registry_remove(registry, "a", fake_in_ms(5000), &error);
-    MP_CHECK_INT(fake_finish(runs), MP_OK); /* accepted requests are served */
-    MP_CHECK_INT(fake_finish(waits), MP_OK);
-    MP_CHECK_INT(fake.models, 0);
-    fake_add(registry, "a", &fake, false); /* the key can be used again */
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     fake_end(registry);
 }

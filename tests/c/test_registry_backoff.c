@@ -41,30 +41,6 @@ MP_TEST(registry_backoff_of_failed_loads) {
     scene_close(&scene);
 }
 
-/* External kills have a backoff of their own. The backoff starts over if the last kill was a minute ago, and never
- * makes the model BROKEN. */
-MP_TEST(registry_backoff_of_external_kills) {
-    scene scene;
-    mp_error error;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_entry *entry = scene.entry;
-    mp_fail(&error, MP_RECV, "killed");
-    for (int round = 0; round < 2; round++) {
-        for (int i = 0; i < DOUBLINGS; i++) {
-            uint64_t before = mp_sys_now_ns();
-            mp_entry_note_death(entry, true, &error);
-            MP_CHECK_INT(entry->kill_backoff_ns, FAKE_MS(doubling_ms[i]));
-            expect_backoff(entry->spawn_ns, before, FAKE_MS(doubling_ms[i]));
-            expect_backoff(entry->killed_ns, before, 0);
-            entry->killed_ns -= FAKE_MS(59000); /* the next kill comes less than a minute later */
-        }
-        entry->killed_ns -= FAKE_MS(1000);
-    }
-    MP_CHECK_INT(entry->deaths, 0);
-    MP_CHECK_INT(entry->health, MP_HEALTH_SOUND);
-    scene_close(&scene);
-}
-
 /* Five deaths within a minute break the model. */
 MP_TEST(registry_backoff_of_deaths) {
     scene scene;
@@ -134,55 +110,6 @@ MP_TEST(registry_backoff_watch_of_new_workers) {
 
 /* --- the sweep --- */
 
-/* A queued request without a limit needs no sweep. A request with a limit needs one when it expires, and one that has
- * expired ends. */
-MP_TEST(registry_backoff_sweep_of_requests) {
-    scene scene;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_entry *entry = scene.entry;
-    entry->keep_alive_ns = MP_FOREVER;
-    mp_worker *worker = scene_worker(&scene, MP_WORKER_PROCESSING);
-    scene_activate(worker, scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
-    scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
-    MP_CHECK(mp_entry_sweep(entry, 1000) == UINT64_MAX);
-    uint64_t now = mp_sys_now_ns();
-    static const int limits_ms[] = {90000, 30000, 60000};
-    for (int i = 0; i < 3; i++) /* deadlines of queued requests */
-        scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){.deadline_ns = now + FAKE_MS(limits_ms[i])}));
-    uint64_t next = mp_entry_sweep(entry, now); /* by the clock of requests, which is read later */
-    MP_CHECK(next <= now + FAKE_MS(30000) && next >= now + FAKE_MS(30000) - (mp_sys_now_ns() - now));
-    mp_ticket *active = scene_ticket(&scene, 1, (mp_submit_options){.patience_ns = FAKE_MS(20000)});
-    atomic_store(&active->moved_ns, now);
-    scene_activate(worker, active, MP_TICKET_ADMITTED);
-    next = mp_entry_sweep(entry, now);
-    MP_CHECK(next <= now + FAKE_MS(20000) && next >= now + FAKE_MS(20000) - (mp_sys_now_ns() - now));
-    atomic_store(&active->moved_ns, now - FAKE_MS(20000)); /* both have expired */
-    scene.tickets[3]->due_ns = now;
-    mp_entry_sweep(entry, now);
-    MP_CHECK_INT(active->cause, MP_TIMEOUT);
-    MP_CHECK(!mp_ticket_done(scene.tickets[2]) && mp_ticket_done(scene.tickets[3]) &&
-             !mp_ticket_done(scene.tickets[4]));
-    MP_CHECK_INT(mp_ticket_status(scene.tickets[3], NULL), MP_TIMEOUT);
-    MP_CHECK_INT(scene.tickets[0]->cause, 0);
-    MP_CHECK_INT(entry->queue.count, 3);
-    scene_close(&scene);
-}
-
-/* A call that loads a model clears the backoff of deaths only if it starts the load: not while a worker exists. */
-MP_TEST(registry_backoff_stays_while_a_worker_exists) {
-    scene scene;
-    mp_error error;
-    bool gone, over;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    scene_worker(&scene, MP_WORKER_LOADING);
-    scene.entry->deaths = 3;
-    scene.entry->spawn_ns = 1;
-    MP_CHECK_INT(mp_entry_load(scene.entry, false, mp_sys_now_ns() + FAKE_MS(1), &gone, &over, &error), MP_TIMEOUT);
-    MP_CHECK_INT(scene.entry->deaths, 3);
-    MP_CHECK_INT(scene.entry->spawn_ns, 1);
-    scene_close(&scene);
-}
-
 /* The worker that is idle for longest leaves first, a pinned model keeps one, and the others are checked when they are
  * due. */
 MP_TEST(registry_backoff_sweep_of_idle_workers) {
@@ -215,33 +142,6 @@ MP_TEST(registry_backoff_sweep_of_idle_workers) {
         MP_CHECK_INT(scene.workers[0]->leave, !pinned);
         scene_close(&scene);
     }
-}
-
-/* Predicted workers stay although they are idle, unless only one is left: it leaves as without a forecast. */
-MP_TEST(registry_backoff_sweep_of_predicted_workers) {
-    for (int workers = 1; workers <= 4; workers++)
-        for (int predicted = 0; predicted <= 3; predicted++) {
-            scene scene;
-            scene_open(&scene, "a", NULL, 1000 * 1000);
-            mp_entry *entry = scene.entry;
-            scene.services->predictive_scaling = true;
-            entry->policy = MP_POLICY_SHARED;
-            entry->keep_alive_ns = FAKE_MS(1000);
-            uint64_t now = mp_sys_now_ns();
-            for (int i = 0; i < 200 && predicted; i++)
-                mp_forecast_arrive(&entry->forecast, now - FAKE_MS(5) * (uint64_t)(200 - i));
-            for (double ns = 1000; predicted && mp_dispatch_predicted(entry, now) < predicted; ns *= 1.1)
-                entry->forecast.service_ns = ns;
-            MP_CHECK_INT(mp_dispatch_predicted(entry, now), predicted);
-            for (int i = 0; i < workers; i++)
-                scene_worker(&scene, MP_WORKER_IDLE)->idle_since_ns = now - FAKE_MS(2000 + i);
-            uint64_t next = mp_entry_sweep(entry, now);
-            int stay = workers > 1 && predicted > 1 ? (workers < predicted ? workers : predicted) : 0;
-            for (int i = 0; i < workers; i++) /* the last one has been idle for longest */
-                MP_CHECK_INT(scene.workers[i]->leave, i >= stay);
-            MP_CHECK(stay ? next == now + FAKE_MS(1000) : next == UINT64_MAX);
-            scene_close(&scene);
-        }
 }
 
 /* A load that waits for other threads is not timed. A running load is checked four times per limit, and its progress

@@ -49,34 +49,6 @@ MP_TEST(registry_calls_after_the_close) {
     fake_end(registry);
 }
 
-/* Each function accepts NULL for `error`. */
-MP_TEST(registry_calls_without_an_error) {
-    fake fake;
-    mp_status status;
-    mp_ticket *ticket;
-    mp_registry *registry;
-    mp_submit_options options = {.priority = 2};
-    MP_CHECK_INT(mp_registry_create(&(mp_registry_config){.max_workers = -1}, &registry, NULL), MP_INVALID_ARGUMENT);
-    registry = fake_begin(&fake, THREADS, NULL);
-    atomic_store(&fake.load_failures, 1);
-    mp_loader loader = fake_loader(&fake);
-    MP_CHECK_INT(mp_registry_add(registry, "a", &loader, MP_ADD_NEW, NULL), MP_INVALID_ARGUMENT);
-    MP_CHECK_INT(mp_registry_load(registry, "a", false, 0, NULL), MP_IO);
-    registry->slots[0].current->retry_ns = fake_in_ms(100000); /* the backoff does not end */
-    status = mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, NULL);
-    MP_CHECK_INT(status, MP_IO); /* the model is in its backoff */
-    status = mp_registry_submit(registry, "b", &fake_call_create(1)->base, &options, &ticket, NULL);
-    MP_CHECK_INT(status, MP_UNKNOWN_MODEL);
-    MP_CHECK_INT(mp_registry_load(registry, "b", false, 0, NULL), MP_UNKNOWN_MODEL);
-    MP_CHECK_INT(mp_registry_evict(registry, "b", 0, NULL), MP_UNKNOWN_MODEL);
-    MP_CHECK_INT(mp_registry_remove(registry, "b", 0, NULL), MP_UNKNOWN_MODEL);
-    MP_CHECK_INT(mp_registry_keep_alive(registry, "b", 1, NULL), MP_UNKNOWN_MODEL);
-    MP_CHECK_INT(mp_registry_commit(registry, (const char *[]){"a"}, 1, 7, NULL), MP_SEND);
-    mp_registry_close(registry, 0);
-    MP_CHECK_INT(mp_registry_compute(registry, 0, count, NULL, NULL), MP_SHUTTING_DOWN);
-    fake_end(registry);
-}
-
 #ifdef MP_SEAM
 
 static void *no_memory(size_t bytes, size_t alignment) {

@@ -94,29 +94,6 @@ MP_TEST(registry_clock_batches) {
 
 static scene *served;
 
-static void queue_another(void) {
-    if (served->ticket_count == 1)
-        queue_one(served);
-}
-
-/* A worker that has active requests takes new ones at once: the next step is the larger batch. */
-MP_TEST(registry_clock_batches_of_busy_workers) {
-    scene scene;
-    open_scene(&scene);
-    scene.services->batch_wait_ns = 2 * MS;
-    atomic_store(&scene.fake.step_units, 1);
-    atomic_store(&scene.fake.step_ns, MS / 4);
-    mp_worker *worker = scene_ready(&scene);
-    scene_queue(&scene, scene_ticket(&scene, 2, (mp_submit_options){0}));
-    clock_ns += 2 * MS;
-    served = &scene;
-    in_wait = queue_another; /* in the first step */
-    scene_serve(&scene, worker);
-    MP_CHECK_INT(scene.fake.steps, 2);
-    MP_CHECK_INT(scene.ticket_count, 2);
-    close_scene(&scene);
-}
-
 static uint64_t eta_in_step;
 
 static void read_eta(void) {
@@ -137,74 +114,6 @@ MP_TEST(registry_clock_cost_of_a_cold_request) {
     scene_serve(&scene, worker);
     /* 7 units of 1 ms at a pace of 2, less the first 0.25 ms of the step */
     MP_CHECK_INT(eta_in_step, 2 * 7 * MS - MS / 4);
-    close_scene(&scene);
-}
-
-static uint64_t retry_in_step;
-
-static void read_retry(void) {
-    if (wait_count > 1)
-        return;
-    MP_CHECK(served->workers[0]->memory_tight);
-    retry_in_step = served->workers[0]->retry_ns;
-}
-
-/* A worker that found no memory for a request, while it holds memory itself, waits for one of its own requests. If only
- * another worker holds memory, it tries again after 20 ms. */
-MP_TEST(registry_clock_memory_of_own_requests) {
-    for (int admitted = 0; admitted < 3; admitted++) {
-        scene scene;
-        open_scene(&scene);
-        scene.fake.memory = admitted ? admitted : 1;
-        mp_worker *worker = scene_ready(&scene);
-        atomic_store(&scene.fake.step_ns, MS);
-        for (int i = 0; i <= admitted; i++) {
-            scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
-            ((fake_call *)mp_ticket_request(scene.tickets[i]))->memory = admitted ? 1 : 2;
-        }
-        served = &scene;
-        if (admitted) {
-            in_wait = read_retry;
-            scene_serve(&scene, worker);
-            MP_CHECK_INT(retry_in_step, 0);
-        } else {
-            mp_worker *other = scene_worker(&scene, MP_WORKER_PROCESSING);
-            scene_activate(other, scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
-            MP_CHECK_INT(first_wait(worker), 20 * MS);
-            MP_CHECK_INT(scene.fake.steps, 0);
-            MP_CHECK_INT(scene.tickets[0]->state, MP_TICKET_QUEUED);
-        }
-        close_scene(&scene);
-    }
-}
-
-/* A request that never fits ends, and leaves no trace of its lack of memory in the worker. */
-MP_TEST(registry_clock_request_that_never_fits) {
-    scene scene;
-    open_scene(&scene);
-    scene.fake.memory = 1;
-    mp_worker *worker = scene_ready(&scene);
-    scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
-    ((fake_call *)mp_ticket_request(scene.tickets[0]))->memory_a_step = 2;
-    scene_serve(&scene, worker);
-    MP_CHECK_INT(mp_ticket_status(scene.tickets[0], NULL), MP_MEMORY_EXHAUSTED);
-    MP_CHECK(worker->retry_ns == 0 && !worker->memory_tight && !worker->caches_freed);
-    MP_CHECK_INT(scene.fake.preempted, 0);
-    close_scene(&scene);
-}
-
-/* The requests of a step share its time by the amounts of work that the engine planned. */
-MP_TEST(registry_clock_shares_of_a_step) {
-    scene scene;
-    open_scene(&scene);
-    mp_worker *worker = scene_ready(&scene);
-    atomic_store(&scene.fake.step_ns, 8 * MS);
-    scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
-    scene_queue(&scene, scene_ticket(&scene, 3, (mp_submit_options){.service_class = MP_SERVICE_BULK}));
-    scene_serve(&scene, worker);
-    MP_CHECK_INT(scene.fake.steps, 1);
-    MP_CHECK_INT(scene.tickets[0]->had_ns, 2 * MS);
-    MP_CHECK_INT(scene.tickets[1]->had_ns, 6 * MS);
     close_scene(&scene);
 }
 
@@ -249,53 +158,6 @@ MP_TEST(registry_clock_sweep_of_a_request) {
     MP_CHECK_INT(mp_entry_sweep(scene.entry, clock_ns), UINT64_MAX);
     MP_CHECK_INT(mp_ticket_status(scene.tickets[0], NULL), MP_TIMEOUT);
     close_scene(&scene);
-}
-
-/* The idle time of a worker begins when it becomes ready or idle, and no other state changes it. */
-MP_TEST(registry_clock_idle_time_of_states) {
-    static const mp_worker_state states[] = {MP_WORKER_LOADING, MP_WORKER_READY, MP_WORKER_PROCESSING, MP_WORKER_IDLE,
-                                             MP_WORKER_EVICTING};
-    scene scene;
-    mp_entry_info info;
-    open_scene(&scene);
-    mp_worker *worker = scene_worker(&scene, MP_WORKER_SPAWNING);
-    uint64_t since = worker->idle_since_ns;
-    for (int i = 0; i < 5; i++) {
-        clock_ns += 1000;
-        mp_worker_set_state(worker, states[i]);
-        if (i == 1 || i == 3)
-            since = clock_ns;
-        MP_CHECK_INT(worker->idle_since_ns, since);
-    }
-    mp_entry_describe(scene.entry, &info);
-    MP_CHECK_INT(info.idle_ns, 1000);
-    close_scene(&scene);
-}
-
-/* An idle worker announces the end of its keep-alive to the maintenance thread, or a check after 1 ms while memory is
- * critical. */
-MP_TEST(registry_clock_announced_checks) {
-    for (int critical = 0; critical < 2; critical++)
-        for (int keep_us = 500; keep_us <= 1500; keep_us += 1000) {
-            scene scene;
-            open_scene(&scene);
-            mp_maintenance *maintenance = &scene.services->maintenance;
-            mp_budget *budget = mp_governor_budget(scene.services->governor);
-            scene.entry->keep_alive_ns = (uint64_t)keep_us * 1000;
-            mp_worker *worker = scene_ready(&scene);
-            worker->idle_since_ns = clock_ns - 3;
-            MP_CHECK(mp_budget_take(budget, critical ? 850000 : 1));
-            maintenance->running = true; /* no thread starts */
-            atomic_store(&maintenance->next_ns, UINT64_MAX);
-            uint64_t now = clock_ns;
-            first_wait(worker);
-            MP_CHECK_INT(atomic_load(&maintenance->next_ns) - now + 3,
-                         critical && keep_us > 1000 ? MS : (uint64_t)keep_us * 1000);
-            maintenance->running = false;
-            atomic_store(&maintenance->next_ns, 0);
-            mp_budget_give(budget, critical ? 850000 : 1);
-            close_scene(&scene);
-        }
 }
 
 /* The pace of a model, where a step counts for at most four times the mean, and the times of worker and request. */
@@ -457,114 +319,12 @@ MP_TEST(registry_clock_wait_of_a_load) {
     }
 }
 
-static int preferred[8], preferred_count;
-
-static void note_preferred(void *memory, size_t bytes, int node) {
-    (void)memory, (void)bytes;
-    MP_CHECK(preferred_count < 8);
-    preferred[preferred_count++] = node;
-}
-
-static mp_status allocating_load(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress,
-                                 mp_model **model, mp_error *failure) {
-    (void)self, (void)lease, (void)budget, (void)progress, (void)model;
-    mp_free(mp_alloc(1 << 20, MP_TAG_KV));
-    return mp_fail(failure, MP_IO, "this load only allocates");
-}
-
-/* Each worker's thread allocates on the node of the worker, and on no certain node after the worker has ended. */
-MP_TEST(registry_clock_memory_of_a_node) {
-    scene scene;
-    mp_topology topology = {.node_count = 2};
-    open_scene(&scene);
-    for (int i = 0; i < 2; i++) {
-        topology.nodes[i] = (mp_node){.number = 2 * i, .memory = 40 + i, .cpu_count = 1};
-        mp_cpu_set_add(&topology.nodes[i].cpus, i);
-    }
-    mp_cpu_allocator_close(scene.services->allocator);
-    mp_cpu_allocator_unpin(scene.services->allocator_pinned);
-    MP_CHECK_OK(mp_cpu_allocator_open_on(2, &topology, &scene.services->allocator, &error), &error);
-    scene.services->allocator_pinned = mp_cpu_allocator_pin(scene.services->allocator);
-    scene_hook_loader(&scene);
-    scene.loader_ops.load = allocating_load;
-    mp_sys_table.prefer_node = note_preferred;
-    preferred_count = 0;
-    mp_lease other; /* the load gets a single CPU, without a team */
-    mp_core_lease other_at;
-    for (int home = 0; home < 2; home++) {
-        MP_CHECK(mp_cpu_allocator_lend(scene.services->allocator, 1 - home, 1, &other, &other_at, NULL, NULL));
-        mp_worker *worker = scene_worker(&scene, MP_WORKER_SPAWNING);
-        MP_CHECK_INT(worker->home, home);
-        scene.worker_count = 0; /* the worker frees itself */
-        mp_worker_run(worker);
-        mp_free(mp_alloc(1 << 20, MP_TAG_KV));
-        MP_CHECK_INT(preferred_count, home + 1);
-        MP_CHECK_INT(preferred[home], 40 + home);
-        mp_cpu_allocator_return(scene.services->allocator, &other, &other_at, false);
-    }
-    close_scene(&scene);
-}
-
 /* --- callers --- */
-
-static int fill_queue(scene *scene) {
-    mp_queue *queue = &scene->entry->queue;
-    int count = 0;
-    queue->capacity[MP_SERVICE_INTERACTIVE] = 2;
-    for (; !mp_queue_full(queue, MP_SERVICE_INTERACTIVE); count++)
-        queue_one(scene);
-    return count;
-}
 
 static mp_status submit(scene *scene, mp_submit_options options) {
     bool gone;
     mp_ticket *ticket = scene_ticket(scene, 1, options);
     return mp_entry_submit(scene->entry, ticket, &options, &gone, &error);
-}
-
-/* A caller waits for room in the queue 50 ms at a time, the last time until the deadline. */
-MP_TEST(registry_clock_room_in_the_queue) {
-    scene scene;
-    open_scene(&scene);
-    scene_worker(&scene, MP_WORKER_PROCESSING);
-    MP_CHECK_INT(fill_queue(&scene), 2);
-    MP_CHECK_INT(submit(&scene, (mp_submit_options){.deadline_ns = clock_ns + 120 * MS}), MP_TIMEOUT);
-    EXPECT_WAITS(50 * MS, 50 * MS, 20 * MS);
-    MP_CHECK_INT(submit(&scene, (mp_submit_options){.deadline_ns = clock_ns + 50 * MS}), MP_TIMEOUT);
-    EXPECT_WAITS(50 * MS);
-    asked = 0;
-    give_up_call = 2;
-    MP_CHECK_INT(submit(&scene, (mp_submit_options){.give_up = give_up_at}), MP_CANCELLED);
-    EXPECT_WAITS(50 * MS, 50 * MS);
-    MP_CHECK_INT(scene.entry->room_waiters, 0);
-    give_up_call = 0;
-    mp_submit_options patient = {.give_up = never_give_up, .deadline_ns = clock_ns + MS};
-    MP_CHECK_INT(submit(&scene, patient), MP_TIMEOUT);
-    EXPECT_WAITS(MS);
-    close_scene(&scene);
-}
-
-/* A caller whose request finds no memory checks every 5 ms, until the deadline. */
-MP_TEST(registry_clock_memory_of_a_request) {
-    scene scene;
-    mp_guard guard;
-    open_scene(&scene);
-    mp_governor *governor = scene.services->governor;
-    mp_budget *budget = mp_governor_budget(governor);
-    MP_CHECK(mp_governor_try_reserve(governor, 10, &guard)); /* another load runs: memory may become free */
-    MP_CHECK(mp_budget_take(budget, 999000));
-    for (uint64_t deadline_ms = 10; deadline_ms <= 12; deadline_ms += 2) {
-        mp_submit_options options = {.deadline_ns = clock_ns + deadline_ms * MS};
-        mp_ticket *ticket = scene_ticket(&scene, 1, options);
-        bool gone;
-        mp_ticket_request(ticket)->bytes = 2000;
-        MP_CHECK_STATUS(mp_entry_submit(scene.entry, ticket, &options, &gone, &error), MP_TIMEOUT, &error);
-        const uint64_t lengths[] = {5 * MS, 5 * MS, 5 * MS};
-        expect_waits(lengths, deadline_ms == 10 ? 2 : 3);
-    }
-    mp_budget_give(budget, 999000);
-    mp_guard_release(&guard);
-    close_scene(&scene);
 }
 
 static mp_entry *removed;
@@ -616,74 +376,6 @@ MP_TEST(registry_clock_hopeless_deadlines) {
 }
 
 /* --- reported times --- */
-
-/* Idle workers, full queues and remaining times, as mp_registry_visit and mp_ticket_position report them. */
-MP_TEST(registry_clock_reported_times) {
-    scene scene;
-    mp_entry_info info;
-    uint64_t eta;
-    open_scene(&scene);
-    mp_worker *workers[] = {scene_worker(&scene, MP_WORKER_IDLE), scene_worker(&scene, MP_WORKER_READY),
-                            scene_worker(&scene, MP_WORKER_EVICTING)};
-    for (int i = 0; i < 3; i++) {
-        workers[i]->idle_since_ns = clock_ns - 100 + (uint64_t)i;
-        workers[i]->step_ns = 10 + (uint64_t)i;
-    }
-    fill_queue(&scene);
-    clock_ns += 1000;
-    mp_entry_describe(scene.entry, &info);
-    MP_CHECK_INT(info.worker[0].idle_ns, 1100);
-    MP_CHECK_INT(info.worker[1].idle_ns, 1099);
-    MP_CHECK_INT(info.worker[2].idle_ns, 0);
-    MP_CHECK_INT(info.idle_ns, 1098); /* the worker that had work last counts */
-    MP_CHECK_INT(info.full_ns[MP_SERVICE_INTERACTIVE], 1000);
-    MP_CHECK_INT(info.full_ns[MP_SERVICE_BULK], 0);
-    mp_entry_cancel(scene.entry, scene.tickets[0], MP_CANCELLED);
-    clock_ns += 50;
-    queue_one(&scene);
-    clock_ns += 7;
-    mp_entry_describe(scene.entry, &info);
-    MP_CHECK_INT(info.full_ns[MP_SERVICE_INTERACTIVE], 1007);
-
-    mp_ticket *active = scene_ticket(&scene, 1, (mp_submit_options){0});
-    scene_activate(workers[0], active, MP_TICKET_ADMITTED);
-    active->node.cost = 500;
-    scene.entry->pace = 3;
-    atomic_store(&active->started_ns, clock_ns);
-    clock_ns += 400;
-    MP_CHECK_INT(mp_ticket_position(active, &eta), -1);
-    MP_CHECK_INT(eta, 1100);
-    clock_ns += 1099;
-    mp_ticket_position(active, &eta);
-    MP_CHECK_INT(eta, 1);
-    clock_ns++;
-    mp_ticket_position(active, &eta);
-    MP_CHECK_INT(eta, 1);
-    close_scene(&scene);
-}
-
-/* A load that does not end in time names the stage of the worker that loads, not that of another one. */
-MP_TEST(registry_clock_stage_of_a_load) {
-    for (int i = 0; i < 2; i++) {
-        scene scene;
-        bool gone, over;
-        char expected[128];
-        open_scene(&scene);
-        mp_worker *failed = scene_worker(&scene, MP_WORKER_FAILED), *worker = scene_worker(&scene, MP_WORKER_LOADING);
-        mp_progress_set(&failed->progress, "making an engine", 99);
-        mp_progress_set(&worker->progress, "reading", 0);
-        if (i)
-            worker->state = MP_WORKER_SPAWNING;
-        mp_status status = mp_entry_load(scene.entry, false, clock_ns + 70 * MS, &gone, &over, &error);
-        MP_CHECK_STATUS(status, MP_TIMEOUT, &error);
-        MP_CHECK(!gone && !over);
-        snprintf(expected, sizeof expected, "a: the load did not end before the deadline (stage: %s); it continues in "
-                 "the background", i ? "starting" : "reading");
-        MP_CHECK_STR(error.message, expected);
-        EXPECT_WAITS(70 * MS);
-        close_scene(&scene);
-    }
-}
 
 static mp_entry *joined;
 

@@ -76,59 +76,6 @@ MP_TEST(registry_clock_threads_rise) {
     stop_clock();
 }
 
-/* If `mp_cpu_allocator_barrier_threads` falls within 100 ms of a rise, the time before the next rise doubles, up to
- * 2 s. */
-MP_TEST(registry_clock_threads_rise_later_each_time) {
-    static const int holds_ms[] = {100, 200, 400, 800, 1600, 2000, 2000};
-    start_clock(1000 * SECOND);
-    mp_cpu_allocator *allocator = open_allocator(2);
-    report(allocator, 2, 10000000, 10000000, 1);
-    for (size_t i = 0; i < sizeof holds_ms / sizeof *holds_ms; i++) {
-        clock_ns += (uint64_t)holds_ms[i] * MS - 1;
-        report(allocator, 1, 10000000, 0, 1);
-        clock_ns++;
-        report(allocator, 1, 10000000, 0, 2);
-        clock_ns += 100 * MS - 1;
-        report(allocator, 2, 10000000, 10000000, 1);
-    }
-    clock_ns += 2000 * MS;
-    report(allocator, 1, 10000000, 0, 2);
-    clock_ns += 100 * MS; /* not soon: the hold starts over */
-    report(allocator, 2, 10000000, 10000000, 1);
-    clock_ns += 100 * MS;
-    report(allocator, 1, 10000000, 0, 2);
-    mp_cpu_allocator_close(allocator);
-    stop_clock();
-}
-
-/* In the child of a fork, what was measured before counts no more: all threads are worth using, and the first fall is
- * not one that undoes a rise. */
-MP_TEST(registry_clock_measurements_in_a_child) {
-    start_clock(1000 * SECOND);
-    mp_cpu_allocator *allocator = open_allocator(2);
-    report(allocator, 2, 10000000, 10000000, 1);
-    clock_ns += 100 * MS;
-    report(allocator, 1, 10000000, 0, 2);
-    report(allocator, 2, 10000000, 10000000, 1);
-    clock_ns += 200 * MS;
-    report(allocator, 1, 10000000, 0, 2);
-    report(allocator, 2, 9999999, 9999999, 2);
-    mp_cpu_allocator_fork_before(allocator);
-    mp_cpu_allocator_fork_child(allocator);
-    report(allocator, 2, 1, 1, 2);
-    report(allocator, 2, 9999999, 9999999, 1);
-    clock_ns += 100 * MS - 1;
-    report(allocator, 1, 10000000, 0, 1);
-    clock_ns++;
-    report(allocator, 1, 10000000, 0, 2);
-    report(allocator, 2, 10000000, 10000000, 1);
-    mp_cpu_allocator_fork_before(allocator);
-    mp_cpu_allocator_fork_child(allocator);
-    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 2);
-    mp_cpu_allocator_close(allocator);
-    stop_clock();
-}
-
 static uint64_t switches;
 
 static uint64_t read_switches(void) { return switches; }
@@ -187,78 +134,6 @@ MP_TEST(registry_clock_waits_for_cpus) {
 
 enum { LIMIT = 1000 };
 
-static uint64_t reclaim_at_once(void *arg, const mp_shortage *shortage, bool whole) {
-    (void)whole;
-    mp_budget_give(mp_governor_budget(arg), 500);
-    return shortage->bytes;
-}
-
-static uint64_t reclaim_nothing(void *arg, const void *asker) {
-    (void)asker;
-    (void)arg;
-    return 0;
-}
-
-/* A load that waits for memory asks every 20 ms whether to give up. It does not wait if memory is freed at once. */
-MP_TEST(registry_clock_waits_for_memory) {
-    mp_governor *governor;
-    mp_guard other, guard;
-    start_clock(1000 * SECOND);
-    MP_CHECK_OK(mp_governor_open(LIMIT, &governor, &error), &error);
-    MP_CHECK_OK(mp_governor_reserve(governor, "b", 600, 600, false, NULL, NULL, &other, &error), &error);
-    asked = 0;
-    give_up_call = 4;
-    MP_CHECK_STATUS(mp_governor_reserve(governor, "a", 500, 500, false, give_up_at, NULL, &guard, &error),
-                    MP_CANCELLED, &error);
-    EXPECT_WAITS(20 * MS, 20 * MS, 20 * MS, 20 * MS);
-    mp_guard_release(&other);
-
-    mp_reclaimer reclaimer = {
-        .reclaim = reclaim_at_once, .possible = reclaim_nothing, .later = reclaim_nothing, .arg = governor};
-    mp_governor_add_reclaimer(governor, &reclaimer);
-    MP_CHECK(mp_budget_take(mp_governor_budget(governor), 700));
-    MP_CHECK_OK(mp_governor_reserve(governor, "a", 600, 600, false, give_up_at, NULL, &guard, &error), &error);
-    MP_CHECK_INT(wait_count, 0);
-    mp_guard_release(&guard);
-    mp_governor_remove_reclaimer(governor, &reclaimer);
-    mp_budget_give(mp_governor_budget(governor), 200);
-    mp_governor_close(governor);
-    stop_clock();
-}
-
-static uint64_t count_reclaims(void *arg, const mp_shortage *shortage, bool whole) {
-    (void)shortage, (void)whole;
-    ++*(int *)arg;
-    return 0;
-}
-
-/* A load above the limit that waits for another load evicts nothing: the memory in use does not prevent it. */
-MP_TEST(registry_clock_load_above_the_limit) {
-    mp_governor *governor;
-    mp_guard other, guard;
-    uint64_t most, limit = mp_governor_limit_of(mp_cpu_memory_bytes(), &most);
-    int reclaims = 0;
-    mp_reclaimer reclaimer = {
-        .reclaim = count_reclaims, .possible = reclaim_nothing, .later = reclaim_nothing, .arg = &reclaims};
-    if (getenv("MPOOL_MEMORY_MB"))
-        MP_SKIP("MPOOL_MEMORY_MB sets the limit");
-    MP_CHECK_OK(mp_options_init(&error), &error);
-    start_clock(1000 * SECOND);
-    MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error);
-    mp_governor_add_reclaimer(governor, &reclaimer);
-    MP_CHECK_OK(mp_governor_reserve(governor, "b", 1, 1, false, NULL, NULL, &other, &error), &error);
-    asked = 0;
-    give_up_call = 1;
-    MP_CHECK_STATUS(mp_governor_reserve(governor, "a", limit + 1, limit + 1, false, give_up_at, NULL, &guard, &error),
-                    MP_CANCELLED, &error);
-    EXPECT_WAITS(20 * MS);
-    MP_CHECK_INT(reclaims, 0);
-    mp_guard_release(&other);
-    mp_governor_remove_reclaimer(governor, &reclaimer);
-    mp_governor_close(governor);
-    stop_clock();
-}
-
 /* --- injected faults --- */
 
 static mp_engine *wrap(scene *scene, mp_chaos_rule rule) {
@@ -295,29 +170,6 @@ MP_TEST(registry_clock_stalls) {
     step_once(engine, true);
     MP_CHECK_INT(wait_count, 16);
     MP_CHECK_INT(waits[0], 799 * MS / 16 + 1);
-    close_scene(&scene);
-}
-
-/* A slow step lasts four times its duration longer, at least 5 ms, in sleeps of at most a millisecond. */
-MP_TEST(registry_clock_slow_steps) {
-    static const struct {
-        uint64_t step_us, longer_us;
-    } rows[] = {{0, 5000}, {1250, 5000}, {1500, 6000}, {2250, 9000}};
-    scene scene;
-    open_scene(&scene);
-    mp_engine *engine = wrap(&scene, (mp_chaos_rule){.slow = 1});
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        uint64_t began = clock_ns;
-        int steps = (int)(rows[i].step_us / 250); /* the fake sleeps 250 us at a time */
-        atomic_store(&scene.fake.step_ns, rows[i].step_us * 1000);
-        step_once(engine, false);
-        MP_CHECK_INT(clock_ns - began, (rows[i].step_us + rows[i].longer_us) * 1000);
-        MP_CHECK_INT(wait_count, steps + (int)(rows[i].longer_us / 1000));
-        MP_CHECK_INT(waits[steps], MS);
-    }
-    atomic_store(&scene.fake.step_ns, 1300 * 1000); /* takes 1,500 us */
-    step_once(engine, true);
-    MP_CHECK_INT(wait_count, 0); /* a cancelled step ends at once */
     close_scene(&scene);
 }
 

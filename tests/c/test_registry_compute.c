@@ -33,21 +33,6 @@ static void expect_idle(mp_registry *registry) {
     MP_CHECK_INT(registry->inside, 0);
 }
 
-MP_TEST(registry_compute_leases_all_free_threads) {
-    mp_registry *registry = fake_registry(THREADS, 0);
-    seen seen = {.registry = registry};
-    mp_error error;
-    MP_CHECK_OK(mp_registry_compute(registry, 0, look, &seen, &error), &error);
-    MP_CHECK(seen.calls == 1 && seen.threads == THREADS && seen.leased == THREADS);
-    MP_CHECK(seen.counts.runnable == 1 && seen.counts.homes == 1); /* it shares the CPUs as a worker does */
-    expect_idle(registry);
-    mp_registry_begin_shutdown(registry);
-    MP_CHECK_STATUS(mp_registry_compute(registry, 0, look, &seen, &error), MP_SHUTTING_DOWN, &error);
-    MP_CHECK_INT(seen.calls, 1);
-    expect_idle(registry);
-    fake_end(registry);
-}
-
 typedef struct patient {
     seen seen;
     mp_status status;

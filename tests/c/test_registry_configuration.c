@@ -139,18 +139,6 @@ MP_TEST(registry_configuration_of_the_registry_itself) {
     }
 }
 
-MP_TEST(registry_policies_have_names) {
-    static const char *const names[] = {"default", "shared", "pack", "p2c", "sequential"};
-    for (int i = 0; i < MP_POLICY_COUNT; i++) {
-        mp_policy policy = MP_POLICY_COUNT;
-        MP_CHECK_STR(mp_policy_name((mp_policy)i), names[i]);
-        MP_CHECK(mp_policy_from_name(names[i], &policy) == (i > 0)); /* "default" does not name a policy */
-        MP_CHECK(i == 0 || policy == (mp_policy)i);
-    }
-    mp_policy policy;
-    MP_CHECK(!mp_policy_from_name("", &policy) && !mp_policy_from_name("packs", &policy));
-}
-
 /* Each status is counted in one metric. */
 MP_TEST(registry_ends_are_counted_by_status) {
     static mp_services services;

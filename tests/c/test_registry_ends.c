@@ -201,33 +201,6 @@ MP_TEST_SECONDS(registry_flood_into_a_full_queue_is_refused_or_served, 60) {
 
 /* --- shutdown --- */
 
-MP_TEST(registry_shutdown_drains_within_the_grace) {
-    fake fake;
-    fake_init(&fake);
-    fake.load_ns = FAKE_MS(20);
-    fake.step_ns = FAKE_MS(5);
-    mp_registry *registry = fake_registry(2, 0);
-    fake_add(registry, "a", &fake, false);
-    mp_ticket *tickets[4], *late;
-    for (int i = 0; i < 4; i++)
-        tickets[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
-    mp_registry_begin_shutdown(registry);
-    mp_registry_begin_shutdown(registry);
-    mp_status status;
-    late = fake_submit(registry, "a", fake_call_create(1), &status);
-    MP_CHECK(!late);
-    MP_CHECK_INT(status, MP_SHUTTING_DOWN);
-    mp_registry_close(registry, FAKE_MS(5000));
-    for (int i = 0; i < 4; i++) {
-        MP_CHECK(mp_ticket_done(tickets[i])); /* although the model was not loaded yet */
-        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
-    }
-    mp_registry_close(registry, 0); /* a second close has no effect */
-    mp_error error;
-    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_SHUTTING_DOWN, &error);
-    fake_end(registry);
-}
-
 MP_TEST(registry_shutdown_ends_requests_that_it_cuts_off) {
     fake fake, loading;
     fake_init(&fake);
@@ -261,49 +234,6 @@ MP_TEST(registry_shutdown_ends_requests_that_it_cuts_off) {
         mp_ticket_release(tickets[i]);
     }
     fake_until_no_calls();
-}
-
-static void abandon_it(void *arg) {
-    mp_entry *entry = arg;
-    mp_error error;
-    mp_fail(&error, MP_SHUTTING_DOWN, "a: abandoned by the test");
-    mp_mutex_lock(&entry->lock);
-    mp_worker_abandon(entry->workers[0], &error);
-    mp_mutex_unlock(&entry->lock);
-}
-
-/* The thread of an abandoned worker may return while its requests are being ended. The thread waits for the end and
- * must be woken then: at shutdown (mp_entry_join), no later event of the entry wakes it. */
-MP_TEST(registry_abandoned_worker_waits_for_its_requests) {
-    fake fake;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry(2, 0);
-    fake_add(registry, "a", &fake, false);
-    atomic_store(&fake.step_stalls, true);
-    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
-    fake_until(&fake.in_steps, 1);
-    mp_thread thread;
-    mp_error error;
-    mp_entry *entry = registry->slots[0].current;
-    mp_worker *worker = entry->workers[0];
-    mp_mutex_lock(&ticket->lock); /* stops abandon_it at the point where it ends the request */
-    MP_CHECK_OK(mp_thread_start(&thread, "abandons", abandon_it, entry, &error), &error);
-    for (bool dead = false; !dead; mp_sys_sleep_ns(FAKE_MS(1) / 4)) {
-        mp_mutex_lock(&entry->lock);
-        dead = worker->state == MP_WORKER_DEAD;
-        mp_mutex_unlock(&entry->lock);
-    }
-    atomic_store(&fake.step_stalls, false);
-    mp_sys_sleep_ns(FAKE_MS(100)); /* the worker's thread returns, and waits */
-    MP_CHECK_INT(fake.engines, 1);
-    MP_CHECK(!mp_ticket_done(ticket));
-    mp_mutex_unlock(&ticket->lock);
-    mp_thread_join(&thread);
-    for (uint64_t end = fake_in_ms(5000); atomic_load(&fake.engines); mp_sys_sleep_ns(FAKE_MS(1) / 4))
-        MP_CHECK(mp_sys_now_ns() < end);
-    MP_CHECK_STATUS(mp_ticket_status(ticket, &error), MP_SHUTTING_DOWN, &error);
-    mp_ticket_release(ticket);
-    fake_end(registry);
 }
 
 MP_TEST(registry_is_closed_by_several_threads_at_once) {
@@ -447,40 +377,6 @@ MP_TEST_SECONDS(registry_forks_during_requests, 60) {
     for (int i = 0; i < 2; i++)
         mp_thread_join(&threads[i]);
     fake_end(registry);
-}
-
-/* Registries share the governor and the CPU allocator: a fork takes their locks after those of all registries. */
-MP_TEST_SECONDS(registry_forks_with_another_registry_open, 60) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child forever");
-#endif
-    enum { REGISTRIES = 2, CALLERS = 6 };
-    fake fakes[REGISTRIES];
-    mp_registry *registries[REGISTRIES];
-    mp_thread threads[REGISTRIES * CALLERS];
-    mp_error error;
-    atomic_store(&stop_forking, 0);
-    for (int i = 0; i < REGISTRIES; i++) {
-        mp_registry_config config = {
-            .max_workers = 4, .keep_alive_ns = FAKE_MS(1), .maintenance_every_ns = FAKE_MS(10)};
-        fake_init(&fakes[i]);
-        fakes[i].workers = 4;
-        MP_CHECK_OK(mp_registry_create(&config, &registries[i], &error), &error);
-        fake_add(registries[i], "a", &fakes[i], false);
-    }
-    for (int i = 0; i < REGISTRIES * CALLERS; i++)
-        MP_CHECK_OK(mp_thread_start(&threads[i], "calls", keep_calling, registries[i % REGISTRIES], &error), &error);
-    for (int round = 0; round < 300; round++) {
-        pid_t child = fork();
-        if (child == 0)
-            _exit(0);
-        fake_expect_child(child);
-    }
-    atomic_store(&stop_forking, 1);
-    for (int i = 0; i < REGISTRIES * CALLERS; i++)
-        mp_thread_join(&threads[i]);
-    mp_registry_destroy(registries[1]); /* fake_end checks the shared memory count of both registries */
-    fake_end(registries[0]);
 }
 
 /* --- when the system refuses --- */

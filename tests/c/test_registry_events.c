@@ -59,14 +59,6 @@ static mp_registry *open_one(fake *fake, uint64_t limit_ns) {
     return registry;
 }
 
-static void until_returned(mp_registry *registry) {
-    mp_entry_info info;
-    do {
-        mp_sys_sleep_ns(FAKE_MS(1));
-        fake_info(registry, "a", &info);
-    } while (info.dead);
-}
-
 MP_TEST(registry_events_of_workers_and_requests) {
     static const told served[] = {{MP_EVENT_REQUEST_START, true, true, MP_OK},
                                   {MP_EVENT_REQUEST_COMPLETE, false, true, MP_OK}};
@@ -112,33 +104,5 @@ MP_TEST(registry_events_of_workers_and_requests) {
     fake.load_failures = 1;
     MP_CHECK_INT(mp_registry_load(registry, "a", false, 0, &error), MP_IO);
     EXPECT("a", not_loaded, 0);
-    fake_end(registry);
-}
-
-MP_TEST(registry_events_of_abandoned_workers) {
-    static const told not_loaded[] = {{MP_EVENT_SPAWN, true, false, MP_OK},
-                                      {MP_EVENT_FAIL, true, false, MP_SPAWN_TIMEOUT}};
-    static const told stalled[] = {{MP_EVENT_REQUEST_START, true, true, MP_OK},
-                                   {MP_EVENT_FAIL, true, false, MP_RECV},
-                                   {MP_EVENT_REQUEST_FAIL, false, true, MP_RECV}};
-    fake fake;
-    mp_error error;
-    mp_registry *registry = open_one(&fake, FAKE_MS(200));
-    fake.load_stalls = true;
-    MP_CHECK_INT(mp_registry_load(registry, "a", false, 0, &error), MP_SPAWN_TIMEOUT);
-    EXPECT("a", not_loaded, 0);
-    atomic_store(&fake.load_stalls, false);
-    until_returned(registry);
-    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
-    EXPECT("a", begins, 0);
-    atomic_store(&fake.step_stalls, true);
-    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
-    uint64_t number = ticket->number;
-    MP_CHECK_INT(fake_finish(ticket), MP_RECV);
-    EXPECT("a", stalled, number);
-    atomic_store(&fake.step_stalls, false);
-    until_returned(registry);
-    mp_event event;
-    MP_CHECK(!mp_events_take(&event)); /* the thread's return is no further event */
     fake_end(registry);
 }

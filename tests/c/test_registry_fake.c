@@ -158,7 +158,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     MP_CHECK(!fake->process || (!lease->team && lease->threads == fake->threads)); /* lent to the process */
     uint64_t end = mp_sys_now_ns() + atomic_load(&fake->step_ns);
     bool stopped = false;
-    while (atomic_load(&fake->step_stalls) && atomic_load(&fake->steps) >= fake->stalls_after)
+    while (atomic_load(&fake->step_stalls))
         mp_sys_sleep_ns(FAKE_MS(1) / 4);
     while (!stopped && (mp_sys_now_ns() < end || atomic_load(&fake->hold))) {
         stopped = mp_lease_poll(lease);
@@ -244,7 +244,6 @@ static void engine_retire(mp_engine *base, mp_item *item) {
 
 static uint64_t engine_trim(mp_engine *base) {
     fake *fake = ((fake_engine *)base)->fake;
-    stay(&fake->in_trim, &fake->trim_hold);
     atomic_fetch_add(&fake->trims, 1);
     atomic_store(&fake->held_bytes, atomic_load(&fake->held_bytes) / 2);
     return 0;
@@ -295,10 +294,6 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     if (atomic_load(&model->fake->one_engine) && atomic_load(&model->fake->engines) > 0) {
         atomic_fetch_add(&model->fake->engines_refused, 1);
         return mp_fail(error, MP_IO, "no second engine");
-    }
-    if (atomic_load(&model->fake->engine_failures) > 0) {
-        atomic_fetch_sub(&model->fake->engine_failures, 1);
-        return mp_fail(error, MP_IO, "no engine");
     }
     fake_engine *engine = mp_alloc_zeroed(sizeof(*engine), MP_TAG_SCRATCH);
     if (!engine)

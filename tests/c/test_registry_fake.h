@@ -18,7 +18,6 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic uint64_t load_ns;    /* how long a load takes */
     _Atomic int load_failures;   /* number of further loads that fail with MP_IO */
     _Atomic bool one_engine;     /* creating an engine beside another one fails with MP_IO */
-    _Atomic int engine_failures; /* number of further engines whose creation fails with MP_IO */
     bool load_silent;            /* a load reports no progress at all */
     _Atomic bool load_stalls;    /* a load makes no progress and cannot be cancelled */
     _Atomic uint64_t step_ns;    /* duration of a step */
@@ -47,8 +46,6 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic bool leave_hold;  /* a worker that has retired a request waits before it takes further work or leaves */
     _Atomic int in_destroy;   /* threads that free an engine or a model */
     _Atomic bool destroy_hold; /* threads that free an engine or a model wait while this is set */
-    _Atomic int in_trim;      /* threads in trim */
-    _Atomic bool trim_hold;   /* threads in trim wait while this is set */
     _Atomic int slices;       /* number of slices of optional work that the engines have left */
     _Atomic int improved;     /* slices done */
     _Atomic int in_improve;   /* threads in such a slice */
@@ -57,7 +54,6 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic bool retire_hold; /* threads in retire wait while this is set */
     _Atomic int retired;      /* requests retired */
     _Atomic bool step_stalls; /* a step does not end, makes no progress and cannot be cancelled */
-    int stalls_after;         /* number of steps before the first that `step_stalls` affects */
     _Atomic bool hold;  /* steps do not end while this is set */
     bool whole;         /* a step with a faulty request fails for all its requests, as when a process dies */
     bool external_kill; /* another program killed the failing process */

@@ -83,42 +83,9 @@ MP_TEST(registry_governor_guards_hold_their_bytes) {
     mp_governor_close(governor);
 }
 
-static uint64_t count_asked(void *arg, const void *asker) { (void)asker; return ++*(uint64_t *)arg; }
-
-/* mp_governor_remove_reclaimer accepts a reclaimer that was never added, and keeps the others. */
-MP_TEST(registry_governor_removes_reclaimers_that_were_not_added) {
-    mp_governor *governor = open_governor(1000);
-    uint64_t asked = 0;
-    mp_reclaimer first = {.later = count_asked, .arg = &asked}, second = first, never = first;
-    mp_governor_remove_reclaimer(governor, &never);
-    mp_governor_add_reclaimer(governor, &first);
-    mp_governor_add_reclaimer(governor, &second);
-    mp_governor_remove_reclaimer(governor, &never);
-    MP_CHECK(mp_budget_take(mp_governor_budget(governor), 1000));
-    MP_CHECK(!mp_governor_may_free(governor, 900));
-    MP_CHECK_INT(asked, 2);
-    mp_governor_remove_reclaimer(governor, &first); /* the second of the list */
-    MP_CHECK(!mp_governor_may_free(governor, 900));
-    MP_CHECK_INT(asked, 3);
-    mp_governor_remove_reclaimer(governor, &second);
-    mp_budget_give(mp_governor_budget(governor), 1000);
-    mp_governor_close(governor);
-}
-
 static uint64_t end_the_load(void *arg, const void *asker) {
     (void)asker;
     mp_guard_release(arg);
-    return 0;
-}
-
-static uint64_t reclaim_nothing(void *arg, const mp_shortage *shortage, bool whole) {
-    (void)arg, (void)shortage, (void)whole;
-    return 0;
-}
-
-static uint64_t nothing_possible(void *arg, const void *asker) {
-    (void)asker;
-    (void)arg;
     return 0;
 }
 
@@ -135,51 +102,6 @@ MP_TEST(registry_governor_load_that_ends_during_the_question) {
     MP_CHECK(!mp_governor_may_free(governor, 800));
     mp_governor_remove_reclaimer(governor, &reclaimer);
     mp_budget_give(mp_governor_budget(governor), 900);
-    mp_governor_close(governor);
-}
-
-/* The same for a load above the limit, which the governor would raise once other models are gone. */
-MP_TEST(registry_governor_load_that_ends_during_the_question_above_the_limit) {
-    uint64_t limit = mp_governor_limit_of(mp_cpu_memory_bytes(), &(uint64_t){0});
-    for (int loads = 1; loads >= 0; loads--) {
-        mp_governor *governor = open_governor(0);
-        mp_guard guard, wanted;
-        mp_error error;
-        mp_reclaimer reclaimer = {.reclaim = reclaim_nothing, .possible = nothing_possible, .later = end_the_load,
-                                  .arg = &guard};
-        int asked = 0;
-        mp_governor_add_reclaimer(governor, &reclaimer);
-        MP_CHECK(mp_governor_try_reserve(governor, 10, &guard));
-        if (!loads)
-            mp_guard_release(&guard);
-        MP_CHECK(mp_budget_take(mp_governor_budget(governor), limit / 2));
-        MP_CHECK_STATUS(
-            mp_governor_reserve(governor, "a", limit + 1, limit + 1, false, once, &asked, &wanted, &error),
-            loads ? MP_CANCELLED : MP_MEMORY_EXHAUSTED, &error);
-        mp_guard_release(&guard);
-        mp_governor_remove_reclaimer(governor, &reclaimer);
-        mp_budget_give(mp_governor_budget(governor), limit / 2);
-        mp_governor_close(governor);
-    }
-}
-
-/* A part is at most the whole, and an empty guard has only empty parts. */
-MP_TEST(registry_governor_splits_guards) {
-    mp_governor *governor = open_governor(1000);
-    mp_guard guard, none = {0};
-    int loads;
-    MP_CHECK(mp_governor_try_reserve(governor, 100, &guard));
-    mp_guard part = mp_guard_split(&guard, 30), rest = mp_guard_split(&guard, 71), empty = mp_guard_split(&none, 5);
-    MP_CHECK(part.bytes == 30 && rest.bytes == 70 && guard.bytes == 0);
-    MP_CHECK(!empty.governor && empty.bytes == 0);
-    MP_CHECK_INT(mp_governor_reserved(governor, &loads), 100);
-    MP_CHECK_INT(loads, 3);
-    mp_guard_release(&part);
-    mp_guard_release(&rest);
-    mp_guard_release(&guard);
-    mp_guard_release(&empty);
-    MP_CHECK_INT(mp_governor_reserved(governor, &loads), 0);
-    MP_CHECK_INT(loads, 0);
     mp_governor_close(governor);
 }
 
@@ -200,20 +122,6 @@ MP_TEST(registry_governor_raises_the_limit_for_one_model) {
         mp_guard_release(&guard);
         mp_budget_give(budget, used);
         mp_governor_close(governor);
-    }
-}
-
-/* The rule of the limit at sizes that no power of two hides: 2,048 MB or a quarter is kept, four fifths of the rest are
- * offered. */
-MP_TEST(registry_governor_offers_its_share) {
-    const uint64_t mb = 1 << 20;
-    static const struct {
-        uint64_t offered, reserve; /* MB */
-    } rows[] = {{100, 25}, {8188, 2047}, {8192, 2048}, {8196, 2048}, {65536, 2048}};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        uint64_t most, limit = mp_governor_limit_of(rows[i].offered * mb, &most);
-        MP_CHECK_INT(most, (rows[i].offered - rows[i].reserve) * mb);
-        MP_CHECK(limit <= most * 4 / 5 && limit + 4 >= most * 4 / 5);
     }
 }
 
@@ -279,32 +187,6 @@ static void close_with(mp_governor *governor, owner owners[2]) {
     mp_governor_close(governor);
 }
 
-MP_TEST(registry_governor_asks_one_owner_after_the_other) {
-    static const struct {
-        uint64_t first, second, bytes;
-        bool whole;
-        uint64_t coming;
-        int calls[2];      /* calls of reclaim */
-        uint64_t asked[2]; /* bytes in the last call */
-    } rows[] = {
-        {100, 100, 100, false, 100, {1, 0}, {100, 0}}, {60, 100, 100, false, 100, {1, 1}, {100, 40}},
-        {60, 30, 100, false, 90, {1, 1}, {100, 40}},   {100, 100, 100, true, 100, {1, 0}, {100, 0}},
-        {60, 100, 100, true, 100, {1, 1}, {100, 100}}, /* the second one has all */
-        {60, 40, 100, true, 100, {2, 2}, {100, 40}},   /* together they have all */
-        {60, 39, 100, true, 0, {1, 1}, {100, 100}},    /* together they lack one byte: neither frees anything */
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        owner owners[2];
-        mp_governor *governor = open_with(1000, owners, rows[i].first, rows[i].second);
-        uint64_t coming = mp_governor_reclaim(governor, rows[i].bytes, rows[i].whole);
-        for (int j = 0; j < 2; j++)
-            if (coming != rows[i].coming || owners[j].calls != rows[i].calls[j] || owners[j].asked != rows[i].asked[j])
-                MP_FAIL("row %zu: coming %d, owner %d: %d calls, asked for %d", i, (int)coming, j, owners[j].calls,
-                        (int)owners[j].asked);
-        close_with(governor, owners);
-    }
-}
-
 /* A load above the limit evicts the models of others, or waits for them, until the limit may be raised: until at most
  * an eighth is in use, and what the machine offers is enough for both. */
 MP_TEST(registry_governor_evicts_before_it_raises_the_limit) {
@@ -338,21 +220,6 @@ MP_TEST(registry_governor_evicts_before_it_raises_the_limit) {
                 close_with(governor, owners);
             }
     }
-}
-
-/* A configured limit never rises, and no model is evicted for a load that it rules out. */
-MP_TEST(registry_governor_evicts_nothing_for_a_load_above_a_configured_limit) {
-    owner owners[2];
-    mp_governor *governor = open_with(1000, owners, 999, 0);
-    mp_guard guard;
-    mp_error error;
-    owners[0].future = 5000;
-    MP_CHECK(mp_budget_take(mp_governor_budget(governor), 999));
-    MP_CHECK_STATUS(mp_governor_reserve(governor, "a", 1001, 1001, false, NULL, NULL, &guard, &error),
-                    MP_MEMORY_EXHAUSTED, &error);
-    MP_CHECK_INT(owners[0].asked, 1000);
-    mp_budget_give(mp_governor_budget(governor), 999);
-    close_with(governor, owners);
 }
 
 /* A load that lacks memory asks for exactly what it lacks, and says how much is free. */
@@ -393,23 +260,6 @@ MP_TEST(registry_governor_waits_only_if_enough_may_become_free) {
     }
     mp_budget_give(budget, 400);
     close_with(governor, owners);
-}
-
-/* Bytes that have become free since the shortage was noted are lacking no more. */
-MP_TEST(registry_governor_counts_what_has_become_free) {
-    mp_governor *governor = open_governor(1000);
-    mp_budget *budget = mp_governor_budget(governor);
-    MP_CHECK(mp_budget_take(budget, 900));
-    mp_shortage shortage = {governor, 300, 100, NULL};
-    MP_CHECK_INT(mp_shortage_left(&shortage), 300);
-    mp_budget_give(budget, 200);
-    MP_CHECK_INT(mp_shortage_left(&shortage), 100);
-    mp_budget_give(budget, 100);
-    MP_CHECK_INT(mp_shortage_left(&shortage), 0);
-    mp_budget_give(budget, 300);
-    MP_CHECK_INT(mp_shortage_left(&shortage), 0);
-    mp_budget_give(budget, 300);
-    mp_governor_close(governor);
 }
 
 /* --- the size of an eviction --- */

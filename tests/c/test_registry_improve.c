@@ -47,26 +47,6 @@ MP_TEST(improve_makes_way_for_requests) {
     fake_end(registry); /* also ends the slices */
 }
 
-/* While another model computes, an idle worker leaves its engine alone. */
-MP_TEST(improve_leaves_busy_cpus_alone) {
-    fake fake, other;
-    fake_init(&other);
-    mp_registry *registry = fake_begin(&fake, 2, NULL);
-    fake_add(registry, "b", &other, false);
-    serve_one(registry, "b");
-    atomic_store(&other.hold, true);
-    mp_ticket *ticket = fake_submit(registry, "b", fake_call_create(1), NULL);
-    fake_until(&other.in_steps, 1);
-    atomic_store(&fake.slices, 5);
-    serve_one(registry, "a");
-    mp_sys_sleep_ns(FAKE_MS(60));
-    MP_CHECK_INT(atomic_load(&fake.improved), 0);
-    atomic_store(&other.hold, false);
-    MP_CHECK_INT(fake_finish(ticket), MP_OK);
-    fake_until(&fake.improved, 5);
-    fake_end(registry);
-}
-
 /* A worker whose slice makes no progress is abandoned, as in a step, and another one serves. */
 MP_TEST(improve_that_hangs) {
     fake fake;
@@ -84,18 +64,5 @@ MP_TEST(improve_that_hangs) {
     atomic_store(&fake.improve_hold, false);
     while (atomic_load(&fake.engines) > 1) /* the abandoned worker frees its engine */
         mp_sys_sleep_ns(FAKE_MS(1));
-    fake_end(registry);
-}
-
-/* An idle model leaves between two slices. */
-MP_TEST(improve_ends_with_the_model) {
-    fake fake;
-    mp_registry *registry = fake_begin(&fake, 1, NULL);
-    atomic_store(&fake.slices, 1000000);
-    serve_one(registry, "a");
-    fake_until(&fake.improved, 2);
-    mp_error error;
-    MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(10000), &error), &error);
-    fake_until_freed(&fake);
     fake_end(registry);
 }

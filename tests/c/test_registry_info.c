@@ -1,5 +1,4 @@
-/* Every field of mp_entry_info, mp_eviction and a new ticket has exactly the value that the entry, its workers and the
- * options of the request have. */
+/* Every field of mp_entry_info and mp_eviction has exactly the value that the entry and its workers have. */
 #include "base/sys.h"
 #include "test_registry_scene.h"
 
@@ -165,27 +164,6 @@ MP_TEST(registry_info_has_every_field) {
     scene_close(&scene);
 }
 
-MP_TEST(registry_info_of_predictive_scaling) {
-    scene scene;
-    mp_entry_info info;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    uint64_t now = mp_sys_now_ns();
-    for (int i = 0; i < 100; i++)
-        mp_forecast_arrive(&scene.entry->forecast, now - FAKE_MS(10) * (uint64_t)(100 - i));
-    describe(&scene, &info);
-    MP_CHECK(info.arrivals == 0 && info.predicted == 0);
-    scene.services->predictive_scaling = true;
-    scene.entry->policy = MP_POLICY_SHARED;
-    mp_forecast_serve(&scene.entry->forecast, FAKE_MS(15));
-    describe(&scene, &info);
-    double rate = mp_forecast_rate(&scene.entry->forecast, mp_sys_now_ns());
-    MP_CHECK(rate > 50);
-    MP_CHECK_NEAR(info.arrivals, rate, rate / 2);
-    MP_CHECK(info.predicted > 0);
-    MP_CHECK_INT(info.predicted, mp_dispatch_predicted(scene.entry, mp_sys_now_ns()));
-    scene_close(&scene);
-}
-
 /* The policy of an entry is that of the configuration, else that of the loader, else that of the capability. */
 MP_TEST(registry_info_policy_of_an_entry) {
     static const char *const names[] = {NULL, "sequential", "no policy"};
@@ -298,58 +276,7 @@ MP_TEST(registry_info_of_evictions) {
     }
 }
 
-/* A model that is being freed counts with the bytes noted before, because the model may not be touched any more. */
-MP_TEST(registry_info_of_a_running_unload) {
-    scene scene;
-    mp_eviction value;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    scene.entry->unload = MP_UNLOAD_RUNNING;
-    scene.entry->unload_bytes = 1234;
-    mp_entry_value(scene.entry, &value);
-    MP_CHECK_INT(value.coming, 1234);
-    MP_CHECK(value.bytes == 0 && value.busy == 0 && value.load_ns == 0);
-    scene_close(&scene);
-}
-
 /* --- tickets --- */
-
-MP_TEST(registry_info_of_tickets) {
-    scene scene;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    scene.services->patience_ns = FAKE_MS(3000);
-    uint64_t before = mp_sys_now_ns();
-    for (int i = 0; i < 12; i++) {
-        static const uint64_t patience[] = {0, MP_FOREVER, FAKE_MS(50)}, expected[] = {FAKE_MS(3000), 0, FAKE_MS(50)};
-        scene.services->scale_timeout = i < 6;
-        mp_submit_options options = {.deadline_ns = i % 4 ? before + FAKE_MS(10000) * (uint64_t)(i + 1) : 0,
-                                     .patience_ns = patience[i % 3],
-                                     .priority = (uint8_t)(i % 5),
-                                     .service_class = (uint8_t)(i % 2),
-                                     .policy = (mp_policy)(1 + i % (MP_POLICY_COUNT - 1)),
-                                     .tenant = (uint64_t)i * 7 << 32};
-        mp_ticket *ticket = scene_ticket(&scene, 1, options);
-        MP_CHECK_INT(ticket->item.priority, i % 5);
-        MP_CHECK_INT(ticket->item.service_class, i % 2);
-        MP_CHECK(ticket->item.tenant == options.tenant);
-        MP_CHECK_INT(ticket->item.deadline_ns, options.deadline_ns);
-        MP_CHECK(ticket->item.ticket == ticket && ticket->item.request == mp_ticket_request(ticket));
-        MP_CHECK_INT(ticket->node.priority, i % 5);
-        MP_CHECK_INT(ticket->node.kind, i % 2);
-        MP_CHECK(ticket->node.tenant == options.tenant);
-        MP_CHECK_INT(ticket->policy, options.policy);
-        MP_CHECK_INT(ticket->due_ns, options.deadline_ns); /* no pause has moved the clock of requests */
-        MP_CHECK_INT(ticket->patience_ns, expected[i % 3]);
-        MP_CHECK_INT(ticket->stretches, i < 6 && i % 3 == 0);
-        uint64_t submitted, started, finished;
-        mp_ticket_times(ticket, &submitted, &started, &finished);
-        MP_CHECK(submitted >= before && submitted <= mp_sys_now_ns() && started == 0 && finished == 0);
-        MP_CHECK_INT(ticket->node.since_ns, submitted);
-        MP_CHECK_INT(ticket->moved_ns, submitted);
-    }
-    mp_ticket *late = scene_ticket(&scene, 1, (mp_submit_options){.deadline_ns = 5});
-    MP_CHECK_INT(late->due_ns, 1);
-    scene_close(&scene);
-}
 
 /* The predicted time is the cost of the requests ahead, half of the cost of the active ones, and the request's own. */
 MP_TEST(registry_info_of_positions) {

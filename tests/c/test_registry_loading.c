@@ -7,19 +7,6 @@
 
 /* --- loading --- */
 
-MP_TEST(registry_loads_once_for_many_callers) {
-    fake fake;
-    fake_init(&fake);
-    fake.load_ns = FAKE_MS(20);
-    mp_registry *registry = fake_registry(2, 0);
-    fake_add(registry, "a", &fake, false);
-    herd herd = {.registry = registry, .key = "a"};
-    fake_run_herd(&herd);
-    MP_CHECK_INT(herd.ok, HERD);
-    MP_CHECK_INT(fake.loads, 1);
-    fake_end(registry);
-}
-
 MP_TEST(registry_reports_a_failed_load_to_every_caller) {
     fake fake;
     fake_init(&fake);
@@ -163,26 +150,6 @@ MP_TEST(registry_a_slow_load_with_progress_does_not_time_out) {
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
     fake_add(registry, "a", &fake, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    fake_end(registry);
-}
-
-MP_TEST(registry_loads_five_models_at_once) {
-    enum { MODELS = 5 };
-    fake fakes[MODELS];
-    const char *const keys[MODELS] = {"e", "c", "a", "d", "b"};
-    mp_registry *registry = fake_registry(2, 0);
-    mp_ticket *tickets[MODELS];
-    for (int i = 0; i < MODELS; i++) {
-        fake_init(&fakes[i]);
-        fakes[i].load_ns = FAKE_MS(10);
-        fakes[i].threads = 2;
-        fakes[i].thread_limit = 2;
-        fake_add(registry, keys[i], &fakes[i], false);
-    }
-    for (int i = 0; i < MODELS; i++)
-        tickets[i] = fake_submit(registry, keys[i], fake_call_create(2), NULL);
-    for (int i = 0; i < MODELS; i++)
-        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
     fake_end(registry);
 }
 

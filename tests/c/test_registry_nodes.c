@@ -1,5 +1,4 @@
-/* CPU leases on machines with several memory nodes: the allocator on simulated machines, and a registry on this machine
- * split into two nodes. */
+/* CPU leases on machines with several memory nodes: the allocator on simulated machines. */
 #include <stdlib.h>
 
 #include "base/alloc.h"
@@ -83,83 +82,6 @@ MP_TEST(registry_nodes_cpus_are_lent) {
     mp_cpu_allocator_close(allocator);
 }
 
-MP_TEST(registry_nodes_workers_lend_theirs_to_processes) {
-    fake fake;
-    fake_init(&fake);
-    fake.process = 4711;
-    fake.threads = 2;
-    mp_registry *registry = fake_registry(2, 0);
-    fake_add(registry, "a", &fake, false);
-    for (int i = 0; i < 3; i++) /* the fake's engine_step checks its lease */
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(2), NULL)), MP_OK);
-    mp_entry_info info;
-    fake_info(registry, "a", &info);
-    MP_CHECK_INT(info.worker[0].process, 4711);
-    fake_end(registry);
-}
-
-MP_TEST(registry_nodes_single_node_is_unchanged) {
-    mp_cpu_set before, now;
-    bool known = mp_sys_get_affinity(&before);
-    mp_cpu_allocator *allocator = allocator_of(4, (int[]){4}, 1);
-    holder a = {.home = mp_cpu_allocator_assign_home(allocator)}, b = {.home = mp_cpu_allocator_assign_home(allocator)};
-    MP_CHECK(a.home == 0 && b.home == 0);
-    MP_CHECK_INT(mp_cpu_allocator_node_number(allocator, 0), -1);
-    MP_CHECK_INT(mp_cpu_allocator_node_memory(allocator, 0), -1);
-    take(allocator, &a, 3);
-    MP_CHECK_STR(where(&a, 1), "0:3");
-    MP_CHECK(!a.lease.bound);
-    take(allocator, &b, 4);
-    MP_CHECK_STR(where(&b, 1), "0:1");
-    MP_CHECK(!known || (mp_sys_get_affinity(&now) && memcmp(&now, &before, sizeof(now)) == 0));
-    give(allocator, &b);
-    give(allocator, &a);
-    mp_cpu_allocator_release_home(allocator, a.home);
-    mp_cpu_allocator_release_home(allocator, b.home);
-    mp_cpu_allocator_close(allocator);
-}
-
-MP_TEST(registry_nodes_each_worker_has_its_own) {
-    mp_cpu_allocator *allocator = allocator_of(8, (int[]){4, 4}, 2);
-    holder a = {.home = mp_cpu_allocator_assign_home(allocator)}, b = {.home = mp_cpu_allocator_assign_home(allocator)};
-    MP_CHECK(a.home == 0 && b.home == 1);
-    MP_CHECK_INT(mp_cpu_allocator_node_number(allocator, 1), 2);
-    MP_CHECK_INT(mp_cpu_allocator_node_memory(allocator, 1), 2);
-    take(allocator, &b, 99); /* the only lease: all CPUs, those of the home node first */
-    MP_CHECK_STR(where(&b, 2), "1:4,4");
-    give(allocator, &b);
-    take(allocator, &b, 6);
-    MP_CHECK_STR(where(&b, 2), "1:2,4");
-    give(allocator, &b);
-    mp_cpu_allocator_enter(allocator);
-    mp_cpu_allocator_enter(allocator);
-    for (int i = 0; i < 3; i++) { /* in either order, each worker gets the CPUs of its home node */
-        take(allocator, i % 2 ? &a : &b, 99);
-        take(allocator, i % 2 ? &b : &a, 99);
-        MP_CHECK_STR(where(&a, 2), "0:4,0");
-        MP_CHECK_STR(where(&b, 2), "1:0,4");
-        give(allocator, &a);
-        give(allocator, &b);
-    }
-    mp_cpu_allocator_leave(allocator);
-    mp_cpu_allocator_leave(allocator);
-    mp_cpu_allocator_close(allocator);
-}
-
-MP_TEST(registry_nodes_home_has_most_free_cpus) {
-    mp_cpu_allocator *allocator = allocator_of(0 + 10, (int[]){2, 4, 4}, 3);
-    holder a = {.home = mp_cpu_allocator_assign_home(allocator)};
-    MP_CHECK_INT(a.home, 1); /* the first of two nodes with equally many free CPUs */
-    take(allocator, &a, 3);
-    MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 2);
-    give(allocator, &a);
-    MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 1); /* a tie in free CPUs and in workers */
-    MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 2);
-    mp_cpu_allocator_release_home(allocator, 1);
-    MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 1);
-    mp_cpu_allocator_close(allocator);
-}
-
 MP_TEST(registry_nodes_full_home) {
     mp_cpu_allocator *allocator = allocator_of(16, (int[]){4, 4, 6, 2}, 4);
     holder a = {.home = 0}, b = {.home = 0}, c = {.home = 0}, d = {.home = 0};
@@ -187,80 +109,6 @@ MP_TEST(registry_nodes_full_home) {
     for (int i = 0; i < 4; i++)
         MP_CHECK_INT(leased[i], 0);
     mp_cpu_allocator_close(allocator);
-}
-
-/* Fewer threads than CPUs (a quota of three CPUs on a machine with 16), and more threads than CPUs. */
-MP_TEST(registry_nodes_fewer_and_more_threads_than_cpus) {
-    mp_cpu_allocator *few = allocator_of(3, (int[]){8, 8}, 2);
-    holder a = {.home = mp_cpu_allocator_assign_home(few)}, b = {.home = mp_cpu_allocator_assign_home(few)};
-    MP_CHECK(a.home == 0 && b.home == 1);
-    take(few, &b, 99);
-    MP_CHECK_STR(where(&b, 2), "1:0,3");
-    MP_CHECK_INT(mp_cpu_allocator_leased(few), 3);
-    give(few, &b);
-    take(few, &a, 2);
-    take(few, &b, 2);
-    MP_CHECK_STR(where(&a, 2), "0:2,0");
-    MP_CHECK_STR(where(&b, 2), "1:0,1");
-    give(few, &a);
-    give(few, &b);
-    mp_cpu_allocator_close(few);
-
-    mp_cpu_allocator *many = allocator_of(7, (int[]){1, 2}, 2);
-    int threads[MP_NODES_MAX], leased[MP_NODES_MAX];
-    mp_cpu_allocator_nodes(many, threads, leased);
-    MP_CHECK(threads[0] == 3 && threads[1] == 4);
-    take(many, &a, 99);
-    MP_CHECK_STR(where(&a, 2), "0:3,4");
-    give(many, &a);
-    mp_cpu_allocator_close(many);
-
-    mp_cpu_allocator *unknown = allocator_of(2, (int[]){0}, 1); /* the system reports nothing about its CPUs */
-    take(unknown, &a, 99);
-    MP_CHECK_STR(where(&a, 1), "0:2");
-    give(unknown, &a);
-    mp_cpu_allocator_close(unknown);
-}
-
-/* When a worker stalls, its CPUs are written off: other workers can lease them, each on its node. */
-MP_TEST(registry_nodes_forfeited) {
-    mp_cpu_allocator *allocator = allocator_of(6, (int[]){3, 3}, 2);
-    holder a = {.home = 1}, b = {.home = 0};
-    take(allocator, &a, 4);
-    MP_CHECK_STR(where(&a, 2), "1:1,3");
-    mp_cpu_allocator_write_off(allocator, &a.threads);
-    int threads[MP_NODES_MAX], leased[MP_NODES_MAX];
-    mp_cpu_allocator_nodes(allocator, threads, leased);
-    MP_CHECK(leased[0] == 0 && leased[1] == 0);
-    take(allocator, &b, 6); /* only three threads have not stalled: the lease has three CPUs, and returns the others */
-    MP_CHECK_STR(where(&b, 2), "0:3,0");
-    MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 3);
-    mp_cpu_allocator_return(allocator, &a.lease, &a.threads, true);
-    give(allocator, &b);
-    MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 0);
-    take(allocator, &b, 6);
-    MP_CHECK_STR(where(&b, 2), "0:3,3");
-    give(allocator, &b);
-    mp_cpu_allocator_close(allocator);
-}
-
-/* The threads of an allocator that is closed while a lease is written off are joined when the lease is returned. */
-MP_TEST(registry_nodes_forfeited_lease_is_returned_after_the_close) {
-    uint64_t created, joined, created_now, joined_now;
-    mp_thread_counts(&created, &joined);
-    mp_cpu_allocator *allocator = mp_cpu_allocator_pin(allocator_of(4, (int[]){4}, 1));
-    holder a = {0};
-    take(allocator, &a, 3);
-    MP_CHECK_INT(a.lease.threads, 3);
-    mp_cpu_allocator_write_off(allocator, &a.threads);
-    mp_cpu_allocator_close(allocator);
-    mp_thread_counts(&created_now, &joined_now);
-    MP_CHECK_INT(created_now, created + 3);
-    MP_CHECK_INT(joined_now, joined); /* they may still compute */
-    mp_cpu_allocator_return(allocator, &a.lease, &a.threads, true);
-    mp_thread_counts(&created_now, &joined_now);
-    MP_CHECK_INT(joined_now, joined + 3);
-    mp_cpu_allocator_unpin(allocator);
 }
 
 /* Random leases and returns: no node leases more CPUs than it has, and at the end all CPUs are free. */
@@ -299,65 +147,6 @@ MP_TEST(registry_nodes_always_balance) {
         MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 0);
         mp_cpu_allocator_close(allocator);
     }
-}
-
-/* --- a registry on two nodes of this machine --- */
-
-static void read_workers(mp_registry *registry, const char *key, int count, bool *on) {
-    mp_entry_info info;
-    uint64_t end = fake_in_ms(10000);
-    do {
-        fake_info(registry, key, &info);
-        MP_CHECK(mp_sys_now_ns() < end);
-    } while (info.workers < count);
-    for (int i = 0; i < info.worker_count; i++) {
-        MP_CHECK(info.worker[i].node >= -1 && info.worker[i].node < 8);
-        on[info.worker[i].node + 1] = true;
-    }
-}
-
-MP_TEST(registry_nodes_workers_are_spread_and_report_their_node) {
-    mp_cpu_set allowed, first = {0}, second = {0};
-    if (!mp_sys_get_affinity(&allowed) || mp_cpu_set_count(&allowed) < 2)
-        MP_SKIP("one CPU");
-    int seen = 0;
-    for (int i = 0; i < MP_CPUS_MAX; i++)
-        if (mp_cpu_set_has(&allowed, i))
-            mp_cpu_set_add(seen++ ? &second : &first, i);
-    char table[256] = "";
-    mp_cpu_set_text(&first, table, sizeof(table));
-    strcat(table, ";");
-    mp_cpu_set_text(&second, table + strlen(table), sizeof(table) - strlen(table));
-    setenv("MPOOL_NODES", table, 1);
-    MP_CHECK_OK(mp_options_init(&error), &error);
-    fake fake;
-    fake_init(&fake);
-    fake.workers = 2;
-    fake.threads = fake.thread_limit = 2;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2, .max_workers = 2});
-    fake_add(registry, "a", &fake, false);
-    for (int i = 0; i < 20; i++)
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(3), NULL)), MP_OK);
-    bool on[9] = {false};
-    read_workers(registry, "a", 2, on);
-    MP_CHECK(!on[0] && on[1] && on[2]);
-    fake_end(registry);
-
-    setenv("MPOOL_NODES", "off", 1);
-    MP_CHECK_OK(mp_options_init(&error), &error);
-    registry = fake_registry(2, 0);
-    fake_add(registry, "a", &fake, false);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(3), NULL)), MP_OK);
-    memset(on, 0, sizeof(on));
-    read_workers(registry, "a", 1, on);
-    MP_CHECK(on[0] && !on[1]);
-    fake_end(registry);
-
-    setenv("MPOOL_NODES", "0;;", 1);
-    MP_CHECK_OK(mp_options_init(&error), &error);
-    mp_registry_config config = {.threads = 1};
-    MP_CHECK_STATUS(mp_registry_create(&config, &registry, &error), MP_INVALID_ARGUMENT, &error);
-    MP_CHECK_HAS(error.message, "MPOOL_NODES");
 }
 
 /* --- CPUs of two nodes in one lease --- */

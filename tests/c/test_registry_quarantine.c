@@ -116,36 +116,6 @@ MP_TEST(quarantine_two_culprits_at_once) {
     fake_end(registry);
 }
 
-/* A stalled step of two requests does not identify a culprit: both requests become suspects. */
-MP_TEST(quarantine_of_steps_that_stand_still) {
-    fake fake;
-    mp_registry *registry = start(&fake, 1);
-    mp_ticket *tickets[2];
-    for (int round = 0; round < 2; round++) {
-        atomic_store(&fake.hold, true);
-        mp_ticket *first = fake_submit(registry, "a", fake_call_create(1), NULL);
-        fake_until(&fake.in_steps, 1);
-        for (int i = 0; i < 2; i++)
-            tickets[i] = fake_submit(registry, "a", call_of((uint64_t)i + 1, 0), NULL);
-        int before = fake.steps;
-        atomic_store(&fake.step_stalls, round == 0);
-        atomic_store(&fake.hold, false);
-        MP_CHECK_INT(fake_finish(first), MP_OK);
-        if (round == 0) { /* both requests shared the step */
-            MP_CHECK_INT(fake_finish(tickets[0]), MP_RECV);
-            MP_CHECK_INT(fake_finish(tickets[1]), MP_RECV);
-            atomic_store(&fake.step_stalls, false);
-            while (atomic_load(&fake.in_steps)) /* the abandoned thread has not returned */
-                mp_sys_sleep_ns(FAKE_MS(1));
-        } else {
-            MP_CHECK_INT(fake_finish(tickets[0]), MP_OK);
-            MP_CHECK_INT(fake_finish(tickets[1]), MP_OK);
-            MP_CHECK_INT(fake.steps - before, 3); /* both are suspects: one step each */
-        }
-    }
-    fake_end(registry);
-}
-
 /* A request that was alone in two stalled steps is the culprit. */
 MP_TEST(quarantine_of_a_request_that_stands_still_alone) {
     fake fake;
@@ -188,19 +158,6 @@ MP_TEST(quarantine_of_equal_requests) {
     fake_end(registry);
 }
 
-/* The quarantine of a request is limited to its model: the same text for another model is served. */
-MP_TEST(quarantine_is_per_model) {
-    fake fake, other;
-    mp_registry *registry = start(&fake, 1);
-    fake_init(&other);
-    fake_add(registry, "b", &other, false);
-    MP_CHECK_INT(once(registry, 100, 2), MP_INTERNAL);
-    MP_CHECK_INT(once(registry, 100, 0), MP_MODEL);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "b", call_of(100, 0), NULL)), MP_OK);
-    MP_CHECK_INT(once(registry, 100, 0), MP_MODEL); /* the success on b does not clear the row of a */
-    fake_end(registry);
-}
-
 /* Requests without a fingerprint are never refused, and their failures are recorded for no request. */
 MP_TEST(quarantine_needs_a_fingerprint) {
     fake fake;
@@ -216,22 +173,6 @@ MP_TEST(quarantine_needs_a_fingerprint) {
         MP_CHECK_INT(once(registry, 100, round ? 0 : 2), round ? MP_MODEL : MP_INTERNAL);
     }
     fake_end(registry);
-}
-
-/* A request that loses engines in admit or plan, alone and beyond its retry, is refused the third time. */
-MP_TEST(quarantine_of_requests_that_are_never_admitted) {
-    for (int plan = 0; plan < 2; plan++) {
-        fake fake;
-        mp_registry *registry = start(&fake, 1);
-        for (int i = 0; i < 2; i++) {
-            fake_call *call = call_of(100, 0);
-            atomic_store(plan ? &call->losses_at_plan : &call->losses_at_admit, 2);
-            MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_RECV);
-        }
-        MP_CHECK_INT(once(registry, 100, 0), MP_MODEL);
-        MP_CHECK_INT(once(registry, 101, 0), MP_OK);
-        fake_end(registry);
-    }
 }
 
 /* A retry that succeeds clears its request: the loss had another cause. */

@@ -1,5 +1,5 @@
-/* A worker's loop (serve.c) on the test's thread: the order of requests, the accounts of flows, memory, and metrics.
- * The accounts are compared exactly with the measured durations of the steps. */
+/* A worker's loop (serve.c) on the test's thread: the order of requests, the accounts of flows, and metrics. The
+ * accounts are compared exactly with the measured durations of the steps. */
 #include "base/sys.h"
 #include "test_registry_scene.h"
 
@@ -32,68 +32,6 @@ MP_TEST(registry_serving_orders_active_requests_by_priority) {
     MP_CHECK_INT(step[1] > step[3] ? step[1] : step[3], 8);
     MP_CHECK_INT(step[0], 11);
     MP_CHECK_INT(worker->served, 4);
-    scene_close(&scene);
-}
-
-/* Each request of a step has started when the step begins. */
-MP_TEST(registry_serving_starts_every_request_of_a_step) {
-    scene scene;
-    mp_ticket *tickets[3];
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_worker *worker = scene_ready(&scene);
-    for (int i = 0; i < 3; i++)
-        tickets[i] = queue(&scene, 1, (mp_submit_options){0});
-    uint64_t before = mp_sys_now_ns();
-    scene_serve(&scene, worker);
-    MP_CHECK_INT(scene.fake.steps, 1);
-    for (int i = 0; i < 3; i++) {
-        uint64_t started = atomic_load(&tickets[i]->started_ns);
-        MP_CHECK(started >= before && started == atomic_load(&tickets[0]->started_ns));
-    }
-    scene_close(&scene);
-}
-
-/* Only a request that ended with MP_OK counts as completed; any other becomes the last error. */
-MP_TEST(registry_serving_counts_completed_requests) {
-    scene scene;
-    mp_error error;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_fail(&error, MP_MODEL, "a failure");
-    for (int i = 0; i < 3; i++) {
-        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
-        ticket->state = MP_TICKET_ENDED;
-        mp_entry_finish(scene.entry, ticket, i == 1 ? MP_OK : MP_MODEL, &error);
-        MP_CHECK_INT(scene.entry->latency.count, i > 0);
-        MP_CHECK_INT(scene.entry->last_error, MP_MODEL);
-        MP_CHECK_INT(atomic_load(&scene.entry->errors), i < 2 ? 1 : 2);
-    }
-    scene_close(&scene);
-}
-
-/* Cancelling an active request wakes its worker only if the worker waits for masks: otherwise it is in a step. */
-MP_TEST(registry_serving_cancel_wakes_a_worker_that_waits) {
-    for (int waits = 0; waits < 2; waits++) {
-        scene scene;
-        scene_open(&scene, "a", NULL, 1000 * 1000);
-        mp_worker *worker = scene_worker(&scene, MP_WORKER_PROCESSING);
-        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
-        scene_activate(worker, ticket, MP_TICKET_ADMITTED);
-        worker->awaits_masks = waits;
-        MP_CHECK(!mp_entry_cancel_locked(scene.entry, ticket, MP_CANCELLED));
-        MP_CHECK_INT(worker->woken, waits);
-        worker->active_count = 0;
-        scene_close(&scene);
-    }
-}
-
-/* After a worker could not be started, no additional one starts for a second. */
-MP_TEST(registry_serving_scales_a_second_later) {
-    scene scene;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    uint64_t before = mp_sys_now_ns();
-    mp_entry_scale_later(scene.entry);
-    MP_CHECK(scene.entry->scale_ns >= before + FAKE_MS(1000));
-    MP_CHECK(scene.entry->scale_ns <= mp_sys_now_ns() + FAKE_MS(1000));
     scene_close(&scene);
 }
 
@@ -168,22 +106,6 @@ MP_TEST(registry_serving_shares_steps_among_flows) {
     scene_close(&scene);
 }
 
-/* A request that expired in the queue is not served, even if the sweep is late. */
-MP_TEST(registry_serving_ends_expired_requests) {
-    scene scene;
-    mp_error error;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_worker *worker = scene_ready(&scene);
-    mp_ticket *late = queue(&scene, 1, (mp_submit_options){.deadline_ns = mp_sys_now_ns() - 1});
-    mp_ticket *other = queue(&scene, 1, (mp_submit_options){.deadline_ns = fake_in_ms(60000)});
-    scene_serve(&scene, worker);
-    MP_CHECK_STATUS(mp_ticket_status(late, &error), MP_TIMEOUT, &error);
-    MP_CHECK_INT(call_of(late)->starts, 0);
-    MP_CHECK_INT(call_of(late)->finished, 0);
-    MP_CHECK_INT(mp_ticket_status(other, &error), MP_OK);
-    scene_close(&scene);
-}
-
 /* The victim of a preemption holds memory. A request that was cancelled before its admission holds none. */
 MP_TEST(registry_serving_preempts_requests_that_hold_memory) {
     scene scene;
@@ -252,169 +174,6 @@ MP_TEST(registry_serving_counts_work) {
     scene_close(&scene);
 }
 
-/* The engine is trimmed once for each time that a request has left, not for each refusal. */
-MP_TEST(registry_serving_trims_again_after_a_request_has_left) {
-    scene scene;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    scene.fake.memory = 1;
-    mp_worker *worker = scene_ready(&scene);
-    for (int i = 0; i < 3; i++)
-        call_of(queue(&scene, 1, (mp_submit_options){0}))->memory = 1;
-    scene_serve(&scene, worker);
-    for (int i = 0; i < 3; i++)
-        MP_CHECK_INT(mp_ticket_status(scene.tickets[i], NULL), MP_OK);
-    MP_CHECK_INT(scene.fake.trims, 2); /* for the second request while the first ran, for the third while the second */
-    MP_CHECK_INT(scene.fake.steps, 3);
-    scene_close(&scene);
-}
-
-static mp_engine_ops changed_ops;
-static fake *changed_fake;
-
-/* Lets the test replace functions of the worker's engine. */
-static mp_engine_ops *change(scene *scene, mp_worker *worker) {
-    changed_ops = *worker->engine->ops;
-    worker->engine->ops = &changed_ops;
-    changed_fake = &scene->fake;
-    return &changed_ops;
-}
-
-static uint64_t trim_to_two(mp_engine *engine) {
-    (void)engine;
-    changed_fake->trims++;
-    changed_fake->memory = 2;
-    return 1;
-}
-
-/* An engine that frees memory when it is trimmed admits the request, or repeats the step, at once. */
-MP_TEST(registry_serving_uses_what_a_trim_frees) {
-    for (int in_step = 0; in_step < 2; in_step++) {
-        scene scene;
-        scene_open(&scene, "a", NULL, 1000 * 1000);
-        scene.fake.memory = 1;
-        mp_worker *worker = scene_ready(&scene);
-        change(&scene, worker)->trim = trim_to_two;
-        fake_call *call = call_of(queue(&scene, 1, (mp_submit_options){0}));
-        call->memory = 2 - in_step;
-        call->memory_a_step = in_step;
-        scene_serve(&scene, worker);
-        MP_CHECK_INT(mp_ticket_status(scene.tickets[0], NULL), MP_OK);
-        MP_CHECK_INT(scene.fake.trims, 1);
-        MP_CHECK_INT(scene.fake.steps, 1 + in_step);
-        MP_CHECK_INT(scene.fake.preempted, 0);
-        scene_close(&scene);
-    }
-}
-
-static const mp_engine_ops *real_ops;
-static int plans;
-
-static void check_plan(mp_engine *engine, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
-    MP_CHECK(plan->count == 0 && plan->threads == 1 && plan->cost_ns == 0 && !plan->masks && !plan->barrier_bound);
-    real_ops->plan(engine, items, n, budget_ns, plan);
-    plan->threads = 2;
-    plan->barrier_bound = true;
-    plans++;
-}
-
-/* An engine fills in an empty plan for one thread, whatever the last plan was. */
-MP_TEST(registry_serving_starts_with_an_empty_plan) {
-    scene scene;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    scene.fake.step_units = 1;
-    mp_worker *worker = scene_ready(&scene);
-    real_ops = worker->engine->ops;
-    change(&scene, worker)->plan = check_plan;
-    plans = 0;
-    queue(&scene, 3, (mp_submit_options){0});
-    scene_serve(&scene, worker);
-    MP_CHECK_INT(plans, 3);
-    scene_close(&scene);
-}
-
-static void fail_silently(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
-    (void)engine, (void)lease;
-    for (int i = 0; i < plan->count; i++)
-        outcomes[i] = MP_OUTCOME_FAILED;
-}
-
-static mp_status load_silently(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress,
-                               mp_model **model, mp_error *error) {
-    (void)self, (void)lease, (void)budget, (void)progress, (void)model, (void)error;
-    return MP_IO;
-}
-
-static int failed_steps;
-
-static void fail_with_a_reason_first(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
-    fail_silently(engine, lease, plan, outcomes);
-    if (failed_steps++ == 0)
-        mp_fail(&plan->items[0]->error, MP_MODEL, "the first failure");
-}
-
-/* The error of a request is that of its last step, not that of an earlier one. */
-MP_TEST(registry_serving_forgets_the_error_of_a_retried_step) {
-    scene scene;
-    mp_error error;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_worker *worker = scene_ready(&scene);
-    change(&scene, worker)->step = fail_with_a_reason_first;
-    failed_steps = 0;
-    mp_ticket *ticket = queue(&scene, 1, (mp_submit_options){0});
-    scene_serve(&scene, worker);
-    MP_CHECK_INT(failed_steps, 2);
-    MP_CHECK_INT(mp_ticket_status(ticket, &error), MP_MODEL);
-    MP_CHECK_STR(error.message, "a: the model failed in a step and gave no reason");
-    scene_close(&scene);
-}
-
-/* A step or a load that fails without a reason has an error that names the model. */
-MP_TEST(registry_serving_names_failures_without_a_reason) {
-    scene scene;
-    mp_error error;
-    char expected[128];
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_worker *worker = scene_ready(&scene);
-    change(&scene, worker)->step = fail_silently;
-    mp_ticket *ticket = queue(&scene, 1, (mp_submit_options){0});
-    scene_serve(&scene, worker);
-    MP_CHECK_INT(mp_ticket_status(ticket, &error), MP_MODEL);
-    MP_CHECK_STR(error.message, "a: the model failed in a step and gave no reason");
-    mp_resident_unpin(scene.entry->resident);
-    scene.entry->resident = NULL;
-    scene.entry->worker_count = 0;
-    scene_hook_loader(&scene);
-    scene.loader_ops.load = load_silently;
-    MP_CHECK(!mp_worker_start(scene_worker(&scene, MP_WORKER_SPAWNING)));
-    snprintf(expected, sizeof expected, "a: %s", mp_status_find(MP_IO)->text);
-    MP_CHECK_STR(scene.entry->failure.message, expected);
-    scene_close(&scene);
-}
-
-/* A request that was cancelled after it was taken, and that would return to the queue because an earlier one found no
- * memory, ends at once. */
-MP_TEST(registry_serving_ends_cancelled_requests_that_were_not_admitted) {
-    scene scene;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    scene.fake.memory = 1;
-    scene.fake.step_units = 1;
-    mp_worker *worker = scene_ready(&scene);
-    mp_ticket *tickets[3];
-    for (int i = 0; i < 3; i++) {
-        tickets[i] = queue(&scene, 2, (mp_submit_options){0});
-        call_of(tickets[i])->memory = 1;
-    }
-    atomic_store(&tickets[2]->cause, MP_CANCELLED);
-    scene_serve(&scene, worker);
-    for (int i = 0; i < 3; i++) {
-        MP_CHECK_INT(tickets[i]->state, MP_TICKET_ENDED);
-        MP_CHECK_INT(mp_ticket_status(tickets[i], NULL), i < 2 ? MP_OK : MP_CANCELLED);
-        MP_CHECK_INT(call_of(tickets[i])->starts, i < 2);
-    }
-    MP_CHECK_INT(scene.entry->queue.count, 0);
-    scene_close(&scene);
-}
-
 /* A step with an internal error ends the worker. Its requests return to the queue, and the memory that they held lets
  * other workers admit requests again. A request that waited for memory in that step has made no progress. */
 MP_TEST(registry_serving_returns_requests_of_a_faulty_step) {
@@ -436,64 +195,6 @@ MP_TEST(registry_serving_returns_requests_of_a_faulty_step) {
     MP_CHECK_INT(faulty->progress, 0);
     MP_CHECK_INT(scene.services->metrics[MP_METRIC_retries], 2);
     scene_close(&scene);
-}
-
-static mp_error loss;
-
-static const mp_error *lost(mp_engine *engine) {
-    (void)engine;
-    return &loss;
-}
-
-/* A worker whose process ended while the worker was idle leaves without taking a request. */
-MP_TEST(registry_serving_takes_nothing_with_a_lost_engine) {
-    scene scene;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_worker *worker = scene_ready(&scene);
-    mp_fail(&loss, MP_RECV, "the process has ended");
-    worker->engine->lost = lost;
-    mp_ticket *ticket = queue(&scene, 1, (mp_submit_options){0});
-    scene_serve(&scene, worker);
-    MP_CHECK_INT(worker->fault.code, MP_RECV);
-    MP_CHECK(worker->leave);
-    MP_CHECK_INT(ticket->state, MP_TICKET_QUEUED);
-    MP_CHECK_INT(ticket->retry_between, MP_RETRY_UNUSED);
-    MP_CHECK_INT(call_of(ticket)->starts, 0);
-    scene_close(&scene);
-}
-
-static void serve(void *worker) { mp_worker_serve(worker); }
-
-/* A worker that becomes idle announces the end of its keep-alive to the maintenance thread, if it has an end. */
-MP_TEST(registry_serving_announces_the_end_of_the_keep_alive) {
-    for (int endless = 0; endless < 2; endless++) {
-        scene scene;
-        mp_error error;
-        mp_thread thread;
-        scene_open(&scene, "a", NULL, 1000 * 1000);
-        mp_maintenance *maintenance = &scene.services->maintenance;
-        maintenance->running = true; /* announcing a sweep starts no thread */
-        atomic_store(&maintenance->next_ns, UINT64_MAX);
-        mp_entry *entry = scene.entry;
-        mp_worker *worker = scene_ready(&scene);
-        worker->idle_since_ns = mp_sys_now_ns();
-        entry->keep_alive_ns = endless ? MP_FOREVER : FAKE_MS(50000);
-        mp_worker_set_runnable(worker, true);
-        MP_CHECK_OK(mp_thread_start(&thread, "serves", serve, worker, &error), &error);
-        for (bool runnable = true; runnable;) { /* it announces the end right after this change */
-            mp_mutex_lock(&entry->lock);
-            runnable = worker->runnable;
-            worker->leave = !runnable;
-            if (!runnable)
-                mp_worker_wake(worker);
-            mp_mutex_unlock(&entry->lock);
-            mp_sys_sleep_ns(FAKE_MS(1) / 4);
-        }
-        mp_thread_join(&thread);
-        MP_CHECK(maintenance->next_ns == (endless ? UINT64_MAX : worker->idle_since_ns + FAKE_MS(50000)));
-        maintenance->running = false;
-        scene_close(&scene);
-    }
 }
 
 /* A step finds no memory because another model loads. The load ends before the worker asks whether memory may become

@@ -167,31 +167,6 @@ MP_TEST(registry_states_of_retries) {
                             put_retry, get_retry, set_retry});
 }
 
-/* A request survives one fault and, if it can continue, one external kill, in either order. */
-MP_TEST(registry_states_of_retries_are_followed) {
-    for (int history = 0; history < 16; history++) { /* a bit for each of 4 events: 1: a kill, 0: a fault */
-        scene scene;
-        scene_init(&scene);
-        int faults = 0, kills = 0, survived = 0;
-        for (int event = 0; event < 4; event++) {
-            bool kill = history >> event & 1;
-            mp_ticket_retry next = mp_ticket_next_retry(scene.ticket.retry, kill);
-            bool spared = kill && kills == 0, retried = !spared && faults == 0;
-            MP_CHECK_INT(next != scene.ticket.retry, spared || retried);
-            if (next == scene.ticket.retry)
-                continue;
-            kills += spared;
-            faults += retried;
-            survived++;
-            mp_ticket_set_retry(&scene.ticket, &scene.ticket.retry, next);
-            MP_CHECK_INT(scene.ticket.retry, next);
-            MP_CHECK(mp_ticket_is_suspect(&scene.ticket));
-        }
-        MP_CHECK_INT(survived, history ? 2 : 1);
-        scene_deinit(&scene);
-    }
-}
-
 MP_TEST(registry_states_of_workers) {
     walk_every_pair(&(walk){&mp_worker_state_machine,
                             {/* spawning loading ready processing idle evicting dead failed */
@@ -204,70 +179,4 @@ MP_TEST(registry_states_of_workers) {
                              "........", /* dead */
                              "......x."}, /* failed */
                             put_worker, get_worker, set_worker});
-}
-
-/* --- the audit of a registry, which the simulator calls --- */
-
-static bool no_lock_is_held(const mp_mutex *mutex) {
-    (void)mutex;
-    return false;
-}
-
-static const mp_mutex *free_lock;
-
-static bool all_but_one_are_held(const mp_mutex *mutex) { return mutex != free_lock; }
-
-MP_TEST(registry_audit_reports_what_does_not_agree) {
-    fake fake;
-    mp_error error;
-    mp_ticket *ticket;
-    mp_registry *registry = fake_begin(&fake, 2, &ticket);
-    mp_entry *entry = ticket->entry;
-    mp_mutex_lock(&entry->lock);
-    mp_worker *worker = entry->workers[0];
-    MP_CHECK_OK(mp_registry_audit(registry, no_lock_is_held, &error), &error);
-    worker->threads += 2; /* more than are leased */
-    MP_CHECK_STATUS(mp_registry_audit(registry, no_lock_is_held, &error), MP_INTERNAL, &error);
-    MP_CHECK_HAS(error.message, "workers hold 3 compute threads, the CPU allocator counts 1 of 2");
-    free_lock = &entry->lock; /* the registry's is held: in the middle of a change */
-    MP_CHECK_OK(mp_registry_audit(registry, all_but_one_are_held, &error), &error);
-    worker->threads -= 2;
-    worker->step_live++;
-    MP_CHECK_STATUS(mp_registry_audit(registry, no_lock_is_held, &error), MP_INTERNAL, &error);
-    MP_CHECK_HAS(error.message, "has 1 live requests in its step and counts 2");
-    worker->step_live--;
-    MP_CHECK_OK(mp_registry_audit(registry, no_lock_is_held, &error), &error);
-    mp_mutex_unlock(&entry->lock);
-    atomic_store(&fake.hold, false);
-    MP_CHECK_INT(fake_finish(ticket), MP_OK);
-    fake_end(registry);
-}
-
-static int locks_asked_about;
-
-static bool all_but_the_first_are_held(const mp_mutex *mutex) {
-    (void)mutex;
-    return locks_asked_about++ > 0;
-}
-
-/* The audit covers the entry of each key, and the entry that is to replace it. */
-MP_TEST(registry_audit_covers_replacements) {
-    fake fake, next;
-    mp_error error;
-    mp_ticket *ticket;
-    mp_registry *registry = fake_begin(&fake, 2, &ticket);
-    locks_asked_about = 0;
-    MP_CHECK_OK(mp_registry_audit(registry, all_but_the_first_are_held, &error), &error);
-    MP_CHECK_INT(locks_asked_about, 2); /* the registry and the entry have one each */
-    fake_init(&next);
-    atomic_store(&next.load_stalls, true);
-    fake_add(registry, "a", &next, true);
-    fake_until(&next.loads, 1);
-    locks_asked_about = 0;
-    MP_CHECK_OK(mp_registry_audit(registry, all_but_the_first_are_held, &error), &error);
-    MP_CHECK_INT(locks_asked_about, 3);
-    atomic_store(&next.load_stalls, false);
-    atomic_store(&fake.hold, false);
-    MP_CHECK_INT(fake_finish(ticket), MP_OK);
-    fake_end(registry);
 }

@@ -1,5 +1,4 @@
-/* Submitting to one entry: the patience of a request, probes of the breaker, the worker that a policy chooses, and the
- * threads that progress wakes. */
+/* Submitting to one entry: the patience of a request, probes of the breaker, and the worker that a policy chooses. */
 #include "base/sys.h"
 #include "test_registry_scene.h"
 
@@ -40,34 +39,6 @@ MP_TEST(registry_submit_stretches_patience) {
         MP_CHECK_OK(submit(&scene, endless, &gone, &error), &error);
         MP_CHECK(!endless->timed); /* the clock of requests does not tick for it */
         MP_CHECK_INT(scene.services->maintenance.timed, 2);
-        scene_close(&scene);
-    }
-}
-
-/* A request without a policy has that of the model that takes it in the end: another may replace its model while it
- * waits for room. */
-MP_TEST(registry_submit_takes_the_policy_of_the_last_model) {
-    static const struct {
-        mp_policy asked, before, after, expected;
-    } rows[] = {{MP_POLICY_DEFAULT, MP_POLICY_PACK, MP_POLICY_SEQUENTIAL, MP_POLICY_SEQUENTIAL},
-                {MP_POLICY_DEFAULT, MP_POLICY_SEQUENTIAL, MP_POLICY_SHARED, MP_POLICY_SHARED},
-                {MP_POLICY_PACK, MP_POLICY_SEQUENTIAL, MP_POLICY_SHARED, MP_POLICY_PACK}};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        scene scene;
-        mp_error error;
-        bool gone;
-        scene_open(&scene, "a", NULL, 1000 * 1000);
-        scene_ready(&scene);
-        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
-        ticket->asked = rows[i].asked; /* the scene's tickets ask for MP_POLICY_SHARED */
-        fake_call *call = (fake_call *)mp_ticket_request(ticket);
-        scene.entry->policy = rows[i].before;
-        call->bad_argument = true;
-        MP_CHECK_STATUS(submit(&scene, ticket, &gone, &error), MP_INVALID_ARGUMENT, &error);
-        scene.entry->policy = rows[i].after;
-        call->bad_argument = false;
-        MP_CHECK_OK(submit(&scene, ticket, &gone, &error), &error);
-        MP_CHECK_INT(ticket->policy, rows[i].expected);
         scene_close(&scene);
     }
 }
@@ -187,27 +158,6 @@ MP_TEST(registry_submit_refusals) {
     }
 }
 
-/* While a backoff prevents the start of a worker, the sweep is announced for its end. */
-MP_TEST(registry_submit_announces_the_end_of_a_backoff) {
-    scene scene;
-    mp_error error;
-    bool gone;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_maintenance *maintenance = &scene.services->maintenance;
-    maintenance->running = true; /* announcing a sweep starts no thread */
-    atomic_store(&maintenance->next_ns, UINT64_MAX);
-    scene.entry->spawn_ns = fake_in_ms(50000);
-    MP_CHECK_OK(submit(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}), &gone, &error), &error);
-    MP_CHECK_INT(maintenance->next_ns, scene.entry->spawn_ns);
-    MP_CHECK_INT(scene.entry->starting, 0);
-    atomic_store(&maintenance->next_ns, UINT64_MAX); /* a worker exists: the sweep has nothing to start */
-    scene_worker(&scene, MP_WORKER_LOADING);
-    MP_CHECK_OK(submit(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}), &gone, &error), &error);
-    MP_CHECK(maintenance->next_ns == UINT64_MAX);
-    maintenance->running = false;
-    scene_close(&scene);
-}
-
 /* MP_POLICY_P2C: of two workers the less loaded, of equal ones the older. */
 MP_TEST(registry_submit_home_of_two_choices) {
     scene scene;
@@ -242,76 +192,6 @@ MP_TEST(registry_submit_home_of_two_choices) {
     mp_dispatch_assign(queued, NULL);
     MP_CHECK(scene.workers[3]->assigned_cost == 0);
     scene_close(&scene);
-}
-
-/* A sequential request waits for an idle worker. Once it is old, a busy worker takes no other request before it. */
-MP_TEST(registry_submit_sequential_requests_age) {
-    for (int old = 0; old < 2; old++)
-        for (int busy = 0; busy < 2; busy++) {
-            scene scene;
-            scene_open(&scene, "a", NULL, 1000 * 1000);
-            mp_worker *worker = scene_worker(&scene, busy ? MP_WORKER_PROCESSING : MP_WORKER_IDLE);
-            if (busy)
-                scene_activate(worker, scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
-            mp_ticket *sequential = scene_ticket(&scene, 1, (mp_submit_options){.policy = MP_POLICY_SEQUENTIAL}),
-                      *shared = scene_ticket(&scene, 1, (mp_submit_options){.priority = 1});
-            if (old)
-                sequential->node.since_ns -= 2 * MP_QUEUE_AGEING_NS;
-            scene_queue(&scene, sequential);
-            scene_queue(&scene, shared);
-            MP_CHECK_INT(mp_dispatch_offers(scene.entry, worker), !busy || !old);
-            mp_dispatch_take(scene.entry, worker);
-            MP_CHECK(sequential->worker == (busy ? NULL : worker));
-            MP_CHECK(shared->worker == (busy && !old ? worker : NULL)); /* not beside a sequential one */
-            MP_CHECK_INT(worker->exclusive, !busy);
-            scene_close(&scene);
-        }
-}
-
-/* A worker takes a request if it serves, has room and admits requests, and the model is not to be unloaded. */
-MP_TEST(registry_submit_workers_without_room_take_nothing) {
-    for (int i = 0; i < 8; i++) {
-        scene scene;
-        scene_open(&scene, "a", NULL, 1000 * 1000);
-        mp_worker *worker = scene_worker(&scene, MP_WORKER_IDLE), *other = scene_worker(&scene, MP_WORKER_IDLE);
-        worker->idle_since_ns = 2; /* it would be woken first */
-        other->idle_since_ns = 1;
-        worker->leave = i == 1;
-        worker->exclusive = i == 2;
-        worker->memory_tight = i == 3;
-        worker->active_count = i == 4 ? MP_ACTIVE_MAX : 0;
-        if (i == 5)
-            worker->state = MP_WORKER_LOADING;
-        if (i >= 6)
-            scene.entry->unload = i == 6 ? MP_UNLOAD_REQUESTED : MP_UNLOAD_CALLED;
-        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
-        MP_CHECK_INT(mp_dispatch_may_take(scene.entry, worker, ticket), i == 0);
-        MP_CHECK_INT(mp_dispatch_may_take(scene.entry, other, ticket), i < 6);
-        mp_dispatch_wake(scene.entry, ticket);
-        MP_CHECK_INT(worker->woken, i == 0);
-        MP_CHECK_INT(other->woken, i != 0 && i < 6);
-        worker->active_count = 0;
-        scene_close(&scene);
-    }
-}
-
-/* A new request wakes every worker whose requests all wait for grammar masks, besides one idle worker. */
-MP_TEST(registry_submit_wakes_workers_that_wait_for_masks) {
-    for (int all = 0; all < 2; all++) {
-        scene scene;
-        scene_open(&scene, "a", NULL, 1000 * 1000);
-        mp_worker *masks = scene_worker(&scene, MP_WORKER_PROCESSING);
-        mp_worker *busy = scene_worker(&scene, MP_WORKER_PROCESSING), *idle = scene_worker(&scene, MP_WORKER_IDLE);
-        masks->awaits_masks = true;
-        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
-        scene_queue(&scene, ticket);
-        if (all)
-            mp_dispatch_wake_all(scene.entry);
-        else
-            mp_dispatch_wake(scene.entry, ticket);
-        MP_CHECK(masks->woken && !busy->woken && idle->woken);
-        scene_close(&scene);
-    }
 }
 
 /* No further worker starts while the engine of one refuses requests for lack of memory: it would need memory itself. */
@@ -363,130 +243,4 @@ MP_TEST(registry_submit_predicted_workers_start_in_turn) {
         mp_guard_release(&guard);
         scene_close(&scene);
     }
-}
-
-/* --- a forked child --- */
-
-/* The child has the model and nothing of the parent's work; bytes of requests are free again. */
-MP_TEST(registry_submit_forked_child_has_no_work) {
-    scene scene;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_entry *entry = scene.entry;
-    mp_budget *budget = mp_governor_budget(scene.services->governor);
-    scene_load(&scene);
-    mp_resident_pin(entry->resident);
-    mp_worker *worker = scene_worker(&scene, MP_WORKER_PROCESSING);
-    uint64_t used = atomic_load(&budget->used);
-    for (int i = 0; i < 3; i++) {
-        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
-        ticket->charged = 1000u << i;
-        MP_CHECK(mp_budget_take(budget, ticket->charged));
-        if (i < 2)
-            scene_queue(&scene, ticket);
-        else
-            scene_activate(worker, ticket, MP_TICKET_ADMITTED);
-    }
-    entry->starting = entry->abandoned = entry->room_waiters = 1;
-    entry->unload = MP_UNLOAD_CALLED;
-    entry->attempts = 5;
-    entry->attempts_over = 4;
-    entry->breaker = (mp_breaker){.state = MP_BREAKER_OPEN, .epoch = 3, .fault_count = 2};
-    mp_forecast_arrive(&entry->forecast, 1);
-    mp_entry_fork_child(entry);
-    MP_CHECK_INT(budget->used, used);
-    MP_CHECK_INT(entry->queue.count, 0);
-    MP_CHECK(entry->worker_count == 0 && entry->starting == 0 && entry->abandoned == 0 && entry->room_waiters == 0);
-    MP_CHECK_INT(entry->unload, MP_UNLOAD_NONE);
-    MP_CHECK_INT(entry->attempts_over, 5);
-    MP_CHECK_STR(mp_breaker_name(&entry->breaker), "closed");
-    MP_CHECK(entry->breaker.epoch == 0 && entry->breaker.fault_count == 0);
-    MP_CHECK(memcmp(&entry->forecast, &(mp_forecast){0}, sizeof(mp_forecast)) == 0);
-    MP_CHECK_INT(entry->resident->references, 1);
-    for (int i = 0; i < 3; i++)
-        scene.tickets[i]->charged = 0;
-    scene_close(&scene);
-}
-
-/* --- progress --- */
-
-/* A thread that parks announces the progress that it waits for: the next one after that which it has seen. */
-MP_TEST(registry_submit_parked_threads_announce_what_they_wait_for) {
-    scene scene;
-    uint64_t progress;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
-    static const uint64_t seen[] = {6, 4, 5}, lowest[] = {7, 5, 5};
-    for (int i = 0; i < 3; i++) {
-        MP_CHECK(!mp_ticket_wait(ticket, seen[i], mp_sys_now_ns() + FAKE_MS(1), &progress));
-        MP_CHECK_INT(progress, 0);
-        MP_CHECK_INT(ticket->wait_at, lowest[i]);
-        MP_CHECK_INT(ticket->wake_at, lowest[i]);
-        MP_CHECK_INT(ticket->waiters, 0);
-    }
-    scene_close(&scene);
-}
-
-/* A stream chunk wakes the waiters only once progress has reached what they wait for, and takes the ticket's lock only
- * then. A notifier is told of each chunk, which does not wake the waiters. */
-MP_TEST(registry_submit_progress_wakes_whom_it_must) {
-    scene scene;
-    mp_error error;
-    mp_notifier *notifier;
-    uint64_t ids[4];
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    MP_CHECK_OK(mp_notifier_create(&notifier, &error), &error);
-    for (int bound = 0; bound < 2; bound++) {
-        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
-        if (bound)
-            mp_ticket_bind(ticket, notifier, 5);
-        ticket->waiters = 1; /* as a thread that is parked until progress is 3 */
-        ticket->wait_at = 3;
-        if (!bound)
-            atomic_store(&ticket->wake_at, 3);
-        for (int i = 1; i <= 4; i++) {
-            mp_ticket_publish(ticket);
-            MP_CHECK_INT(ticket->progress, i);
-            MP_CHECK(ticket->wait_at == (i < 3 ? 3 : UINT64_MAX));
-            MP_CHECK(ticket->wake_at == (bound ? 0 : i < 3 ? 3 : UINT64_MAX));
-            MP_CHECK_INT(mp_notifier_take(notifier, ids, 4), bound);
-            MP_CHECK(!bound || ids[0] == 5);
-        }
-        ticket->waiters = 0;
-    }
-    scene_close(&scene);
-    mp_notifier_destroy(notifier);
-}
-
-/* A completed request has no error. mp_ticket_conclude does not read the one it is given. */
-MP_TEST(registry_submit_completed_requests_have_no_error) {
-    scene scene;
-    mp_error error;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_fail(&error, MP_IO, "from before");
-    mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
-    ticket->state = MP_TICKET_ENDED;
-    mp_ticket_conclude(ticket, MP_OK, NULL);
-    MP_CHECK(mp_ticket_done(ticket));
-    MP_CHECK_INT(mp_ticket_status(ticket, &error), MP_OK);
-    MP_CHECK_STR(error.message, "from before");
-    mp_ticket_let_go(ticket);
-    scene_close(&scene);
-}
-
-/* In a forked child, a request of the parent is done: waiting for it returns at once. */
-MP_TEST(registry_submit_requests_of_a_parent_are_done) {
-    scene scene;
-    mp_error error;
-    uint64_t progress = 0;
-    scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
-    ticket->generation++;
-    MP_CHECK(mp_ticket_wait(ticket, 0, 0, &progress));
-    MP_CHECK(progress == UINT64_MAX);
-    MP_CHECK(mp_ticket_wait(ticket, 0, 0, NULL));
-    MP_CHECK(mp_ticket_done(ticket));
-    MP_CHECK_STATUS(mp_ticket_status(ticket, &error), MP_CANCELLED, &error);
-    MP_CHECK_HAS(error.message, "belongs to the process from which this one was forked");
-    ticket->generation--;
-    scene_close(&scene);
 }

@@ -40,29 +40,6 @@ static mp_shortage shortage_of(several *all, uint64_t bytes) { /* all free memor
                          atomic_load(&budget->limit) - atomic_load(&budget->used), NULL};
 }
 
-MP_TEST(registry_upkeep_adds_up_what_can_be_freed) {
-    several all;
-    open_several(&all, 3);
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3, NULL), 3 * (MODEL + HELD + 1));
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 2, NULL), 2 * (MODEL + HELD + 1));
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 0, NULL), 0);
-    MP_CHECK_INT(mp_upkeep_later(all.entries, 3, NULL), 3 * (MODEL + HELD + 1));
-    all.entries[1]->pinned = true; /* its worker can free caches */
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3, NULL), 2 * (MODEL + HELD + 1) + HELD);
-    all.entries[1]->workers[0]->trim = true;
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3, NULL), 2 * (MODEL + HELD + 1) + HELD);
-    all.entries[1]->workers[0]->caches_freed = true;
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3, NULL), 2 * (MODEL + HELD + 1));
-    mp_worker *worker = all.entries[2]->workers[0]; /* in use */
-    worker->state = MP_WORKER_PROCESSING;
-    scene_activate(worker, scene_ticket(&all.scenes[2], 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3, NULL), MODEL + HELD + 1);
-    MP_CHECK_INT(mp_upkeep_later(all.entries, 3, NULL), 2 * (MODEL + HELD) + 1);
-    all.entries[0]->unload = MP_UNLOAD_REQUESTED;
-    MP_CHECK_INT(mp_upkeep_possible(all.entries, 3, NULL), MODEL + HELD + 1);
-    close_several(&all);
-}
-
 /* Only idle workers that hold caches and were not told before are told to trim, and only their bytes count. */
 MP_TEST(registry_upkeep_tells_each_worker_once) {
     static const struct {

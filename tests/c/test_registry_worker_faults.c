@@ -6,17 +6,6 @@
 #include "registry/state.h"
 #include "test_registry_fake.h"
 
-MP_TEST(workers_fault_is_retried_once) {
-    fake fake;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry(1, 0);
-    fake_add(registry, "a", &fake, false);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_faulty(MP_MODEL, 1), NULL)), MP_OK);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_faulty(MP_MODEL, 2), NULL)), MP_MODEL);
-    MP_CHECK_INT(fake_stats(registry).retries, 2);
-    fake_end(registry);
-}
-
 /* Steps that find no memory: a request uses up its retry only if no idle model can free memory. */
 MP_TEST(workers_step_without_memory) {
     for (int idle = 0; idle < 2; idle++) {
@@ -117,55 +106,6 @@ MP_TEST(workers_lost_before_a_step) {
             MP_CHECK_INT(fake_stats(registry).preemptions, 0);
             fake_end(registry);
         }
-}
-
-/* A step that fails for all its requests is one fault, and does not open the breaker by itself. */
-MP_TEST(workers_one_fault_a_step) {
-    fake fake;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry_of((mp_registry_config){
-        .threads = 1, .max_workers = 1, .breaker_threshold = 3, .queue_capacity[MP_TEXT_EMBEDDING] = {8, 8}});
-    fake_add(registry, "a", &fake, false);
-    atomic_store(&fake.hold, true);
-    mp_ticket *tickets[7];
-    for (int i = 0; i < 7; i++) {
-        tickets[i] = fake_submit(registry, "a", i ? fake_call_faulty(MP_MODEL, 1) : fake_call_create(1), NULL);
-        if (!i)
-            for (int look = 0; look < 2000 && !atomic_load(&fake.in_steps); look++)
-                mp_sys_sleep_ns(FAKE_MS(1));
-    }
-    atomic_store(&fake.hold, false);
-    for (int i = 0; i < 7; i++)
-        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
-    MP_CHECK_INT(fake_stats(registry).worker_faults, 1);
-    MP_CHECK_INT(fake_stats(registry).retries, 6);
-    fake_end(registry);
-}
-
-/* A request whose first step fails and whose retry stalls counts once for the breaker. A stall of other requests
- * counts. */
-MP_TEST(workers_that_stall_in_a_retry_count_once) {
-    for (int before = 0; before < 2; before++) {
-        fake fake;
-        fake_init(&fake);
-        mp_registry *registry = fake_registry_of((mp_registry_config){
-            .threads = 1, .max_workers = 1, .breaker_threshold = 2, .stall_timeout_ns = FAKE_MS(100)});
-        fake_add(registry, "a", &fake, false);
-        fake_call *call = before ? fake_call_faulty(MP_MODEL, 1) : fake_call_create(1);
-        fake.stalls_after = before;
-        atomic_store(&fake.step_stalls, true);
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_RECV);
-        MP_CHECK_INT(fake_stats(registry).worker_faults, 1 + before);
-        mp_entry *entry = registry->slots[0].current;
-        mp_mutex_lock(&entry->lock);
-        MP_CHECK_INT(entry->breaker.fault_count, 1);
-        MP_CHECK_INT(entry->breaker.state, MP_BREAKER_CLOSED);
-        mp_mutex_unlock(&entry->lock);
-        atomic_store(&fake.step_stalls, false);
-        for (uint64_t end = fake_in_ms(5000); atomic_load(&fake.engines); mp_sys_sleep_ns(FAKE_MS(1) / 4))
-            MP_CHECK(mp_sys_now_ns() < end); /* the abandoned worker returns */
-        fake_end(registry);
-    }
 }
 
 MP_TEST(workers_with_an_internal_error_are_replaced) {

@@ -44,21 +44,6 @@ MP_TEST(workers_cold_model_gets_two) {
     fake_end(registry);
 }
 
-MP_TEST(workers_memory_for_one_gives_one) {
-    fake fake;
-    fake_init(&fake);
-    fake.workers = 4;
-    fake.engine_bytes = 100000;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2, .memory_limit = 150000});
-    fake_add(registry, "a", &fake, false);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    mp_sys_sleep_ns(FAKE_MS(20));
-    mp_entry_info info;
-    fake_info(registry, "a", &info);
-    MP_CHECK_INT(info.workers, 1);
-    fake_end(registry);
-}
-
 /* A worker that cannot start beside one that serves fails no request, and the model does not count as failed. */
 MP_TEST(workers_that_cannot_start_beside_another_fail_no_request) {
     fake fake;
@@ -85,20 +70,6 @@ MP_TEST(workers_that_cannot_start_beside_another_fail_no_request) {
     atomic_store(&fake.hold, false);
     for (int i = 0; i < 4; i++)
         MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
-    fake_end(registry);
-}
-
-MP_TEST(workers_memory_for_none_is_an_error) {
-    fake fake;
-    fake_init(&fake);
-    fake.engine_bytes = 100000;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2, .memory_limit = 50000});
-    fake_add(registry, "a", &fake, false);
-    mp_error error;
-    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
-    MP_CHECK_STATUS(fake_wait(ticket, &error), MP_MEMORY_EXHAUSTED, &error);
-    MP_CHECK_HAS(error.message, "a needs 0.1 MB");
-    mp_ticket_release(ticket);
     fake_end(registry);
 }
 
@@ -147,36 +118,6 @@ MP_TEST(workers_two_of_one_model_and_five_models_load_at_once) {
 
 /* --- policies and scaling --- */
 
-MP_TEST(workers_two_cold_requests_run_at_once_under_each_policy) {
-    for (int policy = 1; policy < MP_POLICY_COUNT; policy++) {
-        fake fake;
-        fake_init(&fake);
-        fake.workers = 2;
-        fake.hold = true;
-        fake.load_stalls = true; /* until both requests are queued: under "pack", no worker takes one during a step */
-        mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2});
-        fake_add(registry, "a", &fake, false);
-        mp_submit_options options = {.priority = 2, .policy = (mp_policy)policy};
-        mp_ticket *tickets[2];
-        for (int i = 0; i < 2; i++)
-            tickets[i] = submit_with(registry, "a", fake_call_create(1), options);
-        atomic_store(&fake.load_stalls, false);
-        uint64_t end = fake_in_ms(10000);
-        mp_entry_info info;
-        do { /* both requests are active before one is done */
-            fake_info(registry, "a", &info);
-            MP_CHECK(mp_sys_now_ns() < end);
-        } while (info.running < 2);
-        MP_CHECK_INT(info.queued, 0);
-        if (policy == MP_POLICY_SEQUENTIAL)
-            MP_CHECK_INT(info.busy, 2);
-        atomic_store(&fake.hold, false);
-        for (int i = 0; i < 2; i++)
-            MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
-        fake_end(registry);
-    }
-}
-
 MP_TEST(workers_scale_while_all_are_busy) {
     fake fake;
     fake_init(&fake);
@@ -203,27 +144,6 @@ MP_TEST(workers_scale_while_all_are_busy) {
     MP_CHECK_INT(info.running, 3); /* one request per worker */
     MP_CHECK_INT(info.queued, 5);
     MP_CHECK_INT(fake.models, 1);
-    atomic_store(&fake.hold, false);
-    for (int i = 0; i < 8; i++)
-        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
-    fake_end(registry);
-}
-
-/* Scaling also starts if all requests came at once, before any worker was busy. */
-MP_TEST(workers_scale_for_requests_queued_before_they_were_busy) {
-    fake fake;
-    fake_init(&fake);
-    fake.workers = 4;
-    fake.hold = true;
-    mp_registry_config config = {.threads = 4, .max_workers = 4};
-    config.queue_capacity[MP_TEXT_EMBEDDING][0] = 20;
-    mp_registry *registry = fake_registry_of(config);
-    fake_add(registry, "a", &fake, false);
-    mp_submit_options options = {.priority = 2, .policy = MP_POLICY_SEQUENTIAL};
-    mp_ticket *tickets[8];
-    for (int i = 0; i < 8; i++)
-        tickets[i] = submit_with(registry, "a", fake_call_create(1), options);
-    wait_for_workers(registry, "a", 4);
     atomic_store(&fake.hold, false);
     for (int i = 0; i < 8; i++)
         MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
@@ -416,63 +336,6 @@ MP_TEST(workers_that_never_return_do_not_delay_shutdown) {
     for (int i = 0; i < 5000 && (fake.engines || fake.models || fake_calls || fake.loaders); i++)
         mp_sys_sleep_ns(FAKE_MS(1));
     MP_CHECK_INT(fake.engines + fake.models + fake_calls + fake.loaders, 0);
-}
-
-/* --- waiting --- */
-
-MP_TEST(workers_patience_counts_from_the_last_progress) {
-    fake fake;
-    fake_init(&fake);
-    fake.step_units = 1;
-    fake.step_ns = FAKE_MS(60);
-    mp_registry *registry = fake_registry(1, 0);
-    fake_add(registry, "a", &fake, false);
-    mp_error error;
-    /* nine steps of 60 ms, each well within the patience of 500 ms; a loaded machine delays some */
-    mp_submit_options options = {.priority = 2, .patience_ns = FAKE_MS(500)};
-    MP_CHECK_INT(fake_finish(submit_with(registry, "a", fake_call_create(9), options)), MP_OK);
-    atomic_store(&fake.hold, true);
-    mp_ticket *ticket = submit_with(registry, "a", fake_call_create(1), options);
-    MP_CHECK_STATUS(fake_wait(ticket, &error), MP_TIMEOUT, &error);
-    MP_CHECK_HAS(error.message, "no progress for 0.500 s");
-    mp_ticket_release(ticket);
-    atomic_store(&fake.hold, false);
-    fake_end(registry);
-}
-
-MP_TEST(workers_hopeless_deadlines_are_refused_at_once) {
-    fake fake;
-    fake_init(&fake);
-    fake.step_ns = FAKE_MS(20);
-    fake.plan_items = 1;
-    mp_registry_config config = {.threads = 1, .max_workers = 1};
-    config.queue_capacity[MP_TEXT_EMBEDDING][0] = 400;
-    mp_registry *registry = fake_registry_of(config);
-    fake_add(registry, "a", &fake, false);
-    mp_ticket *tickets[300];
-    for (int i = 0; i < 8; i++) /* teaches the registry the real duration of a request: 20 ms, not the predicted 1 ms */
-        tickets[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
-    for (int i = 0; i < 8; i++)
-        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
-    atomic_store(&fake.hold, true);
-    for (int i = 0; i < 300; i++)
-        tickets[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
-    /* 300 requests take 6 s. By the predicted 1 ms they would take 0.3 s, less than four times the time left. Between:
-     * a busy machine delays what the registry learns. */
-    mp_submit_options options = {.priority = 2, .deadline_ns = fake_in_ms(400)};
-    mp_ticket *ticket = NULL;
-    mp_error error;
-    MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
-                    MP_TIMEOUT, &error);
-    MP_CHECK_HAS(error.message, "the deadline is in");
-    uint64_t eta_ns;
-    MP_CHECK(mp_ticket_position(tickets[299], &eta_ns) >= 40);
-    MP_CHECK(eta_ns > FAKE_MS(100));
-    atomic_store(&fake.step_ns, 0);
-    atomic_store(&fake.hold, false);
-    for (int i = 0; i < 300; i++)
-        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
-    fake_end(registry);
 }
 
 /* --- every capability --- */

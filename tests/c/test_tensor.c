@@ -65,14 +65,3 @@ MP_TEST(tensor_row_bytes_refuses_fractions_and_overflow) {
     MP_CHECK(!mp_dtype_row_bytes(MP_F64, INT64_MAX, &bytes));
     MP_CHECK(mp_dtype_row_bytes(MP_I8, INT64_MAX, &bytes));
 }
-
-MP_TEST(tensor_rows_are_counted_over_outer_dimensions) {
-    uint8_t data[2 * 3 * 36];
-    mp_tensor tensor = {.dtype = MP_Q4_0, .ndim = 3, .shape = {2, 3, 64}, .data = data, .nbytes = sizeof(data)};
-    MP_CHECK_INT(mp_tensor_items(&tensor), 384);
-    for (int row = 0; row < 6; row++)
-        MP_CHECK(mp_tensor_row(&tensor, row) == data + row * 36);
-    mp_tensor scalar = {.dtype = MP_F32, .ndim = 0, .data = data, .nbytes = 4};
-    MP_CHECK_INT(mp_tensor_items(&scalar), 1);
-    MP_CHECK(mp_tensor_row(&scalar, 0) == data);
-}
