@@ -67,9 +67,9 @@ MP_TEST(registry_clock_idle_workers) {
         mp_worker *worker = scene_ready(&scene);
         MP_CHECK_INT(first_wait(worker), never_lost ? 0 : SECOND);
         worker->retry_ns = clock_ns + 7;
-        worker->memory_tight = true;
+        worker->memory = MP_MEMORY_TIGHT;
         MP_CHECK_INT(first_wait(worker), 7);
-        MP_CHECK(!worker->memory_tight && worker->retry_ns == 0); /* the time has come */
+        MP_CHECK(worker->memory == MP_MEMORY_TRIMMED && worker->retry_ns == 0); /* the time has come */
         worker->retry_ns = clock_ns + 2 * SECOND;
         MP_CHECK_INT(first_wait(worker), never_lost ? 2 * SECOND : SECOND);
         close_scene(&scene);
@@ -145,7 +145,7 @@ static uint64_t retry_in_step;
 static void read_retry(void) {
     if (wait_count > 1)
         return;
-    MP_CHECK(served->workers[0]->memory_tight);
+    MP_CHECK_INT(served->workers[0]->memory, MP_MEMORY_TIGHT);
     retry_in_step = served->workers[0]->retry_ns;
 }
 
@@ -188,7 +188,7 @@ MP_TEST(registry_clock_request_that_never_fits) {
     ((fake_call *)mp_ticket_request(scene.tickets[0]))->memory_a_step = 2;
     scene_serve(&scene, worker);
     MP_CHECK_INT(mp_ticket_status(scene.tickets[0], NULL), MP_MEMORY_EXHAUSTED);
-    MP_CHECK(worker->retry_ns == 0 && !worker->memory_tight && !worker->caches_freed);
+    MP_CHECK(worker->retry_ns == 0 && worker->memory == MP_MEMORY_AMPLE);
     MP_CHECK_INT(scene.fake.preempted, 0);
     close_scene(&scene);
 }

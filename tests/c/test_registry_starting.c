@@ -124,13 +124,13 @@ MP_TEST(registry_starting_abandoned_worker_frees_its_memory) {
     scene_open(&scene, "a", NULL, 1000 * 1000);
     mp_entry *entry = scene.entry;
     mp_worker *gone = scene_ready(&scene), *other = scene_ready(&scene);
-    other->memory_tight = true;
+    other->memory = MP_MEMORY_TIGHT;
     mp_entry_unlist_worker(entry, gone);
     gone->state = MP_WORKER_DEAD;
     entry->abandoned = 1;
     scene.workers[0] = scene.workers[--scene.worker_count];
     mp_worker_leave(gone);
-    MP_CHECK(!other->memory_tight);
+    MP_CHECK(other->memory != MP_MEMORY_TIGHT);
     MP_CHECK_INT(entry->abandoned, 0);
     MP_CHECK_INT(entry->worker_count, 1);
     MP_CHECK_INT(scene.fake.engines, 1);
