@@ -164,10 +164,40 @@ static void real_mutex_init(pthread_mutex_t *mutex) {
 
 static void real_mutex_deinit(pthread_mutex_t *mutex) { check(pthread_mutex_destroy(mutex)); }
 
-void mp_mutex_init(mp_mutex *mutex) { SYS(mutex_init)(&mutex->os); }
+#ifndef MP_SEAM
+static void set_holder(mp_mutex *mutex, bool held) { (void)mutex, (void)held; }
+#else
+static uint64_t real_self(void) {
+    static _Thread_local char place;
+    return (uint64_t)(uintptr_t)&place;
+}
+
+static void set_holder(mp_mutex *mutex, bool held) {
+    atomic_store_explicit(&mutex->holder, held ? SYS(self)() : 0, memory_order_relaxed);
+}
+
+bool mp_mutex_is_held(const mp_mutex *mutex, bool expected) {
+    uint64_t self = SYS(self)();
+    return !self || (atomic_load_explicit(&mutex->holder, memory_order_relaxed) == self) == expected;
+}
+#endif
+
+void mp_mutex_init(mp_mutex *mutex) {
+    SYS(mutex_init)(&mutex->os);
+    set_holder(mutex, false);
+}
+
 void mp_mutex_deinit(mp_mutex *mutex) { SYS(mutex_deinit)(&mutex->os); }
-void mp_mutex_lock(mp_mutex *mutex) { SYS(mutex_lock)(&mutex->os); }
-void mp_mutex_unlock(mp_mutex *mutex) { SYS(mutex_unlock)(&mutex->os); }
+
+void mp_mutex_lock(mp_mutex *mutex) {
+    SYS(mutex_lock)(&mutex->os);
+    set_holder(mutex, true);
+}
+
+void mp_mutex_unlock(mp_mutex *mutex) {
+    set_holder(mutex, false);
+    SYS(mutex_unlock)(&mutex->os);
+}
 
 static void real_cond_init(pthread_cond_t *cond) {
     pthread_condattr_t attr;
@@ -185,7 +215,9 @@ void mp_cond_init(mp_cond *cond) { SYS(cond_init)(&cond->os); }
 void mp_cond_deinit(mp_cond *cond) { SYS(cond_deinit)(&cond->os); }
 
 bool mp_cond_wait(mp_cond *cond, mp_mutex *mutex, uint64_t deadline_ns) {
+    set_holder(mutex, false);
     int result = SYS(cond_wait)(&cond->os, &mutex->os, deadline_ns);
+    set_holder(mutex, true);
     assert(result == 0 || result == ETIMEDOUT);
     return result != ETIMEDOUT;
 }
@@ -685,7 +717,7 @@ static void real_point(void) {}
         .fallocate = real_fallocate, .mmap = real_mmap, .madvise = real_madvise, .cond_wait = real_cond_wait,       \
         .cond_wake = real_cond_wake, .mutex_lock = real_mutex_lock, .mutex_unlock = real_mutex_unlock,              \
         .thread_join = real_thread_join, .thread_detach = real_thread_detach, .sleep_ns = real_sleep_ns,            \
-        .mincore = real_mincore                                                                                     \
+        .mincore = real_mincore, .self = real_self                                                                  \
     }
 
 const mp_sys_calls mp_sys_real = REAL_CALLS;

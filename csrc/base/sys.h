@@ -8,7 +8,9 @@
 #ifndef MP_BASE_SYS_H
 #define MP_BASE_SYS_H
 
+#include <assert.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/error.h"
 
@@ -33,14 +35,29 @@ uint64_t mp_sys_major_faults(void);
 uint64_t mp_sys_random(void);
 
 /* --- locks, not recursive --- */
-typedef struct mp_mutex { pthread_mutex_t os; } mp_mutex;
+typedef struct mp_mutex {
+    pthread_mutex_t os;
+#ifdef MP_SEAM
+    _Atomic uint64_t holder; /* number of the thread that holds it; 0 = none */
+#endif
+} mp_mutex;
 typedef struct mp_cond { pthread_cond_t os; } mp_cond; /* timed waits use CLOCK_MONOTONIC */
 /* Initialiser of a static mutex. */
-#define MP_MUTEX_STATIC {PTHREAD_MUTEX_INITIALIZER}
+#define MP_MUTEX_STATIC {.os = PTHREAD_MUTEX_INITIALIZER}
 void mp_mutex_init(mp_mutex *mutex);
 void mp_mutex_deinit(mp_mutex *mutex);
 void mp_mutex_lock(mp_mutex *mutex);
 void mp_mutex_unlock(mp_mutex *mutex);
+/* mp_assert_held(mutex) and mp_assert_not_held(mutex) check that the calling thread holds the lock, or that it does not.
+ * Empty in a build without MP_SEAM. */
+#ifndef MP_SEAM
+#define mp_assert_held(mutex) ((void)sizeof(mutex))
+#define mp_assert_not_held(mutex) ((void)sizeof(mutex))
+#else
+bool mp_mutex_is_held(const mp_mutex *mutex, bool expected); /* true if what is expected holds, or is not known */
+#define mp_assert_held(mutex) assert(mp_mutex_is_held(mutex, true))
+#define mp_assert_not_held(mutex) assert(mp_mutex_is_held(mutex, false))
+#endif
 void mp_cond_init(mp_cond *cond);
 void mp_cond_deinit(mp_cond *cond);
 /* Wait until signalled or until the deadline (0 = none). Returns false when the deadline has passed. May wake
@@ -172,6 +189,7 @@ typedef struct mp_sys_calls {
     void (*cond_wake)(pthread_cond_t *cond, bool all);
     void (*mutex_lock)(pthread_mutex_t *mutex);
     void (*mutex_unlock)(pthread_mutex_t *mutex);
+    uint64_t (*self)(void); /* a number of the calling thread; 0: no other thread runs, and locks are not checked */
     void (*thread_join)(pthread_t thread);
     void (*thread_detach)(pthread_t thread);
     void (*sleep_ns)(uint64_t ns);

@@ -232,6 +232,7 @@ bool mp_cpu_allocator_contended(mp_cpu_allocator *allocator) {
 
 /* Must hold the lock. Takes `count` CPUs, and chooses their nodes. At least `count` CPUs must be free. */
 static void take_cpus(mp_cpu_allocator *allocator, int home, int count, mp_core_lease *cores) {
+    mp_assert_held(&allocator->lock);
     int nodes = allocator->topology.node_count, first = home;
     *cores = (mp_core_lease){0};
     for (int i = 0; i < nodes && free_on(allocator, home) < count; i++) {
@@ -258,6 +259,7 @@ static void take_cpus(mp_cpu_allocator *allocator, int home, int count, mp_core_
 
 /* Must hold the lock. Grants up to the caller's share of the free CPUs at once; returns 0 if none is free. */
 static int grant(mp_cpu_allocator *allocator, int home, int want, mp_core_lease *cores) {
+    mp_assert_held(&allocator->lock);
     int used = atomic_load_explicit(&allocator->used, memory_order_relaxed), left = allocator->threads - used;
     int runnable = atomic_load_explicit(&allocator->runnable, memory_order_relaxed);
     int share = runnable > 1 ? allocator->threads / runnable : allocator->threads;
@@ -273,6 +275,7 @@ static int grant(mp_cpu_allocator *allocator, int home, int want, mp_core_lease 
 
 /* Must hold the lock. Starts the compute threads when a second CPU is leased for the first time. */
 static mp_team *team_for(mp_cpu_allocator *allocator, int threads) {
+    mp_assert_held(&allocator->lock);
     if (allocator->closed)
         return NULL;
     if (threads > 1 && !allocator->team && !allocator->team_refused) {
@@ -319,6 +322,7 @@ static void give_back(mp_cpu_allocator *allocator, const mp_core_lease *cores) {
 /* Must hold the lock; releases it temporarily. Waits for CPUs; returns 0 if give_up returned true. */
 static int wait_for_cpus(mp_cpu_allocator *allocator, int home, int want, mp_core_lease *cores,
                             bool (*give_up)(void *arg), void *arg) {
+    mp_assert_held(&allocator->lock);
     thread_waiter self = {.home = home, .want = want, .cores = cores}, **link;
     mp_cond_init(&self.cond);
     if (allocator->last)
@@ -442,6 +446,7 @@ static double lost_share(mp_lost *lost, uint64_t watched_ns, double lost_ns) {
  * also exceed LARGE. While the threads lose little, one more thread is tried: first after HOLD_NS, and after twice the
  * time whenever the last try had to be undone. */
 static void learn(mp_cpu_allocator *allocator, const mp_lease *lease) {
+    mp_assert_held(&allocator->lock);
     const uint64_t SOON_NS = 100 * 1000 * 1000, HOLD_NS = 100 * 1000 * 1000, MAX_NS = 2000 * 1000 * 1000u;
     const double TOO_MUCH = 0.8, LARGE = 0.2, MAX_OF_IT = 0.6, LITTLE = 0.4;
     int most = atomic_load_explicit(&allocator->barrier_threads, memory_order_relaxed), threads = lease->threads;

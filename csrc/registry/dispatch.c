@@ -8,7 +8,7 @@
 #include "registry/entry.h"
 
 static bool has_room(const mp_worker *worker) {
-    return mp_worker_serves(worker) && !worker->leave && !worker->exclusive && !worker->memory_tight &&
+    return mp_worker_serves(worker) && !worker->leave && !worker->exclusive && worker->memory != MP_MEMORY_TIGHT &&
            worker->active_count < MP_ACTIVE_MAX;
 }
 
@@ -22,6 +22,7 @@ static uint64_t pending_of(const mp_worker *worker) {
 }
 
 void mp_dispatch_assign(mp_ticket *ticket, mp_worker *worker) {
+    mp_assert_held(&ticket->entry->lock);
     if (ticket->assigned)
         ticket->assigned->assigned_cost -= ticket->node.cost + 1;
     if (worker)
@@ -30,6 +31,7 @@ void mp_dispatch_assign(mp_ticket *ticket, mp_worker *worker) {
 }
 
 mp_worker *mp_dispatch_choose(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     mp_worker *live[MP_WORKERS_MAX];
     int n = 0;
     for (int i = 0; i < entry->worker_count; i++)
@@ -47,6 +49,7 @@ mp_worker *mp_dispatch_choose(const mp_entry *entry) {
 }
 
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket) {
+    mp_assert_held(&entry->lock);
     if (!has_room(worker) || mp_entry_must_unload(entry))
         return false;
     switch (ticket->policy) {
@@ -67,6 +70,7 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
 
 /* Wakes the eligible worker that became idle last: its caches are warm, and workers idle for longer can leave. */
 void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket) {
+    mp_assert_held(&entry->lock);
     mp_worker *chosen = NULL;
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
@@ -86,6 +90,7 @@ void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket) {
 }
 
 void mp_dispatch_wake_all(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count && entry->queue.count; i++) {
         mp_worker *worker = entry->workers[i];
         if (worker->awaits_masks && !worker->woken)
@@ -101,6 +106,7 @@ void mp_dispatch_wake_all(mp_entry *entry) {
 }
 
 void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker) {
+    mp_assert_held(&entry->lock);
     for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
         if (mp_ticket_of_node(at)->assigned == worker)
             mp_dispatch_assign(mp_ticket_of_node(at), NULL);
@@ -109,10 +115,14 @@ void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker) {
 
 /* Lets all workers of the model admit requests again, and wakes them if any had stopped admissions. */
 void mp_dispatch_memory_free(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     bool any = false;
     for (int i = 0; i < entry->worker_count; i++) {
-        any |= entry->workers[i]->memory_tight;
-        entry->workers[i]->memory_tight = false;
+        mp_worker *worker = entry->workers[i];
+        if (worker->memory != MP_MEMORY_TIGHT)
+            continue;
+        any = true;
+        worker->memory = MP_MEMORY_TRIMMED;
     }
     if (any)
         mp_dispatch_wake_all(entry);
@@ -140,10 +150,12 @@ static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
 }
 
 bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker) {
+    mp_assert_held(&entry->lock);
     return has_room(worker) && !mp_entry_must_unload(entry) && next_for(entry, worker);
 }
 
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
+    mp_assert_held(&entry->lock);
     worker->fresh_count = 0;
     while (has_room(worker) && !mp_entry_must_unload(entry)) {
         mp_ticket *ticket = next_for(entry, worker);
@@ -159,7 +171,6 @@ void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
     }
     if (!worker->fresh_count)
         return;
-    worker->caches_freed = false;
     mp_entry_notify_room(entry);
 }
 
@@ -175,6 +186,7 @@ static int most_workers(const mp_entry *entry) {
 }
 
 bool mp_dispatch_stays(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     return entry->resident && entry->unload == MP_UNLOAD_NONE && entry->removal == MP_REMOVAL_NONE &&
            entry->shutdown != MP_SHUTDOWN_QUITTING;
 }
@@ -184,7 +196,7 @@ static bool may_grow(const mp_entry *entry) {
     if (!mp_dispatch_stays(entry) || entry->starting || entry->worker_count >= most_workers(entry))
         return false;
     for (int i = 0; i < entry->worker_count; i++)
-        if (entry->workers[i]->memory_tight)
+        if (entry->workers[i]->memory == MP_MEMORY_TIGHT)
             return false;
     return true;
 }
@@ -204,6 +216,7 @@ static bool announce(mp_entry *entry, mp_guard *guard) {
 }
 
 bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard) {
+    mp_assert_held(&entry->lock);
     if (!entry->queue.count || !may_grow(entry))
         return false;
     mp_policy policy = mp_ticket_of_node(mp_queue_first(&entry->queue))->policy;
@@ -214,6 +227,7 @@ bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard) {
 }
 
 int mp_dispatch_predicted(const mp_entry *entry, uint64_t now_ns) {
+    mp_assert_held(&entry->lock);
     /* With MP_POLICY_PACK one worker serves every request. A second worker would read the weights again, for fewer
      * requests per pass. */
     if (!entry->services->predictive_scaling || entry->policy == MP_POLICY_PACK)
@@ -222,6 +236,7 @@ int mp_dispatch_predicted(const mp_entry *entry, uint64_t now_ns) {
 }
 
 bool mp_dispatch_predict(mp_entry *entry, mp_guard *guard) {
+    mp_assert_held(&entry->lock);
     if (!entry->services->predictive_scaling || !may_grow(entry) || !mp_entry_serves(entry) ||
         entry->worker_count >= mp_dispatch_predicted(entry, mp_sys_now_ns()))
         return false;
@@ -232,6 +247,7 @@ bool mp_dispatch_predict(mp_entry *entry, mp_guard *guard) {
 }
 
 uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double pace) {
+    mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++)
         for (int j = 0; j < entry->workers[i]->active_count; j++)
             cost_ahead += entry->workers[i]->active[j]->node.cost / 2; /* on average half is done already */

@@ -47,6 +47,7 @@ void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
 }
 
 void mp_entry_explain_shortage(mp_entry *entry, mp_error *error) {
+    mp_assert_not_held(&entry->lock);
     mp_services *services = entry->services;
     mp_governor_name_holders(services->governor, error);
     uint64_t now = mp_sys_now_ns(), before = atomic_load_explicit(&services->shortage_ns, memory_order_relaxed);
@@ -82,6 +83,7 @@ static uint64_t fingerprint_of(const mp_entry *entry, const mp_request *request)
 }
 
 bool mp_entry_note_loss(mp_entry *entry, const mp_ticket *ticket, bool alone) {
+    mp_assert_not_held(&entry->lock);
     mp_services *services = entry->services;
     const mp_request *request = ticket->item.request;
     if (!request->fingerprint || mp_quarantine_add(&services->quarantine, fingerprint_of(entry, request), alone,
@@ -94,6 +96,7 @@ bool mp_entry_note_loss(mp_entry *entry, const mp_ticket *ticket, bool alone) {
 }
 
 mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
+    mp_assert_not_held(&entry->lock);
     mp_quarantine *quarantine = &entry->services->quarantine;
     const mp_request *request = ticket->item.request;
     int known = 0;
@@ -116,6 +119,7 @@ static void clear_of_suspicion(mp_entry *entry, const mp_request *request) {
 
 /* Must hold the lock. */
 static void count_in_breaker(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     mp_services *services = entry->services;
     if (mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
         mp_log(MP_LOG_WARNING, "%s: the circuit breaker opens for %.0f s after repeated worker faults", entry->key,
@@ -123,6 +127,7 @@ static void count_in_breaker(mp_entry *entry) {
 }
 
 void mp_entry_note_fault(mp_entry *entry, bool in_breaker) {
+    mp_assert_held(&entry->lock);
     mp_count(entry->services, MP_METRIC_worker_faults, 1);
     if (in_breaker)
         count_in_breaker(entry);
@@ -136,11 +141,13 @@ static bool may_follow(const mp_request *request, mp_status status) {
 
 /* Must hold the lock. Returns true if a request that failed in a step may be tried again, whatever retries it had. */
 static bool may_try_again(const mp_entry *entry, const mp_ticket *ticket, mp_status status) {
+    mp_assert_held(&entry->lock);
     return entry->shutdown != MP_SHUTDOWN_QUITTING && may_follow(ticket->item.request, status) &&
            !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
 }
 
 bool mp_entry_shortage(mp_entry *entry, mp_ticket *ticket, bool coming) {
+    mp_assert_not_held(&entry->lock);
     mp_mutex_lock(&entry->lock);
     mp_ticket_retry next = coming ? ticket->retry : mp_ticket_next_retry(ticket->retry, false);
     bool again = (coming || next != ticket->retry) && may_try_again(entry, ticket, MP_MEMORY_EXHAUSTED);
@@ -152,6 +159,7 @@ bool mp_entry_shortage(mp_entry *entry, mp_ticket *ticket, bool coming) {
 
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill,
                     mp_step_fault *step) {
+    mp_assert_not_held(&entry->lock);
     const mp_request *request = ticket->item.request;
     if (!is_fault(status) || (status == MP_NUMERIC && request->tolerant))
         return false;
@@ -222,12 +230,14 @@ void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket) {
 }
 
 void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
+    mp_assert_not_held(&entry->lock);
     free_parts(entry, ticket); /* free first: a caller that sees the terminal status must find the memory free */
     mp_entry_conclude(entry, ticket, status, error);
     mp_ticket_let_go(ticket);
 }
 
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error) {
+    mp_assert_not_held(&entry->lock);
     while (list) {
         mp_ticket *next = list->next;
         mp_error own;
@@ -240,6 +250,7 @@ void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *erro
 /* --- leaving the queue --- */
 
 void mp_entry_notify_room(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     if (entry->room_waiters)
         mp_cond_broadcast(&entry->room);
     if (entry->removal != MP_REMOVAL_NONE && !entry->queue.count)
@@ -247,6 +258,7 @@ void mp_entry_notify_room(mp_entry *entry) {
 }
 
 mp_ticket *mp_entry_take_queue(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     mp_ticket *first = NULL, **end = &first;
     for (mp_queue_node *node; (node = mp_queue_first(&entry->queue));) {
         mp_queue_remove(&entry->queue, node);
@@ -262,6 +274,7 @@ mp_ticket *mp_entry_take_queue(mp_entry *entry) {
 }
 
 bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
+    mp_assert_held(&entry->lock);
     int none = 0;
     bool first = atomic_compare_exchange_strong_explicit(&ticket->cause, &none, cause, memory_order_acq_rel,
                                                          memory_order_acquire);
@@ -285,6 +298,7 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
 }
 
 void mp_entry_wake(mp_entry *entry, mp_ticket *ticket) {
+    mp_assert_not_held(&entry->lock);
     mp_mutex_lock(&entry->lock);
     if (ticket->worker)
         mp_worker_wake(ticket->worker);

@@ -87,6 +87,7 @@ mp_spin_rule mp_entry_spin_rule(mp_entry *entry) {
 /* --- workers; under the lock --- */
 
 bool mp_entry_serves(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++)
         if (mp_worker_serves(entry->workers[i]) && !entry->workers[i]->leave)
             return true;
@@ -95,6 +96,7 @@ bool mp_entry_serves(const mp_entry *entry) {
 
 /* Must hold the lock. True if no worker is about to start and all listed ones are leaving. */
 static bool all_leave(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++)
         if (!mp_worker_is_leaving(entry->workers[i]))
             return false;
@@ -102,6 +104,7 @@ static bool all_leave(const mp_entry *entry) {
 }
 
 int mp_entry_running(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     int running = 0;
     for (int i = 0; i < entry->worker_count; i++)
         running += entry->workers[i]->active_count;
@@ -115,6 +118,7 @@ static void list_worker(mp_entry *entry, mp_worker *worker) {
 }
 
 void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker) {
+    mp_assert_held(&entry->lock);
     int at = 0;
     while (entry->workers[at] != worker)
         at++;
@@ -123,11 +127,13 @@ void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker) {
 }
 
 void mp_entry_wake_workers(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++)
         mp_worker_wake(entry->workers[i]);
 }
 
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
+    mp_assert_held(&entry->lock);
     entry->load_failure = *error;
     if (entry->health != MP_HEALTH_BROKEN) {
         entry->failure = *error;
@@ -141,12 +147,14 @@ void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
 }
 
 void mp_entry_clear_failed(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     entry->retry_ns = 0;
     if (entry->health == MP_HEALTH_FAILED)
         mp_entry_set_health(entry, MP_HEALTH_SOUND);
 }
 
 void mp_entry_request_unload(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     if (entry->unload == MP_UNLOAD_NONE)
         mp_entry_set_unload(entry, MP_UNLOAD_REQUESTED);
 }
@@ -164,6 +172,7 @@ static void note_external_kill(mp_entry *entry) {
 }
 
 void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *error) {
+    mp_assert_held(&entry->lock);
     uint64_t now = mp_sys_now_ns(), backoff_ns = BACKOFF_FIRST_MS * MS;
     int lately = 0;
     if (external_kill) {
@@ -185,6 +194,7 @@ void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *er
 }
 
 bool mp_entry_begin(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     if (mp_entry_has_workers(entry) || entry->health == MP_HEALTH_BROKEN || !entry->loader.ops ||
         mp_sys_now_ns() < entry->spawn_ns)
         return false;
@@ -219,6 +229,7 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
 }
 
 void mp_entry_launch(mp_entry *entry, mp_guard guard) {
+    mp_assert_not_held(&entry->lock);
     mp_services *services = entry->services;
     mp_worker *worker;
     mp_error error;
@@ -244,6 +255,7 @@ void mp_entry_launch(mp_entry *entry, mp_guard guard) {
 /* --- load, evict, remove --- */
 
 void mp_entry_start(mp_entry *entry) {
+    mp_assert_not_held(&entry->lock);
     mp_mutex_lock(&entry->lock);
     entry->load_requested = true;
     bool start = entry->shutdown == MP_SHUTDOWN_OPEN && entry->removal == MP_REMOVAL_NONE && mp_entry_begin(entry);
@@ -253,6 +265,7 @@ void mp_entry_start(mp_entry *entry) {
 }
 
 void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns) {
+    mp_assert_not_held(&entry->lock);
     mp_services *services = entry->services;
     mp_mutex_lock(&entry->lock);
     entry->keep_alive_ns = keep_alive_ns;
@@ -261,12 +274,14 @@ void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns) {
 }
 
 void mp_entry_pin_model(mp_entry *entry, bool pinned) {
+    mp_assert_not_held(&entry->lock);
     mp_mutex_lock(&entry->lock);
     entry->pinned = pinned;
     mp_mutex_unlock(&entry->lock);
 }
 
 bool mp_entry_in_use(mp_entry *entry) {
+    mp_assert_not_held(&entry->lock);
     mp_mutex_lock(&entry->lock);
     bool in_use = !all_leave(entry) || entry->queue.count || mp_entry_running(entry);
     mp_mutex_unlock(&entry->lock);
@@ -275,6 +290,7 @@ bool mp_entry_in_use(mp_entry *entry) {
 
 /* Must hold the lock. Called when a caller asks for the model in spite of earlier worker deaths. */
 static void forget_failures(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     if (entry->health == MP_HEALTH_BROKEN) {
         if (entry->retry_ns)
             entry->failure = entry->load_failure;
@@ -292,6 +308,7 @@ static bool begin_after_failures(mp_entry *entry) {
 
 /* Must hold the lock. Names the stage of the running load, for error messages. */
 static const char *stage_of(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++) {
         const char *stage = atomic_load_explicit(&entry->workers[i]->progress.stage, memory_order_acquire);
         if (entry->workers[i]->state == MP_WORKER_LOADING && stage)
@@ -301,6 +318,7 @@ static const char *stage_of(const mp_entry *entry) {
 }
 
 mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, bool *over, mp_error *error) {
+    mp_assert_not_held(&entry->lock);
     *gone = *over = false;
     uint64_t attempt = 0, loads = 0;
     bool in_time = true;
@@ -365,12 +383,14 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
 }
 
 void mp_entry_hold(mp_entry *entry, bool held) {
+    mp_assert_not_held(&entry->lock);
     mp_mutex_lock(&entry->lock);
     entry->held = held;
     mp_mutex_unlock(&entry->lock);
 }
 
 mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
+    mp_assert_not_held(&entry->lock);
     bool in_time = true;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
@@ -402,8 +422,9 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
 /* Must hold the lock. True if all workers wait for memory. They get it, or their requests fail, but they wait for other
  * models in use: if such a model waited for this one, two models could wait for each other. */
 static bool is_blocked(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++)
-        if (!mp_worker_serves(entry->workers[i]) || !entry->workers[i]->memory_tight)
+        if (!mp_worker_serves(entry->workers[i]) || entry->workers[i]->memory != MP_MEMORY_TIGHT)
             return false;
     return entry->worker_count > 0;
 }
@@ -411,6 +432,7 @@ static bool is_blocked(const mp_entry *entry) {
 /* Must hold the lock. True if the registry itself may evict the model. `now`: all its workers are idle. Otherwise: none
  * of them has an active request, so they soon will be idle. */
 static bool is_evictable(const mp_entry *entry, bool now) {
+    mp_assert_held(&entry->lock);
     if (!entry->resident || entry->queue.count || entry->pinned || entry->held || entry->removal != MP_REMOVAL_NONE ||
         (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
         return false;
@@ -424,6 +446,7 @@ static bool is_evictable(const mp_entry *entry, bool now) {
 
 /* Must hold the lock. */
 static bool is_loading(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++)
         if (entry->workers[i]->state == MP_WORKER_LOADING)
             return true;
@@ -432,17 +455,20 @@ static bool is_loading(const mp_entry *entry) {
 
 /* Must hold the lock. True if the worker holds caches and is idle, or soon will be, because its requests have ended. */
 static bool may_trim(const mp_worker *worker) {
-    return mp_worker_serves(worker) && !worker->active_count && !worker->leave && !worker->caches_freed;
+    mp_assert_held(&worker->entry->lock);
+    return mp_worker_serves(worker) && !worker->active_count && !worker->leave && worker->memory < MP_MEMORY_TRIMMED;
 }
 
 /* Must hold the lock. True if the entry drains or closes: its model is freed once its requests have ended. */
 static bool is_ending(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     return entry->removal != MP_REMOVAL_NONE || entry->shutdown != MP_SHUTDOWN_OPEN;
 }
 
 /* Must hold the lock. True if the model will be freed without a further call, even if it is pinned: an unload was
  * requested, the entry drains, or the last workers are leaving. */
 static bool is_going(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     bool kept = entry->queue.count && entry->health != MP_HEALTH_BROKEN && entry->shutdown != MP_SHUTDOWN_QUITTING;
     if (mp_entry_must_unload(entry))
         return true;
@@ -460,7 +486,7 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
         const mp_worker *worker = entry->workers[i];
         *(mp_worker_is_leaving(worker) ? &leaving : &bytes) += worker->held_bytes;
         if (may_trim(worker))
-            *(worker->trim ? &trimming : &caches) += worker->held_bytes;
+            *(worker->memory == MP_MEMORY_ASKED ? &trimming : &caches) += worker->held_bytes;
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
     }
@@ -520,10 +546,10 @@ uint64_t mp_entry_trim(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
-        if (!may_trim(worker) || worker->trim)
+        if (!may_trim(worker) || worker->memory == MP_MEMORY_ASKED)
             continue;
         trimming += worker->held_bytes;
-        worker->trim = true;
+        worker->memory = MP_MEMORY_ASKED;
         mp_worker_wake(worker);
     }
     mp_mutex_unlock(&entry->lock);
@@ -531,6 +557,7 @@ uint64_t mp_entry_trim(mp_entry *entry) {
 }
 
 void mp_entry_remove(mp_entry *entry) {
+    mp_assert_not_held(&entry->lock);
     mp_mutex_lock(&entry->lock);
     if (entry->removal == MP_REMOVAL_NONE) /* already DRAINING if an earlier caller gave up waiting */
         mp_entry_set_removal(entry, MP_REMOVAL_DRAINING);
@@ -549,11 +576,13 @@ void mp_entry_remove(mp_entry *entry) {
 
 /* Must hold the lock. True while mp_entry_finalize has not freed everything. */
 static bool is_pending(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING; /* the entry never becomes GONE */
     return mp_entry_has_workers(entry) || (!quit && entry->removal != MP_REMOVAL_GONE);
 }
 
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
+    mp_assert_not_held(&entry->lock);
     bool in_time = true;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
@@ -615,6 +644,7 @@ void mp_entry_quit(mp_entry *entry) {
 /* Must hold the lock. Returns a worker that may be abandoned because its thread is inside a step, a load or a slice of
  * optional work, or NULL. */
 static mp_worker *find_abandonable(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
         if ((worker->in_step || worker->state == MP_WORKER_LOADING) && !worker->moving)
@@ -655,6 +685,7 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
 
 /* Must hold the lock. Returns the value for mp_entry_info.state. */
 static const char *state_of(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     bool serves = false, busy = false, loading = entry->starting > 0;
     bool leaving = false;
     for (int i = 0; i < entry->worker_count; i++) {
@@ -679,16 +710,19 @@ static const char *state_of(const mp_entry *entry) {
 }
 
 mp_resident *mp_entry_borrow(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     entry->borrowers++;
     return entry->resident;
 }
 
 void mp_entry_return(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     if (--entry->borrowers == 0)
         mp_cond_broadcast(&entry->changed);
 }
 
 void mp_entry_describe(mp_entry *entry, mp_entry_info *info) {
+    mp_assert_not_held(&entry->lock);
     *info = (mp_entry_info){.capability = entry->capability, .policy = entry->policy};
     memcpy(info->key, entry->key, sizeof(info->key));
     mp_mutex_lock(&entry->lock);

@@ -66,21 +66,25 @@ static bool may_enter(const mp_entry *entry, const mp_state_machine *machine, in
 }
 
 void mp_entry_set_shutdown(mp_entry *entry, mp_entry_shutdown shutdown) {
+    mp_assert_held(&entry->lock);
     if (may_enter(entry, &mp_shutdown_machine, (int)entry->shutdown, (int)shutdown))
         entry->shutdown = shutdown;
 }
 
 void mp_entry_set_removal(mp_entry *entry, mp_entry_removal removal) {
+    mp_assert_held(&entry->lock);
     if (may_enter(entry, &mp_removal_machine, (int)entry->removal, (int)removal))
         entry->removal = removal;
 }
 
 void mp_entry_set_unload(mp_entry *entry, mp_entry_unload unload) {
+    mp_assert_held(&entry->lock);
     if (may_enter(entry, &mp_unload_machine, (int)entry->unload, (int)unload))
         entry->unload = unload;
 }
 
 void mp_entry_set_health(mp_entry *entry, mp_entry_health health) {
+    mp_assert_held(&entry->lock);
     if (may_enter(entry, &mp_health_machine, (int)entry->health, (int)health))
         entry->health = health;
 }

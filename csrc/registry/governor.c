@@ -81,18 +81,21 @@ mp_budget *mp_governor_budget(mp_governor *governor) { return &governor->budget;
 
 /* Must hold the lock. Returns the bytes that are not in use. */
 static uint64_t left_of(mp_governor *governor) {
+    mp_assert_held(&governor->lock);
     uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
     return used < limit ? limit - used : 0;
 }
 
 /* Must hold the lock. Returns the bytes that are neither in use nor reserved. */
 static uint64_t free_of(mp_governor *governor) {
+    mp_assert_held(&governor->lock);
     uint64_t left = left_of(governor), reserved = atomic_load(&governor->budget.reserved);
     return reserved < left ? left - reserved : 0;
 }
 
 /* Must hold the lock. Returns false if the bytes are not free. */
 static bool take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
+    mp_assert_held(&governor->lock);
     if (!mp_budget_reserve(&governor->budget, bytes))
         return false;
     governor->loads++;
@@ -102,6 +105,7 @@ static bool take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
 
 /* Must hold the lock. Raises the limit for the only model of the process, if the machine has the memory. */
 static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) {
+    mp_assert_held(&governor->lock);
     uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
     /* Requests that wait for this model are charged already, so a small use does not count. A larger use means that
      * another model is loaded. */
@@ -117,6 +121,7 @@ static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) 
 /* Must hold the lock. Returns how many bytes must become free before a load of `needed` bytes can begin. A load above
  * the limit needs the process for itself, so that raise_limit applies: other models must be evicted. */
 static uint64_t lacking_of(mp_governor *governor, uint64_t needed) {
+    mp_assert_held(&governor->lock);
     uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
     if (needed <= limit || governor->fixed || needed > governor->most) {
         uint64_t free = free_of(governor); /* bytes may be given back at any time, without the lock */
@@ -170,6 +175,7 @@ static uint64_t reclaim_from_all(mp_shortage shortage, bool whole) {
 /* Must hold the lock; releases it temporarily. Returns true if `needed` bytes may become free without a further call:
  * loads end, evictions end, and models that are in use become idle. */
 static bool may_become_free(mp_governor *governor, uint64_t needed) {
+    mp_assert_held(&governor->lock);
     if (needed > atomic_load(&governor->budget.limit))
         return false;
     if (governor->loads) /* checked before ask_all, which does not count a load that ends meanwhile */
@@ -183,6 +189,7 @@ static bool may_become_free(mp_governor *governor, uint64_t needed) {
 /* Must hold the lock; releases it temporarily. As may_become_free, for a load above the limit: returns true if the
  * limit may be raised for it once all other models are gone. */
 static bool may_be_raised(mp_governor *governor, uint64_t needed) {
+    mp_assert_held(&governor->lock);
     if (governor->fixed || needed > governor->most || needed <= atomic_load(&governor->budget.limit))
         return false;
     if (governor->loads) /* as above */
@@ -221,6 +228,7 @@ static void end_turn(mp_governor *governor, turn *self) {
 /* Must hold the lock; releases it temporarily. The caller's turn has come and less than `needed` is free. Asks other
  * models for memory. Returns MEMORY_EXHAUSTED if waiting is useless. *again: check again at once. */
 static mp_status demand(mp_governor *governor, const char *key, uint64_t needed, bool *again, mp_error *error) {
+    mp_assert_held(&governor->lock);
     uint64_t free = free_of(governor);
     *again = needed > left_of(governor) && raise_limit(governor, key, needed);
     if (*again)
@@ -308,6 +316,7 @@ void mp_guard_lend(mp_guard *guard, mp_budget *account) {
 
 /* Must hold the lock. */
 static void give_rest(mp_guard *guard) {
+    mp_assert_held(&guard->governor->lock);
     if (guard->account)
         mp_budget_end_load(guard->account);
     else
@@ -389,6 +398,7 @@ uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole) 
 }
 
 uint64_t mp_shortage_left(const mp_shortage *shortage) {
+    mp_assert_not_held(&shortage->governor->lock);
     mp_mutex_lock(&shortage->governor->lock);
     uint64_t free = free_of(shortage->governor);
     mp_mutex_unlock(&shortage->governor->lock);

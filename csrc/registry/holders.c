@@ -8,6 +8,7 @@
 
 /* Must hold the lock. Returns what keeps the model in memory. */
 static const char *hold_of(const mp_entry *entry) {
+    mp_assert_held(&entry->lock);
     bool loads = entry->starting > 0, used = entry->queue.count || mp_entry_running(entry);
     for (int i = 0; i < entry->worker_count; i++)
         loads |= entry->workers[i]->state == MP_WORKER_SPAWNING || entry->workers[i]->state == MP_WORKER_LOADING;

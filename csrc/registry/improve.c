@@ -10,8 +10,9 @@ static const uint64_t FIRST_DELAY_NS = 5ull * 1000 * 1000;
 static const uint64_t RETRY_DELAY_NS = 100ull * 1000 * 1000;
 
 uint64_t mp_worker_next_improve_ns(mp_worker *w) {
+    mp_assert_held(&w->entry->lock);
     mp_services *services = w->entry->services;
-    if (!w->engine->ops->improve || w->improve_ns == MP_FOREVER || w->trim)
+    if (!w->engine->ops->improve || w->improve_ns == MP_FOREVER || w->memory == MP_MEMORY_ASKED)
         return 0;
     const uint64_t now_ns = mp_sys_now_ns();
     if (!w->improve_ns) {
@@ -48,6 +49,7 @@ static bool begin(mp_worker *w) {
 }
 
 bool mp_worker_improve(mp_worker *w) {
+    mp_assert_not_held(&w->entry->lock);
     mp_entry *entry = w->entry;
     mp_services *services = entry->services;
     if (begin(w)) {

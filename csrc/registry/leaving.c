@@ -33,6 +33,7 @@ static void return_abandoned(mp_worker *worker) {
 /* Must hold the lock. Records the fault, if any, because of which the worker leaves. Returns the queued requests if no
  * worker will serve them. */
 static mp_ticket *note_fault(mp_worker *worker) {
+    mp_assert_held(&worker->entry->lock);
     mp_entry *entry = worker->entry;
     if (worker->fault.code == MP_OK)
         return NULL;
@@ -49,6 +50,7 @@ static mp_ticket *note_fault(mp_worker *worker) {
 }
 
 void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
+    mp_assert_not_held(&entry->lock);
     mp_services *services = entry->services;
     mp_ticket *list = NULL;
     bool gone = false;

@@ -119,11 +119,13 @@ static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_
 
 /* Must hold the lock. True if no other worker serves or is about to start. */
 static bool is_last(const mp_worker *worker) {
+    mp_assert_held(&worker->entry->lock);
     return worker->entry->worker_count == 1 && worker->entry->starting == 0;
 }
 
 /* Must hold the lock. The worker, which owns `held` bytes, serves from now on. */
 static void become_ready(mp_worker *worker, bool loading, uint64_t held) {
+    mp_assert_held(&worker->entry->lock);
     mp_entry *entry = worker->entry;
     if (loading) {
         entry->resident = mp_resident_pin(worker->resident);
@@ -143,6 +145,7 @@ static void become_ready(mp_worker *worker, bool loading, uint64_t held) {
 /* Must hold the lock. The load of the model, or of this worker's engine, failed. Returns the queued requests that must
  * fail with it. */
 static mp_ticket *become_failed(mp_worker *worker, bool loading, const mp_error *error) {
+    mp_assert_held(&worker->entry->lock);
     mp_entry *entry = worker->entry;
     /* mp_entry_remove cancels a load for which no request waits */
     worker->unwanted |= entry->removal != MP_REMOVAL_NONE && !entry->queue.count;

@@ -32,6 +32,7 @@ static uint64_t tick_of(const mp_maintenance *self) {
 
 /* Must hold the lock. Publishes a beat. */
 static void set_beat(mp_maintenance *self, uint64_t tick_ns, uint64_t more_paused_ns) {
+    mp_assert_held(&self->lock);
     uint64_t count = atomic_load_explicit(&self->count, memory_order_relaxed);
     const struct mp_beat *last = &self->beats[count & 1];
     struct mp_beat *next = &self->beats[(count + 1) & 1];
@@ -54,6 +55,7 @@ static bool is_needed(const mp_maintenance *self) {
 
 /* Must hold the lock. Advances the clock of requests. Returns the time of the next tick; NEVER: none is needed. */
 static uint64_t tick(mp_maintenance *self, uint64_t now) {
+    mp_assert_held(&self->lock);
     uint64_t last = tick_of(self);
     if (last && now < last + MP_TICK_NS)
         return last + MP_TICK_NS;
@@ -125,6 +127,7 @@ void mp_maintenance_end_timed(mp_maintenance *maintenance) {
 }
 
 void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when_ns) {
+    mp_assert_not_held(&maintenance->lock);
     /* The common case takes no lock. No announcement is lost: the caller has published its request under an entry's
      * lock before this call, and the thread raises next_ns before its sweep checks every entry. */
     if (atomic_load_explicit(&maintenance->next_ns, memory_order_seq_cst) <= when_ns)

@@ -12,10 +12,12 @@ void mp_quarantine_deinit(mp_quarantine *quarantine) { mp_mutex_deinit(&quaranti
 /* --- rows; must hold the lock --- */
 
 static int count(const mp_quarantine *quarantine) {
+    mp_assert_held(&quarantine->lock);
     return atomic_load_explicit(&quarantine->used, memory_order_relaxed);
 }
 
 static void set_count(mp_quarantine *quarantine, int used) {
+    mp_assert_held(&quarantine->lock);
     atomic_store_explicit(&quarantine->used, used, memory_order_release);
 }
 
@@ -28,6 +30,7 @@ static int verdict(const mp_quarantine_row *row) {
 }
 
 static void remove_row(mp_quarantine *quarantine, mp_quarantine_row *row) {
+    mp_assert_held(&quarantine->lock);
     int last = count(quarantine) - 1;
     *row = quarantine->rows[last];
     set_count(quarantine, last);
@@ -35,6 +38,7 @@ static void remove_row(mp_quarantine *quarantine, mp_quarantine_row *row) {
 
 /* Returns the row of a request, or NULL. Clears rows that have expired. */
 static mp_quarantine_row *find(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
+    mp_assert_held(&quarantine->lock);
     mp_quarantine_row *found = NULL;
     for (int i = count(quarantine) - 1; i >= 0; i--)
         if (now_ns >= mp_sys_after(quarantine->rows[i].last_ns, FORGET_NS))
@@ -48,6 +52,7 @@ static mp_quarantine_row *find(mp_quarantine *quarantine, uint64_t fingerprint, 
 /* Returns a row for a request that has none. In a full table, replaces the row with the lowest `alone`, among equals
  * the row whose last loss is oldest. Returns NULL if `alone` of every row is greater than that of the new row. */
 static mp_quarantine_row *make_row(mp_quarantine *quarantine, bool alone) {
+    mp_assert_held(&quarantine->lock);
     int used = count(quarantine);
     if (used < MP_QUARANTINE_ROWS) {
         set_count(quarantine, used + 1);

@@ -29,6 +29,7 @@ static const uint64_t FORCE_NS = 2000ull * 1000 * 1000;
 /* --- lookup; must hold the lock --- */
 
 static int find(const mp_registry *registry, const char *key, bool *found) {
+    mp_assert_held(&registry->lock);
     int low = 0, high = registry->slot_count;
     *found = false;
     while (low < high) {
@@ -48,6 +49,7 @@ static int find(const mp_registry *registry, const char *key, bool *found) {
 
 /* Returns a draining entry of the key, at most as new as entry number `newest`, or NULL. */
 static mp_entry *find_leaving(const mp_registry *registry, const char *key, uint64_t newest) {
+    mp_assert_held(&registry->lock);
     for (int i = 0; i < registry->leaving_count; i++)
         if (registry->leaving[i]->number <= newest && strcmp(mp_entry_key(registry->leaving[i]), key) == 0)
             return registry->leaving[i];
@@ -72,6 +74,7 @@ static mp_status fail_unknown(const char *key, mp_error *error) {
 }
 
 static mp_status refuse_closed(mp_registry *registry, mp_error *error) {
+    mp_assert_held(&registry->lock);
     if (registry->closing == OPEN && !atomic_load(&registry->refusing))
         return MP_OK;
     return mp_fail(error, MP_SHUTTING_DOWN, "the pool is shutting down");
@@ -80,6 +83,7 @@ static mp_status refuse_closed(mp_registry *registry, mp_error *error) {
 /* Must not hold the lock. Looks an entry up and returns a reference. Increments `inside` until the caller calls
  * leave. */
 static mp_status enter(mp_registry *registry, const char *key, bool want_incoming, mp_entry **entry, mp_error *error) {
+    mp_assert_not_held(&registry->lock);
     mp_entry *resumed = NULL;
     *entry = NULL;
     mp_mutex_lock(&registry->lock);
@@ -112,6 +116,7 @@ static mp_status enter(mp_registry *registry, const char *key, bool want_incomin
 
 /* Must not hold the lock. `entry`: NULL if the operation was on none. */
 static void leave(mp_registry *registry, mp_entry *entry) {
+    mp_assert_not_held(&registry->lock);
     mp_mutex_lock(&registry->lock);
     if (--registry->inside == 0 && registry->closing != OPEN)
         mp_cond_broadcast(&registry->changed);
@@ -123,6 +128,7 @@ static void leave(mp_registry *registry, mp_entry *entry) {
 
 /* Must hold the lock. Returns the slot that has this entry as its replacement, or NULL. */
 static slot *slot_of_incoming(mp_registry *registry, const mp_entry *entry) {
+    mp_assert_held(&registry->lock);
     bool found;
     int at = find(registry, mp_entry_key(entry), &found);
     return found && registry->slots[at].incoming == entry ? &registry->slots[at] : NULL;
@@ -130,6 +136,7 @@ static slot *slot_of_incoming(mp_registry *registry, const mp_entry *entry) {
 
 /* Must hold the lock. Moves the reference to the list of draining entries. mp_registry_add reserved the room. */
 static void start_leaving(mp_registry *registry, mp_entry *entry) {
+    mp_assert_held(&registry->lock);
     assert(registry->leaving_count < registry->leaving_capacity);
     registry->leaving[registry->leaving_count++] = entry;
 }
@@ -137,6 +144,7 @@ static void start_leaving(mp_registry *registry, mp_entry *entry) {
 /* Must hold the lock. Takes the entry off the list of draining entries and returns the list's reference, or NULL if the
  * entry is not listed. */
 static mp_entry *end_leaving(mp_registry *registry, mp_entry *entry) {
+    mp_assert_held(&registry->lock);
     for (int i = 0; i < registry->leaving_count; i++) {
         if (registry->leaving[i] != entry)
             continue;
@@ -155,6 +163,7 @@ static void end_incoming(slot *slot) {
 }
 
 static void on_event(mp_registry *registry, mp_entry *entry, mp_entry_event event) {
+    mp_assert_not_held(&registry->lock);
     mp_entry *old = NULL, *gone = NULL;
     mp_mutex_lock(&registry->lock);
     slot *slot = event == MP_ENTRY_GONE ? NULL : slot_of_incoming(registry, entry);
@@ -248,6 +257,7 @@ void mp_registry_begin_shutdown(mp_registry *registry) { atomic_store(&registry-
 /* Must hold the lock. Called only by the thread that closes the registry. Links all entries by `close_next`, each with
  * a reference. Allocates nothing. */
 static mp_entry *chain_entries(mp_registry *registry) {
+    mp_assert_held(&registry->lock);
     mp_entry *chain = NULL;
     for (int i = 0; i < registry->slot_count + registry->leaving_count; i++) {
         slot *slot = i < registry->slot_count ? &registry->slots[i] : NULL;
@@ -265,6 +275,7 @@ static mp_entry *chain_entries(mp_registry *registry) {
 
 /* Must hold the lock; releases it temporarily. Called only by the thread that closes the registry. */
 static void close_entries(mp_registry *registry, uint64_t grace_ns) {
+    mp_assert_held(&registry->lock);
     mp_entry *chain = chain_entries(registry);
     mp_mutex_unlock(&registry->lock);
     uint64_t deadline_ns = mp_sys_after(mp_sys_now_ns(), grace_ns);
@@ -348,6 +359,7 @@ static mp_status check_key(const char *key, mp_error *error) {
 /* Must hold the lock. Moves an entry of a slot to the list of draining entries. After unlocking, the caller must remove
  * *replaced and drop the reference. */
 static void replace(mp_registry *registry, mp_entry *entry, mp_entry **replaced) {
+    mp_assert_held(&registry->lock);
     *replaced = entry;
     start_leaving(registry, mp_entry_pin(entry));
 }
@@ -356,6 +368,7 @@ static void replace(mp_registry *registry, mp_entry *entry, mp_entry **replaced)
  * both entries of `replaced` and start *loading, if not NULL. */
 static mp_status put(mp_registry *registry, mp_entry *entry, mp_add add, mp_entry *replaced[2], mp_entry **loading,
                      mp_error *error) {
+    mp_assert_held(&registry->lock);
     const char *key = mp_entry_key(entry);
     MP_TRY(refuse_closed(registry, error));
     bool found;
@@ -429,6 +442,7 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
 /* Must hold the lock. Returns the slot of a key if an entry with this revision is staged there, or NULL. Sets
  * *committed if it is the current entry. */
 static slot *staged_slot(mp_registry *registry, const char *key, uint64_t revision, bool *committed) {
+    mp_assert_held(&registry->lock);
     bool found;
     int at = find(registry, key, &found);
     slot *slot = found ? &registry->slots[at] : NULL;
@@ -438,6 +452,7 @@ static slot *staged_slot(mp_registry *registry, const char *key, uint64_t revisi
 
 /* Must not hold the lock. Ends an operation that took `entry` off its slot: finishes its requests and frees it. */
 static void remove_taken(mp_registry *registry, mp_entry *entry) {
+    mp_assert_not_held(&registry->lock);
     mp_entry_remove(entry);
     leave(registry, entry);
 }

@@ -15,6 +15,7 @@ typedef struct snapshot {
 /* Must hold the lock. Copies the current entries; with `all`, also replacements being loaded and draining entries.
  * Returns false if memory is refused. */
 static bool take_snapshot(mp_registry *registry, bool all, snapshot *copy) {
+    mp_assert_held(&registry->lock);
     int most = registry->slot_count * 2 + registry->leaving_count;
     *copy = (snapshot){mp_alloc_array((size_t)most, sizeof(mp_entry *), MP_TAG_POOL), 0};
     if (!copy->entries)
@@ -38,6 +39,7 @@ static void drop_snapshot(snapshot *copy) {
 /* --- memory; must not hold the lock --- */
 
 static bool take_open_snapshot(mp_registry *registry, snapshot *copy) {
+    mp_assert_not_held(&registry->lock);
     mp_mutex_lock(&registry->lock);
     bool taken = registry->closing == OPEN && take_snapshot(registry, true, copy);
     mp_mutex_unlock(&registry->lock);
@@ -47,6 +49,7 @@ static bool take_open_snapshot(mp_registry *registry, snapshot *copy) {
 /* Returns the result of `measure` for all entries; 0 if the registry is closing. */
 static uint64_t measured(mp_registry *registry, const void *asker,
                          uint64_t (*measure)(mp_entry **entries, int count, const void *asker)) {
+    mp_assert_not_held(&registry->lock);
     snapshot copy;
     if (!take_open_snapshot(registry, &copy))
         return 0;

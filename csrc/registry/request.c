@@ -58,6 +58,7 @@ static bool may_enter(const mp_ticket *ticket, const mp_state_machine *machine, 
 }
 
 void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state) {
+    mp_assert_held(&ticket->entry->lock);
     if (may_enter(ticket, &mp_ticket_state_machine, (int)ticket->state, (int)state))
         ticket->state = state;
 }
@@ -219,6 +220,7 @@ mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
  * (`wait_at`); each then sets `wait_at` again. Without this check, a notifier, for which every chunk comes here, would
  * make each chunk wake the waiters too. */
 static void notify_waiters(mp_ticket *ticket) {
+    mp_assert_held(&ticket->lock);
     mp_notice *notice = ticket->notice.notifier ? &ticket->notice : NULL;
     if (ticket->waiters && atomic_load_explicit(&ticket->progress, memory_order_relaxed) >= ticket->wait_at) {
         ticket->wait_at = DONE;
@@ -338,6 +340,7 @@ int mp_ticket_position(mp_ticket *ticket, uint64_t *eta_ns) {
 /* Must hold the ticket's lock. Returns the ticket's notice for the notifier, creating it if necessary, or NULL if
  * memory is refused. */
 static mp_notice *notice_for(mp_ticket *ticket, mp_notifier *notifier) {
+    mp_assert_held(&ticket->lock);
     mp_notice *notice = &ticket->notice;
     while (notice->notifier && notice->notifier != notifier) {
         if (!notice->also)

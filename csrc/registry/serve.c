@@ -35,6 +35,7 @@ enum { BULK_WEIGHT = 4 };
 
 /* Must hold the lock. Takes the request off the active list. The caller must then change the request's state. */
 static void deactivate(mp_worker *w, mp_ticket *ticket) {
+    mp_assert_held(&w->entry->lock);
     for (int i = 0; i < w->active_count; i++) {
         if (w->active[i] != ticket)
             continue;
@@ -51,8 +52,16 @@ static void deactivate(mp_worker *w, mp_ticket *ticket) {
     assert(!"an active ticket is on the list");
 }
 
+/* Must hold the lock. A request has left, or starts again: its memory may be in caches, which can be trimmed. */
+static void forget_shortage(mp_worker *w) {
+    mp_assert_held(&w->entry->lock);
+    if (w->memory >= MP_MEMORY_TRIMMED)
+        w->memory = MP_MEMORY_AMPLE;
+}
+
 /* Must not hold the lock. `error` is unused with MP_OK. */
 static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp_error *error) {
+    mp_assert_not_held(&w->entry->lock);
     mp_entry *entry = w->entry;
     mp_error own;
     if (status != MP_OK)
@@ -60,7 +69,6 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
     if (status == MP_MEMORY_EXHAUSTED)
         mp_entry_explain_shortage(entry, &own);
     w->engine->ops->retire(w->engine, &ticket->item);
-    w->trimmed = false;
     uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
     deactivate(w, ticket);
@@ -71,6 +79,7 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
     bool refused = status == MP_OK && atomic_load_explicit(&ticket->cause, memory_order_acquire) == MP_CANCELLED;
     w->held_bytes = held;
     mp_dispatch_memory_free(entry);
+    forget_shortage(w);
     mp_mutex_unlock(&entry->lock);
     mp_entry_finish(entry, ticket, refused ? mp_ticket_cause(ticket, &own) : status, &own);
 }
@@ -97,6 +106,7 @@ static void end_all(mp_worker *w, const mp_error *error) {
 /* Must hold the lock. Moves an active request to the front of the queue. Returns false if the request was cancelled: it
  * is ENDED now, and the caller must finish it. The caller must wake other workers. */
 static bool requeue(mp_worker *w, mp_ticket *ticket) {
+    mp_assert_held(&w->entry->lock);
     deactivate(w, ticket);
     if (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {
         mp_ticket_set_state(ticket, MP_TICKET_ENDED);
@@ -162,6 +172,7 @@ static void preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
 /* Must not hold the lock. Records the fault that ends the worker. Call before a request ends because of it: a caller
  * that sees the error must not find a worker that serves. */
 static void set_fault(mp_worker *w, const mp_error *fault) {
+    mp_assert_not_held(&w->entry->lock);
     mp_entry *entry = w->entry;
     w->fault = *fault;
     mp_mutex_lock(&entry->lock);
@@ -174,6 +185,7 @@ static void set_fault(mp_worker *w, const mp_error *fault) {
 
 /* Must not hold the lock. If the engine is lost, records the fault that ends the worker. */
 static bool is_lost(mp_worker *w) {
+    mp_assert_not_held(&w->entry->lock);
     const mp_error *lost = w->engine->lost ? w->engine->lost(w->engine) : NULL;
     if (lost)
         set_fault(w, lost);
@@ -182,17 +194,17 @@ static bool is_lost(mp_worker *w) {
 
 /* Must hold the lock. Waits for work until `until_ns` (0: no limit) or until the worker is woken. May return early. */
 static void wait_for_work(mp_worker *w, uint64_t until_ns) {
+    mp_assert_held(&w->entry->lock);
     mp_entry *entry = w->entry;
     mp_services *services = entry->services;
     if (w->state == MP_WORKER_PROCESSING)
         mp_worker_set_state(w, MP_WORKER_IDLE);
-    if (w->trim) { /* stays set until the caches are free: until then, their bytes count as being freed */
+    if (w->memory == MP_MEMORY_ASKED) { /* stays so until the caches are free: until then, their bytes count as being freed */
         mp_mutex_unlock(&entry->lock);
         w->engine->ops->trim(w->engine);
         uint64_t held = mp_worker_bytes(w);
         mp_mutex_lock(&entry->lock);
-        w->trim = false;
-        w->caches_freed = true;
+        w->memory = MP_MEMORY_TRIMMED;
         w->held_bytes = held;
         mp_mutex_unlock(&entry->lock);
         mp_governor_notify(services->governor);
@@ -219,6 +231,7 @@ static void wait_for_work(mp_worker *w, uint64_t until_ns) {
 /* Must hold the lock. Returns the time until which an idle worker waits for more requests to form a larger batch; 0 =
  * do not wait. */
 static uint64_t gather_until(const mp_worker *w) {
+    mp_assert_held(&w->entry->lock);
     uint64_t wait_ns = w->entry->services->batch_wait_ns, now;
     mp_queue_node *first = wait_ns && !w->active_count ? mp_queue_first(&w->entry->queue) : NULL;
     if (!first || (now = mp_sys_now_ns()) >= first->since_ns + wait_ns)
@@ -239,7 +252,8 @@ static bool take_work(mp_worker *w) {
         w->woken = false;
         uint64_t until_ns = gather_until(w);
         if (w->retry_ns && mp_sys_now_ns() >= w->retry_ns) {
-            w->memory_tight = false;
+            if (w->memory == MP_MEMORY_TIGHT)
+                w->memory = MP_MEMORY_TRIMMED;
             w->retry_ns = 0;
         }
         /* On shutdown, mp_entry_quit has cancelled the active requests and emptied the queue. */
@@ -342,12 +356,21 @@ static bool reclaim_from_others(mp_worker *w) {
 /* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
  * `again`: admissions resume after MEMORY_AGAIN_MS at the latest, because there may be no other request. */
 static void block_admission(mp_worker *w, bool again) {
-    w->memory_tight = true;
-    /* The worker was trimmed already. Otherwise two workers that pass a request back and forth would ask each other to
-     * trim forever. */
-    w->caches_freed = true;
+    mp_assert_held(&w->entry->lock);
+    w->memory = MP_MEMORY_TIGHT; /* it was trimmed: two workers that pass a request on ask each other no further time */
     w->retry_ns = again ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
     mp_dispatch_wake_all(w->entry); /* another may take requests that are assigned to this one */
+}
+
+/* Must not hold the lock. Frees the engine's caches for a request that found no memory. Returns false if they are free
+ * already, or if nothing was freed. */
+static bool trim(mp_worker *w) {
+    mp_assert_not_held(&w->entry->lock);
+    mp_mutex_lock(&w->entry->lock);
+    bool trimmed = w->memory == MP_MEMORY_TRIMMED;
+    w->memory = MP_MEMORY_TRIMMED;
+    mp_mutex_unlock(&w->entry->lock);
+    return !trimmed && w->engine->ops->trim(w->engine) > 0;
 }
 
 /* Charges what the check of the request has added to its bytes, and passes it to the engine. */
@@ -375,11 +398,8 @@ static void admit_fresh(mp_worker *w) {
             continue;
         }
         status = admit(w, ticket, &error);
-        if (status == MP_MEMORY_EXHAUSTED && !w->trimmed) {
-            w->trimmed = true;
-            if (w->engine->ops->trim(w->engine))
-                status = admit(w, ticket, &error);
-        }
+        if (status == MP_MEMORY_EXHAUSTED && trim(w))
+            status = admit(w, ticket, &error);
         if (status == MP_OK) {
             note_admitted(w, ticket);
             enter_flow(w, ticket);
@@ -495,6 +515,7 @@ static int plan_step(mp_worker *w, int n, uint64_t budget_ns, bool *lost) {
 
 /* Must not hold the lock. Returns false if every planned request was cancelled meanwhile. */
 static bool enter_step(mp_worker *w, uint64_t now_ns) {
+    mp_assert_not_held(&w->entry->lock);
     mp_entry *entry = w->entry;
     int live = 0;
     mp_mutex_lock(&entry->lock);
@@ -547,11 +568,8 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
  * and none is being freed, the waiting request fails. */
 static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_entry *entry = w->entry;
-    if (!w->trimmed) {
-        w->trimmed = true;
-        if (w->engine->ops->trim(w->engine))
-            return;
-    }
+    if (trim(w))
+        return;
     mp_ticket *victim = NULL;
     for (int i = 0; i < w->active_count; i++) {
         mp_ticket *ticket = w->active[i];
@@ -599,13 +617,13 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, mp_step_fault
         w->engine->ops->retire(w->engine, &ticket->item);
         ticket->item.cursor = 0;
     }
-    w->trimmed = false;
     mp_error_clear(&ticket->item.error);
     mp_count(entry->services, MP_METRIC_retries, 1);
     mp_mutex_lock(&entry->lock);
     bool waits = requeue(w, ticket);
     mp_dispatch_wake_all(entry);
     mp_dispatch_memory_free(entry);
+    forget_shortage(w);
     if (shortage)
         block_admission(w, true);
     mp_mutex_unlock(&entry->lock);

@@ -13,6 +13,7 @@ enum { PATIENCE_WAITS = 3 }; /* multiple of the predicted wait, because predicti
 
 /* Must hold the lock. Returns why the entry accepts no request now, or MP_OK. */
 static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_error *error) {
+    mp_assert_held(&entry->lock);
     mp_services *services = entry->services;
     if (entry->shutdown != MP_SHUTDOWN_OPEN)
         return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
@@ -39,6 +40,7 @@ static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_erro
 
 /* Must hold the lock. Applies mp_registry_config.scale_timeout. Deadlines do not change. */
 static void stretch_patience(mp_entry *entry, mp_ticket *ticket) {
+    mp_assert_held(&entry->lock);
     uint64_t least = entry->services->patience_ns, most = least * MP_PATIENCE_SCALE;
     if (!ticket->stretches || most / MP_PATIENCE_SCALE != least)
         return;
@@ -51,6 +53,7 @@ static void stretch_patience(mp_entry *entry, mp_ticket *ticket) {
 /* Must hold the lock; releases it while waiting. Waits for room in the queue. */
 static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const mp_submit_options *options,
                                mp_error *error) {
+    mp_assert_held(&entry->lock);
     int waiting = entry->queue.count, kind = ticket->node.kind;
     if (options->fail_fast) {
         double eta = (double)mp_dispatch_wait_ns(entry, entry->queue.cost, entry->pace) * 1e-9;
@@ -79,6 +82,7 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
 
 /* Must hold the lock. Refuses a request that will probably miss its deadline. */
 static mp_status check_deadline(mp_entry *entry, const mp_ticket *ticket, mp_error *error) {
+    mp_assert_held(&entry->lock);
     uint64_t now = mp_maintenance_clock(&entry->services->maintenance, NULL), deadline = ticket->due_ns;
     if (!deadline)
         return MP_OK;
@@ -100,6 +104,7 @@ static mp_status check_deadline(mp_entry *entry, const mp_ticket *ticket, mp_err
  * within the limits of the request and unless it has `fail_fast`. */
 static mp_status charge_in_time(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options,
                                 mp_error *error) {
+    mp_assert_not_held(&entry->lock);
     mp_services *services = entry->services;
     uint64_t bytes = ticket->item.request->bytes;
     for (;;) {
@@ -123,6 +128,7 @@ static mp_status charge_in_time(mp_entry *entry, mp_ticket *ticket, const mp_sub
 
 mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,
                           mp_error *error) {
+    mp_assert_not_held(&entry->lock);
     mp_services *services = entry->services;
     bool start = false;
     mp_guard guard = {0};
@@ -201,6 +207,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
 /* --- cancel, position --- */
 
 bool mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
+    mp_assert_not_held(&entry->lock);
     mp_mutex_lock(&entry->lock);
     bool live = mp_queue_holds(&ticket->node) || ticket->worker;
     bool mine = live && mp_entry_cancel_locked(entry, ticket, cause);
@@ -214,6 +221,7 @@ bool mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
 }
 
 int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns) {
+    mp_assert_not_held(&entry->lock);
     int position = -1;
     uint64_t cost = 0;
     mp_mutex_lock(&entry->lock);

@@ -26,6 +26,7 @@ static bool is_expired(const mp_ticket *ticket, uint64_t clock_ns, uint64_t now_
 /* Must hold the lock. Cancels expired requests. Returns the expired requests that were queued; workers end the active
  * ones. */
 static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
+    mp_assert_held(&entry->lock);
     mp_ticket *expired = NULL;
     uint64_t clock_ns = mp_maintenance_clock(&entry->services->maintenance, NULL);
     for (mp_queue_node *node = mp_queue_first(&entry->queue), *behind; node; node = behind) {
@@ -50,6 +51,7 @@ static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
  * request counts, because models that evict each other may be loaded repeatedly. The time in which a load waits for
  * memory or CPUs does not count as progress. */
 static void credit_load(mp_entry *entry, uint64_t age_ns) {
+    mp_assert_held(&entry->lock);
     uint64_t clock_ns = mp_maintenance_clock(&entry->services->maintenance, NULL);
     uint64_t beat_ns = clock_ns > age_ns ? clock_ns - age_ns : 0;
     for (mp_queue_node *node = mp_queue_first(&entry->queue); node; node = mp_queue_next(&entry->queue, node)) {
@@ -64,6 +66,7 @@ static void credit_load(mp_entry *entry, uint64_t age_ns) {
 
 /* Must hold the lock. Returns a worker that makes no progress, or NULL. */
 static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, mp_error *error) {
+    mp_assert_held(&entry->lock);
     mp_services *services = entry->services;
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
@@ -103,6 +106,7 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
 /* Must hold the lock. Returns true if the worker's step has a request that had no fault before: only such a step counts
  * for the breaker, as in mp_entry_fault. */
 static bool has_first_fault(const mp_worker *worker) {
+    mp_assert_held(&worker->entry->lock);
     for (int i = 0; i < worker->active_count; i++)
         if (worker->active[i]->state == MP_TICKET_STEPPING && !worker->active[i]->had_fault)
             return true;
@@ -111,6 +115,7 @@ static bool has_first_fault(const mp_worker *worker) {
 
 /* Must hold the lock; releases it temporarily. Abandons a worker that makes no progress. */
 static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *error) {
+    mp_assert_held(&entry->lock);
     mp_ticket *list = NULL;
     bool loading = worker->state == MP_WORKER_LOADING && !entry->resident;
     bool last = entry->worker_count == 1 && !entry->starting;
@@ -137,6 +142,7 @@ static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *er
 
 /* Must hold the lock. Tells workers that were idle for the keep-alive time to leave. */
 static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
+    mp_assert_held(&entry->lock);
     if (entry->keep_alive_ns == MP_FOREVER)
         return;
     if (entry->queue.count) {

@@ -36,6 +36,7 @@ const mp_state_machine mp_worker_state_machine = {"worker", MP_WORKER_STATES, st
 const char *mp_worker_state_name(mp_worker_state state) { return state_names[state]; }
 
 void mp_worker_set_state(mp_worker *worker, mp_worker_state state) {
+    mp_assert_held(&worker->entry->lock);
     mp_entry *entry = worker->entry;
     if (!mp_state_may_enter(&mp_worker_state_machine, entry->services, entry->key, worker->id, (int)worker->state,
                             (int)state))
@@ -115,6 +116,7 @@ void mp_worker_destroy(mp_worker *worker) {
 }
 
 void mp_worker_free_engine(mp_worker *worker) {
+    mp_assert_not_held(&worker->entry->lock);
     if (worker->engine)
         worker->engine->ops->destroy(worker->engine);
     worker->engine = NULL;
@@ -147,6 +149,7 @@ static bool plan_is_stale(void *arg) {
 }
 
 bool mp_worker_lease(mp_worker *worker, int want) {
+    mp_assert_not_held(&worker->entry->lock);
     mp_entry *entry = worker->entry;
     mp_cpu_allocator *allocator = entry->services->allocator_pinned;
     bool lend = worker->engine && worker->engine->process;
@@ -197,6 +200,7 @@ void mp_worker_run(void *arg) {
 }
 
 void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
+    mp_assert_held(&worker->entry->lock);
     mp_entry *entry = worker->entry;
     mp_services *services = entry->services;
     int threads = worker->threads, count = worker->active_count, stepping = 0;

@@ -68,6 +68,20 @@ void mp_watch_reset(mp_watch *watch, uint64_t now_ns);
 /* Returns true if `beat` has not changed for `limit_ns`. */
 bool mp_watch_check(mp_watch *watch, uint64_t beat, uint64_t now_ns, uint64_t limit_ns);
 
+/* What a worker knows of a shortage of memory.
+ *
+ *   AMPLE -> ASKED             another model needs memory (mp_entry_trim)
+ *   AMPLE or ASKED -> TRIMMED  it has freed its caches: it was asked, or its own request found no memory
+ *   any -> TIGHT               its request found no memory and must wait for others
+ *   TIGHT -> TRIMMED           memory was freed, or retry_ns has come
+ *   TRIMMED or TIGHT -> AMPLE  one of its requests has ended, or starts again */
+typedef enum mp_worker_memory {
+    MP_MEMORY_AMPLE,
+    MP_MEMORY_ASKED,   /* told to free caches and arenas, and has not done it yet */
+    MP_MEMORY_TRIMMED, /* a further trim would free nothing */
+    MP_MEMORY_TIGHT,   /* as TRIMMED, and admits no request until memory is freed */
+} mp_worker_memory;
+
 typedef struct mp_worker {
     mp_entry *entry; /* owns a reference */
     uint32_t id;     /* unique among all workers of the process */
@@ -81,13 +95,11 @@ typedef struct mp_worker {
     bool awaits_masks;                /* all its requests wait for grammar masks: any change must wake it */
     bool leave;                       /* told to leave once no request is active; or it had a fault */
     bool concluding;                  /* another thread is abandoning this worker */
-    bool trim;                        /* told to free caches and arenas, and has not done it yet */
-    bool caches_freed;                /* has freed caches and arenas, and has taken no request since */
+    mp_worker_memory memory;
     mp_ticket *active[MP_ACTIVE_MAX]; /* admitted or to be admitted; only the worker changes the list */
     int active_count;
     uint64_t assigned_cost; /* sum of cost + 1 of the queued requests that are assigned to it (mp_dispatch_assign) */
     bool exclusive;   /* the active request has MP_POLICY_SEQUENTIAL: no other request may join it */
-    bool memory_tight; /* the engine refused a request for lack of memory: admit none until memory is freed */
     int step_live;     /* items of the running step that are not cancelled */
     bool in_step; /* its thread is inside a step, or a slice of optional work (improve.c): the sweep watches both */
     int threads;      /* compute threads leased; 0 = none, or written off when the worker was abandoned */
@@ -124,7 +136,6 @@ typedef struct mp_worker {
     bool suspects_next;                 /* the last step left a suspect out */
     uint64_t retry_ns;   /* when to admit again after memory was refused; 0 = not before a request leaves */
     uint64_t improve_ns; /* time of the next optional work; 0 = not planned; MP_FOREVER = not before a request */
-    bool trimmed;        /* the engine was trimmed, and no request has left since */
     mp_error fault;      /* why the worker stops; code MP_OK: no fault */
     bool unwanted;       /* no request needs its load any more */
     bool end_noted;      /* the fault made requests fail, so it is counted already */

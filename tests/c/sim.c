@@ -255,6 +255,8 @@ void sim_atomic_point(void) {
         sim_point("atomic", NULL);
 }
 
+static uint64_t row_self(void) { return sim.inlined || sim.current < 0 ? 0 : (uint64_t)sim.current + 1; }
+
 static uint64_t row_now_ns(void) {
     if (sim.inlined || sim.current < 0)
         return sim.clock_ns += TICK_NS;
@@ -450,6 +452,7 @@ static void install(void) {
     mp_sys_table.mutex_deinit = sim_lock_deinit;
     mp_sys_table.mutex_lock = sim_lock;
     mp_sys_table.mutex_unlock = sim_unlock;
+    mp_sys_table.self = row_self;
     mp_sys_table.cond_init = sim_cond_init;
     mp_sys_table.cond_deinit = sim_cond_deinit;
     mp_sys_table.cond_wait = sim_cond_wait;

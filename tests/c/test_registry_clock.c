@@ -67,9 +67,9 @@ MP_TEST(registry_clock_idle_workers) {
         mp_worker *worker = scene_ready(&scene);
         MP_CHECK_INT(first_wait(worker), never_lost ? 0 : SECOND);
         worker->retry_ns = clock_ns + 7;
-        worker->memory_tight = true;
+        worker->memory = MP_MEMORY_TIGHT;
         MP_CHECK_INT(first_wait(worker), 7);
-        MP_CHECK(!worker->memory_tight && worker->retry_ns == 0); /* the time has come */
+        MP_CHECK(worker->memory == MP_MEMORY_TRIMMED && worker->retry_ns == 0); /* the time has come */
         worker->retry_ns = clock_ns + 2 * SECOND;
         MP_CHECK_INT(first_wait(worker), never_lost ? 2 * SECOND : SECOND);
         close_scene(&scene);

@@ -194,7 +194,8 @@ MP_TEST(registry_info_of_evictions) {
         int first, second; /* states of workers, or NONE */
         int active, queued;
         mp_entry_unload unload;
-        bool pinned, removed, woken, trim, freed, leave;
+        bool pinned, removed, woken, leave;
+        mp_worker_memory memory;
         uint64_t bytes, coming, busy, caches, trimming;
     } rows[] = {
         {NONE, NONE, .bytes = MODEL + 1},
@@ -202,9 +203,9 @@ MP_TEST(registry_info_of_evictions) {
         {NONE, NONE, .removed = true, .coming = MODEL + 1},
         {MP_WORKER_IDLE, NONE, .bytes = MODEL + HELD + 1, .caches = HELD},
         {MP_WORKER_READY, MP_WORKER_IDLE, .bytes = MODEL + 2 * HELD + 1, .caches = 2 * HELD},
-        {MP_WORKER_IDLE, NONE, .trim = true, .bytes = MODEL + HELD + 1, .trimming = HELD},
-        {MP_WORKER_IDLE, MP_WORKER_IDLE, .trim = true, .bytes = MODEL + 2 * HELD + 1, .caches = HELD, .trimming = HELD},
-        {MP_WORKER_IDLE, NONE, .freed = true, .bytes = MODEL + HELD + 1},
+        {MP_WORKER_IDLE, NONE, .memory = MP_MEMORY_ASKED, .bytes = MODEL + HELD + 1, .trimming = HELD},
+        {MP_WORKER_IDLE, MP_WORKER_IDLE, .memory = MP_MEMORY_ASKED, .bytes = MODEL + 2 * HELD + 1, .caches = HELD, .trimming = HELD},
+        {MP_WORKER_IDLE, NONE, .memory = MP_MEMORY_TRIMMED, .bytes = MODEL + HELD + 1},
         {MP_WORKER_IDLE, NONE, .pinned = true, .caches = HELD},
         /* the workers become idle soon: the memory is coming */
         {MP_WORKER_IDLE, NONE, .woken = true, .coming = MODEL + HELD + 1},
@@ -259,8 +260,7 @@ MP_TEST(registry_info_of_evictions) {
         if (scene.worker_count) {
             scene.workers[0]->woken = rows[i].woken;
             scene.workers[0]->leave = rows[i].leave;
-            scene.workers[0]->trim = rows[i].trim;
-            scene.workers[0]->caches_freed = rows[i].freed;
+            scene.workers[0]->memory = rows[i].memory;
         }
         mp_entry_value(entry, &value);
         uint64_t idle_most = mp_sys_now_ns() - now + FAKE_MS(500);

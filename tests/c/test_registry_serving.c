@@ -185,10 +185,10 @@ MP_TEST(registry_serving_returns_requests_of_a_faulty_step) {
     call_of(grows)->memory = call_of(grows)->memory_a_step = 1;
     call_of(faulty)->faults = 1;
     call_of(faulty)->fault = MP_INTERNAL;
-    other->memory_tight = true;
+    other->memory = MP_MEMORY_TIGHT;
     scene_serve(&scene, worker);
     MP_CHECK_INT(worker->fault.code, MP_INTERNAL);
-    MP_CHECK(!other->memory_tight);
+    MP_CHECK(other->memory != MP_MEMORY_TIGHT);
     MP_CHECK_INT(scene.entry->queue.count, 2);
     MP_CHECK(grows->state == MP_TICKET_QUEUED && faulty->state == MP_TICKET_QUEUED);
     MP_CHECK_INT(grows->progress, 0);

@@ -202,7 +202,7 @@ MP_TEST(registry_submit_tight_models_do_not_grow) {
         scene_open(&scene, "a", NULL, 1000 * 1000);
         scene_load(&scene);
         for (int i = 0; i < 2; i++)
-            scene_worker(&scene, MP_WORKER_PROCESSING)->memory_tight = tight >> i & 1;
+            scene_worker(&scene, MP_WORKER_PROCESSING)->memory = tight >> i & 1 ? MP_MEMORY_TIGHT : MP_MEMORY_AMPLE;
         scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
         MP_CHECK_INT(mp_dispatch_scale(scene.entry, &guard), tight == 0);
         MP_CHECK_INT(scene.entry->starting, tight == 0);

@@ -32,7 +32,7 @@ static void close_several(several *all) {
         scene_close(&all->scenes[i]);
 }
 
-static bool told(const several *all, int i) { return all->entries[i]->workers[0]->trim; }
+static bool told(const several *all, int i) { return all->entries[i]->workers[0]->memory == MP_MEMORY_ASKED; }
 
 static mp_shortage shortage_of(several *all, uint64_t bytes) { /* all free memory is too little by `bytes` */
     mp_budget *budget = mp_governor_budget(all->scenes[0].services->governor);
@@ -44,13 +44,18 @@ static mp_shortage shortage_of(several *all, uint64_t bytes) { /* all free memor
 MP_TEST(registry_upkeep_tells_each_worker_once) {
     static const struct {
         mp_worker_state state;
-        bool told, freed, leave, expected;
+        mp_worker_memory before;
+        bool leave, expected;
     } rows[] = {
-        {MP_WORKER_IDLE, false, false, false, true},        {MP_WORKER_READY, false, false, false, true},
-        {MP_WORKER_PROCESSING, false, false, false, true}, /* its requests have ended */
-        {MP_WORKER_IDLE, true, false, false, false},        {MP_WORKER_IDLE, false, true, false, false},
-        {MP_WORKER_IDLE, false, false, true, false},        {MP_WORKER_LOADING, false, false, false, false},
-        {MP_WORKER_PROCESSING, true, true, false, false},
+        {MP_WORKER_IDLE, .expected = true},
+        {MP_WORKER_READY, .expected = true},
+        {MP_WORKER_PROCESSING, .expected = true}, /* its requests have ended */
+        {MP_WORKER_IDLE, .before = MP_MEMORY_ASKED},
+        {MP_WORKER_IDLE, .before = MP_MEMORY_TRIMMED},
+        {MP_WORKER_IDLE, .before = MP_MEMORY_TIGHT},
+        {MP_WORKER_IDLE, .leave = true},
+        {.state = MP_WORKER_LOADING},
+        {MP_WORKER_PROCESSING, .before = MP_MEMORY_TRIMMED},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         scene scene;
@@ -58,20 +63,19 @@ MP_TEST(registry_upkeep_tells_each_worker_once) {
         mp_worker *other = scene_worker(&scene, MP_WORKER_IDLE), *worker = scene_worker(&scene, rows[i].state);
         other->held_bytes = 1000;
         worker->held_bytes = 30;
-        worker->trim = rows[i].told;
-        worker->caches_freed = rows[i].freed;
+        worker->memory = rows[i].before;
         worker->leave = rows[i].leave;
         MP_CHECK_INT(mp_entry_trim(scene.entry), rows[i].expected ? 1030 : 1000);
         MP_CHECK_INT(worker->woken, rows[i].expected);
-        MP_CHECK_INT(worker->trim, rows[i].expected || rows[i].told);
-        MP_CHECK(other->trim && other->woken);
+        MP_CHECK_INT(worker->memory, rows[i].expected ? MP_MEMORY_ASKED : rows[i].before);
+        MP_CHECK(other->memory == MP_MEMORY_ASKED && other->woken);
         other->woken = worker->woken = false;
         MP_CHECK_INT(mp_entry_trim(scene.entry), 0); /* both were told to trim */
         MP_CHECK(!other->woken && !worker->woken);
         scene_activate(other, scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
-        other->trim = false;
+        other->memory = MP_MEMORY_AMPLE;
         MP_CHECK_INT(mp_entry_trim(scene.entry), 0); /* the worker has a request */
-        MP_CHECK(!other->trim);
+        MP_CHECK_INT(other->memory, MP_MEMORY_AMPLE);
         scene_close(&scene);
     }
 }
@@ -112,7 +116,7 @@ MP_TEST(registry_upkeep_trims_what_is_lacking) {
         several all;
         open_several(&all, MAX);
         for (int i = 0; i < MAX; i++)
-            all.entries[i]->workers[0]->trim = rows[row].before[i];
+            all.entries[i]->workers[0]->memory = rows[row].before[i] ? MP_MEMORY_ASKED : MP_MEMORY_AMPLE;
         mp_shortage shortage = shortage_of(&all, rows[row].bytes);
         uint64_t coming = mp_upkeep_reclaim(all.entries, MAX, &shortage, true);
         for (int i = 0; i < MAX; i++) {
@@ -168,7 +172,7 @@ MP_TEST(registry_upkeep_prefers_models_that_suffice) {
             open_several(&all, 2);
             all.entries[1]->workers[0]->held_bytes = 2 * HELD; /* the larger model, which was used last */
             for (int i = 0; i < 2; i++)
-                all.entries[i]->workers[0]->caches_freed = true;
+                all.entries[i]->workers[0]->memory = MP_MEMORY_TRIMMED;
             mp_shortage shortage = shortage_of(&all, SMALL + (uint64_t)more);
             mp_entry *entries[] = {all.entries[turned], all.entries[!turned]};
             MP_CHECK_INT(mp_upkeep_reclaim(entries, 2, &shortage, false), more ? SMALL + HELD : SMALL);

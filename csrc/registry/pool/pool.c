@@ -52,6 +52,7 @@ static void is_gone(void *arg, mp_pool_thread *thread) {
 
 /* Take the thread off the list. Must hold the lock. */
 static void forget(mp_pool *pool, mp_pool_thread *thread) {
+    mp_assert_held(&pool->lock);
     mp_pool_thread **link = &pool->all;
     while (*link != thread)
         link = &(*link)->next;
