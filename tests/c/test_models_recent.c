@@ -1,4 +1,4 @@
-/* The table of recent vectors (models/dedup.h): which inputs are equal, which vectors are kept, and forks. */
+/* The table of recent vectors (models/dedup.h): which inputs are equal, which vectors are kept, threads and forks. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -114,6 +114,21 @@ MP_TEST(models_recent_keeps_the_newest) {
     }
 }
 
+/* A vector is used for `keep_ns`. One that another worker computed after this step began is used, too. */
+MP_TEST(models_recent_vectors_expire) {
+    uint8_t content[8] = {0};
+    float vector[2] = {1, 2};
+    bench b;
+    set_up(&b);
+    b.recent.keep_ns = MP_DEDUP_KEEP_NS;
+    mp_dedup_input input = input_of(&b, (mp_cache_scope){0}, content, 8, vector, 2);
+    mp_recent_keep(&b.recent, &input, 1000);
+    MP_CHECK(mp_recent_find(&b.recent, &input, 900));
+    MP_CHECK(mp_recent_find(&b.recent, &input, 1000 + MP_DEDUP_KEEP_NS));
+    MP_CHECK(!mp_recent_find(&b.recent, &input, 1001 + MP_DEDUP_KEEP_NS));
+    take_down(&b);
+}
+
 /* In the child of a fork the table is empty and its lock is free, whatever other threads did at the fork. */
 MP_TEST(models_recent_is_empty_after_a_fork) {
     uint8_t content[8] = {0};
@@ -137,3 +152,44 @@ typedef struct shared_table {
     bench *bench;
     int thread;
 } shared_table;
+
+static _Atomic int hits;
+
+static void use_table(void *arg) {
+    const shared_table *shared = arg;
+    for (int turn = 0; turn < TURNS; turn++) {
+        int32_t content[64] = {turn % (turn % 3 ? 5 : INPUTS)}; /* the table keeps the first five */
+        float vector[8], out[8];
+        for (int k = 0; k < 8; k++)
+            vector[k] = (float)(content[0] * 8 + k);
+        mp_dedup_input input = input_of(shared->bench, (mp_cache_scope){0}, content, sizeof content, out, 8);
+        if (mp_recent_find(&shared->bench->recent, &input, 1)) {
+            MP_CHECK(memcmp(out, vector, sizeof out) == 0);
+            atomic_fetch_add(&hits, 1);
+        }
+        input.out = vector;
+        mp_recent_keep(&shared->bench->recent, &input, 1);
+        input.out = out;
+        if (mp_recent_find(&shared->bench->recent, &input, 1)) /* no other thread has dropped it yet */
+            MP_CHECK(memcmp(out, vector, sizeof out) == 0);
+        if (turn % 500 == 100 * shared->thread)
+            mp_recent_trim(&shared->bench->recent);
+    }
+}
+
+MP_TEST(models_recent_is_shared_by_threads) {
+    bench b;
+    mp_thread threads[THREADS];
+    shared_table shared[THREADS];
+    mp_error error;
+    set_up(&b);
+    b.recent.most_bytes = 5000;
+    for (int i = 0; i < THREADS; i++) {
+        shared[i] = (shared_table){&b, i};
+        MP_CHECK_OK(mp_thread_start(&threads[i], "table", use_table, &shared[i], &error), &error);
+    }
+    for (int i = 0; i < THREADS; i++)
+        mp_thread_join(&threads[i]);
+    MP_CHECK(atomic_load(&hits) > THREADS * TURNS / 10);
+    take_down(&b);
+}

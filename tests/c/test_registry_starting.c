@@ -80,3 +80,33 @@ MP_TEST(registry_starting_load_forgets_what_broke_the_model) {
             scene_close(&scene);
         }
 }
+
+static mp_worker *unloaded;
+static const mp_loader_ops *loader_ops;
+
+static mp_status load_while_unloaded(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress,
+                                     mp_model **model, mp_error *error) {
+    mp_entry *entry = unloaded->entry;
+    mp_mutex_lock(&entry->lock);
+    mp_entry_set_unload(entry, MP_UNLOAD_REQUESTED);
+    mp_mutex_unlock(&entry->lock);
+    return loader_ops->load(self, lease, budget, progress, model, error);
+}
+
+/* The worker that loads a model reserves memory for a second one, which does not start if the model is unloaded during
+ * the load. */
+MP_TEST(registry_starting_no_second_worker_of_an_unloaded_model) {
+    scene scene;
+    mp_guard rest;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.fake.workers = 2;
+    loader_ops = scene_hook_loader(&scene);
+    scene.loader_ops.load = load_while_unloaded;
+    unloaded = scene_worker(&scene, MP_WORKER_SPAWNING);
+    MP_CHECK(mp_worker_start(unloaded));
+    MP_CHECK_INT(scene.entry->starting, 0);
+    MP_CHECK_INT(scene.entry->worker_count, 1);
+    MP_CHECK(mp_governor_try_reserve(scene.services->governor, 1000 * 1000 - 1100, &rest)); /* its memory is free */
+    mp_guard_release(&rest);
+    scene_close(&scene);
+}
