@@ -34,7 +34,7 @@ struct mp_governor {
 
 static mp_shared_slot process_governor;
 
-static void destroy(mp_governor *governor) {
+static void governor_destroy(mp_governor *governor) {
     assert(atomic_load(&governor->budget.reserved) == 0 && governor->loads == 0 && "a guard was not released");
     assert(!governor->reclaimers);
     mp_cond_deinit(&governor->no_caller);
@@ -66,13 +66,13 @@ mp_status mp_governor_open(uint64_t limit, mp_governor **governor_out, mp_error 
     mp_cond_init(&governor->no_caller);
     *governor_out = governor->process_wide ? mp_shared_offer(&process_governor, governor) : governor;
     if (*governor_out != governor)
-        destroy(governor);
+        governor_destroy(governor);
     return MP_OK;
 }
 
 void mp_governor_close(mp_governor *governor) {
     if (governor && (!governor->process_wide || mp_shared_drop(&process_governor)))
-        destroy(governor);
+        governor_destroy(governor);
 }
 
 mp_budget *mp_governor_budget(mp_governor *governor) { return &governor->budget; }
@@ -92,7 +92,7 @@ static uint64_t free_of(mp_governor *governor) {
 }
 
 /* Must hold the lock. Returns false if the bytes are not free. */
-static bool take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
+static bool governor_take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
     if (!mp_budget_reserve(&governor->budget, bytes))
         return false;
     governor->loads++;
@@ -128,7 +128,7 @@ static uint64_t lacking_of(mp_governor *governor, uint64_t needed) {
 
 typedef enum question { ASK_RECLAIM, ASK_POSSIBLE, ASK_LATER } question;
 
-static uint64_t ask(mp_reclaimer *reclaimer, const mp_shortage *shortage, bool whole, question what) {
+static uint64_t governor_ask(mp_reclaimer *reclaimer, const mp_shortage *shortage, bool whole, question what) {
     switch (what) {
     case ASK_POSSIBLE:
         return reclaimer->possible(reclaimer->arg, shortage->asker);
@@ -148,7 +148,7 @@ static uint64_t ask_all(mp_shortage shortage, bool whole, question what) {
         at->callers++; /* keeps the reclaimer on the list, so that at->next stays valid */
         mp_mutex_unlock(&governor->lock);
         shortage.bytes = bytes - sum;
-        sum += ask(at, &shortage, whole, what);
+        sum += governor_ask(at, &shortage, whole, what);
         mp_mutex_lock(&governor->lock);
         mp_reclaimer *next = at->next;
         if (--at->callers == 0)
@@ -251,7 +251,7 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
     mp_mutex_lock(&governor->lock);
     for (;;) {
         bool first = urgent || !governor->turns || governor->turns == &self, again = false;
-        if (first && (take(governor, wanted, guard) || take(governor, needed, guard)))
+        if (first && (governor_take(governor, wanted, guard) || governor_take(governor, needed, guard)))
             break;
         if (!queued && !urgent)
             begin_turn(governor, &self);
@@ -280,7 +280,7 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
 bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
     mp_mutex_lock(&governor->lock);
     *guard = (mp_guard){0};
-    bool granted = !governor->turns && take(governor, bytes, guard);
+    bool granted = !governor->turns && governor_take(governor, bytes, guard);
     mp_mutex_unlock(&governor->lock);
     return granted;
 }

@@ -27,7 +27,7 @@ uint64_t mp_worker_next_improve_ns(mp_worker *w) {
 }
 
 /* Takes a CPU, if one is free and no request has come. */
-static bool begin(mp_worker *w) {
+static bool improve_begin(mp_worker *w) {
     mp_worker_set_runnable(w, true);
     const bool leased = mp_worker_lease(w, 1);
     const uint64_t now_ns = mp_sys_now_ns();
@@ -50,7 +50,7 @@ static bool begin(mp_worker *w) {
 bool mp_worker_improve(mp_worker *w) {
     mp_entry *entry = w->entry;
     mp_services *services = entry->services;
-    if (begin(w)) {
+    if (improve_begin(w)) {
         mp_maintenance_at(&services->maintenance, services->pool, mp_sys_after(mp_sys_now_ns(),
                                                                                services->stall_timeout_ns / 4));
         if (!w->engine->ops->improve(w->engine, &w->lease))

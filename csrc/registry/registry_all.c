@@ -45,8 +45,8 @@ static bool take_open_snapshot(mp_registry *registry, snapshot *copy) {
 }
 
 /* Returns the result of `measure` for all entries; 0 if the registry is closing. */
-static uint64_t measured(mp_registry *registry, const void *asker,
-                         uint64_t (*measure)(mp_entry **entries, int count, const void *asker)) {
+static uint64_t reclaimer_measured(mp_registry *registry, const void *asker,
+                                   uint64_t (*measure)(mp_entry **entries, int count, const void *asker)) {
     snapshot copy;
     if (!take_open_snapshot(registry, &copy))
         return 0;
@@ -55,11 +55,15 @@ static uint64_t measured(mp_registry *registry, const void *asker,
     return bytes;
 }
 
-static uint64_t possible(void *arg, const void *asker) { return measured(arg, asker, mp_upkeep_possible); }
+static uint64_t reclaimer_possible(void *arg, const void *asker) {
+    return reclaimer_measured(arg, asker, mp_upkeep_possible);
+}
 
-static uint64_t later(void *arg, const void *asker) { return measured(arg, asker, mp_upkeep_later); }
+static uint64_t reclaimer_later(void *arg, const void *asker) {
+    return reclaimer_measured(arg, asker, mp_upkeep_later);
+}
 
-static size_t holders(void *arg, char *text, size_t size) {
+static size_t reclaimer_holders(void *arg, char *text, size_t size) {
     snapshot copy;
     if (!take_open_snapshot(arg, &copy))
         return 0;
@@ -68,7 +72,7 @@ static size_t holders(void *arg, char *text, size_t size) {
     return length;
 }
 
-static uint64_t reclaim(void *arg, const mp_shortage *shortage, bool whole) {
+static uint64_t reclaimer_reclaim(void *arg, const mp_shortage *shortage, bool whole) {
     snapshot copy;
     if (!take_open_snapshot(arg, &copy))
         return 0;
@@ -79,7 +83,8 @@ static uint64_t reclaim(void *arg, const mp_shortage *shortage, bool whole) {
 
 mp_reclaimer mp_registry_reclaimer(mp_registry *registry) {
     return (mp_reclaimer){
-        .reclaim = reclaim, .possible = possible, .later = later, .holders = holders, .arg = registry};
+        .reclaim = reclaimer_reclaim, .possible = reclaimer_possible, .later = reclaimer_later,
+        .holders = reclaimer_holders, .arg = registry};
 }
 
 /* --- upkeep, and the caller's visits; must not hold the lock --- */

@@ -141,7 +141,7 @@ static void put_back_fresh(mp_worker *w, int from) {
 
 /* Frees the engine memory of an active request and returns the request to the front of the queue. Counts it in the
  * metric `counted`. */
-static void preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
+static void serve_preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
     mp_entry *entry = w->entry;
     mp_count(entry->services, counted, 1);
     if (ticket->state == MP_TICKET_ADMITTED)
@@ -298,7 +298,7 @@ static void enter_flow(mp_worker *w, mp_ticket *ticket) {
 /* Charges a step that was offered n items: every planned request is charged its share of the step's time. Virtual time
  * advances by what each offered flow would get of the step, and the clock of a flow by what each of its requests would
  * get of the flow's part, if all had equal shares. */
-static void charge(mp_worker *w, int n, uint64_t took_ns) {
+static void serve_charge(mp_worker *w, int n, uint64_t took_ns) {
     int requests[MP_WORKER_FLOWS] = {0};
     uint64_t weights = 0;
     for (int i = 0; i < n; i++) {
@@ -351,7 +351,7 @@ static void block_admission(mp_worker *w, bool again) {
 }
 
 /* Charges what the check of the request has added to its bytes, and passes it to the engine. */
-static mp_status admit(mp_worker *w, mp_ticket *ticket, mp_error *error) {
+static mp_status serve_admit(mp_worker *w, mp_ticket *ticket, mp_error *error) {
     atomic_store(&w->entry->account.beside, 0);
     MP_TRY(mp_entry_charge(w->entry, ticket, error));
     return w->engine->ops->admit(w->engine, &ticket->item, error);
@@ -374,11 +374,11 @@ static void admit_fresh(mp_worker *w) {
             end_item(w, ticket, status, &error);
             continue;
         }
-        status = admit(w, ticket, &error);
+        status = serve_admit(w, ticket, &error);
         if (status == MP_MEMORY_EXHAUSTED && !w->trimmed) {
             w->trimmed = true;
             if (w->engine->ops->trim(w->engine))
-                status = admit(w, ticket, &error);
+                status = serve_admit(w, ticket, &error);
         }
         if (status == MP_OK) {
             note_admitted(w, ticket);
@@ -568,7 +568,7 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
         block_admission(w, alone || others);
     mp_mutex_unlock(&entry->lock);
     if (waits) {
-        preempt(w, victim, MP_METRIC_preemptions);
+        serve_preempt(w, victim, MP_METRIC_preemptions);
         return;
     }
     mp_error error;
@@ -694,7 +694,7 @@ static void end_changed(mp_worker *w) {
 }
 
 /* Runs one step. Returns false if the worker was abandoned. */
-static bool step(mp_worker *w) {
+static bool serve_step(mp_worker *w) {
     mp_entry *entry = w->entry;
     mp_services *services = entry->services;
     int n = order_items(w);
@@ -746,7 +746,7 @@ static bool step(mp_worker *w) {
     mp_count(services, MP_METRIC_step_items, (uint64_t)w->plan.count);
     mp_count(services, w->plan.count == n ? MP_METRIC_batches_of_all : MP_METRIC_batches_of_budget, 1);
     count_work(w);
-    charge(w, n, took_ns);
+    serve_charge(w, n, took_ns);
     if (w->resident->model->ops->healthy(w->resident->model))
         deliver_outcomes(w);
     else
@@ -762,12 +762,12 @@ void mp_worker_serve(mp_worker *w) {
             continue;
         }
         admit_fresh(w);
-        if (w->fault.code == MP_OK && !step(w))
+        if (w->fault.code == MP_OK && !serve_step(w))
             return;
         is_lost(w);
         if (w->fault.code != MP_OK) { /* other workers continue the requests, with identical results */
             while (w->active_count)
-                preempt(w, w->active[w->active_count - 1], MP_METRIC_retries);
+                serve_preempt(w, w->active[w->active_count - 1], MP_METRIC_retries);
             break;
         }
     }

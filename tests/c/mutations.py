@@ -51,7 +51,7 @@ _Q, _K = "registry/pool/queue.c", "registry/breaker.c"
 MUTATIONS = [
     Mutation(103, _T, "mp_ticket_cancel", "no request is cancelled",
              "!is_orphan(ticket)", "!is_orphan(ticket) && !BUG", "calls", FEW),
-    Mutation(115, _T, "park", "the progress that a waiter waits for is not published",
+    Mutation(115, _T, "ticket_park", "the progress that a waiter waits for is not published",
              "if (seen + 1 < ticket->wait_at)", "if (!BUG && seen + 1 < ticket->wait_at)", "streams", FEW),
     Mutation(144, _M, "mp_maintenance_at", "the thread sleeps on", "else if (maintenance->running)",
              "else if (maintenance->running && !BUG)", "ticks", FEW),
