@@ -664,12 +664,6 @@ uint64_t mp_sys_resident(const void *data, size_t bytes) {
 
 #ifdef MP_SEAM
 _Thread_local mp_seam_site mp_seam_at;
-_Atomic int mp_seam_armed, mp_seam_reached;
-
-bool mp_seam_reach(void) {
-    atomic_fetch_add_explicit(&mp_seam_reached, 1, memory_order_relaxed);
-    return true;
-}
 
 static void real_point(void) {}
 

@@ -145,8 +145,8 @@ def plant(file: str, text: str, rows: list[Mutation]) -> str:
         if len(hits) != 1:
             raise MutationError(f"{where}: `{row.original}` occurs {len(hits)} times, must occur once: adapt "
                                 "the row to the changed code")
-        planted = re.sub(r"\bBUG\b", f"mp_seam_mutation({row.number})", row.planted)
-        planted = re.sub(r"\bPOINT\b", "mp_seam_point()", planted)
+        planted = re.sub(r"\bBUG\b", f"sim_mutation({row.number})", row.planted)
+        planted = re.sub(r"\bPOINT\b", "sim_yield()", planted)
         if planted == row.planted:
             raise MutationError(f"{where}: `planted` contains neither BUG nor POINT")
         hit = hits[0]
