@@ -5,10 +5,10 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/intervals.h"
 #include "base/options.h"
 
 enum { ALIGN = 8 };
-static const uint64_t PARENT_POLL_NS = 4 * 1000 * 1000;   /* the child may die or a request be cancelled meanwhile */
 static const uint64_t CHILD_POLL_NS = 1000 * 1000 * 1000; /* long: the system kills the child when its parent dies */
 _Static_assert(sizeof(mp_frame) == 24, "frames have the same layout on both sides");
 _Static_assert((MP_RING_BYTES & (MP_RING_BYTES - 1)) == 0, "positions wrap by a mask");
@@ -24,7 +24,7 @@ void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp
         .other_events = parent ? &page->child_events : &page->parent_events,
         .parent = parent,
         .spin_ns = (uint64_t)page->setup.spin_us * 1000,
-        .poll_ns = parent ? PARENT_POLL_NS : CHILD_POLL_NS,
+        .poll_ns = parent ? MP_CHILD_POLL_NS : CHILD_POLL_NS,
         .error = error,
         .poll = poll,
         .arg = arg,

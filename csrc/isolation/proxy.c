@@ -3,7 +3,7 @@
  * Each call of the step interface sends one message and waits for the reply to it; retire and preempt get no reply.
  * While it waits, the proxy checks every 4 ms (channel.c) that the child is alive and responds. In a step, heartbeats
  * of the child's lease count as a response, and the proxy forwards only these as heartbeats of its worker. The proxy
- * forwards the step's cancellation to the child. Silent time is counted between two checks, at most MAX_CHECK_GAP_NS
+ * forwards the step's cancellation to the child. Silent time is counted between two checks, at most MP_CHILD_GAP_NS
  * per check, so that a clock jump or a suspended machine kills no child.
  *
  * The proxy kills a child that hangs before the registry would abandon its worker. The worker thread then returns, and
@@ -16,11 +16,11 @@
 
 #include "base/cpu.h"
 #include "base/forked.h"
+#include "base/intervals.h"
 #include "base/options.h"
 #include "base/topology.h"
 #include "isolation/capability_wire.h"
 
-static const uint64_t MAX_CHECK_GAP_NS = 20 * 1000 * 1000;
 /* Time limit for a reply to any message but STEP: the time for these does not depend on the model. */
 static const uint64_t SHORT_NS = 5000ull * 1000 * 1000;
 /* Time for a cancelled step to end; a correct child ends the step within a layer. */
@@ -136,7 +136,7 @@ static bool check_child(void *arg) {
     proxy *p = arg;
     uint64_t now = mp_sys_now_ns(), passed = now > p->checked_ns ? now - p->checked_ns : 0;
     char how[96];
-    passed = passed < MAX_CHECK_GAP_NS ? passed : MAX_CHECK_GAP_NS;
+    passed = passed < MP_CHILD_GAP_NS ? passed : MP_CHILD_GAP_NS;
     p->checked_ns = now;
     if (is_dead(p))
         return false;

@@ -135,7 +135,7 @@ enum { MP_IMAGE_POOLED = 0, MP_IMAGE_TOKENS = 1 }; /* one vector per image, or o
 
 typedef struct mp_image_embedding_args {
     int32_t n_images;      /* 1 to MP_IMAGE_MAX */
-    int64_t n_bytes;       /* of the pixels */
+    int64_t n_bytes;       /* bytes of the pixels */
     const uint8_t *pixels; /* [n_bytes], image i: [height, width, 3], RGB, resized and cropped */
     const int32_t *sizes;  /* [n_images, 2] height, width: 1 to MP_IMAGE_MAX_SIDE */
     int32_t dimensions, normalize; /* as in mp_embedding_args */
@@ -247,7 +247,7 @@ typedef struct mp_image_run {
 typedef struct mp_text_image_args {
     int32_t n_tiles, n_runs;  /* at most MP_TEXT_MAX_TILES */
     int64_t n_sources;        /* rows of all runs; 0: each run takes the rows of its tiles in order */
-    int64_t n_bytes;          /* of the pixels */
+    int64_t n_bytes;          /* bytes of the pixels */
     const int32_t *sizes;     /* [n_tiles, 2] height, width in pixels */
     const uint8_t *tile_keys; /* [n_tiles, MP_IMAGE_KEY] hashes of size and pixels */
     const uint8_t *run_keys;  /* [n_runs, MP_IMAGE_KEY] hashes of each run's tiles and sources */

@@ -21,8 +21,8 @@ bool mp_count_in(mp_state *state, const char *name, const mp_entry_count *count,
  * sets it from the array's length. */
 PyObject *mp_entries_in(mp_state *state, PyObject *object, int type, const char *name, int times, mp_entry_count *count,
                         int plus);
-/* As mp_entries_in, but puts the array into *made and returns its data. Does nothing and returns NULL unless *ok; sets *ok
- * to false on failure. */
+/* As mp_entries_in, but puts the array into *made and returns its data. Does nothing and returns NULL unless *ok; sets
+ * *ok to false on failure. */
 const void *mp_data_in(mp_state *state, PyObject *object, int type, const char *name, int times, mp_entry_count *count,
                        int plus, PyObject **made, bool *ok);
 /* Convert a sequence of numbers, and set count->n if it is -1. Free the result with PyMem_Free. */

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/intervals.h"
 #include "base/log.h"
 #include "base/options.h"
 
-enum { POLL_NS = 20 * 1000 * 1000 };
 static const uint64_t RESERVE_MAX = 2048ull << 20;
 
 typedef struct turn {
@@ -105,7 +105,7 @@ static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) 
     uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
     /* Requests that wait for this model are charged already, so a small use does not count. A larger use means that
      * another model is loaded. */
-    bool alone = governor->loads == 0 && used <= limit / 8;
+    bool alone = governor->loads == 0 && used <= limit / MP_SMALL_USE;
     if (governor->fixed || !alone || used > governor->most || bytes > governor->most - used)
         return false;
     atomic_store(&governor->budget.limit, bytes + used);
@@ -122,7 +122,7 @@ static uint64_t lacking_of(mp_governor *governor, uint64_t needed) {
         uint64_t free = free_of(governor); /* bytes may be given back at any time, without the lock */
         return needed > free ? needed - free : 0;
     }
-    uint64_t most = governor->most - needed < limit / 8 ? governor->most - needed : limit / 8;
+    uint64_t most = governor->most - needed < limit / MP_SMALL_USE ? governor->most - needed : limit / MP_SMALL_USE;
     return used > most ? used - most : 0;
 }
 
@@ -260,7 +260,7 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
             break;
         if (again)
             continue;
-        mp_cond_wait(&governor->changed, &governor->lock, mp_sys_now_ns() + POLL_NS);
+        mp_cond_wait(&governor->changed, &governor->lock, mp_sys_now_ns() + MP_POLL_NS);
         mp_mutex_unlock(&governor->lock);
         bool over = give_up && give_up(arg);
         mp_mutex_lock(&governor->lock);

@@ -1,9 +1,8 @@
 /* registry_all.c: operations on all entries of a registry. Each copies the list under the lock and then works without
  * the lock. See registry.h and state.h. */
+#include "base/intervals.h"
 #include "registry/registry.h"
 #include "registry/state.h"
-
-static const uint64_t RETRY_NS = 100ull * 1000 * 1000; /* until the next sweep, if memory for the copy is refused */
 
 /* --- a copy of all entries, each with a reference --- */
 
@@ -96,7 +95,7 @@ uint64_t mp_registry_sweep(void *arg, uint64_t now_ns) {
     bool taken = take_snapshot(registry, true, &copy);
     mp_mutex_unlock(&registry->lock);
     if (!taken)
-        return now_ns + RETRY_NS;
+        return now_ns + MP_BACKOFF_FIRST_NS; /* memory for the copy was refused */
     uint64_t next = mp_upkeep_sweep(&registry->upkeep, registry->services, copy.entries, copy.count, now_ns);
     drop_snapshot(&copy);
     return next;

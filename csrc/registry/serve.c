@@ -14,16 +14,12 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/intervals.h"
 #include "registry/entry.h"
 #include "registry/events.h"
 
-static const uint64_t MS = 1000 * 1000;
-static const uint64_t MEMORY_AGAIN_MS = 20;
 /* interval at which an idle worker checks whether its engine still exists */
 static const uint64_t LOST_POLL_NS = 1000ull * 1000 * 1000;
-static const uint64_t CRITICAL_POLL_NS = 1000 * 1000; /* delay of maintenance while memory is critical */
-/* interval at which a worker that waits for grammar masks checks deadlines */
-static const uint64_t MASK_POLL_NS = 50ull * 1000 * 1000;
 /* Step budget factor for a request that is alone: longer steps have less overhead, and still end soon after another
  * request arrives. */
 enum { ALONE_FACTOR = 4 };
@@ -202,8 +198,8 @@ static void wait_for_work(mp_worker *w, uint64_t until_ns) {
     uint64_t wait_ns = entry->keep_alive_ns;
     mp_spin_rule rule = mp_entry_spin_rule(entry);
     bool critical = mp_governor_pressure(services->governor) == MP_PRESSURE_CRITICAL;
-    if (critical && wait_ns > CRITICAL_POLL_NS)
-        wait_ns = CRITICAL_POLL_NS;
+    if (critical && wait_ns > MP_CRITICAL_POLL_NS)
+        wait_ns = MP_CRITICAL_POLL_NS;
     uint64_t due = mp_sys_after(w->idle_since_ns, wait_ns);
     if (w->runnable || due < atomic_load_explicit(&services->maintenance.next_ns, memory_order_relaxed)) {
         mp_mutex_unlock(&entry->lock);
@@ -340,13 +336,13 @@ static bool reclaim_from_others(mp_worker *w) {
 }
 
 /* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
- * `again`: admissions resume after MEMORY_AGAIN_MS at the latest, because there may be no other request. */
+ * `again`: admissions resume after MP_POLL_NS at the latest, because there may be no other request. */
 static void block_admission(mp_worker *w, bool again) {
     w->memory_tight = true;
     /* The worker was trimmed already. Otherwise two workers that pass a request back and forth would ask each other to
      * trim forever. */
     w->caches_freed = true;
-    w->retry_ns = again ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
+    w->retry_ns = again ? mp_sys_now_ns() + MP_POLL_NS : 0;
     mp_dispatch_wake_all(w->entry); /* another may take requests that are assigned to this one */
 }
 
@@ -667,7 +663,7 @@ static void count_work(mp_worker *w) {
 }
 
 /* Every active request waits for a grammar mask. A new mask, a new request and a cancellation wake the worker;
- * deadlines are polled every MASK_POLL_NS. `woken` was cleared before the plan checked the masks. Requests and
+ * deadlines are polled every MP_DEADLINE_POLL_NS. `woken` was cleared before the plan checked the masks. Requests and
  * cancellations that came between that check and now did not wake this worker, because `awaits_masks` was not set, so
  * check for them here. */
 static void wait_for_masks(mp_worker *w) {
@@ -678,7 +674,7 @@ static void wait_for_masks(mp_worker *w) {
         over = over || atomic_load_explicit(&w->active[i]->cause, memory_order_relaxed) != 0;
     if (!over) {
         w->awaits_masks = true;
-        mp_event_count_wait(&w->wake, &entry->lock, NULL, mp_sys_now_ns() + MASK_POLL_NS);
+        mp_event_count_wait(&w->wake, &entry->lock, NULL, mp_sys_now_ns() + MP_DEADLINE_POLL_NS);
         w->awaits_masks = false;
     }
     mp_mutex_unlock(&entry->lock);
