@@ -47,7 +47,7 @@ mp_request *mp_embedding_from_python(mp_state *state, PyObject *positional, PyOb
 }
 
 /* Returns the finished request of the ticket if it has the output; else raises and returns NULL. */
-static mp_embedding_request *finished(mp_state *state, mp_ticket *ticket, const char *key, unsigned output) {
+static mp_embedding_request *embedding_finished(mp_state *state, mp_ticket *ticket, const char *key, unsigned output) {
     mp_embedding_request *request = (mp_embedding_request *)mp_ticket_request_of(state, ticket, MP_TEXT_EMBEDDING);
     if (!request || !mp_ticket_check(state, ticket, key))
         return NULL;
@@ -60,14 +60,14 @@ static mp_embedding_request *finished(mp_state *state, mp_ticket *ticket, const 
 }
 
 PyObject *mp_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key) {
-    mp_embedding_request *request = finished(state, ticket, key, MP_EMBED_POOLED);
+    mp_embedding_request *request = embedding_finished(state, ticket, key, MP_EMBED_POOLED);
     return request ? mp_borrowed_array(ticket, 2, (npy_intp[]){request->n_texts, request->sizes.width}, NPY_FLOAT32,
                                        request->vectors)
                    : NULL;
 }
 
 PyObject *mp_embedding_tokens(mp_state *state, mp_ticket *ticket, const char *key, bool of_head) {
-    mp_embedding_request *request = finished(state, ticket, key, of_head ? MP_EMBED_ROWS : MP_EMBED_TOKENS);
+    mp_embedding_request *request = embedding_finished(state, ticket, key, of_head ? MP_EMBED_ROWS : MP_EMBED_TOKENS);
     if (!request)
         return NULL;
     const npy_intp width = of_head ? request->sizes.row_width : request->sizes.hidden;
@@ -89,7 +89,7 @@ static void join_sparse(const mp_embedding_request *request, int64_t *indptr, in
 }
 
 PyObject *mp_embedding_sparse(mp_state *state, mp_ticket *ticket, const char *key) {
-    mp_embedding_request *request = finished(state, ticket, key, MP_EMBED_SPARSE);
+    mp_embedding_request *request = embedding_finished(state, ticket, key, MP_EMBED_SPARSE);
     if (!request)
         return NULL;
     PyObject *indptr = PyArray_ZEROS(1, (npy_intp[]){(npy_intp)request->n_texts + 1}, NPY_INT64, 0);

@@ -115,7 +115,7 @@ PyObject *mp_image_generation_preview(mp_state *state, mp_ticket *ticket, PyObje
                              request->previews + (int64_t)index * request->height * request->width * 3);
 }
 
-static bool put(PyObject *dict, const char *name, PyObject *value) {
+static bool put_item(PyObject *dict, const char *name, PyObject *value) {
     int status = value ? PyDict_SetItemString(dict, name, value) : -1;
     Py_XDECREF(value);
     return status == 0;
@@ -131,11 +131,11 @@ PyObject *mp_image_generation_result(mp_state *state, mp_ticket *ticket, const c
     npy_intp latents[] = {c->n_images, c->channels, c->latent_height, c->latent_width};
     npy_intp history[] = {c->n_images, c->n_steps, c->channels, c->latent_height, c->latent_width};
     npy_intp texts[] = {c->n_texts, c->text_rows, c->text_width}, pooled[] = {c->n_texts, c->pooled_width};
-    if (dict && put(dict, "pixels", mp_borrowed_array(ticket, 4, pixels, NPY_FLOAT32, c->pixels)) &&
-        put(dict, "latents", mp_borrowed_array(ticket, 4, latents, NPY_FLOAT32, c->latents)) &&
-        (!c->keep || (put(dict, "texts", mp_borrowed_array(ticket, 3, texts, NPY_FLOAT32, c->texts)) &&
-                      put(dict, "pooled", mp_borrowed_array(ticket, 2, pooled, NPY_FLOAT32, c->pooled)) &&
-                      put(dict, "history", mp_borrowed_array(ticket, 5, history, NPY_FLOAT32, c->history)))))
+    if (dict && put_item(dict, "pixels", mp_borrowed_array(ticket, 4, pixels, NPY_FLOAT32, c->pixels)) &&
+        put_item(dict, "latents", mp_borrowed_array(ticket, 4, latents, NPY_FLOAT32, c->latents)) &&
+        (!c->keep || (put_item(dict, "texts", mp_borrowed_array(ticket, 3, texts, NPY_FLOAT32, c->texts)) &&
+                      put_item(dict, "pooled", mp_borrowed_array(ticket, 2, pooled, NPY_FLOAT32, c->pooled)) &&
+                      put_item(dict, "history", mp_borrowed_array(ticket, 5, history, NPY_FLOAT32, c->history)))))
         return dict;
     Py_XDECREF(dict);
     return NULL;
