@@ -54,7 +54,7 @@ static mp_status check_scales(const mp_weights *weights, const char *name, const
                 char got[64];
                 snprintf(got, sizeof got, "%g at index %lld", (double)values[i], (long long)(at + i));
                 return scaled_refuse(weights, name, is_integer ? "finite scales that are not 0, at most 4094"
-                                                                : : "finite scales that are not 0, at most 18568",
+                                                                : "finite scales that are not 0, at most 18568",
                                      got, error);
             }
     }
