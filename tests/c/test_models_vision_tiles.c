@@ -246,7 +246,7 @@ MP_TEST(models_vision_tiles_are_missing_for_their_rows) {
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     make_tiles(&tiny, &job, false, false);
     tiny_job_admit(&tiny, &job);
-    mp_image_store *store = ((mp_text_engine *)tiny.engine)->images.store;
+    mp_image_store *store = ((mp_text_engine *)tiny.engine)->images;
     mp_sequence_group *group = job.item.state;
     for (int want = 0; want <= PROMPT; want++) {
         const int ready = mp_images_ready(store, job.call, group, &group->seqs[0], want, &missing);
@@ -318,8 +318,8 @@ MP_TEST(models_vision_planned_time_of_a_tile) {
     atomic_store(&((mp_decoder *)tiny.model)->row_ns, ROW_NS - 1); /* the step has measured it */
     MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
     const mp_text_engine *engine = (const mp_text_engine *)tiny.engine;
-    const uint64_t least = mp_images_part_ns(engine->images.store);
-    const uint64_t all = mp_images_left_ns(engine->images.store, job.call, job.item.state, 0);
+    const uint64_t least = mp_images_part_ns(engine->images);
+    const uint64_t all = mp_images_left_ns(engine->images, job.call, job.item.state, 0);
     for (int large = 0; large < 2; large++) {
         const uint64_t budget_ns = large ? 1000 * 1000 * 1000 : 0;
         tiny.engine->ops->plan(tiny.engine, items, 1, budget_ns, &plan);

@@ -47,7 +47,9 @@ static uint64_t shrink_tiles(mp_image_store *store, uint64_t bytes, uint64_t kep
     return freed;
 }
 
-uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes) { return shrink_tiles(store, bytes, 0); }
+uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes) {
+    return store ? shrink_tiles(store, bytes, 0) : 0;
+}
 
 /* Limits the bytes of idle tiles to a quarter of the limit for idle prefixes, and drops idle tiles beyond the
  * MAX_TILES most recently used tiles. */
@@ -146,9 +148,11 @@ static void drop_job(mp_image_store *store, mp_tile_job **at) {
     end_job(store, at);
 }
 
-uint64_t mp_images_bytes(const mp_image_store *store) { return store->tile_bytes + store->charged; }
+uint64_t mp_images_bytes(const mp_image_store *store) { return store ? store->tile_bytes + store->charged : 0; }
 
 uint64_t mp_images_trim(mp_image_store *store) {
+    if (!store)
+        return 0;
     const uint64_t before = mp_images_bytes(store);
     while (store->jobs)
         drop_job(store, &store->jobs);
@@ -244,6 +248,8 @@ mp_status mp_images_number(mp_image_store *store, const mp_text_request *request
 }
 
 void mp_images_release(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group) {
+    if (!store)
+        return;
     for (int32_t t = 0; group->images && t < request->images.n_tiles; t++)
         if (group->images->tiles[t]) {
             group->images->tiles[t]->users--;
@@ -579,25 +585,4 @@ mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_tex
     return MP_OK;
 }
 
-static bool is_float32(const mp_vision *vision) { return vision->image_encoder.compute == MP_COMPUTE_F32; }
-
-const mp_image_ops mp_vision_ops = {
-    .read = mp_vision_read,
-    .destroy = mp_vision_destroy,
-    .is_float32 = is_float32,
-    .check = mp_vision_check,
-    .open = mp_images_create,
-    .close = mp_images_destroy,
-    .bytes = mp_images_bytes,
-    .shrink = mp_images_shrink,
-    .trim = mp_images_trim,
-    .begin = mp_images_begin,
-    .number = mp_images_number,
-    .release = mp_images_release,
-    .ready = mp_images_ready,
-    .row = mp_images_row,
-    .computing = mp_images_computing,
-    .left_ns = mp_images_left_ns,
-    .part_ns = mp_images_part_ns,
-    .compute = mp_images_compute,
-};
+bool mp_vision_is_float32(const mp_vision *vision) { return vision->image_encoder.compute == MP_COMPUTE_F32; }
