@@ -26,7 +26,7 @@
 #define MP_POLL_NS (20 * MP_MS)
 /* Waits for room in a queue and for grammar masks: deadlines are checked at least this often. */
 #define MP_DEADLINE_POLL_NS (50 * MP_MS)
-/* Question for memory of a request that may be served by an eviction in progress. */
+/* Next question for memory of a request that waits for memory before it is queued; also wakes for room. */
 #define MP_MEMORY_POLL_NS (5 * MP_MS)
 /* Maintenance while memory is critical: at least this often, because the system may kill the process next. */
 #define MP_CRITICAL_POLL_NS (1 * MP_MS)
