@@ -137,7 +137,8 @@ MP_TEST(isolation_text_requests_keep_their_parts_and_options) {
     MP_CHECK(made->n_call_starts == 1 && made->call_starts[0][0] == 'j' && made->in_reasoning);
     MP_CHECK(made->capture_values == 4 && made->capture_records == 8 && made->capture.values == 4);
     MP_CHECK(made->adapter == 6 && made->want_prompt_logits && made->sampling.top_k == 5);
-    MP_CHECK(memcmp(&made->sampling, &args.sampling, sizeof args.sampling) == 0);
+    MP_CHECK(made->sampling.min_p == 0.5f && made->sampling.presence_penalty == 1 && made->sampling.ignore_eos);
+    MP_CHECK(made->sampling.frequency_penalty == 2 && made->sampling.repetition_penalty == 3);
     mp_request_destroy(got);
     mp_request_destroy(&request->base);
 }
