@@ -333,7 +333,7 @@ class Ticket:
 class Registry:
     """Keys, their models, and the workers of the models. Seconds and bytes; see :class:`mpool.PoolConfig`."""
 
-    def __new__(cls, *, threads: int = 0, memory_bytes: int = 0, step_budget: float = ..., spin: float = ...,
+    def __new__(cls, *, threads: int = 0, memory_bytes: int = 0, step_budget: float = ...,
                  shutdown_grace: float = 5.0, load_timeout: float = 30.0, load_ceiling: float = 600.0,
                  stall_timeout: float = 30.0, request_timeout: float = ..., keep_alive: float = 300.0,
                  maintenance_interval: float = 60.0, batch_wait: float = 0.0, breaker_window: float = 60.0,

@@ -59,7 +59,7 @@ class PoolConfig:
             process, which is ``MPOOL_MEMORY_MB``, or a share of the memory of the machine or its cgroup. To make room
             for a model, the pool unloads idle models: first those that have been idle for long and are quick to load
             again. Models that are in use, pinned or loading stay loaded.
-        step_budget: seconds that one compute step may take while other requests wait; 0: ``MPOOL_STEP_BUDGET_MS``.
+        step_budget: seconds that one compute step may take while other requests wait; 0: 25 ms.
         load_timeout: seconds without progress after which loading a model is aborted.
         load_ceiling: maximum seconds for loading a model.
         stall_timeout: seconds without progress in a compute step after which a worker is abandoned: its requests fail

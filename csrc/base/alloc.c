@@ -167,7 +167,7 @@ static bool is_within(mp_budget *budget, uint64_t reserved) {
 }
 
 bool mp_budget_reserve(mp_budget *budget, uint64_t bytes) {
-    /* A load that waits asks again and again: a refusal must not count the bytes, even for an instant, or a take at that
+    /* A load that waits asks repeatedly: a refusal must not count the bytes, even for an instant, or a take at that
      * instant would fail without need. */
     uint64_t reserved = atomic_load(&budget->reserved);
     if (bytes > UINT64_MAX - reserved || !is_within(budget, reserved + bytes))

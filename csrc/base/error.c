@@ -96,7 +96,7 @@ static void format_text(char *to, size_t size, mp_status code, const char *forma
     mp_text_trim(to);
 }
 
-static void fail(mp_error *error, mp_status code, const char *hint, const char *format, va_list args) {
+static void error_fail(mp_error *error, mp_status code, const char *hint, const char *format, va_list args) {
     if (!error)
         return;
     char message[sizeof(error->message)]; /* the arguments may point into *error */
@@ -110,7 +110,7 @@ static void fail(mp_error *error, mp_status code, const char *hint, const char *
 mp_status mp_fail(mp_error *error, mp_status code, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    fail(error, code, "", format, args);
+    error_fail(error, code, "", format, args);
     va_end(args);
     return code;
 }
@@ -118,7 +118,7 @@ mp_status mp_fail(mp_error *error, mp_status code, const char *format, ...) {
 mp_status mp_fail_hint(mp_error *error, mp_status code, const char *hint, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    fail(error, code, hint, format, args);
+    error_fail(error, code, hint, format, args);
     va_end(args);
     return code;
 }

@@ -38,37 +38,37 @@ static void lock_table(void) {
 
 static void unlock_table(void) { atomic_store_explicit(&table_lock, 0, memory_order_release); }
 
-static const mp_fork_handlers *row(int rank) {
+static const mp_fork_handlers *forked_row(int rank) {
     static const mp_fork_handlers none;
     const mp_fork_handlers *handlers = atomic_load_explicit(&rows[rank], memory_order_acquire);
     return handlers ? handlers : &none;
 }
 
-static void before(void) {
+static void forked_before(void) {
     lock_table();
     for (int rank = 0; rank < MP_FORK_RANK_COUNT; rank++)
-        if (row(rank)->before)
-            row(rank)->before();
+        if (forked_row(rank)->before)
+            forked_row(rank)->before();
 }
 
 static void in_parent(void) {
     for (int rank = MP_FORK_RANK_COUNT - 1; rank >= 0; rank--)
-        if (row(rank)->parent)
-            row(rank)->parent();
+        if (forked_row(rank)->parent)
+            forked_row(rank)->parent();
     unlock_table();
 }
 
 static void in_child(void) {
     for (int rank = 0; rank < MP_FORK_RANK_COUNT; rank++)
-        if (row(rank)->child)
-            row(rank)->child();
+        if (forked_row(rank)->child)
+            forked_row(rank)->child();
     unlock_table();
 }
 
 static mp_status install(mp_error *error) { /* must hold table_lock */
     if (installed)
         return MP_OK;
-    MP_TRY(mp_sys_at_fork(before, in_parent, in_child, error));
+    MP_TRY(mp_sys_at_fork(forked_before, in_parent, in_child, error));
     installed = true;
     return MP_OK;
 }

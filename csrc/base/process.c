@@ -186,7 +186,7 @@ int mp_process_code(const mp_process *process) {
 
 bool mp_process_has_parent(int parent) { return (int)getppid() == parent; }
 
-static void limit(int what, uint64_t most) {
+static void process_limit(int what, uint64_t most) {
     struct rlimit now;
     if (getrlimit(what, &now) != 0)
         return;
@@ -217,10 +217,10 @@ mp_status mp_process_confine(int parent, const mp_process_limits *limits, mp_err
     if (!mp_process_has_parent(parent)) /* the parent died before PR_SET_PDEATHSIG took effect */
         return mp_fail(error, MP_RECV, "the process that started this one is gone");
     close_others();
-    limit(RLIMIT_CORE, 0);
+    process_limit(RLIMIT_CORE, 0);
     if (limits->files)
-        limit(RLIMIT_NOFILE, (uint64_t)limits->files);
+        process_limit(RLIMIT_NOFILE, (uint64_t)limits->files);
     if (limits->data_bytes && !MP_SANITIZED) /* a sanitizer's shadow memory counts as data */
-        limit(RLIMIT_DATA, limits->data_bytes);
+        process_limit(RLIMIT_DATA, limits->data_bytes);
     return MP_OK;
 }

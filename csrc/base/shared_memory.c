@@ -15,7 +15,7 @@
 #include "base/platform.h"
 #include "base/sys.h"
 
-static mp_status fail(mp_shm *shm, int errnum, const char *what, mp_error *error) {
+static mp_status shared_fail(mp_shm *shm, int errnum, const char *what, mp_error *error) {
     mp_shm_free(shm);
     return mp_fail_errno(error, errnum, NULL, what);
 }
@@ -132,10 +132,10 @@ mp_status mp_shm_create_empty(mp_shm *shm, size_t bytes, mp_tag tag, const char 
         return mp_fail_memory(error, bytes, "shared memory");
     shm->fd = open_sized(bytes, name);
     if (shm->fd < 0)
-        return fail(shm, errno, "shared memory was refused", error);
+        return shared_fail(shm, errno, "shared memory was refused", error);
     void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, shm->fd, 0);
     if (data == MAP_FAILED)
-        return fail(shm, errno, "shared memory cannot be mapped", error);
+        return shared_fail(shm, errno, "shared memory cannot be mapped", error);
     shm->data = data;
     mp_alloc_count(tag, (int64_t)bytes);
     shm->counted = true;
@@ -157,7 +157,7 @@ mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error 
     struct stat info;
     bool is_fixed = has_fixed_size(fd); /* before fstat: a size that is not sealed may change after it was read */
     if (fstat(fd, &info) != 0)
-        return fail(shm, errno, "shared memory cannot be examined", error);
+        return shared_fail(shm, errno, "shared memory cannot be examined", error);
     if (bytes == 0 || (uint64_t)info.st_size < bytes || !is_fixed) {
         mp_sys_close(fd);
         *shm = (mp_shm){.fd = -1};
@@ -166,7 +166,7 @@ mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error 
     }
     void *data = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED)
-        return fail(shm, errno, "shared memory cannot be mapped", error);
+        return shared_fail(shm, errno, "shared memory cannot be mapped", error);
     shm->data = data;
     return MP_OK;
 }

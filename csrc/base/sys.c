@@ -126,13 +126,13 @@ uint64_t mp_sys_random(void) { return SYS(random)(); }
 
 /* --- locks --- */
 
-static void check(int result) {
+static void sys_check(int result) {
     assert(result == 0);
     (void)result;
 }
 
-static void real_mutex_lock(pthread_mutex_t *mutex) { check(pthread_mutex_lock(mutex)); }
-static void real_mutex_unlock(pthread_mutex_t *mutex) { check(pthread_mutex_unlock(mutex)); }
+static void real_mutex_lock(pthread_mutex_t *mutex) { sys_check(pthread_mutex_lock(mutex)); }
+static void real_mutex_unlock(pthread_mutex_t *mutex) { sys_check(pthread_mutex_unlock(mutex)); }
 
 static int real_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns) {
     if (!deadline_ns)
@@ -149,20 +149,20 @@ static int real_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t
 }
 
 static void real_cond_wake(pthread_cond_t *cond, bool all) {
-    check(all ? pthread_cond_broadcast(cond) : pthread_cond_signal(cond));
+    sys_check(all ? pthread_cond_broadcast(cond) : pthread_cond_signal(cond));
 }
 
 static void real_mutex_init(pthread_mutex_t *mutex) {
     pthread_mutexattr_t attr;
-    check(pthread_mutexattr_init(&attr));
+    sys_check(pthread_mutexattr_init(&attr));
 #ifndef NDEBUG
-    check(pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK));
+    sys_check(pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK));
 #endif
-    check(pthread_mutex_init(mutex, &attr));
-    check(pthread_mutexattr_destroy(&attr));
+    sys_check(pthread_mutex_init(mutex, &attr));
+    sys_check(pthread_mutexattr_destroy(&attr));
 }
 
-static void real_mutex_deinit(pthread_mutex_t *mutex) { check(pthread_mutex_destroy(mutex)); }
+static void real_mutex_deinit(pthread_mutex_t *mutex) { sys_check(pthread_mutex_destroy(mutex)); }
 
 #ifndef MP_SEAM
 static void set_holder(mp_mutex *mutex, bool held) { (void)mutex, (void)held; }
@@ -201,15 +201,15 @@ void mp_mutex_unlock(mp_mutex *mutex) {
 
 static void real_cond_init(pthread_cond_t *cond) {
     pthread_condattr_t attr;
-    check(pthread_condattr_init(&attr));
+    sys_check(pthread_condattr_init(&attr));
 #if !defined(__APPLE__)
-    check(pthread_condattr_setclock(&attr, CLOCK_MONOTONIC));
+    sys_check(pthread_condattr_setclock(&attr, CLOCK_MONOTONIC));
 #endif
-    check(pthread_cond_init(cond, &attr));
-    check(pthread_condattr_destroy(&attr));
+    sys_check(pthread_cond_init(cond, &attr));
+    sys_check(pthread_condattr_destroy(&attr));
 }
 
-static void real_cond_deinit(pthread_cond_t *cond) { check(pthread_cond_destroy(cond)); }
+static void real_cond_deinit(pthread_cond_t *cond) { sys_check(pthread_cond_destroy(cond)); }
 
 void mp_cond_init(mp_cond *cond) { SYS(cond_init)(&cond->os); }
 void mp_cond_deinit(mp_cond *cond) { SYS(cond_deinit)(&cond->os); }
@@ -251,9 +251,9 @@ static int real_thread_create(pthread_t *thread, const pthread_attr_t *attr, voi
     return pthread_create(thread, attr, body, arg);
 }
 
-static void real_thread_join(pthread_t thread) { check(pthread_join(thread, NULL)); }
+static void real_thread_join(pthread_t thread) { sys_check(pthread_join(thread, NULL)); }
 
-static void real_thread_detach(pthread_t thread) { check(pthread_detach(thread)); }
+static void real_thread_detach(pthread_t thread) { sys_check(pthread_detach(thread)); }
 
 mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void *), void *arg, mp_error *error) {
     thread->started = false;
@@ -271,16 +271,16 @@ mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void
     static const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
     for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
         sigdelset(&blocked, faults[i]);
-    check(pthread_sigmask(SIG_SETMASK, &blocked, &before));
+    sys_check(pthread_sigmask(SIG_SETMASK, &blocked, &before));
     pthread_attr_t attr;
     size_t stack;
-    check(pthread_attr_init(&attr));
-    check(pthread_attr_getstacksize(&attr, &stack));
+    sys_check(pthread_attr_init(&attr));
+    sys_check(pthread_attr_getstacksize(&attr, &stack));
     if (stack < MP_THREAD_STACK_BYTES)
-        check(pthread_attr_setstacksize(&attr, MP_THREAD_STACK_BYTES));
+        sys_check(pthread_attr_setstacksize(&attr, MP_THREAD_STACK_BYTES));
     int result = SYS(thread_create)(&thread->os, &attr, thread_main, start);
-    check(pthread_attr_destroy(&attr));
-    check(pthread_sigmask(SIG_SETMASK, &before, NULL));
+    sys_check(pthread_attr_destroy(&attr));
+    sys_check(pthread_sigmask(SIG_SETMASK, &before, NULL));
 
     if (result != 0) {
         mp_free(start);
@@ -696,12 +696,6 @@ uint64_t mp_sys_resident(const void *data, size_t bytes) {
 
 #ifdef MP_SEAM
 _Thread_local mp_seam_site mp_seam_at;
-_Atomic int mp_seam_armed, mp_seam_reached;
-
-bool mp_seam_reach(void) {
-    atomic_fetch_add_explicit(&mp_seam_reached, 1, memory_order_relaxed);
-    return true;
-}
 
 static void real_point(void) {}
 

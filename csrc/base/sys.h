@@ -203,10 +203,6 @@ typedef struct mp_seam_site {
     int line;
 } mp_seam_site;
 extern _Thread_local mp_seam_site mp_seam_at;
-/* mp_seam_armed: number of the planted bug (mp_seam_mutation) that is active, 0 = none. mp_seam_reached: how often its
- * code was executed. */
-extern _Atomic int mp_seam_armed, mp_seam_reached;
-bool mp_seam_reach(void);
 
 #define MP_SEAM_AT(text) (mp_seam_at = (mp_seam_site){__FILE__, text, __LINE__})
 #define mp_mutex_init(mutex) (MP_SEAM_AT(#mutex), mp_mutex_init(mutex))
@@ -223,25 +219,5 @@ bool mp_seam_reach(void);
 #define mp_thread_join(thread) (MP_SEAM_AT(#thread), mp_thread_join(thread))
 #define mp_sys_sleep_ns(ns) (MP_SEAM_AT(#ns), mp_sys_sleep_ns(ns))
 #endif
-
-/* --- for tests; empty in a build without MP_SEAM --- */
-
-/* Let the simulator switch threads at this point. Call it next to atomic accesses whose order matters, and in loops
- * that spin on an atomic. */
-static inline void mp_seam_point(void) {
-#ifdef MP_SEAM
-    mp_sys_table.point();
-#endif
-}
-/* Plant a bug that a test must detect: returns true only while the test has set mp_seam_armed to `number`. Each number
- * is used at one place. */
-static inline bool mp_seam_mutation(int number) {
-#ifdef MP_SEAM
-    return __builtin_expect(mp_seam_armed == number, 0) && mp_seam_reach();
-#else
-    (void)number;
-    return false;
-#endif
-}
 
 #endif

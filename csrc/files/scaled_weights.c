@@ -26,8 +26,8 @@ static void companion(const char *name, const char *end, char out[NAME]) {
     snprintf(out, NAME, "%.*s%s", weight ? (int)(weight - name) : (int)strlen(name), name, end);
 }
 
-static mp_status refuse(const mp_weights *weights, const char *field, const char *allowed, const char *got,
-                        mp_error *error) {
+static mp_status scaled_refuse(const mp_weights *weights, const char *field, const char *allowed, const char *got,
+                               mp_error *error) {
     return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(weights)), -1, field, allowed, "%s", got);
 }
 
@@ -36,7 +36,7 @@ static mp_status check_type(const mp_weights *weights, const char *name, const m
     const mp_dtype dtype = tensor->dtype;
     if (is_float ? dtype == MP_F32 || dtype == MP_F16 || dtype == MP_BF16 : dtype == MP_I32)
         return MP_OK;
-    return refuse(weights, name, is_float ? "F32, F16 or BF16" : "I32", mp_dtype_get(dtype)->name, error);
+    return scaled_refuse(weights, name, is_float ? "F32, F16 or BF16" : "I32", mp_dtype_get(dtype)->name, error);
 }
 
 static mp_status check_scales(const mp_weights *weights, const char *name, const mp_scaled *matrix, mp_error *error) {
@@ -53,8 +53,9 @@ static mp_status check_scales(const mp_weights *weights, const char *name, const
             if (!(fabsf(values[i]) <= most) || values[i] == 0) {
                 char got[64];
                 snprintf(got, sizeof got, "%g at index %lld", (double)values[i], (long long)(at + i));
-                return refuse(weights, name, is_integer ? "finite scales that are not 0, at most 4094"
-                                                        : "finite scales that are not 0, at most 18568", got, error);
+                return scaled_refuse(weights, name, is_integer ? "finite scales that are not 0, at most 4094"
+                                                                : "finite scales that are not 0, at most 18568",
+                                     got, error);
             }
     }
     return MP_OK;
@@ -73,7 +74,7 @@ static mp_status get_order(const mp_weights *weights, const char *name, mp_scale
             char allowed[48], got[48];
             snprintf(allowed, sizeof allowed, "groups 0 to %d", matrix->groups - 1);
             snprintf(got, sizeof got, "%d at index %lld", group, (long long)k);
-            return refuse(weights, order, allowed, got, error);
+            return scaled_refuse(weights, order, allowed, got, error);
         }
     }
     return MP_OK;
@@ -90,7 +91,8 @@ static mp_status get_integers(const mp_weights *weights, const char *name, int64
     if (group % 32 || matrix->N % 8) {
         char got[96];
         snprintf(got, sizeof got, "stored in groups of %lld inputs, with %d outputs", (long long)group, matrix->N);
-        return refuse(weights, name, "groups of a multiple of 32 inputs, and a multiple of 8 outputs", got, error);
+        return scaled_refuse(weights, name, "groups of a multiple of 32 inputs, and a multiple of 8 outputs", got,
+                             error);
     }
     matrix->rows = 1;
     matrix->group = (int32_t)group;
@@ -122,7 +124,7 @@ static mp_status get_fp8(const mp_weights *weights, const char *name, const int6
         snprintf(allowed, sizeof allowed, "[1, 1], [%d, 1], or one scale for each block of %lld x %lld", matrix->N,
                  (long long)block[0], (long long)block[1]);
         snprintf(got, sizeof got, "[%lld, %lld]", (long long)rows, (long long)groups);
-        return refuse(weights, scales, allowed, got, error);
+        return scaled_refuse(weights, scales, allowed, got, error);
     }
     matrix->rows = (int32_t)high;
     matrix->group = (int32_t)wide;
@@ -141,7 +143,7 @@ mp_status mp_weights_get_matrix(const mp_weights *weights, const char *name, int
     if (matrix->codes.shape[0] > INT32_MAX || matrix->codes.shape[1] > INT32_MAX) {
         char got[64];
         mp_shape_text(2, matrix->codes.shape, got, sizeof got);
-        return refuse(weights, name, "fewer than 2^31 rows and columns", got, error);
+        return scaled_refuse(weights, name, "fewer than 2^31 rows and columns", got, error);
     }
     matrix->N = (int32_t)matrix->codes.shape[0];
     matrix->K = (int32_t)matrix->codes.shape[1];

@@ -38,7 +38,7 @@ static const char *type_name(const mp_value *value) {
     return names[value->type];
 }
 
-static mp_status missing(const mp_spec *spec, const key_name *name, const char *allowed, mp_error *error) {
+static mp_status spec_missing(const mp_spec *spec, const key_name *name, const char *allowed, mp_error *error) {
     return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name->text, allowed, "missing");
 }
 
@@ -67,7 +67,7 @@ static mp_status read_int(const mp_spec *spec, const char *key, int64_t low, int
         strncat(allowed, " (a limit of mpool)", sizeof allowed - strlen(allowed) - 1);
     if (!value) {
         if (!def)
-            return missing(spec, &name, allowed, error);
+            return spec_missing(spec, &name, allowed, error);
         *out = *def;
         return MP_OK;
     }
@@ -101,7 +101,7 @@ mp_status mp_spec_ints(const mp_spec *spec, const char *key, int count, int64_t 
     int_range(range, sizeof range, low, high);
     snprintf(allowed, sizeof allowed, "%s, or an array of %d", range, count);
     if (!value && !def)
-        return missing(spec, &name, allowed, error);
+        return spec_missing(spec, &name, allowed, error);
     if (value && value->type != MP_VALUE_INT && value->type != MP_VALUE_INTS)
         return wrong_type(spec, &name, value, allowed, error);
     if (value && value->type == MP_VALUE_INTS && value->count != (uint64_t)count)
@@ -134,7 +134,7 @@ mp_status mp_spec_float(const mp_spec *spec, const char *key, double low, double
         snprintf(allowed, sizeof allowed, "a number from %g to %g", low, high);
     if (!value) {
         if (!def)
-            return missing(spec, &name, allowed, error);
+            return spec_missing(spec, &name, allowed, error);
         *out = *def;
         return MP_OK;
     }
@@ -155,7 +155,7 @@ mp_status mp_spec_bool(const mp_spec *spec, const char *key, const bool *def, bo
     MP_TRY(look_up(spec, key, &name, &value, error));
     if (!value) {
         if (!def)
-            return missing(spec, &name, "true or false", error);
+            return spec_missing(spec, &name, "true or false", error);
         *out = *def;
         return MP_OK;
     }
@@ -171,7 +171,7 @@ mp_status mp_spec_string(const mp_spec *spec, const char *key, const char *def, 
     MP_TRY(look_up(spec, key, &name, &value, error));
     if (!value) {
         if (!def)
-            return missing(spec, &name, "a string", error);
+            return spec_missing(spec, &name, "a string", error);
         *out = def;
         return MP_OK;
     }

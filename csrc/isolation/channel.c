@@ -5,10 +5,10 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/intervals.h"
 #include "base/options.h"
 
 enum { ALIGN = 8 };
-static const uint64_t PARENT_POLL_NS = 4 * 1000 * 1000;   /* the child may die or a request be cancelled meanwhile */
 static const uint64_t CHILD_POLL_NS = 1000 * 1000 * 1000; /* long: the system kills the child when its parent dies */
 _Static_assert(sizeof(mp_frame) == 24, "frames have the same layout on both sides");
 _Static_assert((MP_RING_BYTES & (MP_RING_BYTES - 1)) == 0, "positions wrap by a mask");
@@ -24,7 +24,7 @@ void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp
         .other_events = parent ? &page->child_events : &page->parent_events,
         .parent = parent,
         .spin_ns = (uint64_t)page->setup.spin_us * 1000,
-        .poll_ns = parent ? PARENT_POLL_NS : CHILD_POLL_NS,
+        .poll_ns = parent ? MP_CHILD_POLL_NS : CHILD_POLL_NS,
         .error = error,
         .poll = poll,
         .arg = arg,
@@ -73,14 +73,14 @@ static bool wait_for(mp_channel *channel, _Atomic uint64_t *position, uint64_t s
 
 /* --- copying in and out of a ring buffer --- */
 
-static void put(mp_ring *to, uint64_t at, const void *from, size_t bytes) {
+static void channel_put(mp_ring *to, uint64_t at, const void *from, size_t bytes) {
     size_t offset = at & (MP_RING_BYTES - 1), first = MP_RING_BYTES - offset;
     first = first < bytes ? first : bytes;
     memcpy(to->data + offset, from, first);
     memcpy(to->data, (const uint8_t *)from + first, bytes - first);
 }
 
-static void get(const mp_ring *from, uint64_t at, void *to, size_t bytes) {
+static void channel_get(const mp_ring *from, uint64_t at, void *to, size_t bytes) {
     size_t offset = at & (MP_RING_BYTES - 1), first = MP_RING_BYTES - offset;
     first = first < bytes ? first : bytes;
     memcpy(to, from->data + offset, first);
@@ -172,8 +172,8 @@ bool mp_channel_send(mp_channel *channel, mp_frame_kind kind, bool last, const v
         return false;
     mp_frame frame = {(uint32_t)bytes, (uint16_t)kind, last, ++channel->out_number, 0};
     frame.checksum = mp_frame_checksum(&frame, data);
-    put(channel->out, channel->head, &frame, sizeof(frame));
-    put(channel->out, channel->head + sizeof(frame), data, bytes);
+    channel_put(channel->out, channel->head, &frame, sizeof(frame));
+    channel_put(channel->out, channel->head + sizeof(frame), data, bytes);
     channel->head += cost;
     atomic_store_explicit(&channel->out->head, channel->head, memory_order_seq_cst);
     mp_event_count_notify_shared(channel->other_events);
@@ -192,10 +192,10 @@ bool mp_channel_receive(mp_channel *channel, bool spin, mp_frame *frame, uint8_t
     uint64_t there = atomic_load_explicit(&channel->in->head, memory_order_acquire) - channel->tail;
     if (there > MP_RING_BYTES || there < sizeof(*frame) || there % ALIGN)
         return mp_channel_break(channel, "its position is impossible");
-    get(channel->in, channel->tail, frame, sizeof(*frame));
+    channel_get(channel->in, channel->tail, frame, sizeof(*frame));
     if (frame->bytes > MP_FRAME_MAX || frame_cost(frame->bytes) > there)
         return mp_channel_break(channel, "its length is impossible");
-    get(channel->in, channel->tail + sizeof(*frame), data, frame->bytes);
+    channel_get(channel->in, channel->tail + sizeof(*frame), data, frame->bytes);
     if (frame->checksum != mp_frame_checksum(frame, data))
         return mp_channel_break(channel, "its checksum is wrong");
     if (frame->number != channel->in_number + 1)

@@ -97,7 +97,7 @@ static void put_memory(child *c) {
 
 /* --- items --- */
 
-static child_item *find(child *c, uint32_t id) {
+static child_item *child_find(child *c, uint32_t id) {
     for (child_item *at = c->items; at; at = at->next)
         if (at->id == id)
             return at;
@@ -141,7 +141,7 @@ static mp_status create_item(child *c, const mp_item *fields, child_item **out, 
     return MP_OK;
 }
 
-static bool admit(child *c) {
+static bool child_admit(child *c) {
     mp_wire_in *in = &c->in;
     mp_item fields = {0};
     child_item *item = NULL;
@@ -170,7 +170,7 @@ static bool admit(child *c) {
     return mp_wire_end(&c->out);
 }
 
-static bool retire(child *c) {
+static bool child_retire(child *c) {
     uint32_t id = mp_get_u32(&c->in);
     if (!mp_wire_done(&c->in))
         return false;
@@ -189,7 +189,7 @@ static bool retire(child *c) {
 
 /* --- steps --- */
 
-static bool plan(child *c) {
+static bool child_plan(child *c) {
     mp_item *items[MP_PLAN_MAX];
     uint64_t speed[MP_MODEL_SPEEDS];
     uint64_t number = mp_get_u64(&c->in);
@@ -197,7 +197,7 @@ static bool plan(child *c) {
     uint64_t budget_ns = mp_get_u64(&c->in);
     uint32_t n = mp_get_count(&c->in, MP_PLAN_MAX, "too many requests to plan");
     for (uint32_t i = 0; i < n; i++) {
-        child_item *item = find(c, mp_get_u32(&c->in));
+        child_item *item = child_find(c, mp_get_u32(&c->in));
         if (!item)
             return mp_wire_refuse(&c->in, "the request to plan is unknown");
         items[i] = &item->item;
@@ -270,7 +270,7 @@ static void put_measurements(child *c) {
     mp_put_u64(&c->out, c->page->lease.lost_ns);
 }
 
-static bool step(child *c) {
+static bool child_step(child *c) {
     uint64_t number = mp_get_u64(&c->in);
     uint32_t threads = mp_get_count(&c->in, 256, "a step has too many threads");
     const mp_cpu_set *cpus = get_place(c);
@@ -304,7 +304,7 @@ static bool step(child *c) {
     return mp_wire_end(&c->out);
 }
 
-static bool trim(child *c) {
+static bool child_trim(child *c) {
     if (!mp_wire_done(&c->in))
         return false;
     mp_wire_begin(&c->out, &c->channel, MP_FRAME_TRIM);
@@ -318,15 +318,15 @@ static bool serve_one(child *c) {
         return false;
     switch (c->in.kind) {
     case MP_FRAME_ADMIT:
-        return admit(c);
+        return child_admit(c);
     case MP_FRAME_RETIRE:
-        return retire(c);
+        return child_retire(c);
     case MP_FRAME_PLAN:
-        return plan(c);
+        return child_plan(c);
     case MP_FRAME_STEP:
-        return step(c);
+        return child_step(c);
     case MP_FRAME_TRIM:
-        return trim(c);
+        return child_trim(c);
     default:
         return mp_wire_refuse(&c->in, "it is not a request frame");
     }
@@ -359,7 +359,7 @@ static mp_status open_model(child *c, mp_error *error) {
     return c->model->ops->engine(c->model, &c->budget, &c->engine, error);
 }
 
-static int run(child *c) {
+static int child_run(child *c) {
     mp_error error;
     mp_error_clear(&error);
     if (mp_shm_map(&c->memory, MP_PROCESS_FIRST_FD, sizeof(mp_channel_page), true, &error) != MP_OK)
@@ -398,5 +398,5 @@ int mp_isolation_serve(const mp_isolation_kind *kind) {
     c->kind = kind;
     mp_mutex_init(&c->asking);
     c->max_threads = INT_MAX;
-    return run(c); /* returning ends the process: the system frees its memory */
+    return child_run(c); /* returning ends the process: the system frees its memory */
 }

@@ -3,7 +3,7 @@
  * Each call of the step interface sends one message and waits for the reply to it; retire and preempt get no reply.
  * While it waits, the proxy checks every 4 ms (channel.c) that the child is alive and responds. In a step, heartbeats
  * of the child's lease count as a response, and the proxy forwards only these as heartbeats of its worker. The proxy
- * forwards the step's cancellation to the child. Silent time is counted between two checks, at most MAX_CHECK_GAP_NS
+ * forwards the step's cancellation to the child. Silent time is counted between two checks, at most MP_CHILD_GAP_NS
  * per check, so that a clock jump or a suspended machine kills no child.
  *
  * The proxy kills a child that hangs before the registry would abandon its worker. The worker thread then returns, and
@@ -16,11 +16,11 @@
 
 #include "base/cpu.h"
 #include "base/forked.h"
+#include "base/intervals.h"
 #include "base/options.h"
 #include "base/topology.h"
 #include "isolation/capability_wire.h"
 
-static const uint64_t MAX_CHECK_GAP_NS = 20 * 1000 * 1000;
 /* Time limit for a reply to any message but STEP: the time for these does not depend on the model. */
 static const uint64_t SHORT_NS = 5000ull * 1000 * 1000;
 /* Time for a cancelled step to end; a correct child ends the step within a layer. */
@@ -136,7 +136,7 @@ static bool check_child(void *arg) {
     proxy *p = arg;
     uint64_t now = mp_sys_now_ns(), passed = now > p->checked_ns ? now - p->checked_ns : 0;
     char how[96];
-    passed = passed < MAX_CHECK_GAP_NS ? passed : MAX_CHECK_GAP_NS;
+    passed = passed < MP_CHILD_GAP_NS ? passed : MP_CHILD_GAP_NS;
     p->checked_ns = now;
     if (is_dead(p))
         return false;
@@ -193,7 +193,7 @@ static bool exchange(proxy *p, mp_frame_kind kind, bool spin) {
 }
 
 /* Check that the reply was valid and was read to its end. Returns false if the child is lost. */
-static bool finish(proxy *p) {
+static bool proxy_finish(proxy *p) {
     if (!p->channel.broken && mp_wire_done(&p->in))
         return true;
     lose_channel(p);
@@ -230,7 +230,7 @@ static mp_status proxy_admit(mp_engine *base, mp_item *item, mp_error *error) {
         if (mp_get_u32(&p->in) != state->id)
             mp_wire_refuse(&p->in, "it names another request");
         status = mp_get_error(&p->in, admit_failures, error);
-        if (!finish(p))
+        if (!proxy_finish(p))
             status = MP_RECV;
     }
     if (p->gone) {
@@ -344,7 +344,7 @@ static void proxy_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_
         }
         if (exchange(p, MP_FRAME_PLAN, true))
             get_plan(p, items, n, plan);
-        finish(p);
+        proxy_finish(p);
     }
     if (n && p->gone)
         placeholder_plan(items, plan);
@@ -460,7 +460,7 @@ static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
         get_outcome(p, plan->items[i], plan->amount[i], &outcomes[i], &plan->items[i]->error);
     if (ok) {
         get_measurements(p, began_ns, lease);
-        ok = finish(p);
+        ok = proxy_finish(p);
     }
     p->lease = NULL;
     if (!ok) {
@@ -487,7 +487,7 @@ static uint64_t proxy_trim(mp_engine *base) {
     if (!p->in.failed && bytes > p->args.memory_bytes)
         mp_wire_refuse(&p->in, "it released more memory than its budget");
     get_memory(p);
-    return finish(p) ? bytes : 0;
+    return proxy_finish(p) ? bytes : 0;
 }
 
 static uint64_t proxy_bytes(const mp_engine *base) { return ((const proxy *)base)->charged; }
@@ -574,7 +574,7 @@ static uint64_t data_limit(const mp_proxy_args *args) {
     return args->memory_bytes + args->fixed_bytes + MARGIN_BYTES + threads * thread_bytes;
 }
 
-static mp_status start(proxy *p, mp_error *error) {
+static mp_status proxy_start(proxy *p, mp_error *error) {
     const mp_proxy_args *args = &p->args;
     MP_TRY(mp_shm_create(&p->memory, sizeof(mp_channel_page), MP_TAG_POOL, "mpool-channel", error));
     mp_shm_keep_from_forks(&p->memory);
@@ -641,7 +641,7 @@ mp_status mp_proxy_create(const mp_proxy_args *args, mp_budget *budget, mp_engin
     if (status == MP_OK && !charge(p, args->fixed_bytes))
         status = mp_fail_memory(error, args->fixed_bytes, "a worker process");
     if (status == MP_OK)
-        status = start(p, error);
+        status = proxy_start(p, error);
     if (status == MP_OK)
         status = await_ready(p, error);
     if (status != MP_OK) {

@@ -18,7 +18,7 @@ typedef struct writer {
     size_t refused; /* bytes of the memory that was refused; 0: none */
 } writer;
 
-static void put(writer *w, const void *data, size_t bytes) {
+static void spec_put(writer *w, const void *data, size_t bytes) {
     if (w->refused)
         return;
     if (bytes > w->capacity - w->used) {
@@ -38,18 +38,18 @@ static void put(writer *w, const void *data, size_t bytes) {
     w->used += bytes;
 }
 
-static void put_u32(writer *w, uint32_t value) { put(w, &value, sizeof value); }
-static void put_u64(writer *w, uint64_t value) { put(w, &value, sizeof value); }
+static void put_u32(writer *w, uint32_t value) { spec_put(w, &value, sizeof value); }
+static void put_u64(writer *w, uint64_t value) { spec_put(w, &value, sizeof value); }
 
 static void put_array(writer *w, const void *data, uint64_t count, size_t size) {
     static const uint8_t zeros[ALIGN];
-    put(w, zeros, (size_t)(-w->used & (ALIGN - 1)));
-    put(w, data, (size_t)count * size);
+    spec_put(w, zeros, (size_t)(-w->used & (ALIGN - 1)));
+    spec_put(w, data, (size_t)count * size);
 }
 
 static void put_text(writer *w, const char *text) {
     put_u64(w, strlen(text));
-    put(w, text, strlen(text));
+    spec_put(w, text, strlen(text));
 }
 
 static void put_value(writer *w, const char *key, const mp_value *value) {
@@ -60,10 +60,10 @@ static void put_value(writer *w, const char *key, const mp_value *value) {
     switch (value->type) {
     case MP_VALUE_BOOL:
     case MP_VALUE_INT:
-        put(w, &value->as.integer, sizeof value->as.integer);
+        spec_put(w, &value->as.integer, sizeof value->as.integer);
         break;
     case MP_VALUE_FLOAT:
-        put(w, &value->as.real, sizeof value->as.real);
+        spec_put(w, &value->as.real, sizeof value->as.real);
         break;
     case MP_VALUE_STRING:
         put_array(w, value->as.string, value->count, 1);
@@ -132,7 +132,7 @@ mp_status mp_spec_encode(const mp_spec *spec, uint8_t **bytes, size_t *size, mp_
         put_text(&w, entry->name);
         put_u32(&w, (uint32_t)entry->dtype);
         put_u32(&w, (uint32_t)entry->ndim);
-        put(&w, entry->shape, sizeof entry->shape);
+        spec_put(&w, entry->shape, sizeof entry->shape);
         put_u32(&w, (uint32_t)entry->file);
         put_u64(&w, entry->offset);
         put_u64(&w, entry->nbytes);
@@ -152,7 +152,7 @@ mp_status mp_spec_encode(const mp_spec *spec, uint8_t **bytes, size_t *size, mp_
  * The lengths are checked here, because they decide what is read. The functions of spec.h that build a spec check the
  * rest, as for any other source. */
 
-static mp_status refuse(const char *field, const char *allowed, uint64_t got, mp_error *error) {
+static mp_status spec_refuse(const char *field, const char *allowed, uint64_t got, mp_error *error) {
     return mp_fail_file(error, MP_FORMAT, "spec", -1, field, allowed, "%llu", (unsigned long long)got);
 }
 
@@ -163,7 +163,7 @@ static mp_status take_array(mp_cursor *c, uint64_t count, size_t size, const cha
     uint64_t bytes;
     MP_TRY(mp_cursor_take(c, -c->at & (ALIGN - 1), field, &at, error));
     if (__builtin_mul_overflow(count, (uint64_t)size, &bytes))
-        return refuse(field, "a size below 2^64", count, error);
+        return spec_refuse(field, "a size below 2^64", count, error);
     MP_TRY(mp_cursor_take(c, bytes, field, &at, error));
     *data = at;
     return MP_OK;
@@ -175,10 +175,10 @@ static mp_status take_text(mp_cursor *c, const char *field, char *text, size_t s
     const uint8_t *data;
     MP_TRY(mp_cursor_u64(c, field, &bytes, error));
     if (bytes >= size)
-        return refuse(field, "a shorter text", bytes, error);
+        return spec_refuse(field, "a shorter text", bytes, error);
     MP_TRY(mp_cursor_take(c, bytes, field, &data, error));
     if (memchr(data, 0, bytes))
-        return refuse(field, "a text without NUL", bytes, error);
+        return spec_refuse(field, "a text without NUL", bytes, error);
     memcpy(text, data, bytes);
     text[bytes] = 0;
     return MP_OK;
@@ -189,7 +189,7 @@ static mp_status take_strings(mp_cursor *c, uint64_t count, const char *field, c
                               const void **bytes, mp_error *error) {
     const void *data = NULL;
     if (count == UINT64_MAX)
-        return refuse(field, "fewer strings", count, error);
+        return spec_refuse(field, "fewer strings", count, error);
     MP_TRY(take_array(c, count + 1, sizeof(uint64_t), field, &data, error));
     *offsets = data;
     return take_array(c, (*offsets)[count], 1, field, bytes, error);
@@ -204,7 +204,7 @@ static mp_status take_value(mp_cursor *c, mp_spec *spec, char *key, mp_error *er
     MP_TRY(mp_cursor_u32(c, "type", &gguf_type, error));
     MP_TRY(mp_cursor_u64(c, "count", &value.count, error));
     if (type > MP_VALUE_STRINGS)
-        return refuse("type", "0 to 7", type, error);
+        return spec_refuse("type", "0 to 7", type, error);
     value.type = (mp_value_type)type;
     value.gguf_type = (int32_t)gguf_type;
     switch (value.type) {
@@ -295,7 +295,7 @@ static mp_status take_all(mp_cursor *c, mp_spec *spec, char *text, mp_error *err
     uint32_t number;
     MP_TRY(mp_cursor_u32(c, "magic", &number, error));
     if (number != MAGIC)
-        return refuse("magic", "the magic of a spec", number, error);
+        return spec_refuse("magic", "the magic of a spec", number, error);
     MP_TRY(take_text(c, "architecture", text, MP_SPEC_MAX_ARCHITECTURE + 1, error));
     MP_TRY(mp_spec_set_architecture(spec, text, error));
     MP_TRY(mp_cursor_u32(c, "files", &number, error));
@@ -313,7 +313,7 @@ static mp_status take_all(mp_cursor *c, mp_spec *spec, char *text, mp_error *err
         MP_TRY(take_tensor(c, spec, error));
     MP_TRY(take_tokens(c, spec, error));
     if (mp_cursor_left(c))
-        return refuse("end", "no further bytes", mp_cursor_left(c), error);
+        return spec_refuse("end", "no further bytes", mp_cursor_left(c), error);
     return MP_OK;
 }
 

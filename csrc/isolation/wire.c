@@ -31,6 +31,12 @@ void mp_put(mp_wire_out *out, const void *data, size_t bytes) {
     }
 }
 
+void mp_put_optional(mp_wire_out *out, const void *data, size_t bytes) {
+    mp_put_u8(out, data != NULL);
+    if (data)
+        mp_put(out, data, bytes);
+}
+
 static void put_text(mp_wire_out *out, const char *text) {
     size_t bytes = strlen(text);
     mp_put_u32(out, (uint32_t)bytes);
@@ -112,6 +118,21 @@ void *mp_get_array(mp_wire_in *in, int64_t count, size_t size, bool *ok) {
     return data;
 }
 
+void *mp_get_optional(mp_wire_in *in, int64_t count, size_t size, bool *ok) {
+    return mp_get_u8(in) ? mp_get_array(in, count, size, ok) : NULL;
+}
+
+bool mp_get_floats(mp_wire_in *in, float *to, size_t count, float low, float high, const char *what) {
+    if (count == 0)
+        return !in->failed;
+    if (!mp_get(in, to, count * sizeof *to))
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if (!(low <= to[i] && to[i] <= high)) /* refuses NaN */
+            return mp_wire_refuse(in, what);
+    return true;
+}
+
 const char *const *mp_get_strings(mp_wire_in *in, const int32_t *lengths, int32_t count, int32_t most,
                                   const char *what, bool *ok) {
     int64_t bytes = 0;
@@ -168,6 +189,13 @@ uint32_t mp_get_count(mp_wire_in *in, uint32_t most, const char *what) {
         return 0;
     }
     return value;
+}
+
+int64_t mp_wire_within(mp_wire_in *in, int64_t value, int64_t low, int64_t high, const char *what) {
+    if (in->failed || (value >= low && value <= high))
+        return value;
+    mp_wire_refuse(in, what);
+    return 0;
 }
 
 static void get_text(mp_wire_in *in, char *text, size_t size) {

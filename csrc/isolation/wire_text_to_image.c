@@ -1,13 +1,11 @@
 /* wire_text_to_image.c: image generation requests between processes; see capability_wire.h. To resume, a request needs
  * the latents after its last step, and the predicted latents of a preview that is due. The results of a step contain
  * both; the results of a decoded image contain its pixels. */
-#include <math.h>
+#include <float.h>
 #include <stdatomic.h>
 #include <string.h>
 
 #include "isolation/capability_wire.h"
-
-#define MP_SCHEMA "models/requests/text_to_image.def"
 
 typedef struct t2i_progress {
     uint32_t cursor;
@@ -70,7 +68,23 @@ static void t2i_put_request(mp_wire_out *out, const mp_item *item, void *progres
     const mp_image_generation_request *request = (const mp_image_generation_request *)item->request;
     const int32_t previews = atomic_load_explicit(&request->previews_done, memory_order_relaxed);
     *(t2i_progress *)progress = (t2i_progress){item->cursor, previews};
-#include "isolation/passes/put.def"
+    const size_t steps = (size_t)request->n_steps;
+    mp_put_i32(out, request->width);
+    mp_put_i32(out, request->height);
+    mp_put_i32(out, request->n_steps);
+    mp_put_i64(out, request->n_noise);
+    mp_put_i32(out, request->n_texts);
+    mp_put(out, request->n_ids, sizeof request->n_ids);
+    for (int32_t t = 0; t < request->n_texts; t++)
+        for (int e = 0; e < MP_T2I_ENCODERS; e++)
+            mp_put_optional(out, request->ids[t][e], (size_t)request->n_ids[e] * sizeof(int32_t));
+    mp_put(out, request->noise, (size_t)request->n_noise * sizeof *request->noise);
+    mp_put(out, request->times, steps * sizeof *request->times);
+    mp_put(out, request->sigmas, (steps + 1) * sizeof *request->sigmas);
+    mp_put_i32(out, request->n_images);
+    mp_put_f32(out, request->guidance);
+    mp_put_i32(out, request->preview_every);
+    mp_put_u8(out, request->keep);
     mp_put_i32(out, previews);
     size_t bytes;
     const float *latents = latents_of(request, needed_at(request, item->cursor), &bytes);
@@ -80,16 +94,38 @@ static void t2i_put_request(mp_wire_out *out, const mp_item *item, void *progres
 }
 
 static mp_status t2i_get_request(mp_wire_in *in, mp_request **out, mp_error *error) {
-    mp_image_generation_args arguments = {0}, *args = &arguments;
+    mp_image_generation_args args = {0};
     mp_image_generation_request *request = NULL;
     bool ok = true;
-#include "isolation/passes/get.def"
+    args.width = mp_get_i32(in);
+    args.height = mp_get_i32(in);
+    args.n_steps =
+        (int32_t)mp_wire_within(in, mp_get_i32(in), 1, MP_T2I_MAX_STEPS, "the number of steps is out of bounds");
+    args.n_noise = mp_wire_within(in, mp_get_i64(in), 1, INT32_MAX, "the number of latents is out of bounds");
+    args.n_texts = (int32_t)mp_get_count(in, MP_T2I_TEXTS, "the number of texts is out of bounds");
+    for (int e = 0; e < MP_T2I_ENCODERS; e++)
+        args.n_ids[e] = (int32_t)mp_get_count(in, MP_T2I_MAX_TOKENS, "the number of tokens is out of bounds");
+    for (int32_t t = 0; t < args.n_texts; t++)
+        for (int e = 0; e < MP_T2I_ENCODERS; e++)
+            args.ids[t][e] = mp_get_optional(in, args.n_ids[e], sizeof(int32_t), &ok);
+    args.noise = mp_get_array(in, args.n_noise, sizeof *args.noise, &ok);
+    args.times = mp_get_array(in, args.n_steps, sizeof *args.times, &ok);
+    args.sigmas = mp_get_array(in, (int64_t)args.n_steps + 1, sizeof *args.sigmas, &ok);
+    args.n_images = mp_get_i32(in);
+    args.guidance = mp_get_f32(in);
+    args.preview_every = mp_get_i32(in);
+    args.keep = mp_get_u8(in) != 0;
     mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was truncated")
                        : !ok      ? mp_fail_memory(error, sizeof *request, "a request")
-                                  : mp_image_generation_request_create(args, &request, error);
+                                  : mp_image_generation_request_create(&args, &request, error);
     if (status == MP_OK)
         *out = &request->base;
-#include "isolation/passes/get_free.def"
+    for (int t = 0; t < MP_T2I_TEXTS; t++)
+        for (int e = 0; e < MP_T2I_ENCODERS; e++)
+            mp_free((void *)args.ids[t][e]);
+    mp_free((void *)args.noise);
+    mp_free((void *)args.times);
+    mp_free((void *)args.sigmas);
     return status;
 }
 
@@ -136,8 +172,13 @@ static void t2i_put_results(mp_wire_out *out, const mp_item *item, void *progres
     *sent = (t2i_progress){item->cursor, previews};
 }
 
-#define MP_REQUEST mp_image_generation_request
-#include "isolation/passes/get_output.def"
+/* Returns true if the latents or pixels of the images [first, end), `each` values per image, were received. */
+static bool get_values(mp_wire_in *in, float *values, int64_t each, int32_t first, int32_t end, float low, float high,
+                       const char *what) {
+    if (end <= first)
+        return !in->failed;
+    return mp_get_floats(in, values + first * each, (size_t)(end - first) * (size_t)each, low, high, what);
+}
 
 /* Writes latents into the request before the message is known to be valid. If the message is refused, these latents are
  * unusable, but the step fails too, and the request restarts or fails. */
@@ -158,9 +199,18 @@ static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount
     if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != (cursor == item->total))
         return mp_wire_refuse(in, "an outcome does not match the finished images");
     const span changed = changed_between(request, seen->cursor, cursor);
-    if (!get_latents(in, request, changed.first, changed.end) || !get_previews(in, request, seen->previews, previews) ||
-        (cursor > seen->cursor && preview_open(request, cursor, previews) && !get_preview_latents(in, request, 0, 1)) ||
-        !get_pixels(in, request, decoded_at(request, seen->cursor), decoded_at(request, cursor)))
+    static const char *const refusal = "latents are not finite";
+    const int64_t latents = mp_image_generation_latents(request), pixels = mp_image_generation_pixels(request);
+    if (!get_values(in, request->latents, latents, changed.first, changed.end, -FLT_MAX, FLT_MAX, refusal))
+        return false;
+    if (previews > seen->previews && !mp_get(in, request->previews + seen->previews * pixels,
+                                             (size_t)(previews - seen->previews) * (size_t)pixels))
+        return false;
+    if (cursor > seen->cursor && preview_open(request, cursor, previews) &&
+        !get_values(in, request->preview_latents, latents, 0, 1, -FLT_MAX, FLT_MAX, refusal))
+        return false;
+    if (!get_values(in, request->pixels, pixels, decoded_at(request, seen->cursor), decoded_at(request, cursor), 0, 1,
+                    "a pixel is not from 0 to 1"))
         return false;
     const bool moved = cursor > seen->cursor || previews > seen->previews;
     *seen = (t2i_progress){cursor, previews};

@@ -196,25 +196,82 @@ static void put_progress(mp_wire_out *out, const mp_text_request *request, text_
 
 /* Pixels are always sent. The child identifies images by their hashes and computes only images that it has not
  * cached. */
-#define MP_SCHEMA "models/requests/text_images.def"
-static void put_images(mp_wire_out *out, const mp_text_images *request) {
-#include "isolation/passes/put.def"
+static void put_images(mp_wire_out *out, const mp_text_images *images) {
+    const size_t tiles = (size_t)images->n_tiles, runs = (size_t)images->n_runs;
+    mp_put_i32(out, images->n_tiles);
+    mp_put_i32(out, images->n_runs);
+    mp_put_i64(out, images->n_sources);
+    mp_put_i64(out, images->n_bytes);
+    mp_put(out, images->sizes, 2 * tiles * sizeof *images->sizes);
+    mp_put(out, images->tile_keys, MP_IMAGE_KEY * tiles);
+    mp_put(out, images->run_keys, MP_IMAGE_KEY * runs);
+    mp_put(out, images->spans, 3 * runs * sizeof *images->spans);
+    mp_put(out, images->sources, (size_t)images->n_sources * sizeof *images->sources);
+    mp_put(out, images->pixels, (size_t)images->n_bytes);
 }
-static bool get_images(mp_wire_in *in, mp_text_image_args *args) {
-    bool ok = true;
-#include "isolation/passes/get.def"
-    return ok;
-}
-static void free_images(mp_text_image_args *args) {
-#include "isolation/passes/get_free.def"
-}
-#undef MP_SCHEMA
 
-#define MP_SCHEMA "models/requests/text_to_text.def"
+static void get_images(mp_wire_in *in, mp_text_image_args *images, bool *ok) {
+    images->n_tiles =
+        (int32_t)mp_wire_within(in, mp_get_i32(in), 0, MP_TEXT_MAX_TILES, "the number of tiles is out of bounds");
+    images->n_runs =
+        (int32_t)mp_wire_within(in, mp_get_i32(in), 0, MP_TEXT_MAX_TILES, "the number of runs is out of bounds");
+    images->n_sources =
+        mp_wire_within(in, mp_get_i64(in), 0, MP_TEXT_MAX_TOKENS, "the number of sources is out of bounds");
+    images->n_bytes =
+        mp_wire_within(in, mp_get_i64(in), 0, INT64_MAX / 16, "the number of bytes of pixels is out of bounds");
+    const int64_t tiles = images->n_tiles, runs = images->n_runs;
+    images->sizes = mp_get_array(in, 2 * tiles, sizeof *images->sizes, ok);
+    images->tile_keys = mp_get_array(in, MP_IMAGE_KEY * tiles, 1, ok);
+    images->run_keys = mp_get_array(in, MP_IMAGE_KEY * runs, 1, ok);
+    images->spans = mp_get_array(in, 3 * runs, sizeof *images->spans, ok);
+    images->sources = mp_get_array(in, images->n_sources, sizeof *images->sources, ok);
+    images->pixels = mp_get_array(in, images->n_bytes, 1, ok);
+}
+
+static void free_images(mp_text_image_args *images) {
+    mp_free((void *)images->sizes);
+    mp_free((void *)images->tile_keys);
+    mp_free((void *)images->run_keys);
+    mp_free((void *)images->spans);
+    mp_free((void *)images->sources);
+    mp_free((void *)images->pixels);
+}
+
+static void put_strings(mp_wire_out *out, char *const *strings, int32_t count, const int32_t *lengths) {
+    mp_put(out, lengths, (size_t)count * sizeof *lengths);
+    for (int32_t i = 0; i < count; i++)
+        mp_put(out, strings[i], (size_t)lengths[i]);
+}
+
+static const char *const *get_strings(mp_wire_in *in, int32_t count, const int32_t **lengths, const char *what,
+                                      bool *ok) {
+    *lengths = mp_get_array(in, count, sizeof **lengths, ok);
+    return mp_get_strings(in, *lengths, count, MP_TEXT_MAX_STOP_BYTES, what, ok);
+}
+
 static void text_put_request(mp_wire_out *out, const mp_item *item, void *progress) {
     const mp_text_request *request = (const mp_text_request *)item->request;
     const bool vision = request->base.capability == MP_VISION;
-#include "isolation/passes/put.def"
+    const size_t bias = (size_t)request->n_bias;
+    const int32_t counts[] = {request->n_prompt,         request->n_stop,        request->n_reasoning_starts,
+                              request->n_reasoning_ends, request->n_call_starts, request->n_stop_ids,
+                              request->n_bias};
+    mp_put(out, counts, sizeof counts);
+    mp_put(out, request->prompt, (size_t)request->n_prompt * sizeof *request->prompt);
+    mp_put(out, &request->sampling, sizeof request->sampling);
+    mp_put_i32(out, request->n_choices);
+    put_strings(out, request->stop, request->n_stop, request->stop_bytes);
+    put_strings(out, request->reasoning_starts, request->n_reasoning_starts, request->reasoning_start_bytes);
+    put_strings(out, request->reasoning_ends, request->n_reasoning_ends, request->reasoning_end_bytes);
+    put_strings(out, request->call_starts, request->n_call_starts, request->call_start_bytes);
+    mp_put_u8(out, request->in_reasoning);
+    mp_put(out, request->stop_ids, (size_t)request->n_stop_ids * sizeof *request->stop_ids);
+    mp_put(out, request->bias_ids, bias * sizeof *request->bias_ids);
+    mp_put(out, request->bias, bias * sizeof *request->bias);
+    mp_put_i32(out, request->capture_values);
+    mp_put_i32(out, request->capture_records);
+    mp_put_i32(out, request->adapter);
+    mp_put_u8(out, request->want_prompt_logits);
     mp_put_u8(out, vision);
     if (vision)
         put_images(out, &request->images);
@@ -223,30 +280,74 @@ static void text_put_request(mp_wire_out *out, const mp_item *item, void *progre
     put_progress(out, request, progress);
 }
 
+static int32_t get_count(mp_wire_in *in, int32_t least, int32_t most, const char *what) {
+    return (int32_t)mp_wire_within(in, mp_get_i32(in), least, most, what);
+}
+
+/* Reads the inputs of a request except for images and mask. The caller frees the arrays, even after a failure. */
+static void get_inputs(mp_wire_in *in, mp_text_args *args, bool *ok) {
+    args->n_prompt = get_count(in, 1, MP_TEXT_MAX_TOKENS, "the number of prompt tokens is out of bounds");
+    args->n_stop = get_count(in, 0, MP_TEXT_MAX_STOPS, "the number of stop strings is out of bounds");
+    args->n_reasoning_starts = get_count(in, 0, MP_TEXT_MAX_STOPS, "the number of reasoning starts is out of bounds");
+    args->n_reasoning_ends = get_count(in, 0, MP_TEXT_MAX_STOPS, "the number of reasoning ends is out of bounds");
+    args->n_call_starts = get_count(in, 0, MP_TEXT_MAX_STOPS, "the number of call starts is out of bounds");
+    args->n_stop_ids = get_count(in, 0, MP_TEXT_MAX_IDS, "the number of stop ids is out of bounds");
+    args->n_bias = get_count(in, 0, MP_TEXT_MAX_IDS, "the number of logit biases is out of bounds");
+    args->prompt = mp_get_array(in, args->n_prompt, sizeof *args->prompt, ok);
+    mp_get(in, &args->sampling, sizeof args->sampling);
+    args->n_choices = mp_get_i32(in);
+    args->stop = get_strings(in, args->n_stop, &args->stop_bytes,
+                             "the length of a stop string in bytes is out of bounds", ok);
+    args->reasoning_starts = get_strings(in, args->n_reasoning_starts, &args->reasoning_start_bytes,
+                                         "the length of a reasoning start in bytes is out of bounds", ok);
+    args->reasoning_ends = get_strings(in, args->n_reasoning_ends, &args->reasoning_end_bytes,
+                                       "the length of a reasoning end in bytes is out of bounds", ok);
+    args->call_starts = get_strings(in, args->n_call_starts, &args->call_start_bytes,
+                                    "the length of a call start in bytes is out of bounds", ok);
+    args->in_reasoning = mp_get_u8(in) != 0;
+    args->stop_ids = mp_get_array(in, args->n_stop_ids, sizeof *args->stop_ids, ok);
+    args->bias_ids = mp_get_array(in, args->n_bias, sizeof *args->bias_ids, ok);
+    args->bias = mp_get_array(in, args->n_bias, sizeof *args->bias, ok);
+    args->capture_values = mp_get_i32(in);
+    args->capture_records = mp_get_i32(in);
+    args->adapter = mp_get_i32(in);
+    args->want_prompt_logits = mp_get_u8(in) != 0;
+}
+
+static void free_inputs(mp_text_args *args) {
+    const void *const arrays[] = {args->prompt,         args->stop,
+                                  args->stop_bytes,     args->reasoning_starts,
+                                  args->reasoning_ends, args->reasoning_start_bytes,
+                                  args->call_starts,    args->reasoning_end_bytes,
+                                  args->stop_ids,       args->call_start_bytes,
+                                  args->bias_ids,       args->bias};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        mp_free((void *)arrays[i]);
+}
+
 static mp_status text_get_request(mp_wire_in *in, mp_request **out, mp_error *error) {
-    mp_text_args arguments = {0}, *args = &arguments;
+    mp_text_args args = {0};
     mp_text_request *request = NULL;
     bool ok = true;
-#include "isolation/passes/get.def"
-    args->vision = mp_get_u8(in) != 0;
-    if (args->vision)
-        ok = get_images(in, &args->images) && ok;
-    args->mask_bytes = (int64_t)mp_get_count(in, MP_TEXT_MAX_MASK_BYTES / sizeof(uint32_t), "a mask is too long") *
-                       (int64_t)sizeof(uint32_t);
-    void *mask = args->mask_bytes ? mp_alloc_zeroed((size_t)args->mask_bytes, MP_TAG_REQUEST) : NULL;
-    ok = ok && (mask || !args->mask_bytes);
-    args->mask = mask; /* a placeholder until the first mask arrives */
+    get_inputs(in, &args, &ok);
+    args.vision = mp_get_u8(in) != 0;
+    if (args.vision)
+        get_images(in, &args.images, &ok);
+    args.mask_bytes = (int64_t)mp_get_count(in, MP_TEXT_MAX_MASK_BYTES / sizeof(uint32_t), "a mask is too long") *
+                      (int64_t)sizeof(uint32_t);
+    void *mask = args.mask_bytes ? mp_alloc_zeroed((size_t)args.mask_bytes, MP_TAG_REQUEST) : NULL;
+    ok = ok && (mask || !args.mask_bytes);
+    args.mask = mask; /* a placeholder until the first mask arrives */
     mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was truncated")
                        : !ok      ? mp_fail_memory(error, sizeof *request, "a request")
-                                  : mp_text_request_create(args, &request, error);
+                                  : mp_text_request_create(&args, &request, error);
     if (status == MP_OK)
         *out = &request->base;
     mp_free(mask);
-    free_images(&args->images);
-#include "isolation/passes/get_free.def"
+    free_images(&args.images);
+    free_inputs(&args);
     return status;
 }
-#undef MP_SCHEMA
 
 static mp_status text_get_progress(mp_wire_in *in, mp_item *item, void *progress, mp_error *error) {
     mp_text_request *request = (mp_text_request *)item->request;

@@ -10,7 +10,7 @@
 /* Numbers of keys, and of keys * D, from which attn_full_bf16 and mp_attn_full_i16 are faster than attn_full. */
 enum { BF16_MIN_KEYS = 48, I16_MIN_KEYS = 48, I16_MIN_INPUTS = 2816 };
 
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+static size_t attention_larger(size_t a, size_t b) { return a > b ? a : b; }
 
 /* True if mp_attn_full_i16 can compute the shape and is faster than attn_full. */
 static bool suits_integers(int T, int D) {
@@ -18,8 +18,8 @@ static bool suits_integers(int T, int D) {
 }
 
 size_t mp_attn_full_scratch(int T, int D) {
-    const size_t floats = larger(mp_attn_full_plan(T, D).bytes, mp_attn_bf16_plan(T, D).bytes);
-    return suits_integers(T, D) ? larger(floats, mp_attn_full_i16_plan(T, D).bytes) : floats;
+    const size_t floats = attention_larger(mp_attn_full_plan(T, D).bytes, mp_attn_bf16_plan(T, D).bytes);
+    return suits_integers(T, D) ? attention_larger(floats, mp_attn_full_i16_plan(T, D).bytes) : floats;
 }
 
 mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D, bool biased) {
@@ -109,7 +109,7 @@ void mp_attn_full_i16(const mp_attn_full *a, int row0, int row1, void *scratch) 
 /* ---- running attention ------------------------------------------------------------------------------------------- */
 
 size_t mp_attn_kv_scratch(int v_dim) {
-    return larger(mp_attn_kv_plan(v_dim).bytes, mp_attn_i16_plan(v_dim).bytes);
+    return attention_larger(mp_attn_kv_plan(v_dim).bytes, mp_attn_i16_plan(v_dim).bytes);
 }
 
 void mp_attn_begin(int rows, int v_dim, mp_attn_partial *state) {

@@ -106,8 +106,8 @@ void mp_blas_set_path(const char *path) {
     unlock();
 }
 
-static void call(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add, float *y,
-                 int64_t ldy) {
+static void blas_call(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add, float *y,
+                      int64_t ldy) {
     g_blas.sgemm(ROW_MAJOR, NO_TRANS, TRANS, M, N, K, 1.0f, x, (int)ldx, w, (int)ldw, add ? 1.0f : 0.0f, y, (int)ldy);
 }
 
@@ -140,8 +140,8 @@ static int self_test(const char **problem) {
         assert(M * K <= ITEMS && N * K <= ITEMS && M * ldy <= OUTPUTS && (int64_t)M * N * K > g_min_work);
         memset(theirs, 0, sizeof(float) * OUTPUTS);
         memset(ours, 0, sizeof(float) * OUTPUTS);
-        call(M, N, K, x, K, w, K, false, theirs, ldy);
-        call(M, N, K, x, K, w, K, true, theirs, ldy);
+        blas_call(M, N, K, x, K, w, K, false, theirs, ldy);
+        blas_call(M, N, K, x, K, w, K, true, theirs, ldy);
         mp_gemm_f32_own(M, N, K, x, K, w, K, ours, ldy);
         for (int m = 0; m < M; m++)
             for (int n = 0; n < N; n++)
@@ -196,7 +196,7 @@ static void *open_library(const char *path, const char *core_variable, const cha
 }
 
 /* Find a symbol. The OpenBLAS build of scipy prefixes symbols with `scipy_`, other libraries do not. */
-static void *find(void *library, const char *name) {
+static void *blas_find(void *library, const char *name) {
     char prefixed[64];
     snprintf(prefixed, sizeof prefixed, "scipy_%s", name);
     void *symbol = dlsym(library, prefixed);
@@ -216,10 +216,10 @@ __attribute__((format(printf, 2, 3))) static int refuse(void *library, const cha
 
 /* Open, check and test the library. Called once per path, by the thread that set LOADING, without the lock. Returns the
  * new state: SERVING, DIFFERENT or REFUSED. */
-static int load(void) {
+static int blas_load(void) {
     const uint32_t features = mp_cpu_features();
     const char *core = features & MP_CPU_AVX512 ? "OPENBLAS_CORETYPE=SkylakeX"
-                       : features & MP_CPU_AVX2 ? "OPENBLAS_CORETYPE=Haswell"
+                            : features & MP_CPU_AVX2 ? "OPENBLAS_CORETYPE=Haswell"
                                                 : NULL;
 #if defined(__APPLE__)
     const char *system_library = "libopenblas.dylib";
@@ -236,8 +236,8 @@ static int load(void) {
     cblas_sgemm_function sgemm;
     corename_function corename;
     set_num_threads_function set_num_threads;
-    void *symbols[3] = {find(library, "cblas_sgemm"), find(library, "openblas_get_corename"),
-                        find(library, "openblas_set_num_threads")};
+    void *symbols[3] = {blas_find(library, "cblas_sgemm"), blas_find(library, "openblas_get_corename"),
+                        blas_find(library, "openblas_set_num_threads")};
     memcpy(&sgemm, &symbols[0], sizeof sgemm); /* ISO C has no cast from object to function pointers */
     memcpy(&corename, &symbols[1], sizeof corename);
     memcpy(&set_num_threads, &symbols[2], sizeof set_num_threads);
@@ -278,7 +278,7 @@ static int ensure(void) {
     unlock();
     if (state != UNLOADED)
         return state;
-    state = load();
+    state = blas_load();
     mp_mutex_lock(&g_blas.lock);
     atomic_store_explicit(&g_blas.state, state, memory_order_release);
     unlock();
@@ -292,7 +292,7 @@ bool mp_blas_takes(int M, int N, int K) {
 bool mp_blas_differs(void) { return ensure() == DIFFERENT; }
 
 /* The function of CBLAS takes the distances of rows as int. */
-static bool fits(int64_t ldx, int64_t ldw, int64_t ldy) {
+static bool blas_fits(int64_t ldx, int64_t ldw, int64_t ldy) {
     return ldx <= INT32_MAX && ldw <= INT32_MAX && ldy <= INT32_MAX;
 }
 
@@ -303,9 +303,9 @@ static void count_work(int M, int N, int K) {
 bool mp_blas_sgemm(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add, float *y,
                    int64_t ldy) {
     assert(K <= MP_K_CHUNK);
-    if (!fits(ldx, ldw, ldy) || !mp_blas_takes(M, N, K))
+    if (!blas_fits(ldx, ldw, ldy) || !mp_blas_takes(M, N, K))
         return false;
-    call(M, N, K, x, ldx, w, ldw, add, y, ldy);
+    blas_call(M, N, K, x, ldx, w, ldw, add, y, ldy);
     count_work(M, N, K);
     return true;
 }
@@ -313,9 +313,9 @@ bool mp_blas_sgemm(int M, int N, int K, const float *x, int64_t ldx, const float
 bool mp_blas_sgemm_fast(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, float *y,
                         int64_t ldy) {
     const int state = ensure();
-    if (!fits(ldx, ldw, ldy) || (state != SERVING && state != DIFFERENT))
+    if (!blas_fits(ldx, ldw, ldy) || (state != SERVING && state != DIFFERENT))
         return false;
-    call(M, N, K, x, ldx, w, ldw, false, y, ldy);
+    blas_call(M, N, K, x, ldx, w, ldw, false, y, ldy);
     count_work(M, N, K);
     return true;
 }

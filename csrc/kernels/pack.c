@@ -568,7 +568,7 @@ static void pack_q3_k(const rows *rows, int b, uint8_t *to) {
 
 /* ---- panels ------------------------------------------------------------------------------------------------------ */
 
-static bool takes(mp_wkind kind, mp_dtype dtype) {
+static bool pack_takes(mp_wkind kind, mp_dtype dtype) {
     mp_wkind own;
     return mp_wmat_kind_for(dtype, MP_COMPUTE_AUTO, &own) && own == kind;
 }
@@ -588,7 +588,7 @@ static void fetch(const rows *rows, int b0, int b1) {
 void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     static const uint8_t zeros[256];
     const mp_dtype_row *row = mp_dtype_get(src->dtype);
-    const bool fits = takes(w->kind, src->dtype) && row->bytes <= (int)sizeof zeros;
+    const bool fits = pack_takes(w->kind, src->dtype) && row->bytes <= (int)sizeof zeros;
     assert(fits);
     (void)fits;
     void (*pack)(const rows *rows, int b, uint8_t *to) = pack_codes;

@@ -28,7 +28,7 @@ float mp_e4m3_to_float(uint8_t bits) {
     return bits & 0x80 ? -value : value;
 }
 
-static uint32_t word(const mp_tensor *tensor, int64_t index) {
+static uint32_t scaled_word(const mp_tensor *tensor, int64_t index) {
     uint32_t bits;
     memcpy(&bits, tensor->data + index * 4, sizeof bits); /* little-endian, at any address */
     return bits;
@@ -48,7 +48,7 @@ static int awq_shift(int32_t output) {
 
 /* The zero of an output, 0 to 16. */
 static int zero_at(const mp_scaled *from, int64_t group, int32_t output) {
-    const uint32_t bits = word(&from->zeros, group * (from->N / PACKED) + output / PACKED);
+    const uint32_t bits = scaled_word(&from->zeros, group * (from->N / PACKED) + output / PACKED);
     const int shift = from->codes.dtype == MP_AWQ4 ? awq_shift(output) : 4 * (output % PACKED);
     return (int)(bits >> shift & 15) + from->zero_offset;
 }
@@ -59,11 +59,11 @@ static void read_codes(const mp_scaled *from, int32_t output, int32_t k, uint8_t
         const int64_t stride = from->N / PACKED, at = k * stride + output / PACKED;
         const int shift = awq_shift(output);
         for (int i = 0; i < BLOCK; i++)
-            codes[i] = (uint8_t)(word(&from->codes, at + i * stride) >> shift & 15);
+            codes[i] = (uint8_t)(scaled_word(&from->codes, at + i * stride) >> shift & 15);
         return;
     }
     for (int i = 0; i < BLOCK; i += PACKED) {
-        const uint32_t bits = word(&from->codes, (int64_t)(k + i) / PACKED * from->N + output);
+        const uint32_t bits = scaled_word(&from->codes, (int64_t)(k + i) / PACKED * from->N + output);
         for (int j = 0; j < PACKED; j++)
             codes[i + j] = (uint8_t)(bits >> 4 * j & 15);
     }
@@ -91,7 +91,7 @@ static void read_values(const mp_scaled *from, int32_t output, int32_t k, const 
     for (int i = 0; i < BLOCK; i++) {
         int64_t group = (k + i) / from->group;
         if (from->codes.dtype == MP_GPTQ4_ORDERED) {
-            group = word(&from->order, k + i);
+            group = scaled_word(&from->order, k + i);
             group = group < from->groups ? group : 0;
         }
         if (group != seen) {

@@ -10,7 +10,6 @@
 
 #include "base/alloc.h"
 #include "models/capture.h"
-#include "models/requests/schema.h"
 
 typedef enum mp_capability {
 #define MP_CAPABILITY(NAME, name, queue, bulk, policy) MP_##NAME,
@@ -69,17 +68,46 @@ typedef struct mp_embedding_sizes { /* facts of the model and the request; 0 for
     int32_t vocab;       /* ids of sparse weights are below this number */
 } mp_embedding_sizes;
 
-#define MP_SCHEMA "models/requests/text_embedding.def"
 typedef struct mp_embedding_args {
-#include "models/requests/passes/args.def"
+    int32_t n_texts;         /* 1 to MP_EMBED_MAX_TEXTS */
+    int64_t n_tokens;        /* offsets[n_texts] */
+    const int32_t *ids;      /* [n_tokens], special tokens included */
+    const int64_t *offsets;  /* [n_texts + 1], ascending from 0 */
+    const int32_t *skip;     /* [n_texts] leading tokens that pooling excludes; or NULL */
+    int32_t dimensions;      /* components to keep and normalise again; 0 = all */
+    int32_t normalize;       /* -1 = the model's default */
+    int32_t outputs;         /* a mask; 0 = MP_EMBED_POOLED */
+    bool tolerant;           /* not sent to worker processes */
+    const int32_t *second;   /* [n_texts] pairs: first token of the second text; or NULL */
+    int32_t adapter;         /* id of an adapter of the model (nn/adapter.h); 0 = none */
+    const int32_t *attended; /* [n_texts] number of leading tokens that are attended to; the tokens after them attend to
+                              * these only; or NULL */
 } mp_embedding_args;
 typedef struct mp_embedding_request {
     mp_request base;
-#include "models/requests/passes/fields.def"
+    int32_t n_texts; /* the inputs: as above */
+    int64_t n_tokens;
+    int32_t *ids;
+    int64_t *offsets;
+    int32_t *skip;
+    int32_t dimensions;
+    int8_t normalize;
+    uint8_t outputs;
+    int32_t *second;
+    int32_t adapter;
+    int32_t *attended;
+    mp_embedding_sizes sizes; /* filled in by the engine's check */
+    /* Outputs, NULL if not asked for. Numpy arrays borrow the first three. */
+    float *vectors;           /* [n_texts, sizes.width] */
+    float *states;            /* [n_tokens, sizes.hidden] */
+    float *rows;              /* [n_tokens, sizes.row_width] */
+    int32_t *sparse_counts;   /* [n_texts] */
+    int32_t *sparse_ids;      /* [mp_embedding_sparse_at(request, n_texts)] */
+    float *sparse_values;     /* likewise */
+    _Atomic int32_t done;     /* finished texts */
 } mp_embedding_request;
-#undef MP_SCHEMA
 
-/* Copies `args`. Fails with INVALID_ARGUMENT if a field is outside the schema's bounds. */
+/* Copies `args`. Fails with INVALID_ARGUMENT if a field is out of bounds. */
 mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embedding_request **request, mp_error *error);
 /* Allocates the outputs once their sizes are known. Reallocates them if a replacement model has other sizes. */
 mp_status mp_embedding_request_output(mp_embedding_request *request, mp_embedding_sizes sizes, mp_error *error);
@@ -105,17 +133,37 @@ enum {
 };
 enum { MP_IMAGE_POOLED = 0, MP_IMAGE_TOKENS = 1 }; /* one vector per image, or one per patch (before pooling) */
 
-#define MP_SCHEMA "models/requests/image_embedding.def"
 typedef struct mp_image_embedding_args {
-#include "models/requests/passes/args.def"
+    int32_t n_images;      /* 1 to MP_IMAGE_MAX */
+    int64_t n_bytes;       /* bytes of the pixels */
+    const uint8_t *pixels; /* [n_bytes], image i: [height, width, 3], RGB, resized and cropped */
+    const int32_t *sizes;  /* [n_images, 2] height, width: 1 to MP_IMAGE_MAX_SIDE */
+    int32_t dimensions, normalize; /* as in mp_embedding_args */
+    int32_t output;        /* MP_IMAGE_TOKENS: rows of the last layer, before its norm */
+    bool tolerant;         /* not sent to worker processes */
 } mp_image_embedding_args;
 typedef struct mp_image_embedding_request {
     mp_request base;
-#include "models/requests/passes/fields.def"
+    int32_t n_images; /* the inputs: as above */
+    int64_t n_bytes;
+    uint8_t *pixels;
+    int32_t *sizes;
+    int32_t dimensions;
+    int8_t normalize;
+    uint8_t output;
+    int64_t *offsets; /* [n_images + 1] start of each image in `pixels`, in bytes */
+    /* Filled in by the engine's check. */
+    int64_t n_rows;      /* rows of all images */
+    uint64_t most_parts; /* upper bound of the number of parts of any image */
+    uint32_t keyed; /* an image's index plus 1, whose `key` the engine has computed; 0: none. The engine forgets the key
+                     * when it admits the request */
+    uint64_t key;
+    int32_t width;        /* components of a vector */
+    float *vectors;       /* output [n_images or n_rows, width]; a numpy array borrows it */
+    _Atomic int32_t done; /* finished images */
 } mp_image_embedding_request;
-#undef MP_SCHEMA
 
-/* Copies `args`. Fails with INVALID_ARGUMENT if a field is outside the schema's bounds, or if `sizes` do not match the
+/* Copies `args`. Fails with INVALID_ARGUMENT if a field is out of bounds, or if `sizes` do not match the
  * number of bytes. */
 mp_status mp_image_embedding_request_create(const mp_image_embedding_args *args, mp_image_embedding_request **request,
                                             mp_error *error);
@@ -148,11 +196,22 @@ typedef enum mp_finish {
     MP_FINISH_CANCELLED
 } mp_finish;
 
-#define MP_SCHEMA "models/requests/sampling.def"
-typedef struct mp_sampling {
-#include "models/requests/passes/fields.def"
+typedef struct mp_sampling { /* how a text request samples; text_to_text.c has the bounds */
+    float temperature;        /* 0 = greedy */
+    int32_t top_k;            /* 0 = off */
+    float top_p;              /* 1 = off */
+    float min_p;              /* 0 = off */
+    float repetition_penalty; /* on tokens of prompt and output; divides positive logits, multiplies others; 1 = off */
+    float presence_penalty;   /* on tokens of the output; 0 = off */
+    float frequency_penalty;
+    uint64_t seed;
+    int32_t max_tokens;
+    int32_t min_tokens; /* at most max_tokens */
+    int32_t logprobs;   /* alternatives besides the sampled token; -1 = none */
+    bool ignore_eos;
 } mp_sampling;
-#undef MP_SCHEMA
+#define MP_SAMPLING_DEFAULTS \
+    { .temperature = 1, .top_p = 1, .repetition_penalty = 1, .max_tokens = 1, .logprobs = -1 }
 
 typedef struct mp_token_out { /* one generated token, as the caller sees it */
     int32_t id;
@@ -183,14 +242,30 @@ typedef struct mp_image_run {
     int64_t source;      /* index of the run's first row in `sources` */
 } mp_image_run;
 
-#define MP_SCHEMA "models/requests/text_images.def"
+/* A tile is a part of an image that passes through the network alone. A run is a range of placeholder tokens in the
+ * prompt that stand for rows of consecutive tiles. */
 typedef struct mp_text_image_args {
-#include "models/requests/passes/args.def"
+    int32_t n_tiles, n_runs;  /* at most MP_TEXT_MAX_TILES */
+    int64_t n_sources;        /* rows of all runs; 0: each run takes the rows of its tiles in order */
+    int64_t n_bytes;          /* bytes of the pixels */
+    const int32_t *sizes;     /* [n_tiles, 2] height, width in pixels */
+    const uint8_t *tile_keys; /* [n_tiles, MP_IMAGE_KEY] hashes of size and pixels */
+    const uint8_t *run_keys;  /* [n_runs, MP_IMAGE_KEY] hashes of each run's tiles and sources */
+    const int32_t *spans;     /* [n_runs, 3] start, rows, tiles, in prompt order */
+    const int32_t *sources;   /* [n_sources] index among the rows of the image's tiles; -1 = the newline */
+    const uint8_t *pixels;    /* [n_bytes]: [height, width, 3] bytes of each tile */
 } mp_text_image_args;
 typedef struct mp_text_images {
-#include "models/requests/passes/fields.def"
+    int32_t n_tiles, n_runs; /* the inputs: as above */
+    int64_t n_sources, n_bytes;
+    int32_t *sizes;
+    uint8_t *tile_keys, *run_keys;
+    int32_t *spans, *sources;
+    uint8_t *pixels;
+    int64_t *offsets;    /* [n_tiles + 1] start of each tile in `pixels`, in bytes */
+    mp_image_run *runs;  /* [n_runs] spans with first tile and first source */
+    uint64_t most_parts; /* filled in by the engine's check: upper bound of the number of parts of all tiles */
 } mp_text_images;
-#undef MP_SCHEMA
 static inline int64_t mp_text_images_rows(const mp_text_images *images) { /* rows of all runs together */
     const mp_image_run *last = images->n_runs > 0 ? &images->runs[images->n_runs - 1] : NULL;
     return last ? last->source + last->rows : 0;
@@ -205,13 +280,47 @@ typedef struct mp_token_mask {
     uint32_t *bits;         /* [mask_words] */
 } mp_token_mask;
 
-#define MP_SCHEMA "models/requests/text_to_text.def"
 typedef struct mp_text_args {
-#include "models/requests/passes/args.def"
+    int32_t n_prompt; /* 1 to MP_TEXT_MAX_TOKENS */
+    int32_t n_stop, n_reasoning_starts, n_reasoning_ends, n_call_starts; /* at most MP_TEXT_MAX_STOPS */
+    int32_t n_stop_ids, n_bias;                                          /* at most MP_TEXT_MAX_IDS */
+    const int32_t *prompt;                                               /* [n_prompt] */
+    mp_sampling sampling;
+    int32_t n_choices; /* 1 to MP_TEXT_MAX_CHOICES */
+    /* Strings and their lengths in bytes, 1 to MP_TEXT_MAX_STOP_BYTES; see stop_strings.h. */
+    const char *const *stop, *const *reasoning_starts, *const *reasoning_ends, *const *call_starts;
+    const int32_t *stop_bytes, *reasoning_start_bytes, *reasoning_end_bytes, *call_start_bytes;
+    bool in_reasoning;        /* the prompt has begun the reasoning */
+    const int32_t *stop_ids;  /* [n_stop_ids] */
+    const int32_t *bias_ids;  /* [n_bias] */
+    const float *bias;        /* [n_bias] added to the logits before sampling */
+    int32_t capture_values;   /* see mp_capture; 0 = no capture */
+    int32_t capture_records;
+    int32_t adapter;          /* id of an adapter of the model (nn/adapter.h); 0 = none */
+    bool vision;              /* the model takes images; the request may have none */
+    bool want_prompt_logits;  /* for tests and scoring */
+    mp_text_image_args images;
+    const void *mask;         /* [mask_bytes] for the first token of each choice; NULL: the request has no masks */
+    int64_t mask_bytes;       /* a multiple of 4 */
 } mp_text_args;
 typedef struct mp_text_request {
     mp_request base;
-#include "models/requests/passes/fields.def"
+    int32_t n_prompt; /* the inputs: as above */
+    int32_t n_stop, n_reasoning_starts, n_reasoning_ends, n_call_starts;
+    int32_t n_stop_ids, n_bias;
+    int32_t *prompt;
+    mp_sampling sampling;
+    int32_t n_choices;
+    char **stop, **reasoning_starts, **reasoning_ends, **call_starts;
+    int32_t *stop_bytes, *reasoning_start_bytes, *reasoning_end_bytes, *call_start_bytes;
+    bool in_reasoning;
+    int32_t *stop_ids, *bias_ids;
+    float *bias;
+    int32_t capture_values, capture_records;
+    int32_t adapter;
+    bool want_prompt_logits;
+    float *prompt_logits; /* output [n_prompt, vocab], if want_prompt_logits */
+    float *image_rows;    /* output [rows of all runs, hidden], if want_prompt_logits and images are given */
     mp_text_images images;
     int32_t mask_words;   /* 0 = no mask, every token is allowed */
     mp_token_mask *masks; /* [n_choices], or NULL if `mask_words` is 0; written while the request runs */
@@ -232,9 +341,7 @@ typedef struct mp_text_request {
     int32_t output_vocab, output_hidden, output_layers;
 } mp_text_request;
 
-#undef MP_SCHEMA
-
-/* Copies `args`. Fails with INVALID_ARGUMENT if a field is outside the schema's bounds. */
+/* Copies `args`. Fails with INVALID_ARGUMENT if a field is out of bounds. */
 mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **request, mp_error *error);
 /* Sets the mask for token `index` of a completion, which must be the next token; `mask_bytes` must equal the size given
  * at creation. Call from one thread at a time for each completion, then wake the worker (mp_ticket_wake). Fails with
@@ -266,17 +373,49 @@ enum {
     MP_T2I_MAX_TOKENS = 4096 /* for one encoder */
 };
 
-#define MP_SCHEMA "models/requests/text_to_image.def"
 typedef struct mp_image_generation_args {
-#include "models/requests/passes/args.def"
+    int32_t width, height; /* pixels: 1 to MP_T2I_MAX_SIDE */
+    int32_t n_steps;       /* 1 to MP_T2I_MAX_STEPS */
+    int64_t n_noise;       /* number of latents */
+    int32_t n_texts;       /* 1 to MP_T2I_TEXTS */
+    const int32_t *ids[MP_T2I_TEXTS][MP_T2I_ENCODERS]; /* NULL: encoder not used */
+    int32_t n_ids[MP_T2I_ENCODERS];                    /* tokens of each text for this encoder */
+    const float *noise;    /* [n_images, channels, latent_height, latent_width] initial latents */
+    const float *times;    /* [n_steps] 0 to 1000, input of the model */
+    const float *sigmas;   /* [n_steps + 1] noise levels, descending */
+    int32_t n_images;      /* 1 to MP_T2I_MAX_IMAGES */
+    float guidance;        /* with one text: input of a guidance-distilled model */
+    int32_t preview_every; /* steps between previews; 0 = none */
+    bool keep;             /* keep text embeddings and the latents of each step, for tests */
 } mp_image_generation_args;
 typedef struct mp_image_generation_request {
     mp_request base;
-#include "models/requests/passes/fields.def"
+    int32_t width, height; /* the inputs: as above */
+    int32_t n_steps;
+    int64_t n_noise;
+    int32_t n_texts;
+    int32_t *ids[MP_T2I_TEXTS][MP_T2I_ENCODERS];
+    int32_t n_ids[MP_T2I_ENCODERS];
+    float *noise, *times, *sigmas;
+    int32_t n_images;
+    float guidance;
+    int32_t preview_every;
+    bool keep;
+    /* Filled in by the engine's check. */
+    int32_t channels, latent_height, latent_width; /* latents: [channels, latent_height, latent_width] */
+    int32_t text_rows, text_width, pooled_width;
+    int32_t n_previews;     /* previews of each image */
+    /* Outputs. `latents`: as `noise`; `pixels`: [n_images, height, width, 3] values from 0 to 1. */
+    float *latents, *pixels;
+    uint8_t *previews;      /* [n_images, n_previews, height, width, 3], or NULL */
+    float *preview_latents; /* latents of the preview in progress, or NULL if there are no previews */
+    float *texts, *pooled;  /* [n_texts, text_rows, text_width], [n_texts, pooled_width], or NULL unless `keep` */
+    float *history;         /* [n_images, n_steps] latents, or NULL unless `keep` */
+    _Atomic int32_t steps_done, previews_done; /* finished steps and previews of all images */
+    _Atomic int32_t images_done;               /* decoded images */
 } mp_image_generation_request;
-#undef MP_SCHEMA
 
-/* Copies `args`. Fails with INVALID_ARGUMENT if a field is outside the schema's bounds. */
+/* Copies `args`. Fails with INVALID_ARGUMENT if a field is out of bounds. */
 mp_status mp_image_generation_request_create(const mp_image_generation_args *args,
                                              mp_image_generation_request **request, mp_error *error);
 /* Allocates the results once the fields `channels` to `pooled_width` are known. Reallocates them if a replacement model

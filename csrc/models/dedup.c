@@ -14,7 +14,7 @@ bool mp_dedup_alike(const mp_dedup_input *a, const mp_dedup_input *b) {
            memcmp(a->options, b->options, sizeof a->options) == 0;
 }
 
-static bool equal(const mp_dedup_input *a, const mp_dedup_input *b) {
+static bool dedup_equal(const mp_dedup_input *a, const mp_dedup_input *b) {
     return mp_dedup_alike(a, b) && memcmp(a->content, b->content, a->bytes) == 0;
 }
 
@@ -38,7 +38,7 @@ mp_status mp_dedup_table_begin(mp_dedup_table *table, int count, const char *nam
 int mp_dedup_table_find(mp_dedup_table *table, const mp_dedup_input *inputs, int index) {
     for (uint64_t at = inputs[index].key.hash;; at++) { /* ends: the table is at most half full */
         mp_dedup_slot *slot = &table->slots[at & (table->slot_count - 1)];
-        if (slot->input && !equal(&inputs[slot->input - 1], &inputs[index]))
+        if (slot->input && !dedup_equal(&inputs[slot->input - 1], &inputs[index]))
             continue;
         if (slot->input && slot->served < MP_DEDUP_SHARED) {
             slot->served++;
@@ -88,7 +88,7 @@ mp_cache_key mp_recent_key(const mp_recent *recent, mp_cache_scope scope, const 
 }
 
 /* Must hold the lock. */
-static uint64_t release(mp_recent *recent) {
+static uint64_t dedup_release(mp_recent *recent) {
     const uint64_t bytes = atomic_exchange_explicit(&recent->charged, 0, memory_order_relaxed);
     void *entries = recent->entries, *store = recent->store;
     recent->entries = NULL;
@@ -102,7 +102,7 @@ static uint64_t release(mp_recent *recent) {
 
 uint64_t mp_recent_trim(mp_recent *recent) {
     mp_mutex_lock(&recent->lock);
-    const uint64_t bytes = release(recent);
+    const uint64_t bytes = dedup_release(recent);
     mp_mutex_unlock(&recent->lock);
     return bytes;
 }
@@ -119,7 +119,7 @@ bool mp_recent_find(mp_recent *recent, const mp_dedup_input *input, uint64_t now
         const mp_recent_entry *entry = entry_at(recent, back);
         if (now_ns > entry->at_ns && now_ns - entry->at_ns > recent->keep_ns)
             break; /* the remaining entries are older */
-        found = equal(&entry->input, input);
+        found = dedup_equal(&entry->input, input);
         if (found)
             memcpy(input->out, entry->input.out, (size_t)input->dimensions * sizeof(float));
     }
@@ -141,7 +141,7 @@ static bool make_store(mp_recent *recent) {
     recent->store = mp_alloc(recent->most_bytes, MP_TAG_SCRATCH);
     if (recent->entries && recent->store)
         return true;
-    release(recent);
+    dedup_release(recent);
     return false;
 }
 

@@ -69,7 +69,7 @@ typedef struct spec_loader {
     mp_compute compute;
 } spec_loader;
 
-static mp_status load(const mp_arch *arch, mp_load_args *args, mp_model **model, mp_error *error) {
+static mp_status model_load(const mp_arch *arch, mp_load_args *args, mp_model **model, mp_error *error) {
     if (mp_spec_draft(args->spec) && arch->capability != MP_TEXT_TO_TEXT)
         return mp_fail(error, MP_UNSUPPORTED, "`draft` needs a language model for text, got a model of type %.40s",
                        arch->name);
@@ -87,14 +87,14 @@ mp_status mp_model_load_shared(mp_spec *spec, mp_compute compute, mp_shm *shared
     if (!arch)
         return fail_unknown_arch(mp_spec_architecture(spec), error);
     mp_load_args args = {spec, arch->flags, compute, lease, budget, progress, shared};
-    return load(arch, &args, model, error);
+    return model_load(arch, &args, model, error);
 }
 
 static mp_status spec_load(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_model **model,
                            mp_error *error) {
     spec_loader *loader = self;
     mp_load_args args = {loader->spec, loader->arch->flags, loader->compute, lease, budget, progress, NULL};
-    return load(loader->arch, &args, model, error);
+    return model_load(loader->arch, &args, model, error);
 }
 
 static void spec_footprint(void *self, uint64_t *model_bytes, uint64_t *engine_bytes) {

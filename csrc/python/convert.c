@@ -1,13 +1,5 @@
-/* convert.c: converts the arguments of requests from Python; called by the code of python/passes. */
+/* convert.c: see convert.h. */
 #include "python/convert.h"
-
-bool mp_number_in(mp_state *state, const char *name, int64_t value, int64_t low, int64_t high) {
-    if (value >= low && value <= high)
-        return true;
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "`%s` must be %lld to %lld, got %lld", name, (long long)low,
-                 (long long)high, (long long)value);
-    return false;
-}
 
 bool mp_count_in(mp_state *state, const char *name, const mp_entry_count *count, int64_t low, int64_t high) {
     const int64_t n = count->n < 0 ? 0 : count->n;
@@ -43,6 +35,15 @@ PyObject *mp_entries_in(mp_state *state, PyObject *object, int type, const char 
     if (array && !count_entries(state, name, PyArray_DIM(array, 0), times, count, plus))
         Py_CLEAR(array);
     return (PyObject *)array;
+}
+
+const void *mp_data_in(mp_state *state, PyObject *object, int type, const char *name, int times, mp_entry_count *count,
+                       int plus, PyObject **made, bool *ok) {
+    if (!*ok)
+        return NULL;
+    *made = mp_entries_in(state, object, type, name, times, count, plus);
+    *ok = *made != NULL;
+    return *ok ? PyArray_DATA((PyArrayObject *)*made) : NULL;
 }
 
 PyObject *mp_tuple_in(PyObject *sequence, const char *message) {
@@ -86,13 +87,10 @@ int32_t *mp_list_in_int32_t(mp_state *state, PyObject *object, const char *name,
     return NULL;
 }
 
-float *mp_list_in_float(mp_state *state, PyObject *object, const char *name, double low, double high,
-                        mp_entry_count *count) {
+float *mp_list_in_float(mp_state *state, PyObject *object, const char *name, mp_entry_count *count) {
     PyObject *list = list_in(state, object, name, count);
     float *items = list ? PyMem_Calloc((size_t)count->n + 1, sizeof *items) : NULL;
     bool ok = items || (list && PyErr_NoMemory());
-    (void)low; /* unused: the request checks the bounds of the float32 values */
-    (void)high;
     for (int64_t i = 0; ok && i < count->n; i++) {
         double value = PyFloat_AsDouble(PyTuple_GetItem(list, i));
         ok = !(value == -1.0 && PyErr_Occurred());

@@ -1,12 +1,42 @@
 /* convert_image_embedding.c: converts an image embedding request from Python, and its vectors to an array. */
 #include "python/convert.h"
 
-#define MP_SCHEMA   "models/requests/image_embedding.def"
-#define PY_FUNCTION mp_image_embedding_from_python
-#define PY_ARGS     mp_image_embedding_args
-#define PY_REQUEST  mp_image_embedding_request
-#define PY_CREATE   mp_image_embedding_request_create
-#include "python/passes/function.def"
+mp_request *mp_image_embedding_from_python(mp_state *state, PyObject *positional, PyObject *keywords,
+                                           mp_submit_args *submit) {
+    static char *names[] = {"key",    "pixels",   "sizes",         "dimensions", "normalize",
+                            "output", "tolerant", MP_SUBMIT_NAMES, NULL};
+    mp_image_embedding_args args = {.normalize = -1, .output = MP_IMAGE_POOLED};
+    mp_image_embedding_request *request = NULL;
+    mp_entry_count n_images = {-1, NULL}, n_bytes = {-1, NULL};
+    PyObject *pixels, *sizes, *made[2] = {NULL};
+    int tolerant = 0;
+    bool ok = true;
+    *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
+    if (!PyArg_ParseTupleAndKeywords(positional, keywords, "sOO|$iiip" MP_SUBMIT_FORMAT, names, &submit->key, &pixels,
+                                     &sizes, &args.dimensions, &args.normalize, &args.output, &tolerant,
+                                     MP_SUBMIT_TARGETS(submit)) ||
+        !mp_submit_options_in(state, submit))
+        return NULL;
+    args.tolerant = tolerant != 0;
+    args.pixels = mp_data_in(state, pixels, NPY_UINT8, "pixels", 1, &n_bytes, 0, &made[0], &ok);
+    args.sizes = mp_data_in(state, sizes, NPY_INT32, "sizes", 2, &n_images, 0, &made[1], &ok);
+    ok = ok && mp_count_in(state, "the number of images", &n_images, 1, MP_IMAGE_MAX) &&
+         mp_count_in(state, "the number of bytes of pixels", &n_bytes, 1, INT64_MAX / 16);
+    if (ok) {
+        mp_error error;
+        mp_status status;
+        args.n_images = (int32_t)n_images.n;
+        args.n_bytes = n_bytes.n;
+        Py_BEGIN_ALLOW_THREADS /* the call copies megabytes */
+            status = mp_image_embedding_request_create(&args, &request, &error);
+        Py_END_ALLOW_THREADS
+        if (status != MP_OK)
+            mp_raise(state, &error, submit->key);
+    }
+    for (int i = 0; i < 2; i++)
+        Py_XDECREF(made[i]);
+    return request ? &request->base : NULL;
+}
 
 PyObject *mp_image_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key) {
     mp_image_embedding_request *request =

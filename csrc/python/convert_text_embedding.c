@@ -3,15 +3,51 @@
 
 #include "python/convert.h"
 
-#define MP_SCHEMA   "models/requests/text_embedding.def"
-#define PY_FUNCTION mp_embedding_from_python
-#define PY_ARGS     mp_embedding_args
-#define PY_REQUEST  mp_embedding_request
-#define PY_CREATE   mp_embedding_request_create
-#include "python/passes/function.def"
+mp_request *mp_embedding_from_python(mp_state *state, PyObject *positional, PyObject *keywords,
+                                     mp_submit_args *submit) {
+    static char *names[] = {"key",      "ids",    "offsets", "skip",     "dimensions",    "normalize", "outputs",
+                            "tolerant", "second", "adapter", "attended", MP_SUBMIT_NAMES, NULL};
+    mp_embedding_args args = {.normalize = -1, .outputs = MP_EMBED_POOLED};
+    mp_embedding_request *request = NULL;
+    mp_entry_count n_texts = {-1, NULL}, n_tokens = {-1, NULL};
+    PyObject *ids, *offsets, *skip = Py_None, *second = Py_None, *attended = Py_None, *made[5] = {NULL};
+    int tolerant = 0;
+    bool ok = true;
+    *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
+    if (!PyArg_ParseTupleAndKeywords(positional, keywords, "sOO|O$iiipOiO" MP_SUBMIT_FORMAT, names, &submit->key, &ids,
+                                     &offsets, &skip, &args.dimensions, &args.normalize, &args.outputs, &tolerant,
+                                     &second, &args.adapter, &attended, MP_SUBMIT_TARGETS(submit)) ||
+        !mp_submit_options_in(state, submit))
+        return NULL;
+    args.tolerant = tolerant != 0;
+    args.ids = mp_data_in(state, ids, NPY_INT32, "ids", 1, &n_tokens, 0, &made[0], &ok);
+    args.offsets = mp_data_in(state, offsets, NPY_INT64, "offsets", 1, &n_texts, 1, &made[1], &ok);
+    if (skip != Py_None)
+        args.skip = mp_data_in(state, skip, NPY_INT32, "skip", 1, &n_texts, 0, &made[2], &ok);
+    if (second != Py_None)
+        args.second = mp_data_in(state, second, NPY_INT32, "second", 1, &n_texts, 0, &made[3], &ok);
+    if (attended != Py_None)
+        args.attended = mp_data_in(state, attended, NPY_INT32, "attended", 1, &n_texts, 0, &made[4], &ok);
+    ok = ok && mp_count_in(state, "the number of texts", &n_texts, 1, MP_EMBED_MAX_TEXTS) &&
+         mp_count_in(state, "the number of tokens", &n_tokens, 0, INT64_MAX / 16);
+    if (ok) {
+        mp_error error;
+        mp_status status;
+        args.n_texts = (int32_t)n_texts.n;
+        args.n_tokens = n_tokens.n;
+        Py_BEGIN_ALLOW_THREADS /* the call copies megabytes */
+            status = mp_embedding_request_create(&args, &request, &error);
+        Py_END_ALLOW_THREADS
+        if (status != MP_OK)
+            mp_raise(state, &error, submit->key);
+    }
+    for (int i = 0; i < 5; i++)
+        Py_XDECREF(made[i]);
+    return request ? &request->base : NULL;
+}
 
 /* Returns the finished request of the ticket if it has the output; else raises and returns NULL. */
-static mp_embedding_request *finished(mp_state *state, mp_ticket *ticket, const char *key, unsigned output) {
+static mp_embedding_request *embedding_finished(mp_state *state, mp_ticket *ticket, const char *key, unsigned output) {
     mp_embedding_request *request = (mp_embedding_request *)mp_ticket_request_of(state, ticket, MP_TEXT_EMBEDDING);
     if (!request || !mp_ticket_check(state, ticket, key))
         return NULL;
@@ -24,14 +60,14 @@ static mp_embedding_request *finished(mp_state *state, mp_ticket *ticket, const 
 }
 
 PyObject *mp_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key) {
-    mp_embedding_request *request = finished(state, ticket, key, MP_EMBED_POOLED);
+    mp_embedding_request *request = embedding_finished(state, ticket, key, MP_EMBED_POOLED);
     return request ? mp_borrowed_array(ticket, 2, (npy_intp[]){request->n_texts, request->sizes.width}, NPY_FLOAT32,
                                        request->vectors)
                    : NULL;
 }
 
 PyObject *mp_embedding_tokens(mp_state *state, mp_ticket *ticket, const char *key, bool of_head) {
-    mp_embedding_request *request = finished(state, ticket, key, of_head ? MP_EMBED_ROWS : MP_EMBED_TOKENS);
+    mp_embedding_request *request = embedding_finished(state, ticket, key, of_head ? MP_EMBED_ROWS : MP_EMBED_TOKENS);
     if (!request)
         return NULL;
     const npy_intp width = of_head ? request->sizes.row_width : request->sizes.hidden;
@@ -53,7 +89,7 @@ static void join_sparse(const mp_embedding_request *request, int64_t *indptr, in
 }
 
 PyObject *mp_embedding_sparse(mp_state *state, mp_ticket *ticket, const char *key) {
-    mp_embedding_request *request = finished(state, ticket, key, MP_EMBED_SPARSE);
+    mp_embedding_request *request = embedding_finished(state, ticket, key, MP_EMBED_SPARSE);
     if (!request)
         return NULL;
     PyObject *indptr = PyArray_ZEROS(1, (npy_intp[]){(npy_intp)request->n_texts + 1}, NPY_INT64, 0);

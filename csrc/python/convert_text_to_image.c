@@ -3,8 +3,6 @@
 
 #include "python/convert.h"
 
-#define MP_SCHEMA "models/requests/text_to_image.def"
-
 enum { ARRAYS = MP_T2I_TEXTS * MP_T2I_ENCODERS };
 
 static bool counts_in(PyObject *counts, mp_image_generation_args *args) {
@@ -54,35 +52,41 @@ static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAY
 
 mp_request *mp_image_generation_from_python(mp_state *state, PyObject *positional, PyObject *keywords,
                                             mp_submit_args *submit) {
-    static char *names[] = {"key",
-#include "python/passes/names.def"
-                            MP_SUBMIT_NAMES, NULL};
-#include "python/passes/locals.def"
-    mp_image_generation_args arguments = {0}, *args = &arguments;
+    static char *names[] = {"key",    "width", "height",   "ids",           "counts", "noise",         "times",
+                            "sigmas", "n",     "guidance", "preview_every", "keep",   MP_SUBMIT_NAMES, NULL};
+    mp_image_generation_args args = {.n_images = 1};
     mp_image_generation_request *request = NULL;
-    bool ok = true;
+    mp_entry_count n_steps = {-1, NULL}, n_noise = {-1, NULL};
+    PyObject *ids, *counts, *noise, *times, *sigmas, *made[3] = {NULL};
     PyArrayObject *arrays[ARRAYS] = {NULL};
+    int keep = 0;
+    bool ok = true;
     *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
-    if (!PyArg_ParseTupleAndKeywords(positional, keywords, "s"
-#include "python/passes/format.def"
-                                     MP_SUBMIT_FORMAT, names, &submit->key,
-#include "python/passes/targets.def"
-                                     MP_SUBMIT_TARGETS(submit)) ||
+    if (!PyArg_ParseTupleAndKeywords(positional, keywords, "siiOOOOO|$ifip" MP_SUBMIT_FORMAT, names, &submit->key,
+                                     &args.width, &args.height, &ids, &counts, &noise, &times, &sigmas, &args.n_images,
+                                     &args.guidance, &args.preview_every, &keep, MP_SUBMIT_TARGETS(submit)) ||
         !mp_submit_options_in(state, submit))
         return NULL;
-#include "python/passes/entries.def"
-#include "python/passes/store.def"
-    ok = ok && counts_in(in_n_ids, args) && ids_in(state, in_ids, arrays, args);
+    args.keep = keep != 0;
+    args.noise = mp_data_in(state, noise, NPY_FLOAT32, "noise", 1, &n_noise, 0, &made[0], &ok);
+    args.times = mp_data_in(state, times, NPY_FLOAT32, "times", 1, &n_steps, 0, &made[1], &ok);
+    args.sigmas = mp_data_in(state, sigmas, NPY_FLOAT32, "sigmas", 1, &n_steps, 1, &made[2], &ok);
+    ok = ok && mp_count_in(state, "the number of steps", &n_steps, 1, MP_T2I_MAX_STEPS) &&
+         mp_count_in(state, "the number of latents", &n_noise, 1, INT32_MAX) && counts_in(counts, &args) &&
+         ids_in(state, ids, arrays, &args);
     if (ok) {
         mp_error error;
         mp_status status;
+        args.n_steps = (int32_t)n_steps.n;
+        args.n_noise = n_noise.n;
         Py_BEGIN_ALLOW_THREADS /* the call copies megabytes */
-            status = mp_image_generation_request_create(args, &request, &error);
+            status = mp_image_generation_request_create(&args, &request, &error);
         Py_END_ALLOW_THREADS
         if (status != MP_OK)
             mp_raise(state, &error, submit->key);
     }
-#include "python/passes/release.def"
+    for (int i = 0; i < 3; i++)
+        Py_XDECREF(made[i]);
     for (int i = 0; i < ARRAYS; i++)
         Py_XDECREF((PyObject *)arrays[i]);
     return request ? &request->base : NULL;
@@ -111,7 +115,7 @@ PyObject *mp_image_generation_preview(mp_state *state, mp_ticket *ticket, PyObje
                              request->previews + (int64_t)index * request->height * request->width * 3);
 }
 
-static bool put(PyObject *dict, const char *name, PyObject *value) {
+static bool put_item(PyObject *dict, const char *name, PyObject *value) {
     int status = value ? PyDict_SetItemString(dict, name, value) : -1;
     Py_XDECREF(value);
     return status == 0;
@@ -127,11 +131,11 @@ PyObject *mp_image_generation_result(mp_state *state, mp_ticket *ticket, const c
     npy_intp latents[] = {c->n_images, c->channels, c->latent_height, c->latent_width};
     npy_intp history[] = {c->n_images, c->n_steps, c->channels, c->latent_height, c->latent_width};
     npy_intp texts[] = {c->n_texts, c->text_rows, c->text_width}, pooled[] = {c->n_texts, c->pooled_width};
-    if (dict && put(dict, "pixels", mp_borrowed_array(ticket, 4, pixels, NPY_FLOAT32, c->pixels)) &&
-        put(dict, "latents", mp_borrowed_array(ticket, 4, latents, NPY_FLOAT32, c->latents)) &&
-        (!c->keep || (put(dict, "texts", mp_borrowed_array(ticket, 3, texts, NPY_FLOAT32, c->texts)) &&
-                      put(dict, "pooled", mp_borrowed_array(ticket, 2, pooled, NPY_FLOAT32, c->pooled)) &&
-                      put(dict, "history", mp_borrowed_array(ticket, 5, history, NPY_FLOAT32, c->history)))))
+    if (dict && put_item(dict, "pixels", mp_borrowed_array(ticket, 4, pixels, NPY_FLOAT32, c->pixels)) &&
+        put_item(dict, "latents", mp_borrowed_array(ticket, 4, latents, NPY_FLOAT32, c->latents)) &&
+        (!c->keep || (put_item(dict, "texts", mp_borrowed_array(ticket, 3, texts, NPY_FLOAT32, c->texts)) &&
+                      put_item(dict, "pooled", mp_borrowed_array(ticket, 2, pooled, NPY_FLOAT32, c->pooled)) &&
+                      put_item(dict, "history", mp_borrowed_array(ticket, 5, history, NPY_FLOAT32, c->history)))))
         return dict;
     Py_XDECREF(dict);
     return NULL;

@@ -10,9 +10,9 @@ enum { IMAGE_PARTS = 6 };
 
 /* Convert `images`: None, or a tuple of six arrays. The caller releases `parts`, even after a failure. Returns false
  * with an exception. */
-#define MP_SCHEMA "models/requests/text_images.def"
 static bool images_in(mp_state *state, PyObject *images, PyObject *parts[IMAGE_PARTS], mp_text_image_args *args) {
-#include "python/passes/locals.def"
+    mp_entry_count n_tiles = {-1, NULL}, n_runs = {-1, NULL}, n_sources = {-1, NULL}, n_bytes = {-1, NULL};
+    PyObject *pixels, *sizes, *tile_keys, *spans, *run_keys, *sources;
     bool ok = true;
     if (images == Py_None)
         return true;
@@ -21,16 +21,27 @@ static bool images_in(mp_state *state, PyObject *images, PyObject *parts[IMAGE_P
                      (PyObject *)Py_TYPE(images));
         return false;
     }
-    if (!PyArg_ParseTuple(images, "OOOOOO:images", &in_pixels, &in_sizes, &in_tile_keys, &in_spans, &in_run_keys,
-                          &in_sources))
+    if (!PyArg_ParseTuple(images, "OOOOOO:images", &pixels, &sizes, &tile_keys, &spans, &run_keys, &sources))
         return false;
-#include "python/passes/entries.def"
-#include "python/passes/store.def"
-    PyObject *const made[IMAGE_PARTS] = {of_pixels, of_sizes, of_tile_keys, of_spans, of_run_keys, of_sources};
-    memcpy(parts, made, sizeof made);
-    return ok;
+    args->sizes = mp_data_in(state, sizes, NPY_INT32, "sizes", 2, &n_tiles, 0, &parts[0], &ok);
+    args->tile_keys =
+        mp_data_in(state, tile_keys, NPY_UINT8, "tile_keys", MP_IMAGE_KEY, &n_tiles, 0, &parts[1], &ok);
+    args->run_keys = mp_data_in(state, run_keys, NPY_UINT8, "run_keys", MP_IMAGE_KEY, &n_runs, 0, &parts[2], &ok);
+    args->spans = mp_data_in(state, spans, NPY_INT32, "spans", 3, &n_runs, 0, &parts[3], &ok);
+    args->sources = mp_data_in(state, sources, NPY_INT32, "sources", 1, &n_sources, 0, &parts[4], &ok);
+    args->pixels = mp_data_in(state, pixels, NPY_UINT8, "pixels", 1, &n_bytes, 0, &parts[5], &ok);
+    ok = ok && mp_count_in(state, "the number of tiles", &n_tiles, 0, MP_TEXT_MAX_TILES) &&
+         mp_count_in(state, "the number of runs", &n_runs, 0, MP_TEXT_MAX_TILES) &&
+         mp_count_in(state, "the number of sources", &n_sources, 0, MP_TEXT_MAX_TOKENS) &&
+         mp_count_in(state, "the number of bytes of pixels", &n_bytes, 0, INT64_MAX / 16);
+    if (!ok)
+        return false;
+    args->n_tiles = (int32_t)n_tiles.n;
+    args->n_runs = (int32_t)n_runs.n;
+    args->n_sources = n_sources.n;
+    args->n_bytes = n_bytes.n;
+    return true;
 }
-#undef MP_SCHEMA
 
 /* Convert `mask`: None, or bytes, which `args` borrows. Returns false with an exception. */
 static bool mask_in(PyObject *mask, mp_text_args *args) {
@@ -45,75 +56,133 @@ static bool mask_in(PyObject *mask, mp_text_args *args) {
     return true;
 }
 
-#define MP_SCHEMA "models/requests/text_to_text.def"
-mp_request *mp_text_from_python(mp_state *state, PyObject *positional, PyObject *keywords, mp_submit_args *submit) {
-    static char *names[] = {"key",
-#include "python/passes/names.def"
-#undef MP_SCHEMA
-#define MP_SCHEMA "models/requests/sampling.def"
-#include "python/passes/names.def"
-#undef MP_SCHEMA
-#define MP_SCHEMA "models/requests/text_to_text.def"
-                            "images", "mask", MP_SUBMIT_NAMES, NULL};
-#include "python/passes/locals.def"
-#undef MP_SCHEMA
-#define MP_SCHEMA "models/requests/sampling.def"
-#include "python/passes/locals.def"
-#undef MP_SCHEMA
-#define MP_SCHEMA "models/requests/text_to_text.def"
-    mp_text_args arguments = {0};
-    mp_text_request *request = NULL;
-    PyObject *images = Py_None, *mask = Py_None, *of_images[IMAGE_PARTS] = {NULL};
+/* A sequence of strings in Python, and the arrays made from it. */
+typedef struct strings {
+    PyObject *in, *made;
+    mp_string_list list;
+    mp_entry_count count;
+} strings;
+
+static bool strings_in(mp_state *state, const char *name, strings *of) {
+    of->count.n = -1;
+    of->made = mp_strings_in(state, of->in, name, &of->list, &of->count);
+    return of->made != NULL;
+}
+
+static void strings_free(strings *of) {
+    Py_XDECREF(of->made);
+    PyMem_Free(of->list.text);
+    PyMem_Free(of->list.bytes);
+}
+
+/* The arguments of a request that need a conversion. */
+typedef struct text_in {
+    PyObject *prompt, *stop_ids, *bias_ids, *bias, *images, *mask;
+    strings stop, reasoning_starts, reasoning_ends, call_starts;
+    int in_reasoning, vision, prompt_logits, ignore_eos;
+    unsigned long long seed;
+    PyObject *made_prompt, *made_images[IMAGE_PARTS]; /* arrays that `args` borrows */
+    int32_t *made_stop_ids, *made_bias_ids;
+    float *made_bias;
+} text_in;
+
+/* Convert the arguments to `args`, which borrows from `in`. Returns false with an exception. */
+static bool text_convert(mp_state *state, text_in *in, mp_text_args *args) {
+    mp_entry_count n_prompt = {-1, NULL}, n_stop_ids = {-1, NULL}, n_bias = {-1, NULL};
     bool ok = true;
+    args->prompt = mp_data_in(state, in->prompt, NPY_INT32, "prompt", 1, &n_prompt, 0, &in->made_prompt, &ok);
+    ok = ok && strings_in(state, "stop", &in->stop) &&
+         strings_in(state, "reasoning_starts", &in->reasoning_starts) &&
+         strings_in(state, "reasoning_ends", &in->reasoning_ends) &&
+         strings_in(state, "call_starts", &in->call_starts) &&
+         (in->made_stop_ids = mp_list_in_int32_t(state, in->stop_ids, "stop_ids", 0, INT32_MAX, &n_stop_ids)) &&
+         (in->made_bias_ids = mp_list_in_int32_t(state, in->bias_ids, "bias_ids", 0, INT32_MAX, &n_bias)) &&
+         (in->made_bias = mp_list_in_float(state, in->bias, "bias", &n_bias)) &&
+         mp_count_in(state, "the number of prompt tokens", &n_prompt, 1, MP_TEXT_MAX_TOKENS) &&
+         mp_count_in(state, "the number of stop strings", &in->stop.count, 0, MP_TEXT_MAX_STOPS) &&
+         mp_count_in(state, "the number of reasoning starts", &in->reasoning_starts.count, 0, MP_TEXT_MAX_STOPS) &&
+         mp_count_in(state, "the number of reasoning ends", &in->reasoning_ends.count, 0, MP_TEXT_MAX_STOPS) &&
+         mp_count_in(state, "the number of call starts", &in->call_starts.count, 0, MP_TEXT_MAX_STOPS) &&
+         mp_count_in(state, "the number of stop ids", &n_stop_ids, 0, MP_TEXT_MAX_IDS) &&
+         mp_count_in(state, "the number of logit biases", &n_bias, 0, MP_TEXT_MAX_IDS);
+    if (!ok)
+        return false;
+    args->n_prompt = (int32_t)n_prompt.n;
+    args->n_stop = (int32_t)in->stop.count.n;
+    args->n_reasoning_starts = (int32_t)in->reasoning_starts.count.n;
+    args->n_reasoning_ends = (int32_t)in->reasoning_ends.count.n;
+    args->n_call_starts = (int32_t)in->call_starts.count.n;
+    args->n_stop_ids = (int32_t)n_stop_ids.n;
+    args->n_bias = (int32_t)n_bias.n;
+    args->stop = in->stop.list.text;
+    args->stop_bytes = in->stop.list.bytes;
+    args->reasoning_starts = in->reasoning_starts.list.text;
+    args->reasoning_start_bytes = in->reasoning_starts.list.bytes;
+    args->reasoning_ends = in->reasoning_ends.list.text;
+    args->reasoning_end_bytes = in->reasoning_ends.list.bytes;
+    args->call_starts = in->call_starts.list.text;
+    args->call_start_bytes = in->call_starts.list.bytes;
+    args->stop_ids = in->made_stop_ids;
+    args->bias_ids = in->made_bias_ids;
+    args->bias = in->made_bias;
+    args->in_reasoning = in->in_reasoning != 0;
+    args->vision = in->vision != 0;
+    args->want_prompt_logits = in->prompt_logits != 0;
+    args->sampling.ignore_eos = in->ignore_eos != 0;
+    args->sampling.seed = in->seed;
+    return images_in(state, in->images, in->made_images, &args->images) && mask_in(in->mask, args);
+}
+
+static void text_release(text_in *in) {
+    strings_free(&in->stop);
+    strings_free(&in->reasoning_starts);
+    strings_free(&in->reasoning_ends);
+    strings_free(&in->call_starts);
+    PyMem_Free(in->made_stop_ids);
+    PyMem_Free(in->made_bias_ids);
+    PyMem_Free(in->made_bias);
+    Py_XDECREF(in->made_prompt);
+    for (int i = 0; i < IMAGE_PARTS; i++)
+        Py_XDECREF(in->made_images[i]);
+}
+
+mp_request *mp_text_from_python(mp_state *state, PyObject *positional, PyObject *keywords, mp_submit_args *submit) {
+    static char *names[] = {"key", "prompt", "n", "stop", "reasoning_starts", "reasoning_ends", "call_starts",
+                            "in_reasoning", "stop_ids", "bias_ids", "bias", "capture_values", "capture_records",
+                            "adapter", "vision", "prompt_logits", "temperature", "top_k", "top_p", "min_p",
+                            "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "max_tokens",
+                            "min_tokens", "logprobs", "ignore_eos", "images", "mask", MP_SUBMIT_NAMES, NULL};
+    mp_text_args args = {.sampling = MP_SAMPLING_DEFAULTS, .n_choices = 1};
+    mp_sampling *s = &args.sampling;
+    text_in in = {.images = Py_None, .mask = Py_None};
+    mp_text_request *request = NULL;
     *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
-    if (!PyArg_ParseTupleAndKeywords(positional, keywords, "s"
-#include "python/passes/format.def"
-#undef MP_SCHEMA
-#define MP_SCHEMA "models/requests/sampling.def"
-#include "python/passes/format.def"
-#undef MP_SCHEMA
-#define MP_SCHEMA "models/requests/text_to_text.def"
-                                     "OO" MP_SUBMIT_FORMAT, names, &submit->key,
-#include "python/passes/targets.def"
-#undef MP_SCHEMA
-#define MP_SCHEMA "models/requests/sampling.def"
-#include "python/passes/targets.def"
-#undef MP_SCHEMA
-#define MP_SCHEMA "models/requests/text_to_text.def"
-                                     &images, &mask, MP_SUBMIT_TARGETS(submit)) ||
+    if (!PyArg_ParseTupleAndKeywords(
+            positional, keywords, "sO|$iOOOOpOOOiiipp" "fifffffKiiip" "OO" MP_SUBMIT_FORMAT, names, &submit->key,
+            &in.prompt, &args.n_choices, &in.stop.in, &in.reasoning_starts.in, &in.reasoning_ends.in,
+            &in.call_starts.in, &in.in_reasoning, &in.stop_ids, &in.bias_ids, &in.bias, &args.capture_values,
+            &args.capture_records, &args.adapter, &in.vision, &in.prompt_logits, /* sampling: */
+            &s->temperature, &s->top_k, &s->top_p, &s->min_p, &s->repetition_penalty, &s->presence_penalty,
+            &s->frequency_penalty, &in.seed, &s->max_tokens, &s->min_tokens, &s->logprobs, &in.ignore_eos,
+            &in.images, &in.mask, MP_SUBMIT_TARGETS(submit)) ||
         !mp_submit_options_in(state, submit))
         return NULL;
-    mp_text_args *args = &arguments;
-#include "python/passes/entries.def"
-#include "python/passes/store.def"
-#undef MP_SCHEMA
-#define MP_SCHEMA "models/requests/sampling.def"
-    {
-        mp_sampling *args = &arguments.sampling;
-#include "python/passes/store.def"
-    }
-#undef MP_SCHEMA
-#define MP_SCHEMA "models/requests/text_to_text.def"
-    ok = ok && images_in(state, images, of_images, &args->images) && mask_in(mask, args);
-    if (ok) {
+    if (text_convert(state, &in, &args)) {
         mp_error error;
         mp_status status;
-        if (args->images.n_bytes > 0) {
+        if (args.images.n_bytes > 0) {
             Py_BEGIN_ALLOW_THREADS /* the call copies megabytes */
-                status = mp_text_request_create(args, &request, &error);
+                status = mp_text_request_create(&args, &request, &error);
             Py_END_ALLOW_THREADS
         } else {
-            status = mp_text_request_create(args, &request, &error);
+            status = mp_text_request_create(&args, &request, &error);
         }
         if (status != MP_OK)
             mp_raise(state, &error, submit->key);
     }
-#include "python/passes/release.def"
-    for (int i = 0; i < IMAGE_PARTS; i++)
-        Py_XDECREF(of_images[i]);
+    text_release(&in);
     return request ? &request->base : NULL;
 }
-#undef MP_SCHEMA
 
 /* --- results, readable while the request runs: entries below a published count are complete --- */
 

@@ -175,7 +175,7 @@ static PyObject *capabilities(PyObject *module, PyObject *none) {
     return list;
 }
 
-static PyObject *options(PyObject *module, PyObject *none) {
+static PyObject *module_options(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
     int count;
@@ -256,7 +256,7 @@ static PyObject *memory_nodes(mp_state *state) {
     return nodes;
 }
 
-static PyObject *config(PyObject *module, PyObject *none) {
+static PyObject *module_config(PyObject *module, PyObject *none) {
     (void)none;
 #if defined(__clang__)
     const char *compiler = "clang " __clang_version__;
@@ -564,8 +564,8 @@ static PyMethodDef functions[] = {
      "Rows of status.def: number, name, text, Python class, built-in base."},
     {"architectures", architectures, METH_NOARGS, "Rows of archs.def: name, capability."},
     {"capabilities", capabilities, METH_NOARGS, "Rows of capabilities.def: name, queue capacities, policy."},
-    {"options", options, METH_NOARGS, "Rows of options.def: variable, value in use, default, meaning."},
-    {"config", config, METH_NOARGS,
+    {"options", module_options, METH_NOARGS, "Rows of options.def: variable, value in use, default, meaning."},
+    {"config", module_config, METH_NOARGS,
      "CPU, kernels, BLAS, compute threads and memory in use; compiler and versions of this build."},
     {"dequantize", MP_METHOD(dequantize), METH_VARARGS | METH_KEYWORDS, "n items of a stored row as float32 (n,)."},
     {"quantize", MP_METHOD(quantize), METH_VARARGS | METH_KEYWORDS,

@@ -112,7 +112,6 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     static char *names[] = {"threads",
                             "memory_bytes",
                             "step_budget",
-                            "spin",
                             "shutdown_grace",
                             "load_timeout",
                             "load_ceiling",
@@ -141,7 +140,6 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         uint64_t *ns;
     } times[] = {
         {"step_budget", -INFINITY, &config.step_budget_ns},
-        {"spin", -INFINITY, &config.spin_ns},
         {"shutdown_grace", -INFINITY, &config.shutdown_grace_ns},
         {"load_timeout", -INFINITY, &config.load_timeout_ns},
         {"load_ceiling", -INFINITY, &config.load_ceiling_ns},
@@ -156,10 +154,10 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     enum { TIMES = sizeof(times) / sizeof(times[0]) };
     PyObject *capacity = Py_None, *policy = Py_None, *chaos = Py_None;
     int predictive_scaling = 0, scale_timeout = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$iLddddddddddddiiOOOpp:Registry", names, &config.threads, &memory,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$iLdddddddddddiiOOOpp:Registry", names, &config.threads, &memory,
                                      &times[0].seconds, &times[1].seconds, &times[2].seconds, &times[3].seconds,
                                      &times[4].seconds, &times[5].seconds, &times[6].seconds, &times[7].seconds,
-                                     &times[8].seconds, &times[9].seconds, &times[10].seconds, &times[11].seconds,
+                                     &times[8].seconds, &times[9].seconds, &times[10].seconds,
                                      &config.breaker_threshold, &config.max_workers, &capacity, &policy, &chaos,
                                      &predictive_scaling, &scale_timeout))
         return NULL;

@@ -144,7 +144,7 @@ static void search_dealloc(PyObject *object) {
 }
 
 /* Lock the search for a call. Returns NULL with an exception if another call has locked it, or if it has ended. */
-static mp_scan *take(search_object *self) {
+static mp_scan *search_take(search_object *self) {
     if (atomic_flag_test_and_set(&self->busy)) {
         mp_raise_new(mp_state_of((PyObject *)self), MP_INVALID_ARGUMENT,
                      "another thread uses this search; create one for each thread");
@@ -157,7 +157,7 @@ static mp_scan *take(search_object *self) {
     return NULL;
 }
 
-static void end(search_object *self) {
+static void search_end(search_object *self) {
     mp_scan_destroy(self->scan);
     self->scan = NULL;
 }
@@ -182,8 +182,8 @@ static void add_slice(mp_lease *lease, void *arg) {
                                &call->error);
 }
 
-/* Add items to a scan that `take` has locked, and unlock it. Releases the GIL. Returns None, or NULL with an exception;
- * the search has then ended. */
+/* Add items to a scan that `search_take` has locked, and unlock it. Releases the GIL. Returns None, or NULL with an
+ * exception; the search has then ended. */
 static PyObject *add_items(search_object *self, const void *items, int64_t count) {
     mp_state *state = mp_state_of((PyObject *)self);
     mp_registry *registry = mp_registry_of(state, self->registry);
@@ -201,7 +201,7 @@ static PyObject *add_items(search_object *self, const void *items, int64_t count
             mp_raise(state, &error, NULL);
         failed = PyErr_Occurred() || PyErr_CheckSignals() < 0;
         if (failed)
-            end(self);
+            search_end(self);
     }
     atomic_flag_clear(&self->busy);
     return failed ? NULL : Py_NewRef(Py_None);
@@ -221,7 +221,7 @@ static PyObject *search_add(PyObject *object, PyObject *given) {
     search_object *self = (search_object *)object;
     PyArrayObject *vectors = matrix_in(mp_state_of(object), given, "vectors");
     PyObject *result = NULL;
-    if (vectors && check_dim(self, vectors, "vectors") && take(self))
+    if (vectors && check_dim(self, vectors, "vectors") && search_take(self))
         result = add_items(self, PyArray_DATA(vectors), PyArray_DIM(vectors, 0));
     Py_XDECREF((PyObject *)vectors);
     return result;
@@ -277,7 +277,7 @@ static PyObject *maxsim_add(PyObject *object, PyObject *args) {
                                            .offsets = PyArray_DATA(offsets),
                                            .scores = scores ? PyArray_DATA(scores) : NULL,
                                            .ld = count};
-    if (take(self)) {
+    if (search_take(self)) {
         mp_maxsim_begin(self->scan, &documents, count);
         result = add_items(self, &documents, count);
     }
@@ -292,7 +292,7 @@ cleanup:
 static PyObject *search_nearest(PyObject *object, PyObject *none) {
     (void)none;
     search_object *self = (search_object *)object;
-    mp_scan *scan = take(self);
+    mp_scan *scan = search_take(self);
     if (!scan)
         return NULL;
     npy_intp shape[] = {self->plan.queries, mp_scan_found(scan)};
@@ -304,7 +304,7 @@ static PyObject *search_nearest(PyObject *object, PyObject *none) {
         Py_BEGIN_ALLOW_THREADS
             mp_scan_nearest(scan, to, values);
         Py_END_ALLOW_THREADS
-        end(self);
+        search_end(self);
     }
     atomic_flag_clear(&self->busy);
     Py_XDECREF(numbers);
@@ -315,7 +315,7 @@ static PyObject *search_nearest(PyObject *object, PyObject *none) {
 static PyObject *search_counts(PyObject *object, PyObject *none) {
     (void)none;
     search_object *self = (search_object *)object;
-    mp_scan *scan = take(self);
+    mp_scan *scan = search_take(self);
     if (!scan)
         return NULL;
     PyObject *counts = PyArray_SimpleNew(1, (npy_intp[]){self->plan.queries}, NPY_INT64);

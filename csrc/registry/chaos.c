@@ -75,10 +75,10 @@ bool mp_chaos_at_admission(const mp_chaos_rule *rule, uint64_t stream, uint64_t 
 
 /* --- the engine --- */
 
-static chaos_engine *of(mp_engine *engine) { return (chaos_engine *)engine; }
+static chaos_engine *chaos_of(mp_engine *engine) { return (chaos_engine *)engine; }
 
 static mp_status chaos_admit(mp_engine *base, mp_item *item, mp_error *error) {
-    chaos_engine *self = of(base);
+    chaos_engine *self = chaos_of(base);
     mp_services *services = self->services;
     if (!mp_chaos_at_admission(&services->chaos, self->stream, self->admissions++))
         return self->inner->ops->admit(self->inner, item, error);
@@ -87,7 +87,7 @@ static mp_status chaos_admit(mp_engine *base, mp_item *item, mp_error *error) {
 }
 
 static void chaos_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
-    mp_engine *inner = of(base)->inner;
+    mp_engine *inner = chaos_of(base)->inner;
     inner->ops->plan(inner, items, n, budget_ns, plan);
 }
 
@@ -100,7 +100,7 @@ static void end_all(const mp_plan *plan, mp_outcome *outcomes, mp_status status)
 
 /* Hangs: reports no progress, and ignores cancellation until the stall limit is over, so that the worker has to be
  * abandoned. */
-static void stall(const mp_services *services, const mp_lease *lease) {
+static void chaos_stall(const mp_services *services, const mp_lease *lease) {
     uint64_t limit = services->stall_timeout_ns, began = mp_sys_now_ns(), slice = limit / 16 + 1;
     for (;;) {
         uint64_t passed = mp_sys_now_ns() - began;
@@ -120,7 +120,7 @@ static void delay(mp_lease *lease, uint64_t ns) {
 }
 
 static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
-    chaos_engine *self = of(base);
+    chaos_engine *self = chaos_of(base);
     mp_services *services = self->services;
     mp_chaos chaos = mp_chaos_at_step(&services->chaos, self->stream, self->steps++);
     uint64_t began = mp_sys_now_ns();
@@ -134,7 +134,7 @@ static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
         end_all(plan, outcomes, MP_INTERNAL);
         return;
     case MP_CHAOS_STALL: /* the outcomes stay MP_OUTCOME_MORE */
-        stall(services, lease);
+        chaos_stall(services, lease);
         return;
     case MP_CHAOS_MEMORY:
         for (int i = 0; i < plan->count; i++)
@@ -151,17 +151,17 @@ static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
 }
 
 static void chaos_preempt(mp_engine *base, mp_item *item) {
-    mp_engine *inner = of(base)->inner;
+    mp_engine *inner = chaos_of(base)->inner;
     inner->ops->preempt(inner, item);
 }
 
 static void chaos_retire(mp_engine *base, mp_item *item) {
-    mp_engine *inner = of(base)->inner;
+    mp_engine *inner = chaos_of(base)->inner;
     inner->ops->retire(inner, item);
 }
 
 static uint64_t chaos_trim(mp_engine *base) {
-    mp_engine *inner = of(base)->inner;
+    mp_engine *inner = chaos_of(base)->inner;
     return inner->ops->trim(inner);
 }
 
@@ -171,18 +171,18 @@ static uint64_t chaos_bytes(const mp_engine *base) {
 }
 
 static bool chaos_improve(mp_engine *base, mp_lease *lease) {
-    mp_engine *inner = of(base)->inner;
+    mp_engine *inner = chaos_of(base)->inner;
     return inner->ops->improve(inner, lease);
 }
 
 static void chaos_destroy(mp_engine *base) {
-    mp_engine *inner = of(base)->inner;
+    mp_engine *inner = chaos_of(base)->inner;
     inner->ops->destroy(inner);
     mp_free(base);
 }
 
 static const mp_error *chaos_lost(mp_engine *base) {
-    mp_engine *inner = of(base)->inner;
+    mp_engine *inner = chaos_of(base)->inner;
     const mp_error *lost = inner->lost ? inner->lost(inner) : NULL;
     base->external_kill = inner->external_kill;
     return lost;

@@ -8,10 +8,9 @@
 #include "base/alloc.h"
 #include "base/cpu.h"
 #include "base/crowding.h"
+#include "base/intervals.h"
 #include "base/log.h"
 #include "base/options.h"
-
-enum { POLL_NS = 20 * 1000 * 1000 }; /* interval at which a waiting thread calls give_up */
 
 /* A thread that waits for CPUs. Stored on the stack of that thread. */
 typedef struct thread_waiter {
@@ -339,7 +338,7 @@ static int wait_for_cpus(mp_cpu_allocator *allocator, int home, int want, mp_cor
             mp_mutex_lock(&allocator->lock);
         }
         if (!self.granted && !over)
-            mp_cond_wait(&self.cond, &allocator->lock, give_up ? mp_sys_now_ns() + POLL_NS : 0);
+            mp_cond_wait(&self.cond, &allocator->lock, give_up ? mp_sys_now_ns() + MP_POLL_NS : 0);
     }
     if (!self.granted && over) {
         thread_waiter *before = NULL;
@@ -429,10 +428,9 @@ static void set_barrier_threads(mp_cpu_allocator *allocator, int threads) {
 }
 
 static double lost_share(mp_lost *lost, uint64_t watched_ns, double lost_ns) {
-    const uint64_t JUDGED_NS = 10 * 1000 * 1000;
     lost->watched_ns += watched_ns;
     lost->lost_ns += lost_ns;
-    if (lost->watched_ns < JUDGED_NS)
+    if (lost->watched_ns < MP_CROWDING_NS)
         return -1;
     double share = lost->lost_ns / (double)lost->watched_ns;
     *lost = (mp_lost){0};
@@ -443,11 +441,10 @@ static double lost_share(mp_lost *lost, uint64_t watched_ns, double lost_ns) {
  * slow as the slowest thread: if that thread loses a share s of its time to other programs, n threads do the work of n
  * (1 - s). So n - 1 threads are faster if s > 1/n, and already at a slightly smaller s, because fewer threads lose less
  * (TOO_MUCH). If s is small, a different thread loses the time in each step, and fewer threads do not help, so s must
- * also exceed LARGE. While the threads lose little, one more thread is tried: first after HOLD_NS, and after twice the
- * time whenever the last try had to be undone. */
+ * also exceed LARGE. While the threads lose little, one more thread is tried: first after MP_HOLD_FIRST_NS, and after
+ * twice the time whenever the last try had to be undone. */
 static void learn(mp_cpu_allocator *allocator, const mp_lease *lease) {
     mp_assert_held(&allocator->lock);
-    const uint64_t SOON_NS = 100 * 1000 * 1000, HOLD_NS = 100 * 1000 * 1000, MAX_NS = 2000 * 1000 * 1000u;
     const double TOO_MUCH = 0.8, LARGE = 0.2, MAX_OF_IT = 0.6, LITTLE = 0.4;
     int most = atomic_load_explicit(&allocator->barrier_threads, memory_order_relaxed), threads = lease->threads;
     uint64_t now = mp_sys_now_ns();
@@ -456,10 +453,10 @@ static void learn(mp_cpu_allocator *allocator, const mp_lease *lease) {
         double share = lost_share(&allocator->many, lease->watched_ns, lost);
         if (share > LARGE && share * threads > TOO_MUCH) {
             int fewer = share > MAX_OF_IT ? threads / 2 : threads - 1;
-            bool in_vain = allocator->raised_ns && now - allocator->raised_ns < SOON_NS;
-            allocator->hold_ns = !in_vain                           ? HOLD_NS
-                                 : 2 * allocator->hold_ns < MAX_NS ? 2 * allocator->hold_ns
-                                                                    : MAX_NS;
+            bool in_vain = allocator->raised_ns && now - allocator->raised_ns < MP_HOLD_FIRST_NS;
+            allocator->hold_ns = !in_vain                                   ? MP_HOLD_FIRST_NS
+                                 : 2 * allocator->hold_ns < MP_HOLD_MAX_NS ? 2 * allocator->hold_ns
+                                                                            : MP_HOLD_MAX_NS;
             allocator->raise_after_ns = now + allocator->hold_ns;
             if (fewer < most)
                 set_barrier_threads(allocator, fewer);

@@ -7,10 +7,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/intervals.h"
 #include "base/log.h"
 
-static const uint64_t MS = 1000 * 1000;
-static const uint64_t BACKOFF_FIRST_MS = 100, BACKOFF_MAX_MS = 10000;
 /* The model is broken if as many workers as `death_ns` holds died within this time. */
 static const uint64_t DEATHS_WITHIN_MS = 60000;
 enum { DEATHS_MAX = sizeof(((mp_entry *)NULL)->death_ns) / sizeof(uint64_t) };
@@ -139,9 +138,9 @@ void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
         entry->failure = *error;
         mp_entry_set_health(entry, MP_HEALTH_FAILED);
     }
-    entry->backoff_ns = entry->backoff_ns ? entry->backoff_ns * 2 : BACKOFF_FIRST_MS * MS;
-    if (entry->backoff_ns > BACKOFF_MAX_MS * MS)
-        entry->backoff_ns = BACKOFF_MAX_MS * MS;
+    entry->backoff_ns = entry->backoff_ns ? entry->backoff_ns * 2 : MP_BACKOFF_FIRST_NS;
+    if (entry->backoff_ns > MP_BACKOFF_MAX_NS)
+        entry->backoff_ns = MP_BACKOFF_MAX_NS;
     entry->retry_ns = mp_sys_now_ns() + entry->backoff_ns;
     mp_cond_broadcast(&entry->changed);
 }
@@ -163,17 +162,17 @@ void mp_entry_request_unload(mp_entry *entry) {
  * up, and its workers return after a backoff, which leaves the machine time to recover. */
 static void note_external_kill(mp_entry *entry) {
     uint64_t now = mp_sys_now_ns();
-    bool again = entry->kill_backoff_ns && now - entry->killed_ns < DEATHS_WITHIN_MS * MS;
-    entry->kill_backoff_ns = again ? entry->kill_backoff_ns * 2 : BACKOFF_FIRST_MS * MS;
-    if (entry->kill_backoff_ns > BACKOFF_MAX_MS * MS)
-        entry->kill_backoff_ns = BACKOFF_MAX_MS * MS;
+    bool again = entry->kill_backoff_ns && now - entry->killed_ns < DEATHS_WITHIN_MS * MP_MS;
+    entry->kill_backoff_ns = again ? entry->kill_backoff_ns * 2 : MP_BACKOFF_FIRST_NS;
+    if (entry->kill_backoff_ns > MP_BACKOFF_MAX_NS)
+        entry->kill_backoff_ns = MP_BACKOFF_MAX_NS;
     entry->killed_ns = now;
     entry->spawn_ns = now + entry->kill_backoff_ns;
 }
 
 void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *error) {
     mp_assert_held(&entry->lock);
-    uint64_t now = mp_sys_now_ns(), backoff_ns = BACKOFF_FIRST_MS * MS;
+    uint64_t now = mp_sys_now_ns(), backoff_ns = MP_BACKOFF_FIRST_NS;
     int lately = 0;
     if (external_kill) {
         note_external_kill(entry);
@@ -181,8 +180,8 @@ void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *er
     }
     entry->death_ns[entry->deaths++ % DEATHS_MAX] = now;
     for (int i = 0; i < DEATHS_MAX && i < entry->deaths; i++)
-        lately += now - entry->death_ns[i] < DEATHS_WITHIN_MS * MS;
-    for (int i = 1; i < lately && backoff_ns < BACKOFF_MAX_MS * MS; i++)
+        lately += now - entry->death_ns[i] < DEATHS_WITHIN_MS * MP_MS;
+    for (int i = 1; i < lately && backoff_ns < MP_BACKOFF_MAX_NS; i++)
         backoff_ns *= 2;
     entry->spawn_ns = now + backoff_ns;
     if (lately < DEATHS_MAX || entry->health == MP_HEALTH_BROKEN)
@@ -664,7 +663,7 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
             mp_worker_abandon(caught, &error);
         } else { /* workers outside steps and loads leave soon */
             mp_cond_wait(&entry->changed, &entry->lock,
-                         mp_sys_now_ns() < deadline_ns ? deadline_ns : mp_sys_now_ns() + 10 * MS);
+                         mp_sys_now_ns() < deadline_ns ? deadline_ns : mp_sys_now_ns() + 10 * MP_MS);
         }
     }
     mp_loader loader = {0};

@@ -8,12 +8,12 @@ enum { SERVED = 16 }; /* length of the running mean of service time, in requests
 /* Returns the factor by which a weight has decayed after `ns`. */
 static double left_after(uint64_t ns) { return exp2(-(double)ns / (double)MP_FORECAST_HALF_LIFE_NS); }
 
-static uint64_t since(uint64_t then_ns, uint64_t now_ns) { return now_ns > then_ns ? now_ns - then_ns : 0; }
+static uint64_t forecast_since(uint64_t then_ns, uint64_t now_ns) { return now_ns > then_ns ? now_ns - then_ns : 0; }
 
 void mp_forecast_arrive(mp_forecast *forecast, uint64_t now_ns) {
     if (!forecast->first_ns)
         forecast->first_ns = forecast->last_ns = now_ns;
-    forecast->weight = forecast->weight * left_after(since(forecast->last_ns, now_ns)) + 1;
+    forecast->weight = forecast->weight * left_after(forecast_since(forecast->last_ns, now_ns)) + 1;
     if (now_ns > forecast->last_ns)
         forecast->last_ns = now_ns;
 }
@@ -26,10 +26,10 @@ void mp_forecast_serve(mp_forecast *forecast, uint64_t busy_ns) {
 }
 
 double mp_forecast_rate(const mp_forecast *forecast, uint64_t now_ns) {
-    uint64_t known_ns = since(forecast->first_ns, now_ns);
+    uint64_t known_ns = forecast_since(forecast->first_ns, now_ns);
     if (!forecast->first_ns || known_ns < MP_FORECAST_MIN_NS)
         return 0;
-    double weight = forecast->weight * left_after(since(forecast->last_ns, now_ns));
+    double weight = forecast->weight * left_after(forecast_since(forecast->last_ns, now_ns));
     /* The weight that one request per second reaches in `known_ns`: the integral of the decayed weights. */
     double steady = (double)MP_FORECAST_HALF_LIFE_NS * 1e-9 / log(2) * (1 - left_after(known_ns));
     return weight / steady;

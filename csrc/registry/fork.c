@@ -15,7 +15,7 @@ static mp_registry *first;
 
 uint32_t mp_fork_generation(void) { return atomic_load_explicit(&generation, memory_order_relaxed); }
 
-static void before(void) {
+static void fork_before(void) {
     mp_shared_lock(&registries);
     for (mp_registry *registry = first; registry; registry = *mp_registry_fork_next(registry))
         mp_registry_fork_before(registry);
@@ -45,7 +45,7 @@ static void in_child(void) {
 }
 
 mp_status mp_fork_install(mp_error *error) {
-    static const mp_fork_handlers handlers = {before, in_parent, in_child};
+    static const mp_fork_handlers handlers = {fork_before, in_parent, in_child};
     static const mp_fork_handlers event_handlers = {.child = mp_events_fork_child};
     MP_TRY(mp_fork_register(MP_FORK_EVENTS, &event_handlers, error));
     return mp_fork_register(MP_FORK_REGISTRIES, &handlers, error);

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/intervals.h"
 #include "base/log.h"
 #include "base/options.h"
 
-enum { POLL_NS = 20 * 1000 * 1000 };
 static const uint64_t RESERVE_MAX = 2048ull << 20;
 
 typedef struct turn {
@@ -34,7 +34,7 @@ struct mp_governor {
 
 static mp_shared_slot process_governor;
 
-static void destroy(mp_governor *governor) {
+static void governor_destroy(mp_governor *governor) {
     assert(atomic_load(&governor->budget.reserved) == 0 && governor->loads == 0 && "a guard was not released");
     assert(!governor->reclaimers);
     mp_cond_deinit(&governor->no_caller);
@@ -66,13 +66,13 @@ mp_status mp_governor_open(uint64_t limit, mp_governor **governor_out, mp_error 
     mp_cond_init(&governor->no_caller);
     *governor_out = governor->process_wide ? mp_shared_offer(&process_governor, governor) : governor;
     if (*governor_out != governor)
-        destroy(governor);
+        governor_destroy(governor);
     return MP_OK;
 }
 
 void mp_governor_close(mp_governor *governor) {
     if (governor && (!governor->process_wide || mp_shared_drop(&process_governor)))
-        destroy(governor);
+        governor_destroy(governor);
 }
 
 mp_budget *mp_governor_budget(mp_governor *governor) { return &governor->budget; }
@@ -94,7 +94,7 @@ static uint64_t free_of(mp_governor *governor) {
 }
 
 /* Must hold the lock. Returns false if the bytes are not free. */
-static bool take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
+static bool governor_take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
     mp_assert_held(&governor->lock);
     if (!mp_budget_reserve(&governor->budget, bytes))
         return false;
@@ -109,7 +109,7 @@ static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) 
     uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
     /* Requests that wait for this model are charged already, so a small use does not count. A larger use means that
      * another model is loaded. */
-    bool alone = governor->loads == 0 && used <= limit / 8;
+    bool alone = governor->loads == 0 && used <= limit / MP_SMALL_USE;
     if (governor->fixed || !alone || used > governor->most || bytes > governor->most - used)
         return false;
     atomic_store(&governor->budget.limit, bytes + used);
@@ -127,13 +127,13 @@ static uint64_t lacking_of(mp_governor *governor, uint64_t needed) {
         uint64_t free = free_of(governor); /* bytes may be given back at any time, without the lock */
         return needed > free ? needed - free : 0;
     }
-    uint64_t most = governor->most - needed < limit / 8 ? governor->most - needed : limit / 8;
+    uint64_t most = governor->most - needed < limit / MP_SMALL_USE ? governor->most - needed : limit / MP_SMALL_USE;
     return used > most ? used - most : 0;
 }
 
 typedef enum question { ASK_RECLAIM, ASK_POSSIBLE, ASK_LATER } question;
 
-static uint64_t ask(mp_reclaimer *reclaimer, const mp_shortage *shortage, bool whole, question what) {
+static uint64_t governor_ask(mp_reclaimer *reclaimer, const mp_shortage *shortage, bool whole, question what) {
     switch (what) {
     case ASK_POSSIBLE:
         return reclaimer->possible(reclaimer->arg, shortage->asker);
@@ -153,7 +153,7 @@ static uint64_t ask_all(mp_shortage shortage, bool whole, question what) {
         at->callers++; /* keeps the reclaimer on the list, so that at->next stays valid */
         mp_mutex_unlock(&governor->lock);
         shortage.bytes = bytes - sum;
-        sum += ask(at, &shortage, whole, what);
+        sum += governor_ask(at, &shortage, whole, what);
         mp_mutex_lock(&governor->lock);
         mp_reclaimer *next = at->next;
         if (--at->callers == 0)
@@ -259,7 +259,7 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
     mp_mutex_lock(&governor->lock);
     for (;;) {
         bool first = urgent || !governor->turns || governor->turns == &self, again = false;
-        if (first && (take(governor, wanted, guard) || take(governor, needed, guard)))
+        if (first && (governor_take(governor, wanted, guard) || governor_take(governor, needed, guard)))
             break;
         if (!queued && !urgent)
             begin_turn(governor, &self);
@@ -268,7 +268,7 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
             break;
         if (again)
             continue;
-        mp_cond_wait(&governor->changed, &governor->lock, mp_sys_now_ns() + POLL_NS);
+        mp_cond_wait(&governor->changed, &governor->lock, mp_sys_now_ns() + MP_POLL_NS);
         mp_mutex_unlock(&governor->lock);
         bool over = give_up && give_up(arg);
         mp_mutex_lock(&governor->lock);
@@ -288,7 +288,7 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
 bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
     mp_mutex_lock(&governor->lock);
     *guard = (mp_guard){0};
-    bool granted = !governor->turns && take(governor, bytes, guard);
+    bool granted = !governor->turns && governor_take(governor, bytes, guard);
     mp_mutex_unlock(&governor->lock);
     return granted;
 }

@@ -2,12 +2,8 @@
  * mp_engine_ops. A worker does it in slices, so that a request that arrives meanwhile waits for at most one. */
 #include <stdatomic.h>
 
+#include "base/intervals.h"
 #include "registry/entry.h"
-
-/* Delay of the first slice: a busy program sends its next request sooner. */
-static const uint64_t FIRST_DELAY_NS = 5ull * 1000 * 1000;
-/* Delay of the next attempt while requests are queued, other workers compute, or memory is short. */
-static const uint64_t RETRY_DELAY_NS = 100ull * 1000 * 1000;
 
 uint64_t mp_worker_next_improve_ns(mp_worker *w) {
     mp_assert_held(&w->entry->lock);
@@ -17,23 +13,23 @@ uint64_t mp_worker_next_improve_ns(mp_worker *w) {
     const uint64_t now_ns = mp_sys_now_ns();
     if (!w->improve_ns) {
         const bool any = w->engine->ops->improve(w->engine, NULL);
-        w->improve_ns = any ? now_ns + FIRST_DELAY_NS : MP_FOREVER;
+        w->improve_ns = any ? now_ns + MP_IMPROVE_FIRST_NS : MP_FOREVER;
         return any ? w->improve_ns : 0;
     }
     if (now_ns >= w->improve_ns &&
         (w->entry->queue.count > 0 || mp_governor_pressure(services->governor) >= MP_PRESSURE_HIGH ||
          mp_cpu_allocator_busy(services->allocator_pinned)))
-        w->improve_ns = now_ns + RETRY_DELAY_NS;
+        w->improve_ns = now_ns + MP_IMPROVE_AGAIN_NS;
     return w->improve_ns;
 }
 
 /* Takes a CPU, if one is free and no request has come. */
-static bool begin(mp_worker *w) {
+static bool improve_begin(mp_worker *w) {
     mp_worker_set_runnable(w, true);
     const bool leased = mp_worker_lease(w, 1);
     const uint64_t now_ns = mp_sys_now_ns();
     if (!leased)
-        w->improve_ns = now_ns + RETRY_DELAY_NS;
+        w->improve_ns = now_ns + MP_IMPROVE_AGAIN_NS;
     mp_mutex_lock(&w->entry->lock);
     if (leased && !w->woken && w->state != MP_WORKER_DEAD) {
         w->in_step = true; /* the sweep watches it like a step: the engine may read a disk */
@@ -52,7 +48,7 @@ bool mp_worker_improve(mp_worker *w) {
     mp_assert_not_held(&w->entry->lock);
     mp_entry *entry = w->entry;
     mp_services *services = entry->services;
-    if (begin(w)) {
+    if (improve_begin(w)) {
         mp_maintenance_at(&services->maintenance, services->pool, mp_sys_after(mp_sys_now_ns(),
                                                                                services->stall_timeout_ns / 4));
         if (!w->engine->ops->improve(w->engine, &w->lease))

@@ -83,7 +83,7 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
 
 /* Creates the worker's engine, after loading the model if none is loaded. Returns the cause of a failure. *second
  * receives a guard for the engine of a second worker. */
-static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_error *error) {
+static mp_status loading_run(mp_worker *worker, mp_loader loader, mp_guard *second, mp_error *error) {
     uint64_t model_bytes = 0, engine_bytes = 0;
     loader.ops->footprint(loader.self, &model_bytes, &engine_bytes);
     mp_mutex_lock(&worker->entry->lock);
@@ -165,7 +165,7 @@ static mp_ticket *become_failed(mp_worker *worker, bool loading, const mp_error 
     return list;
 }
 
-static void report(mp_worker *worker, uint64_t began_ns, bool loading) {
+static void loading_report(mp_worker *worker, uint64_t began_ns, bool loading) {
     mp_entry *entry = worker->entry;
     mp_services *services = entry->services;
     /* from now on the sweep must check whether the worker is idle */
@@ -205,7 +205,7 @@ bool mp_worker_start(mp_worker *worker) {
     mp_maintenance_at(&services->maintenance, services->pool, began_ns + services->load_timeout_ns / 4);
 
     mp_worker_set_runnable(worker, true);
-    mp_status status = load(worker, loader, &second, &error);
+    mp_status status = loading_run(worker, loader, &second, &error);
     mp_worker_set_runnable(worker, false);
     if (status != MP_OK) /* before callers learn of the failure: another model may need this memory next */
         mp_worker_free_engine(worker);
@@ -227,7 +227,7 @@ bool mp_worker_start(mp_worker *worker) {
     mp_guard_release(&worker->guard); /* not earlier: from now on the entry tells that its model is in use */
 
     if (status == MP_OK)
-        report(worker, began_ns, loading);
+        loading_report(worker, began_ns, loading);
     if (two)
         mp_entry_launch(entry, second);
     else

@@ -54,7 +54,7 @@ static bool is_needed(const mp_maintenance *self) {
 }
 
 /* Must hold the lock. Advances the clock of requests. Returns the time of the next tick; NEVER: none is needed. */
-static uint64_t tick(mp_maintenance *self, uint64_t now) {
+static uint64_t maintenance_tick(mp_maintenance *self, uint64_t now) {
     mp_assert_held(&self->lock);
     uint64_t last = tick_of(self);
     if (last && now < last + MP_TICK_NS)
@@ -78,18 +78,18 @@ void mp_maintenance_tick(mp_maintenance *maintenance) {
     mp_mutex_lock(&maintenance->lock);
     uint64_t last = tick_of(maintenance), now = mp_sys_now_ns();
     if (last && now > last + MP_OVERDUE_NS) /* no other thread ticked meanwhile */
-        tick(maintenance, now);
+        maintenance_tick(maintenance, now);
     mp_mutex_unlock(&maintenance->lock);
 }
 
 /* --- the thread --- */
 
-static void watch(void *arg) {
+static void maintenance_watch(void *arg) {
     mp_maintenance *self = arg;
     mp_mutex_lock(&self->lock);
     while (!self->quit) {
         uint64_t next = atomic_load_explicit(&self->next_ns, memory_order_relaxed), now = mp_sys_now_ns();
-        uint64_t ticks = tick(self, now);
+        uint64_t ticks = maintenance_tick(self, now);
         if (now < next) {
             uint64_t wake = next < ticks ? next : ticks;
             mp_cond_wait(&self->changed, &self->lock, wake == NEVER ? 0 : wake);
@@ -146,7 +146,7 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
     if (!start)
         return;
     mp_error error;
-    if (mp_pool_run(pool, (mp_job){watch, maintenance}, &error) == MP_OK)
+    if (mp_pool_run(pool, (mp_job){maintenance_watch, maintenance}, &error) == MP_OK)
         return;
     /* Without this thread, workers still check the deadlines of active requests between steps. */
     mp_mutex_lock(&maintenance->lock);

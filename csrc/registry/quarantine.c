@@ -11,7 +11,7 @@ void mp_quarantine_deinit(mp_quarantine *quarantine) { mp_mutex_deinit(&quaranti
 
 /* --- rows; must hold the lock --- */
 
-static int count(const mp_quarantine *quarantine) {
+static int quarantine_count(const mp_quarantine *quarantine) {
     mp_assert_held(&quarantine->lock);
     return atomic_load_explicit(&quarantine->used, memory_order_relaxed);
 }
@@ -31,19 +31,19 @@ static int verdict(const mp_quarantine_row *row) {
 
 static void remove_row(mp_quarantine *quarantine, mp_quarantine_row *row) {
     mp_assert_held(&quarantine->lock);
-    int last = count(quarantine) - 1;
+    int last = quarantine_count(quarantine) - 1;
     *row = quarantine->rows[last];
     set_count(quarantine, last);
 }
 
 /* Returns the row of a request, or NULL. Clears rows that have expired. */
-static mp_quarantine_row *find(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
+static mp_quarantine_row *quarantine_find(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
     mp_assert_held(&quarantine->lock);
     mp_quarantine_row *found = NULL;
-    for (int i = count(quarantine) - 1; i >= 0; i--)
+    for (int i = quarantine_count(quarantine) - 1; i >= 0; i--)
         if (now_ns >= mp_sys_after(quarantine->rows[i].last_ns, FORGET_NS))
             remove_row(quarantine, &quarantine->rows[i]);
-    for (int i = 0; i < count(quarantine) && !found; i++)
+    for (int i = 0; i < quarantine_count(quarantine) && !found; i++)
         if (quarantine->rows[i].fingerprint == fingerprint)
             found = &quarantine->rows[i];
     return found;
@@ -53,7 +53,7 @@ static mp_quarantine_row *find(mp_quarantine *quarantine, uint64_t fingerprint, 
  * the row whose last loss is oldest. Returns NULL if `alone` of every row is greater than that of the new row. */
 static mp_quarantine_row *make_row(mp_quarantine *quarantine, bool alone) {
     mp_assert_held(&quarantine->lock);
-    int used = count(quarantine);
+    int used = quarantine_count(quarantine);
     if (used < MP_QUARANTINE_ROWS) {
         set_count(quarantine, used + 1);
         return &quarantine->rows[used];
@@ -72,7 +72,7 @@ static mp_quarantine_row *make_row(mp_quarantine *quarantine, bool alone) {
 int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, bool alone, uint64_t now_ns) {
     int known = 1;
     mp_mutex_lock(&quarantine->lock);
-    mp_quarantine_row *row = find(quarantine, fingerprint, now_ns);
+    mp_quarantine_row *row = quarantine_find(quarantine, fingerprint, now_ns);
     if (!row && (row = make_row(quarantine, alone)))
         *row = (mp_quarantine_row){.fingerprint = fingerprint};
     if (row) {
@@ -87,7 +87,7 @@ int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, bool alon
 
 int mp_quarantine_check(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
     mp_mutex_lock(&quarantine->lock);
-    const mp_quarantine_row *row = find(quarantine, fingerprint, now_ns);
+    const mp_quarantine_row *row = quarantine_find(quarantine, fingerprint, now_ns);
     int known = row ? verdict(row) : 0;
     mp_mutex_unlock(&quarantine->lock);
     return known;
@@ -95,7 +95,7 @@ int mp_quarantine_check(mp_quarantine *quarantine, uint64_t fingerprint, uint64_
 
 void mp_quarantine_clear(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
     mp_mutex_lock(&quarantine->lock);
-    mp_quarantine_row *row = find(quarantine, fingerprint, now_ns);
+    mp_quarantine_row *row = quarantine_find(quarantine, fingerprint, now_ns);
     if (row) {
         row->in_company = false;
         row->alone -= row->alone > 0;

@@ -28,7 +28,7 @@ static const uint64_t FORCE_NS = 2000ull * 1000 * 1000;
 
 /* --- lookup; must hold the lock --- */
 
-static int find(const mp_registry *registry, const char *key, bool *found) {
+static int registry_find(const mp_registry *registry, const char *key, bool *found) {
     mp_assert_held(&registry->lock);
     int low = 0, high = registry->slot_count;
     *found = false;
@@ -57,7 +57,8 @@ static mp_entry *find_leaving(const mp_registry *registry, const char *key, uint
 }
 
 /* Makes room for one more item in a growing array. `what` names it in the error. */
-static mp_status reserve(void **array, int count, int *capacity, size_t item, const char *what, mp_error *error) {
+static mp_status registry_reserve(void **array, int count, int *capacity, size_t item, const char *what,
+                                  mp_error *error) {
     if (count < *capacity)
         return MP_OK;
     int larger = *capacity ? *capacity * 2 : 16;
@@ -81,8 +82,9 @@ static mp_status refuse_closed(mp_registry *registry, mp_error *error) {
 }
 
 /* Must not hold the lock. Looks an entry up and returns a reference. Increments `inside` until the caller calls
- * leave. */
-static mp_status enter(mp_registry *registry, const char *key, bool want_incoming, mp_entry **entry, mp_error *error) {
+ * registry_leave. */
+static mp_status registry_enter(mp_registry *registry, const char *key, bool want_incoming, mp_entry **entry,
+                                mp_error *error) {
     mp_assert_not_held(&registry->lock);
     mp_entry *resumed = NULL;
     *entry = NULL;
@@ -91,7 +93,7 @@ static mp_status enter(mp_registry *registry, const char *key, bool want_incomin
     mp_status status = refuse_closed(registry, error);
     if (status == MP_OK) {
         bool found;
-        int at = find(registry, key, &found);
+        int at = registry_find(registry, key, &found);
         if (found) {
             slot *slot = &registry->slots[at];
             drains = registry->drains;
@@ -115,7 +117,7 @@ static mp_status enter(mp_registry *registry, const char *key, bool want_incomin
 }
 
 /* Must not hold the lock. `entry`: NULL if the operation was on none. */
-static void leave(mp_registry *registry, mp_entry *entry) {
+static void registry_leave(mp_registry *registry, mp_entry *entry) {
     mp_assert_not_held(&registry->lock);
     mp_mutex_lock(&registry->lock);
     if (--registry->inside == 0 && registry->closing != OPEN)
@@ -130,7 +132,7 @@ static void leave(mp_registry *registry, mp_entry *entry) {
 static slot *slot_of_incoming(mp_registry *registry, const mp_entry *entry) {
     mp_assert_held(&registry->lock);
     bool found;
-    int at = find(registry, mp_entry_key(entry), &found);
+    int at = registry_find(registry, mp_entry_key(entry), &found);
     return found && registry->slots[at].incoming == entry ? &registry->slots[at] : NULL;
 }
 
@@ -358,7 +360,7 @@ static mp_status check_key(const char *key, mp_error *error) {
 
 /* Must hold the lock. Moves an entry of a slot to the list of draining entries. After unlocking, the caller must remove
  * *replaced and drop the reference. */
-static void replace(mp_registry *registry, mp_entry *entry, mp_entry **replaced) {
+static void registry_replace(mp_registry *registry, mp_entry *entry, mp_entry **replaced) {
     mp_assert_held(&registry->lock);
     *replaced = entry;
     start_leaving(registry, mp_entry_pin(entry));
@@ -366,13 +368,13 @@ static void replace(mp_registry *registry, mp_entry *entry, mp_entry **replaced)
 
 /* Must hold the lock. On success takes over the caller's reference to `entry`. After unlocking, the caller must remove
  * both entries of `replaced` and start *loading, if not NULL. */
-static mp_status put(mp_registry *registry, mp_entry *entry, mp_add add, mp_entry *replaced[2], mp_entry **loading,
-                     mp_error *error) {
+static mp_status registry_put(mp_registry *registry, mp_entry *entry, mp_add add, mp_entry *replaced[2],
+                              mp_entry **loading, mp_error *error) {
     mp_assert_held(&registry->lock);
     const char *key = mp_entry_key(entry);
     MP_TRY(refuse_closed(registry, error));
     bool found;
-    int at = find(registry, key, &found);
+    int at = registry_find(registry, key, &found);
     if (found && add == MP_ADD_NEW)
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "`key` must be new, got \"%s\", which exists already; pass `replace` to load another model "
@@ -380,11 +382,11 @@ static mp_status put(mp_registry *registry, mp_entry *entry, mp_add add, mp_entr
     /* Reserve room for every entry that may drain later: two per slot. */
     int most = registry->leaving_count + 2 * registry->slot_count + 2;
     while (registry->leaving_capacity < most)
-        MP_TRY(reserve((void **)&registry->leaving, registry->leaving_capacity, &registry->leaving_capacity,
-                       sizeof(*registry->leaving), "the list of entries", error));
+        MP_TRY(registry_reserve((void **)&registry->leaving, registry->leaving_capacity, &registry->leaving_capacity,
+                                sizeof(*registry->leaving), "the list of entries", error));
     if (!found) {
-        MP_TRY(reserve((void **)&registry->slots, registry->slot_count, &registry->slot_capacity, sizeof(slot),
-                       "the list of keys", error));
+        MP_TRY(registry_reserve((void **)&registry->slots, registry->slot_count, &registry->slot_capacity, sizeof(slot),
+                                "the list of keys", error));
         memmove(&registry->slots[at + 1], &registry->slots[at], (size_t)(registry->slot_count - at) * sizeof(slot));
         registry->slots[at] = (slot){.current = entry};
         registry->slot_count++;
@@ -392,11 +394,11 @@ static mp_status put(mp_registry *registry, mp_entry *entry, mp_add add, mp_entr
     }
     slot *slot = &registry->slots[at];
     if (slot->incoming) { /* the latest replacement wins */
-        replace(registry, slot->incoming, &replaced[0]);
+        registry_replace(registry, slot->incoming, &replaced[0]);
         end_incoming(slot);
     }
     if (add != MP_ADD_STAGED && !mp_entry_in_use(slot->current)) {
-        replace(registry, slot->current, &replaced[1]);
+        registry_replace(registry, slot->current, &replaced[1]);
         slot->current = entry;
     } else {
         slot->incoming = entry;
@@ -421,7 +423,7 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
     MP_TRY(mp_entry_create(registry->services, key, loader, &entry, error));
     mp_mutex_lock(&registry->lock);
     int inside = registry->inside;
-    status = put(registry, entry, add, replaced, &loading, error);
+    status = registry_put(registry, entry, add, replaced, &loading, error);
     inside = registry->inside - inside;
     mp_mutex_unlock(&registry->lock);
     if (status != MP_OK)
@@ -435,7 +437,7 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
     if (loading)
         mp_entry_start(loading);
     if (inside)
-        leave(registry, loading);
+        registry_leave(registry, loading);
     return status;
 }
 
@@ -444,7 +446,7 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
 static slot *staged_slot(mp_registry *registry, const char *key, uint64_t revision, bool *committed) {
     mp_assert_held(&registry->lock);
     bool found;
-    int at = find(registry, key, &found);
+    int at = registry_find(registry, key, &found);
     slot *slot = found ? &registry->slots[at] : NULL;
     *committed = slot && slot->current->revision == revision;
     return slot && slot->staged && slot->incoming->revision == revision ? slot : NULL;
@@ -454,7 +456,7 @@ static slot *staged_slot(mp_registry *registry, const char *key, uint64_t revisi
 static void remove_taken(mp_registry *registry, mp_entry *entry) {
     mp_assert_not_held(&registry->lock);
     mp_entry_remove(entry);
-    leave(registry, entry);
+    registry_leave(registry, entry);
 }
 
 mp_status mp_registry_commit(mp_registry *registry, const char *const *keys, int count, uint64_t revision,
@@ -541,7 +543,7 @@ mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t de
     mp_status status = refuse_closed(registry, error);
     if (status == MP_OK) {
         bool found;
-        int at = find(registry, key, &found);
+        int at = registry_find(registry, key, &found);
         if (found) {
             taken[0] = registry->slots[at].current;
             taken[1] = registry->slots[at].incoming;
@@ -565,7 +567,7 @@ mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t de
         mp_entry_unpin(taken[i]);
     }
     status = wait_all_gone(registry, key, newest, deadline_ns, error);
-    leave(registry, NULL);
+    registry_leave(registry, NULL);
     return status;
 }
 
@@ -575,7 +577,7 @@ mp_status mp_registry_wait_removed(mp_registry *registry, const char *key, uint6
     uint64_t newest = mp_entry_newest();
     mp_mutex_unlock(&registry->lock);
     mp_status status = wait_all_gone(registry, key, newest, deadline_ns, error);
-    leave(registry, NULL);
+    registry_leave(registry, NULL);
     return status;
 }
 
@@ -584,31 +586,31 @@ mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uin
     bool gone, over;
     do { /* look up again if the entry was removed or replaced */
         mp_entry *entry;
-        MP_TRY(enter(registry, key, true, &entry, error));
+        MP_TRY(registry_enter(registry, key, true, &entry, error));
         status = mp_entry_load(entry, pin, deadline_ns, &gone, &over, error);
         /* The worker that loaded a replacement may not have reported yet that it becomes the current entry, or that it
          * failed. The caller's next call must not find the replacement in its slot. */
         if (over)
             on_event(registry, entry, status == MP_OK ? MP_ENTRY_LOADED : MP_ENTRY_LOAD_FAILED);
-        leave(registry, entry);
+        registry_leave(registry, entry);
     } while (gone);
     return status;
 }
 
 mp_status mp_registry_evict(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error) {
     mp_entry *entry;
-    MP_TRY(enter(registry, key, false, &entry, error));
+    MP_TRY(registry_enter(registry, key, false, &entry, error));
     mp_status status = mp_entry_evict(entry, deadline_ns, error);
-    leave(registry, entry);
+    registry_leave(registry, entry);
     return status;
 }
 
 mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_t keep_alive_ns, mp_error *error) {
     for (int incoming = 0; incoming < 2; incoming++) { /* the load of a replacement may fail: set both models' value */
         mp_entry *entry;
-        MP_TRY(enter(registry, key, incoming, &entry, error));
+        MP_TRY(registry_enter(registry, key, incoming, &entry, error));
         mp_entry_keep_alive(entry, keep_alive_ns);
-        leave(registry, entry);
+        registry_leave(registry, entry);
     }
     return MP_OK;
 }
@@ -616,9 +618,9 @@ mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_
 mp_status mp_registry_pin(mp_registry *registry, const char *key, bool pinned, mp_error *error) {
     for (int incoming = 0; incoming < 2; incoming++) {
         mp_entry *entry;
-        MP_TRY(enter(registry, key, incoming, &entry, error));
+        MP_TRY(registry_enter(registry, key, incoming, &entry, error));
         mp_entry_pin_model(entry, pinned);
-        leave(registry, entry);
+        registry_leave(registry, entry);
     }
     return MP_OK;
 }
@@ -638,7 +640,7 @@ void mp_registry_maintain(mp_registry *registry) {
     if (!open)
         return;
     mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns());
-    leave(registry, NULL);
+    registry_leave(registry, NULL);
 }
 
 static bool is_past(void *deadline_ns) {
@@ -668,7 +670,7 @@ mp_status mp_registry_compute(mp_registry *registry, uint64_t deadline_ns, void 
     }
     mp_cpu_allocator_leave(allocator);
     mp_cpu_allocator_release_home(allocator, home);
-    leave(registry, NULL);
+    registry_leave(registry, NULL);
     return status;
 }
 
@@ -689,7 +691,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
     assert(options->service_class < MP_SERVICE_COUNT && options->policy < MP_POLICY_COUNT);
     do { /* again if the entry was replaced between lookup and queueing */
         gone = false;
-        status = enter(registry, key, false, &entry, error);
+        status = registry_enter(registry, key, false, &entry, error);
         if (status == MP_UNKNOWN_MODEL && (ticket || options->revision)) { /* the key existed before */
             status = mp_fail(error, MP_SEND, "%s: the model was removed before the request was queued", key);
             replaced = options->revision;
@@ -710,7 +712,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
         }
         if (status == MP_OK)
             status = mp_entry_submit(entry, ticket, options, &gone, error);
-        leave(registry, entry);
+        registry_leave(registry, entry);
     } while (gone);
     if (status == MP_OK) {
         *ticket_out = ticket;

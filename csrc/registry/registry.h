@@ -50,7 +50,7 @@ typedef struct mp_registry_config { /* 0 = default */
      * `memory_limit` at 0. A registry that sets one of them has a CPU allocator or a budget of its own. */
     int threads;             /* compute threads in all; default: MPOOL_THREADS, or the CPUs this process may use */
     uint64_t memory_limit;   /* bytes; default: the rule of governor.h */
-    uint64_t step_budget_ns; /* default: MPOOL_STEP_BUDGET_MS */
+    uint64_t step_budget_ns; /* default: MP_STEP_BUDGET_NS */
     /* how long a worker or a caller spins before it parks; default: MPOOL_SPIN_US; 1 = never spin */
     uint64_t spin_ns;
     uint64_t shutdown_grace_ns;    /* default MP_SHUTDOWN_GRACE_NS */

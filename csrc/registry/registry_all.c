@@ -1,9 +1,8 @@
 /* registry_all.c: operations on all entries of a registry. Each copies the list under the lock and then works without
  * the lock. See registry.h and state.h. */
+#include "base/intervals.h"
 #include "registry/registry.h"
 #include "registry/state.h"
-
-static const uint64_t RETRY_NS = 100ull * 1000 * 1000; /* until the next sweep, if memory for the copy is refused */
 
 /* --- a copy of all entries, each with a reference --- */
 
@@ -47,8 +46,8 @@ static bool take_open_snapshot(mp_registry *registry, snapshot *copy) {
 }
 
 /* Returns the result of `measure` for all entries; 0 if the registry is closing. */
-static uint64_t measured(mp_registry *registry, const void *asker,
-                         uint64_t (*measure)(mp_entry **entries, int count, const void *asker)) {
+static uint64_t reclaimer_measured(mp_registry *registry, const void *asker,
+                                   uint64_t (*measure)(mp_entry **entries, int count, const void *asker)) {
     mp_assert_not_held(&registry->lock);
     snapshot copy;
     if (!take_open_snapshot(registry, &copy))
@@ -58,11 +57,15 @@ static uint64_t measured(mp_registry *registry, const void *asker,
     return bytes;
 }
 
-static uint64_t possible(void *arg, const void *asker) { return measured(arg, asker, mp_upkeep_possible); }
+static uint64_t reclaimer_possible(void *arg, const void *asker) {
+    return reclaimer_measured(arg, asker, mp_upkeep_possible);
+}
 
-static uint64_t later(void *arg, const void *asker) { return measured(arg, asker, mp_upkeep_later); }
+static uint64_t reclaimer_later(void *arg, const void *asker) {
+    return reclaimer_measured(arg, asker, mp_upkeep_later);
+}
 
-static size_t holders(void *arg, char *text, size_t size) {
+static size_t reclaimer_holders(void *arg, char *text, size_t size) {
     snapshot copy;
     if (!take_open_snapshot(arg, &copy))
         return 0;
@@ -71,7 +74,7 @@ static size_t holders(void *arg, char *text, size_t size) {
     return length;
 }
 
-static uint64_t reclaim(void *arg, const mp_shortage *shortage, bool whole) {
+static uint64_t reclaimer_reclaim(void *arg, const mp_shortage *shortage, bool whole) {
     snapshot copy;
     if (!take_open_snapshot(arg, &copy))
         return 0;
@@ -82,7 +85,8 @@ static uint64_t reclaim(void *arg, const mp_shortage *shortage, bool whole) {
 
 mp_reclaimer mp_registry_reclaimer(mp_registry *registry) {
     return (mp_reclaimer){
-        .reclaim = reclaim, .possible = possible, .later = later, .holders = holders, .arg = registry};
+        .reclaim = reclaimer_reclaim, .possible = reclaimer_possible, .later = reclaimer_later,
+        .holders = reclaimer_holders, .arg = registry};
 }
 
 /* --- upkeep, and the caller's visits; must not hold the lock --- */
@@ -94,7 +98,7 @@ uint64_t mp_registry_sweep(void *arg, uint64_t now_ns) {
     bool taken = take_snapshot(registry, true, &copy);
     mp_mutex_unlock(&registry->lock);
     if (!taken)
-        return now_ns + RETRY_NS;
+        return now_ns + MP_BACKOFF_FIRST_NS; /* memory for the copy was refused */
     uint64_t next = mp_upkeep_sweep(&registry->upkeep, registry->services, copy.entries, copy.count, now_ns);
     drop_snapshot(&copy);
     return next;

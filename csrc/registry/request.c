@@ -270,7 +270,7 @@ static bool has_moved(void *arg) {
     return atomic_load_explicit(&watch->ticket->progress, memory_order_acquire) > watch->seen;
 }
 
-static bool park(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns) {
+static bool ticket_park(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns) {
     bool in_time = true, moved;
     mp_mutex_lock(&ticket->lock);
     ticket->waiters++;
@@ -301,7 +301,7 @@ bool mp_ticket_wait(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint
         mp_spin_rule rule = mp_entry_spin_rule(ticket->entry);
         if (rule.spin_ns > CALLER_SPIN_NS)
             rule.spin_ns = CALLER_SPIN_NS;
-        moved = mp_spin_until(has_moved, &watch, &rule) || park(ticket, watch.seen, deadline_ns);
+        moved = mp_spin_until(has_moved, &watch, &rule) || ticket_park(ticket, watch.seen, deadline_ns);
     }
     if (progress)
         *progress = atomic_load_explicit(&ticket->progress, memory_order_acquire);

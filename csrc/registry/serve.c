@@ -14,16 +14,12 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/intervals.h"
 #include "registry/entry.h"
 #include "registry/events.h"
 
-static const uint64_t MS = 1000 * 1000;
-static const uint64_t MEMORY_AGAIN_MS = 20;
 /* interval at which an idle worker checks whether its engine still exists */
 static const uint64_t LOST_POLL_NS = 1000ull * 1000 * 1000;
-static const uint64_t CRITICAL_POLL_NS = 1000 * 1000; /* delay of maintenance while memory is critical */
-/* interval at which a worker that waits for grammar masks checks deadlines */
-static const uint64_t MASK_POLL_NS = 50ull * 1000 * 1000;
 /* Step budget factor for a request that is alone: longer steps have less overhead, and still end soon after another
  * request arrives. */
 enum { ALONE_FACTOR = 4 };
@@ -151,7 +147,7 @@ static void put_back_fresh(mp_worker *w, int from) {
 
 /* Frees the engine memory of an active request and returns the request to the front of the queue. Counts it in the
  * metric `counted`. */
-static void preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
+static void serve_preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
     mp_entry *entry = w->entry;
     mp_count(entry->services, counted, 1);
     if (ticket->state == MP_TICKET_ADMITTED)
@@ -214,8 +210,8 @@ static void wait_for_work(mp_worker *w, uint64_t until_ns) {
     uint64_t wait_ns = entry->keep_alive_ns;
     mp_spin_rule rule = mp_entry_spin_rule(entry);
     bool critical = mp_governor_pressure(services->governor) == MP_PRESSURE_CRITICAL;
-    if (critical && wait_ns > CRITICAL_POLL_NS)
-        wait_ns = CRITICAL_POLL_NS;
+    if (critical && wait_ns > MP_CRITICAL_POLL_NS)
+        wait_ns = MP_CRITICAL_POLL_NS;
     uint64_t due = mp_sys_after(w->idle_since_ns, wait_ns);
     if (w->runnable || due < atomic_load_explicit(&services->maintenance.next_ns, memory_order_relaxed)) {
         mp_mutex_unlock(&entry->lock);
@@ -312,7 +308,7 @@ static void enter_flow(mp_worker *w, mp_ticket *ticket) {
 /* Charges a step that was offered n items: every planned request is charged its share of the step's time. Virtual time
  * advances by what each offered flow would get of the step, and the clock of a flow by what each of its requests would
  * get of the flow's part, if all had equal shares. */
-static void charge(mp_worker *w, int n, uint64_t took_ns) {
+static void serve_charge(mp_worker *w, int n, uint64_t took_ns) {
     int requests[MP_WORKER_FLOWS] = {0};
     uint64_t weights = 0;
     for (int i = 0; i < n; i++) {
@@ -354,17 +350,17 @@ static bool reclaim_from_others(mp_worker *w) {
 }
 
 /* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
- * `again`: admissions resume after MEMORY_AGAIN_MS at the latest, because there may be no other request. */
+ * `again`: admissions resume after MP_POLL_NS at the latest, because there may be no other request. */
 static void block_admission(mp_worker *w, bool again) {
     mp_assert_held(&w->entry->lock);
     w->memory = MP_MEMORY_TIGHT; /* it was trimmed: two workers that pass a request on ask each other no further time */
-    w->retry_ns = again ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
+    w->retry_ns = again ? mp_sys_now_ns() + MP_POLL_NS : 0;
     mp_dispatch_wake_all(w->entry); /* another may take requests that are assigned to this one */
 }
 
 /* Must not hold the lock. Frees the engine's caches for a request that found no memory. Returns false if they are free
  * already, or if nothing was freed. */
-static bool trim(mp_worker *w) {
+static bool serve_trim(mp_worker *w) {
     mp_assert_not_held(&w->entry->lock);
     mp_mutex_lock(&w->entry->lock);
     bool trimmed = w->memory == MP_MEMORY_TRIMMED;
@@ -374,7 +370,7 @@ static bool trim(mp_worker *w) {
 }
 
 /* Charges what the check of the request has added to its bytes, and passes it to the engine. */
-static mp_status admit(mp_worker *w, mp_ticket *ticket, mp_error *error) {
+static mp_status serve_admit(mp_worker *w, mp_ticket *ticket, mp_error *error) {
     atomic_store(&w->entry->account.beside, 0);
     MP_TRY(mp_entry_charge(w->entry, ticket, error));
     return w->engine->ops->admit(w->engine, &ticket->item, error);
@@ -397,9 +393,9 @@ static void admit_fresh(mp_worker *w) {
             end_item(w, ticket, status, &error);
             continue;
         }
-        status = admit(w, ticket, &error);
-        if (status == MP_MEMORY_EXHAUSTED && trim(w))
-            status = admit(w, ticket, &error);
+        status = serve_admit(w, ticket, &error);
+        if (status == MP_MEMORY_EXHAUSTED && serve_trim(w))
+            status = serve_admit(w, ticket, &error);
         if (status == MP_OK) {
             note_admitted(w, ticket);
             enter_flow(w, ticket);
@@ -568,7 +564,7 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
  * and none is being freed, the waiting request fails. */
 static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_entry *entry = w->entry;
-    if (trim(w))
+    if (serve_trim(w))
         return;
     mp_ticket *victim = NULL;
     for (int i = 0; i < w->active_count; i++) {
@@ -586,7 +582,7 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
         block_admission(w, alone || others);
     mp_mutex_unlock(&entry->lock);
     if (waits) {
-        preempt(w, victim, MP_METRIC_preemptions);
+        serve_preempt(w, victim, MP_METRIC_preemptions);
         return;
     }
     mp_error error;
@@ -685,7 +681,7 @@ static void count_work(mp_worker *w) {
 }
 
 /* Every active request waits for a grammar mask. A new mask, a new request and a cancellation wake the worker;
- * deadlines are polled every MASK_POLL_NS. `woken` was cleared before the plan checked the masks. Requests and
+ * deadlines are polled every MP_DEADLINE_POLL_NS. `woken` was cleared before the plan checked the masks. Requests and
  * cancellations that came between that check and now did not wake this worker, because `awaits_masks` was not set, so
  * check for them here. */
 static void wait_for_masks(mp_worker *w) {
@@ -696,7 +692,7 @@ static void wait_for_masks(mp_worker *w) {
         over = over || atomic_load_explicit(&w->active[i]->cause, memory_order_relaxed) != 0;
     if (!over) {
         w->awaits_masks = true;
-        mp_event_count_wait(&w->wake, &entry->lock, NULL, mp_sys_now_ns() + MASK_POLL_NS);
+        mp_event_count_wait(&w->wake, &entry->lock, NULL, mp_sys_now_ns() + MP_DEADLINE_POLL_NS);
         w->awaits_masks = false;
     }
     mp_mutex_unlock(&entry->lock);
@@ -712,7 +708,7 @@ static void end_changed(mp_worker *w) {
 }
 
 /* Runs one step. Returns false if the worker was abandoned. */
-static bool step(mp_worker *w) {
+static bool serve_step(mp_worker *w) {
     mp_entry *entry = w->entry;
     mp_services *services = entry->services;
     int n = order_items(w);
@@ -764,7 +760,7 @@ static bool step(mp_worker *w) {
     mp_count(services, MP_METRIC_step_items, (uint64_t)w->plan.count);
     mp_count(services, w->plan.count == n ? MP_METRIC_batches_of_all : MP_METRIC_batches_of_budget, 1);
     count_work(w);
-    charge(w, n, took_ns);
+    serve_charge(w, n, took_ns);
     if (w->resident->model->ops->healthy(w->resident->model))
         deliver_outcomes(w);
     else
@@ -780,12 +776,12 @@ void mp_worker_serve(mp_worker *w) {
             continue;
         }
         admit_fresh(w);
-        if (w->fault.code == MP_OK && !step(w))
+        if (w->fault.code == MP_OK && !serve_step(w))
             return;
         is_lost(w);
         if (w->fault.code != MP_OK) { /* other workers continue the requests, with identical results */
             while (w->active_count)
-                preempt(w, w->active[w->active_count - 1], MP_METRIC_retries);
+                serve_preempt(w, w->active[w->active_count - 1], MP_METRIC_retries);
             break;
         }
     }

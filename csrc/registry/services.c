@@ -4,11 +4,10 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/intervals.h"
 #include "base/options.h"
 #include "registry/chaos.h"
 
-static const uint64_t MS = 1000 * 1000;
-static const uint64_t BATCH_WAIT_MAX_NS = 2 * 1000 * 1000;
 
 /* --- configuration --- */
 
@@ -40,9 +39,9 @@ mp_status mp_services_check(const mp_registry_config *config, mp_error *error) {
     if (config->max_workers < 0 || config->max_workers > MP_WORKERS_MAX)
         return mp_fail(error, MP_INVALID_ARGUMENT, "`max_workers` must be 1 to %d, or 0 for the default of 4, got %d",
                        MP_WORKERS_MAX, config->max_workers);
-    if (config->batch_wait_ns > BATCH_WAIT_MAX_NS)
+    if (config->batch_wait_ns > MP_BATCH_WAIT_MAX_NS)
         return mp_fail(error, MP_INVALID_ARGUMENT, "`batch_wait` must be at most %.0f ms, got %.3f ms",
-                       (double)BATCH_WAIT_MAX_NS * 1e-6, (double)config->batch_wait_ns * 1e-6);
+                       (double)MP_BATCH_WAIT_MAX_NS * 1e-6, (double)config->batch_wait_ns * 1e-6);
     if (config->breaker_threshold < -1 || config->breaker_threshold > MP_BREAKER_FAULTS_MAX)
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "`breaker_threshold` must be 1 to %d, -1 (never open) or 0 for the default of 5, got %d",
@@ -52,14 +51,14 @@ mp_status mp_services_check(const mp_registry_config *config, mp_error *error) {
 
 void mp_services_configure(mp_services *services, const mp_registry_config *config) {
     const mp_options *options = mp_options_get();
-    services->step_budget_ns = mp_or_default(config->step_budget_ns, (uint64_t)options->step_budget_ms * MS);
+    services->step_budget_ns = mp_or_default(config->step_budget_ns, MP_STEP_BUDGET_NS);
     services->spin_ns = mp_or_default(config->spin_ns, (uint64_t)options->spin_us * 1000);
     if (services->spin_ns == 1)
         services->spin_ns = 0;
-    services->load_timeout_ns = mp_or_default(config->load_timeout_ns, 30000 * MS);
-    services->load_ceiling_ns = mp_or_default(config->load_ceiling_ns, 600000 * MS);
-    services->stall_timeout_ns = mp_or_default(config->stall_timeout_ns, 30000 * MS);
-    services->keep_alive_ns = mp_or_default(config->keep_alive_ns, 300000 * MS);
+    services->load_timeout_ns = mp_or_default(config->load_timeout_ns, 30000 * MP_MS);
+    services->load_ceiling_ns = mp_or_default(config->load_ceiling_ns, 600000 * MP_MS);
+    services->stall_timeout_ns = mp_or_default(config->stall_timeout_ns, 30000 * MP_MS);
+    services->keep_alive_ns = mp_or_default(config->keep_alive_ns, 300000 * MP_MS);
     services->batch_wait_ns = config->batch_wait_ns;
     services->patience_ns = config->patience_ns;
     services->chaos = config->chaos;
@@ -70,8 +69,8 @@ void mp_services_configure(mp_services *services, const mp_registry_config *conf
         .threshold = config->breaker_threshold ? config->breaker_threshold : 5,
         .probes = 3,
         .successes = 3,
-        .window_ns = mp_or_default(config->breaker_window_ns, 60000 * MS),
-        .backoff_ns = mp_or_default(config->breaker_backoff_ns, 60000 * MS),
+        .window_ns = mp_or_default(config->breaker_window_ns, 60000 * MP_MS),
+        .backoff_ns = mp_or_default(config->breaker_backoff_ns, 60000 * MP_MS),
     };
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
         const mp_capability_row *row = mp_capability_get((mp_capability)i);

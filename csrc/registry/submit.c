@@ -1,11 +1,9 @@
 /* submit.c: how a request enters the queue, and leaves it when its caller cancels. See entry.h. */
 #include <stdatomic.h>
 
+#include "base/intervals.h"
 #include "registry/entry.h"
 
-static const uint64_t MS = 1000 * 1000;
-static const uint64_t ROOM_SLICE_MS = 50;
-static const uint64_t MEMORY_POLL_MS = 5;
 static const char FEWER[] = "Send fewer requests at once, or raise `timeout` or `request_timeout`";
 enum { PATIENCE_WAITS = 3 }; /* multiple of the predicted wait, because predictions are imprecise */
 
@@ -61,7 +59,7 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
                        waiting, eta > 0.1 ? eta : 0.1);
     }
     uint64_t now, clock = mp_maintenance_clock(&entry->services->maintenance, &now);
-    uint64_t due = mp_ticket_due(ticket), slice = now + ROOM_SLICE_MS * MS;
+    uint64_t due = mp_ticket_due(ticket), slice = now + MP_DEADLINE_POLL_NS;
     if (clock >= due)
         return mp_fail_hint(error, MP_TIMEOUT, FEWER,
                             "%s: the queue was full until the time limit of the request (requests in the queue: %d)",
@@ -119,7 +117,7 @@ static mp_status charge_in_time(mp_entry *entry, mp_ticket *ticket, const mp_sub
         mp_mutex_lock(&entry->lock);
         bool over = entry->shutdown != MP_SHUTDOWN_OPEN || entry->removal != MP_REMOVAL_NONE;
         if (!over)
-            mp_cond_wait(&entry->room, &entry->lock, mp_sys_now_ns() + MEMORY_POLL_MS * MS);
+            mp_cond_wait(&entry->room, &entry->lock, mp_sys_now_ns() + MP_MEMORY_POLL_NS);
         mp_mutex_unlock(&entry->lock);
         if (over)
             return MP_OK; /* `refusal` says why */

@@ -51,7 +51,7 @@ static survey survey_entries(mp_entry **entries, int count, uint64_t bytes, cons
 
 /* Asks idle workers, coldest model first, to free caches and arenas, until the asked workers hold `bytes`. Returns the
  * bytes that they hold. */
-static uint64_t trim(mp_entry **entries, int count, uint64_t bytes) {
+static uint64_t upkeep_trim(mp_entry **entries, int count, uint64_t bytes) {
     uint64_t asked = 0;
     for (int pass = 0; pass <= count; pass++) {
         mp_entry *best = NULL;
@@ -90,7 +90,7 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *sho
         left = left < most ? left : most;
         /* Trim caches only if that may be enough, or if evicting models is not. Trimming may free less than the workers
          * hold: the caller checks again afterwards. */
-        uint64_t trimmed = all.caches >= left || all.possible < left ? trim(entries, count, left) : 0;
+        uint64_t trimmed = all.caches >= left || all.possible < left ? upkeep_trim(entries, count, left) : 0;
         if (trimmed)
             return coming + trimmed;
         if (!all.best)
@@ -135,7 +135,7 @@ static void check_memory(mp_upkeep *upkeep, mp_services *services, mp_entry **en
     if (in_use(entries, count) > 1)
         mp_governor_reclaim(services->governor, limit / 10, false);
     else /* a single model stays loaded: no other model needs its memory */
-        trim(entries, count, limit / 10);
+        upkeep_trim(entries, count, limit / 10);
 }
 
 void mp_upkeep_init(mp_upkeep *upkeep, uint64_t every_ns) {

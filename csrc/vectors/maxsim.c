@@ -76,7 +76,7 @@ static bool is_bounded(const maxsim *m, int64_t tokens) {
 }
 
 /* mp_scan_ops.compare */
-static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items, int64_t first, int32_t count) {
+static int32_t maxsim_compare(mp_scan *scan, mp_scan_thread *thread, const void *items, int64_t first, int32_t count) {
     const maxsim *m = (const maxsim *)(void *)scan;
     const mp_maxsim_documents *documents = items;
     const int32_t queries = scan->plan.queries, columns = m->panels.panels * MP_PANEL_N;
@@ -115,7 +115,7 @@ static int64_t first_bad(const float *values, int64_t count) {
 
 static const char *shown(float value) { return isnan(value) ? "NaN" : value > 0 ? "infinity" : "-infinity"; }
 
-static mp_status refuse(mp_scan *scan, const void *items, int64_t index, int64_t number, mp_error *error) {
+static mp_status maxsim_refuse(mp_scan *scan, const void *items, int64_t index, int64_t number, mp_error *error) {
     const maxsim *m = (const maxsim *)(void *)scan;
     const mp_maxsim_documents *documents = items;
     const int64_t begin = documents->offsets[index], tokens = documents->offsets[index + 1] - begin;
@@ -145,7 +145,7 @@ static mp_status refuse(mp_scan *scan, const void *items, int64_t index, int64_t
                    "%lld", document);
 }
 
-static void destroy(mp_scan *scan) { mp_free(scan); }
+static void maxsim_destroy(mp_scan *scan) { mp_free(scan); }
 
 /* ---- creation ---------------------------------------------------------------------------------------------------- */
 
@@ -169,7 +169,7 @@ static mp_status check_queries(const mp_maxsim_plan *plan, const float *tokens, 
 
 mp_status mp_maxsim_create(const mp_maxsim_plan *plan, const float *tokens, const int64_t *offsets, mp_scan **out,
                            mp_error *error) {
-    static const mp_scan_ops ops = {compare, refuse, destroy};
+    static const mp_scan_ops ops = {maxsim_compare, maxsim_refuse, maxsim_destroy};
     const mp_status status = check_queries(plan, tokens, offsets, error);
     if (status != MP_OK)
         return status;

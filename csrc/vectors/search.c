@@ -68,7 +68,7 @@ static vector_kind examine(const float *vector, int32_t dim, float square, float
 /* ---- scores ------------------------------------------------------------------------------------------------------ */
 
 /* Convert x to double exactly, even if this thread treats denormal floats as 0 (base/team.h). */
-static double exact(float x) {
+static double search_exact(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     if (bits & 0x7f800000u)
@@ -80,7 +80,7 @@ static double exact(float x) {
 static float precise_score(const float *query, const float *vector, int32_t dim, bool cosine) {
     double sum = 0, square = 0, other = 0;
     for (int32_t i = 0; i < dim; i++) {
-        const double a = exact(query[i]), b = exact(vector[i]);
+        const double a = search_exact(query[i]), b = search_exact(vector[i]);
         sum += a * b;
         square += b * b;
         other += a * a;
@@ -106,8 +106,8 @@ static int32_t examine_block(const search *s, tiles *tile, const float *vectors,
 }
 
 /* Multiplies queries [from, to) by the vectors of a block into the tile. `matrix` is NULL or the packed block. */
-static void multiply(const search *s, float *scores, const mp_acts *acts, const mp_wmat *matrix, const float *vectors,
-                     int32_t count, int32_t from, int32_t to) {
+static void search_multiply(const search *s, float *scores, const mp_acts *acts, const mp_wmat *matrix,
+                            const float *vectors, int32_t count, int32_t from, int32_t to) {
     if (matrix)
         mp_gemm(matrix, acts, from, to, 0, matrix->panels, NULL, scores - (int64_t)from * BLOCK, BLOCK);
     else
@@ -116,7 +116,7 @@ static void multiply(const search *s, float *scores, const mp_acts *acts, const 
 }
 
 /* mp_scan_ops.compare */
-static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items, int64_t first, int32_t count) {
+static int32_t search_compare(mp_scan *scan, mp_scan_thread *thread, const void *items, int64_t first, int32_t count) {
     const search *s = (const search *)(void *)scan;
     tiles *tile = thread->scratch;
     const float *vectors = (const float *)items + first * s->dim;
@@ -144,8 +144,8 @@ static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items,
     }
     for (int32_t from = 0, to; from < queries; from = to) {
         to = queries - from < TILE_QUERIES ? queries : from + TILE_QUERIES;
-        multiply(s, tile->scores + multiplied * BLOCK, &acts, stored ? NULL : &matrix, vectors, count,
-                 from + multiplied, to);
+        search_multiply(s, tile->scores + multiplied * BLOCK, &acts, stored ? NULL : &matrix, vectors, count,
+                        from + multiplied, to);
         for (int32_t q = from; q < to; q++) {
             float *scores = tile->scores + (int64_t)(q - from) * BLOCK;
             for (int32_t n = 0; s->cosine && n < count; n++)
@@ -162,18 +162,18 @@ static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items,
     return count;
 }
 
-static mp_status refuse(mp_scan *scan, const void *items, int64_t index, int64_t number, mp_error *error) {
+static mp_status search_refuse(mp_scan *scan, const void *items, int64_t index, int64_t number, mp_error *error) {
     (void)scan, (void)items, (void)index;
     return mp_fail(error, MP_INVALID_ARGUMENT,
                    "`vectors` must have finite components, got NaN or infinity in vector %lld", (long long)number);
 }
 
-static void destroy(mp_scan *scan) { mp_free(scan); }
+static void search_destroy(mp_scan *scan) { mp_free(scan); }
 
 /* ---- creation ---------------------------------------------------------------------------------------------------- */
 
 mp_status mp_search_create(const mp_search_plan *plan, const float *queries, mp_scan **out, mp_error *error) {
-    static const mp_scan_ops ops = {compare, refuse, destroy};
+    static const mp_scan_ops ops = {search_compare, search_refuse, search_destroy};
     const int32_t dim = plan->dim;
     const size_t count = (size_t)plan->scan.queries, bytes = mp_arena_cost(count * (size_t)dim * sizeof(float));
     const size_t all = mp_arena_cost(sizeof(search)) + bytes + count * sizeof(float);

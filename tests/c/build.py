@@ -325,7 +325,7 @@ def plant(folder: Path) -> None:
         except mutations.MutationError as error:
             problems.append(str(error))
             continue
-        copies[file] = f'#include "base/sys.h"\n#line 1 "{CSRC / file}"\n{planted}'
+        copies[file] = f'#include "sim_mutation.h"\n#line 1 "{CSRC / file}"\n{planted}'
     if problems:
         raise BuildError("\n".join(problems))
     for old in folder.rglob("*"):

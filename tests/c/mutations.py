@@ -51,7 +51,7 @@ _Q, _K = "registry/pool/queue.c", "registry/breaker.c"
 MUTATIONS = [
     Mutation(103, _T, "mp_ticket_cancel", "no request is cancelled",
              "!is_orphan(ticket)", "!is_orphan(ticket) && !BUG", "calls", FEW),
-    Mutation(115, _T, "park", "the progress that a waiter waits for is not published",
+    Mutation(115, _T, "ticket_park", "the progress that a waiter waits for is not published",
              "if (seen + 1 < ticket->wait_at)", "if (!BUG && seen + 1 < ticket->wait_at)", "streams", FEW),
     Mutation(144, _M, "mp_maintenance_at", "the thread sleeps on", "else if (maintenance->running)",
              "else if (maintenance->running && !BUG)", "ticks", FEW),
@@ -145,8 +145,8 @@ def plant(file: str, text: str, rows: list[Mutation]) -> str:
         if len(hits) != 1:
             raise MutationError(f"{where}: `{row.original}` occurs {len(hits)} times, must occur once: adapt "
                                 "the row to the changed code")
-        planted = re.sub(r"\bBUG\b", f"mp_seam_mutation({row.number})", row.planted)
-        planted = re.sub(r"\bPOINT\b", "mp_seam_point()", planted)
+        planted = re.sub(r"\bBUG\b", f"sim_mutation({row.number})", row.planted)
+        planted = re.sub(r"\bPOINT\b", "sim_yield()", planted)
         if planted == row.planted:
             raise MutationError(f"{where}: `planted` contains neither BUG nor POINT")
         hit = hits[0]

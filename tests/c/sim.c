@@ -15,6 +15,7 @@ static const uint64_t LATE_MAX_NS = 1000ull * 1000 * 1000;
 enum { STACK = 128 * 1024, GUARD = 4096 };
 
 sim_core sim = {.current = -1};
+_Atomic int sim_armed;
 
 /* --- switching: the registers that the ABI preserves are on the stack of the waiting fibre --- */
 

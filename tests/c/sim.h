@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/sys.h"
+#include "sim_mutation.h"
 
 typedef enum sim_scheduler {
     SIM_RANDOM,    /* switches to another fibre with a probability chosen per schedule */
@@ -35,7 +35,7 @@ typedef struct sim_setup {
     uint32_t thread;     /* the creation of a thread is refused */
     bool nudge;          /* see sim_is_nudging */
     bool nudge_polls;    /* also threads that poll by design */
-    bool coarse;         /* points only at locks, wake-ups, parks and mp_seam_point() */
+    bool coarse;         /* points only at locks, wake-ups, parks and sim_yield() */
     uint64_t horizon_ns; /* a longer run, in virtual time, counts as hung; 0 = one hour */
     uint64_t step_limit; /* 0 = 2,000,000 */
 } sim_setup;

@@ -407,7 +407,7 @@ static uint64_t some_deadline(record *r) {
 static void note_entry(void *arg, const mp_entry_info *info) {
     (void)arg;
     for (int points = info->model && percent(50) ? of(20) : 0; points; points--)
-        mp_seam_point();
+        sim_yield();
 }
 
 static void operate(caller *self, record *r) {

@@ -41,7 +41,7 @@ typedef struct fake_state { /* state of an item from admit to retire, also while
 static void enter(fake_engine *engine) {
     SIM_CHECK(engine->inside == 0 && "one thread at a time uses an engine");
     engine->inside++;
-    mp_seam_point();
+    sim_yield();
 }
 
 static void leave(fake_engine *engine) { engine->inside--; }
@@ -425,7 +425,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
         .improve = engine_improve,
     };
     sim_model *model = ((fake_model *)base)->model;
-    mp_seam_point();
+    sim_yield();
     if (model->engine_failures > 0) {
         model->engine_failures--;
         return mp_fail(error, MP_MODEL, "the engine cannot be created");
@@ -450,7 +450,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
 static mp_status model_check(const mp_model *base, mp_request *call, uint64_t *cost_ns, uint32_t *total,
                              mp_error *error) {
     SIM_CHECK(((const fake_model *)base)->model->models > 0);
-    mp_seam_point();
+    sim_yield();
     if (((sim_call *)call)->bad_argument)
         return mp_fail(error, MP_INVALID_ARGUMENT, "a bad argument");
     *total = ((sim_call *)call)->units;
@@ -472,7 +472,7 @@ static uint64_t model_bytes(const mp_model *base) { return ((const fake_model *)
 
 static void model_destroy(mp_model *base) {
     fake_model *model = (fake_model *)base;
-    mp_seam_point();
+    sim_yield();
     SIM_CHECK(model->model->models == 1 || model->model->engines == 0 || model->model->models > 1);
     mp_budget_give(model->budget, model->model->model_bytes);
     model->model->models--;
@@ -532,7 +532,7 @@ static void loader_destroy(void *self) {
     sim_model *model = self;
     SIM_CHECK(model->loaders == 1 && model->loading == 0);
     model->loaders--;
-    mp_seam_point();
+    sim_yield();
 }
 
 /* --- use --- */

@@ -265,7 +265,7 @@ static void forker_main(void *arg) {
     else if (percent(50))
         forks.staged = add_own(MP_ADD_STAGED);
     for (int i = 0, n = of(200); i < n; i++)
-        mp_seam_point();
+        sim_yield();
     if (percent(50))
         mp_sys_sleep_ns(1 + sim_below(20 * MS));
     for (int i = 0; i < forks.count; i++)

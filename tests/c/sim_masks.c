@@ -33,7 +33,7 @@ static bool provide(const masked *m) {
         m->call->masks++;
     else if (!percent(10))
         return true;
-    mp_seam_point();
+    sim_yield();
     mp_ticket_wake(m->ticket);
     return true;
 }

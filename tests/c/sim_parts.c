@@ -40,7 +40,7 @@ static struct {
 static void job(void *arg) {
     (void)arg;
     SIM_CHECK(atomic_fetch_add(&jobs.running, 1) < 2);
-    mp_seam_point();
+    sim_yield();
     atomic_fetch_sub(&jobs.running, 1);
     atomic_fetch_add(&jobs.ran, 1);
 }
@@ -89,7 +89,7 @@ static uint64_t give_memory(void *arg, const mp_shortage *shortage, bool whole) 
     (void)whole;
     mock_registry *self = arg;
     SIM_CHECK(self->registered);
-    mp_seam_point();
+    sim_yield();
     SIM_CHECK(self->registered && "a reclaimer is not removed while it is in use");
     return sim_below(2) ? mp_shortage_left(shortage) : 0;
 }
@@ -98,7 +98,7 @@ static uint64_t has_memory(void *arg, const void *asker) {
     (void)asker;
     mock_registry *self = arg;
     SIM_CHECK(self->registered);
-    mp_seam_point();
+    sim_yield();
     SIM_CHECK(self->registered && "a reclaimer is not removed while it is in use");
     return sim_below(2) * LIMIT;
 }
@@ -121,7 +121,7 @@ static void use_memory(void *arg) {
             *self = (mock_registry){
                 {.reclaim = give_memory, .possible = has_memory, .later = has_memory, .arg = self}, true};
             mp_governor_add_reclaimer(memory.governor, &self->reclaimer);
-            mp_seam_point();
+            sim_yield();
             mp_governor_remove_reclaimer(memory.governor, &self->reclaimer);
             self->registered = false;
             mp_free(self);
@@ -247,7 +247,7 @@ static void lease_threads(void *arg) {
         if (sim_below(2))
             mp_sys_sleep_ns(MS);
         else
-            mp_seam_point();
+            sim_yield();
         cores.in_use -= lease.threads;
         mp_cpu_allocator_return(cores.allocator, &lease, &threads, false);
     }

@@ -148,7 +148,7 @@ static void print_end(const char *message) {
     if (!s)
         return;
     fprintf(stderr, "  repeat: MPOOL_SIM=%s:%d:%s:%d:%llu:%d", s->world ? s->world : "?", s->variant,
-            names[s->scheduler], s->depth, (unsigned long long)s->seed, mp_seam_armed);
+            names[s->scheduler], s->depth, (unsigned long long)s->seed, sim_armed);
     if (s->scheduler == SIM_EXHAUSTIVE) {
         sim_sched_describe(choices, sizeof(choices));
         fprintf(stderr, " MPOOL_SIM_CHOICES=%s", choices);

@@ -221,7 +221,7 @@ MP_TEST(isolation_outcomes_are_refused_for_the_right_reason) {
     } cases[] = {{MP_OUTCOME_MORE, ""},
                  {MP_OUTCOME_WAIT_MEMORY, ""},
                  {MP_OUTCOME_WAIT_MASK, "an outcome is unknown"}, /* only texts wait for masks */
-                 {MP_OUTCOME_DONE, "the outcome of a request does not match its number of finished texts"},
+                 {MP_OUTCOME_DONE, "the outcome of a request does not match its number of finished inputs"},
                  {MP_OUTCOME_FAILED, "a request fails without a reason"},
                  {MP_OUTCOME_FAILED + 1, "an outcome is unknown"}};
     static duo d;

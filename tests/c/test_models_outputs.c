@@ -1,5 +1,7 @@
 /* Outputs of encoders beside pooled vectors: hidden states, rows of a head, sparse vectors. Each has the same bits
  * whether its text runs alone or in a batch, with any number of threads, and whatever else the pass computes. */
+#include <float.h>
+
 #include "base/options.h"
 #include "defaults_fixture.h"
 #include "heads_fixture.h"

@@ -5,7 +5,7 @@
 #include "mp_test.h"
 #include "models/capability.h"
 
-typedef enum kind { I8, U8, I32, I64, F32 } kind;
+typedef enum kind { I32, I64, F32 } kind;
 
 typedef struct bound {
     const char *name;
@@ -18,8 +18,6 @@ typedef struct bound {
 static void set(void *args, const bound *b, long double value) {
     uint8_t *at = (uint8_t *)args + b->at;
     switch (b->kind) {
-    case I8: *at = (uint8_t)(int8_t)value; break;
-    case U8: *at = (uint8_t)value; break;
     case I32: memcpy(at, &(int32_t){(int32_t)value}, sizeof(int32_t)); break;
     case I64: memcpy(at, &(int64_t){(int64_t)value}, sizeof(int64_t)); break;
     case F32: memcpy(at, &(float){(float)value}, sizeof(float)); break;
@@ -51,7 +49,7 @@ static void check_bounds(create create, const void *usual, size_t size, const bo
             }
             if (b->kind == I32 && (outside > INT32_MAX || outside < INT32_MIN))
                 continue;
-            set(args, b, b->kind == U8 && outside < 0 ? 255 : outside);
+            set(args, b, outside);
             MP_CHECK_STATUS(create(args, &request, &error), MP_INVALID_ARGUMENT, &error);
             if (strncmp(error.message, b->name, strlen(b->name)) != 0 || !strstr(error.message, range))
                 MP_FAIL("%s: %s", b->name, error.message);
@@ -73,23 +71,23 @@ static mp_status create_text(const void *args, mp_request **request, mp_error *e
 
 MP_TEST(models_request_bounds_of_texts) {
     static const bound bounds[] = {
-        {"temperature", F32, SAMPLING(temperature), 0, 100, false},
-        {"top_p", F32, SAMPLING(top_p), 0, 1, false},
-        {"min_p", F32, SAMPLING(min_p), 0, 1, false},
-        {"repetition_penalty", F32, SAMPLING(repetition_penalty), 1e-3, 1e3, true}, /* not exact in float */
-        {"presence_penalty", F32, SAMPLING(presence_penalty), -100, 100, false},
-        {"frequency_penalty", F32, SAMPLING(frequency_penalty), -100, 100, false},
-        {"top_k", I32, SAMPLING(top_k), 0, INT32_MAX, false},
-        {"max_tokens", I32, SAMPLING(max_tokens), 1, 268435455, false},
-        {"min_tokens", I32, SAMPLING(min_tokens), 0, 268435455, true},
-        {"logprobs", I32, SAMPLING(logprobs), -1, 20, false},
-        {"n must be", I32, TEXT(n_choices), 1, 128, false},
+        {"`temperature`", F32, SAMPLING(temperature), 0, 100, false},
+        {"`top_p`", F32, SAMPLING(top_p), 0, 1, false},
+        {"`min_p`", F32, SAMPLING(min_p), 0, 1, false},
+        {"`repetition_penalty`", F32, SAMPLING(repetition_penalty), 1e-3, 1e3, true}, /* not exact in float */
+        {"`presence_penalty`", F32, SAMPLING(presence_penalty), -100, 100, false},
+        {"`frequency_penalty`", F32, SAMPLING(frequency_penalty), -100, 100, false},
+        {"`top_k`", I32, SAMPLING(top_k), 0, INT32_MAX, false},
+        {"`max_tokens`", I32, SAMPLING(max_tokens), 1, 268435455, false},
+        {"`min_tokens`", I32, SAMPLING(min_tokens), 0, 268435455, true},
+        {"`logprobs`", I32, SAMPLING(logprobs), -1, 20, false},
+        {"`n`", I32, TEXT(n_choices), 1, 128, false},
         {"the number of prompt tokens", I32, TEXT(n_prompt), 1, 268435455, true},
         {"the number of stop strings", I32, TEXT(n_stop), 0, 64, true},
         {"the number of stop ids", I32, TEXT(n_stop_ids), 0, 4096, true},
         {"the number of logit biases", I32, TEXT(n_bias), 0, 4096, true},
-        {"capture_values", I32, TEXT(capture_values), 0, MP_CAPTURE_MAX_VALUES, true},
-        {"capture_records", I32, TEXT(capture_records), 0, INT32_MAX, false},
+        {"`capture_values`", I32, TEXT(capture_values), 0, MP_CAPTURE_MAX_VALUES, true},
+        {"`capture_records`", I32, TEXT(capture_records), 0, INT32_MAX, false},
         {"the bytes of a mask", I64, TEXT(mask_bytes), 0, 1048576, true},
         {"the number of tiles", I32, IMAGES(n_tiles), 0, 4096, true},
         {"the number of runs", I32, IMAGES(n_runs), 0, 4096, true},
@@ -150,9 +148,9 @@ MP_TEST(models_request_bounds_of_embeddings) {
     static const bound bounds[] = {
         {"the number of texts", I32, EMBED(n_texts), 1, 16777216, true},
         {"the number of tokens", I64, EMBED(n_tokens), 0, 576460752303423487.0L, true},
-        {"dimensions", I32, EMBED(dimensions), 0, INT32_MAX, false},
-        {"normalize", I8, EMBED(normalize), -1, 1, false},
-        {"outputs", U8, EMBED(outputs), 0, 15, false},
+        {"`dimensions`", I32, EMBED(dimensions), 0, INT32_MAX, false},
+        {"`normalize`", I32, EMBED(normalize), -1, 1, false},
+        {"`outputs`", I32, EMBED(outputs), 0, 15, false},
     };
     static const int32_t ids[] = {5};
     static const int64_t offsets[] = {0, 1};
@@ -173,9 +171,9 @@ MP_TEST(models_request_bounds_of_image_embeddings) {
     static const bound bounds[] = {
         {"the number of images", I32, IMAGE(n_images), 1, 1048576, true},
         {"the number of bytes of pixels", I64, IMAGE(n_bytes), 1, 576460752303423487.0L, true},
-        {"dimensions", I32, IMAGE(dimensions), 0, INT32_MAX, false},
-        {"normalize", I8, IMAGE(normalize), -1, 1, false},
-        {"output", U8, IMAGE(output), 0, 1, false},
+        {"`dimensions`", I32, IMAGE(dimensions), 0, INT32_MAX, false},
+        {"`normalize`", I32, IMAGE(normalize), -1, 1, false},
+        {"`output`", I32, IMAGE(output), 0, 1, false},
     };
     static uint8_t pixels[3 * 16384];
     static const struct { int32_t high, wide; bool good; } sizes[] = {
@@ -209,16 +207,16 @@ static mp_status create_generation(const void *args, mp_request **request, mp_er
 
 MP_TEST(models_request_bounds_of_image_generation) {
     static const bound bounds[] = {
-        {"width", I32, GENERATE(width), 1, 8192, false},
-        {"height", I32, GENERATE(height), 1, 8192, false},
+        {"`width`", I32, GENERATE(width), 1, 8192, false},
+        {"`height`", I32, GENERATE(height), 1, 8192, false},
         {"the number of steps", I32, GENERATE(n_steps), 1, 1000, false},
         {"the number of latents", I64, GENERATE(n_noise), 1, INT32_MAX, true},
         {"the number of texts", I32, GENERATE(n_texts), 1, 2, false},
         {"the number of tokens", I32, GENERATE(n_ids[0]), 0, 4096, false},
         {"the number of tokens", I32, GENERATE(n_ids[2]), 0, 4096, false},
-        {"n must be", I32, GENERATE(n_images), 1, 64, false},
-        {"guidance_scale", F32, GENERATE(guidance), 0, 1000, false},
-        {"preview_every", I32, GENERATE(preview_every), 0, 1000, false},
+        {"`n`", I32, GENERATE(n_images), 1, 64, false},
+        {"`guidance_scale`", F32, GENERATE(guidance), 0, 1000, false},
+        {"`preview_every`", I32, GENERATE(preview_every), 0, 1000, false},
     };
     static const int32_t ids[4096];
     static const float noise[1], times[1000], sigmas[1001];

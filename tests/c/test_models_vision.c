@@ -114,7 +114,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         if (n == 0)
             continue;
         uint64_t budget_ns = mp_test_random_u64(&random) % 3 ? mp_test_random_u64(&random) % 1000000 : UINT64_MAX;
-        if (!engine_of(tiny)->images.store->jobs && mp_test_random_u64(&random) % 4 == 0) /* only between images */
+        if (!engine_of(tiny)->images->jobs && mp_test_random_u64(&random) % 4 == 0) /* only between images */
             cut(tiny, 3 + (int32_t)(mp_test_random_u64(&random) % 15), UINT64_C(1) << mp_test_random_u64(&random) % 24);
         tiny->engine->ops->plan(tiny->engine, items, n, budget_ns, &plan);
         MP_CHECK(plan.count > 0);
@@ -316,11 +316,11 @@ MP_TEST(models_vision_encodes_each_image_once) {
     run_one(&tiny, 7, &cached); /* same prompt, another tenant */
     MP_CHECK_INT(cached, 0);
     tiny_trim(&tiny);
-    mp_images_shrink(engine_of(&tiny)->images.store, UINT64_MAX);
+    mp_images_shrink(engine_of(&tiny)->images, UINT64_MAX);
     uint64_t bytes[4]; /* kept rows of images after each request: two of one tenant, then two of another one */
     for (int i = 0; i < 4; i++) {
         run_one(&tiny, i < 2 ? 3 : 7, &cached);
-        bytes[i] = engine_of(&tiny)->images.store->tile_bytes;
+        bytes[i] = engine_of(&tiny)->images->tile_bytes;
     }
     MP_CHECK(bytes[0] > 0);
     MP_CHECK_INT(bytes[1], bytes[0]);
@@ -394,8 +394,8 @@ static mp_item *run_to_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
     step(tiny, plan, job, false); /* the rows before the image */
     tiny->engine->ops->plan(tiny->engine, items, 1, 1, plan);
     MP_CHECK(engine_of(tiny)->image_part.item == &job->item);
-    MP_CHECK(plan->cost_ns >= mp_images_part_ns(engine_of(tiny)->images.store) ||
-             plan->cost_ns >= mp_images_left_ns(engine_of(tiny)->images.store, job->call, job->item.state, 0));
+    MP_CHECK(plan->cost_ns >= mp_images_part_ns(engine_of(tiny)->images) ||
+             plan->cost_ns >= mp_images_left_ns(engine_of(tiny)->images, job->call, job->item.state, 0));
     return &job->item;
 }
 
@@ -412,7 +412,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
         tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, threads);
         mp_vit *encoder = cut(&tiny, 2, 1);
         mp_item *item = run_to_image(&tiny, jobs, &plan);
-        mp_image_store *store = engine_of(&tiny)->images.store;
+        mp_image_store *store = engine_of(&tiny)->images;
         uint64_t left = UINT64_MAX;
         for (int part = 1; part <= 9 + threads * 2; part++) {
             tiny.lease.cancelled = part % 3 == 0 ? &raised : NULL;
@@ -458,7 +458,7 @@ MP_TEST(models_vision_keeps_images_of_alternating_requests) {
     run_alone(&tiny, expected);
     tiny_trim(&tiny);
     const uint64_t least = tiny.budget.used;
-    const mp_image_store *store = engine_of(&tiny)->images.store;
+    const mp_image_store *store = engine_of(&tiny)->images;
     tiny_job jobs[TURNS][ITEMS] = {{{0}}};
     for (int j = 0; j < TURNS; j++) {
         make_job(&tiny, jobs[j], rows_of[j]);

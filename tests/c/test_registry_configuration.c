@@ -63,7 +63,7 @@ MP_TEST(registry_configuration_defaults) {
     static mp_services services;
     MP_CHECK_OK(mp_options_init(&error), &error);
     mp_services_configure(&services, &(mp_registry_config){.breaker_threshold = 0});
-    MP_CHECK_INT(services.step_budget_ns, (uint64_t)mp_options_get()->step_budget_ms * 1000000);
+    MP_CHECK_INT(services.step_budget_ns, 25 * SECOND / 1000);
     MP_CHECK_INT(services.spin_ns, (uint64_t)mp_options_get()->spin_us * 1000);
     MP_CHECK_INT(services.load_timeout_ns, 30 * SECOND);
     MP_CHECK_INT(services.load_ceiling_ns, 600 * SECOND);

@@ -206,9 +206,9 @@ static void sleep_for_ever(void *arg) {
 }
 /* An increment that is lost only if the other thread runs exactly between its halves. */
 static void tear(pair *p) {
-    mp_seam_point();
+    sim_yield();
     int seen = p->plain;
-    mp_seam_point();
+    sim_yield();
     p->plain = seen + 1;
 }
 static void torn(void *arg) {

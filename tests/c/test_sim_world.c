@@ -139,7 +139,7 @@ MP_TEST_SECONDS(sim_replay, 600) {
         MP_FAIL("unknown world %s", name);
     sim_scheduler which = scheduler[0] == 'r' ? SIM_RANDOM : scheduler[0] == 'p' ? SIM_PCT : SIM_EXHAUSTIVE;
     sim_world_run(world, 0, 0);
-    mp_seam_armed = mutation;
+    sim_armed = mutation;
     sim_setup setup = sim_world_setup(world, which, depth, seed);
     setup.coarse = which == SIM_EXHAUSTIVE;
     if (which == SIM_EXHAUSTIVE)

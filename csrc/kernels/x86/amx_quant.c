@@ -291,7 +291,7 @@ static MP_INLINE void transpose(const __m512 *in, float *out) {
 }
 
 /* Write the scales of rows m ... m + 15 to sa, and the factors of the minima, [units rounded up to 16][TILE] each. */
-static MP_INLINE void prepare(const amx_product *g, int m, int units, float *sa, float *factor) {
+static MP_INLINE void amx_prepare(const amx_product *g, int m, int units, float *sa, float *factor) {
     const int blocks = g->x->K / 32;
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
@@ -450,7 +450,7 @@ static MP_INLINE void pass(int kind, amx_product *g, int r0, int r1, int panel0,
     g->weights = weights;
     for (int i = 0; i < groups; i++) {
         const int m = r1 - TILE < r0 + i * TILE ? r1 - TILE : r0 + i * TILE;
-        prepare(g, m, units, sa + i * stride * TILE, factor + i * stride * TILE);
+        amx_prepare(g, m, units, sa + i * stride * TILE, factor + i * stride * TILE);
     }
     for (int p = panel0; p < panel1; p++) {
         for (int u = 0; u < units; u += UNITS, side = 1 - side) {

@@ -81,9 +81,8 @@ typedef struct mp_decoder {
     mp_linear head;   /* [vocab, hidden] */
     mp_decoder_layer *layers;
     mp_kv_group kv; /* all windowed layers have the same window */
-    const struct mp_image_ops *image_ops; /* decoder/images.h; NULL: the model takes no images */
-    struct mp_vision *vision;             /* the part that turns images into rows, or NULL */
-    struct mp_decoder *draft;             /* owned draft model (decoder/drafting.h), or NULL */
+    struct mp_vision *vision; /* the part that turns images into rows (decoder/images.h), or NULL */
+    struct mp_decoder *draft; /* owned draft model (decoder/drafting.h), or NULL */
     uint32_t max_token_bytes;
     int32_t sampled_vocab;   /* ids from here on have no token and are never sampled */
     _Atomic uint64_t row_ns;    /* running estimate of the time per prefill row in a full step */

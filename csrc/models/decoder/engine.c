@@ -52,7 +52,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
     if (request->adapter != 0 && mp_adapters_find(&model->adapters, request->adapter) == 0)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the model has no adapter %d", request->adapter);
     if (model->vision)
-        MP_TRY(model->image_ops->check(model->vision, request, error));
+        MP_TRY(mp_vision_check(model->vision, request, error));
     else if (request->images.n_runs > 0)
         return mp_fail(error, MP_UNSUPPORTED, "the request has images, the model takes text only");
     uint64_t rows = (uint64_t)request->n_prompt + (uint64_t)request->sampling.max_tokens * (uint64_t)request->n_choices;
@@ -79,7 +79,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_text_engine *engine = (mp_text_engine *)base;
     const mp_text_request *request = (const mp_text_request *)item->request;
     if (item->state) { /* the item was preempted, maybe in another engine */
-        MP_TRY(mp_decoder_images_number(&engine->images, request, item->state, error));
+        MP_TRY(mp_images_number(engine->images, request, item->state, error));
         item->abandon = NULL;
         engine->admitted++;
         return MP_OK;
@@ -91,9 +91,9 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     if (status != MP_OK)
         return status;
     item->state = state;
-    status = mp_decoder_images_begin(&engine->images, request, engine->model->sections[0] > 0, state, error);
+    status = mp_images_begin(engine->images, request, engine->model->sections[0] > 0, state, error);
     if (status == MP_OK)
-        status = mp_decoder_images_number(&engine->images, request, state, error);
+        status = mp_images_number(engine->images, request, state, error);
     if (status == MP_OK)
         status = mp_sequence_group_resume(engine, item, error);
     if (status != MP_OK) {
@@ -126,9 +126,9 @@ static void abandon(mp_item *item) {
 /* Releases an item's KV blocks and image tiles. */
 static void release(mp_text_engine *engine, mp_item *item) {
     mp_sequence_group_drop(item->state, &engine->cache);
-    mp_decoder_images_release(&engine->images, (const mp_text_request *)item->request, item->state);
+    mp_images_release(engine->images, (const mp_text_request *)item->request, item->state);
     if (--engine->admitted == 0)
-        mp_decoder_images_trim(&engine->images);
+        mp_images_trim(engine->images);
 }
 
 static void engine_preempt(mp_engine *base, mp_item *item) {
@@ -165,8 +165,8 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
             continue;
         }
         int left = seq->count - seq->cached, tile;
-        rows += mp_decoder_images_ready(&engine->images, (const mp_text_request *)item->request, state, seq,
-                                        left < STEP_ROWS ? left : STEP_ROWS, &tile);
+        rows += mp_images_ready(engine->images, (const mp_text_request *)item->request, state, seq,
+                                left < STEP_ROWS ? left : STEP_ROWS, &tile);
         *missing = *missing < 0 ? tile : *missing;
         *decoding &= left == 1;
     }
@@ -174,8 +174,7 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
 }
 
 static bool is_computing(const mp_text_engine *engine, const mp_item *item, int tile) {
-    return engine->images.ops->computing(engine->images.store, (const mp_text_request *)item->request, item->state,
-                                         tile);
+    return mp_images_computing(engine->images, (const mp_text_request *)item->request, item->state, tile);
 }
 
 /* Proposes an image tile of an item for the next step. A tile whose computation has begun is preferred, otherwise the
@@ -195,9 +194,9 @@ static void choose_image_part(mp_text_engine *engine, mp_item *item, int tile) {
  * time: the worker charges each item by its share of the amounts. */
 static void plan_image_part(mp_text_engine *engine, uint64_t row_ns, uint64_t budget_ns, mp_plan *plan) {
     const mp_item *item = engine->image_part.item;
-    const uint64_t all = engine->images.ops->left_ns(engine->images.store, (const mp_text_request *)item->request,
-                                                     item->state, engine->image_part.tile);
-    const uint64_t least = engine->images.ops->part_ns(engine->images.store);
+    const uint64_t all = mp_images_left_ns(engine->images, (const mp_text_request *)item->request,
+                                           item->state, engine->image_part.tile);
+    const uint64_t least = mp_images_part_ns(engine->images);
     uint64_t left = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
     left = left > least ? left : least;
     engine->image_part.budget_ns = left;
@@ -258,7 +257,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     const int worth = mp_threads_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
     plan->threads = mp_tuner_plan(&engine->tuner, worth, planned);
     if (!engine->image_part.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
-        mp_decoder_images_trim(&engine->images); /* no item waits for a tile */
+        mp_images_trim(engine->images); /* no item waits for a tile */
     if (engine->image_part.item && plan->count == MP_PLAN_MAX)
         engine->image_part.item = NULL;
     if (engine->image_part.item) {
@@ -278,7 +277,7 @@ static mp_status reserve(mp_text_engine *engine, size_t bytes, mp_error *error) 
     mp_status status = mp_engine_reserve(arena, bytes, engine->budget, &engine->charged, error);
     if (status != MP_OK && mp_drafter_release(&engine->drafter) > 0)
         status = mp_engine_reserve(arena, bytes, engine->budget, &engine->charged, error);
-    if (status != MP_OK && mp_decoder_images_shrink(&engine->images, bytes - arena->size) > 0)
+    if (status != MP_OK && mp_images_shrink(engine->images, bytes - arena->size) > 0)
         status = mp_engine_reserve(arena, bytes, engine->budget, &engine->charged, error);
     if (status != MP_OK && mp_prefix_shrink(&engine->cache, bytes - arena->size) > 0)
         status = mp_engine_reserve(arena, bytes, engine->budget, &engine->charged, error);
@@ -338,8 +337,8 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
             if (outcomes[p] != MP_OUTCOME_MORE)
                 break;
             int missing, want = seq->done ? 0 : seq->count - seq->cached; /* 0 also while the sequence waits */
-            want = mp_decoder_images_ready(&engine->images, (const mp_text_request *)item->request, state, seq,
-                                           want < left ? want : left, &missing);
+            want = mp_images_ready(engine->images, (const mp_text_request *)item->request, state, seq,
+                                   want < left ? want : left, &missing);
             if (want == 0)
                 continue;
             mp_step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want};
@@ -414,7 +413,7 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
                 step.rows = wanted;
                 extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
             }
-            if (extended != MP_OK && mp_decoder_images_shrink(&engine->images, engine->cache.kv.block_bytes) > 0) {
+            if (extended != MP_OK && mp_images_shrink(engine->images, engine->cache.kv.block_bytes) > 0) {
                 step.rows = wanted;
                 extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
             }
@@ -443,7 +442,7 @@ static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_s
             continue;
         int64_t source;
         const int32_t position = step->seq->cached + i;
-        const float *row = engine->images.ops->row(engine->images.store, request, item->state, position, &source);
+        const float *row = mp_images_row(engine->images, request, item->state, position, &source);
         rows->vector[row0 + i] = row;
         id[row0 + i] = 0;
         if (request->image_rows)
@@ -672,9 +671,9 @@ static void compute_image_part(mp_text_engine *engine, mp_lease *lease, const mp
     if (!item || p == plan->count || outcomes[p] != MP_OUTCOME_MORE ||
         atomic_load_explicit(&item->cancelled, memory_order_relaxed))
         return;
-    mp_status status = engine->images.ops->compute(engine->images.store, lease, (const mp_text_request *)item->request,
-                                                   item->state, engine->image_part.tile, engine->image_part.budget_ns,
-                                                   &item->cancelled, &item->error);
+    mp_status status = mp_images_compute(engine->images, lease, (const mp_text_request *)item->request,
+                                         item->state, engine->image_part.tile, engine->image_part.budget_ns,
+                                         &item->cancelled, &item->error);
     if (status != MP_OK)
         outcomes[p] = status == MP_MEMORY_EXHAUSTED ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
 }
@@ -717,7 +716,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t release_memory(mp_text_engine *engine) {
-    uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_decoder_images_shrink(&engine->images, UINT64_MAX) +
+    uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_images_shrink(engine->images, UINT64_MAX) +
                      mp_drafter_trim(&engine->drafter);
     if (engine->admitted > 0)
         return bytes; /* keep the scratch: the next step needs it */
@@ -735,8 +734,7 @@ static uint64_t engine_trim(mp_engine *base) {
 static void engine_destroy(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
     release_memory(engine);
-    if (engine->images.ops)
-        engine->images.ops->close(engine->images.store);
+    mp_images_destroy(engine->images);
     mp_prefix_deinit(&engine->cache);
     mp_drafter_deinit(&engine->drafter);
     mp_free(engine->steps);
@@ -747,7 +745,7 @@ static void engine_destroy(mp_engine *base) {
 static uint64_t engine_bytes(const mp_engine *base) {
     const mp_text_engine *engine = (const mp_text_engine *)base;
     return engine->charged + mp_kv_charged(&engine->cache.kv) + mp_kv_charged(&engine->drafter.cache.kv) +
-           mp_decoder_images_bytes(&engine->images);
+           mp_images_bytes(engine->images);
 }
 
 static bool engine_improve(mp_engine *base, mp_lease *lease) {
@@ -771,8 +769,7 @@ mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, 
     mp_text_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
     if (!engine)
         return mp_fail_memory(error, sizeof *engine, "an engine");
-    engine->images.ops = model->image_ops;
-    if (model->image_ops && !(engine->images.store = model->image_ops->open(model->vision, budget, &engine->cache))) {
+    if (model->vision && !(engine->images = mp_images_create(model->vision, budget, &engine->cache))) {
         mp_free(engine);
         return mp_fail_memory(error, sizeof *engine, "an engine");
     }

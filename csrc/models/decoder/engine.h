@@ -29,7 +29,7 @@ typedef struct mp_text_engine {
     mp_thread_tuner tuner;
     mp_step_seq *steps; /* [step_capacity] */
     int step_count, step_capacity;
-    mp_decoder_images images; /* only for models that take images */
+    struct mp_image_store *images; /* decoder/images.h; NULL: the model takes no images */
     struct {               /* planned work on one image tile in the next step */
         mp_item *item;     /* NULL: none */
         int tile;

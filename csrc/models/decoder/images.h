@@ -1,6 +1,5 @@
 /* decoder/images.h: the interface between a decoder and the part of a model that turns images into rows. A decoder does
- * not handle pixels: vision/ fills in the table, and vision/vision.h describes each function. Any thread may call read,
- * destroy, is_float32 and check; only the worker's thread may call the others. */
+ * not handle pixels: it declares here what it calls, and vision/ implements it. */
 #ifndef MP_MODELS_DECODER_IMAGES_H
 #define MP_MODELS_DECODER_IMAGES_H
 
@@ -8,8 +7,8 @@
 
 #include "models/decoder/sequence.h"
 
-struct mp_vision;
-struct mp_image_store;
+typedef struct mp_vision mp_vision;
+typedef struct mp_image_store mp_image_store;
 struct mp_tile;
 
 typedef struct mp_request_images { /* image state of an item's sequences */
@@ -19,79 +18,71 @@ typedef struct mp_request_images { /* image state of an item's sequences */
                                    * hold */
 } mp_request_images;
 
-typedef struct mp_image_ops {
-    /* functions of a model */
-    mp_status (*read)(const mp_load_args *args, mp_builder *builder, int32_t width, struct mp_vision **vision,
-                      mp_error *error);
-    void (*destroy)(struct mp_vision *vision);
-    bool (*is_float32)(const struct mp_vision *vision); /* returns true if the image network computes in fp32 only */
-    mp_status (*check)(const struct mp_vision *vision, mp_text_request *request, mp_error *error);
-    /* functions of an engine */
-    struct mp_image_store *(*open)(const struct mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
-    void (*close)(struct mp_image_store *store);
-    uint64_t (*bytes)(const struct mp_image_store *store);
-    uint64_t (*shrink)(struct mp_image_store *store, uint64_t bytes);
-    uint64_t (*trim)(struct mp_image_store *store);
-    /* functions of a group of sequences */
-    mp_status (*begin)(struct mp_image_store *store, const mp_text_request *request, bool axes,
-                       mp_sequence_group *group, mp_error *error);
-    mp_status (*number)(struct mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
-                        mp_error *error);
-    void (*release)(struct mp_image_store *store, const mp_text_request *request, mp_sequence_group *group);
-    int (*ready)(struct mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
-                 const mp_sequence *seq, int want, int *missing);
-    const float *(*row)(const struct mp_image_store *store, const mp_text_request *request,
-                        const mp_sequence_group *group, int32_t position, int64_t *source);
-    bool (*computing)(const struct mp_image_store *store, const mp_text_request *request,
-                      const mp_sequence_group *group, int tile);
-    uint64_t (*left_ns)(const struct mp_image_store *store, const mp_text_request *request,
-                        const mp_sequence_group *group, int tile);
-    uint64_t (*part_ns)(const struct mp_image_store *store);
-    mp_status (*compute)(struct mp_image_store *store, mp_lease *lease, const mp_text_request *request,
-                         mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
-                         mp_error *error);
-} mp_image_ops;
-
-/* Loads a decoder like mp_decoder_load; the decoder takes images through `ops`. */
-mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops, mp_model **model, mp_error *error);
+/* Loads a decoder like mp_decoder_load; with `images`, also its image network and projector. */
+mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model **model, mp_error *error);
 
 /* Returns true for tensors of an image network, or of the projector between it and a decoder. */
 static inline bool mp_decoder_images_own(const char *name) {
     return strncmp(name, "v.", 2) == 0 || strncmp(name, "mm.", 3) == 0;
 }
 
-/* The image store of an engine. ops NULL: the model takes no images, and the functions below do nothing. */
-typedef struct mp_decoder_images {
-    const mp_image_ops *ops;
-    struct mp_image_store *store;
-} mp_decoder_images;
+/* ---- the image part of a model (vision/load.c); any thread ------------------------------------------------------- */
 
-static inline uint64_t mp_decoder_images_bytes(const mp_decoder_images *images) {
-    return images->ops ? images->ops->bytes(images->store) : 0;
-}
-static inline uint64_t mp_decoder_images_shrink(const mp_decoder_images *images, uint64_t bytes) {
-    return images->ops ? images->ops->shrink(images->store, bytes) : 0;
-}
-static inline uint64_t mp_decoder_images_trim(const mp_decoder_images *images) {
-    return images->ops ? images->ops->trim(images->store) : 0;
-}
-static inline mp_status mp_decoder_images_begin(const mp_decoder_images *images, const mp_text_request *request,
-                                                bool axes, mp_sequence_group *group, mp_error *error) {
-    return images->ops ? images->ops->begin(images->store, request, axes, group, error) : MP_OK;
-}
-static inline mp_status mp_decoder_images_number(const mp_decoder_images *images, const mp_text_request *request,
-                                                 mp_sequence_group *group, mp_error *error) {
-    return images->ops ? images->ops->number(images->store, request, group, error) : MP_OK;
-}
-static inline void mp_decoder_images_release(const mp_decoder_images *images, const mp_text_request *request,
-                                             mp_sequence_group *group) {
-    if (images->ops)
-        images->ops->release(images->store, request, group);
-}
-static inline int mp_decoder_images_ready(const mp_decoder_images *images, const mp_text_request *request,
-                                          mp_sequence_group *group, const mp_sequence *seq, int want, int *missing) {
-    *missing = -1;
-    return group->images ? images->ops->ready(images->store, request, group, seq, want, missing) : want;
-}
+/* Reads hyper-parameters and adds builder jobs, for a decoder of `width` components. Creates *vision even on failure;
+ * the caller destroys it. Leaves the builder with the compute type of the image network. */
+mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t width, mp_vision **vision,
+                         mp_error *error);
+void mp_vision_destroy(mp_vision *vision);
+/* Returns true if the image network computes in float32 only. */
+bool mp_vision_is_float32(const mp_vision *vision);
+/* Checks that a request's images fit the model and its prompt, and that its placeholders are exactly the tokens of the
+ * runs. Sets images.most_parts. */
+mp_status mp_vision_check(const mp_vision *vision, mp_text_request *request, mp_error *error);
+
+/* ---- the image store of an engine (vision/store.c); the worker's thread only -------------------------------------
+ * NULL: the model takes no images. bytes, shrink, trim, begin, number, release and ready then do nothing. */
+
+/* Returns NULL if memory is exhausted. */
+mp_image_store *mp_images_create(const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
+void mp_images_destroy(mp_image_store *store); /* NULL is legal */
+uint64_t mp_images_bytes(const mp_image_store *store); /* all bytes charged for the store */
+/* Releases at least `bytes` bytes of idle tiles, if there are that many. Returns the bytes released. */
+uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
+/* Releases the working memory, and drops unfinished tiles. Returns the bytes released. */
+uint64_t mp_images_trim(mp_image_store *store);
+
+/* Allocates the image state of an item's new group of sequences. With `axes`, computes M-RoPE positions: an image
+ * advances the position of the tokens after it by its longer side, in rows. */
+mp_status mp_images_begin(mp_image_store *store, const mp_text_request *request, bool axes, mp_sequence_group *group,
+                          mp_error *error);
+/* Replaces placeholders by image numbers in the tokens of all sequences. Call on every admission, before anything is
+ * cached: tokens may hold the numbers of another store, where images were numbered differently. */
+mp_status mp_images_number(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
+                           mp_error *error);
+/* Releases the group's tiles, and lets any group continue a tile that this group has begun. */
+void mp_images_release(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group);
+
+/* Returns how many of the next `want` rows of a sequence can be computed now: the rows before the first one whose tile
+ * is missing. Sets *missing to that tile, or to -1. Holds the tiles of the rows that it counts. */
+int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
+                    const mp_sequence *seq, int want, int *missing);
+/* Returns the row for a placeholder, whose tile the group must hold. Sets *source to the index of the placeholder among
+ * the rows of all runs. */
+const float *mp_images_row(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
+                           int32_t position, int64_t *source);
+/* Returns true if this tile is being computed for a request of the same tenant. */
+bool mp_images_computing(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
+                         int tile);
+/* mp_images_left_ns predicts the time to complete a tile. mp_images_part_ns predicts the time of one part, the minimum
+ * of a step. */
+uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
+                           int tile);
+uint64_t mp_images_part_ns(const mp_image_store *store);
+/* Computes a missing tile for about `budget_ns`, at least one part of it, and holds it when complete. Drops other
+ * unfinished tiles that this group computed last or that no group holds. Stops early if the lease is cancelled or
+ * `unwanted` is set. */
+mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *request,
+                            mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
+                            mp_error *error);
 
 #endif

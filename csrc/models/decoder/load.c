@@ -18,7 +18,7 @@ static void decoder_destroy(mp_model *base) {
     if (model->draft)
         decoder_destroy(&model->draft->base.base);
     if (model->vision)
-        model->image_ops->destroy(model->vision);
+        mp_vision_destroy(model->vision);
     for (int i = 0; i < MP_ROPES; i++)
         mp_rope_deinit(&model->rope[i]);
     for (int i = 0; model->layers && i < model->layer_count; i++)
@@ -214,7 +214,7 @@ static bool in_floats(const mp_decoder_layer *layer) {
 }
 
 mp_status mp_decoder_load(const mp_load_args *args, mp_model **model, mp_error *error) {
-    return mp_decoder_load_with(args, NULL, model, error);
+    return mp_decoder_load_with(args, false, model, error);
 }
 
 /* floats: true if the layers compute in float32. */
@@ -256,7 +256,7 @@ static void set_facts(mp_decoder *model, const mp_builder *builder, int64_t para
     mp_experts_facts(model->packed_experts, &model->expert_reads, &model->base);
 }
 
-mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops, mp_model **out, mp_error *error) {
+mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model **out, mp_error *error) {
     mp_status status;
     double norm_offset = 0;
     mp_builder builder = {0};
@@ -265,7 +265,6 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     if (!model)
         return mp_fail_memory(error, sizeof *model, "a model");
     model->base.base.ops = &decoder_ops;
-    model->image_ops = ops;
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
     if (!(args->flags & MP_DECODER_LATENT_ATTENTION) && mp_weights_has(model->weights, latents)) {
@@ -302,8 +301,8 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     builder.unpacked = MP_UNPACKED_NONE;
     MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
     const int64_t parameters = builder.parameters;
-    if (ops)
-        MP_TRY_GOTO(ops->read(args, &builder, model->hidden, &model->vision, error));
+    if (images)
+        MP_TRY_GOTO(mp_vision_read(args, &builder, model->hidden, &model->vision, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     model->slab = builder.slab;
     model->charged = builder.charged;
@@ -316,7 +315,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     MP_TRY_GOTO(mp_weights_check_poisoned(model->weights, error));
     bool floats;
     MP_TRY_GOTO(choose_kv_dtype(model, args->spec, &floats, error));
-    floats = floats && (!ops || ops->is_float32(model->vision));
+    floats = floats && (!images || mp_vision_is_float32(model->vision));
     set_facts(model, &builder, parameters, floats ? "float32" : mp_compute_name(args->compute));
     if (mp_spec_draft(args->spec)) {
         MP_TRY_GOTO(mp_draft_model_load(args, &model->draft, error));

@@ -92,7 +92,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 
 static void engine_retire(mp_engine *base, mp_item *item) { free_state((mp_diffusion_engine *)base, item); }
 
-static uint64_t trim(mp_diffusion_engine *engine) {
+static uint64_t diffusion_trim(mp_diffusion_engine *engine) {
     uint64_t before = engine->charged + engine->weights + engine->cache.charged;
     mp_diff_drop_others(engine, -1);
     mp_diff_cache_trim(&engine->cache);
@@ -101,11 +101,11 @@ static uint64_t trim(mp_diffusion_engine *engine) {
 }
 
 /* The registry calls engine_trim between steps, when no weights are in use. */
-static uint64_t engine_trim(mp_engine *base) { return trim((mp_diffusion_engine *)base); }
+static uint64_t engine_trim(mp_engine *base) { return diffusion_trim((mp_diffusion_engine *)base); }
 
 static void engine_destroy(mp_engine *base) {
     mp_diffusion_engine *engine = (mp_diffusion_engine *)base;
-    trim(engine);
+    diffusion_trim(engine);
     for (int s = 0; s < MP_DIFF_STAGES; s++)
         mp_free(engine->blocks[s]);
     mp_free(engine);

@@ -33,8 +33,8 @@ static const mp_model_ops diffusion_ops = {mp_diff_engine, mp_diff_check, diffus
 
 /* ---- hyper-parameters -------------------------------------------------------------------------------------------- */
 
-static mp_status fact(const mp_spec *spec, const char *part, const char *name, int64_t low, int64_t high, int32_t *out,
-                      mp_error *error) {
+static mp_status diffusion_fact(const mp_spec *spec, const char *part, const char *name, int64_t low, int64_t high,
+                                int32_t *out, mp_error *error) {
     char key[64];
     int64_t value;
     snprintf(key, sizeof key, "%s.%s", part, name);
@@ -43,7 +43,8 @@ static mp_status fact(const mp_spec *spec, const char *part, const char *name, i
     return MP_OK;
 }
 
-static mp_status number(const mp_spec *spec, const char *part, const char *name, float *out, mp_error *error) {
+static mp_status diffusion_number(const mp_spec *spec, const char *part, const char *name, float *out,
+                                  mp_error *error) {
     char key[64];
     double value;
     snprintf(key, sizeof key, "%s.%s", part, name);
@@ -54,8 +55,8 @@ static mp_status number(const mp_spec *spec, const char *part, const char *name,
 
 /* Refuses value `name` of a network that does not fit the other values. `what` follows the number: "" or what it
  * counts. */
-static mp_status refuse(const mp_spec *spec, const char *part, const char *name, const char *allowed, int64_t got,
-                        const char *what, mp_error *error) {
+static mp_status diffusion_refuse(const mp_spec *spec, const char *part, const char *name, const char *allowed,
+                                  int64_t got, const char *what, mp_error *error) {
     char field[64];
     snprintf(field, sizeof field, "%s.%s", part, name);
     return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, field, allowed, "%lld%s", (long long)got, what);
@@ -63,10 +64,10 @@ static mp_status refuse(const mp_spec *spec, const char *part, const char *name,
 
 static mp_status check_heads(const mp_spec *spec, const char *part, int32_t heads, int32_t head_dim, mp_error *error) {
     if (head_dim % 8)
-        return refuse(spec, part, "head_length", "a multiple of 8", head_dim, "", error);
+        return diffusion_refuse(spec, part, "head_length", "a multiple of 8", head_dim, "", error);
     if ((int64_t)heads * head_dim > MAX_WIDTH)
-        return refuse(spec, part, "head_count", "heads of at most 65,536 components together",
-                      (int64_t)heads * head_dim, " components", error);
+        return diffusion_refuse(spec, part, "head_count", "heads of at most 65,536 components together",
+                                (int64_t)heads * head_dim, " components", error);
     return MP_OK;
 }
 
@@ -80,19 +81,19 @@ static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int whic
     mp_attention *shape = &e->attention;
     mp_embedding *embedding = &e->embedding;
     e->t5 = which == MP_DIFF_T5;
-    MP_TRY(fact(spec, part, "block_count", 1, MAX_LAYERS, &e->layers, error));
-    MP_TRY(fact(spec, part, "embedding_length", 1, MAX_WIDTH, &e->hidden, error));
-    MP_TRY(fact(spec, part, "head_count", 1, MAX_WIDTH, &shape->heads, error));
-    MP_TRY(fact(spec, part, "head_length", 8, MAX_WIDTH, &shape->head_dim, error));
-    MP_TRY(fact(spec, part, "feed_forward_length", 1, MAX_WIDTH, &e->ffn, error));
-    MP_TRY(fact(spec, part, "context_length", 1, MAX_LENGTH, &e->length, error));
-    MP_TRY(number(spec, part, "norm_epsilon", &e->eps, error));
+    MP_TRY(diffusion_fact(spec, part, "block_count", 1, MAX_LAYERS, &e->layers, error));
+    MP_TRY(diffusion_fact(spec, part, "embedding_length", 1, MAX_WIDTH, &e->hidden, error));
+    MP_TRY(diffusion_fact(spec, part, "head_count", 1, MAX_WIDTH, &shape->heads, error));
+    MP_TRY(diffusion_fact(spec, part, "head_length", 8, MAX_WIDTH, &shape->head_dim, error));
+    MP_TRY(diffusion_fact(spec, part, "feed_forward_length", 1, MAX_WIDTH, &e->ffn, error));
+    MP_TRY(diffusion_fact(spec, part, "context_length", 1, MAX_LENGTH, &e->length, error));
+    MP_TRY(diffusion_number(spec, part, "norm_epsilon", &e->eps, error));
     snprintf(name, sizeof name, "%s.activation", part);
     MP_TRY(mp_model_activation(spec, name, NULL, &e->act, error));
     MP_TRY(check_heads(spec, part, shape->heads, shape->head_dim, error));
     if (!e->t5 && shape->heads * shape->head_dim != e->hidden)
-        return refuse(spec, part, "head_count", "heads of embedding_length components together",
-                      shape->heads * shape->head_dim, " components", error);
+        return diffusion_refuse(spec, part, "head_count", "heads of embedding_length components together",
+                                shape->heads * shape->head_dim, " components", error);
     shape->kv_heads = shape->heads;
     shape->scale = e->t5 ? 1 : 1 / sqrtf((float)shape->head_dim);
     shape->causal = !e->t5;
@@ -106,16 +107,16 @@ static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int whic
                        (long long)embedding->tokens.shape[0]);
     e->vocab = (int32_t)embedding->tokens.shape[0];
     if (!e->t5) {
-        MP_TRY(fact(spec, part, "projection_length", 0, MAX_WIDTH, &e->projection, error));
-        MP_TRY(fact(spec, part, "end_token", -1, MAX_VOCAB, &e->end, error));
+        MP_TRY(diffusion_fact(spec, part, "projection_length", 0, MAX_WIDTH, &e->projection, error));
+        MP_TRY(diffusion_fact(spec, part, "end_token", -1, MAX_VOCAB, &e->end, error));
         snprintf(name, sizeof name, "%s.positions", part);
         return mp_weights_get(model->weights, name, 2, positions, &embedding->positions, error);
     }
     int32_t buckets;
-    MP_TRY(fact(spec, part, "relative_buckets", 4, 4096, &buckets, error));
-    MP_TRY(fact(spec, part, "relative_distance", buckets, 1 << 20, &e->reach, error));
+    MP_TRY(diffusion_fact(spec, part, "relative_buckets", 4, 4096, &buckets, error));
+    MP_TRY(diffusion_fact(spec, part, "relative_distance", buckets, 1 << 20, &e->reach, error));
     if (buckets % 4)
-        return refuse(spec, part, "relative_buckets", "a multiple of 4", buckets, "", error);
+        return diffusion_refuse(spec, part, "relative_buckets", "a multiple of 4", buckets, "", error);
     const int64_t shape_of_table[2] = {buckets, shape->heads};
     return mp_weights_get(model->weights, "t5.relative", 2, shape_of_table, &e->relative, error);
 }
@@ -123,13 +124,13 @@ static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int whic
 static mp_status read_transformer(mp_diffusion *model, const mp_spec *spec, mp_error *error) {
     static const char part[] = "transformer";
     const bool yes = true, no = false;
-    MP_TRY(fact(spec, part, "block_count", 1, MAX_LAYERS, &model->joint_layers, error));
-    MP_TRY(fact(spec, part, "single_block_count", 0, MAX_LAYERS, &model->single_layers, error));
-    MP_TRY(fact(spec, part, "head_count", 1, MAX_WIDTH, &model->heads, error));
-    MP_TRY(fact(spec, part, "head_length", 8, MAX_WIDTH, &model->head_dim, error));
-    MP_TRY(fact(spec, part, "channels", 1, 1024, &model->channels, error));
-    MP_TRY(fact(spec, part, "text_length", 1, MAX_WIDTH, &model->text_width, error));
-    MP_TRY(fact(spec, part, "pooled_length", 1, MAX_WIDTH, &model->pooled_width, error));
+    MP_TRY(diffusion_fact(spec, part, "block_count", 1, MAX_LAYERS, &model->joint_layers, error));
+    MP_TRY(diffusion_fact(spec, part, "single_block_count", 0, MAX_LAYERS, &model->single_layers, error));
+    MP_TRY(diffusion_fact(spec, part, "head_count", 1, MAX_WIDTH, &model->heads, error));
+    MP_TRY(diffusion_fact(spec, part, "head_length", 8, MAX_WIDTH, &model->head_dim, error));
+    MP_TRY(diffusion_fact(spec, part, "channels", 1, 1024, &model->channels, error));
+    MP_TRY(diffusion_fact(spec, part, "text_length", 1, MAX_WIDTH, &model->text_width, error));
+    MP_TRY(diffusion_fact(spec, part, "pooled_length", 1, MAX_WIDTH, &model->pooled_width, error));
     MP_TRY(mp_spec_bool(spec, "transformer.guidance", &no, &model->guidance, error));
     MP_TRY(mp_spec_bool(spec, "transformer.qk_norm", &yes, &model->qk_norm, error));
     MP_TRY(check_heads(spec, part, model->heads, model->head_dim, error));
@@ -145,13 +146,13 @@ static mp_status read_transformer(mp_diffusion *model, const mp_spec *spec, mp_e
             sum += axes[i];
             model->axes[i] = (int32_t)axes[i];
             if (axes[i] % 2)
-                return refuse(spec, part, "axes", "even numbers", axes[i], "", error);
+                return diffusion_refuse(spec, part, "axes", "even numbers", axes[i], "", error);
         }
         return sum == model->head_dim
                    ? MP_OK
-                   : refuse(spec, part, "axes", "numbers that add up to head_length", sum, " in all", error);
+                   : diffusion_refuse(spec, part, "axes", "numbers that add up to head_length", sum, " in all", error);
     }
-    MP_TRY(fact(spec, part, "position_side", 1, MAX_SIDE, &model->position_side, error));
+    MP_TRY(diffusion_fact(spec, part, "position_side", 1, MAX_SIDE, &model->position_side, error));
     if (model->single_layers || model->guidance)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, part,
                             "neither single blocks nor guidance, except for FLUX", "%d single blocks%s",
@@ -187,22 +188,23 @@ static mp_status read_decoder(mp_diffusion *model, const mp_spec *spec, mp_error
                             (unsigned long long)(list ? list->count : 0));
     model->levels = (int32_t)list->count;
     MP_TRY(mp_spec_ints(spec, "vae.channels", model->levels, 8, 8192, NULL, widths, error));
-    MP_TRY(fact(spec, "vae", "layers", 1, 64, &layers, error));
-    MP_TRY(fact(spec, "vae", "groups", 1, 8192, &model->group_count, error));
-    MP_TRY(number(spec, "vae", "scaling_factor", &model->latent_scale, error));
-    MP_TRY(number(spec, "vae", "shift_factor", &model->latent_shift, error));
+    MP_TRY(diffusion_fact(spec, "vae", "layers", 1, 64, &layers, error));
+    MP_TRY(diffusion_fact(spec, "vae", "groups", 1, 8192, &model->group_count, error));
+    MP_TRY(diffusion_number(spec, "vae", "scaling_factor", &model->latent_scale, error));
+    MP_TRY(diffusion_number(spec, "vae", "shift_factor", &model->latent_shift, error));
     MP_TRY(mp_spec_bool(spec, "vae.attention", &yes, &attention, error));
     const int32_t top = (int32_t)widths[model->levels - 1];
     for (int i = 0; i < model->levels; i++)
         if (widths[i] % model->group_count)
-            return refuse(spec, "vae", "groups", "a divisor of every number in vae.channels", model->group_count, "",
-                          error);
+            return diffusion_refuse(spec, "vae", "groups", "a divisor of every number in vae.channels",
+                                    model->group_count, "", error);
     if (!(model->latent_scale > 0))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "vae", "a scaling_factor above 0", "%g",
                             (double)model->latent_scale);
     if (attention && top % 8)
-        return refuse(spec, "vae", "channels", "a multiple of 8 as the last number, because vae.attention is true", top,
-                      "", error);
+        return diffusion_refuse(spec, "vae", "channels",
+                                "a multiple of 8 as the last number, because vae.attention is true", top, "",
+                                error);
     const int32_t count = 5 + model->levels * (layers + 2);
     model->ops = mp_alloc_array((size_t)count, sizeof *model->ops, MP_TAG_WEIGHTS);
     if (!model->ops)
@@ -229,7 +231,7 @@ static mp_status refuse_encoder(const mp_spec *spec, const char *part, const cha
                                 int32_t value, const char *after, int64_t got, const char *what, mp_error *error) {
     char allowed[96];
     snprintf(allowed, sizeof allowed, "%s%d%s", before, value, after);
-    return refuse(spec, part, name, allowed, got, what, error);
+    return diffusion_refuse(spec, part, name, allowed, got, what, error);
 }
 
 /* Check that the pipeline has the text encoders that the transformer needs, and that their widths fit it. */

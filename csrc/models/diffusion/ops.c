@@ -78,7 +78,7 @@ bool mp_diff_layer_norm(mp_diff_thread *l, const float *x, int64_t M, int n, con
 
 static bool meet(void *thread) { return mp_diff_barrier(thread); }
 
-static bool poll(void *thread) { return mp_diff_poll(thread); }
+static bool ops_poll(void *thread) { return mp_diff_poll(thread); }
 
 mp_row_context mp_diff_context(mp_diff_thread *l, const mp_row_span *spans, void *acts) {
     return (mp_row_context){.thread = l->thread,
@@ -86,7 +86,7 @@ mp_row_context mp_diff_context(mp_diff_thread *l, const mp_row_span *spans, void
                             .n_spans = spans ? 1 : 0,
                             .acts = acts,
                             .meet = meet,
-                            .poll = poll,
+                            .poll = ops_poll,
                             .arg = l};
 }
 

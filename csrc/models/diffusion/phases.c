@@ -108,7 +108,7 @@ static mp_status encode(mp_diffusion_engine *engine, mp_item *item, mp_lease *le
 /* ---- denoising --------------------------------------------------------------------------------------------------- */
 
 /* latents [channels, height, width] <-> rows [height / 2 * width / 2][channels][2][2] */
-static void pack(const mp_image_generation_request *request, const float *latents, float *rows) {
+static void phase_pack(const mp_image_generation_request *request, const float *latents, float *rows) {
     const int32_t C = request->channels, height = request->latent_height, width = request->latent_width;
     const int32_t across = width / MP_DIFF_PATCH;
     for (int32_t c = 0; c < C; c++)
@@ -153,7 +153,7 @@ static mp_status begin_denoising(mp_diffusion_engine *engine, mp_diff_state *sta
 
 static void begin_step(mp_diff_state *state, const mp_image_generation_request *request) {
     const float *from = state->at.step ? request->latents : request->noise;
-    pack(request, from + (int64_t)state->at.image * mp_image_generation_latents(request), state->latents);
+    phase_pack(request, from + (int64_t)state->at.image * mp_image_generation_latents(request), state->latents);
 }
 
 /* Finish a step after its last pass: x += (next sigma - sigma) v. With guidance, v = negative + scale (v -
@@ -281,7 +281,8 @@ static void end_image(mp_diff_state *state, mp_item *item, const float *x, int64
         state->at.phase = MP_DIFF_FINISHED;
 }
 
-static mp_status decode(mp_diffusion_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
+static mp_status phase_decode(mp_diffusion_engine *engine, mp_item *item, mp_lease *lease, bool *done,
+                              mp_error *error) {
     mp_diff_state *state = item->state;
     mp_image_generation_request *request = mp_diff_request(item);
     if (!state->decoding.at)
@@ -309,6 +310,6 @@ mp_status mp_diff_advance(mp_diffusion_engine *engine, mp_item *item, mp_lease *
     case MP_DIFF_DENOISE:
         return denoise(engine, item, lease, done, error);
     default:
-        return decode(engine, item, lease, done, error);
+        return phase_decode(engine, item, lease, done, error);
     }
 }

@@ -23,18 +23,18 @@ uint64_t mp_diff_drop_others(mp_diffusion_engine *engine, int stage) {
     return before - engine->weights;
 }
 
-static bool take(mp_diffusion_engine *engine, uint64_t bytes, int stage) {
+static bool stage_take(mp_diffusion_engine *engine, uint64_t bytes, int stage) {
     return mp_budget_take(engine->budget, bytes) ||
            ((mp_diff_drop_others(engine, stage) | mp_diff_cache_trim(&engine->cache)) &&
             mp_budget_take(engine->budget, bytes));
 }
 
 /* Grow the scratch to `bytes` bytes if it is smaller. The next block reuses it. */
-static mp_status reserve(mp_diffusion_engine *engine, size_t bytes, int stage, mp_error *error) {
+static mp_status stage_reserve(mp_diffusion_engine *engine, size_t bytes, int stage, mp_error *error) {
     if (bytes <= engine->arena.size)
         return MP_OK;
     mp_engine_release(&engine->arena, engine->budget, &engine->charged);
-    if (!take(engine, bytes, stage))
+    if (!stage_take(engine, bytes, stage))
         return mp_fail_memory(error, bytes, "the scratch of a step");
     mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
     if (status != MP_OK) {
@@ -50,7 +50,7 @@ mp_status mp_diff_hold(mp_diffusion_engine *engine, mp_diff_memory *memory, int 
     size_t bytes = 0;
     for (int i = 0; i < count; i++)
         bytes += mp_arena_cost(sizes[i] * sizeof(float));
-    if (!take(engine, bytes, stage))
+    if (!stage_take(engine, bytes, stage))
         return mp_fail_memory(error, bytes, "the state of an image");
     if (!(memory->at = mp_alloc(bytes, MP_TAG_SCRATCH))) {
         mp_budget_give(engine->budget, bytes);
@@ -94,7 +94,7 @@ static mp_status ensure_block(mp_diffusion_engine *engine, int stage, int index,
     mp_status status;
     MP_TRY_GOTO(mp_diff_build(engine->model, stage, index, &builder, block, error));
     mp_budget *budget = engine->budget;
-    if (!take(engine, builder.slab_bytes + MP_WMAT_SLACK, stage)) {
+    if (!stage_take(engine, builder.slab_bytes + MP_WMAT_SLACK, stage)) {
         status = mp_fail_memory(error, builder.slab_bytes, "the weights of a stage");
         goto cleanup;
     }
@@ -134,7 +134,7 @@ static bool run_transformer(mp_diff_thread *l, const mp_diffusion *model, const 
     return mp_dit_single_forward(l, model, &blocks[j->index].as.single, pass);
 }
 
-static void body(const mp_team_thread *thread, void *arg) {
+static void stage_body(const mp_team_thread *thread, void *arg) {
     job *j = arg;
     const mp_diffusion *model = j->engine->model;
     const mp_diff_block *blocks = j->engine->blocks[j->stage];
@@ -181,12 +181,12 @@ mp_status mp_diff_run_block(mp_diffusion_engine *engine, mp_diff_state *state, m
     }
     shared = mp_arena_cost(shared);
     j.run.own_bytes = mp_arena_cost(j.run.own_bytes);
-    MP_TRY(reserve(engine, shared + j.run.own_bytes * (size_t)lease->threads, stage, error));
+    MP_TRY(stage_reserve(engine, shared + j.run.own_bytes * (size_t)lease->threads, stage, error));
     mp_arena_reset(&engine->arena);
     j.run.lease = lease;
     j.run.shared = mp_arena_take(&engine->arena, shared);
     j.run.own = mp_arena_take(&engine->arena, j.run.own_bytes * (size_t)lease->threads);
-    mp_lease_run(lease, body, &j);
+    mp_lease_run(lease, stage_body, &j);
     MP_TRY(mp_weights_check_poisoned(model->weights, error));
     *done = j.done;
     return MP_OK;

@@ -70,7 +70,7 @@ mp_status mp_text_build(const mp_diffusion *model, int which, int index, mp_buil
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
-static size_t floats(int64_t rows, int64_t n) { return (size_t)(rows * n) * sizeof(float); }
+static size_t text_floats(int64_t rows, int64_t n) { return (size_t)(rows * n) * sizeof(float); }
 
 static int32_t range_rows(int32_t T) { return T < MP_DIFF_ROWS ? T : MP_DIFF_ROWS; }
 
@@ -79,8 +79,8 @@ static mp_transformer_rows lay_out(const mp_diff_encoder *e, const mp_transforme
                                    uint8_t **at) {
     const int32_t width = mp_diff_text_width(e), mixed = width > e->hidden ? width : e->hidden;
     mp_transformer_rows rows = {.M = T, .hidden = e->hidden, .x = x, .ld_mixed = mixed, .ld_qkv = 3 * (int64_t)width};
-    rows.mixed = mp_scratch_take(at, floats(T, mixed));
-    rows.qkv = mp_scratch_take(at, floats(T, 3 * (int64_t)width));
+    rows.mixed = mp_scratch_take(at, text_floats(T, mixed));
+    rows.qkv = mp_scratch_take(at, text_floats(T, 3 * (int64_t)width));
     rows.inner = mp_scratch_take(at, mp_mlp_scratch(&layer->mlp, range_rows(T)));
     return rows;
 }
@@ -89,7 +89,8 @@ size_t mp_diff_text_scratch(const mp_diffusion *model, int which, const mp_diff_
     const mp_diff_encoder *e = &model->encoder[which];
     if (index == e->layers)
         return e->t5 ? 0
-                     : mp_arena_cost(floats(1, e->hidden)) + mp_diff_linear_scratch(&block->as.text_end.projection, 1);
+                     : mp_arena_cost(text_floats(1, e->hidden)) +
+                           mp_diff_linear_scratch(&block->as.text_end.projection, 1);
     uint8_t *const start = (uint8_t *)64, *at = start; /* any aligned address: only differences count */
     lay_out(e, &block->as.text, T, NULL, &at);
     return (size_t)(at - start) + mp_arena_cost(mp_transformer_acts(&block->as.text, range_rows(T)));
@@ -97,7 +98,7 @@ size_t mp_diff_text_scratch(const mp_diffusion *model, int which, const mp_diff_
 
 size_t mp_diff_text_own(const mp_diffusion *model, int which, int32_t T) {
     const mp_diff_encoder *e = &model->encoder[which];
-    return mp_larger(mp_attention_scratch(&e->attention, T), floats(1, e->hidden));
+    return mp_larger(mp_attention_scratch(&e->attention, T), text_floats(1, e->hidden));
 }
 
 mp_status mp_diff_text_begin(mp_diff_text *text, mp_error *error) {
@@ -140,10 +141,10 @@ static int32_t pooled_row(const mp_diff_text *text) {
 }
 
 /* CLIP: norm and project the pooled row. */
-static bool pool(mp_diff_thread *l, const mp_diff_text *text, const mp_text_end *end) {
+static bool text_pool(mp_diff_thread *l, const mp_diff_text *text, const mp_text_end *end) {
     const mp_diff_encoder *e = text->encoder;
     uint8_t *at = l->run->shared;
-    float *normed = mp_scratch_take(&at, floats(1, e->hidden));
+    float *normed = mp_scratch_take(&at, text_floats(1, e->hidden));
     if (l->thread->index == 0)
         mp_norm_row(&end->norm, text->x + (int64_t)pooled_row(text) * e->hidden,
                     e->projection ? normed : text->pooled);
@@ -158,13 +159,13 @@ bool mp_diff_text_forward(mp_diff_thread *l, const mp_diff_text *text, const mp_
     if (index == 0 && !embed(l, text))
         return false;
     if (index == e->layers && !e->t5)
-        return pool(l, text, &block->as.text_end);
+        return text_pool(l, text, &block->as.text_end);
     if (index == e->layers) {
         mp_norm_rows(&block->as.text_end.norm, l->thread, text->T, text->x, e->hidden, text->x, e->hidden);
         return mp_diff_barrier(l);
     }
     /* save x: the last layer overwrites it after barriers, which thread 0 reaches later */
     if (!e->t5 && index == e->layers - 1 && l->thread->index == 0)
-        memcpy(text->before, text->x, floats(text->T, e->hidden));
+        memcpy(text->before, text->x, text_floats(text->T, e->hidden));
     return run_layer(l, text, &block->as.text);
 }

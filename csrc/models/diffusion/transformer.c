@@ -8,9 +8,9 @@
 
 static const float EPS = MP_DIFF_EPS;
 
-static size_t floats(int64_t rows, int64_t n) { return mp_arena_cost((size_t)(rows * n) * sizeof(float)); }
+static size_t transformer_floats(int64_t rows, int64_t n) { return mp_arena_cost((size_t)(rows * n) * sizeof(float)); }
 
-static int64_t chunk(int64_t rows) { return rows < MP_DIFF_ROWS ? rows : MP_DIFF_ROWS; }
+static int64_t transformer_chunk(int64_t rows) { return rows < MP_DIFF_ROWS ? rows : MP_DIFF_ROWS; }
 
 static int64_t image_rows(const mp_dit_pass *pass) { return (int64_t)pass->grid_height * pass->grid_width; }
 
@@ -34,13 +34,13 @@ typedef struct buffers {
 
 static void lay_out(const mp_diffusion *model, int64_t all, uint8_t *at, buffers *r) {
     const int64_t H = model->hidden;
-    r->modulation = mp_scratch_take(&at, floats(6, H));
-    r->modulation2 = mp_scratch_take(&at, mp_larger(floats(9, H), floats(2, MP_DIFF_WAVES)));
-    r->normed = mp_scratch_take(&at, floats(all, H));
-    r->normed2 = mp_scratch_take(&at, floats(all, H));
-    r->qkv = mp_scratch_take(&at, floats(all, 3 * H));
-    r->inner = mp_scratch_take(&at, floats(chunk(all), 5 * H));
-    r->rows = mp_scratch_take(&at, floats(2 * chunk(all), H));
+    r->modulation = mp_scratch_take(&at, transformer_floats(6, H));
+    r->modulation2 = mp_scratch_take(&at, mp_larger(transformer_floats(9, H), transformer_floats(2, MP_DIFF_WAVES)));
+    r->normed = mp_scratch_take(&at, transformer_floats(all, H));
+    r->normed2 = mp_scratch_take(&at, transformer_floats(all, H));
+    r->qkv = mp_scratch_take(&at, transformer_floats(all, 3 * H));
+    r->inner = mp_scratch_take(&at, transformer_floats(transformer_chunk(all), 5 * H));
+    r->rows = mp_scratch_take(&at, transformer_floats(2 * transformer_chunk(all), H));
     r->acts = at;
 }
 
@@ -77,7 +77,8 @@ size_t mp_dit_scratch(const mp_diffusion *model, const mp_diff_block *ends, cons
 }
 
 size_t mp_dit_own(const mp_diffusion *model, int64_t rows) {
-    return mp_larger(mp_arena_cost(mp_attn_full_scratch((int)rows, model->head_dim)), floats(2, model->hidden));
+    return mp_larger(mp_arena_cost(mp_attn_full_scratch((int)rows, model->head_dim)),
+                     transformer_floats(2, model->hidden));
 }
 
 /* ---- positions and times ----------------------------------------------------------------------------------------- */
@@ -207,7 +208,7 @@ static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out
     const int64_t width = out->K;
     const bool fits = mp_linear_fits(up, out);
     for (int64_t row = 0; row < M; row += MP_DIFF_ROWS, normed += MP_DIFF_ROWS * (int64_t)H) {
-        const int64_t rows = chunk(M - row);
+        const int64_t rows = transformer_chunk(M - row);
         int64_t from, to;
         mp_team_split(l->thread, rows, 1, &from, &to);
         if (first && fits)
@@ -229,8 +230,8 @@ static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out
 }
 
 /* h += gate * MLP(modulated norm(h)). */
-static bool mlp(mp_diff_thread *l, const mp_dit_side *side, int32_t H, int64_t M, const float *modulation, buffers *r,
-                float *normed, float *h) {
+static bool transformer_mlp(mp_diff_thread *l, const mp_dit_side *side, int32_t H, int64_t M, const float *modulation,
+                            buffers *r, float *normed, float *h) {
     return mp_diff_layer_norm(l, h, M, H, modulation + 4 * (int64_t)H, modulation + 3 * (int64_t)H, EPS, normed) &&
            add_mlp(l, &side->up, &side->down, NULL, normed, H, M, modulation + 5 * (int64_t)H, r, h);
 }
@@ -280,10 +281,10 @@ bool mp_dit_joint_forward(mp_diff_thread *l, const mp_diffusion *model, const mp
     }
     if (!block->last) {
         if (!mp_diff_add_gated(l, &block->text.out, r.normed, H, L, of_text + 2 * (int64_t)H, r.acts, r.rows, text) ||
-            !mp_diff_barrier(l) || !mlp(l, &block->text, H, L, of_text, &r, r.normed, text))
+            !mp_diff_barrier(l) || !transformer_mlp(l, &block->text, H, L, of_text, &r, r.normed, text))
             return false;
     }
-    return mlp(l, &block->image, H, P, of_image, &r, r.normed + L * H, image);
+    return transformer_mlp(l, &block->image, H, P, of_image, &r, r.normed + L * H, image);
 }
 
 bool mp_dit_single_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_single *block,

@@ -9,7 +9,7 @@
 
 static const float EPS = 1e-6f;
 
-static size_t floats(int64_t rows, int64_t n) { return mp_arena_cost((size_t)(rows * n) * sizeof(float)); }
+static size_t vae_floats(int64_t rows, int64_t n) { return mp_arena_cost((size_t)(rows * n) * sizeof(float)); }
 
 mp_status mp_vae_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
                        mp_error *error) {
@@ -51,7 +51,7 @@ mp_status mp_vae_build(const mp_diffusion *model, int index, mp_builder *builder
 }
 
 /* Maximum floats per pixel that an op needs in any of the images x, a and b. */
-static int32_t widest(const mp_vae_op *op) {
+static int32_t vae_widest(const mp_vae_op *op) {
     return op->kind == MP_VAE_ATTENTION ? 3 * op->in : op->in > op->out ? op->in : op->out;
 }
 
@@ -61,7 +61,7 @@ uint64_t mp_vae_floats(const mp_diffusion *model, int32_t height, int32_t width)
         const mp_vae_op *op = &model->ops[i];
         if (op->doubled)
             pixels *= 4;
-        uint64_t need = pixels * (uint64_t)(op->doubled ? op->out : widest(op));
+        uint64_t need = pixels * (uint64_t)(op->doubled ? op->out : vae_widest(op));
         top = need > top ? need : top;
     }
     return top;
@@ -75,11 +75,11 @@ typedef struct buffers { /* mp_diff_run.shared */
 } buffers;
 
 static buffers lay_out(const mp_vae_op *op, int64_t pixels, uint8_t *at) {
-    const int32_t n = widest(op);
+    const int32_t n = vae_widest(op);
     buffers r;
-    r.scale = mp_scratch_take(&at, floats(1, n));
-    r.mean = mp_scratch_take(&at, floats(1, n));
-    r.sums = mp_scratch_take(&at, floats(mp_group_norm_blocks(pixels), n));
+    r.scale = mp_scratch_take(&at, vae_floats(1, n));
+    r.mean = mp_scratch_take(&at, vae_floats(1, n));
+    r.sums = mp_scratch_take(&at, vae_floats(mp_group_norm_blocks(pixels), n));
     r.acts = at;
     return r;
 }
@@ -145,8 +145,8 @@ static void swap(float **a, float **b) {
 }
 
 /* Writes the result to a. */
-static bool residual(mp_diff_thread *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_image *image,
-                     float *x, float *a, float *b) {
+static bool vae_residual(mp_diff_thread *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_image *image,
+                         float *x, float *a, float *b) {
     const int height = image->height, width = image->width;
     const int64_t rows = (int64_t)height * width;
     const bool same = op->in == op->out;
@@ -159,8 +159,8 @@ static bool residual(mp_diff_thread *l, const mp_vae_op *op, const mp_vae_block 
     return same || convolve(l, &block->shortcut, x, height, width, false, a, a);
 }
 
-static bool attention(mp_diff_thread *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_image *image,
-                      float *x, float *a, float *b) {
+static bool vae_attention(mp_diff_thread *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_image *image,
+                          float *x, float *a, float *b) {
     const int64_t rows = (int64_t)image->height * image->width, n = op->in;
     const mp_epilogue sum = {.residual = x, .ld_residual = n};
     const mp_attention head = {.heads = 1, .kv_heads = 1, .head_dim = op->in, .scale = 1 / sqrtf((float)n)};
@@ -185,10 +185,10 @@ bool mp_vae_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_diff_
         done = convolve(l, &weights->conv[0], x, height, width, op->doubled, NULL, a);
         break;
     case MP_VAE_RESIDUAL:
-        done = residual(l, op, weights, image, x, a, b);
+        done = vae_residual(l, op, weights, image, x, a, b);
         break;
     case MP_VAE_ATTENTION:
-        done = attention(l, op, weights, image, x, a, b);
+        done = vae_attention(l, op, weights, image, x, a, b);
         in_a = false;
         break;
     case MP_VAE_END:

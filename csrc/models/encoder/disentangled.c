@@ -117,7 +117,7 @@ static mp_status find_term(const mp_encoder *model, int layer, bool queries, boo
     return MP_OK;
 }
 
-static mp_status take(mp_encoder *model, mp_budget *budget, uint64_t bytes, mp_error *error) {
+static mp_status disentangled_take(mp_encoder *model, mp_budget *budget, uint64_t bytes, mp_error *error) {
     if (!mp_budget_take(budget, bytes))
         return mp_fail_memory(error, bytes, "the tables of distances");
     model->charged += bytes;
@@ -125,8 +125,8 @@ static mp_status take(mp_encoder *model, mp_budget *budget, uint64_t bytes, mp_e
 }
 
 /* Compute the tables of all layers. `tensors`: memory for two tensors of each term. */
-static mp_status compute(mp_encoder *model, const settings *set, mp_tensor *tensors, mp_lease *lease, mp_budget *budget,
-                         mp_progress *progress, int64_t *parameters, mp_error *error) {
+static mp_status disentangled_compute(mp_encoder *model, const settings *set, mp_tensor *tensors, mp_lease *lease,
+                                      mp_budget *budget, mp_progress *progress, int64_t *parameters, mp_error *error) {
     const int terms = set->keys + set->queries;
     const size_t rows = (size_t)model->relative.rows, hidden = (size_t)model->hidden, width = (size_t)model->q_width;
     mp_tensor *const biases = tensors + model->layer_count * terms;
@@ -160,7 +160,7 @@ mp_status mp_encoder_read_relative(mp_encoder *model, mp_lease *lease, mp_budget
     const int terms = set.keys + set.queries;
     const uint64_t table = 2 * (uint64_t)set.span * (uint64_t)model->q_width;
     const uint64_t bytes = (uint64_t)model->layer_count * (uint64_t)terms * table * sizeof(float);
-    MP_TRY(take(model, budget, bytes + (2 * (uint64_t)model->context - 1) * sizeof(int32_t), error));
+    MP_TRY(disentangled_take(model, budget, bytes + (2 * (uint64_t)model->context - 1) * sizeof(int32_t), error));
     MP_TRY(mp_relative_init(&model->relative, (int32_t)set.span, (int32_t)set.buckets, (int32_t)set.farthest,
                             model->context, error));
     if (!(model->relative_tables = mp_alloc((size_t)bytes, MP_TAG_WEIGHTS)))
@@ -169,7 +169,7 @@ mp_status mp_encoder_read_relative(mp_encoder *model, mp_lease *lease, mp_budget
     mp_tensor *tensors = mp_alloc_array(count, sizeof *tensors, MP_TAG_MISC);
     if (!tensors)
         return mp_fail_memory(error, count * sizeof *tensors, "the tables of distances");
-    mp_status status = compute(model, &set, tensors, lease, budget, progress, parameters, error);
+    mp_status status = disentangled_compute(model, &set, tensors, lease, budget, progress, parameters, error);
     mp_free(tensors);
     for (int i = 0; i < model->layer_count; i++) {
         const float *first = model->relative_tables + (size_t)(i * terms) * table;

@@ -8,7 +8,7 @@
 #include "models/nn/scratch.h"
 
 /* Columns of the widest scratch rows: queries, keys and values; scores of latents; normed outputs of a sublayer. */
-static int32_t wide(const mp_encoder *model) {
+static int32_t encoder_wide(const mp_encoder *model) {
     const int32_t latents = model->latent.heads * model->latent.count;
     const int32_t most = latents > model->qkv_width ? latents : model->qkv_width;
     return model->flags & MP_ENCODER_OUTPUT_NORMS && model->hidden > most ? model->hidden : most;
@@ -34,7 +34,7 @@ static size_t latent_acts(const mp_latent_attention *latent, int M) {
 }
 
 /* Returns true if the outputs need the product of the sparse head. */
-static bool multiplies(const mp_encoder *model, unsigned outputs) {
+static bool encoder_multiplies(const mp_encoder *model, unsigned outputs) {
     return outputs & MP_EMBED_SPARSE && model->sparse_head.kind == MP_SPARSE_VOCABULARY;
 }
 
@@ -59,13 +59,13 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, uns
         if (model->layers[i].experts)
             acts = mp_larger(acts, mp_experts_scratch(model->layers[i].experts, M));
     size_t sparse = 0;
-    if (multiplies(model, outputs)) {
+    if (encoder_multiplies(model, outputs)) {
         acts = mp_larger(acts, mp_linear_scratch(&model->sparse_head.output, M));
         sparse = mp_arena_cost(rows * (size_t)model->sparse_head.chain.out) +
                  mp_arena_cost((size_t)M * sizeof(mp_sparse_text)) +
                  mp_arena_cost((size_t)M * (size_t)threads * sizeof(int32_t));
     }
-    return sparse + mp_arena_cost(rows * (size_t)model->hidden) + mp_arena_cost(rows * (size_t)wide(model)) +
+    return sparse + mp_arena_cost(rows * (size_t)model->hidden) + mp_arena_cost(rows * (size_t)encoder_wide(model)) +
            mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(inner_bytes(model, M)) +
            mp_arena_cost(rows * (size_t)model->rope[0].dim) + mp_arena_cost(rows * (size_t)model->rope[1].dim) +
            (model->flags & MP_ENCODER_INPUT_TWICE ? mp_arena_cost(rows * (size_t)model->hidden) : 0) +
@@ -81,7 +81,7 @@ size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned
     size_t most = mp_larger(mp_attention_scratch(&model->attention, T), mp_head_scratch(&model->head) * sizeof(float));
     if (outputs & (MP_EMBED_ROWS | MP_EMBED_SPARSE))
         most = mp_larger(most, mp_heads_scratch(&model->row_head, &model->sparse_head) * sizeof(float));
-    if (multiplies(model, outputs))
+    if (encoder_multiplies(model, outputs))
         most = mp_larger(most, mp_linear_tile(M) * sizeof(float));
     for (int i = 0; i < model->layer_count; i++)
         if (model->layers[i].experts)
@@ -98,7 +98,8 @@ typedef struct pass {
     int count;
     mp_row_span *wanted; /* [count] the rows of each text that are read after the last layer; NULL: all rows */
     int64_t row0, row1;  /* the thread's rows, where rows are split */
-    mp_transformer_rows rows; /* `mixed` also holds the rows that experts read; `qkv` has at least `wide` columns */
+    mp_transformer_rows rows; /* `mixed` also holds the rows that experts read; `qkv` has at least `encoder_wide`
+                               * columns */
     float *angles[2];         /* [longest text, dim] of each rope */
     float *input;             /* [M, hidden] copy of the layer's input, for MP_ENCODER_INPUT_TWICE */
     float *transformed;       /* [rows of all texts with a sparse vector, chain.out of the sparse head] */
@@ -356,7 +357,7 @@ static void head_rows(const pass *p) {
         const mp_encoder_text *text = &p->texts[t];
         const int64_t first = from > row ? from - row : 0, n = kept_rows(p, t), last = to - row < n ? to - row : n;
         const float *states = p->rows.x + (row + first) * model->hidden;
-        const bool transforms = multiplies(model, text->outputs);
+        const bool transforms = encoder_multiplies(model, text->outputs);
         if (first < last && text->outputs & MP_EMBED_ROWS)
             mp_row_head_rows(&model->row_head, states, (int)(last - first), text->normalize_rows, p->thread_scratch,
                              text->rows + first * model->row_head.width);
@@ -393,7 +394,7 @@ static void finish_text(const pass *p, mp_encoder_text *text, const float *rows,
 }
 
 /* Computes the outputs of all texts from the rows of the last layer. No barrier at the end. */
-static void finish(pass *p) {
+static void encoder_finish(pass *p) {
     const mp_team_thread *thread = p->context.thread;
     bool heads = p->sparse.count > 0;
     int64_t text0, text1;
@@ -411,7 +412,7 @@ static void finish(pass *p) {
     const float *rows = p->rows.x;
     mp_team_split(thread, p->count, 1, &text0, &text1);
     for (int64_t t = 0, at = 0; t < text1; t++) {
-        const bool joins = multiplies(p->model, p->texts[t].outputs);
+        const bool joins = encoder_multiplies(p->model, p->texts[t].outputs);
         if (t >= text0 && joins)
             mp_sparse_join(&p->sparse, thread->count, (int)at);
         at += joins;
@@ -421,8 +422,8 @@ static void finish(pass *p) {
     }
 }
 
-static pass begin(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
-                  void *group_scratch, void *thread_scratch) {
+static pass encoder_begin(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count,
+                          int M, void *group_scratch, void *thread_scratch) {
     uint8_t *at = group_scratch;
     const size_t rows = (size_t)M * sizeof(float);
     pass p = {.model = model,
@@ -433,7 +434,7 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, mp_enco
               .rows = {.M = M, .hidden = model->hidden, .ld_mixed = model->q_width, .ld_qkv = model->qkv_width},
               .thread_scratch = thread_scratch};
     p.rows.x = mp_scratch_take(&at, rows * (size_t)model->hidden);
-    p.rows.qkv = mp_scratch_take(&at, rows * (size_t)wide(model));
+    p.rows.qkv = mp_scratch_take(&at, rows * (size_t)encoder_wide(model));
     p.rows.mixed = mp_scratch_take(&at, rows * (size_t)mixed_width(model));
     p.rows.inner = mp_scratch_take(&at, inner_bytes(model, M));
     for (int i = 0; i < 2; i++)
@@ -451,13 +452,13 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, mp_enco
     unsigned outputs = 0;
     for (int t = 0; t < count; t++)
         outputs |= texts[t].outputs;
-    if (multiplies(model, outputs)) {
+    if (encoder_multiplies(model, outputs)) {
         p.transformed = mp_scratch_take(&at, rows * (size_t)model->sparse_head.chain.out);
         mp_sparse_text *list = mp_scratch_take(&at, (size_t)M * sizeof *list);
         p.sparse = (mp_sparse_pass){.head = &model->sparse_head, .texts = list};
         p.sparse.counts = mp_scratch_take(&at, (size_t)M * (size_t)thread->count * sizeof *p.sparse.counts);
         for (int t = 0; t < count; t++)
-            if (multiplies(model, texts[t].outputs)) {
+            if (encoder_multiplies(model, texts[t].outputs)) {
                 if (thread->index == 0)
                     list[p.sparse.count] = texts[t].sparse;
                 p.sparse.count++;
@@ -477,7 +478,8 @@ void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, m
     int longest = 1;
     for (int t = 0; t < count; t++)
         longest = texts[t].n > longest ? texts[t].n : longest;
-    pass p = begin(model, thread, texts, count, M, group_scratch, (uint8_t *)thread_scratch + panel_scratch(model));
+    pass p = encoder_begin(model, thread, texts, count, M, group_scratch,
+                           (uint8_t *)thread_scratch + panel_scratch(model));
     p.context.panel_scratch = thread_scratch;
     p.lease = lease;
     embed(&p, longest);
@@ -501,5 +503,5 @@ void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, m
     if (model->flags & MP_ENCODER_LATENTS)
         attend_to_latents(&p);
 
-    finish(&p);
+    encoder_finish(&p);
 }

@@ -79,8 +79,8 @@ static mp_status read_latents(const mp_latent_attention *latent, const mp_weight
     return MP_OK;
 }
 
-static mp_status multiply(mp_latent_attention *latent, const mp_weights *weights, int32_t size, mp_lease *lease,
-                          mp_progress *progress, mp_error *error) {
+static mp_status latent_multiply(mp_latent_attention *latent, const mp_weights *weights, int32_t size, mp_lease *lease,
+                                 mp_progress *progress, mp_error *error) {
     const int64_t D = latent->hidden, inner = (int64_t)latent->heads * size;
     const int64_t q[2] = {inner, D}, kv[2] = {2 * inner, D}, out[2] = {D, inner};
     static const char *const names[] = {"latent.to_q.weight", "latent.to_kv.weight", "latent.to_out.weight"};
@@ -147,7 +147,7 @@ mp_status mp_latent_attention_init(mp_latent_attention *latent, mp_builder *buil
         }
         latent->products[0] = both;
         latent->products[1] = both + all * D;
-        MP_TRY(multiply(latent, weights, size, lease, progress, error));
+        MP_TRY(latent_multiply(latent, weights, size, lease, progress, error));
     }
     const uint64_t bytes = product_bytes(latent) / 2;
     const mp_tensor scores = {MP_F32, 2, {all, D}, (const uint8_t *)latent->products[0], bytes};

@@ -73,14 +73,15 @@ void mp_history_deinit(mp_history *history) {
 /* ---- candidates -------------------------------------------------------------------------------------------------- */
 
 /* Larger logit first, then lower id: a total order makes every selection unique. */
-static bool before(mp_candidate a, mp_candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+static bool sampler_before(mp_candidate a, mp_candidate b) { return a.logit > b.logit || (a.logit == b.logit &&
+                                                                                          a.id < b.id); }
 
 static void sift(mp_candidate *heap, int n, int i) { /* lowest-ranked candidate on top */
     for (;;) {
         int worst = i, left = 2 * i + 1, right = left + 1;
-        if (left < n && before(heap[worst], heap[left]))
+        if (left < n && sampler_before(heap[worst], heap[left]))
             worst = left;
-        if (right < n && before(heap[worst], heap[right]))
+        if (right < n && sampler_before(heap[worst], heap[right]))
             worst = right;
         if (worst == i)
             return;
@@ -203,7 +204,7 @@ static int32_t sample_along(const float *weights, const double *parts, int32_t v
 
 /* Returns the smallest number of leading candidates whose weights sum to at least `goal`; n + 1 if all n candidates do
  * not reach it. Sets *all (unless NULL) to the sum of the weights of these candidates. */
-static int reach(const mp_candidate *sorted, int n, double goal, double *all) {
+static int sampler_reach(const mp_candidate *sorted, int n, double goal, double *all) {
     float weight[RANK_PART];
     double sum = 0;
     int taken = n + 1;
@@ -224,7 +225,7 @@ static int reach(const mp_candidate *sorted, int n, double goal, double *all) {
 
 static double sum_of(const mp_candidate *sorted, int n) {
     double sum;
-    reach(sorted, n, INFINITY, &sum);
+    sampler_reach(sorted, n, INFINITY, &sum);
     return sum;
 }
 
@@ -233,14 +234,15 @@ static double sum_of(const mp_candidate *sorted, int n) {
 static int keep_best(const mp_sampling *s, float *logits, int32_t vocab, mp_candidate *candidates) {
     if (s->top_k > 0 && s->top_k < vocab) {
         int n = select_best(logits, vocab, s->top_k, candidates);
-        int keep = s->top_p < 1 ? reach(candidates, n, (double)s->top_p * sum_of(candidates, n), NULL) : n;
+        int keep = s->top_p < 1 ? sampler_reach(candidates, n, (double)s->top_p * sum_of(candidates, n), NULL) : n;
         return keep < n ? keep : n;
     }
     /* top_p without top_k usually keeps few candidates: select the best 256, then eight times as many until their
      * weights reach the goal */
     double goal = (double)s->top_p * weigh(logits, vocab, NULL);
     for (int k = 256;; k = k < vocab / 8 ? 8 * k : vocab) {
-        int n = select_best(logits, vocab, k < vocab ? k : vocab, candidates), keep = reach(candidates, n, goal, NULL);
+        int n = select_best(logits, vocab, k < vocab ? k : vocab, candidates);
+        int keep = sampler_reach(candidates, n, goal, NULL);
         if (keep <= n || k >= vocab)
             return keep < n ? keep : n;
     }
@@ -273,8 +275,8 @@ int32_t mp_sample(const mp_sample_args *sample, float *logits, int32_t vocab, mp
     int keep = keep_best(s, logits, vocab, candidates);
     while (keep > 1 && candidates[keep - 1].logit < floor)
         keep--;
-    /* the sum must exceed u * sum, but `reach` tests >= (u may be 0): raise the goal to the next double */
-    int sampled = reach(candidates, keep, nextafter(u * sum_of(candidates, keep), INFINITY), NULL);
+    /* the sum must exceed u * sum, but `sampler_reach` tests >= (u may be 0): raise the goal to the next double */
+    int sampled = sampler_reach(candidates, keep, nextafter(u * sum_of(candidates, keep), INFINITY), NULL);
     return candidates[sampled <= keep ? sampled - 1 : keep - 1].id;
 }
 

@@ -6,13 +6,13 @@
 
 void mp_stream_init(mp_stream *stream, mp_choice *choice) { *stream = (mp_stream){.choice = choice}; }
 
-static void put(mp_stream *stream, const uint8_t *bytes, size_t count) {
+static void stop_put(mp_stream *stream, const uint8_t *bytes, size_t count) {
     assert(stream->bytes + count <= stream->choice->text_capacity);
     memcpy(stream->choice->text + stream->bytes, bytes, count);
     stream->bytes += (uint32_t)count;
 }
 
-static void put_replacement(mp_stream *stream) { put(stream, (const uint8_t *)"\xEF\xBF\xBD", 3); }
+static void put_replacement(mp_stream *stream) { stop_put(stream, (const uint8_t *)"\xEF\xBF\xBD", 3); }
 
 /* Returns the length of the character that `lead` begins, or 0 if it begins none. */
 static int character_bytes(uint8_t lead) {
@@ -28,7 +28,7 @@ static int character_bytes(uint8_t lead) {
 }
 
 /* Returns true if `next` may be byte `at` of a character that begins with `lead` (Unicode 15, table 3-7). */
-static bool continues(uint8_t lead, int at, uint8_t next) {
+static bool stop_continues(uint8_t lead, int at, uint8_t next) {
     uint8_t low = 0x80, high = 0xBF;
     if (at == 1) {
         if (lead == 0xE0)
@@ -45,10 +45,10 @@ static bool continues(uint8_t lead, int at, uint8_t next) {
 
 static void append_byte(mp_stream *stream, uint8_t byte) {
     if (stream->pending_bytes > 0) {
-        if (continues(stream->pending[0], stream->pending_bytes, byte)) {
+        if (stop_continues(stream->pending[0], stream->pending_bytes, byte)) {
             stream->pending[stream->pending_bytes++] = byte;
             if (stream->pending_bytes == character_bytes(stream->pending[0])) {
-                put(stream, stream->pending, (size_t)stream->pending_bytes);
+                stop_put(stream, stream->pending, (size_t)stream->pending_bytes);
                 stream->pending_bytes = 0;
             }
             return;
@@ -59,7 +59,7 @@ static void append_byte(mp_stream *stream, uint8_t byte) {
     }
     int length = character_bytes(byte);
     if (length == 1)
-        put(stream, &byte, 1);
+        stop_put(stream, &byte, 1);
     else if (length == 0)
         put_replacement(stream);
     else
@@ -129,7 +129,7 @@ static void follow_reasoning(mp_stream *stream, const mp_text_request *request) 
 }
 
 /* Find the phase of the text. */
-static void follow(mp_stream *stream, const mp_text_request *request) {
+static void stop_follow(mp_stream *stream, const mp_text_request *request) {
     const char *text = stream->choice->text;
     if (stream->phase == MP_STREAM_BEGINNING && request->in_reasoning)
         stream->phase = MP_STREAM_REASONING;
@@ -146,8 +146,8 @@ static void follow(mp_stream *stream, const mp_text_request *request) {
 
 /* Returns the index of the text that begins earliest in text[from..end) and ends behind `gap`, or -1. `found_at`
  * becomes its start. */
-static int find(const mp_stream *stream, uint32_t from, uint32_t end, uint32_t gap, int n, char *const *texts,
-                const int32_t *lengths, uint32_t *found_at) {
+static int stop_find(const mp_stream *stream, uint32_t from, uint32_t end, uint32_t gap, int n, char *const *texts,
+                     const int32_t *lengths, uint32_t *found_at) {
     int found = -1;
     *found_at = end;
     for (int i = 0; i < n; i++) {
@@ -166,7 +166,7 @@ int mp_stream_append(mp_stream *stream, const mp_text_request *request, const ui
     for (size_t i = 0; i < count; i++)
         append_byte(stream, bytes[i]);
     for (;;) {
-        follow(stream, request);
+        stop_follow(stream, request);
         if (stream->phase != MP_STREAM_RESPONSE) {
             stream->final = stream->phase == MP_STREAM_REASONING ? stream->bytes : 0;
             return -1;
@@ -174,13 +174,13 @@ int mp_stream_append(mp_stream *stream, const mp_text_request *request, const ui
         /* a stop string begins neither in text that is final already, nor in the reasoning, nor in a call */
         const uint32_t decided = stream->final > stream->from ? stream->final : stream->from;
         uint32_t call_at, found_at;
-        const int call = find(stream, decided, stream->bytes, 0, request->n_call_starts, request->call_starts,
-                              request->call_start_bytes, &call_at);
+        const int call = stop_find(stream, decided, stream->bytes, 0, request->n_call_starts, request->call_starts,
+                                   request->call_start_bytes, &call_at);
         if (call < 0) /* the last bytes may begin a call: stop strings wait for the next token */
             call_at = held_from(stream->choice->text, decided, stream->bytes, request->n_call_starts,
                                 request->call_starts, request->call_start_bytes);
-        const int found = find(stream, decided, call_at, stream->gap, request->n_stop, request->stop,
-                               request->stop_bytes, &found_at);
+        const int found = stop_find(stream, decided, call_at, stream->gap, request->n_stop, request->stop,
+                                    request->stop_bytes, &found_at);
         if (found >= 0) {
             stream->bytes = stream->final = found_at;
             stream->pending_bytes = 0;
@@ -212,8 +212,8 @@ int mp_stream_finish(mp_stream *stream, const mp_text_request *request) {
         /* no call and no reasoning begins with the text that waited for the next token */
         const uint32_t decided = stream->final > stream->from ? stream->final : stream->from;
         uint32_t end;
-        found = find(stream, decided, stream->bytes, stream->gap, request->n_stop, request->stop, request->stop_bytes,
-                     &end);
+        found = stop_find(stream, decided, stream->bytes, stream->gap, request->n_stop, request->stop,
+                          request->stop_bytes, &end);
         stream->bytes = end;
     }
     if (found < 0 && stream->pending_bytes > 0)

@@ -27,7 +27,7 @@ uint64_t mp_vit_attention_ops(const mp_vit *model, int64_t rows, int64_t T) {
 }
 
 /* Sum of the squares of the windows' sides, along one side of an image. */
-static uint64_t squares(int32_t side, int32_t window) {
+static uint64_t cost_squares(int32_t side, int32_t window) {
     uint64_t rest = (uint64_t)(side % window), whole = (uint64_t)window;
     return (uint64_t)(side / window) * whole * whole + rest * rest;
 }
@@ -37,7 +37,7 @@ uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across, boo
     const int32_t side = model->window * model->cell;
     uint64_t ops = 2 * patches * (uint64_t)model->patches.K * (uint64_t)model->hidden;
     for (int l = 0; l < model->layer_count; l++) {
-        uint64_t seen = model->layers[l].windowed ? squares(down, side) * squares(across, side) : rows * rows;
+        uint64_t seen = model->layers[l].windowed ? cost_squares(down, side) * cost_squares(across, side) : rows * rows;
         uint64_t queries = rows;
         if (first_only && l == model->layer_count - 1) {
             queries = 1;

@@ -29,8 +29,8 @@ static const mp_model_ops lookup_ops = {mp_lookup_engine, mp_lookup_check, looku
                                         lookup_destroy};
 
 /* `unit` follows the number. */
-static mp_status refuse(const mp_lookup *model, const char *tensor, const char *allowed, long long got,
-                        const char *unit, mp_error *error) {
+static mp_status lookup_refuse(const mp_lookup *model, const char *tensor, const char *allowed, long long got,
+                               const char *unit, mp_error *error) {
     return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(model->weights)), -1, tensor, allowed,
                         "%lld%s", got, unit);
 }
@@ -58,7 +58,7 @@ static mp_status read_numbers(mp_lookup *model, const mp_spec *spec, mp_error *e
 }
 
 /* Takes `bytes` from the budget and allocates them. */
-static mp_status reserve(mp_lookup *model, mp_budget *budget, uint64_t bytes, void **out, mp_error *error) {
+static mp_status lookup_reserve(mp_lookup *model, mp_budget *budget, uint64_t bytes, void **out, mp_error *error) {
     if (!mp_budget_take(budget, bytes))
         return mp_fail_memory(error, bytes, "the mapping and factors of tokens");
     model->charged += bytes;
@@ -72,12 +72,13 @@ static mp_status read_mapping(mp_lookup *model, mp_budget *budget, mp_error *err
     mp_tensor tensor;
     if (!mp_weights_has(model->weights, name))
         return rows >= model->vocab ? MP_OK
-                                    : refuse(model, "token_embd.weight", "a row for each token", rows, " rows", error);
+                                    : lookup_refuse(model, "token_embd.weight", "a row for each token", rows, " rows",
+                                                    error);
     MP_TRY(mp_weights_get_any(model->weights, name, 1, shape, &tensor, error));
     if (tensor.dtype != MP_I32 && tensor.dtype != MP_I64)
         return refuse_type(model, name, "I32 or I64", tensor.dtype, error);
     void *memory;
-    MP_TRY(reserve(model, budget, (uint64_t)model->vocab * sizeof(int32_t), &memory, error));
+    MP_TRY(lookup_reserve(model, budget, (uint64_t)model->vocab * sizeof(int32_t), &memory, error));
     model->mapping = memory;
     for (int32_t t = 0; t < model->vocab; t++) {
         int64_t row;
@@ -89,7 +90,7 @@ static mp_status read_mapping(mp_lookup *model, mp_budget *budget, mp_error *err
             row = narrow;
         }
         if (row < 0 || row >= rows)
-            return refuse(model, name, "rows of token_embd.weight", row, "", error);
+            return lookup_refuse(model, name, "rows of token_embd.weight", row, "", error);
         model->mapping[t] = (int32_t)row;
     }
     return MP_OK;
@@ -106,7 +107,7 @@ static mp_status read_factors(mp_lookup *model, mp_budget *budget, mp_error *err
     if (!wide && tensor.dtype != MP_F32 && tensor.dtype != MP_F16 && tensor.dtype != MP_BF16)
         return refuse_type(model, name, "F32, F16, BF16 or F64", tensor.dtype, error);
     void *memory;
-    MP_TRY(reserve(model, budget, (uint64_t)model->vocab * sizeof(float), &memory, error));
+    MP_TRY(lookup_reserve(model, budget, (uint64_t)model->vocab * sizeof(float), &memory, error));
     model->factors = memory;
     if (!wide)
         mp_dequantize_row(tensor.dtype, tensor.data, model->vocab, model->factors);
@@ -141,7 +142,8 @@ mp_status mp_lookup_load(const mp_load_args *args, mp_model **out, mp_error *err
         goto cleanup;
     }
     if (model->table.shape[0] > MAX_VOCAB) {
-        status = refuse(model, "token_embd.weight", "at most 16,777,216 rows", model->table.shape[0], " rows", error);
+        status = lookup_refuse(model, "token_embd.weight", "at most 16,777,216 rows", model->table.shape[0], " rows",
+                               error);
         goto cleanup;
     }
     MP_TRY_GOTO(read_mapping(model, args->budget, error));

@@ -79,6 +79,11 @@ static inline void *mp_request_memory(size_t count, size_t size, uint64_t *bytes
     return memory;
 }
 
+/* Allocate an output of rows of `width` floats. */
+static inline float *mp_request_floats(size_t rows, int64_t width, uint64_t *bytes, bool *ok) {
+    return mp_request_memory(rows, (size_t)width * sizeof(float), bytes, ok);
+}
+
 /* Return the [n + 1] byte offsets of concatenated images of these sizes. Sets *ok to false if memory is exhausted. */
 static inline int64_t *mp_request_pixel_offsets(const int32_t *sizes, int32_t n, uint64_t *bytes, bool *ok) {
     int64_t *offsets = *ok ? mp_alloc_array((size_t)n + 1, sizeof *offsets, MP_TAG_REQUEST) : NULL;

@@ -1,9 +1,7 @@
-/* requests/text_embedding.c: text embedding requests; text_embedding.def lists their fields. */
+/* requests/text_embedding.c: text embedding requests. */
 #include <stdio.h>
 
 #include "models/requests/build.h"
-
-#define MP_SCHEMA "models/requests/text_embedding.def"
 
 static uint64_t embed_fingerprint(const mp_request *base) {
     const mp_embedding_request *request = (const mp_embedding_request *)base;
@@ -17,19 +15,40 @@ static void embed_usage(const mp_request *base, uint64_t *in, uint64_t *out) {
 }
 
 static void free_output(mp_embedding_request *request) {
-#include "models/requests/passes/output_free.def"
+    float **const floats[] = {&request->vectors, &request->states, &request->rows, &request->sparse_values};
+    for (int i = 0; i < 4; i++) {
+        mp_free(*floats[i]);
+        *floats[i] = NULL;
+    }
+    mp_free(request->sparse_counts);
+    mp_free(request->sparse_ids);
+    request->sparse_counts = request->sparse_ids = NULL;
     mp_request_charge_outputs(&request->base, 0);
 }
 
 static void embed_destroy(mp_request *base) {
     mp_embedding_request *request = (mp_embedding_request *)base;
     free_output(request);
-#include "models/requests/passes/free.def"
+    mp_free(request->ids);
+    mp_free(request->offsets);
+    mp_free(request->skip);
+    mp_free(request->second);
+    mp_free(request->attended);
     mp_free(request);
 }
 
 static mp_status check_embed(const mp_embedding_args *args, mp_error *error) {
-#include "models/requests/passes/check.def"
+    const size_t texts = (size_t)args->n_texts;
+    MP_TRY(mp_check_range("the number of texts", args->n_texts, 1, MP_EMBED_MAX_TEXTS, error));
+    MP_TRY(mp_check_range("the number of tokens", args->n_tokens, 0, INT64_MAX / 16, error));
+    MP_TRY(mp_check_items_int32_t("ids", args->ids, (size_t)args->n_tokens, INT32_MIN, INT32_MAX, error));
+    MP_TRY(mp_check_items_int64_t("offsets", args->offsets, texts + 1, 0, INT64_MAX, error));
+    MP_TRY(mp_check_range("`dimensions`", args->dimensions, 0, INT32_MAX, error));
+    MP_TRY(mp_check_range("`normalize`", args->normalize, -1, 1, error));
+    MP_TRY(mp_check_range("`outputs`", args->outputs, 0, MP_EMBED_ALL, error));
+    MP_TRY(mp_check_range("`adapter`", args->adapter, 0, INT32_MAX, error));
+    if (args->attended)
+        MP_TRY(mp_check_items_int32_t("attended", args->attended, texts, 1, INT32_MAX, error));
     MP_TRY(mp_check_range("offsets[0]", args->offsets[0], 0, 0, error));
     for (int32_t t = 0; t < args->n_texts; t++)
         if (args->offsets[t + 1] < args->offsets[t])
@@ -55,8 +74,18 @@ mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embeddin
                          .usage = embed_usage,
                          .bytes = sizeof *to,
                          .tolerant = args->tolerant};
-#include "models/requests/passes/copy.def"
-    to->outputs = args->outputs ? args->outputs : MP_EMBED_POOLED;
+    const size_t texts = (size_t)args->n_texts;
+    to->n_texts = args->n_texts;
+    to->n_tokens = args->n_tokens;
+    to->dimensions = args->dimensions;
+    to->normalize = (int8_t)args->normalize;
+    to->outputs = (uint8_t)(args->outputs ? args->outputs : MP_EMBED_POOLED);
+    to->adapter = args->adapter;
+    to->ids = mp_request_copy(args->ids, (size_t)args->n_tokens, sizeof *to->ids, bytes, &ok);
+    to->offsets = mp_request_copy(args->offsets, texts + 1, sizeof *to->offsets, bytes, &ok);
+    to->skip = mp_request_copy(args->skip, texts, sizeof *to->skip, bytes, &ok);
+    to->second = mp_request_copy(args->second, texts, sizeof *to->second, bytes, &ok);
+    to->attended = mp_request_copy(args->attended, texts, sizeof *to->attended, bytes, &ok);
     if (!ok) {
         embed_destroy(&to->base);
         return mp_fail_memory(error, (uint64_t)args->n_tokens * sizeof *args->ids, "the token ids of a request");
@@ -72,7 +101,17 @@ mp_status mp_embedding_request_output(mp_embedding_request *request, mp_embeddin
     uint64_t bytes = 0;
     free_output(request);
     request->sizes = sizes;
-#include "models/requests/passes/output_make.def"
+    const unsigned of = request->outputs;
+    const size_t texts = (size_t)request->n_texts, tokens = (size_t)request->n_tokens;
+    request->vectors = of & MP_EMBED_POOLED ? mp_request_floats(texts, sizes.width, &bytes, &ok) : NULL;
+    request->states = of & MP_EMBED_TOKENS ? mp_request_floats(tokens, sizes.hidden, &bytes, &ok) : NULL;
+    request->rows = of & MP_EMBED_ROWS ? mp_request_floats(tokens, sizes.row_width, &bytes, &ok) : NULL;
+    if (of & MP_EMBED_SPARSE) {
+        const size_t weights = (size_t)mp_embedding_sparse_at(request, request->n_texts);
+        request->sparse_counts = mp_request_memory(texts, sizeof *request->sparse_counts, &bytes, &ok);
+        request->sparse_ids = mp_request_memory(weights, sizeof *request->sparse_ids, &bytes, &ok);
+        request->sparse_values = mp_request_floats(weights, 1, &bytes, &ok);
+    }
     mp_request_charge_outputs(&request->base, ok ? bytes : 0);
     if (ok)
         return MP_OK;

@@ -1,20 +1,34 @@
-/* requests/text_to_text.c: text requests, with images or without; text_to_text.def, sampling.def and text_images.def
- * list their fields. */
+/* requests/text_to_text.c: text requests, with images or without. */
 #include <stdatomic.h>
 
 #include "models/requests/build.h"
 
-/* ---- text_images.def ------------------------------------------------------------------------------------------- */
+/* ---- images -------------------- */
 
-#define MP_SCHEMA "models/requests/text_images.def"
-
-static void free_images(mp_text_images *request) {
-#include "models/requests/passes/free.def"
+static void free_images(mp_text_images *images) {
+    mp_free(images->sizes);
+    mp_free(images->tile_keys);
+    mp_free(images->run_keys);
+    mp_free(images->spans);
+    mp_free(images->sources);
+    mp_free(images->pixels);
+    mp_free(images->offsets);
+    mp_free(images->runs);
 }
 
 /* Check that runs are in order within the prompt, and that together they use each tile once. */
 static mp_status check_images(const mp_text_image_args *args, int32_t n_prompt, mp_error *error) {
-#include "models/requests/passes/check.def"
+    const size_t tiles_given = (size_t)args->n_tiles, runs = (size_t)args->n_runs;
+    MP_TRY(mp_check_range("the number of tiles", args->n_tiles, 0, MP_TEXT_MAX_TILES, error));
+    MP_TRY(mp_check_range("the number of runs", args->n_runs, 0, MP_TEXT_MAX_TILES, error));
+    MP_TRY(mp_check_range("the number of sources", args->n_sources, 0, MP_TEXT_MAX_TOKENS, error));
+    MP_TRY(mp_check_range("the number of bytes of pixels", args->n_bytes, 0, INT64_MAX / 16, error));
+    MP_TRY(mp_check_items_int32_t("sizes", args->sizes, 2 * tiles_given, 1, MP_IMAGE_MAX_SIDE, error));
+    MP_TRY(mp_check_items_uint8_t("tile_keys", args->tile_keys, MP_IMAGE_KEY * tiles_given, 0, UINT8_MAX, error));
+    MP_TRY(mp_check_items_uint8_t("run_keys", args->run_keys, MP_IMAGE_KEY * runs, 0, UINT8_MAX, error));
+    MP_TRY(mp_check_items_int32_t("runs", args->spans, 3 * runs, 0, INT32_MAX, error));
+    MP_TRY(mp_check_items_int32_t("sources", args->sources, (size_t)args->n_sources, INT32_MIN, INT32_MAX, error));
+    MP_TRY(mp_check_items_uint8_t("pixels", args->pixels, (size_t)args->n_bytes, 0, UINT8_MAX, error));
     int64_t end = 0, tiles = 0, rows = 0;
     for (int32_t r = 0; r < args->n_runs; r++) {
         const int32_t *span = args->spans + 3 * (ptrdiff_t)r;
@@ -35,7 +49,17 @@ static bool copy_images(const mp_text_image_args *args, mp_text_images *to, uint
     bool ok = true;
     if (args->n_runs == 0)
         return true;
-#include "models/requests/passes/copy.def"
+    const size_t tiles = (size_t)args->n_tiles, runs = (size_t)args->n_runs, sources = (size_t)args->n_sources;
+    to->n_tiles = args->n_tiles;
+    to->n_runs = args->n_runs;
+    to->n_sources = args->n_sources;
+    to->n_bytes = args->n_bytes;
+    to->sizes = mp_request_copy(args->sizes, 2 * tiles, sizeof *to->sizes, bytes, &ok);
+    to->tile_keys = mp_request_copy(args->tile_keys, MP_IMAGE_KEY * tiles, 1, bytes, &ok);
+    to->run_keys = mp_request_copy(args->run_keys, MP_IMAGE_KEY * runs, 1, bytes, &ok);
+    to->spans = mp_request_copy(args->spans, 3 * runs, sizeof *to->spans, bytes, &ok);
+    to->sources = mp_request_copy(args->sources, sources, sizeof *to->sources, bytes, &ok);
+    to->pixels = mp_request_copy(args->pixels, (size_t)args->n_bytes, 1, bytes, &ok);
     to->offsets = mp_request_pixel_offsets(args->sizes, args->n_tiles, bytes, &ok);
     to->runs = ok ? mp_alloc_array((size_t)args->n_runs, sizeof *to->runs, MP_TAG_REQUEST) : NULL;
     if (!to->runs)
@@ -50,20 +74,49 @@ static bool copy_images(const mp_text_image_args *args, mp_text_images *to, uint
     }
     return true;
 }
-#undef MP_SCHEMA
 
-/* ---- sampling.def ---------------------------------------------------------------------------------------------- */
+/* ---- sampling -------------------- */
 
-#define MP_SCHEMA "models/requests/sampling.def"
 static mp_status check_sampling(const mp_sampling *args, mp_error *error) {
-#include "models/requests/passes/check.def"
-    return mp_check_range("min_tokens", args->min_tokens, 0, args->max_tokens, error);
+    MP_TRY(mp_check_number("`temperature`", args->temperature, 0, 100, error));
+    MP_TRY(mp_check_range("`top_k`", args->top_k, 0, INT32_MAX, error));
+    MP_TRY(mp_check_number("`top_p`", args->top_p, 0, 1, error));
+    MP_TRY(mp_check_number("`min_p`", args->min_p, 0, 1, error));
+    MP_TRY(mp_check_number("`repetition_penalty`", args->repetition_penalty, 1e-3, 1e3, error));
+    MP_TRY(mp_check_number("`presence_penalty`", args->presence_penalty, -100, 100, error));
+    MP_TRY(mp_check_number("`frequency_penalty`", args->frequency_penalty, -100, 100, error));
+    MP_TRY(mp_check_range("`max_tokens`", args->max_tokens, 1, MP_TEXT_MAX_TOKENS, error));
+    MP_TRY(mp_check_range("`min_tokens`", args->min_tokens, 0, args->max_tokens, error));
+    return mp_check_range("`logprobs`", args->logprobs, -1, MP_TEXT_MAX_LOGPROBS, error);
 }
-#undef MP_SCHEMA
 
-/* ---- text_to_text.def ------------------------------------------------------------------------------------------ */
+/* ---- the request -------------------- */
 
-#define MP_SCHEMA "models/requests/text_to_text.def"
+static void free_strings(char **strings, int32_t count, int32_t *lengths) {
+    for (int32_t i = 0; strings && i < count; i++)
+        mp_free(strings[i]);
+    mp_free(strings);
+    mp_free(lengths);
+}
+
+static mp_status check_strings(const char *name, int32_t count, const int32_t *lengths, mp_error *error) {
+    for (int32_t i = 0; i < count; i++)
+        MP_TRY(mp_check_range(name, lengths[i], 1, MP_TEXT_MAX_STOP_BYTES, error));
+    return MP_OK;
+}
+
+/* Copy `count` strings of these lengths, and the lengths. Sets *ok to false if memory is exhausted. */
+static char **copy_strings(const char *const *strings, int32_t count, const int32_t *lengths, int32_t **to_lengths,
+                           uint64_t *bytes, bool *ok) {
+    const size_t n = (size_t)count;
+    *to_lengths = mp_request_copy(lengths, n, sizeof *lengths, bytes, ok);
+    char **to = *ok ? mp_alloc_array(n + 1, sizeof *to, MP_TAG_REQUEST) : NULL;
+    *ok = to != NULL;
+    *bytes += *ok ? (n + 1) * sizeof *to : 0;
+    for (size_t i = 0; *ok && i < n; i++)
+        to[i] = mp_request_copy(strings[i], (size_t)lengths[i], 1, bytes, ok);
+    return to;
+}
 
 static void free_output(mp_text_request *request) {
     for (int c = 0; c < request->n_choices; c++) {
@@ -77,7 +130,9 @@ static void free_output(mp_text_request *request) {
         choice->top_logprobs = NULL;
         choice->text = NULL;
     }
-#include "models/requests/passes/output_free.def"
+    mp_free(request->prompt_logits);
+    mp_free(request->image_rows);
+    request->prompt_logits = request->image_rows = NULL;
     mp_free(request->capture.data);
     request->capture.data = NULL;
     request->capture.tokens = 0;
@@ -93,7 +148,14 @@ static void text_destroy(mp_request *base) {
         mp_free(request->masks[0].bits);
     mp_free(request->masks);
     mp_free(request->choices);
-#include "models/requests/passes/free.def"
+    mp_free(request->prompt);
+    free_strings(request->stop, request->n_stop, request->stop_bytes);
+    free_strings(request->reasoning_starts, request->n_reasoning_starts, request->reasoning_start_bytes);
+    free_strings(request->reasoning_ends, request->n_reasoning_ends, request->reasoning_end_bytes);
+    free_strings(request->call_starts, request->n_call_starts, request->call_start_bytes);
+    mp_free(request->stop_ids);
+    mp_free(request->bias_ids);
+    mp_free(request->bias);
     mp_free(request);
 }
 
@@ -121,9 +183,29 @@ static bool text_seen(const mp_request *base) {
 }
 
 static mp_status check_text(const mp_text_args *args, mp_error *error) {
-#include "models/requests/passes/check.def"
+    MP_TRY(mp_check_range("the number of prompt tokens", args->n_prompt, 1, MP_TEXT_MAX_TOKENS, error));
+    MP_TRY(mp_check_range("the number of stop strings", args->n_stop, 0, MP_TEXT_MAX_STOPS, error));
+    MP_TRY(mp_check_range("the number of reasoning starts", args->n_reasoning_starts, 0, MP_TEXT_MAX_STOPS, error));
+    MP_TRY(mp_check_range("the number of reasoning ends", args->n_reasoning_ends, 0, MP_TEXT_MAX_STOPS, error));
+    MP_TRY(mp_check_range("the number of call starts", args->n_call_starts, 0, MP_TEXT_MAX_STOPS, error));
+    MP_TRY(mp_check_range("the number of stop ids", args->n_stop_ids, 0, MP_TEXT_MAX_IDS, error));
+    MP_TRY(mp_check_range("the number of logit biases", args->n_bias, 0, MP_TEXT_MAX_IDS, error));
+    const size_t prompt = (size_t)args->n_prompt, stop_ids = (size_t)args->n_stop_ids, bias = (size_t)args->n_bias;
+    MP_TRY(mp_check_items_int32_t("prompt", args->prompt, prompt, INT32_MIN, INT32_MAX, error));
+    MP_TRY(mp_check_range("`n`", args->n_choices, 1, MP_TEXT_MAX_CHOICES, error));
+    MP_TRY(check_strings("the length of a stop string in bytes", args->n_stop, args->stop_bytes, error));
+    MP_TRY(check_strings("the length of a reasoning start in bytes", args->n_reasoning_starts,
+                         args->reasoning_start_bytes, error));
+    MP_TRY(check_strings("the length of a reasoning end in bytes", args->n_reasoning_ends, args->reasoning_end_bytes,
+                         error));
+    MP_TRY(check_strings("the length of a call start in bytes", args->n_call_starts, args->call_start_bytes, error));
+    MP_TRY(mp_check_items_int32_t("stop_ids", args->stop_ids, stop_ids, 0, INT32_MAX, error));
+    MP_TRY(mp_check_items_int32_t("bias_ids", args->bias_ids, bias, 0, INT32_MAX, error));
+    MP_TRY(mp_check_items_float("bias", args->bias, bias, -1e6, 1e6, error));
+    MP_TRY(mp_check_range("`capture_values`", args->capture_values, 0, MP_CAPTURE_MAX_VALUES, error));
+    MP_TRY(mp_check_range("`adapter`", args->adapter, 0, INT32_MAX, error));
     MP_TRY(check_sampling(&args->sampling, error));
-    MP_TRY(mp_check_range("capture_records", args->capture_records, args->capture_values > 0, INT32_MAX, error));
+    MP_TRY(mp_check_range("`capture_records`", args->capture_records, args->capture_values > 0, INT32_MAX, error));
     if (args->capture_values > 0)
         MP_TRY(mp_check_range("n of a request with captures", args->n_choices, 1, 1, error));
     MP_TRY(mp_check_range("the bytes of a mask", args->mask_bytes, 0, MP_TEXT_MAX_MASK_BYTES, error));
@@ -166,6 +248,35 @@ mp_status mp_text_request_mask(mp_text_request *request, int choice, uint32_t in
     return MP_OK;
 }
 
+static void copy_inputs(const mp_text_args *args, mp_text_request *to, uint64_t *bytes, bool *ok) {
+    const size_t bias = (size_t)args->n_bias;
+    to->n_prompt = args->n_prompt;
+    to->n_stop = args->n_stop;
+    to->n_reasoning_starts = args->n_reasoning_starts;
+    to->n_reasoning_ends = args->n_reasoning_ends;
+    to->n_call_starts = args->n_call_starts;
+    to->n_stop_ids = args->n_stop_ids;
+    to->n_bias = args->n_bias;
+    to->sampling = args->sampling;
+    to->n_choices = args->n_choices;
+    to->in_reasoning = args->in_reasoning;
+    to->capture_values = args->capture_values;
+    to->capture_records = args->capture_records;
+    to->adapter = args->adapter;
+    to->want_prompt_logits = args->want_prompt_logits;
+    to->prompt = mp_request_copy(args->prompt, (size_t)args->n_prompt, sizeof *to->prompt, bytes, ok);
+    to->stop = copy_strings(args->stop, args->n_stop, args->stop_bytes, &to->stop_bytes, bytes, ok);
+    to->reasoning_starts = copy_strings(args->reasoning_starts, args->n_reasoning_starts, args->reasoning_start_bytes,
+                                        &to->reasoning_start_bytes, bytes, ok);
+    to->reasoning_ends = copy_strings(args->reasoning_ends, args->n_reasoning_ends, args->reasoning_end_bytes,
+                                      &to->reasoning_end_bytes, bytes, ok);
+    to->call_starts = copy_strings(args->call_starts, args->n_call_starts, args->call_start_bytes,
+                                   &to->call_start_bytes, bytes, ok);
+    to->stop_ids = mp_request_copy(args->stop_ids, (size_t)args->n_stop_ids, sizeof *to->stop_ids, bytes, ok);
+    to->bias_ids = mp_request_copy(args->bias_ids, bias, sizeof *to->bias_ids, bytes, ok);
+    to->bias = mp_request_copy(args->bias, bias, sizeof *to->bias, bytes, ok);
+}
+
 mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **out, mp_error *error) {
     *out = NULL;
     MP_TRY(check_text(args, error));
@@ -181,7 +292,7 @@ mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **out
                          .seen = text_seen,
                          .resumable = true,
                          .bytes = sizeof *to};
-#include "models/requests/passes/copy.def"
+    copy_inputs(args, to, bytes, &ok);
     to->capture.values = args->capture_values;
     to->capture.most = args->capture_records;
     to->choices = ok ? mp_alloc_array((size_t)args->n_choices, sizeof *to->choices, MP_TAG_REQUEST) : NULL;
@@ -241,7 +352,13 @@ mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_by
         choice->top_logprobs = k ? mp_request_memory(tokens * k, sizeof *choice->top_logprobs, &bytes, &ok) : NULL;
         choice->tokens = mp_request_memory(tokens, sizeof *choice->tokens, &bytes, &ok);
     }
-#include "models/requests/passes/output_make.def"
+    if (request->want_prompt_logits) {
+        const mp_text_images *images = &request->images;
+        request->prompt_logits = mp_request_floats((size_t)request->n_prompt, request->vocab, &bytes, &ok);
+        if (images->n_runs > 0)
+            request->image_rows =
+                mp_request_floats((size_t)mp_text_images_rows(images), request->hidden, &bytes, &ok);
+    }
     if (captured > 0)
         request->capture.data =
             mp_request_memory((size_t)captured * mp_capture_floats(&request->capture), sizeof(float), &bytes, &ok);

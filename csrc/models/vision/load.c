@@ -78,7 +78,7 @@ mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *e
                             name);
     mp_load_args decoder = *args;
     decoder.flags = arch->flags;
-    return mp_decoder_load_with(&decoder, &mp_vision_ops, model, error);
+    return mp_decoder_load_with(&decoder, true, model, error);
 }
 
 /* Bytes of one row in the decoder's KV cache. */

@@ -11,7 +11,7 @@ enum {
     MAX_NUMBERS = 4096 /* images with a remembered number */
 };
 
-static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+static int32_t store_larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
@@ -47,7 +47,9 @@ static uint64_t shrink_tiles(mp_image_store *store, uint64_t bytes, uint64_t kep
     return freed;
 }
 
-uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes) { return shrink_tiles(store, bytes, 0); }
+uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes) {
+    return store ? shrink_tiles(store, bytes, 0) : 0;
+}
 
 /* Limits the bytes of idle tiles to a quarter of the limit for idle prefixes, and drops idle tiles beyond the
  * MAX_TILES most recently used tiles. */
@@ -70,14 +72,14 @@ static mp_image_key key_from(const mp_sequence_group *group, const uint8_t *pixe
     return key;
 }
 
-static bool equal(const mp_image_key *a, const mp_image_key *b) {
+static bool store_equal(const mp_image_key *a, const mp_image_key *b) {
     return mp_cache_scope_equal(a->scope, b->scope) && memcmp(a->pixels, b->pixels, sizeof a->pixels) == 0;
 }
 
 static mp_tile *find_tile(mp_image_store *store, const mp_image_key *key) {
     for (mp_tile **at = &store->tiles; *at; at = &(*at)->next) {
         mp_tile *tile = *at;
-        if (!equal(&tile->key, key))
+        if (!store_equal(&tile->key, key))
             continue;
         *at = tile->next;
         tile->next = store->tiles;
@@ -146,9 +148,11 @@ static void drop_job(mp_image_store *store, mp_tile_job **at) {
     end_job(store, at);
 }
 
-uint64_t mp_images_bytes(const mp_image_store *store) { return store->tile_bytes + store->charged; }
+uint64_t mp_images_bytes(const mp_image_store *store) { return store ? store->tile_bytes + store->charged : 0; }
 
 uint64_t mp_images_trim(mp_image_store *store) {
+    if (!store)
+        return 0;
     const uint64_t before = mp_images_bytes(store);
     while (store->jobs)
         drop_job(store, &store->jobs);
@@ -170,7 +174,7 @@ void mp_images_destroy(mp_image_store *store) {
 
 static int32_t number_of(mp_image_store *store, const mp_image_key *key) {
     for (int i = 0; i < store->number_count; i++)
-        if (equal(&store->numbers[i].key, key))
+        if (store_equal(&store->numbers[i].key, key))
             return store->numbers[i].number;
     int at = store->number_count;
     if (at < MAX_NUMBERS)
@@ -185,7 +189,7 @@ static int32_t number_of(mp_image_store *store, const mp_image_key *key) {
 }
 
 /* Assigns M-RoPE positions: text advances on all axes alike; the rows of an image are placed by line and column. */
-static void place(const mp_vision *vision, const mp_text_request *request, mp_request_images *own) {
+static void store_place(const mp_vision *vision, const mp_text_request *request, mp_request_images *own) {
     const mp_text_images *images = &request->images;
     const int32_t unit = vision->image_encoder.patch * vision->merge;
     int32_t at = 0, next = 0;
@@ -201,7 +205,7 @@ static void place(const mp_vision *vision, const mp_text_request *request, mp_re
             own->positions[at][1] = next + i / across;
             own->positions[at][2] = next + i % across;
         }
-        next += larger(down, across);
+        next += store_larger(down, across);
     }
     own->shift = next - request->n_prompt;
 }
@@ -221,7 +225,7 @@ mp_status mp_images_begin(mp_image_store *store, const mp_text_request *request,
         return mp_fail_memory(error, bytes, "the images of a request");
     if (axes) {
         group->images->positions = (void *)((uint8_t *)group->images + list);
-        place(store->vision, request, group->images);
+        store_place(store->vision, request, group->images);
     }
     return MP_OK;
 }
@@ -244,6 +248,8 @@ mp_status mp_images_number(mp_image_store *store, const mp_text_request *request
 }
 
 void mp_images_release(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group) {
+    if (!store)
+        return;
     for (int32_t t = 0; group->images && t < request->images.n_tiles; t++)
         if (group->images->tiles[t]) {
             group->images->tiles[t]->users--;
@@ -280,7 +286,7 @@ static int32_t tile_at(const mp_vision *vision, const mp_text_images *images, in
     return tile;
 }
 
-static bool hold(mp_image_store *store, const mp_text_images *images, mp_sequence_group *group, int32_t tile) {
+static bool store_hold(mp_image_store *store, const mp_text_images *images, mp_sequence_group *group, int32_t tile) {
     mp_tile **held = &group->images->tiles[tile];
     if (*held)
         return true;
@@ -301,7 +307,7 @@ int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_se
         if (seq->tokens[position] >= 0)
             continue;
         int32_t tile = tile_at(store->vision, &request->images, position, &row);
-        if (tile >= 0 && !hold(store, &request->images, group, tile)) {
+        if (tile >= 0 && !store_hold(store, &request->images, group, tile)) {
             *missing = tile;
             return i;
         }
@@ -339,7 +345,7 @@ static mp_image_key key_of(const mp_text_request *request, const mp_sequence_gro
 
 static mp_tile_job *find_job(const mp_image_store *store, const mp_image_key *key) {
     mp_tile_job *job = store->jobs;
-    while (job && !equal(&job->tile->key, key))
+    while (job && !store_equal(&job->tile->key, key))
         job = job->next;
     return job;
 }
@@ -378,7 +384,7 @@ uint64_t mp_images_part_ns(const mp_image_store *store) {
 }
 
 /* Resets an arena and grows it to at least `bytes` bytes, charged to the budget. Its contents are lost. */
-static mp_status reserve(mp_image_store *store, mp_arena *arena, size_t bytes, mp_error *error) {
+static mp_status store_reserve(mp_image_store *store, mp_arena *arena, size_t bytes, mp_error *error) {
     bytes = mp_arena_cost(bytes);
     mp_arena_reset(arena);
     if (bytes <= arena->size)
@@ -460,7 +466,7 @@ static void job_body(const mp_team_thread *thread, void *arg) {
 /* Drops the jobs of other tiles that this group computed last or that no group holds. */
 static void drop_others(mp_image_store *store, const mp_sequence_group *group, const mp_image_key *key) {
     for (mp_tile_job **at = &store->jobs; *at;)
-        if ((!(*at)->holder || (*at)->holder == group) && !equal(&(*at)->tile->key, key))
+        if ((!(*at)->holder || (*at)->holder == group) && !store_equal(&(*at)->tile->key, key))
             drop_job(store, at);
         else
             at = &(*at)->next;
@@ -477,7 +483,7 @@ static mp_status start_job(mp_image_store *store, const mp_text_request *request
         return mp_fail_memory(error, sizeof *job, "an image tile");
     job->memory = store->spare;
     store->spare = (mp_arena){0};
-    mp_status status = reserve(store, &job->memory, state + axes, error);
+    mp_status status = store_reserve(store, &job->memory, state + axes, error);
     if (status == MP_OK)
         status = make_tile(store, key, rows_of(store->vision, &image), &job->tile, error);
     if (status != MP_OK) {
@@ -514,7 +520,7 @@ static mp_status make_run(mp_image_store *store, mp_tile_job *job, mp_lease *lea
     const size_t network = mp_arena_cost(mp_vit_part_bytes(image_encoder, part_rows, 1)),
                  projector = gathered + inner + acts;
     const size_t part = network > projector ? network : projector;
-    MP_TRY(reserve(store, &store->scratch, mp_arena_cost(threads) + part, error));
+    MP_TRY(store_reserve(store, &store->scratch, mp_arena_cost(threads) + part, error));
     run->own = mp_arena_take(&store->scratch, mp_arena_cost(threads));
     uint8_t *memory = mp_arena_take(&store->scratch, part); /* used first by the network, then by the projector */
     run->gathered = (float *)(void *)memory;
@@ -575,29 +581,8 @@ mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_tex
     if (job->projected < job->tile->count)
         return MP_OK;
     MP_TRY(finish_job(store, job, error));
-    hold(store, &request->images, group, tile); /* keeps the tile from eviction until the next step */
+    store_hold(store, &request->images, group, tile); /* keeps the tile from eviction until the next step */
     return MP_OK;
 }
 
-static bool is_float32(const mp_vision *vision) { return vision->image_encoder.compute == MP_COMPUTE_F32; }
-
-const mp_image_ops mp_vision_ops = {
-    .read = mp_vision_read,
-    .destroy = mp_vision_destroy,
-    .is_float32 = is_float32,
-    .check = mp_vision_check,
-    .open = mp_images_create,
-    .close = mp_images_destroy,
-    .bytes = mp_images_bytes,
-    .shrink = mp_images_shrink,
-    .trim = mp_images_trim,
-    .begin = mp_images_begin,
-    .number = mp_images_number,
-    .release = mp_images_release,
-    .ready = mp_images_ready,
-    .row = mp_images_row,
-    .computing = mp_images_computing,
-    .left_ns = mp_images_left_ns,
-    .part_ns = mp_images_part_ns,
-    .compute = mp_images_compute,
-};
+bool mp_vision_is_float32(const mp_vision *vision) { return vision->image_encoder.compute == MP_COMPUTE_F32; }

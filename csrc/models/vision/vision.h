@@ -24,7 +24,7 @@
 
 enum { MP_VISION_MAX_PATCHES = 16384 }; /* in one tile */
 
-typedef struct mp_vision { /* the image part of a decoder; immutable once loaded */
+struct mp_vision { /* the image part of a decoder; immutable once loaded */
     mp_vit image_encoder;  /* without a head; with its final norm only if the model uses that norm */
     int32_t merge;         /* merge * merge patches become one row */
     bool keep_class;       /* the class token becomes a row, too */
@@ -33,23 +33,11 @@ typedef struct mp_vision { /* the image part of a decoder; immutable once loaded
     float *newline;          /* [width] or NULL */
     int32_t width;           /* width of the decoder */
     int32_t image_token;     /* id of placeholders; -1: any token within a run is a placeholder */
-} mp_vision;
-
-/* Reads hyper-parameters and adds builder jobs, for a decoder of `width` components. Creates *vision even on failure;
- * the caller destroys it. Leaves the builder with the compute type of the image network. */
-mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t width, mp_vision **vision,
-                         mp_error *error);
-void mp_vision_destroy(mp_vision *vision);
+};
 
 /* Returns the number of rows of a tile of height x width pixels, or 0 if the network does not accept that size. */
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width);
-/* Checks that a request's images fit the model and its prompt, and that its placeholders are exactly the tokens of the
- * runs. Sets images.most_parts. */
-mp_status mp_vision_check(const mp_vision *vision, mp_text_request *request, mp_error *error);
-
-extern const mp_image_ops mp_vision_ops; /* the functions that decoder/images.h calls */
-
-/* ---- the store of an engine (vision/store.c); the worker's thread only ------------------------------------------- */
+/* ---- the store of an engine (vision/store.c); decoder/images.h has its functions --------------------------------- */
 
 typedef struct mp_image_key { /* pixels of an image or tile, as one scope sees them */
     mp_cache_scope scope;
@@ -83,7 +71,7 @@ typedef struct mp_image_number {
     int32_t number;
 } mp_image_number;
 
-typedef struct mp_image_store {
+struct mp_image_store {
     const mp_vision *vision;
     mp_budget *budget;
     mp_prefix_cache *cache; /* its idle blocks may be evicted for tiles */
@@ -95,49 +83,6 @@ typedef struct mp_image_store {
     mp_tile_job *jobs;       /* at most one for each holder */
     mp_arena spare, scratch; /* memory of the last finished job, for the next one; scratch of one step */
     uint64_t charged;        /* bytes charged for `spare`, `scratch` and the jobs */
-} mp_image_store;
-
-/* Returns NULL if memory is exhausted. */
-mp_image_store *mp_images_create(const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
-void mp_images_destroy(mp_image_store *store); /* NULL is legal */
-uint64_t mp_images_bytes(const mp_image_store *store); /* all bytes charged for the store */
-/* Releases at least `bytes` bytes of idle tiles, if there are that many. Returns the bytes released. */
-uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
-/* Releases the working memory, and drops unfinished tiles. Returns the bytes released. */
-uint64_t mp_images_trim(mp_image_store *store);
-
-/* Allocates the image state of an item's new group of sequences. With `axes`, computes M-RoPE positions: an image
- * advances the position of the tokens after it by its longer side, in rows. */
-mp_status mp_images_begin(mp_image_store *store, const mp_text_request *request, bool axes, mp_sequence_group *group,
-                          mp_error *error);
-/* Replaces placeholders by image numbers in the tokens of all sequences. Call on every admission, before anything is
- * cached: tokens may hold the numbers of another store, where images were numbered differently. */
-mp_status mp_images_number(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
-                           mp_error *error);
-/* Releases the group's tiles, and lets any group continue a tile that this group has begun. */
-void mp_images_release(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group);
-
-/* Returns how many of the next `want` rows of a sequence can be computed now: the rows before the first one whose tile
- * is missing. Sets *missing to that tile, or to -1. Holds the tiles of the rows that it counts. */
-int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
-                    const mp_sequence *seq, int want, int *missing);
-/* Returns the row for a placeholder, whose tile the group must hold. Sets *source to the index of the placeholder among
- * the rows of all runs. */
-const float *mp_images_row(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
-                           int32_t position, int64_t *source);
-/* Returns true if this tile is being computed for a request of the same tenant. */
-bool mp_images_computing(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
-                         int tile);
-/* mp_images_left_ns predicts the time to complete a tile. mp_images_part_ns predicts the time of one part, the minimum
- * of a step. */
-uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
-                           int tile);
-uint64_t mp_images_part_ns(const mp_image_store *store);
-/* Computes a missing tile for about `budget_ns`, at least one part of it, and holds it when complete. Drops other
- * unfinished tiles that this group computed last or that no group holds. Stops early if the lease is cancelled or
- * `unwanted` is set. */
-mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *request,
-                            mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
-                            mp_error *error);
+};
 
 #endif

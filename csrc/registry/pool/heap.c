@@ -3,7 +3,7 @@
 
 #include <assert.h>
 
-static mp_heap_node *merge(mp_heap_node *a, mp_heap_node *b) {
+static mp_heap_node *heap_merge(mp_heap_node *a, mp_heap_node *b) {
     if (!a || !b)
         return a ? a : b;
     mp_heap_node *root = mp_heap_before(b, a) ? b : a, *other = root == a ? b : a;
@@ -22,14 +22,14 @@ static mp_heap_node *merge_siblings(mp_heap_node *first) {
     while (first) {
         mp_heap_node *a = first, *b = a->next;
         first = b ? b->next : NULL;
-        a = merge(a, b);
+        a = heap_merge(a, b);
         a->next = pairs;
         pairs = a;
     }
     while (pairs) {
         mp_heap_node *next = pairs->next;
         pairs->next = NULL;
-        merged = merge(merged, pairs);
+        merged = heap_merge(merged, pairs);
         pairs = next;
     }
     return merged;
@@ -46,7 +46,7 @@ static void set_top(mp_heap *heap, mp_heap_node *top) {
 void mp_heap_insert(mp_heap *heap, mp_heap_node *node, uint64_t key) {
     assert(!mp_heap_holds(node));
     *node = (mp_heap_node){.key = key, .order = heap->inserted++};
-    set_top(heap, merge(heap->top, node));
+    set_top(heap, heap_merge(heap->top, node));
 }
 
 void mp_heap_remove(mp_heap *heap, mp_heap_node *node) {
@@ -55,6 +55,6 @@ void mp_heap_remove(mp_heap *heap, mp_heap_node *node) {
     if (node->next)
         node->next->link = node->link;
     mp_heap_node *rest = merge_siblings(node->child);
-    set_top(heap, merge(heap->top, rest));
+    set_top(heap, heap_merge(heap->top, rest));
     node->link = NULL;
 }

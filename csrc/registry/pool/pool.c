@@ -31,7 +31,7 @@ mp_status mp_pool_create(const char *name, int max_threads, mp_pool **pool_out, 
     return MP_OK;
 }
 
-static void unpin(mp_pool *pool) {
+static void pool_unpin(mp_pool *pool) {
     if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1)
         return;
     mp_mutex_deinit(&pool->lock);
@@ -47,11 +47,11 @@ static void became_idle(void *arg, mp_pool_thread *thread) {
 
 static void is_gone(void *arg, mp_pool_thread *thread) {
     mp_free(thread);
-    unpin(arg);
+    pool_unpin(arg);
 }
 
 /* Take the thread off the list. Must hold the lock. */
-static void forget(mp_pool *pool, mp_pool_thread *thread) {
+static void pool_forget(mp_pool *pool, mp_pool_thread *thread) {
     mp_assert_held(&pool->lock);
     mp_pool_thread **link = &pool->all;
     while (*link != thread)
@@ -94,7 +94,7 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
     /* Hold the lock while the thread starts: the thread must not end or be disowned before its handle is written. */
     mp_status status = mp_pool_thread_start(thread, pool->name, error);
     if (status != MP_OK) {
-        forget(pool, thread);
+        pool_forget(pool, thread);
         mp_free(thread);
     }
     mp_mutex_unlock(&pool->lock);
@@ -107,7 +107,7 @@ void mp_pool_disown(mp_pool *pool, const void *arg) {
     while (thread && !(thread->job.run && thread->job.arg == arg))
         thread = thread->next;
     if (thread) {
-        forget(pool, thread);
+        pool_forget(pool, thread);
         thread->disowned = true;
         mp_thread_detach(&thread->os);
         atomic_fetch_add_explicit(&pool->references, 1, memory_order_relaxed);
@@ -136,7 +136,7 @@ void mp_pool_destroy(mp_pool *pool) {
         threads = next;
     }
     assert(pool->busy == 0);
-    unpin(pool);
+    pool_unpin(pool);
 }
 
 void mp_pool_fork_before(mp_pool *pool) { mp_mutex_lock(&pool->lock); }

@@ -230,7 +230,7 @@ def test_notifier_closes_once() -> None:
 
 
 def test_registry_options_are_checked() -> None:
-    for options in (dict(threads=-1), dict(threads=1000), dict(step_budget=-1.0), dict(spin=float("nan")),
+    for options in (dict(threads=-1), dict(threads=1000), dict(step_budget=-1.0), dict(keep_alive=float("nan")),
                     dict(shutdown_grace=-1.0), dict(queue_capacity={"none": 1}), dict(queue_capacity={"vision": 0})):
         with pytest.raises(mpool.InvalidArgument):
             _core.Registry(**options)

@@ -29,7 +29,7 @@ def test_the_readme_lists_the_files_of_the_core_that_name_a_capability() -> None
     found = {path.relative_to(CSRC).as_posix() for path in CSRC.rglob("*") if path.suffix in (".c", ".h", ".def")
              and named.search(path.name + path.read_text(encoding="utf-8"))}
     assert found == listed
-    assert len(found) == 12
+    assert len(found) == 11
 
 
 def test_the_readme_lists_the_files_of_the_package_that_name_a_capability() -> None:
