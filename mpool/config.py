@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
-from ._dataclasses import dataclass
 from .chaos import chaos_of
-from .checks import check_keywords, check_path, integer, one_of, real, refuse, shown, unknown_option, with_plain_bools
+from .checks import check_path, integer, known_keywords, one_of, real, refuse, shown, unknown_option, with_plain_bools
 from .durations import seconds_of
 from .errors import InvalidArgument
 from .names import CAPABILITIES, ISOLATION, KV_DTYPES, POLICIES, WEIGHTS
@@ -192,12 +191,6 @@ class PoolConfig:
     kv_dtype: str = "auto"
     model_folders: Sequence[str | os.PathLike[str]] = ()
 
-    @typed
-    def __new__(cls, *args: Any, **keywords: Any) -> PoolConfig:
-        check_keywords(keywords, (one.name for one in fields(cls)), of="PoolConfig")
-        return super().__new__(cls)
-
-    @typed
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
             if name != "max_embed_inputs" or self.max_embed_inputs is not None:
@@ -306,6 +299,9 @@ class PoolConfig:
 
     def _keep_alive(self) -> float:
         return seconds_of(self.keep_alive, "keep_alive")
+
+
+PoolConfig.__init__ = typed(known_keywords(PoolConfig.__init__))  # type: ignore[method-assign]
 
 
 def same_queue_capacities(capacity: int | None) -> dict[str, int] | None:

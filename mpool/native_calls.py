@@ -21,11 +21,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ._dataclasses import dataclass
 from .errors import MemoryExhausted, Overloaded, SpawnFailed, Timeout
 from .resources import cpus, start_thread
 

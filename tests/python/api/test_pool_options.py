@@ -31,7 +31,7 @@ from waiting import until
 def threads(m: Models) -> None:
     for count in (1, 2):
         with pool_of(threads=count) as pool:
-            assert pool.metrics()["lanes"] == count
+            assert pool.metrics()["compute_threads"] == count
 
 
 def memory_bytes(m: Models) -> None:

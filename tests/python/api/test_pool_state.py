@@ -150,8 +150,8 @@ def test_names_and_defaults_are_pinned() -> None:
         ("image_embedding", (50, 50), "shared"), ("vision", (50, 50), "pack"), ("text_to_image", (20, 20), "pack")]
     with mpool.Pool() as pool:
         found = pool.metrics()
-        assert set(found) == {*NAMES, *_metrics.FORMER_COUNTERS, *_metrics.GAUGES, "pressure", "bytes_by_kind",
-                              "queue_depths", "models", "native_calls", "compute_threads", "compute_threads_leased"}
+        assert set(found) == {*NAMES, *_metrics.GAUGES, "pressure", "bytes_by_kind", "queue_depths", "models",
+                              "native_calls"}
         assert list(found["bytes_by_kind"]) == KINDS and list(found["queue_depths"]) == CAPABILITIES
     assert list(_events.KINDS) == _core.event_names()
 
@@ -164,8 +164,7 @@ def test_metrics_count(bert: Path, llama: Path) -> None:
         found = pool.metrics()
         assert (found["total_requests"], found["completed"], found["loads"]) == (2, 2, 2)
         assert found["units_out"] >= 2 and found["units_in"] >= 3 and found["bytes_by_kind"]["weights"] > 0
-        assert found["compute_threads"] == found["lanes"] == 1
-        assert found["draft_tokens"] == found["guessed_tokens"] and "right_guesses" in found
+        assert found["compute_threads"] == 1
         assert found["memory_used"] > 0 and len(found["models"]) == 2
         for model in found["models"].values():
             assert 0 < model["units_in"] < found["units_in"]
