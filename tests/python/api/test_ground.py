@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import _forks, chaos, checks, config, errors, interpreter, resources
+from mpool import chaos, checks, config, errors, interpreter, resources
 from mpool.durations import seconds_of
 from mpool.runtime.history import History, TrackedRequest
 from mpool.tasks import streams
@@ -350,19 +350,6 @@ def test_policies_of_capabilities() -> None:
     assert hash(mpool.PoolConfig(policy=given)) == hash(mpool.PoolConfig(policy=dict(reversed(given.items()))))
     assert hash(mpool.PoolConfig(threads=1)) != hash(mpool.PoolConfig(threads=2))
     assert {field.name for field in fields(mpool.PoolConfig)} >= set(PASSED) and replace(mpool.PoolConfig(), threads=1)
-
-
-def test_a_fork_waits_for_imports_of_other_threads_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The locks are those of the modules that are being imported. A module of this thread has a frame."""
-    locks: dict[str, Any] = {}
-    monkeypatch.setattr(_forks, "_locks", locks)
-    own: dict[str, Any] = {"__name__": "numpy.own", "asked": _forks._others_import}
-    exec("def ask():\n    return asked()", own)
-    for names, others in (((), False), (("program",), False), (("numpy.own",), False), (("numpy.other",), True),
-                          (("numpy.own", "json.other"), True), (("numpy.own", "program"), False)):
-        locks.clear()
-        locks.update(dict.fromkeys(names))
-        assert own["ask"]() is others, names
 
 
 class Ticket:
