@@ -118,14 +118,14 @@ NAMES = ["total_requests", "completed", "errors", "timeouts", "cancelled", "queu
 KINDS = ["misc", "spec", "weights", "kv", "scratch", "request", "pool"]
 CAPABILITIES = ["text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image"]
 DEFAULTS = dict(
-    threads=0, memory_bytes=0, step_budget=0.0, load_timeout=30.0, load_ceiling=600.0, stall_timeout=30.0,
+    threads=0, memory_bytes=0, load_timeout=30.0, load_ceiling=600.0, stall_timeout=30.0,
     shutdown_grace=5.0, request_timeout=30.0, keep_alive="5m", maintenance_interval=60.0, max_workers_per_model=4,
     policy=None, batch_wait=0.0, embed_queue_capacity=100, batch_queue_capacity=50, prompt_queue_capacity=100,
     image_gen_queue_capacity=20, vision_queue_capacity=50, image_embed_queue_capacity=50, breaker_threshold=5,
     breaker_window=60.0, breaker_rest=60.0, fail_fast=False, max_embed_inputs=None, offline=None,
     chaos=None, predictive_scaling=False, scale_timeout=False, isolation="thread", weights="auto",
     process_memory=0,
-    queue_capacity=None, kv_dtype="auto", model_folders=())
+    kv_dtype="auto", model_folders=())
 
 
 def test_reported_engine_bytes_are_measured(bert: Path, llama: Path) -> None:
