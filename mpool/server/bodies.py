@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -23,16 +22,15 @@ from .body_memory import Share
 from .errors import Refusal
 from .guard import header
 from .invalid import (
-    Fault,
     Part,
     Place,
-    fault_of,
     fields_of,
     is_whole,
     item_of,
     join_path,
     parts_at,
     place_of,
+    refusal_of,
     struct_of,
     structs_of,
 )
@@ -165,32 +163,11 @@ class Counts:
         return _VALUE_BYTES * self._values + _CONTAINER_BYTES * self._containers + _FIELD_BYTES * self._fields
 
 
-class _OutOfRange:
-    """A number that is too large for a float, in a body that was read."""
-
-
-_OUT_OF_RANGE = _OutOfRange()
-
-
-class _Found(threading.local):
-    """State of the body that this thread reads.
-
-    Attributes:
-        out_of_range: True: a number that is too large for a float.
-    """
-
-    out_of_range = False
-
-
-_found = _Found()
-
-
-def _number(text: str) -> float | _OutOfRange:
+def _number(text: str) -> float:
     value = float(text)
-    if math.isfinite(value):
-        return value
-    _found.out_of_range = True  # an error only if the field is used
-    return _OUT_OF_RANGE
+    if not math.isfinite(value):
+        raise Refusal("invalid_json", "It has a number out of range.")
+    return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -248,7 +225,6 @@ def parse(data: bytes, kind: type[T], ignored: list[str] | None = None) -> T:
     Raises:
         Refusal: The body is not strict JSON, or a field is unknown, missing, of the wrong type or out of range.
     """
-    _found.out_of_range = False
     try:
         text = data.decode()
         value = _read(text)
@@ -260,19 +236,7 @@ def parse(data: bytes, kind: type[T], ignored: list[str] | None = None) -> T:
         raise refusal
     del text
     found: T = parse_part(value, kind, "", ignored)
-    if _found.out_of_range and _has_out_of_range(value):
-        raise Refusal("invalid_json", "It has a number out of range.")
     return found
-
-
-def _has_out_of_range(value: Any) -> bool:
-    parts = [value]
-    while parts:
-        part = parts.pop()
-        if part is _OUT_OF_RANGE:
-            return True
-        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-    return False
 
 
 def parse_part(value: Any, kind: Any, path: str, ignored: list[str] | None = None) -> Any:
@@ -300,7 +264,7 @@ def parse_part(value: Any, kind: Any, path: str, ignored: list[str] | None = Non
                 place = place_of(error)
             if not _mend(value, kind, place, path, ignored):
                 break
-        raise _refused(fault_of(value, kind, place, path))
+        raise refusal_of(value, kind, place, path)
     except RecursionError:
         raise Refusal("invalid_json", _TOO_DEEP) from None
 
@@ -388,17 +352,6 @@ def add_ignored(ignored: list[str], name: str) -> None:
         name = f"{name[:_MAX_NAME // 2 - 2]}...{name[-_MAX_NAME // 2 + 1:]}"
     if name and name not in ignored and len(ignored) < MAX_UNKNOWN:
         ignored.append(name)
-
-
-def _refused(fault: Fault) -> Refusal:
-    """Return the error that names the invalid field."""
-    path = fault.path[:100]
-    if fault.kind == "unknown":
-        return Refusal("unsupported_parameter", f"`{path}` is not a parameter of this route.", path)
-    if fault.kind == "missing":
-        return Refusal("invalid_value", f"`{path}` is required.", path)
-    name = f"`{path}`" if path else "The body"
-    return Refusal("invalid_value", f"{name} must be {fault.allowed}, got {fault.got}."[:300], path or None)
 
 
 def parse_bounded(data: bytes, kind: type[T], ignored: list[str] | None, counts: Counts) -> T:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import inspect
 
 from ..checks import shown
+from .errors import Refusal
 
 _UNIONS = (Union, types.UnionType)
 _WORDS: dict[type[inspect.Type], str] = {
@@ -30,7 +31,8 @@ class Place(NamedTuple):
     """Place of an error.
 
     Attributes:
-        kind: as that of :class:`Fault`.
+        kind: ``"unknown"``: a struct has no such field; ``"missing"``: a required field is absent; ``"value"``: the
+            value is not allowed.
         steps: steps from the body to the value, or to the object whose field is unknown or missing: the name of a
             field, the index of an item, None for any value of an object without fixed keys.
         name: unknown or missing field.
@@ -39,23 +41,6 @@ class Place(NamedTuple):
     kind: Literal["unknown", "missing", "value"]
     steps: tuple[str | int | None, ...]
     name: str = ""
-
-
-class Fault(NamedTuple):
-    """Reason why a struct rejects a body.
-
-    Attributes:
-        kind: ``"unknown"``: the struct has no such field; ``"missing"``: a required field is absent; ``"value"``: the
-            value is not allowed.
-        path: Name of the field, such as ``messages[0].content``; "": the body itself.
-        allowed: Allowed values, as words that follow "must be".
-        got: Value, shortened.
-    """
-
-    kind: Literal["unknown", "missing", "value"]
-    path: str
-    allowed: str = ""
-    got: str = ""
 
 
 class Part(NamedTuple):
@@ -79,8 +64,8 @@ def place_of(error: msgspec.ValidationError) -> Place:
     return Place("value", steps)
 
 
-def fault_of(value: Any, kind: Any, place: Place, path: str = "") -> Fault:
-    """Describe the invalid field at a place.
+def refusal_of(value: Any, kind: Any, place: Place, path: str = "") -> Refusal:
+    """Return the error that names the invalid field at a place.
 
     Args:
         value: Body, or part of it.
@@ -100,9 +85,13 @@ def fault_of(value: Any, kind: Any, place: Place, path: str = "") -> Fault:
         else:
             kind, value = _field(kind, value, step), value.get(step) if isinstance(value, dict) else None
             path = join_path(path, step)
-    if place.kind != "value":
-        return Fault(place.kind, join_path(path, place.name))
-    return Fault("value", path, _allowed(kind), _shown(value))
+    param = (join_path(path, place.name) if place.kind != "value" else path)[:100]
+    if place.kind == "unknown":
+        return Refusal("unsupported_parameter", f"`{param}` is not a parameter of this route.", param)
+    if place.kind == "missing":
+        return Refusal("invalid_value", f"`{param}` is required.", param)
+    name = f"`{param}`" if param else "The body"
+    return Refusal("invalid_value", f"{name} must be {_allowed(kind)}, got {_shown(value)}."[:300], param or None)
 
 
 def parts_at(value: Any, kind: Any, steps: tuple[str | int | None, ...], path: str = "") -> Iterator[Part]:
@@ -187,7 +176,7 @@ def _shown(value: Any) -> str:
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value):,}"
     if isinstance(value, (bool, type(None))):
         return {None: "null", True: "true", False: "false"}[value]
-    return shown(value) if isinstance(value, (str, int, float)) else "a number out of range"
+    return shown(value)
 
 
 def _allowed(kind: Any) -> str:
@@ -232,5 +221,5 @@ def _length(kind: inspect.StrType | inspect.ListType | inspect.DictType, unit: s
         else "" if high is None else f" of at most {high:,} {unit}"
 
 
-__all__ = ["Fault", "Part", "Place", "fault_of", "fields_of", "is_whole", "item_of", "join_path", "parts_at",
-           "place_of", "struct_of", "structs_of"]
+__all__ = ["Part", "Place", "fields_of", "is_whole", "item_of", "join_path", "parts_at",
+           "place_of", "refusal_of", "struct_of", "structs_of"]

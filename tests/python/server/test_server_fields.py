@@ -155,7 +155,7 @@ def test_names_of_ignored_fields_are_limited() -> None:
     assert ignored == ["ab", "y" * 48 + "..." + "y" * 49]
 
 
-@pytest.mark.parametrize("value", ["1e999", "-1e999", "9" * 400, "[" * 200 + "]" * 200, '{"a": 1, "b": 2}'])
+@pytest.mark.parametrize("value", ["9" * 400, "[" * 200 + "]" * 200, '{"a": 1, "b": 2}'])
 def test_values_of_ignored_fields_are_not_read(value: str) -> None:
     """A value that msgspec refuses in a field of the request has no effect in an unknown field."""
     ignored: list[str] = []

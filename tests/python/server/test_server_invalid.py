@@ -16,7 +16,7 @@ msgspec = pytest.importorskip("msgspec")
 from mpool.server.anthropic.structs import MessagesRequest  # noqa: E402
 from mpool.server.bodies import parse  # noqa: E402
 from mpool.server.errors import Refusal  # noqa: E402
-from mpool.server.invalid import fault_of, place_of  # noqa: E402
+from mpool.server.invalid import place_of, refusal_of  # noqa: E402
 from mpool.server.ollama_structs import OllamaChatRequest  # noqa: E402
 from mpool.server.openai import structs  # noqa: E402
 from mpool.server.worker import ExecuteRequest  # noqa: E402
@@ -77,12 +77,13 @@ def test_faults_name_the_field_that_msgspec_refuses(kind: Any, valid: dict[str, 
             msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
             place, refused = place_of(error), refused + 1
-            fault = fault_of(json.loads(body), kind, place)
+            refusal = refusal_of(json.loads(body), kind, place)
             path = "".join("[...]" if step is None else f"[{step}]" if isinstance(step, int) else f".{step}"
                            for step in place.steps)
             assert f"`${path}`" in str(error) or not path
-            assert fault.path == (f"{path}.{place.name}" if place.name else path).removeprefix(".")
-            assert fault.kind != "value" or fault.allowed not in ("", "any value") and fault.got
+            assert (refusal.param or "") == (f"{path}.{place.name}" if place.name else path).removeprefix(".")
+            assert (refusal.code == "unsupported_parameter") == (place.kind == "unknown")
+            assert place.kind != "value" or "must be " in refusal.detail and "must be any value" not in refusal.detail
 
 
 def test_names_of_clients_lead_nowhere() -> None:
