@@ -6,7 +6,6 @@ module's import lock: without this wait, the child's next import of that module 
 
 from __future__ import annotations
 
-import concurrent.futures.thread
 import importlib
 import logging
 import os
@@ -33,7 +32,7 @@ def _wait_for_imports() -> None:
         time.sleep(0.001)  # a thread that has found a module's file needs a moment to begin with the module
 
 
-# The handlers of these two modules take a lock before a fork. They are registered first, so that they run after this
-# one: imports of other threads take the same locks.
-assert concurrent.futures.thread and logging
+# The handler of logging takes a lock that nearly every module needs while it is imported. It is registered first, and
+# therefore runs after this one.
+assert logging
 os.register_at_fork(before=_wait_for_imports)
