@@ -2,8 +2,8 @@
 
     python docs/make_screenshot.py            # writes docs/_static/dashboard*.png
 
-Needs chromium, chromedriver and the ``test`` extra. The dashboard's texts change with the program: run this after a
-change to ``mpool/server/dashboard``.
+Needs chromium, chromedriver, and the extras ``test`` and ``browser``. The dashboard's texts change with the program:
+run this after a change to ``mpool/server/dashboard``.
 """
 
 from __future__ import annotations

@@ -11,17 +11,11 @@ Everything is imported on first use: ``import mpool`` itself loads neither numpy
 
 from __future__ import annotations
 
-import sys as _sys
 from importlib import import_module as _import_module
-from importlib.machinery import PathFinder as _PathFinder
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from . import _forks as _forks
-from . import _renamed as _renamed
 from ._version import __version__ as __version__
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 _MODULES = ("aio", "errors", "models", "tokenizers")
 _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "FileError", "FormatError", "IntegrityError",
@@ -66,8 +60,6 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "tasks.token_labels": ("LabelledSpan", "TokenClassification", "TokenClassifications"),
 }.items() for name in names}
 
-_renamed.install()
-
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])
 
 
@@ -79,11 +71,6 @@ def __getattr__(name: str) -> Any:
             _raise_typed(error)
     elif name in _MODULES:
         value = _import_module(f".{name}", __name__)
-    elif name in _renamed.MODULES:
-        _renamed.warn(f"{__name__}.{name}", f"{__name__}.{_renamed.MODULES[name][0]}", 2)
-        return _import_module(f".{_renamed.MODULES[name][0]}", __name__)
-    elif name in _renamed.NAMES and _renamed.NAMES[name] in _HOME:
-        return _renamed.of_module(__name__, name)
     elif name == "_core":
         value = _import_core()
     else:
@@ -93,39 +80,13 @@ def __getattr__(name: str) -> Any:
 
 
 def _advice(name: str) -> str:
-    """Return the end of the error of a missing name: what to use, if another library has the name.
-
-    ``from . import part`` also asks for an attribute, before it imports the module ``part``: that reads no table.
-    """
-    if name.startswith("_") or _PathFinder.find_spec(f"{__name__}.{name}", __path__) is not None:
+    """Return the end of the error of a missing name: what to use, if another library has the name."""
+    if name.startswith("_"):
         return ""
     from .foreign_names import ATTRIBUTES
 
     use = ATTRIBUTES[__name__].get(name)
     return f"; {use}" if use else ""
-
-
-class _ForeignNames:
-    """Finder that finds no module. It raises the error of ``from mpool import NAME`` if another library has the name.
-
-    Python replaces the AttributeError of ``__getattr__`` there, but first looks for a module with the name. Programs
-    that only ask whether the module exists (:func:`importlib.util.find_spec`) get None.
-    """
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-        package, _, name = fullname.partition(".")
-        if package == __name__ and _is_import(_sys._getframe(1)) and (advice := _advice(name)):
-            raise ImportError(f"cannot import name {name!r} from {package!r}{advice}", name=fullname)
-
-
-def _is_import(frame: FrameType) -> bool:
-    """Return True if a finder's caller runs for an import statement: then its own caller is Python's import system too.
-
-    Args:
-        frame: Frame of the finder's caller.
-    """
-    machinery = _sys.modules["_frozen_importlib"].__dict__
-    return frame.f_globals is machinery and frame.f_back is not None and frame.f_back.f_globals is machinery
 
 
 def _raise_typed(error: Exception) -> NoReturn:
@@ -158,5 +119,3 @@ def _import_core() -> Any:
 def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
-
-_sys.meta_path.append(_ForeignNames())  # type: ignore[arg-type]  # at the end: for modules that no other finder has

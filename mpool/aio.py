@@ -82,11 +82,5 @@ for _verb in VERBS.values():
 __all__ = ["AsyncImageStream", "AsyncStream", "load", "swap", "unload", *VERBS]
 
 
-def __getattr__(name: str) -> Any:
-    from ._renamed import of_module
-
-    return of_module(__name__, name)
-
-
 def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

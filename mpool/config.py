@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
-from ._dataclasses import dataclass
 from .chaos import chaos_of
-from .checks import check_keywords, check_path, integer, one_of, real, refuse, shown, unknown_option, with_plain_bools
+from .checks import check_path, integer, known_keywords, one_of, real, refuse, shown, with_plain_bools
 from .durations import seconds_of
 from .errors import InvalidArgument
 from .names import CAPABILITIES, ISOLATION, KV_DTYPES, POLICIES, WEIGHTS
@@ -22,7 +21,6 @@ _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "threads": ((int,), 0, 256),
     "memory_bytes": ((int,), 0, 2**62),
     "process_memory": ((int,), 0, 2**62),
-    "step_budget": ((int, float), 0.0, 60.0),
     "load_timeout": ((int, float), 0.01, 86400.0),
     "load_ceiling": ((int, float), 0.01, 604800.0),
     "stall_timeout": ((int, float), 0.01, 86400.0),
@@ -41,7 +39,7 @@ _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "breaker_rest": ((int, float), 0.001, 86400.0),
     "max_embed_inputs": ((int,), 1, 2**31 - 1),
 }
-#: Capability -> the fields with its queue capacities, which ``queue_capacity`` overrides.
+#: Capability -> the fields with its queue capacities.
 CAPACITIES = {"text_embedding": ("embed_queue_capacity", "batch_queue_capacity"),
               "text_to_text": ("prompt_queue_capacity",), "image_embedding": ("image_embed_queue_capacity",),
               "vision": ("vision_queue_capacity",), "text_to_image": ("image_gen_queue_capacity",)}
@@ -59,7 +57,6 @@ class PoolConfig:
             process, which is ``MPOOL_MEMORY_MB``, or a share of the memory of the machine or its cgroup. To make room
             for a model, the pool unloads idle models: first those that have been idle for long and are quick to load
             again. Models that are in use, pinned or loading stay loaded.
-        step_budget: seconds that one compute step may take while other requests wait; 0: 25 ms.
         load_timeout: seconds without progress after which loading a model is aborted.
         load_ceiling: maximum seconds for loading a model.
         stall_timeout: seconds without progress in a compute step after which a worker is abandoned: its requests fail
@@ -81,12 +78,9 @@ class PoolConfig:
             for text embedding, and with ``isolation="process"`` for all capabilities except image generation),
             ``"sequential"`` (one request at a time per worker). None: the defaults.
         batch_wait: seconds, at most 0.002, that an idle worker waits for further requests to batch.
-        queue_capacity: maximum queued requests per model, by capability: ``{"vision": 10}``. The value for
-            ``"text_embedding"`` may be a pair: requests of one text, requests of several texts. A capability that is
-            missing here uses its field below; for a capability that is listed here, that field must have its default.
-            None: use the fields below. When a queue is full, callers block until there is room, but
-            :func:`mpool.submit` and requests with ``fail_fast`` raise Overloaded.
-        embed_queue_capacity: maximum queued requests per model for text embedding, requests of one text.
+        embed_queue_capacity: maximum queued requests per model for text embedding, requests of one text. When a queue
+            is full, callers block until there is room, but :func:`mpool.submit` and requests with ``fail_fast`` raise
+            Overloaded.
         batch_queue_capacity: the same for text embedding, requests of several texts.
         prompt_queue_capacity: the same for text generation.
         image_gen_queue_capacity: the same for image generation.
@@ -159,7 +153,6 @@ class PoolConfig:
 
     threads: int = 0
     memory_bytes: int = 0
-    step_budget: float = 0.0
     load_timeout: float = 30.0
     load_ceiling: float = 600.0
     stall_timeout: float = 30.0
@@ -188,16 +181,9 @@ class PoolConfig:
     chaos: str | Mapping[str, float] | None = None
     predictive_scaling: bool = False
     scale_timeout: bool = False
-    queue_capacity: Mapping[str, int | tuple[int, int]] | None = None
     kv_dtype: str = "auto"
     model_folders: Sequence[str | os.PathLike[str]] = ()
 
-    @typed
-    def __new__(cls, *args: Any, **keywords: Any) -> PoolConfig:
-        check_keywords(keywords, (one.name for one in fields(cls)), of="PoolConfig")
-        return super().__new__(cls)
-
-    @typed
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
             if name != "max_embed_inputs" or self.max_embed_inputs is not None:
@@ -216,7 +202,6 @@ class PoolConfig:
         self._policies()
         if self.offline is not None and not isinstance(self.offline, bool):
             refuse("offline", self.offline, "True, False or None")
-        self._capacities()
         chaos_of(self.chaos)
         self._folders()
 
@@ -270,9 +255,8 @@ class PoolConfig:
         options["predictive_scaling"], options["scale_timeout"] = self.predictive_scaling, self.scale_timeout
         if self.request_timeout is not None:
             options["request_timeout"] = real(self.request_timeout)  # infinite if it is too large for a float
-        for name in ("step_budget", "batch_wait"):
-            if getattr(self, name):
-                options[name] = float(getattr(self, name))
+        if self.batch_wait:
+            options["batch_wait"] = float(self.batch_wait)
         chaos = chaos_of(self.chaos)
         if chaos:
             options["chaos"] = chaos
@@ -280,43 +264,25 @@ class PoolConfig:
 
     def _capacities(self) -> dict[str, int | tuple[int, int]]:
         """Return the queue capacity of each capability; for text embedding a pair: one text, several texts."""
-        found: dict[str, int | tuple[int, int]] = {
-            name: tuple(getattr(self, field) for field in names) if len(names) > 1  # type: ignore[misc]
-            else getattr(self, names[0]) for name, names in CAPACITIES.items()}
-        if self.queue_capacity is None:
-            return found
-        if not isinstance(self.queue_capacity, Mapping):
-            refuse("queue_capacity", self.queue_capacity, "a dict from capability to a number of requests, or None")
-        for name, given in self.queue_capacity.items():
-            if name not in CAPACITIES:
-                raise unknown_option(str(name), CAPACITIES, of="PoolConfig.queue_capacity")
-            names = CAPACITIES[name]
-            counts = tuple(given) if isinstance(given, (tuple, list)) and len(given) == len(names) > 1 \
-                else (given,) * len(names)
-            for field, count in zip(names, counts):
-                number = integer(count)
-                if number is None or not 1 <= number <= MAX_QUEUE_CAPACITY:
-                    refuse(f"queue_capacity[{name!r}]", given, f"an integer from 1 to {MAX_QUEUE_CAPACITY:,}"
-                           + (", or a pair of such integers" if len(names) > 1 else ""))
-                if getattr(self, field) != getattr(type(self), field):
-                    raise InvalidArgument(f"`queue_capacity[{name!r}]` and `{field}` are both given",
-                                          param="queue_capacity", hint="Both set the same capacity: pass one of them")
-            found[name] = counts if len(counts) > 1 else counts[0]  # type: ignore[assignment]
-        return found
+        return {name: tuple(getattr(self, field) for field in names) if len(names) > 1  # type: ignore[misc]
+                else getattr(self, names[0]) for name, names in CAPACITIES.items()}
 
     def _keep_alive(self) -> float:
         return seconds_of(self.keep_alive, "keep_alive")
 
 
-def same_queue_capacities(capacity: int | None) -> dict[str, int] | None:
-    """Return a :attr:`PoolConfig.queue_capacity` with one maximum for every capability; None: the defaults."""
+PoolConfig.__init__ = typed(known_keywords(PoolConfig.__init__))  # type: ignore[method-assign]
+
+
+def same_queue_capacities(capacity: int | None) -> dict[str, Any]:
+    """Return the fields of :class:`PoolConfig` that give every queue one capacity; None: the defaults."""
     if capacity is None:
-        return None
+        return {}
     if not 1 <= capacity <= MAX_QUEUE_CAPACITY:
         refuse("queue_capacity", capacity, f"1 to {MAX_QUEUE_CAPACITY:,}")
-    return dict.fromkeys(CAPABILITIES, capacity)
+    return {field: capacity for names in CAPACITIES.values() for field in names}
 
 
-assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "queue_capacity", *_SWITCHES, "chaos",
+assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", *_SWITCHES, "chaos",
                        "isolation", "weights", "kv_dtype", "model_folders"} == {
     field.name for field in fields(PoolConfig)}

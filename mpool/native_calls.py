@@ -1,12 +1,12 @@
 """Runs calls of native libraries that a request can make slow: image decoding, tokenizing, grammar compilation.
 
 Such a call cannot be interrupted. It runs on a daemon thread of a :class:`ThreadGroup`, and its caller waits at most
-until the deadline of the request or until the call has made no progress for :data:`SECONDS`. A call whose caller left
-keeps its thread; the group starts a replacement, up to a bound. If all threads of a group are stuck, the group refuses
-further calls. The interpreter's exit waits at most :data:`EXIT_SECONDS` for these threads. Neither
+until the deadline of the request or until the call has made no progress for the seconds of its group. A call whose
+caller left keeps its thread; the group starts a replacement, up to a bound. If all threads of a group are stuck, the
+group refuses further calls. The interpreter's exit waits at most :data:`EXIT_SECONDS` for these threads. Neither
 :mod:`concurrent.futures` nor asyncio's default executor, which join their threads at exit, is used in mpool.
 
-The threads of a group without a time limit only read files and wait: for the calls of other groups, or for the core.
+Groups whose limit is infinite only read files and wait: for the calls of other groups, or for the core.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import atexit
 import contextvars
 import itertools
 import logging
+import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ._dataclasses import dataclass
 from .errors import MemoryExhausted, Overloaded, SpawnFailed, Timeout
 from .resources import cpus, start_thread
 
@@ -42,13 +43,11 @@ _VERY_LONG = 1 << 17
 #: Seconds that a call may run without progress if its request has no earlier deadline; the default of
 #: ``PoolConfig.request_timeout``.
 SECONDS = 30.0
-#: Seconds that a call may continue after its caller left, before its thread is replaced.
-LEFT_SECONDS = 1.0
+#: Seconds after which a call that still runs though its caller left counts as stuck, and a group in which a call still
+#: waits for a thread counts as starved.
+SOON = 2.0
 #: Number of stuck threads of a group that are replaced. If more are stuck, the group has fewer threads for other calls.
 SPARE = 4
-#: A group is starved if a call waits for longer than the first number of seconds for a thread, or a call with a limit
-#: of time runs for longer than the second without progress.
-STARVED_SECONDS, SLOW_SECONDS = 2.0, 5.0
 #: Seconds that the interpreter's exit waits for running calls: a library in Rust that returns to Python while the
 #: interpreter is finalized crashes the process before Python 3.14.
 EXIT_SECONDS = 0.25
@@ -67,7 +66,7 @@ class NativeCalls:
         running: running calls.
         waiting: calls that wait for a thread.
         stuck: running calls whose caller no longer waits, because they exceeded their time limit.
-        starved: True if calls wait or run for seconds, or are stuck.
+        starved: True if calls wait for seconds, or are stuck.
     """
 
     threads: int
@@ -96,15 +95,14 @@ class _Call:
     """One call: waiting, then running, then ended.
 
     Attributes:
-        began: ``time.monotonic()`` of its start or its last progress; None: it waits.
-        until: ``time.monotonic()`` after which it counts as stuck; None: never.
+        until: ``time.monotonic()`` after which it counts as stuck; infinite while it waits.
         left: True if no caller waits for it any more.
         loop: event loop of the caller; None: the caller is a thread.
         refusal: error that ends the caller's wait early.
         stuck: True if it was counted as stuck.
     """
 
-    __slots__ = ("function", "args", "group", "deadline", "wake", "queued", "began", "until", "left", "stuck",
+    __slots__ = ("function", "args", "group", "deadline", "wake", "queued", "until", "left", "stuck",
                  "ended", "result", "error", "loop", "refusal", "context")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], group: ThreadGroup,
@@ -113,8 +111,7 @@ class _Call:
         self.args, self.group, self.deadline, self.wake = args, group, deadline, wake
         self.context = contextvars.copy_context()  # includes the tenant of the caller's request
         self.queued = time.monotonic()
-        self.began: float | None = None
-        self.until: float | None = None
+        self.until = math.inf
         self.left = self.stuck = self.ended = False
         self.loop: asyncio.AbstractEventLoop | None = None
         self.refusal: Exception | None = None
@@ -174,11 +171,12 @@ class ThreadGroup:
         name: key of the group in :attr:`mpool.Health.native_calls`.
         what: calls of this group, in the plural, for messages.
         threads: maximum number of threads that are not stuck.
-        limited: False: the calls have no time limit, because they wait for other calls. Their callers have deadlines.
+        seconds: seconds that a call may run without progress. Infinite for calls that wait for others; their callers
+            have deadlines.
     """
 
-    def __init__(self, name: str, what: str, threads: int, limited: bool = True) -> None:
-        self.name, self._what, self._size, self._limited = name, what, threads, limited
+    def __init__(self, name: str, what: str, threads: int, seconds: float = SECONDS) -> None:
+        self.name, self._what, self._size, self.seconds = name, what, threads, seconds
         self._numbers = itertools.count(1)
         self.renew()
         _groups[name] = self
@@ -207,7 +205,7 @@ class ThreadGroup:
             deadline: ``time.monotonic()`` until which to wait; None: the deadline of :func:`limited`.
 
         Raises:
-            Timeout: the deadline has passed, or the call made no progress for :data:`SECONDS`.
+            Timeout: the deadline has passed, or the call made no progress for the seconds of the group.
             Overloaded: all threads of the group are stuck.
             SpawnFailed: no thread could be started.
         """
@@ -281,9 +279,7 @@ class ThreadGroup:
         with self._lock:
             self._mark_stuck(now)
             first = next(iter(self._waiting), None)
-            slow = any(now - (call.began or now) > SLOW_SECONDS for call in self._running)
-            starved = self._stuck > 0 or (self._limited and slow) \
-                or (first is not None and now - first.queued > STARVED_SECONDS)
+            starved = self._stuck > 0 or (first is not None and now - first.queued > SOON)
             return NativeCalls(self._threads, len(self._running), len(self._waiting), self._stuck, starved)
 
     def refuse_callers(self, loop: asyncio.AbstractEventLoop, error: Exception) -> None:
@@ -327,7 +323,7 @@ class ThreadGroup:
     def _mark_stuck(self, now: float) -> None:
         """Count running calls that exceeded their limit. Must hold the lock."""
         for call in self._running:
-            if not call.stuck and call.until is not None and call.until < now:
+            if not call.stuck and call.until < now:
                 call.stuck = True
                 self._stuck += 1
         while self._waiting and self._threads < self._capacity() \
@@ -355,8 +351,8 @@ class ThreadGroup:
             if call.ended:
                 return
             if call.stuck:
-                raise Timeout(f"{self._what}: the call made no progress for {SECONDS:g} s and was abandoned")
-            if call.began is None:
+                raise Timeout(f"{self._what}: the call made no progress for {self.seconds:g} s and was abandoned")
+            if call in self._waiting:
                 self._refuse_if_stuck()
 
     def _leave(self, call: _Call) -> None:
@@ -365,9 +361,8 @@ class ThreadGroup:
         with self._lock:
             call.left = True
             self._waiting.pop(call, None)
-            if call.until is not None:
-                # a call whose caller has left counts as stuck soon, not at the end of its own limit
-                call.until = min(call.until, now + LEFT_SECONDS)
+            if math.isfinite(self.seconds):  # it counts as stuck soon, not at the end of its own limit
+                call.until = min(call.until, now + SOON)
 
     def _work(self, queue: SimpleQueue[_Call]) -> None:
         while True:
@@ -392,8 +387,7 @@ class ThreadGroup:
         with self._lock:
             if self._waiting.pop(call, 0) == 0:
                 return False
-            call.began = time.monotonic()
-            call.until = call.began + SECONDS if self._limited else None
+            call.until = time.monotonic() + self.seconds
             self._running[call] = None
             return True
 
@@ -518,9 +512,7 @@ def progress() -> None:
         return
     with call.group._lock:
         check_caller()
-        if call.until is not None:
-            call.began = time.monotonic()
-            call.until = call.began + SECONDS
+        call.until = time.monotonic() + call.group.seconds
 
 
 def refuse_callers(loop: asyncio.AbstractEventLoop, error: Exception) -> None:
@@ -606,14 +598,14 @@ GRAMMARS = ThreadGroup("grammars", "grammar compilations", _MANY)
 #: 5 ms for each.
 BODIES = ThreadGroup("bodies", "conversions of request and response bodies", 2)
 #: Requests that event loops prepare on a thread: model files, templates, long prompts.
-REQUESTS = ThreadGroup("requests", "preparations of requests", 32, limited=False)
+REQUESTS = ThreadGroup("requests", "preparations of requests", 32, math.inf)
 #: As ``REQUESTS``, for requests with images, which a slow host can delay.
-IMAGE_REQUESTS = ThreadGroup("image_requests", "preparations of requests with images", 32, limited=False)
+IMAGE_REQUESTS = ThreadGroup("image_requests", "preparations of requests with images", 32, math.inf)
 #: Swaps of models, which wait for loads: they must not occupy the threads that prepare requests.
-SWAPS = ThreadGroup("swaps", "swaps of models", 4, limited=False)
+SWAPS = ThreadGroup("swaps", "swaps of models", 4, math.inf)
 
 #: Closing pools when a server stops.
-CLOSING = ThreadGroup("closing", "shutdowns of pools", 4, limited=False)
+CLOSING = ThreadGroup("closing", "shutdowns of pools", 4, math.inf)
 
 
 def _after_fork_in_child() -> None:

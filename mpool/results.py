@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ._dataclasses import dataclass
 from .checks import missing_attribute
 
 #: Why a completion ended. ``"stop"``: at the model's end token, or at a stop string or stop token (see ``stop``);

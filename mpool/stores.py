@@ -50,7 +50,7 @@ STORES = {
     "schemas": Store("JSON schemas of structured output and tools, in the form that a grammar enforces", 256, 16 * MIB,
                      "", _OLDEST),
     "images": Store("images that are being decoded", None, 1024 * MIB, "", "they wait"),
-    "queues": Store("waiting requests of a model", None, None, "PoolConfig.queue_capacity", _503),
+    "queues": Store("waiting requests of a model", None, None, "PoolConfig.prompt_queue_capacity, ...", _503),
     "models": Store("models in memory, those of the catalogue included, their queues, adapters, caches and recent "
                     "vectors", None, None, "MPOOL_MEMORY_MB", "idle ones are unloaded, then status 503"),
     "prefixes": Store("prefixes of prompts and encoded images of a language model", None, None, "MPOOL_PREFIX_PERCENT",

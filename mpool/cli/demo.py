@@ -96,8 +96,7 @@ def _machine(show: Any) -> dict[str, Any]:
     cpu = found["cpu"]
     threads = found["compute_threads"]
     show(f"mpool {found['version']} on {cpu['name']}: {threads} compute threads, {cpu['level']} kernels\n")
-    return {"version": found["version"], "cpu": cpu["name"], "level": cpu["level"], "compute_threads": threads,
-            "lanes": threads}  # lanes: former name, kept for one release
+    return {"version": found["version"], "cpu": cpu["name"], "level": cpu["level"], "compute_threads": threads}
 
 
 def _fetch(name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
@@ -299,7 +298,7 @@ def _image_embedding(pool: Pool, name: str, arguments: argparse.Namespace, show:
                                  "similarity": round(float(row[best]), 6)})
         show(f"  {row[best]:6.3f}  {os.path.basename(image)}  {texts[best]}")
     correct = sum(row["text"] == text for row, text in zip(facts["nearest"], texts))
-    facts["correct"] = facts["right"] = correct  # right: former name, kept for one release
+    facts["correct"] = correct
     show(f"\n  {correct} of {len(images)} are correct\n\n  speed   {facts['seconds'] * 1e3:.0f} ms in total\n")
     return facts
 
@@ -333,7 +332,7 @@ def _text_to_image(pool: Pool, name: str, arguments: argparse.Namespace, show: A
     show("\n  A tiny diffusion model for images of handwritten digits. Prompts: " + ", ".join(prompts))
     for line in zip(*(_characters(images.array) for images in results)):
         show("  " + "  ".join(line))
-    facts["images"] = facts["pictures"] = [dict(images.parameters) for images in results]  # pictures: former name
+    facts["images"] = [dict(images.parameters) for images in results]
     steps = sum(parameters["num_inference_steps"] for parameters in facts["images"])
     rate = steps / facts["seconds"]
     show(f"\n  speed   {facts['seconds'] / len(results):.2f} s per image, "

@@ -159,13 +159,10 @@ def show(arguments: argparse.Namespace) -> int:
         return 0
     width = max(map(len, facts))
     for name, value in facts.items():
-        if value not in (None, "", [], {}) and name not in _FORMER:
+        if value not in (None, "", [], {}):
             say(one_line(f"{name.replace('_', ' ').ljust(width)}  {_text(name, value)}"))
     return 0
 
-
-#: Former keys of the JSON output, kept for one release.
-_FORMER = ("gives", "here")
 
 #: Value of ``weights`` in :func:`mpool.ps` -> its description.
 _WEIGHTS = {"packed": "packed at load", "mapped": "mapped, never packed",
@@ -201,8 +198,7 @@ def _facts(name: str) -> dict[str, Any]:
         if row is None:
             raise _not_downloaded(name, error) from error
         downloaded = f"no; to download: mpool pull {row.key}"
-        return {**_facts_of_row(row, None, row.key in load_catalogue().defaults.values()), "downloaded": downloaded,
-                "here": downloaded}
+        return {**_facts_of_row(row, None, row.key in load_catalogue().defaults.values()), "downloaded": downloaded}
     return {**_facts_of_files(found), **_facts_of_model(describing.describe_resolved(found))}
 
 
@@ -247,8 +243,8 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
 
     tensors = [tensor for part in (model, *model.networks) for tensor in part.spec.tensors]
     facts: dict[str, Any] = {
-        "capability": model.capability, "purpose": _purpose(model), "gives": _purpose(model),
-        "architecture": model.spec.architecture, "license": model.license,
+        "capability": model.capability, "purpose": _purpose(model), "architecture": model.spec.architecture,
+        "license": model.license,
         "parameters": sum(math.prod(tensor.shape) for tensor in tensors if not tensor.name.startswith(ADAPTER_PREFIX)),
         "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),
         "weights": model.spec.to_core().weights(), "est_memory_allocation_mb": model.est_memory_allocation_mb,

@@ -75,7 +75,7 @@ def serve(arguments: argparse.Namespace) -> int:
     failures: list[MpoolError] = []
     pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None, weights=arguments.weights,
                            shutdown_grace=settings.grace, keep_alive=arguments.keep_alive, kv_dtype=arguments.kv_dtype,
-                           queue_capacity=same_queue_capacities(arguments.queue_capacity)))
+                           **same_queue_capacities(arguments.queue_capacity)))
     with pool:
         if arguments.draft is not None and len(models) != 1:
             raise InvalidArgument(param="draft", got=f"{len(models)} models", allowed="used with exactly one --model")

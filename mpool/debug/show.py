@@ -234,7 +234,6 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
 
     one_of("mode", mode, ("stdout", "dicts"))
     found = dict(_core.config())
-    found["lanes"] = found["compute_threads"]  # former name, kept for one release
     found["options"] = {name: {"value": value, "default": default, "meaning": meaning}
                         for name, value, default, meaning in _core.options()}
     found["versions"] = _versions()

@@ -22,10 +22,9 @@ import functools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .._dataclasses import dataclass
 from ..checks import one_of
 from ..errors import UnknownModel
 from ..names import CAPABILITIES

@@ -18,8 +18,8 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
+from dataclasses import dataclass
 
-from .._dataclasses import dataclass
 from ..checks import refuse
 from ..errors import InvalidArgument
 from .files import PICKLE_SUFFIXES

@@ -9,11 +9,8 @@ every file format, so that the core supports only one naming scheme
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
-
-from .. import _renamed
-from .._dataclasses import dataclass
 
 if TYPE_CHECKING:
     import numpy as np
@@ -536,7 +533,3 @@ class ModelDescription:
         """All capabilities of the model: a vision model also serves conversations without images."""
         also = ("text_to_text",) if self.capability == "vision" else ()
         return (*dict.fromkeys((self.capability, *(part.capability for part in self.networks))), *also)
-
-    if not TYPE_CHECKING:  # mypy checks the attributes
-        def __getattr__(self, name: str) -> Any:
-            return _renamed.attribute(self, name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import native_calls
-from .._dataclasses import dataclass
 from ..native_calls import NativeCalls
 from . import deadlines as _deadlines
 

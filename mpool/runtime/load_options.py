@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from .._dataclasses import dataclass
 from ..checks import one_of, refuse, shown
 from ..errors import InvalidArgument
 from ..names import ISOLATION, KV_DTYPES, WEIGHTS

@@ -22,18 +22,14 @@ GAUGES = {
     "memory_limit": "maximum bytes for models, caches and queues together",
     "memory_used": "bytes used by models, caches and queues",
     "memory_pressure": "memory_used in four levels: 0 low, 1 normal, 2 high, 3 critical",
-    "lanes": "compute threads",
-    "lanes_leased": "compute threads in use",
+    "compute_threads": "compute threads",
+    "compute_threads_leased": "compute threads in use",
     "threads_created": "threads started by the process",
     "threads_joined": "started threads that have ended",
     "events_dropped": "events dropped because callbacks were too slow",
 }
 #: Levels of the memory pressure; ``memory_pressure`` is an index.
 PRESSURES = ("low", "normal", "high", "critical")
-#: Former names of gauges -> names. :func:`mpool.metrics` has both for one release; Prometheus series keep the former.
-FORMER = {"lanes": "compute_threads", "lanes_leased": "compute_threads_leased"}
-#: Former names of counters -> names. :func:`mpool.metrics` and Prometheus series have both for one release.
-FORMER_COUNTERS = {"guessed_tokens": "draft_tokens", "right_guesses": "accepted_draft_tokens"}
 #: Gauges of a model: name -> help.
 MODEL_GAUGES = {
     "workers": "serving workers", "busy": "busy workers", "dead": "abandoned workers",
@@ -67,7 +63,7 @@ def stats(pool: Host) -> dict[str, Any]:
         registry = pool.registry
     if registry is not None:
         return registry.stats()
-    return {**{name: 0 for name, _ in _core.metrics()}, **{FORMER.get(name, name): 0 for name in GAUGES},
+    return {**{name: 0 for name, _ in _core.metrics()}, **dict.fromkeys(GAUGES, 0),
             "pressure": "low", "bytes_by_tag": {}}
 
 
@@ -77,7 +73,6 @@ def collect(pool: Host) -> dict[str, Any]:
     found["bytes_by_kind"] = found.pop("bytes_by_tag")
     found["events_dropped"] = dropped()
     found["memory_pressure"] = PRESSURES.index(found["pressure"])
-    found.update({former: found[name] for former, name in (FORMER | FORMER_COUNTERS).items()})
     found["models"] = {row["key"]: _model(pool, row) for row in (pool._registry.entries() if pool._registry else ())}
     found["native_calls"] = {name: {"threads": calls.threads, "running": calls.running, "waiting": calls.waiting,
                                     "stuck": calls.stuck} for name, calls in native_calls.statuses().items()}

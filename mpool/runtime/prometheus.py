@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from .metrics import FORMER_COUNTERS, GAUGES, MODEL_COUNTERS, MODEL_GAUGES, WORKER_COUNTERS, WORKER_GAUGES, collect
+from .metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES, WORKER_COUNTERS, WORKER_GAUGES, collect
 
 if TYPE_CHECKING:
     from .hosts import Host
@@ -33,8 +33,6 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
                for key, model in found["models"].items() for worker in model["per_worker"]]
     for name, meaning in _core.metrics():
         yield from _counter(name, meaning, [({}, found[name])])
-    for former, name in FORMER_COUNTERS.items():
-        yield from _counter(former, f"former name of mpool_{name}_total", [({}, found[name])])
     for name, meaning in GAUGES.items():
         yield from _gauge(name, meaning, [({}, found[name])])
     yield from _gauge("bytes", "bytes of the process by kind",

@@ -1,30 +1,40 @@
 """Request bodies: reading up to a size limit, and strict parsing into a struct.
 
-msgspec refuses NaN, numbers out of range, ``true`` for an integer, lone surrogates, invalid UTF-8, and nesting beyond
-its maximum depth. A second pass with the standard library's parser finds duplicate keys. A field that is null is
-equivalent to an absent field. Structs of requests derive from :class:`mpool.server.fields.Fields`, which forbids
-unknown fields. :func:`parse` removes unknown fields first, unless the server is strict.
+The standard library's parser reads a body once: it finds duplicate keys, and refuses NaN and nesting beyond Python's
+maximum depth. msgspec then converts the values to a struct. It refuses ``true`` for an integer, and says where a value
+is invalid. A field that is null is equivalent to an absent field. Structs of requests derive from
+:class:`mpool.server.fields.Fields`, which forbids unknown fields. :func:`parse` removes them, unless the server is
+strict.
 """
 
 from __future__ import annotations
 
 import codecs
-import functools
 import json
-import operator
+import math
 import re
-from collections.abc import Awaitable, Callable, Iterable
-from types import GenericAlias
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import inspect
 
 from .. import native_calls
 from .body_memory import Share
 from .errors import Refusal
 from .guard import header
-from .invalid import Fault, find_fault, join_path
+from .invalid import (
+    Part,
+    Place,
+    fields_of,
+    is_whole,
+    item_of,
+    join_path,
+    parts_at,
+    place_of,
+    refusal_of,
+    struct_of,
+    structs_of,
+)
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
@@ -47,8 +57,8 @@ _MAX_CONTAINERS, _MAX_FIELDS, _MAX_VALUES = 50_000, 100_000, 2_000_000
 _SLICE = 1 << 16
 _OTHERS = bytes(sorted({*range(256)} - {*b'"[{,:'}))
 _STRINGS = re.compile(b'"[^"]*"')
-#: A whole number with a decimal point, such as ``8192.0``.
-_WHOLE = re.compile(rb"(-?[0-9]{1,19})\.0+")
+#: Maximum number of places of a body that are changed before it is refused.
+_MAX_ROUNDS = 64
 
 
 class ClientDisconnected(Exception):
@@ -98,15 +108,6 @@ async def read(receive: Receive, declared: int | None, most: int, share: Share) 
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
-    if len(pairs) > 1 and len({key for key, _ in pairs}) != len(pairs):
-        raise Refusal("invalid_json", "An object has a duplicate key.")
-
-
-#: Decoder that only checks a body for duplicate keys.
-_check_keys = json.JSONDecoder(object_pairs_hook=_refuse_duplicates, parse_float=len, parse_int=len).decode
 
 
 class Counts:
@@ -163,30 +164,54 @@ class Counts:
         return _VALUE_BYTES * self._values + _CONTAINER_BYTES * self._containers + _FIELD_BYTES * self._fields
 
 
-@functools.cache  # the routes have a fixed number of structs
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, strict=True)
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise Refusal("invalid_json", "It has a number out of range.")
+    return value
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise Refusal("invalid_json", "An object has a duplicate key.")
+    return made
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+#: Parser of bodies. msgspec's does not find duplicate keys.
+_read = json.JSONDecoder(object_pairs_hook=_object, parse_float=_number, parse_constant=_refuse_constant).decode
+#: Escapes of surrogates, which need not be in pairs.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 #: Errors of msgspec that name the place.
 _MALFORMED = re.compile(r"JSON is malformed: (?P<reason>.+) \(byte (?P<at>\d+)\)")
 
 
-def _not_json(data: bytes, error: Exception, path: str) -> Refusal:
-    """Return the error of a body, or of a part of it, that is not JSON. Bytes of parts are not counted."""
-    found = _MALFORMED.fullmatch(str(error))
-    if path:
-        return Refusal("invalid_json")
+def _not_json(data: bytes) -> Refusal | None:
+    """Return the error of a body that is not JSON, as msgspec names it; None: msgspec finds none."""
     if not data:
         return Refusal("invalid_json", "It is empty.")
-    if found is None:
+    try:
         try:
-            data.decode()
-        except UnicodeDecodeError:
-            return Refusal("invalid_json", "It is not UTF-8.")
-        # msgspec also calls a text truncated if it has half of a surrogate pair
-        return Refusal("invalid_json", "It ends too early, or has half of a surrogate pair.")
-    return Refusal("invalid_json", f"At byte {found['at']}, counted from 0: {found['reason']}.")
+            msgspec.json.decode(data)
+        except msgspec.ValidationError:  # a number out of range: the rest was not read
+            msgspec.json.decode(data, type=msgspec.Raw)
+        return None
+    except RecursionError:
+        return Refusal("invalid_json", _TOO_DEEP)
+    except (msgspec.DecodeError, ValueError) as error:
+        found = _MALFORMED.fullmatch(str(error))
+    if found is not None:
+        return Refusal("invalid_json", f"At byte {found['at']}, counted from 0: {found['reason']}.")
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return Refusal("invalid_json", "It is not UTF-8.")
+    # msgspec also calls a text truncated if it has half of a surrogate pair
+    return Refusal("invalid_json", "It ends too early, or has half of a surrogate pair.")
 
 
 def parse(data: bytes, kind: type[T], ignored: list[str] | None = None) -> T:
@@ -201,27 +226,31 @@ def parse(data: bytes, kind: type[T], ignored: list[str] | None = None) -> T:
     Raises:
         Refusal: The body is not strict JSON, or a field is unknown, missing, of the wrong type or out of range.
     """
-    fault = None
     data = data.removeprefix(codecs.BOM_UTF8)  # RFC 8259 lets a parser skip it; programs of Windows write it
     try:
-        _check_keys(data.decode())  # first, because its values are dropped before msgspec makes those of the struct
-    except Refusal as refusal:
-        fault = refusal
+        text = data.decode()
+        value = _read(text)
     except ValueError:
-        fault = Refusal("invalid_json")
+        raise _not_json(data) or Refusal("invalid_json") from None
     except RecursionError:
-        fault = Refusal("invalid_json", _TOO_DEEP)
-    found: T = parse_part(data, kind, "", ignored)  # its errors name the place
-    if fault is not None:
-        raise fault
+        raise Refusal("invalid_json", _TOO_DEEP) from None
+    if _SURROGATE.search(text) is not None and (refusal := _not_json(data)) is not None:
+        raise refusal
+    del text
+    found: T = parse_part(value, kind, "", ignored)
     return found
 
 
-def parse_part(data: bytes, kind: Any, path: str, ignored: list[str] | None = None) -> Any:
-    """Parse a part of a body, as :func:`parse` does, but without the search for duplicate keys.
+def parse_part(value: Any, kind: Any, path: str, ignored: list[str] | None = None) -> Any:
+    """Convert a part of a body to a struct, as :func:`parse` does.
+
+    Some clients send null for every unset option, also for options that the server does not have. Others write whole
+    numbers as ``8192.0``. An error of msgspec names a field of a struct. All structs at that place, such as those of
+    one list, then lose their fields that are null or ignored, and get integers where they need them, and msgspec
+    converts the values again. Free-form values, such as JSON schemas, stay as they are.
 
     Args:
-        data: Part of the body as JSON.
+        value: The part, which may be changed.
         kind: Struct, or union of tagged structs.
         path: Name of the part in the body.
         ignored: As for :func:`parse`.
@@ -229,172 +258,88 @@ def parse_part(data: bytes, kind: Any, path: str, ignored: list[str] | None = No
     Raises:
         Refusal: As for :func:`parse`.
     """
-    decoder = _decoder(kind)
     try:
-        return decoder.decode(data)
-    except msgspec.ValidationError:
-        pass
-    except (msgspec.DecodeError, ValueError) as error:
-        raise _not_json(data, error, path) from None
-    except RecursionError:
-        raise Refusal("invalid_json", _TOO_DEEP) from None
-    try:
-        # msgspec refuses a value of the wrong type before it has read the rest: check that all of it is JSON
-        raw = msgspec.json.decode(data, type=msgspec.Raw)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise _not_json(data, error, path) from None
-    except RecursionError:
-        raise Refusal("invalid_json", _TOO_DEEP) from None
-    try:
-        cleaned = msgspec.json.encode(_cleaned(raw, _shape(kind), re.sub(r"\[\d+\]", "[]", path), ignored))
-        try:
-            return decoder.decode(cleaned)
-        except msgspec.ValidationError:
-            raise _refused(find_fault(cleaned, kind, path)) from None
-    except (msgspec.DecodeError, ValueError):
-        raise Refusal("invalid_json") from None
+        for _ in range(_MAX_ROUNDS):
+            try:
+                return msgspec.convert(value, kind, str_keys=True)
+            except msgspec.ValidationError as error:
+                place = place_of(error)
+            if not _mend(value, kind, place, path, ignored):
+                break
+        raise refusal_of(value, kind, place, path)
     except RecursionError:
         raise Refusal("invalid_json", _TOO_DEEP) from None
 
 
-class _StructShape:
-    """A struct of a body: its tag, and the fields whose values :func:`_cleaned` may change."""
-
-    def __init__(self, kind: inspect.StructType) -> None:
-        self._kind, self.tag = kind, kind.tag
-        self._fields: dict[str, _Shape | None] | None = None
-        self.tag_field, self._tag = kind.tag_field, msgspec.Raw(msgspec.json.encode(kind.tag))
-        #: Tags of other items of a list that are ignored; None: there are none.
-        self.others: re.Pattern[str] | None = getattr(kind.cls, "OTHERS", None)
-
-    @property
-    def fields(self) -> dict[str, _Shape | None]:
-        """Shape of each field; None: its value stays as it is.
-
-        Made at the first use, because a struct may contain itself. Two threads may both make it: a lock, as that of
-        ``functools.cached_property``, could be held during a fork.
-        """
-        if self._fields is None:
-            shapes = {field.encode_name: _Shape((field.type,)) for field in self._kind.fields}
-            self._fields = {name: shape if shape.has_fields or shape.is_whole else None
-                            for name, shape in shapes.items()}
-        return self._fields
-
-    def fits(self, parts: dict[str, msgspec.Raw]) -> bool:
-        """Return True if an object has the tag of the struct, or if the struct has none."""
-        if self.tag_field is None:
-            return True
-        tag = parts.get(self.tag_field)
-        try:
-            return tag is None or tag == self._tag or msgspec.json.decode(tag, type=str) == self._kind.tag
-        except msgspec.DecodeError:
-            return False
+def _mend(value: Any, kind: Any, place: Place, path: str, ignored: list[str] | None) -> bool:
+    """Change all structs at the place of an error. Returns False if nothing was to change."""
+    if place.kind == "missing":
+        return False
+    steps = place.steps if place.kind == "unknown" else place.steps[:-1]
+    changed = False
+    for found in parts_at(value, kind, steps, re.sub(r"\[\d+\]", "[]", path)):
+        if isinstance(found.value, dict):
+            changed |= _mend_object(found, ignored)
+        elif isinstance(found.value, list):
+            changed |= _mend_list(found)
+    if not changed and ignored is not None and steps and isinstance(steps[-1], int):
+        for found in parts_at(value, kind, steps[:-1], re.sub(r"\[\d+\]", "[]", path)):
+            changed |= _leave_out_others(found, ignored)
+    return changed
 
 
-class _Shape:
-    """Types that a value of a body may have, as far as :func:`_cleaned` needs them. Made once for each field.
-
-    Attributes:
-        structs: Structs.
-        items: Shape of the items, if the value may be a list that contains structs; else None.
-        is_whole: True if a number must be an integer.
-        has_fields: True if the value may be a struct, or a list that contains structs.
-    """
-
-    def __init__(self, kinds: Iterable[inspect.Type]) -> None:
-        parts = [part for kind in kinds for part in _parts(kind)]
-        self.structs = [_StructShape(part) for part in parts if isinstance(part, inspect.StructType)]
-        items = _Shape(part.item_type for part in parts if isinstance(part, inspect.ListType))  \
-            if any(isinstance(part, inspect.ListType) for part in parts) else None
-        self.items: _Shape | None = items if items is not None and items.has_fields else None
-        self.is_whole = any(isinstance(part, inspect.IntType) for part in parts) \
-            and not any(isinstance(part, inspect.FloatType) for part in parts)
-        self.has_fields: bool = bool(self.structs) or self.items is not None
-        classes = [part.cls for part in parts if isinstance(part, inspect.StructType)]
-        self._list = GenericAlias(list, functools.reduce(operator.or_, classes)) \
-            if classes and len(classes) == len(parts) else None
-
-    def other_tag(self, data: msgspec.Raw) -> str | None:
-        """Return the tag of an item that the structs ignore; None: they do not."""
-        first = self.structs[0] if self.structs else None
-        if first is None or first.others is None or first.tag_field is None or \
-                bytes(memoryview(data)[:1]) != b"{":  # type: ignore[arg-type]
-            return None
-        try:
-            tag = msgspec.json.decode(_OBJECT.decode(data).get(first.tag_field, _NULL), type=str)
-        except msgspec.ValidationError:
-            return None
-        known = any(tag == struct.tag for struct in self.structs)
-        return tag if not known and first.others.fullmatch(tag) else None
-
-    def is_valid_list(self, data: msgspec.Raw) -> bool:
-        """Return True if a list certainly is valid with these items, so that there is nothing to change in it."""
-        if self._list is None:
-            return False
-        try:
-            _decoder(self._list).decode(data)
-            return True
-        except msgspec.ValidationError:
-            return False
+def _mend_object(found: Part, ignored: list[str] | None) -> bool:
+    struct = struct_of(found.kind, found.value)
+    if struct is None:
+        return False
+    given, fields, changed = found.value, fields_of(struct), False
+    for name, part in list(given.items()):
+        if part is None:
+            del given[name]
+        elif name in fields:
+            if not _is_to_be_whole(part, fields[name]):
+                continue
+            given[name] = int(part)
+        elif ignored is not None and name != struct.__struct_config__.tag_field:
+            del given[name]
+            if len(ignored) < MAX_UNKNOWN:
+                add_ignored(ignored, join_path(found.path, name))
+        else:
+            continue
+        changed = True
+    return changed
 
 
-@functools.cache
-def _shape(kind: Any) -> _Shape:
-    return _Shape((inspect.type_info(kind),))
+def _mend_list(found: Part) -> bool:
+    kind, changed = item_of(found.kind, list), False
+    for at, part in enumerate(found.value):
+        if _is_to_be_whole(part, kind):
+            found.value[at], changed = int(part), True
+    return changed
 
 
-#: Decoders of one level of a value, and the JSON of null.
-_LIST, _OBJECT = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(dict[str, msgspec.Raw])
-_NULL = msgspec.Raw(b"null")
+def _is_to_be_whole(value: Any, kind: Any) -> bool:
+    """Return True for a number such as ``8192.0`` where an integer is needed. A larger float may be another integer."""
+    return isinstance(value, float) and value.is_integer() and abs(value) <= 2**53 and is_whole(kind)
 
 
-def _cleaned(data: msgspec.Raw, shape: _Shape, path: str, ignored: list[str] | None) -> Any:
-    """Return JSON without the fields of structs that are null. If unknown fields are ignored, it has none of them, and
-    no items of lists whose tag matches the class attribute ``OTHERS`` of the structs.
-
-    Some clients send null for every unset option, also for options that the server does not have. Others write whole
-    numbers as ``8192.0``: where a field must be an integer, they become integers. Free-form values, such as JSON
-    schemas, stay as they are.
-
-    Args:
-        data: JSON, without white space at its start.
-        shape: Types that the value may have.
-        path: Name of the value in the body.
-        ignored: As for :func:`parse`.
-
-    Returns:
-        A value that msgspec encodes as the JSON.
-    """
-    head = bytes(memoryview(data)[:1])  # type: ignore[arg-type]
-    if head == b"[":
-        items = shape.items
-        if items is None or items.is_valid_list(data):
-            return data
-        found, path = [], f"{path}[]"
-        for item in _LIST.decode(data):
-            tag = None if ignored is None else items.other_tag(item)
-            if tag is None or ignored is None:
-                found.append(_cleaned(item, items, path, ignored))
-            else:
-                add_ignored(ignored, join_path(path, tag))
-        return found
-    if head != b"{" or not shape.structs:
-        whole = _WHOLE.fullmatch(bytes(data)) if shape.is_whole else None
-        return data if whole is None else msgspec.Raw(whole[1])
-    parts = {name: part for name, part in _OBJECT.decode(data).items() if part != _NULL}
-    chosen = next((struct for struct in shape.structs if struct.fits(parts)), None)
-    if chosen is None:
-        return data
-    fields, kept = chosen.fields, {}
-    for name, part in parts.items():
-        if name in fields:
-            inner = fields[name]
-            kept[name] = part if inner is None else _cleaned(part, inner, join_path(path, name), ignored)
-        elif name == chosen.tag_field or ignored is None:
-            kept[name] = part
-        elif len(ignored) < MAX_UNKNOWN and (where := join_path(path, name)) not in ignored:
-            add_ignored(ignored, where)
-    return kept
+def _leave_out_others(found: Part, ignored: list[str]) -> bool:
+    """Leave out the items of a list whose tag matches the class attribute ``OTHERS`` of its structs."""
+    structs = structs_of(item_of(found.kind, list))
+    others = getattr(structs[0], "OTHERS", None) if structs else None
+    if others is None or not isinstance(found.value, list):
+        return False
+    known = {struct.__struct_config__.tag for struct in structs}
+    kept = []
+    for item in found.value:
+        tag = item.get(structs[0].__struct_config__.tag_field) if isinstance(item, dict) else None
+        if isinstance(tag, str) and tag not in known and others.fullmatch(tag):
+            add_ignored(ignored, join_path(f"{found.path}[]", tag))
+        else:
+            kept.append(item)
+    changed = len(kept) < len(found.value)
+    found.value[:] = kept
+    return changed
 
 
 def add_ignored(ignored: list[str], name: str) -> None:
@@ -409,23 +354,6 @@ def add_ignored(ignored: list[str], name: str) -> None:
         name = f"{name[:_MAX_NAME // 2 - 2]}...{name[-_MAX_NAME // 2 + 1:]}"
     if name and name not in ignored and len(ignored) < MAX_UNKNOWN:
         ignored.append(name)
-
-
-def _parts(kind: inspect.Type) -> tuple[inspect.Type, ...]:
-    while isinstance(kind, inspect.Metadata):
-        kind = kind.type
-    return tuple(part for one in kind.types for part in _parts(one)) if isinstance(kind, inspect.UnionType) else (kind,)
-
-
-def _refused(fault: Fault) -> Refusal:
-    """Return the error that names the invalid field."""
-    path = fault.path[:100]
-    if fault.kind == "unknown":
-        return Refusal("unsupported_parameter", f"`{path}` is not a parameter of this route.", path)
-    if fault.kind == "missing":
-        return Refusal("invalid_value", f"`{path}` is required.", path)
-    name = f"`{path}`" if path else "The body"
-    return Refusal("invalid_value", f"{name} must be {fault.allowed}, got {fault.got}."[:300], path or None)
 
 
 def parse_bounded(data: bytes, kind: type[T], ignored: list[str] | None, counts: Counts) -> T:

@@ -352,9 +352,3 @@ class AsyncImageStream(AsyncTicketStream[ImageStep]):
             raise Cancelled("the stream was closed before its images were complete")
         self._check(self._reader)
         return self._reader.result()
-
-
-def __getattr__(name: str) -> Any:
-    from .._renamed import of_module
-
-    return of_module(__name__, name)

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .. import _renamed
 from .._lazy import cached_property
 from ..checks import check_path, refuse, shown
 from ..errors import InvalidArgument
@@ -157,12 +156,6 @@ class GeneratedImages:
     def _repr_png_(self) -> bytes:
         return self.results[0]._repr_png_()
 
-    def __getattr__(self, name: str) -> Any:
-        return _renamed.attribute(self, name)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        _renamed.set_state(self, state)
-
 
 @dataclass(frozen=True)
 class ImageStep:
@@ -185,15 +178,5 @@ class ImageStep:
         """Fraction of the steps that are done, above 0 and at most 1."""
         return self.step / self.steps
 
-    def __getattr__(self, name: str) -> Any:
-        return _renamed.attribute(self, name)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        _renamed.set_state(self, state)
-
 
 __all__ = ["GeneratedImage", "ImageStep", "GeneratedImages", "to_image"]
-
-
-def __getattr__(name: str) -> Any:
-    return _renamed.of_module(__name__, name)

@@ -7,11 +7,10 @@ line and the errors for unknown options are generated from these dataclasses.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from .._dataclasses import dataclass
 from ..checks import integer, refuse, unknown_option
 from ..durations import seconds_of
 from ..errors import InvalidArgument

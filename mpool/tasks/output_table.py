@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import Any
 
-from .._dataclasses import dataclass
 from .options import (
     AllOptions,
     ClassifyOptions,

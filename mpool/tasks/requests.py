@@ -11,11 +11,10 @@ import os
 import sys
 from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import native_calls
-from .._dataclasses import dataclass
 from ..checks import integer, is_same, items_of, refuse
 from ..errors import InvalidArgument, MpoolError
 from ..models import load_catalogue

@@ -314,8 +314,7 @@ def submit(pool: Host, capability: Any, request: Mapping[str, Any]) -> Job:
     try:
         return _job(pool, capability, dict(request))
     except Overloaded as error:
-        name = "queue_capacity" if capability in (pool.config.queue_capacity or {}) else \
-            CAPACITIES[capability][0 if isinstance(request.get("inputs"), str) else -1]
+        name = CAPACITIES[capability][0 if isinstance(request.get("inputs"), str) else -1]
         error.hint = error.hint or f"Collect the results of earlier jobs first, or raise PoolConfig.{name}"
         raise
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from .._dataclasses import dataclass
 from ..checks import integer, real, refuse, shown, unknown_option
 from ..errors import InvalidArgument
 

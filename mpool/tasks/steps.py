@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import native_calls
-from .._dataclasses import dataclass
 from ..errors import MemoryExhausted, Overloaded, SpawnFailed
 from ..resources import aitems_of_caller, items_of_caller
 from . import options as _options

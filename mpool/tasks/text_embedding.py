@@ -6,13 +6,12 @@ vectors.py contains the part that is shared with image embedding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import native_calls
-from .._dataclasses import dataclass
 from ..checks import integer, items_of, nearest, refuse
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
 from ..resources import list_of_caller, of_caller

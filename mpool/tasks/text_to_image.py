@@ -394,7 +394,7 @@ class Reader:
         """Return the images of a finished ticket without an error."""
         request, found = self.request, self.ticket.generated_images()
         return GeneratedImages(tuple(
-            GeneratedImage(found["pixels"][i], found["latents"][i], {**request.parameters, "index": i, "picture": i})
+            GeneratedImage(found["pixels"][i], found["latents"][i], {**request.parameters, "index": i})
             for i in range(len(request.noise))), request.seed, request.entry.key)
 
 
@@ -433,9 +433,3 @@ class ImageStream(TicketStream[ImageStep]):
             raise Cancelled("the stream was closed before its images were complete", key=self._key)
         self._check()
         return self._reader.result()
-
-
-def __getattr__(name: str) -> Any:
-    from .._renamed import of_module
-
-    return of_module(__name__, name)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import native_calls
-from .._dataclasses import dataclass
 from ..checks import integer, one_of, refuse
 from ..conversation import reasoning
 from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError

@@ -13,14 +13,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from .. import tenants
-from .._dataclasses import dataclass
 from ..checks import integer, is_same, refuse, shown
 from ..errors import InvalidArgument, MemoryExhausted, MpoolError, NumericError
 from ..resources import of_caller

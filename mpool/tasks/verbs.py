@@ -10,10 +10,9 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from .._dataclasses import dataclass
 from .._lazy import cached_property
 from ..checks import bad_arguments, nearest, refuse, unknown_option
 from ..names import CAPABILITIES

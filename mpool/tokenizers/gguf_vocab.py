@@ -12,14 +12,13 @@ import base64
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._dataclasses import dataclass
 from .._lazy import cached_property
 from ..errors import FormatError, LimitError, Unsupported
 from ..models.formats.byte_pairs import byte_alphabet

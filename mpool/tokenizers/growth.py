@@ -11,10 +11,9 @@ import base64
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from .._dataclasses import dataclass
 from ..errors import FormatError, LimitError
 from ..models.json_strict import shorten
 from . import limits

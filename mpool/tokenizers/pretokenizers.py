@@ -12,9 +12,8 @@ model has both files, its own ``tokenizer.json`` is the better source.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from .._dataclasses import dataclass
 from ..models.formats import byte_pairs
 
 

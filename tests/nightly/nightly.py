@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the tests that take too long for every change, and keep a summary of each one's last run.
 
-    python tests/nightly/nightly.py run                       # every job that needs no packages of its own: many hours
+    python tests/nightly/nightly.py run                       # every job but `aider`: many hours
     python tests/nightly/nightly.py run soak cluster          # some jobs
     python tests/nightly/nightly.py run stress --part "-k pixel_limit"   # a part of a job
     python tests/nightly/nightly.py record soak junit.xml       # results of pytest --junitxml, from elsewhere
@@ -53,7 +53,9 @@ class Job:
         environment: variables that set its length; those that are set already take precedence.
         all: also run tests that are marked neither slow nor sample.
         hours: limit of time.
-        named: run only if the command names the job: it needs packages that the other jobs do not, or must not, have.
+        extra: extra of mpool that the job needs beside `test`. The job runs in an environment of its own, because the
+            other jobs do not, or must not, have these packages. Tests that lack one fail instead of being skipped.
+        named: run only if the command names the job.
     """
 
     what: str
@@ -61,11 +63,17 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     all: bool = False
     hours: float = 4
+    extra: str = ""
     named: bool = False
 
 
 def _python(*paths: str) -> tuple[str, ...]:
     return tuple("tests/python/" + path for path in paths)
+
+
+def _integration(name: str, extra: str = "") -> Job:
+    return Job(f"the integration with {name}", _python(f"integrations/test_integrations_{name}.py"), all=True, hours=1,
+               extra=extra or name)
 
 
 JOBS: dict[str, Job] = {
@@ -83,26 +91,28 @@ JOBS: dict[str, Job] = {
                              "parity/test_parity_capture.py", "parity/test_parity_minilm.py",
                              "parity/test_hard_inputs.py", "api/test_speculation.py", "conversation/test_tools.py"),
                      {"MPOOL_REQUIRE_REAL": "1"}, all=True),
-    "cluster": Job("Ray on several nodes, with kills",
-                     _python("integrations/test_ray_cluster.py", "integrations/test_ray_outputs.py",
-                             "integrations/test_ray_columns.py", "integrations/test_ray_failures.py")),
-    "clients": Job("clients of other libraries, and adapters: pip install '.[clients]' first, in an environment of "
-                   "its own",
-                   _python("server/test_server_clients.py",
-                           *(f"integrations/test_integrations_{name}.py"
-                             for name in ("llama_index", "haystack", "chroma", "lancedb", "examples"))),
-                   {"MPOOL_CLIENT_TESTS": "1"}, all=True, hours=1, named=True),
+    "ray": Job("the integration with Ray: fronts, replicas, columns, several nodes, kills",
+                 _python(*(f"integrations/test_ray_{name}.py" for name in ("fronts", "replicas", "plans", "parquet",
+                                                                           "outputs", "columns", "cluster",
+                                                                           "failures"))), all=True, extra="ray"),
+    **{name: _integration(name) for name in ("llama_index", "haystack", "chroma", "lancedb", "llm", "sklearn")},
+    "langchain": _integration("langchain", "langchain_tests"),
+    "clients": Job("the server with clients of other libraries", _python("server/test_server_clients.py"), all=True,
+                   hours=1, extra="clients"),
+    "browser": Job("the dashboard in a browser",
+                   _python("server/test_dashboard_browser.py", "server/test_dashboard_playground.py"), all=True,
+                   hours=1, extra="browser"),
+    "generated": Job("requests that schemathesis generates from the OpenAPI document",
+                     _python("server/test_server_generated.py"), all=True, extra="schemathesis"),
     "aider": Job("the program aider edits a file: MPOOL_AIDER is the path of its command, in an environment of its own",
                  _python("server/test_server_aider.py"), all=True, hours=1, named=True),
     "library": Job("the tests of sentence-transformers with mpool's classes, in the checkout that "
                    "MPOOL_SENTENCE_TRANSFORMERS names: see CONTRIBUTING.md",
                    _python("integrations/test_library_tests.py"), all=True, hours=1),
-    "peers": Job("cases of other projects' own tests, in the folder that MPOOL_PEERS names (see CONTRIBUTING.md), and "
-                 "LangChain's standard tests with tools",
-                 _python("integrations/test_peers.py", "integrations/test_integrations_langchain.py"),
-                 {"MPOOL_PEERS_SAMPLE": "4"}, all=True, hours=1),
-    "wheels": Job("wheels of both architectures, installed without a compiler: pip install '.[wheels]' first",
-                  _python("core/test_wheels.py"), all=True, named=True),
+    "peers": Job("cases of other projects' own tests, in the folder that MPOOL_PEERS names: see CONTRIBUTING.md",
+                 _python("integrations/test_peers.py"), {"MPOOL_PEERS_SAMPLE": "4"}, all=True, hours=1),
+    "wheels": Job("wheels of both architectures, installed without a compiler", _python("core/test_wheels.py"),
+                  all=True, extra="wheels"),
     "schedules": Job("seeded thread switches and injected failures in the Python layer", _python("schedules")),
     "builds": Job("the core under sanitizers, the simulator, by other compilers, and for ARM",
                     _python("core/test_c_builds.py", "core/test_c_races.py"), all=True),
@@ -122,15 +132,23 @@ def variables(job: Job) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in job.environment.items()}
 
 
-def command(job: Job, part: str, out: Path) -> list[str]:
-    """Return the command that runs a job. Its results go to the folder `out`."""
+def install(job: Job, folder: Path) -> str:
+    """Make an environment that has mpool with the extra of a job. Return its Python."""
+    python = str(folder / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([python, "-m", "pip", "install", "-q", f"{ROOT}[test,{job.extra}]"], check=True, cwd=folder)
+    return python
+
+
+def command(job: Job, part: str, out: Path, python: str = sys.executable) -> list[str]:
+    """Return the command that runs a job with a Python. Its results go to the folder `out`."""
     if not job.paths:
         return [sys.executable, "tests/mutate.py", "--sample", variables(job)["MPOOL_NIGHTLY_MUTANTS"], "--out",
                 str(out), *shlex.split(part)]
     paths = list(job.paths)
     if paths == ["tests/python"]:
         paths += [f"--ignore={path}" for other in JOBS.values() for path in other.paths if path != "tests/python"]
-    return [sys.executable, "-m", "pytest", "-q", "--slow", *([] if job.all else ["-m", "slow or sample"]),
+    return [python, "-m", "pytest", "-q", "--slow", *([] if job.all else ["-m", "slow or sample"]),
             f"--junitxml={out / 'junit.xml'}", *paths, *shlex.split(part)]
 
 
@@ -138,9 +156,18 @@ def run(name: str, part: str) -> dict[str, Any]:
     """Run one job. Returns its record."""
     job, began = JOBS[name], time.time()
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)
-        process = subprocess.Popen(command(job, part, out), cwd=ROOT, start_new_session=True,
-                                   env={**os.environ, **variables(job)})
+        out, environment = Path(folder), {**os.environ, **variables(job)}
+        python = sys.executable
+        if job.extra:
+            try:
+                python = install(job, out / "venv")
+            except subprocess.CalledProcessError as error:
+                found = {"counts": {}, "skipped": {}, "slowest": [],
+                         "failures": [{"test": name, "message": f"pip install '.[{job.extra}]': exit code "
+                                                                f"{error.returncode}"}]}
+                return record(part, found, commit(), began, time.time() - began, variables(job))
+            environment["MPOOL_CLIENT_TESTS"] = "1"
+        process = subprocess.Popen(command(job, part, out, python), cwd=ROOT, start_new_session=True, env=environment)
         try:
             code: int | None = process.wait(timeout=job.hours * 3600)
         except BaseException as error:
@@ -346,7 +373,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="run jobs and record them")
-    running.add_argument("jobs", nargs="*", metavar="JOB", help="default: all but `clients` and `wheels`; see `list`")
+    running.add_argument("jobs", nargs="*", metavar="JOB", help="default: all but `aider`; see `list`")
     running.add_argument("--part", default="", metavar="OPTIONS",
                          help="further options of pytest, or of tests/mutate.py")
     recording = commands.add_parser("record", help="record results of pytest --junitxml, or of tests/mutate.py")

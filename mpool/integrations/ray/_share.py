@@ -40,8 +40,7 @@ def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0,
     """
     limit = memory_mb << 20 if memory_mb else _limit() * cpus // max(_cpus_here(), cpus)
     return PoolConfig(threads=cpus, memory_bytes=limit, offline=offline, shutdown_grace=grace, weights=weights,
-                      keep_alive=keep_alive, kv_dtype=kv_dtype,
-                      queue_capacity=same_queue_capacities(queue_capacity))
+                      keep_alive=keep_alive, kv_dtype=kv_dtype, **same_queue_capacities(queue_capacity))
 
 
 def _limit() -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..._dataclasses import dataclass
 from ..fields import Fields
 from ..spec import Value
 

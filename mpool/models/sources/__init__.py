@@ -6,8 +6,8 @@ Each submodule resolves one type of reference to verified files on this machine.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
-from ..._dataclasses import dataclass
 from ...checks import shown
 from ...errors import InvalidArgument
 

@@ -83,14 +83,13 @@ class RequestState(Struct):
     """A request in flight that uses a model.
 
     ``seconds``: time since the body was complete. ``chunks``: number of stream chunks sent, null if no stream has
-    started. ``pieces``: former name of ``chunks``.
+    started.
     """
 
     id: str
     path: str
     model: str
     seconds: float
-    pieces: int | None
     chunks: int | None
 
 
@@ -99,8 +98,7 @@ class Snapshot(Struct):
 
     ``time``: seconds of a monotonic clock, for the computation of rates. ``counters``: counters since the creation of
     the pool, with the names of :func:`mpool.metrics`. ``latency_bounds``: upper bounds of the latency buckets in
-    seconds, null for unbounded. ``lanes``, ``lanes_leased``: former names of ``compute_threads`` and
-    ``compute_threads_leased``.
+    seconds, null for unbounded.
     """
 
     version: str
@@ -108,8 +106,6 @@ class Snapshot(Struct):
     uptime: float
     status: str
     reasons: list[str]
-    lanes: int
-    lanes_leased: int
     compute_threads: int
     compute_threads_leased: int
     streams: int
@@ -145,13 +141,12 @@ def snapshot(state: State) -> Snapshot:
     memory = health.memory
     return Snapshot(
         __version__, now, time.monotonic() - state.started, "unhealthy" if state.stopping else health.status,
-        list(health.reasons), found["lanes"], found["lanes_leased"], found["lanes"],
-        found["lanes_leased"], state.streams,
+        list(health.reasons), found["compute_threads"], found["compute_threads_leased"], state.streams,
         MemoryState(memory.used, memory.limit, memory.available, memory.pressure, found["bytes_by_kind"]),
         [PoolState(one.capability, one.policy, len(one.models), one.workers.total, one.workers.busy, one.workers.dead,
                    one.queue_depth, one.running) for one in pool.pools.values()],
         models,
-        [RequestState(one.id, one.path, one.model, max(0.0, now - one.started), one.chunks, one.chunks)
+        [RequestState(one.id, one.path, one.model, max(0.0, now - one.started), one.chunks)
          for one in state.running.values()],
         {name: found[name] for name, _ in _core.metrics()}, _BOUNDS)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ...checks import shown
 from .. import bodies, formats
 from ..errors import Refusal
@@ -26,10 +24,9 @@ if TYPE_CHECKING:
 
 #: Types of items that are read. Others belong to tools that OpenAI's servers run, or to their stores; they are ignored.
 _TYPES = tuple(str(kind.__struct_config__.tag) for kind in (InputMessage, InputCall, InputCallOutput, InputReasoning))
-_NULL = msgspec.Raw(b"null")
 
 
-def messages_of(context: Context, given: str | list[dict[str, msgspec.Raw]],
+def messages_of(context: Context, given: str | list[dict[str, Any]],
                 earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert an input to messages of the library, and append them to those of the earlier conversation.
 
@@ -49,21 +46,20 @@ def messages_of(context: Context, given: str | list[dict[str, msgspec.Raw]],
             context.ignore(f"input[].{kind}", f"`{where}.type` must be one of {', '.join(_TYPES)}, got {shown(kind)}.",
                            f"{where}.type")
             continue
-        data = msgspec.json.encode({"type": "message", **item})  # clients may leave out the type of a message
-        found.add(bodies.parse_part(data, InputItem, where, context.ignored), where)
+        item = {"type": "message", **item}  # clients may leave out the type of a message
+        found.add(bodies.parse_part(item, InputItem, where, context.ignored), where)
     found.end()
     if not found.messages:
         raise Refusal("invalid_value", "`input` must have a message, a function call or its result.", "input")
     return found.messages
 
 
-def _type_of(item: dict[str, msgspec.Raw]) -> str:
+def _type_of(item: dict[str, Any]) -> str:
     """Return the type of an item. Clients may leave it out of a message and of a reference to a stored item."""
-    try:
-        return msgspec.json.decode(item["type"], type=str)
-    except (KeyError, msgspec.ValidationError):
-        return "message" if "type" in item and item["type"] != _NULL or "content" in item or "id" not in item \
-            else "item_reference"
+    kind = item.get("type")
+    if isinstance(kind, str):
+        return kind
+    return "message" if kind is not None or "content" in item or "id" not in item else "item_reference"
 
 
 class _Conversation:

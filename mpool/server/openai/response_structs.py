@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..fields import Fields, MaxTokens, Name, SamplingFields, Text
 
@@ -122,7 +122,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     ``prompt_cache_options`` are ignored."""
 
     model: Name
-    input: str | Annotated[list[dict[str, Raw]], Meta(min_length=1, max_length=10_000)]
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=10_000)]
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=256)] | None = None
     max_output_tokens: MaxTokens | None = None

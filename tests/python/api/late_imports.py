@@ -23,10 +23,8 @@ mpool._functions  mpool.tasks.running  1  start-up
 mpool._lazy  mpool._address_space  1  core
 mpool._lazy  numpy  1  core
 mpool._methods  mpool.tasks.running  3  start-up
-mpool._renamed  warnings  1  start-up
 mpool._stubs  mpool._functions  1  start-up
 mpool._stubs  mpool.pool  1  start-up
-mpool.aio  mpool._renamed  1  start-up
 mpool.checks  difflib  1  start-up
 mpool.checks  mpool.foreign_names  2  start-up
 mpool.cli  logging  1  start-up
@@ -182,7 +180,6 @@ mpool.server.operational  mpool.server.openapi  1  optional
 mpool.server.serving  resource  1  start-up
 mpool.server.settings  mpool.models  1  start-up
 mpool.server.settings  mpool.models.store  1  start-up
-mpool.tasks.async_streams  mpool._renamed  1  start-up
 mpool.tasks.chat_prompt  mpool.conversation  1  start-up
 mpool.tasks.chat_prompt  mpool.conversation.tools  3  start-up
 mpool.tasks.embedding_results  scipy.sparse  1  optional
@@ -217,7 +214,6 @@ mpool.tasks.running  mpool.tasks.text_to_image  1  start-up
 mpool.tasks.steps  asyncio  1  start-up
 mpool.tasks.steps  mpool.runtime.watching  2  start-up
 mpool.tasks.steps  mpool.tasks.jobs  1  start-up
-mpool.tasks.text_to_image  mpool._renamed  1  start-up
 mpool.tasks.text_to_image  mpool.tokenizers  1  start-up
 mpool.tasks.text_to_text  mpool.conversation  3  start-up
 mpool.tasks.text_to_text  mpool.conversation.tools  4  start-up

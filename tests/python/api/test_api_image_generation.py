@@ -86,7 +86,7 @@ def test_seed_decides(pool: mpool.Pool, flux: str) -> None:
 def test_images_of_a_batch_equal_single_images(pool: mpool.Pool, sd3: str) -> None:
     both = pool.generate_image("a cat", sd3, n=2, **SMALL)
     assert len(both.results) == 2 and not np.array_equal(both.results[0].array, both.results[1].array)
-    assert both.results[1].parameters["index"] == both.results[1].parameters["picture"] == 1
+    assert both.results[1].parameters["index"] == 1
     assert np.array_equal(both.results[0].array, pool.generate_image("a cat", sd3, **SMALL).array)
     latents = np.random.default_rng(1).standard_normal((2, 4, 6, 8)).astype(np.float32)
     pair = pool.generate_image("a cat", sd3, n=2, latents=latents, **SMALL)
@@ -430,6 +430,6 @@ def test_too_little_memory(sd3: str) -> None:
 def test_show(sd3: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", sd3, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert "generate_image" in facts["gives"] and facts["sizes"] == "multiples of 8"
+    assert "generate_image" in facts["purpose"] and facts["sizes"] == "multiples of 8"
     assert facts["text_encoders"] == ["CLIP-L", "CLIP-G", "T5"] and facts["negative_prompt"] is True
     assert facts["scheduler"]["shift"] > 0 and facts["num_inference_steps"] == 28

@@ -479,7 +479,7 @@ def test_models_of_the_default_pool_pickle(bert: Path) -> None:
 # ---- configuration
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("threads", -1), ("threads", 1.5), ("threads", True), ("memory_bytes", -1), ("step_budget", -1.0),
+    ("threads", -1), ("threads", 1.5), ("threads", True), ("memory_bytes", -1), ("batch_wait", -1.0),
     ("load_timeout", 0), ("shutdown_grace", float("nan")), ("embed_queue_capacity", 0), ("prompt_queue_capacity", "9"),
     ("max_embed_inputs", 0), ("offline", 1)])
 def test_configuration_is_checked(field: str, value: Any) -> None:
@@ -493,7 +493,7 @@ def test_configuration_is_checked(field: str, value: Any) -> None:
 #: Option -> its smallest and largest value, and a step to the next value that is refused.
 BOUNDS: dict[str, tuple[float, float, float]] = {
     "threads": (0, 256, 1), "memory_bytes": (0, 2**62, 1), "process_memory": (0, 2**62, 1),
-    "step_budget": (0.0, 60.0, 0.001), "load_timeout": (0.01, 86400.0, 0.001), "load_ceiling": (0.01, 604800.0, 0.001),
+    "load_timeout": (0.01, 86400.0, 0.001), "load_ceiling": (0.01, 604800.0, 0.001),
     "stall_timeout": (0.01, 86400.0, 0.001), "shutdown_grace": (0.0, 3600.0, 0.001),
     "maintenance_interval": (0.01, 86400.0, 0.001), "max_workers_per_model": (1, 16, 1),
     "batch_wait": (0.0, 0.002, 0.0001), "embed_queue_capacity": (1, 1_000_000, 1),
@@ -522,7 +522,7 @@ def test_every_number_of_the_configuration_has_bounds() -> None:
 
 def test_defaults_are_pinned() -> None:
     assert mpool.PoolConfig() == mpool.PoolConfig(
-        threads=0, memory_bytes=0, step_budget=0.0, load_timeout=30.0, shutdown_grace=5.0, embed_queue_capacity=100,
+        threads=0, memory_bytes=0, load_timeout=30.0, shutdown_grace=5.0, embed_queue_capacity=100,
         prompt_queue_capacity=100, max_embed_inputs=None, offline=None)
 
 

@@ -403,7 +403,7 @@ def test_show_names_the_labels(folders: dict[str, Path], capsys: pytest.CaptureF
 
     assert main(["show", str(folders["bert"]), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["gives"] == "classifies texts (classify)" and facts["labels"] == 3
+    assert facts["purpose"] == "classifies texts (classify)" and facts["labels"] == 3
     assert facts["label_names"] == list(NLI) and facts["activation"] == "softmax"
 
 

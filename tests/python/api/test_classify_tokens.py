@@ -435,5 +435,5 @@ def test_show_names_the_labels(folders: dict[str, Path], capsys: pytest.CaptureF
 
     assert main(["show", str(folders["bert"]), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["gives"] == "labels tokens (classify_tokens)" and facts["labels"] == 7
+    assert facts["purpose"] == "labels tokens (classify_tokens)" and facts["labels"] == 7
     assert facts["label_names"] == list(LABELS)

@@ -13,7 +13,7 @@ from mpool import _functions
 from defaultmodels import use_default_models
 
 MODULES = ("mpool", "mpool._functions", "mpool.aio", "mpool.config", "mpool.tasks.text_embedding",
-           "mpool.integrations.langchain", "mpool.integrations.sklearn", "mpool.tasks.jobs", "mpool.model",
+           "mpool.tasks.jobs", "mpool.model",
            "mpool.pool", "mpool.results", "mpool.debug.show", "mpool.tasks.similarity", "mpool.tasks.streams")
 #: Functions whose documentation is that of the pool's methods. Their examples run as part of the methods.
 FORWARDED = {f"mpool._functions.{name}" for name in _functions.FORWARDED}

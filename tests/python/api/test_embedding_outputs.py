@@ -216,7 +216,7 @@ def test_a_control_token_without_a_row_fails_its_request(pool: mpool.Pool, query
 
 # ---- all outputs -----------------------------------------------------------------------------------------------------
 
-def test_all_outputs_share_a_pass(m3: Path) -> None:
+def test_all_outputs_share_a_pass(m3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One request for all outputs reads the texts once and multiplies once by the weights of all layers, as one for
     token vectors does. Where OpenBLAS serves ``float32-fast`` only, it computes the products of the layers, which are
     counted, and not those of the small heads."""
@@ -232,7 +232,9 @@ def test_all_outputs_share_a_pass(m3: Path) -> None:
         getattr(used, name)(texts, m3, compute="float32-fast")
         return [after - one for one, after in zip(before, state(used))]
 
-    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, step_budget=60.0)) as used:
+    options = mpool.PoolConfig._registry_options
+    monkeypatch.setattr(mpool.PoolConfig, "_registry_options", lambda self: {**options(self), "step_budget": 60.0})
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as used:
         used.embed("w1", m3, compute="float32-fast")
         steps, items, tokens, products = cost(used, "embed_tokens")
         assert (steps, items) == (1, 1) and tokens >= len(texts) * 62

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import _forks, chaos, checks, config, errors, interpreter, resources
+from mpool import chaos, checks, config, errors, interpreter, resources
 from mpool.durations import seconds_of
 from mpool.runtime.history import History, TrackedRequest
 from mpool.tasks import streams
@@ -254,11 +254,11 @@ PASSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "threads": (3, {"threads": 3}), "memory_bytes": (5, {"memory_bytes": 5}),
     "keep_alive": ("2m", {"keep_alive": 120.0}),
     "max_workers_per_model": (7, {"max_workers": 7}), "breaker_threshold": (0, {"breaker_threshold": -1}),
-    "step_budget": (2, {"step_budget": 2.0}), "batch_wait": (0.001, {"batch_wait": 0.001}),
+    "batch_wait": (0.001, {"batch_wait": 0.001}),
     "request_timeout": (9, {"request_timeout": 9.0}), "predictive_scaling": (True, {"predictive_scaling": True}),
     "scale_timeout": (True, {"scale_timeout": True}),
     "policy": ("shared", {"policy": dict.fromkeys(config.CAPABILITIES, "shared")}),
-    "chaos": ("fail=0.5", None), "queue_capacity": ({"vision": 4}, None),
+    "chaos": ("fail=0.5", None),
     **{name: (11, {name: 11.0}) for name in ("shutdown_grace", "load_timeout", "load_ceiling", "stall_timeout",
                                              "maintenance_interval", "breaker_window", "breaker_rest")}}
 
@@ -273,7 +273,7 @@ def test_an_option_reaches_the_core(name: str) -> None:
 
 def test_options_that_are_left_to_the_core() -> None:
     usual = mpool.PoolConfig()._registry_options()
-    assert not {"step_budget", "batch_wait", "chaos"} & set(usual) and usual["request_timeout"] == 30.0
+    assert not {"batch_wait", "chaos"} & set(usual) and usual["request_timeout"] == 30.0
     assert "request_timeout" not in mpool.PoolConfig(request_timeout=None)._registry_options()
     assert usual["breaker_threshold"] == 5 and usual["keep_alive"] == 300.0 and usual["policy"] == {}
 
@@ -287,18 +287,6 @@ def test_capacities_of_queues(field: str, capability: str) -> None:
     place = config.CAPACITIES[capability].index(field)
     pair = found[capability] if isinstance(found[capability], tuple) else (found[capability],)
     assert pair[place] == 13
-    given = mpool.PoolConfig(queue_capacity={capability: 17})._registry_options()["queue_capacity"]
-    assert given == usual | {capability: 17 if len(config.CAPACITIES[capability]) == 1 else (17, 17)}
-    with pytest.raises(mpool.InvalidArgument, match=f"`{field}` are both given"):
-        mpool.PoolConfig(**{field: 13, "queue_capacity": {capability: 17}})
-    for bad in (0, 1_000_001, True, 1.5, "4", None, (1, 2, 3)):
-        with pytest.raises(mpool.InvalidArgument, match="1 to 1,000,000") as caught:
-            mpool.PoolConfig(queue_capacity={capability: bad})
-        assert caught.value.param == f"queue_capacity[{capability!r}]"
-    for limit in (1, 1_000_000):
-        assert mpool.PoolConfig(queue_capacity={capability: limit})
-    assert mpool.PoolConfig(queue_capacity={"text_embedding": [3, 4]})._registry_options()["queue_capacity"][
-        "text_embedding"] == (3, 4)
 
 
 @pytest.mark.parametrize("name, bad, allowed", [
@@ -312,8 +300,7 @@ def test_capacities_of_queues(field: str, capability: str) -> None:
     ("policy", "best", "one of shared, pack, p2c, sequential, or a dict"),
     ("policy", np.array(["pack", "p2c"]), "one of shared, pack, p2c, sequential, or a dict"),
     ("keep_alive", "soon", "a number of seconds (below 0: forever)"),
-    ("queue_capacity", 5, "a dict from capability to a number of requests, or None"),
-    ("threads", 257, "an integer from 0 to 256"), ("step_budget", 61, "a number of seconds from 0.0 to 60.0")])
+    ("threads", 257, "an integer from 0 to 256"), ("batch_wait", 61, "a number of seconds from 0.0 to 0.002")])
 def test_refused_options_of_a_configuration(name: str, bad: Any, allowed: str) -> None:
     with pytest.raises(mpool.InvalidArgument) as caught:
         mpool.PoolConfig(**{name: bad})
@@ -350,19 +337,6 @@ def test_policies_of_capabilities() -> None:
     assert hash(mpool.PoolConfig(policy=given)) == hash(mpool.PoolConfig(policy=dict(reversed(given.items()))))
     assert hash(mpool.PoolConfig(threads=1)) != hash(mpool.PoolConfig(threads=2))
     assert {field.name for field in fields(mpool.PoolConfig)} >= set(PASSED) and replace(mpool.PoolConfig(), threads=1)
-
-
-def test_a_fork_waits_for_imports_of_other_threads_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The locks are those of the modules that are being imported. A module of this thread has a frame."""
-    locks: dict[str, Any] = {}
-    monkeypatch.setattr(_forks, "_locks", locks)
-    own: dict[str, Any] = {"__name__": "numpy.own", "asked": _forks._others_import}
-    exec("def ask():\n    return asked()", own)
-    for names, others in (((), False), (("program",), False), (("numpy.own",), False), (("numpy.other",), True),
-                          (("numpy.own", "json.other"), True), (("numpy.own", "program"), False)):
-        locks.clear()
-        locks.update(dict.fromkeys(names))
-        assert own["ask"]() is others, names
 
 
 class Ticket:

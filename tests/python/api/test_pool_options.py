@@ -31,7 +31,7 @@ from waiting import until
 def threads(m: Models) -> None:
     for count in (1, 2):
         with pool_of(threads=count) as pool:
-            assert pool.metrics()["lanes"] == count
+            assert pool.metrics()["compute_threads"] == count
 
 
 def memory_bytes(m: Models) -> None:
@@ -39,15 +39,6 @@ def memory_bytes(m: Models) -> None:
         pool.embed("a", m.bert)
     with pool_of(memory_bytes=300_000_000) as pool:
         assert pool.embed("a", m.bert).shape == (32,) and pool.health().memory.limit == 300_000_000
-
-
-def step_budget(m: Models) -> None:
-    steps = []
-    for budget in (0.001, 10.0):
-        with pool_of(step_budget=budget) as pool:
-            pool.embed(texts(0), m.wide)
-            steps.append(pool.metrics()["steps"])
-    assert steps[0] > 2 * steps[1]
 
 
 def load_timeout(m: Models) -> None:
@@ -290,19 +281,6 @@ def _fill_by_images(field: str, capability: str) -> None:
             job.result(60)
 
 
-def queue_capacity(m: Models) -> None:
-    """One mapping for all capabilities replaces the fields above."""
-    capacities = {"text_to_text": 2, "vision": 7, "text_embedding": (5, 4)}
-    with pool_of(policy="sequential", queue_capacity=capacities) as pool:
-        assert [tuple(pool.pools[name].queue_capacity) for name in ("vision", "text_embedding")] == [(7, 7), (5, 4)]
-        job = held(pool, m.llama)
-        waiting = [pool.submit("text_to_text", model=m.llama, **LONG) for _ in range(2)]
-        with pytest.raises(mpool.Overloaded):
-            pool.submit("text_to_text", model=m.llama, **LONG)
-        for one in (job, *waiting):
-            one.cancel()
-
-
 def _fault(pool: mpool.Pool, m: Models) -> None:
     with pytest.raises(mpool.NumericError):
         pool.embed(m.broken[1], m.broken[0])
@@ -445,10 +423,10 @@ def process_memory(m: Models) -> None:
 
 ROWS: dict[str, Callable[[Models], None]] = {
     **{row.__name__: row for row in (
-        threads, memory_bytes, step_budget, load_timeout, load_ceiling, stall_timeout, shutdown_grace, request_timeout,
+        threads, memory_bytes, load_timeout, load_ceiling, stall_timeout, shutdown_grace, request_timeout,
         keep_alive, maintenance_interval, max_workers_per_model, policy, batch_wait, breaker_threshold, breaker_window,
         breaker_rest, fail_fast, max_embed_inputs, offline, chaos, predictive_scaling, scale_timeout, isolation,
-        weights, process_memory, queue_capacity, kv_dtype, model_folders)},
+        weights, process_memory, kv_dtype, model_folders)},
     "embed_queue_capacity": _capacity("embed_queue_capacity", 0, "text_embedding"),
     "batch_queue_capacity": _capacity("batch_queue_capacity", 1, "text_embedding"),
     "prompt_queue_capacity": _capacity("prompt_queue_capacity", 0, "text_to_text"),

@@ -118,14 +118,14 @@ NAMES = ["total_requests", "completed", "errors", "timeouts", "cancelled", "queu
 KINDS = ["misc", "spec", "weights", "kv", "scratch", "request", "pool"]
 CAPABILITIES = ["text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image"]
 DEFAULTS = dict(
-    threads=0, memory_bytes=0, step_budget=0.0, load_timeout=30.0, load_ceiling=600.0, stall_timeout=30.0,
+    threads=0, memory_bytes=0, load_timeout=30.0, load_ceiling=600.0, stall_timeout=30.0,
     shutdown_grace=5.0, request_timeout=30.0, keep_alive="5m", maintenance_interval=60.0, max_workers_per_model=4,
     policy=None, batch_wait=0.0, embed_queue_capacity=100, batch_queue_capacity=50, prompt_queue_capacity=100,
     image_gen_queue_capacity=20, vision_queue_capacity=50, image_embed_queue_capacity=50, breaker_threshold=5,
     breaker_window=60.0, breaker_rest=60.0, fail_fast=False, max_embed_inputs=None, offline=None,
     chaos=None, predictive_scaling=False, scale_timeout=False, isolation="thread", weights="auto",
     process_memory=0,
-    queue_capacity=None, kv_dtype="auto", model_folders=())
+    kv_dtype="auto", model_folders=())
 
 
 def test_reported_engine_bytes_are_measured(bert: Path, llama: Path) -> None:
@@ -150,8 +150,8 @@ def test_names_and_defaults_are_pinned() -> None:
         ("image_embedding", (50, 50), "shared"), ("vision", (50, 50), "pack"), ("text_to_image", (20, 20), "pack")]
     with mpool.Pool() as pool:
         found = pool.metrics()
-        assert set(found) == {*NAMES, *_metrics.FORMER_COUNTERS, *_metrics.GAUGES, "pressure", "bytes_by_kind",
-                              "queue_depths", "models", "native_calls", "compute_threads", "compute_threads_leased"}
+        assert set(found) == {*NAMES, *_metrics.GAUGES, "pressure", "bytes_by_kind", "queue_depths", "models",
+                              "native_calls"}
         assert list(found["bytes_by_kind"]) == KINDS and list(found["queue_depths"]) == CAPABILITIES
     assert list(_events.KINDS) == _core.event_names()
 
@@ -164,8 +164,7 @@ def test_metrics_count(bert: Path, llama: Path) -> None:
         found = pool.metrics()
         assert (found["total_requests"], found["completed"], found["loads"]) == (2, 2, 2)
         assert found["units_out"] >= 2 and found["units_in"] >= 3 and found["bytes_by_kind"]["weights"] > 0
-        assert found["compute_threads"] == found["lanes"] == 1
-        assert found["draft_tokens"] == found["guessed_tokens"] and "right_guesses" in found
+        assert found["compute_threads"] == 1
         assert found["memory_used"] > 0 and len(found["models"]) == 2
         for model in found["models"].values():
             assert 0 < model["units_in"] < found["units_in"]

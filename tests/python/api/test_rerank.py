@@ -290,7 +290,7 @@ def test_show(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> N
     """`show` lists labels for a reranker instead of dimensions and prompts."""
     assert main(["show", str(folders["bert"]), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert "rerank" in facts["gives"] and facts["labels"] == 1 and facts["max_tokens"] == 64
+    assert "rerank" in facts["purpose"] and facts["labels"] == 1 and facts["max_tokens"] == 64
     assert not {"dimensions", "pooling", "prompts", "normalize"} & set(facts)
 
 

@@ -13,8 +13,8 @@ import late_imports
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "mpool"
-#: The module that forwards names of earlier releases. It imports only modules listed in its tables.
-FORWARDS = "mpool._renamed"
+#: The module that waits for imports that have begun. It imports only names that :data:`sys.modules` has.
+WAITS = "mpool._forks"
 #: Modules that import by a computed name -> the only prefix allowed for it, their own package.
 DYNAMIC = {"mpool": ".", "mpool.models": ".", "mpool.cli.parser": ".", "mpool.integrations.ray": ".",
            "mpool.tasks.output_table": "."}
@@ -97,7 +97,7 @@ def test_no_dynamic_import_evades_a_tier() -> None:
                 continue
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             assert called != "__import__", f"{path}:{node.lineno}"
-            if called.lstrip("_") != "import_module" or name == FORWARDS:
+            if called.lstrip("_") != "import_module" or name == WAITS:
                 continue
             target = node.args[0]
             if isinstance(target, ast.Constant) and not target.value.startswith((".", "mpool")):

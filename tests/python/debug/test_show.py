@@ -179,6 +179,5 @@ def test_mode_of_show_config() -> None:
     assert str(caught.value).startswith('`mode` must be') and caught.value.param == "mode"
     assert "stdout" in str(caught.value) and "dicts" in str(caught.value)
     found = mpool.show_config("dicts")
-    assert found["lanes"] == found["compute_threads"]
     assert all(set(option) == {"value", "default", "meaning"} for option in found["options"].values())
     assert set(found["versions"]) == {"python", "numpy", "tokenizers", "huggingface_hub", "jinja2", "Pillow", "tqdm"}

@@ -54,14 +54,19 @@ class Planted:
 GROUPS = (native_calls.IMAGES, native_calls.TEXTS, native_calls.GRAMMARS)
 
 
+def limit(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Set the time that calls of all groups may run. Calls that have to end may be slow on a busy machine."""
+    for group in GROUPS:
+        monkeypatch.setattr(group, "seconds", seconds)
+
+
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
     """A planted call; groups have as few threads as on a machine of one CPU, and short limits."""
     made = Planted()
-    monkeypatch.setattr(native_calls, "SECONDS", 1.0)
-    monkeypatch.setattr(native_calls, "LEFT_SECONDS", 0.1)
-    monkeypatch.setattr(native_calls, "STARVED_SECONDS", 0.2)
+    monkeypatch.setattr(native_calls, "SOON", 0.1)
     monkeypatch.setattr(native_calls, "_TICK", 0.05)
+    limit(monkeypatch, 1.0)
     for group in GROUPS:
         monkeypatch.setattr(group, "_size", 1)
     yield made
@@ -111,7 +116,7 @@ def test_a_decoder_that_never_returns(pool: mpool.Pool, models: tuple[Path, Path
         patch.setattr(loading, "_decoded", planted)
         sticks(planted, lambda: pool.embed_image(PNG, CLIP, timeout=0.3))
         ends(lambda: pool.embed_image([PNG] * 20, CLIP), mpool.Timeout)  # the cap of a call without a deadline
-        monkeypatch.setattr(native_calls, "SECONDS", 60.0)  # calls that have to end may be slow
+        limit(monkeypatch, 60.0)
         assert pool.embed("others", models[0]).shape
         found = pool.health()
         assert found.status == "degraded" and found.native_calls["images"].starved
@@ -146,7 +151,7 @@ def test_a_decoder_stuck_in_one_slice_of_many_threads(pool: mpool.Pool, planted:
         thread.start()
     until(lambda: results[3])
     with monkeypatch.context() as patch:
-        patch.setattr(native_calls, "SECONDS", 60.0)  # calls that have to end may be slow
+        limit(patch, 60.0)
         for thread in threads:
             thread.join(60)
     assert np.isnan(pool.embed_image([PNG, hostile], CLIP, on_error="null")).all(axis=1).tolist() == [False, True]
@@ -162,7 +167,7 @@ def test_a_tokenizer_that_never_returns(pool: mpool.Pool, models: tuple[Path, Pa
                         else encode(self, texts, *rest))
     sticks(planted, lambda: pool.embed(long, models[0], timeout=0.3))
     ends(lambda: pool.embed(["short", long], models[0]), mpool.Timeout)
-    monkeypatch.setattr(native_calls, "SECONDS", 60.0)  # calls that have to end may be slow
+    limit(monkeypatch, 60.0)
     assert pool.embed("short", models[0]).shape and pool.embed(["much " * 5000, "b"], models[0]).shape
     assert pool.health().native_calls["texts"].stuck == 2
 
@@ -192,7 +197,7 @@ def test_a_grammar_that_is_never_compiled(pool: mpool.Pool, models: tuple[Path, 
     bad = {"type": "regex", "regex": "endless"}
     sticks(planted, lambda: pool.generate("a", models[1], response_format=bad, timeout=0.3))
     ends(lambda: pool.generate("a", models[1], response_format=bad), mpool.Timeout)
-    monkeypatch.setattr(native_calls, "SECONDS", 60.0)  # calls that have to end may be slow
+    limit(monkeypatch, 60.0)
     assert pool.generate("a", models[1], response_format=FORM, max_tokens=5).text
     assert pool.health().native_calls["grammars"].stuck == 2
 

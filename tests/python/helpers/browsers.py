@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from clientpackages import package
 from docmodels import cross_encoder
 import waiting
 from servers import serving
 
-pytest.importorskip("selenium")
+package("selenium", "browser")
 from selenium import webdriver  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""Packages of the extra ``clients``, which the nightly run has, and libraries of other integrations."""
+"""Packages that only jobs of the nightly run have: clients of servers, and the libraries of the integrations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")
 os.environ.setdefault("ANONYMIZED_TELEMETRY", "False")
 
 
-def package(name: str) -> Any:
-    """Import a package of the extra ``clients``. Skip the test if it is missing, except in the nightly run."""
+def package(name: str, extra: str = "clients") -> Any:
+    """Import a package of an extra. Skip the test if it is missing, except in the nightly job of the extra."""
     return importlib.import_module(name) if os.environ.get("MPOOL_CLIENT_TESTS") else pytest.importorskip(
-        name, reason=f"needs {name.partition('.')[0]}: pip install '.[clients]' in an environment of its own")
+        name, reason=f"needs {name.partition('.')[0]}: pip install '.[{extra}]' in an environment of its own")

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import mpool
+import integrationexamples
 from clientpackages import package
 
-package("chromadb")
+package("chromadb", "chroma")
 
 import chromadb  # noqa: E402
 from chromadb.api.shared_system_client import SharedSystemClient  # noqa: E402
@@ -94,3 +95,8 @@ def test_errors(bert: Path) -> None:
         MpoolEmbeddingFunction("all-MiniLM-L6-v9")(["x"])
     with pytest.raises(mpool.InvalidArgument, match="dimension"):
         MpoolEmbeddingFunction(bert, {"dimension": 3})(["x"])
+
+
+@pytest.mark.builds
+def test_examples(tmp_path: Path) -> None:
+    integrationexamples.check("chroma", "chromadb", tmp_path)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import mpool
+import integrationexamples
 from clientpackages import package
 
-package("haystack")
+package("haystack", "haystack")
 
 from haystack import Document, Pipeline  # noqa: E402
 from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever  # noqa: E402
@@ -138,3 +139,8 @@ def test_errors(bert: Path) -> None:
         MpoolTextEmbedder("all-MiniLM-L6-v9").run(text="x")
     with pytest.raises(mpool.WrongCapability):
         MpoolRanker(str(bert)).run(query="x", documents=documents())
+
+
+@pytest.mark.builds
+def test_examples(tmp_path: Path) -> None:
+    integrationexamples.check("haystack", "haystack", tmp_path)

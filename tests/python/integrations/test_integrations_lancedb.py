@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import mpool
+import integrationexamples
 from clientpackages import package
 
-package("lancedb")
+package("lancedb", "lancedb")
 
 import lancedb  # noqa: E402
 import pyarrow  # noqa: E402
@@ -118,3 +119,8 @@ def test_errors(bert: Path) -> None:
     with pytest.raises(ValueError, match="relevance"):
         MpoolReranker(return_score="none")
     assert str(MpoolReranker(bert)) == f"MpoolReranker(model={bert})"
+
+
+@pytest.mark.builds
+def test_examples(tmp_path: Path) -> None:
+    integrationexamples.check("lancedb", "lancedb", tmp_path)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import mpool
+import integrationexamples
+from clientpackages import package
 
-pytest.importorskip("langchain_core")
-pytest.importorskip("langchain_tests")
+package("langchain_tests", "langchain_tests")
 
 from langchain_core.exceptions import OutputParserException  # noqa: E402
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage  # noqa: E402
@@ -437,3 +438,8 @@ def test_tools_without_a_description() -> None:
     bound: Any = ChatMpool(model="x").bind_tools([Place, documented])
     first, second = (tool["function"] for tool in bound.kwargs["tools"])
     assert "description" not in first and second["description"] == "Say a name."
+
+
+@pytest.mark.builds
+def test_examples(tmp_path: Path) -> None:
+    integrationexamples.check("langchain", "langchain_core", tmp_path)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import mpool
+import integrationexamples
 from clientpackages import package
 
-package("llama_index.core")
+package("llama_index.core", "llama_index")
 
 from llama_index.core import Settings, StorageContext, VectorStoreIndex, load_index_from_storage  # noqa: E402
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: E402
@@ -154,3 +155,8 @@ def test_errors(bert: Path) -> None:
         MpoolEmbedding(model=str(bert), options={"dimension": 3}).get_query_embedding("x")
     with pytest.raises(mpool.WrongCapability):
         MpoolRerank(model=str(bert)).postprocess_nodes([NodeWithScore(node=nodes()[0])], query_str="x")
+
+
+@pytest.mark.builds
+def test_examples(tmp_path: Path) -> None:
+    integrationexamples.check("llama_index", "llama_index", tmp_path)

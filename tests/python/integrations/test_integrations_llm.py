@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 import mpool
+import integrationexamples
+from clientpackages import package
 
-llm = pytest.importorskip("llm")
+llm = package("llm", "llm")
 
 import click.testing  # noqa: E402
 from llm.cli import cli  # noqa: E402
@@ -176,3 +178,8 @@ def test_errors(run: RunCommand) -> None:
         llm.get_model("mpool/small").prompt("A cat?", temperature=-1).text()
     with pytest.raises(ValueError, match="does not support attachments"):
         llm.get_model("mpool/small").prompt("?", attachments=[llm.Attachment(content=b"x", type="image/png")]).text()
+
+
+@pytest.mark.builds
+def test_examples(tmp_path: Path) -> None:
+    integrationexamples.check("llm", "llm", tmp_path)

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import mpool
+import integrationexamples
+from clientpackages import package
 
-pytest.importorskip("sklearn")
+package("sklearn", "sklearn")
 
 from sklearn.base import clone  # noqa: E402
 from sklearn.compose import ColumnTransformer  # noqa: E402
@@ -165,3 +167,8 @@ def test_defaults_are_those_of_embed() -> None:
     parameters = inspect.signature(EmbeddingTransformer).parameters
     own, wanted = {name: one.default for name, one in parameters.items() if name != "model"}, EmbedOptions()
     assert own == {name: getattr(wanted, name) for name in own} and parameters["model"].default is None
+
+
+@pytest.mark.builds
+def test_examples(tmp_path: Path) -> None:
+    integrationexamples.check("sklearn", "sklearn", tmp_path)

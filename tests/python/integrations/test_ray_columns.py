@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("ray.data")
+from clientpackages import package
+
+package("ray.data", "ray")
 
 import mpool  # noqa: E402
 

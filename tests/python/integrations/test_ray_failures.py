@@ -27,7 +27,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray.serve")
+from clientpackages import package
+
+package("ray.serve", "ray")
 httpx = pytest.importorskip("httpx")
 
 from mpool.integrations.ray import proxy  # noqa: E402

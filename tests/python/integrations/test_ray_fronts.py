@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray.serve")
+from clientpackages import package
+
+package("ray.serve", "ray")
 httpx = pytest.importorskip("httpx")
 
 from ray.exceptions import (  # noqa: E402

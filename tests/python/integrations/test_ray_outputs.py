@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("ray.serve")
+from clientpackages import package
+
+package("ray.serve", "ray")
 httpx = pytest.importorskip("httpx")
 
 import mpool  # noqa: E402

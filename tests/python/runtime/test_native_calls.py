@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import signal
 import threading
@@ -26,20 +27,18 @@ from waiting import until
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ThreadGroup]]:
     """Makes groups that are forgotten at the end. A call whose caller left counts as stuck soon; the limit of a call
     without progress is far above what the calls of these tests need on a loaded machine."""
-    monkeypatch.setattr(native_calls, "SECONDS", 60.0)
-    monkeypatch.setattr(native_calls, "LEFT_SECONDS", 0.05)
+    monkeypatch.setattr(native_calls, "SOON", 0.05)
     monkeypatch.setattr(native_calls, "SPARE", 2)
     monkeypatch.setattr(native_calls, "_TICK", 0.02)
     monkeypatch.setattr(native_calls, "_groups", {})
     monkeypatch.setattr(native_calls, "_reports", {})
-    yield lambda threads=1, limited=True: ThreadGroup("test", "test calls", threads, limited)
+    yield lambda threads=1, seconds=60.0: ThreadGroup("test", "test calls", threads, seconds)
 
 
 @pytest.fixture
-def impatient(group: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def impatient(group: Any) -> Any:
     """Makes groups whose calls are abandoned soon. A call that has to end itself needs another limit."""
-    monkeypatch.setattr(native_calls, "SECONDS", 0.3)
-    return group
+    return lambda threads: group(threads, 0.3)
 
 
 class Gate:
@@ -111,11 +110,11 @@ def test_the_state_counts_a_call_whose_caller_left(group: Any) -> None:
     until(lambda: threads.status().stuck == 0)
 
 
-def test_a_call_without_progress_is_abandoned(impatient: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_without_progress_is_abandoned(impatient: Any) -> None:
     threads, gate = impatient(1), Gate()
     with pytest.raises(Timeout, match="no progress for 0.3 s"):
         threads.run(gate)
-    monkeypatch.setattr(native_calls, "SECONDS", 60.0)
+    threads.seconds = 60.0
     found = threads.status()
     assert found.stuck == 1 and found.starved and "beyond" in native_calls.reasons({"test": found})[0]
     assert threads.run(divmod, 7, 2) == (3, 1), "another thread replaces the stuck one"
@@ -125,10 +124,9 @@ def test_a_call_without_progress_is_abandoned(impatient: Any, monkeypatch: pytes
     assert threads.status().stuck == 0 and threads.run(divmod, 7, 2) == (3, 1)
 
 
-def test_progress_renews_the_limit(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_renews_the_limit(group: Any) -> None:
     """The call takes twice the limit, in parts of a hundredth of it."""
-    monkeypatch.setattr(native_calls, "SECONDS", 1.0)
-    threads, ended = group(1), []
+    threads, ended = group(1, 1.0), []
 
     def parts(seconds: float) -> str:
         end = time.monotonic() + seconds
@@ -145,12 +143,12 @@ def test_progress_renews_the_limit(group: Any, monkeypatch: pytest.MonkeyPatch) 
     assert ended == [2.0]
 
 
-def test_refused_when_all_threads_are_stuck(impatient: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_when_all_threads_are_stuck(impatient: Any) -> None:
     threads, gate = impatient(1), Gate()
     for _ in range(3):  # one thread and two replacements
         with pytest.raises(Timeout):
             threads.run(gate)
-    monkeypatch.setattr(native_calls, "SECONDS", 60.0)
+    threads.seconds = 60.0
     with pytest.raises(Overloaded, match="all 3 threads"):
         threads.run(divmod, 7, 2)
     assert threads.status().threads == 3
@@ -224,8 +222,8 @@ def test_the_collector_ends_a_waiting_coroutine_within_a_section(group: Any, mon
         gc.enable()
 
 
-def test_coordinating_groups_have_no_limit(impatient: Any) -> None:
-    threads, gate = impatient(1, limited=False), Gate()
+def test_coordinating_groups_have_no_limit(group: Any) -> None:
+    threads, gate = group(1, math.inf), Gate()
     caller = threading.Thread(target=threads.run, args=(gate,))
     caller.start()
     assert gate.entered.acquire(timeout=10)

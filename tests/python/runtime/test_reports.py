@@ -34,7 +34,7 @@ def host(*rows: dict[str, Any], closed: bool = False, **stats: Any) -> Any:
     """A pool with these entries."""
     numbers = {"memory_used": 30, "memory_limit": 100, "pressure": "low", "bytes_by_tag": {"kv": 21, "misc": 22}}
     numbers |= {name: 1000 + at for at, (name, _) in enumerate(_core.metrics())}
-    numbers |= {metrics.FORMER.get(name, name): 2000 + at for at, name in enumerate(metrics.GAUGES)
+    numbers |= {name: 2000 + at for at, name in enumerate(metrics.GAUGES)
                 if name not in ("memory_used", "memory_limit")}
     numbers |= stats
     registry = SimpleNamespace(entries=lambda: list(rows), stats=lambda: dict(numbers))
@@ -196,8 +196,6 @@ def test_every_metric_has_its_own_value() -> None:
         name: value for name, value in plain.items() if name != "bytes_by_tag"} | {
         "events_dropped": found["events_dropped"], "memory_pressure": found["memory_pressure"]}
     assert found["bytes_by_kind"] == plain["bytes_by_tag"] and "bytes_by_tag" not in found
-    for former, name in (metrics.FORMER | metrics.FORMER_COUNTERS).items():
-        assert found[former] == found[name] and former != name
     assert found["queue_depths"] == {name: {"text_embedding": 6, "vision": 60}.get(name, 0) for name in pool.pools}
     model = found["models"]["a"]
     for name in (*metrics.MODEL_GAUGES, *metrics.MODEL_COUNTERS):
@@ -217,8 +215,6 @@ def test_every_metric_has_its_own_value() -> None:
               for family in text_string_to_metric_families(prometheus.prometheus(pool)) for one in family.samples}
     for name, _ in _core.metrics():
         assert series[f"mpool_{name}_total",] == plain[name]
-    for former, name in metrics.FORMER_COUNTERS.items():
-        assert series[f"mpool_{former}_total",] == plain[name]
     for name in metrics.GAUGES:
         assert series[f"mpool_{name}",] == found[name]
     labels = ("capability", "text_embedding"), ("model", "a")
@@ -277,7 +273,7 @@ def test_statistics_of_a_pool_without_a_registry() -> None:
     assert {value for name, value in found.items() if name not in ("pressure", "bytes_by_tag")} == {0}
     assert found["pressure"] == "low" and found["bytes_by_tag"] == {}
     assert set(found) == {*(name for name, _ in _core.metrics()), "pressure", "bytes_by_tag",
-                          *(metrics.FORMER.get(name, name) for name in metrics.GAUGES)}
+                          *metrics.GAUGES}
     assert metrics.collect(closed)["models"] == {} and metrics.sample(closed) == ({}, [])
     used = host(row(), total_requests=77)
     unused = SimpleNamespace(_registry=None, _closed=False, registry=used.registry)

@@ -1,4 +1,4 @@
-"""Lines of curl out of documentation, verbatim but for the address and for pictures. The models have the names that the
+"""Lines of curl out of documentation, verbatim but for the address and for images. The models have the names that the
 lines use.
 
 Sources: Ollama's lines are those of ``docs/api.md`` of ollama/ollama at commit 948f6933 of 2026-08-11, but for
@@ -355,12 +355,12 @@ def test_version_of_ollama(server: Any) -> None:
 
 
 def test_images_of_ollama() -> None:
-    """The lines of the documentation with another picture: that of the model's kind."""
+    """The lines of the documentation with another image: that of the model's kind."""
     data = (Path(mpool.__file__).parent / "demo_models" / "images" / "7.png").read_bytes()
     lines = ("""
 curl http://localhost:11434/api/generate -d '{
   "model": "llava",
-  "prompt":"What is in this picture?",
+  "prompt":"What is in this image?",
   "stream": false,
   "images": ["PICTURE"]
 }'""", """

