@@ -48,8 +48,8 @@ void mp_mutex_init(mp_mutex *mutex);
 void mp_mutex_deinit(mp_mutex *mutex);
 void mp_mutex_lock(mp_mutex *mutex);
 void mp_mutex_unlock(mp_mutex *mutex);
-/* mp_assert_held(mutex) and mp_assert_not_held(mutex) check that the calling thread holds the lock, or that it does not.
- * Empty in a build without MP_SEAM. */
+/* mp_assert_held(mutex) and mp_assert_not_held(mutex) check that the calling thread holds the lock, or does not. Empty in
+ * a build without MP_SEAM. */
 #ifndef MP_SEAM
 #define mp_assert_held(mutex) ((void)sizeof(mutex))
 #define mp_assert_not_held(mutex) ((void)sizeof(mutex))

@@ -195,7 +195,7 @@ static void wait_for_work(mp_worker *w, uint64_t until_ns) {
     mp_services *services = entry->services;
     if (w->state == MP_WORKER_PROCESSING)
         mp_worker_set_state(w, MP_WORKER_IDLE);
-    if (w->memory == MP_MEMORY_ASKED) { /* stays so until the caches are free: until then, their bytes count as being freed */
+    if (w->memory == MP_MEMORY_ASKED) { /* stays so until the caches are free: their bytes count as being freed */
         mp_mutex_unlock(&entry->lock);
         w->engine->ops->trim(w->engine);
         uint64_t held = mp_worker_bytes(w);

@@ -68,7 +68,7 @@ void mp_watch_reset(mp_watch *watch, uint64_t now_ns);
 /* Returns true if `beat` has not changed for `limit_ns`. */
 bool mp_watch_check(mp_watch *watch, uint64_t beat, uint64_t now_ns, uint64_t limit_ns);
 
-/* What a worker knows of a shortage of memory.
+/* A worker records what it knows of a shortage of memory.
  *
  *   AMPLE -> ASKED             another model needs memory (mp_entry_trim)
  *   AMPLE or ASKED -> TRIMMED  it has freed its caches: it was asked, or its own request found no memory

@@ -204,7 +204,8 @@ MP_TEST(registry_info_of_evictions) {
         {MP_WORKER_IDLE, NONE, .bytes = MODEL + HELD + 1, .caches = HELD},
         {MP_WORKER_READY, MP_WORKER_IDLE, .bytes = MODEL + 2 * HELD + 1, .caches = 2 * HELD},
         {MP_WORKER_IDLE, NONE, .memory = MP_MEMORY_ASKED, .bytes = MODEL + HELD + 1, .trimming = HELD},
-        {MP_WORKER_IDLE, MP_WORKER_IDLE, .memory = MP_MEMORY_ASKED, .bytes = MODEL + 2 * HELD + 1, .caches = HELD, .trimming = HELD},
+        {MP_WORKER_IDLE, MP_WORKER_IDLE, .memory = MP_MEMORY_ASKED, .bytes = MODEL + 2 * HELD + 1, .caches = HELD,
+         .trimming = HELD},
         {MP_WORKER_IDLE, NONE, .memory = MP_MEMORY_TRIMMED, .bytes = MODEL + HELD + 1},
         {MP_WORKER_IDLE, NONE, .pinned = true, .caches = HELD},
         /* the workers become idle soon: the memory is coming */

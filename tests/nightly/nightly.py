@@ -162,7 +162,7 @@ def run(name: str, part: str) -> dict[str, Any]:
             try:
                 python = install(job, out / "venv")
             except subprocess.CalledProcessError as error:
-                found = {"counts": {}, "skipped": {}, "slowest": [],
+                found: dict[str, Any] = {"counts": {}, "skipped": {}, "slowest": [],
                          "failures": [{"test": name, "message": f"pip install '.[{job.extra}]': exit code "
                                                                 f"{error.returncode}"}]}
                 return record(part, found, commit(), began, time.time() - began, variables(job))
