@@ -48,7 +48,7 @@ void mp_mutex_init(mp_mutex *mutex);
 void mp_mutex_deinit(mp_mutex *mutex);
 void mp_mutex_lock(mp_mutex *mutex);
 void mp_mutex_unlock(mp_mutex *mutex);
-/* mp_assert_held(mutex) and mp_assert_not_held(mutex) check that the calling thread holds the lock, or does not. Empty in
+/* mp_assert_held(mutex) and mp_assert_not_held(mutex) check that the calling thread holds the lock, or not. Empty in
  * a build without MP_SEAM. */
 #ifndef MP_SEAM
 #define mp_assert_held(mutex) ((void)sizeof(mutex))
