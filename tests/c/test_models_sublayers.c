@@ -190,3 +190,28 @@ MP_TEST(models_sublayers_any_composition_equals_the_reference) {
         check(true, threads);
     }
 }
+
+/* A sublayer norms the output of one block. Experts add up their outputs in the residual sum, so they have no such
+ * norm. */
+MP_TEST(models_sublayers_refuse_a_norm_of_experts) {
+    static const mp_dtype types[] = {MP_F32};
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_error error;
+    mp_team *team;
+    mp_lease lease;
+    mp_loader loader;
+    mp_model *model = NULL;
+    mp_spec *spec = tiny_decoder_spec_as(&(tiny_kind){.arch = "gemma2", .output_norms = true, .experts = 5}, types, 1,
+                                         92, -1);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    MP_CHECK_OK(mp_team_create(0, &team, &error), &error);
+    mp_team_lease(team, 1, &lease);
+    MP_CHECK_OK(mp_model_loader(spec, MP_COMPUTE_F32, &loader, &error), &error);
+    MP_CHECK_STATUS(loader.ops->load(loader.self, &lease, &budget, NULL, &model, &error), MP_UNSUPPORTED, &error);
+    MP_CHECK_INT(budget.used, 0);
+    loader.ops->destroy(loader.self);
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+    mp_spec_unpin(spec);
+}
