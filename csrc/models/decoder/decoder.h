@@ -31,6 +31,7 @@ typedef struct mp_decoder {
     int32_t hidden, heads, kv_heads, head_dim, layer_count, vocab, context;
     int32_t value_dim;    /* components of a head's value (head_dim: of a head's query and key); in the KV cache and in
                            * attention, the rows of values are padded to kv.v_dim */
+    int32_t scored;       /* components of a head's query as trained: attention_scale is 1 / sqrt(scored) by default */
     int32_t rotated_from; /* the first component of a head that is rotated */
     int32_t groups;       /* attention groups; the heads of a group share one KV head */
     int32_t dense_ffn, shared_ffn; /* width in layers without experts; width of the shared expert (0: none) */

@@ -34,19 +34,18 @@ static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *er
                             (long long)heads);
     model->heads = (int32_t)heads;
     model->kv_heads = model->groups = (int32_t)kv_heads;
-    model->head_dim = model->value_dim = (int32_t)key;
+    model->head_dim = model->value_dim = model->scored = (int32_t)key;
     return MP_OK;
 }
 
 /* Reads the scale factors of some families, and the soft caps of scores and logits. */
 static mp_status read_scales(mp_decoder *model, const mp_spec *spec, mp_error *error) {
-    int32_t query = model->latent.rank > 0 ? model->latent.plain + model->latent.rotated : model->head_dim;
     const struct {
         const char *key;
         float *scale;
         double low, otherwise;
     } scales[] = {
-        {"mpool.attention_scale", &model->attention_scale, 1e-9, (double)(1 / sqrtf((float)query))},
+        {"mpool.attention_scale", &model->attention_scale, 1e-9, (double)(1 / sqrtf((float)model->scored))},
         {"mpool.embedding_scale", &model->embedding_scale, 1e-9, 1},
         {"mpool.residual_scale", &model->residual_scale, 1e-9, 1},
         {"mpool.output_scale", &model->output_scale, 1e-9, 1},

@@ -42,6 +42,7 @@ mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *er
     while (heads % model->groups || heads / model->groups > MP_ATTN_ROWS)
         model->groups++;
     model->head_dim = (int32_t)(rank + rotated);
+    model->scored = (int32_t)key;
     model->value_dim = (int32_t)rank;
     model->rotated_from = (int32_t)rank;
     return MP_OK;
