@@ -11,6 +11,7 @@ enum { DIM = 16, HIDDEN = 24, MAX_HEADS = 6, LIMIT = 1024 };
 typedef struct balanced {
     mp_decoder model;
     mp_decoder_layer layers[3];
+    mp_mixer mixers[3]; /* one of each layer */
     int group;
     float q_rows[MAX_HEADS * DIM][HIDDEN], k_rows[MAX_HEADS * DIM][HIDDEN]; /* the projections */
     float bias[3 * MAX_HEADS * DIM], norm[HIDDEN], q_norm[DIM], k_norm[DIM];
@@ -23,16 +24,21 @@ static void make(balanced *b, int kv, int queries) {
     b->group = queries;
     b->model = (mp_decoder){.hidden = HIDDEN, .heads = kv * queries, .kv_heads = kv, .groups = kv, .head_dim = DIM,
                             .value_dim = DIM, .layer_count = 1, .layers = b->layers, .rope = {{.dim = DIM}}};
-    b->layers[0].rope = -1;
+    for (int i = 0; i < 3; i++) {
+        b->mixers[i].ops = &mp_mixer_attention;
+        b->layers[i].count = b->layers[i].sublayer[0].mixers = 1;
+        b->layers[i].sublayer[0].mixer[0] = &b->mixers[i];
+    }
+    b->mixers[0].attention.rope = -1;
 }
 
-static void set_biases(balanced *b) { b->layers[0].qkv.bias = b->bias; }
+static void set_biases(balanced *b) { b->mixers[0].attention.qkv.bias = b->bias; }
 static float *q_bias(balanced *b, int head) { return b->bias + head * DIM; }
 static float *k_bias(balanced *b, int head) { return b->bias + (b->model.heads + head) * DIM; }
 
 static void set_norms(balanced *b) {
-    b->layers[0].q_norm = (mp_norm){.weight = b->q_norm, .n = DIM, .root = true};
-    b->layers[0].k_norm = (mp_norm){.weight = b->k_norm, .n = DIM, .root = true};
+    b->mixers[0].attention.q_norm = (mp_norm){.weight = b->q_norm, .n = DIM, .root = true};
+    b->mixers[0].attention.k_norm = (mp_norm){.weight = b->k_norm, .n = DIM, .root = true};
 }
 
 static void pack(mp_wmat *w, float (*rows)[HIDDEN], int count) {
@@ -49,13 +55,13 @@ static void pack(mp_wmat *w, float (*rows)[HIDDEN], int count) {
  * each component. */
 static void compute(balanced *b, const int *pairs, float (*factors)[DIM]) {
     mp_error error;
-    mp_linear *qkv = &b->layers[0].qkv;
+    mp_linear *qkv = &b->mixers[0].attention.qkv;
     qkv->parts = 2;
     pack(&qkv->w[0], b->q_rows, b->model.heads * DIM);
     pack(&qkv->w[1], b->k_rows, b->model.kv_heads * DIM);
     MP_CHECK_OK(mp_decoder_balance(&b->model, &error), &error);
-    MP_CHECK(b->layers[0].balance);
-    memcpy(factors, b->layers[0].balance, (size_t)b->model.kv_heads * sizeof *factors);
+    MP_CHECK(b->mixers[0].attention.balance);
+    memcpy(factors, b->mixers[0].attention.balance, (size_t)b->model.kv_heads * sizeof *factors);
     for (int h = 0; h < b->model.kv_heads; h++)
         for (int i = 0; i < DIM; i++) {
             MP_CHECK(factors[h][i] >= 1.0f / LIMIT && factors[h][i] <= LIMIT); /* NaN fails */
@@ -64,7 +70,7 @@ static void compute(balanced *b, const int *pairs, float (*factors)[DIM]) {
     mp_free(qkv->w[0].data);
     mp_free(qkv->w[1].data);
     mp_free(b->model.balance);
-    b->model.balance = b->layers[0].balance = NULL;
+    b->model.balance = b->mixers[0].attention.balance = NULL;
 }
 
 static void fill(float *values, int count, float value) {
@@ -92,7 +98,7 @@ MP_TEST(models_balance_of_rows) {
         for (int k = 0; k < HIDDEN; k++)
             b.norm[k] = k % 2 ? 3 : 0;
         if (normed)
-            b.layers[0].attention_norm = (mp_norm){.weight = b.norm, .n = HIDDEN, .root = true};
+            b.layers[0].sublayer[0].norm = (mp_norm){.weight = b.norm, .n = HIDDEN, .root = true};
         compute(&b, NULL, factors);
         const double rest = HIDDEN * 7.5 * (normed ? 4.5 : 1); /* the queries of head 0: mean square of a row */
         for (int i = 0; i < DIM; i++) {
@@ -120,7 +126,7 @@ MP_TEST(models_balance_of_norms) {
     for (int h = 0; h < 3; h++)
         for (int i = 0; i < DIM; i++)
             MP_CHECK_NEAR(factors[h][i], sqrt((i % 5 ? 4.0 : 60.0) / (1 + i % 3)), 1e-5);
-    b.layers[0].qkv.bias = NULL; /* as most models with such norms */
+    b.mixers[0].attention.qkv.bias = NULL; /* as most models with such norms */
     float again[MAX_HEADS][DIM];
     compute(&b, NULL, again);
     MP_CHECK(memcmp(factors, again, 3 * sizeof *factors) == 0);
@@ -150,7 +156,7 @@ static void rotate(const balanced *b, int64_t position, float *x) {
     static const mp_norm none;
     float angles[DIM];
     mp_rope_row(rope, position, angles);
-    mp_attention_place(&none, b->layers[0].rope < 0 ? NULL : rope, angles, b->model.rotated_from, 1, DIM, x);
+    mp_attention_place(&none, b->mixers[0].attention.rope < 0 ? NULL : rope, angles, b->model.rotated_from, 1, DIM, x);
 }
 
 /* The components that a rotation mixes share a factor, from the mean square of both. So factors commute with the
@@ -167,7 +173,7 @@ MP_TEST(models_balance_of_rotary_pairs) {
             const int *pairs = rotations[r].pairs;
             make(&b, 1, 1);
             b.model.rotated_from = rotations[r].from;
-            b.layers[0].rope = rotations[r].rope;
+            b.mixers[0].attention.rope = rotations[r].rope;
             const mp_rope like = {.dim = rotations[r].dim, .neox = rotations[r].neox};
             MP_CHECK_OK(mp_rope_init_plain(&b.model.rope[0], &like, 100, &error), &error);
             set_biases(&b);

@@ -60,9 +60,9 @@ MP_TEST(models_decoder_layers_have_rotary_tables) {
                                                        .output_norms = true, .scaled = true}, floats, 1, 54, -1),
               MP_COMPUTE_F32, 1);
     const mp_decoder *model = (const mp_decoder *)tiny.model;
-    MP_CHECK_INT(model->layers[0].rope, 1);
-    MP_CHECK_INT(model->layers[1].rope, 0);
-    MP_CHECK_INT(model->layers[2].rope, -1);
+    MP_CHECK_INT(model->layers[0].sublayer[0].mixer[0]->attention.rope, 1);
+    MP_CHECK_INT(model->layers[1].sublayer[0].mixer[0]->attention.rope, 0);
+    MP_CHECK_INT(model->layers[2].sublayer[0].mixer[0]->attention.rope, -1);
     tiny_unload(&tiny);
 }
 

@@ -244,7 +244,7 @@ MP_TEST(models_expert_reads_ask_ahead) {
     const uint64_t expected = run(&tiny, PROMPT);
     int first = 0;
     for (int l = 0; l < TINY_LAYERS; l++) {
-        const mp_experts *experts = &decoder->layers[l].experts;
+        const mp_experts *experts = &mp_layer_ffn(&decoder->layers[l], 0)->experts;
         const mp_expert_matrix *parts[] = {&experts->gate, &experts->up, &experts->down};
         for (int e = 0; e < EXPERTS; e++)
             for (int p = 0; p < 3; p++) {
@@ -358,7 +358,7 @@ MP_TEST(models_expert_reads_of_tokens) {
     atomic_store(&faulting, 1);
     for (int i = 0; i < 20; i++) { /* as after a load: no use counts */
         for (int l = 0; l < TINY_LAYERS; l++)
-            memset((void *)decoder->layers[l].experts.uses->seen, 0, EXPERTS);
+            memset((void *)mp_layer_ffn(&decoder->layers[l], 0)->experts.uses->seen, 0, EXPERTS);
         const uint32_t uses = atomic_load(&decoder->expert_reads.uses);
         run(&tiny, 1 + i);
         if (i == 0)

@@ -259,8 +259,9 @@ static uint64_t bytes_of_linears(mp_spec *(*make)(void)) {
     const mp_decoder *decoder = (const mp_decoder *)tiny.model;
     uint64_t bytes = mp_wmat_bytes(&decoder->head.w[0]);
     for (int l = 0; l < decoder->layer_count; l++) {
-        const mp_linear *linears[] = {&decoder->layers[l].qkv, &decoder->layers[l].out, &decoder->layers[l].gate_up,
-                                      &decoder->layers[l].down};
+        const mp_mixer *mixer = mp_layer_mixer(&decoder->layers[l], 0, NULL);
+        const mp_mlp *mlp = &mp_layer_ffn(&decoder->layers[l], 0)->mlp;
+        const mp_linear *linears[] = {&mixer->attention.qkv, &mixer->out, &mlp->up, &mlp->down};
         for (int i = 0; i < 4; i++)
             for (int p = 0; p < linears[i]->parts; p++)
                 bytes += mp_wmat_bytes(&linears[i]->w[p]);

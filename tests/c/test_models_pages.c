@@ -160,7 +160,7 @@ MP_TEST(models_pages_of_kept_experts_are_released) {
     const mp_decoder *model = (const mp_decoder *)tiny.model;
     for (int l = 0; l < TINY_LAYERS; l++)
         for (int e = 0; e < 6; e++) {
-            const mp_expert_matrix *matrix = &model->layers[l].experts.up;
+            const mp_expert_matrix *matrix = &mp_layer_ffn(&model->layers[l], 0)->experts.up;
             const size_t from = (size_t)(matrix->tensors[e].data - file_data), end = from + matrix->tensors[e].nbytes;
             if (atomic_load(&matrix->packed->left[e]) > 0)
                 continue;

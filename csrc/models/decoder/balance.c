@@ -20,20 +20,19 @@ enum {
 
 /* Returns the component that the rotary embedding turns together with component i of a head; i itself if it is not
  * rotated. */
-static int partner(const mp_decoder *model, const mp_decoder_layer *layer, int i) {
+static int partner(const mp_decoder *model, const mp_paged_attention *attention, int i) {
     const mp_rope *rope = &model->rope[0];
     const int at = i - model->rotated_from;
-    if (layer->rope < 0 || at < 0 || at >= rope->dim)
+    if (attention->rope < 0 || at < 0 || at >= rope->dim)
         return i;
     return model->rotated_from + (rope->neox ? (at + rope->dim / 2) % rope->dim : at ^ 1);
 }
 
 /* Returns the mean square of the outputs of rows [first, first + rows) of a part of the projection, without the bias.
- * The inputs are as the layer's norm leaves them: of mean square 1, times its weights. Reads a few of the rows. */
-static double output_square(const mp_decoder_layer *layer, int part, int first, int rows, float *row) {
-    const mp_linear *qkv = &layer->qkv;
+ * The inputs are as the sublayer's norm leaves them: of mean square 1, times its weights `norm`. Reads a few of the
+ * rows. */
+static double output_square(const mp_linear *qkv, const float *norm, int part, int first, int rows, float *row) {
     const mp_wmat *w = &qkv->w[part];
-    const float *norm = layer->attention_norm.weight;
     double sum = 0;
     for (int i = 0; i < SAMPLES; i++) {
         const int n = first + i * rows / SAMPLES;
@@ -51,12 +50,12 @@ static double output_square(const mp_decoder_layer *layer, int part, int first, 
 
 /* Writes the squared sizes of the components of a head, mean over `heads` heads and over the two components of a
  * rotary pair. vectors: [heads, head_dim] biases or weights of norms, `stride` apart. */
-static void measure(const mp_decoder *model, const mp_decoder_layer *layer, const float *vectors, int heads, int stride,
-                    float *squares) {
+static void measure(const mp_decoder *model, const mp_paged_attention *attention, const float *vectors, int heads,
+                    int stride, float *squares) {
     for (int i = 0; i < model->head_dim; i++) {
         float sum = 0;
         for (int h = 0; h < heads; h++) {
-            const float x = vectors[h * stride + i], y = vectors[h * stride + partner(model, layer, i)];
+            const float x = vectors[h * stride + i], y = vectors[h * stride + partner(model, attention, i)];
             sum += x * x + y * y;
         }
         squares[i] = sum / (float)(2 * heads);
@@ -64,18 +63,20 @@ static void measure(const mp_decoder *model, const mp_decoder_layer *layer, cons
 }
 
 /* Writes the factors of one KV head and of its query heads. row: [hidden] scratch. */
-static void balance_head(const mp_decoder *model, const mp_decoder_layer *layer, int head, float *row, float *factors) {
+static void balance_head(const mp_decoder *model, const mp_paged_attention *attention, const float *norm, int head,
+                         float *row, float *factors) {
     const int d = model->head_dim, group = model->heads / model->kv_heads;
     double q_rest = 0, k_rest = 0; /* squared sizes without the biases */
     float q[MP_HEAD_MAX], k[MP_HEAD_MAX];
-    if (layer->k_norm.weight) {
-        measure(model, layer, layer->q_norm.weight, 1, 0, q);
-        measure(model, layer, layer->k_norm.weight, 1, 0, k);
+    if (attention->k_norm.weight) {
+        measure(model, attention, attention->q_norm.weight, 1, 0, q);
+        measure(model, attention, attention->k_norm.weight, 1, 0, k);
     } else {
-        measure(model, layer, layer->qkv.bias + head * group * d, group, d, q);
-        measure(model, layer, layer->qkv.bias + (model->heads + head) * d, 1, 0, k);
-        q_rest = output_square(layer, 0, head * group * d, group * d, row);
-        k_rest = output_square(layer, 1, head * d, d, row);
+        const mp_linear *qkv = &attention->qkv;
+        measure(model, attention, qkv->bias + head * group * d, group, d, q);
+        measure(model, attention, qkv->bias + (model->heads + head) * d, 1, 0, k);
+        q_rest = output_square(qkv, norm, 0, head * group * d, group * d, row);
+        k_rest = output_square(qkv, norm, 1, head * d, d, row);
     }
     for (int i = 0; i < d; i++) {
         const float factor = sqrtf(sqrtf((k[i] + (float)k_rest) / (q[i] + (float)q_rest)));
@@ -84,31 +85,36 @@ static void balance_head(const mp_decoder *model, const mp_decoder_layer *layer,
     }
 }
 
-/* Returns true if a layer has factors. Without biases and norms, all components of a head would have the same factor,
+/* Returns true if a mixer has factors. Without biases and norms, all components of a head would have the same factor,
  * which changes no ratio to the largest of them. */
-static bool has_factors(const mp_decoder_layer *layer) { return layer->qkv.bias || layer->k_norm.weight; }
+static bool has_factors(const mp_mixer *mixer) {
+    return mixer->ops->balances && (mixer->attention.qkv.bias || mixer->attention.k_norm.weight);
+}
 
 mp_status mp_decoder_balance(mp_decoder *model, mp_error *error) {
-    const size_t per_layer = (size_t)model->kv_heads * (size_t)model->head_dim;
-    size_t layers = 0; /* with factors */
-    for (int i = 0; i < model->layer_count && model->latent.rank == 0; i++)
-        layers += has_factors(&model->layers[i]);
-    if (layers == 0)
+    const size_t per_mixer = (size_t)model->kv_heads * (size_t)model->head_dim;
+    size_t mixers = 0; /* with factors */
+    mp_mixer *mixer;
+    mp_sublayer *sub;
+    for (int i = 0; i < model->layer_count; i++)
+        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
+            mixers += has_factors(mixer);
+    if (mixers == 0)
         return MP_OK;
-    model->balance = mp_alloc_array(layers * per_layer, sizeof *model->balance, MP_TAG_WEIGHTS);
+    model->balance = mp_alloc_array(mixers * per_mixer, sizeof *model->balance, MP_TAG_WEIGHTS);
     if (!model->balance)
-        return mp_fail_memory(error, (uint64_t)layers * per_layer * sizeof *model->balance, "the factors of keys");
+        return mp_fail_memory(error, (uint64_t)mixers * per_mixer * sizeof *model->balance, "the factors of keys");
     float *row = mp_alloc_array((size_t)model->hidden, sizeof *row, MP_TAG_SCRATCH), *factors = model->balance;
     if (!row)
         return mp_fail_memory(error, (uint64_t)model->hidden * sizeof *row, "a row of weights");
-    for (int i = 0; i < model->layer_count; i++) {
-        mp_decoder_layer *layer = &model->layers[i];
-        if (!has_factors(layer))
-            continue;
-        layer->balance = factors;
-        for (int head = 0; head < model->kv_heads; head++, factors += model->head_dim)
-            balance_head(model, layer, head, row, factors);
-    }
+    for (int i = 0; i < model->layer_count; i++)
+        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, &sub)); m++) {
+            if (!has_factors(mixer))
+                continue;
+            mixer->attention.balance = factors;
+            for (int head = 0; head < model->kv_heads; head++, factors += model->head_dim)
+                balance_head(model, &mixer->attention, sub->norm.weight, head, row, factors);
+        }
     mp_free(row);
     return MP_OK;
 }

@@ -4,11 +4,9 @@
 #define MP_MODELS_DECODER_DECODER_H
 
 #include "models/arch.h"
-#include "models/nn/adapter.h"
-#include "models/nn/experts.h"
-#include "models/nn/attention.h"
-#include "models/nn/mlp.h"
+#include "models/decoder/layer.h"
 #include "models/generation/kv_cache.h"
+#include "models/nn/attention.h"
 
 enum { MP_ROPES = 2, MP_HEAD_MAX = 1024 /* components of a head; latent attention may have more */ };
 
@@ -18,24 +16,6 @@ typedef struct mp_mla { /* sizes of multi-head latent attention (decoder/mla.h);
     int32_t plain, rotated; /* components of a head's query before k_b: not rotated, rotated */
     int32_t value;          /* components of a head's output after v_b */
 } mp_mla;
-
-typedef struct mp_decoder_layer {
-    mp_norm attention_norm, ffn_norm;   /* [hidden] */
-    mp_norm q_norm, k_norm;             /* [head_dim]; skipped if it has no weight */
-    float *balance;                     /* [kv_heads, head_dim] factors on queries, divisors of keys, in a cache of
-                                         * bytes (decoder/balance.c); or NULL */
-    float *sinks;                       /* [heads] attention sinks: scores without a value; or NULL */
-    mp_norm attention_after, ffn_after; /* [hidden] norm of each sublayer's output; skipped if it has no weight */
-    mp_linear qkv, out, gate_up, down;
-    mp_linear q_b, k_b, v_b;      /* latent attention: `qkv` then holds the projections to the latents */
-    mp_norm q_a_norm, kv_a_norm;  /* [q_rank], [rank] */
-    int32_t ffn;                  /* width of gate and up; 0: no dense feed-forward sublayer */
-    bool dense;                   /* the layer has no experts, even if the model has some */
-    mp_experts experts; /* MoE experts, instead of gate_up and down or in addition; count 0: none */
-    int rope;   /* index of the rotary table for queries and keys; -1: no rotation */
-    int window; /* positions that a row sees, its own included; 0 = all */
-    int kv;     /* index of the layer in the KV cache, where the windowed layers come last */
-} mp_decoder_layer;
 
 typedef struct mp_decoder {
     mp_model_base base;
@@ -51,9 +31,9 @@ typedef struct mp_decoder {
     int32_t hidden, heads, kv_heads, head_dim, layer_count, vocab, context;
     int32_t value_dim;    /* components of a head's value (head_dim: of a head's query and key); in the KV cache and in
                            * attention, the rows of values are padded to kv.v_dim */
+    int32_t scored;       /* components of a head's query as trained: attention_scale is 1 / sqrt(scored) by default */
     int32_t rotated_from; /* the first component of a head that is rotated */
     int32_t groups;       /* attention groups; the heads of a group share one KV head */
-    int32_t ffn;          /* largest `ffn` of all layers */
     int32_t dense_ffn, shared_ffn; /* width in layers without experts; width of the shared expert (0: none) */
     int32_t qkv_width;    /* (heads + kv_heads) * head_dim + kv_heads * value_dim */
     mp_mla latent;
@@ -68,8 +48,7 @@ typedef struct mp_decoder {
     float attention_softcap; /* soft cap of attention scores; 0 = none */
     float output_softcap;    /* soft cap of logits, after output_scale; 0 = none */
     float embedding_scale, output_scale;
-    float residual_scale;   /* factor on each sublayer's output, before the norm of that output. The code multiplies the
-                             * input and the bias of the sublayer's last linear layer, with the same result */
+    float residual_scale;   /* `scale` of each sublayer */
     mp_rope rope[MP_ROPES]; /* rotary tables, all with the same `dim` */
     int ropes;              /* number of tables that each row needs, beginning with the first */
     int32_t sections[3]; /* M-RoPE: number of rotary pairs for each of three positions; 0: all pairs use one position */
@@ -80,6 +59,8 @@ typedef struct mp_decoder {
     mp_norm norm;     /* [hidden] before the output */
     mp_linear head;   /* [vocab, hidden] */
     mp_decoder_layer *layers;
+    int last_mixed; /* index of the last layer that has a mixer; -1: none has one */
+    int barriers;   /* about the number of barriers of a pass */
     mp_kv_group kv; /* all windowed layers have the same window */
     struct mp_vision *vision; /* the part that turns images into rows (decoder/images.h), or NULL */
     struct mp_decoder *draft; /* owned draft model (decoder/drafting.h), or NULL */
@@ -130,18 +111,18 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     const mp_decoder *model;
     const mp_kv_cache *cache;
     mp_rows rows;
-    enum { MP_ATTEND_FUSED, MP_ATTEND_TILES, MP_ATTEND_SPLIT } mode; /* see decoder/decoder.c */
+    enum { MP_ATTEND_FUSED, MP_ATTEND_TILES, MP_ATTEND_SPLIT } mode; /* see decoder/attention.h */
     int block_count, block_rows; /* row blocks: decoder/pass.h; the last may have fewer rows */
     mp_attention_unit *units;
     int *thread_units; /* [block_count, threads + 1] first unit of each thread in each block */
     int unit_count, most_blocks;
-    /* x [M, hidden]: the residual sums; cos_sin [M, ropes, dim]. Arrays of the current row block: normed [rows,
-     * hidden]; qkv [rows, qkv_width], at the end the gathered output rows; mixed [rows, heads * value_dim], the output
-     * of attention; inner [rows, 2 ffn]. partials: mp_decoder_partial_floats for each KV block of a unit; split mode
-     * only. */
-    float *x, *normed, *qkv, *mixed, *inner, *cos_sin, *partials;
-    float *latent, *per_head; /* for latent attention: see decoder/mla.h */
-    void *acts, *experts;
+    /* x [M, hidden]: the residual sums; cos_sin [M, ropes, dim]. For the current row block: normed [rows, hidden];
+     * acts, prepared activations; shared, the scratch of the current block of the layer, and at the end the gathered
+     * output rows. partials: mp_decoder_partial_floats for each KV block of a unit; split mode only. */
+    float *x, *normed, *cos_sin, *partials;
+    void *acts;
+    uint8_t *shared;
+    size_t own_rows, own_acts, own; /* bytes of the first three parts of a thread's scratch */
     uint8_t *row_adapter;    /* [M] `adapter` of each row, or NULL: no row has one */
     uint8_t *output_adapter; /* [n_output] the same of the output rows */
     float *low_rank;         /* [row block, width of the adapters] */

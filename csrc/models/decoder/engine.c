@@ -254,7 +254,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             planned += rows;
         }
     }
-    const int worth = mp_threads_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
+    const int worth = mp_threads_worth(&engine->model->base.facts, planned, engine->model->barriers);
     plan->threads = mp_tuner_plan(&engine->tuner, worth, planned);
     if (!engine->image_part.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
         mp_images_trim(engine->images); /* no item waits for a tile */

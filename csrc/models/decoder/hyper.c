@@ -34,19 +34,18 @@ static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *er
                             (long long)heads);
     model->heads = (int32_t)heads;
     model->kv_heads = model->groups = (int32_t)kv_heads;
-    model->head_dim = model->value_dim = (int32_t)key;
+    model->head_dim = model->value_dim = model->scored = (int32_t)key;
     return MP_OK;
 }
 
 /* Reads the scale factors of some families, and the soft caps of scores and logits. */
 static mp_status read_scales(mp_decoder *model, const mp_spec *spec, mp_error *error) {
-    int32_t query = model->latent.rank > 0 ? model->latent.plain + model->latent.rotated : model->head_dim;
     const struct {
         const char *key;
         float *scale;
         double low, otherwise;
     } scales[] = {
-        {"mpool.attention_scale", &model->attention_scale, 1e-9, (double)(1 / sqrtf((float)query))},
+        {"mpool.attention_scale", &model->attention_scale, 1e-9, (double)(1 / sqrtf((float)model->scored))},
         {"mpool.embedding_scale", &model->embedding_scale, 1e-9, 1},
         {"mpool.residual_scale", &model->residual_scale, 1e-9, 1},
         {"mpool.output_scale", &model->output_scale, 1e-9, 1},
@@ -114,7 +113,6 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
     model->qkv_width = (model->heads + model->kv_heads) * model->head_dim + model->kv_heads * model->value_dim;
     MP_TRY(read_scales(model, spec, error));
     MP_TRY(read_experts(model, spec, error));
-    model->ffn = model->dense_ffn > model->shared_ffn ? model->dense_ffn : model->shared_ffn;
     return mp_model_activation(spec, "mpool.activation", "silu", &model->act, error);
 }
 
@@ -196,8 +194,10 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
         MP_TRY(mp_rope_init_plain(&model->rope[1], rope, local, error));
     MP_TRY(mp_spec_ints(args->spec, "mpool.rope_layers", model->layer_count, -1, model->ropes - 1, &first, tables,
                         error));
+    mp_mixer *mixer;
     for (int i = 0; i < model->layer_count; i++)
-        model->layers[i].rope = (int)tables[i];
+        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
+            mixer->attention.rope = (int)tables[i];
     int64_t sections[3], unused = 0;
     MP_TRY(mp_spec_ints(args->spec, "mpool.rope_sections", 3, 0, MP_HEAD_MAX, &unused, sections, error));
     if (sections[0] == 0)
@@ -211,19 +211,21 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
     return MP_OK;
 }
 
-/* Reads the sliding window and the list of layers that have it, and assigns each layer's index in the KV cache. */
+/* Reads the sliding window and the list of layers that have it, and assigns each mixer's index in the KV cache. */
 static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t window, none = 0, all = 1, windowed[MP_DECODER_LAYERS];
     int full_layers = 0, window_layers = 0;
     MP_TRY(mp_spec_int(spec, "{arch}.attention.sliding_window", 0, INT32_MAX, &none, &window, error));
     MP_TRY(mp_spec_ints(spec, "mpool.window_layers", model->layer_count, 0, 1, &all, windowed, error));
-    for (int i = 0; i < model->layer_count; i++) {
-        mp_decoder_layer *layer = &model->layers[i];
-        layer->window = window < model->context && windowed[i] ? (int)window : 0;
-        full_layers += layer->window == 0;
-    }
+    mp_mixer *mixer;
+    for (int i = 0; i < model->layer_count; i++)
+        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++) {
+            mixer->attention.window = window < model->context && windowed[i] ? (int)window : 0;
+            full_layers += mixer->attention.window == 0;
+        }
     for (int i = 0, full = 0; i < model->layer_count; i++)
-        model->layers[i].kv = model->layers[i].window ? full_layers + window_layers++ : full++;
+        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
+            mixer->attention.kv = mixer->attention.window ? full_layers + window_layers++ : full++;
     model->kv = (mp_kv_group){
         .layers = full_layers,
         .window_layers = window_layers,

@@ -22,7 +22,7 @@ static void decoder_destroy(mp_model *base) {
     for (int i = 0; i < MP_ROPES; i++)
         mp_rope_deinit(&model->rope[i]);
     for (int i = 0; model->layers && i < model->layer_count; i++)
-        mp_experts_deinit(&model->layers[i].experts);
+        mp_layer_deinit(&model->layers[i]);
     mp_stored_destroy(model->stored);
     mp_packed_experts_destroy(model->packed_experts);
     mp_adapters_deinit(&model->adapters);
@@ -68,113 +68,6 @@ static mp_status read_output(mp_decoder *model, mp_builder *builder, float norm_
                              model->vocab, model->hidden, error);
 }
 
-/* Reads a layer's norms and attention sinks. UNSUPPORTED if the file has a norm or sinks that the architecture does not
- * have. */
-static mp_status read_norms(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, float norm_offset,
-                            mp_error *error) {
-    mp_decoder_layer *layer = &model->layers[index];
-    const int32_t hidden = model->hidden;
-    const struct {
-        const char *name;
-        mp_norm *norm; /* NULL: the tensor holds attention sinks, which are no norm */
-        int32_t n;
-        uint32_t flag; /* 0: every architecture has the tensor */
-    } norms[] = {
-        {"attn_norm", &layer->attention_norm, hidden, 0},
-        {"ffn_norm", &layer->ffn_norm, hidden, 0},
-        {"attn_q_norm", &layer->q_norm, model->head_dim, MP_DECODER_HEAD_NORMS},
-        {"attn_k_norm", &layer->k_norm, model->head_dim, MP_DECODER_HEAD_NORMS},
-        {"attn_sinks", NULL, model->heads, MP_DECODER_SINKS},
-        {"post_attention_norm", &layer->attention_after, hidden, MP_DECODER_OUTPUT_NORMS},
-        {"post_ffw_norm", &layer->ffn_after, hidden, MP_DECODER_OUTPUT_NORMS},
-    };
-    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
-        char name[56], weight[64];
-        snprintf(name, sizeof name, "blk.%d.%s", index, norms[i].name);
-        snprintf(weight, sizeof weight, "%s.weight", name);
-        const mp_norm like = {.n = norms[i].n, .eps = model->eps, .root = true};
-        if (norms[i].flag == 0 || (flags & norms[i].flag))
-            MP_TRY(norms[i].norm
-                       ? mp_norm_read(norms[i].norm, builder, name, like, MP_NORM_NO_BIAS, norm_offset, error)
-                       : mp_builder_vector(builder, &layer->sinks, weight, norms[i].n, error));
-        else if (mp_weights_has(model->weights, weight))
-            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", weight);
-    }
-    return MP_OK;
-}
-
-/* Reads the list of layers that have a dense feed-forward sublayer in a model with experts. */
-static mp_status read_dense_layers(mp_decoder *model, const mp_spec *spec, mp_error *error) {
-    int64_t dense[MP_DECODER_LAYERS], none = 0;
-    MP_TRY(mp_spec_ints(spec, "mpool.dense_layers", model->layer_count, 0, 1, &none, dense, error));
-    for (int i = 0; i < model->layer_count; i++)
-        model->layers[i].dense = dense[i] != 0;
-    return MP_OK;
-}
-
-static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, float norm_offset,
-                            mp_error *error) {
-    mp_decoder_layer *layer = &model->layers[index];
-    bool latents = (flags & MP_DECODER_LATENT_ATTENTION) != 0;
-    bool experts = model->experts.count > 0 && index >= model->experts.from && !layer->dense;
-    int32_t hidden = model->hidden, ffn = experts ? model->shared_ffn : model->dense_ffn;
-    int32_t mixed = model->heads * (latents ? model->latent.value : model->value_dim);
-    int32_t q = model->heads * model->head_dim, kv = model->kv_heads * model->head_dim;
-    const struct {
-        const char *name;
-        mp_linear *linear;
-        int32_t N, K;
-    } linears[] = {
-        {"attn_q", &layer->qkv, q, hidden},         {"attn_k", &layer->qkv, kv, hidden},
-        {"attn_v", &layer->qkv, kv, hidden},        {"attn_output", &layer->out, hidden, mixed},
-        {"ffn_gate", &layer->gate_up, ffn, hidden}, {"ffn_up", &layer->gate_up, ffn, hidden},
-        {"ffn_down", &layer->down, hidden, ffn},
-    };
-    char name[64], bias[64];
-    bool biased = false;
-    layer->ffn = ffn;
-    if (latents)
-        MP_TRY(mp_mla_read_layer(model, builder, index, error));
-    for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
-        bool of_ffn = linears[i].linear == &layer->gate_up || linears[i].linear == &layer->down;
-        if ((of_ffn && ffn == 0) || (latents && linears[i].linear == &layer->qkv))
-            continue;
-        const char *shared = of_ffn && experts ? "_shexp" : "";
-        snprintf(name, sizeof name, "blk.%d.%s%s.weight", index, linears[i].name, shared);
-        snprintf(bias, sizeof bias, "blk.%d.%s%s.bias", index, linears[i].name, shared);
-        /* the first part of a layer decides whether the layer has biases: never drop one silently */
-        if (linears[i].linear->parts == 0)
-            biased = mp_weights_has(model->weights, bias);
-        else if (!biased && mp_weights_has(model->weights, bias))
-            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(model->weights)), -1, bias,
-                                "biases for all parts of a layer, or for none", "a bias for some parts");
-        /* The residual scale is applied to the input of a sublayer's last linear layer, so scale that layer's bias as
-         * well. */
-        bool last = linears[i].linear == &layer->out || linears[i].linear == &layer->down;
-        builder->bias_scale = last ? model->residual_scale : 1;
-        MP_TRY(mp_builder_linear(builder, linears[i].linear, name, biased ? bias : NULL, linears[i].N,
-                                 linears[i].K, error));
-        MP_TRY(mp_adapters_add(&model->adapters, builder, linears[i].linear, name, error));
-    }
-    builder->bias_scale = 1;
-    if (experts) {
-        snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", index);
-        mp_experts_shape shape = {
-            .layer = index,
-            .count = model->experts.count,
-            .used = model->experts.used,
-            .hidden = hidden,
-            .ffn = model->experts.ffn,
-            .routing = model->experts.routing,
-            .biased = mp_weights_has(model->weights, bias),
-            .act = model->act,
-            .clamp = model->experts.clamp,
-        };
-        MP_TRY(mp_experts_init(&layer->experts, &shape, builder, error));
-    }
-    return read_norms(model, builder, index, flags, norm_offset, error);
-}
-
 static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     const mp_token_table *tokens = mp_spec_tokens(spec);
     if (!tokens)
@@ -191,52 +84,27 @@ static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *e
     return MP_OK;
 }
 
-/* For a layer's experts, adds the parameters that a row does not use to *idle, and the bytes of the experts that a row
- * uses to *used. */
-static void count_experts(const mp_experts *experts, int64_t *idle, uint64_t *used) {
-    const mp_expert_matrix *const matrices[] = {&experts->gate, &experts->up, &experts->down};
-    for (int i = 0; i < 3 && experts->count > 0; i++) {
-        *idle += (int64_t)(experts->count - experts->used) * matrices[i]->N * matrices[i]->K;
-        *used += (uint64_t)experts->used * mp_expert_bytes(matrices[i]);
-    }
-}
-
-/* Returns true if everything in a layer is computed in fp32. */
-static bool in_floats(const mp_decoder_layer *layer) {
-    const mp_linear *const linears[] = {&layer->qkv, &layer->q_b, &layer->out, &layer->gate_up, &layer->down};
-    for (int i = 0; i < 5; i++)
-        for (int part = 0; part < linears[i]->parts; part++)
-            if (linears[i]->w[part].kind != MP_W_F32)
-                return false;
-    const mp_experts *experts = &layer->experts;
-    return experts->count == 0 || (experts->gate.kind == MP_W_F32 && experts->up.kind == MP_W_F32 &&
-                                   experts->down.kind == MP_W_F32);
-}
-
 mp_status mp_decoder_load(const mp_load_args *args, mp_model **model, mp_error *error) {
     return mp_decoder_load_with(args, false, model, error);
 }
 
 /* floats: true if the layers compute in float32. */
-static mp_status choose_kv_dtype(mp_decoder *model, const mp_spec *spec, bool *floats, mp_error *error) {
+static mp_status choose_kv_dtype(mp_decoder *model, const mp_spec *spec, bool floats, mp_error *error) {
     bool in_bytes;
-    *floats = true;
-    for (int i = 0; i < model->layer_count; i++)
-        *floats = *floats && in_floats(&model->layers[i]);
     MP_TRY(mp_decoder_kv_in_bytes(spec, &in_bytes, error));
-    model->kv.dtype = mp_kv_dtype(*floats, in_bytes);
+    model->kv.dtype = mp_kv_dtype(floats, in_bytes);
     return model->kv.dtype == MP_I8 ? mp_decoder_balance(model, error) : MP_OK;
 }
 
 /* Sets the facts, and the speed that is assumed until a step is measured. `parameters` excludes those of an image
  * network. */
-static void set_facts(mp_decoder *model, const mp_builder *builder, int64_t parameters, const char *compute) {
-    int64_t idle = 0; /* parameters that a row does not use */
-    uint64_t mapped = builder->mapped_bytes;
-    for (int i = 0; i < model->layer_count; i++)
-        count_experts(&model->layers[i].experts, &idle, &mapped);
+static void set_facts(mp_decoder *model, const mp_builder *builder, const mp_block_cost *cost, int64_t parameters,
+                      const char *compute) {
+    enum { AROUND_LAYERS = 6 }; /* barriers before the first layer and after the last */
+    const uint64_t mapped = builder->mapped_bytes + cost->mapped;
+    model->barriers = cost->barriers + AROUND_LAYERS;
     /* a row takes 1 us, and 1 ns per 256 parameters */
-    atomic_init(&model->row_ns, (uint64_t)(parameters - idle) / 256 + 1000);
+    atomic_init(&model->row_ns, (uint64_t)(parameters - cost->idle) / 256 + 1000);
     /* weights are read at 20 GB/s */
     atomic_init(&model->decode_ns, (builder->slab_bytes + builder->mapped_bytes) / 20 + 1);
     model->base.speed[0] = &model->row_ns;
@@ -292,11 +160,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model *
         goto cleanup;
     }
     MP_TRY_GOTO(mp_adapters_open(&model->adapters, args->spec, error));
-    MP_TRY_GOTO(read_dense_layers(model, args->spec, error));
-    for (int i = 0; i < model->layer_count; i++) { /* reads the scales of quantised folders from the disk */
-        MP_TRY_GOTO(read_layer(model, &builder, i, args->flags, (float)norm_offset, error));
-        mp_progress_part(args->progress, "mapping", (uint64_t)i + 1, (uint64_t)model->layer_count);
-    }
+    MP_TRY_GOTO(mp_decoder_compose(model, &builder, args, (float)norm_offset, error));
     MP_TRY_GOTO(mp_adapters_check(&model->adapters, args->spec, error));
     builder.unpacked = MP_UNPACKED_NONE;
     MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
@@ -313,10 +177,11 @@ mp_status mp_decoder_load_with(const mp_load_args *args, bool images, mp_model *
     if (builder.use == MP_WEIGHTS_PACKED)
         mp_decoder_pack_experts(model, args->lease, args->progress);
     MP_TRY_GOTO(mp_weights_check_poisoned(model->weights, error));
-    bool floats;
-    MP_TRY_GOTO(choose_kv_dtype(model, args->spec, &floats, error));
+    const mp_block_cost cost = mp_decoder_cost(model);
+    bool floats = cost.rounded == 0;
+    MP_TRY_GOTO(choose_kv_dtype(model, args->spec, floats, error));
     floats = floats && (!images || mp_vision_is_float32(model->vision));
-    set_facts(model, &builder, parameters, floats ? "float32" : mp_compute_name(args->compute));
+    set_facts(model, &builder, &cost, parameters, floats ? "float32" : mp_compute_name(args->compute));
     if (mp_spec_draft(args->spec)) {
         MP_TRY_GOTO(mp_draft_model_load(args, &model->draft, error));
         model->base.facts.draft_bytes = model->draft->base.facts.weight_bytes;
@@ -333,7 +198,7 @@ cleanup:
 typedef enum tensor_use {
     NOT_PACKED, /* stays in the file, belongs to the image network, or is no matrix */
     OF_ADAPTER, /* packed by mp_adapters_add */
-    OF_LATENTS, /* packed by mp_mla_read_layer as floats */
+    OF_LATENTS, /* packed by decoder/mla.c as floats */
     ROUTER,     /* packed as fp32 by mp_experts_init */
     OF_LAYERS,  /* a matrix of the layers or the head, which load adds with MP_UNPACKED_EXACT */
 } tensor_use;

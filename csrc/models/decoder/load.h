@@ -9,7 +9,13 @@ enum { MP_DECODER_LAYERS = 1024 };
 
 /* Reads sizes, heads, scales and the activation. */
 mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t flags, mp_error *error);
-/* Reads the rotary tables, and the table and window of each layer. model->weights and model->layers must be set. */
+/* Composes the layers (decoder/layer.h) and adds their tensors to the builder. */
+mp_status mp_decoder_compose(mp_decoder *model, mp_builder *builder, const mp_load_args *args, float norm_offset,
+                             mp_error *error);
+/* Returns the cost of all blocks. Call once the weights are loaded. */
+mp_block_cost mp_decoder_cost(const mp_decoder *model);
+/* Reads the rotary tables, and the table, window and place in the KV cache of each mixer. Call after
+ * mp_decoder_compose. */
 mp_status mp_decoder_read_layers(mp_decoder *model, const mp_load_args *args, mp_error *error);
 
 /* Sets `balance` of the layers that have norms of queries and keys, or biases. Call it if the cache holds bytes, once

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "files/scaled_weights.h"
+#include "models/decoder/attention.h"
 
 enum { MAX_RANK = 4096, MAX_PART = 1024, CHUNK = 64 /* rows that a thread multiplies at once for a head */ };
 
@@ -41,6 +42,7 @@ mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *er
     while (heads % model->groups || heads / model->groups > MP_ATTN_ROWS)
         model->groups++;
     model->head_dim = (int32_t)(rank + rotated);
+    model->scored = (int32_t)key;
     model->value_dim = (int32_t)rank;
     model->rotated_from = (int32_t)rank;
     return MP_OK;
@@ -62,17 +64,18 @@ static mp_status add_whole(mp_builder *builder, mp_linear *linear, const char *n
     return mp_builder_linear_of(builder, linear, name, &all, error);
 }
 
-static mp_status read_halves(mp_decoder *model, mp_builder *builder, int index, mp_error *error) {
+static mp_status read_halves(const mp_layer_reader *reader, mp_latent_projections *to, mp_error *error) {
+    const mp_decoder *model = reader->model;
+    mp_builder *builder = reader->builder;
     const mp_mla *latent = &model->latent;
-    mp_decoder_layer *layer = &model->layers[index];
     const int32_t stride = latent->plain + latent->value;
     char name[64], k_name[64], v_name[64];
-    snprintf(name, sizeof name, "blk.%d.attn_kv_b.weight", index);
-    snprintf(k_name, sizeof k_name, "blk.%d.attn_k_b.weight", index);
-    snprintf(v_name, sizeof v_name, "blk.%d.attn_v_b.weight", index);
+    snprintf(name, sizeof name, "blk.%d.attn_kv_b.weight", reader->index);
+    snprintf(k_name, sizeof k_name, "blk.%d.attn_k_b.weight", reader->index);
+    snprintf(v_name, sizeof v_name, "blk.%d.attn_v_b.weight", reader->index);
     if (mp_weights_has(builder->weights, k_name)) {
-        MP_TRY(add_whole(builder, &layer->k_b, k_name, model->heads, latent->rank, latent->plain, error));
-        return add_whole(builder, &layer->v_b, v_name, model->heads, latent->value, latent->rank, error);
+        MP_TRY(add_whole(builder, &to->k_b, k_name, model->heads, latent->rank, latent->plain, error));
+        return add_whole(builder, &to->v_b, v_name, model->heads, latent->value, latent->rank, error);
     }
     mp_scaled both;
     MP_TRY(mp_weights_get_matrix(builder->weights, name, model->heads * stride, latent->rank, &both, error));
@@ -82,42 +85,45 @@ static mp_status read_halves(mp_decoder *model, mp_builder *builder, int index, 
                        mp_dtype_get(both.codes.dtype)->name);
     const mp_head_rows keys = {both, model->heads, latent->rank, latent->plain, stride, .transposed = true};
     const mp_head_rows values = {both, model->heads, latent->value, latent->rank, stride, .first = latent->plain};
-    MP_TRY(mp_builder_linear_by_head(builder, &layer->k_b, name, &keys, error));
-    return mp_builder_linear_by_head(builder, &layer->v_b, name, &values, error);
+    MP_TRY(mp_builder_linear_by_head(builder, &to->k_b, name, &keys, error));
+    return mp_builder_linear_by_head(builder, &to->v_b, name, &values, error);
 }
 
-/* Reads a projection of the layer's input, a part of layer->qkv. */
-static mp_status read_input(mp_decoder *model, mp_builder *builder, int index, const char *part, int32_t N,
+/* Reads a projection of the layer's input, a part of attention.qkv. UNSUPPORTED if it has a bias. */
+static mp_status read_input(const mp_layer_reader *reader, mp_mixer *mixer, const char *part, int32_t N,
                             mp_error *error) {
     char name[64], bias[64];
-    snprintf(name, sizeof name, "blk.%d.%s.weight", index, part);
-    snprintf(bias, sizeof bias, "blk.%d.%s.bias", index, part);
-    if (mp_weights_has(builder->weights, bias))
+    snprintf(name, sizeof name, "blk.%d.%s.weight", reader->index, part);
+    snprintf(bias, sizeof bias, "blk.%d.%s.bias", reader->index, part);
+    if (mp_weights_has(reader->builder->weights, bias))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", bias);
-    return mp_builder_linear(builder, &model->layers[index].qkv, name, NULL, N, model->hidden, error);
+    return mp_builder_linear(reader->builder, &mixer->attention.qkv, name, NULL, N, reader->model->hidden, error);
 }
 
-mp_status mp_mla_read_layer(mp_decoder *model, mp_builder *builder, int index, mp_error *error) {
+static mp_status read_latent(const mp_layer_reader *reader, mp_mixer *mixer, mp_error *error) {
+    const mp_decoder *model = reader->model;
     const mp_mla *latent = &model->latent;
-    mp_decoder_layer *layer = &model->layers[index];
     const int32_t q = model->heads * (latent->plain + latent->rotated);
     mp_norm norm = {.eps = model->latent_eps, .root = true};
     char name[64];
     if (latent->q_rank > 0) {
-        MP_TRY(read_input(model, builder, index, "attn_q_a", latent->q_rank, error));
-        snprintf(name, sizeof name, "blk.%d.attn_q_a_norm", index);
+        MP_TRY(read_input(reader, mixer, "attn_q_a", latent->q_rank, error));
+        snprintf(name, sizeof name, "blk.%d.attn_q_a_norm", reader->index);
         norm.n = latent->q_rank;
-        MP_TRY(mp_norm_read(&layer->q_a_norm, builder, name, norm, MP_NORM_NO_BIAS, 0, error));
-        snprintf(name, sizeof name, "blk.%d.attn_q_b.weight", index);
-        MP_TRY(mp_builder_linear(builder, &layer->q_b, name, NULL, q, latent->q_rank, error));
+        MP_TRY(mp_norm_read(&mixer->latent.q_a_norm, reader->builder, name, norm, MP_NORM_NO_BIAS, 0, error));
+        snprintf(name, sizeof name, "blk.%d.attn_q_b.weight", reader->index);
+        MP_TRY(mp_builder_linear(reader->builder, &mixer->latent.q_b, name, NULL, q, latent->q_rank, error));
     } else {
-        MP_TRY(read_input(model, builder, index, "attn_q", q, error));
+        MP_TRY(read_input(reader, mixer, "attn_q", q, error));
     }
-    MP_TRY(read_input(model, builder, index, "attn_kv_a_mqa", model->head_dim, error));
-    snprintf(name, sizeof name, "blk.%d.attn_kv_a_norm", index);
+    MP_TRY(read_input(reader, mixer, "attn_kv_a_mqa", model->head_dim, error));
+    snprintf(name, sizeof name, "blk.%d.attn_kv_a_norm", reader->index);
     norm.n = latent->rank;
-    MP_TRY(mp_norm_read(&layer->kv_a_norm, builder, name, norm, MP_NORM_NO_BIAS, 0, error));
-    return read_halves(model, builder, index, error);
+    MP_TRY(mp_norm_read(&mixer->latent.kv_a_norm, reader->builder, name, norm, MP_NORM_NO_BIAS, 0, error));
+    MP_TRY(read_halves(reader, &mixer->latent, error));
+    const mp_reader_part out = {"attn_output", model->hidden};
+    MP_TRY(mp_reader_linear(reader, &mixer->out, &out, 1, model->heads * latent->value, model->residual_scale, error));
+    return mp_attend_read_options(reader, &mixer->attention, error);
 }
 
 bool mp_mla_is_latent(const char *name) {
@@ -136,21 +142,46 @@ uint64_t mp_mla_footprint(const mp_tensor_entry *entry, mp_compute compute) {
     return mp_wmat_bytes(&w);
 }
 
-/* ---- running ----------------------------------------------------------------------------------------------------- */
+/* ---- scratch ----------------------------------------------------------------------------------------------------- */
+
+/* Floats per row of `latents`, the projections of a row to its latents. */
+static int64_t latents_width(const mp_mla *latent, int32_t heads) {
+    int64_t q = latent->q_rank > 0 ? latent->q_rank : (int64_t)heads * (latent->plain + latent->rotated);
+    return q + latent->rank + latent->rotated;
+}
+
+/* Floats per row of `per_head`: queries before the cache's width, then the values of all heads. */
+static int64_t per_head_width(const mp_mla *latent, int32_t heads) {
+    int32_t q = latent->plain + latent->rotated;
+    return (int64_t)heads * (q > latent->value ? q : latent->value);
+}
 
 static size_t acts_bytes(const mp_linear *linear) {
     return mp_acts_bytes(mp_wmat_acts(linear->w[0].kind), CHUNK, linear->K);
 }
 
-size_t mp_mla_thread_scratch(const mp_decoder *model) {
-    size_t most = 0;
-    for (int l = 0; model->latent.rank > 0 && l < model->layer_count; l++) {
-        size_t k = acts_bytes(&model->layers[l].k_b), v = acts_bytes(&model->layers[l].v_b);
-        most = k > most ? k : most;
-        most = v > most ? v : most;
-    }
-    return mp_arena_cost(most);
+static void latent_needs(const mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks,
+                         mp_block_needs *needs) {
+    const mp_mla *latent = &model->latent;
+    const size_t row = (size_t)M * sizeof(float);
+    const size_t by_head = mp_larger(acts_bytes(&mixer->latent.k_b), acts_bytes(&mixer->latent.v_b));
+    mp_needs_linear(needs, &mixer->attention.qkv, M);
+    mp_needs_linear(needs, &mixer->latent.q_b, M);
+    mp_needs_linear(needs, &mixer->out, M);
+    mp_needs_scratch(needs,
+                     mp_attend_shared(model, M) + mp_arena_cost(row * (size_t)latents_width(latent, model->heads)) +
+                         mp_arena_cost(row * (size_t)per_head_width(latent, model->heads)),
+                     mp_attend_own(model, most_blocks) + mp_arena_cost(by_head));
 }
+
+static void latent_cost(const mp_mixer *mixer, mp_block_cost *cost) {
+    mp_cost_linear(cost, &mixer->attention.qkv);
+    mp_cost_linear(cost, &mixer->latent.q_b);
+    mp_cost_linear(cost, &mixer->out);
+    cost->barriers += 7;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 /* For each head h, multiplies the inputs from column h * x_step on by the head's N rows of the matrix, and writes N
  * outputs from column h * y_step on. The threads divide the heads and, in chunks, the rows. */
@@ -172,48 +203,65 @@ static void run_by_head(const mp_linear *linear, const mp_team_thread *thread, i
     }
 }
 
-void mp_mla_project(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,
-                    const float *in, void *own, uint8_t *panel_scratch, void *by_head) {
-    const mp_decoder *model = pass->model;
+/* Computes queries, keys and values of the rows in [rows, hidden] into run->qkv, before rotation. Ends without a
+ * barrier. */
+static void project(const mp_attend *run, const mp_mixer *mixer, const float *in, float *latents, float *per_head,
+                    void *by_head) {
+    const mp_decoder *model = run->pass->model;
+    const mp_row_context *context = &run->view->context;
+    const mp_latent_projections *to = &mixer->latent;
     const mp_mla *latent = &model->latent;
+    const int M = run->view->rows;
     const int32_t heads = model->heads, part = latent->plain + latent->rotated;
-    const int64_t width = mp_mla_row(latent, heads), keys = (int64_t)heads * model->head_dim;
-    mp_epilogue plain = {0};
-    mp_linear_forward(&layer->qkv, thread, in, model->hidden, M, pass->acts, own, panel_scratch, &plain,
-                      pass->latent, width);
-    mp_team_barrier(thread);
+    const int64_t width = latents_width(latent, heads), keys = (int64_t)heads * model->head_dim;
+    mp_row_linear(context, &mixer->attention.qkv, in, model->hidden, M, NULL, latents, width);
+    mp_team_barrier(context->thread);
     int64_t begin, end;
-    mp_team_split(thread, M, 1, &begin, &end);
+    mp_team_split(context->thread, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
-        float *row = pass->latent + r * width, *kv = row + width - model->head_dim;
-        float *k = pass->qkv + r * model->qkv_width + keys, *v = k + model->head_dim;
+        float *row = latents + r * width, *kv = row + width - model->head_dim;
+        float *k = run->qkv + r * model->qkv_width + keys, *v = k + model->head_dim;
         if (latent->q_rank > 0)
-            mp_norm_row(&layer->q_a_norm, row, row);
-        mp_norm_row(&layer->kv_a_norm, kv, k);
+            mp_norm_row(&to->q_a_norm, row, row);
+        mp_norm_row(&to->kv_a_norm, kv, k);
         memcpy(v, k, (size_t)latent->rank * sizeof *k);
         memcpy(k + latent->rank, kv + latent->rank, (size_t)latent->rotated * sizeof *k);
     }
-    mp_team_barrier(thread);
-    const float *q = pass->latent;
+    mp_team_barrier(context->thread);
+    const float *q = latents;
     int64_t ldq = width;
     if (latent->q_rank > 0) {
-        q = pass->per_head;
+        q = per_head;
         ldq = (int64_t)heads * part;
-        mp_linear_forward(&layer->q_b, thread, pass->latent, width, M, pass->acts, own, panel_scratch, &plain,
-                          pass->per_head, ldq);
-        mp_team_barrier(thread);
+        mp_row_linear(context, &to->q_b, latents, width, M, NULL, per_head, ldq);
+        mp_team_barrier(context->thread);
     }
-    run_by_head(&layer->k_b, thread, heads, q, ldq, part, M, pass->qkv, model->qkv_width, model->head_dim, by_head);
+    run_by_head(&to->k_b, context->thread, heads, q, ldq, part, M, run->qkv, model->qkv_width, model->head_dim,
+                by_head);
     for (int64_t r = begin; r < end; r++)
         for (int32_t h = 0; h < heads; h++)
-            memcpy(pass->qkv + r * model->qkv_width + (int64_t)h * model->head_dim + latent->rank,
+            memcpy(run->qkv + r * model->qkv_width + (int64_t)h * model->head_dim + latent->rank,
                    q + r * ldq + (int64_t)h * part + latent->plain, (size_t)latent->rotated * sizeof *q);
 }
 
-void mp_mla_values(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,
-                   void *by_head) {
+static mp_mixed latent_mix(const mp_decoder_pass *pass, const mp_decoder_view *view, const mp_mixer *mixer,
+                           const float *in, float scale) {
     const mp_decoder *model = pass->model;
-    const int64_t rank = model->latent.rank, value = model->latent.value, heads = model->heads;
-    run_by_head(&layer->v_b, thread, model->heads, pass->mixed, heads * rank, rank, M, pass->per_head, heads * value,
-                value, by_head);
+    const mp_mla *latent = &model->latent;
+    const mp_team_thread *thread = view->context.thread;
+    const int64_t rank = latent->rank, value = latent->value, heads = model->heads;
+    const size_t row = (size_t)pass->block_rows * sizeof(float);
+    uint8_t *shared = pass->shared, *own = view->own;
+    const mp_attend run = mp_attend_begin(pass, view, &mixer->attention, scale, &shared, &own);
+    float *const latents = mp_scratch_take(&shared, row * (size_t)latents_width(latent, model->heads));
+    float *const per_head = mp_scratch_take(&shared, row * (size_t)per_head_width(latent, model->heads));
+    project(&run, mixer, in, latents, per_head, own);
+    mp_team_barrier(thread);
+    mp_attend_rows(&run);
+    run_by_head(&mixer->latent.v_b, thread, model->heads, run.mixed, heads * rank, rank, view->rows, per_head,
+                heads * value, value, own);
+    mp_team_barrier(thread);
+    return (mp_mixed){per_head, heads * value};
 }
+
+const mp_mixer_ops mp_mixer_latent = {read_latent, latent_needs, latent_cost, latent_mix, false};

@@ -17,32 +17,9 @@
 /* Reads the sizes {arch}.attention.{kv_lora_rank, q_lora_rank, key_length_mla, value_length_mla} and derives the sizes
  * of heads from them. */
 mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *error);
-/* Reads the projections of a layer, except attn_output. UNSUPPORTED if one of them has a bias. */
-mp_status mp_mla_read_layer(mp_decoder *model, mp_builder *builder, int index, mp_error *error);
-/* Returns true for the names of k_b, v_b and kv_b, which mp_mla_read_layer packs as floats. */
+/* Returns true for the names of k_b, v_b and kv_b, which are packed as floats. */
 bool mp_mla_is_latent(const char *name);
 /* Predicts the packed bytes of k_b, v_b or kv_b; 0 if the load will fail. */
 uint64_t mp_mla_footprint(const mp_tensor_entry *entry, mp_compute compute);
-
-/* Floats per row of pass->latent and of pass->per_head. */
-static inline int64_t mp_mla_row(const mp_mla *latent, int32_t heads) {
-    int64_t q = latent->q_rank > 0 ? latent->q_rank : (int64_t)heads * (latent->plain + latent->rotated);
-    return q + latent->rank + latent->rotated;
-}
-static inline int64_t mp_mla_per_head(const mp_mla *latent, int32_t heads) {
-    int32_t q = latent->plain + latent->rotated;
-    return (int64_t)heads * (q > latent->value ? q : latent->value);
-}
-/* Bytes of scratch private to each thread. */
-size_t mp_mla_thread_scratch(const mp_decoder *model);
-
-/* Computes queries, keys and values of M rows in [M, hidden] into pass->qkv, before rotation. All threads call it. own:
- * the thread's scratch for linear layers; by_head: mp_mla_thread_scratch bytes. Ends without a barrier. */
-void mp_mla_project(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,
-                    const float *in, void *own, uint8_t *panel_scratch, void *by_head);
-/* Computes pass->per_head, [M, heads * value], from the output of attention in pass->mixed. Begins and ends without a
- * barrier. */
-void mp_mla_values(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,
-                   void *by_head);
 
 #endif

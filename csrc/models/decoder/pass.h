@@ -1,17 +1,21 @@
-/* decoder/pass.h: declarations shared by decoder/plan.c and decoder/decoder.c. */
+/* decoder/pass.h: declarations shared by decoder/plan.c, decoder/decoder.c and the mixers. */
 #ifndef MP_MODELS_DECODER_PASS_H
 #define MP_MODELS_DECODER_PASS_H
 
 #include "models/decoder/decoder.h"
 
-/* Layout of a thread's scratch: own rows | own prepared activations | attention scratch | running state | pointers to
- * KV blocks | a head's rows of latents | a panel of an expert | a panel of weights, while some are unpacked. Offsets in
- * bytes; rows start at 0. */
-typedef struct mp_thread_layout {
-    size_t acts, attention, state, pointers, by_head, expert, panel, bytes;
-} mp_thread_layout;
+/* A thread's view of the current row block. Its scratch: own rows | own prepared activations | scratch of blocks | a
+ * panel of weights, while some are unpacked. */
+typedef struct mp_decoder_view {
+    mp_row_context context;
+    float *own_rows;         /* [MP_PRIVATE_ROWS, hidden] normed rows */
+    uint8_t *own;            /* scratch of blocks */
+    int block, first, rows;  /* index of the row block, its first row in the pass, its rows */
+    bool outputs_only;       /* the pass reads only the output rows of the current mixer's result. The mixer stores the
+                              * keys and values of all rows */
+} mp_decoder_view;
 
-mp_thread_layout mp_decoder_thread_layout(const mp_decoder *model, int most_blocks);
+size_t mp_decoder_thread_bytes(const mp_decoder *model, int most_blocks); /* scratch of a thread */
 size_t mp_decoder_partial_floats(const mp_decoder *model); /* split mode: for one KV block and attention group */
 
 /* A pass consists of row blocks, and all row blocks pass through a layer before the next layer begins. The intermediate
@@ -27,6 +31,22 @@ static inline int mp_decoder_block_rows(const mp_decoder *model, int M) {
     int most = mp_decoder_most_rows(model, M), blocks = (M + most - 1) / most, rows = (M + blocks - 1) / blocks;
     rows = (rows + MP_DECODER_TILE - 1) / MP_DECODER_TILE * MP_DECODER_TILE;
     return rows < M ? rows : M;
+}
+
+/* Returns the angles of a row of the pass in a rotary table. */
+static inline float *mp_decoder_rotation(const mp_decoder_pass *pass, int row, int rope) {
+    const mp_decoder *model = pass->model;
+    return pass->cos_sin + ((size_t)row * (size_t)model->ropes + (size_t)rope) * (size_t)model->rope[0].dim;
+}
+/* Returns the number of output rows in [row0, row0 + rows), and the index of the first in *first. */
+static inline int mp_decoder_outputs_in(const mp_decoder_pass *pass, int row0, int rows, int *first) {
+    int begin = 0, end;
+    while (begin < pass->rows.n_output && pass->rows.output_row[begin] < row0)
+        begin++;
+    for (end = begin; end < pass->rows.n_output && pass->rows.output_row[end] < row0 + rows;)
+        end++;
+    *first = begin;
+    return end - begin;
 }
 
 static inline int mp_decoder_blocks(int64_t positions) { return (int)((positions + MP_KV_BLOCK - 1) / MP_KV_BLOCK); }

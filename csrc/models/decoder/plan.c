@@ -1,8 +1,7 @@
-/* decoder/plan.c: distribution of a pass's work over threads, and its memory. decoder/decoder.c describes the attention
- * modes. */
+/* decoder/plan.c: distribution of a pass's work over threads, and its memory. decoder/attention.h describes the
+ * attention modes. */
 #include <string.h>
 
-#include "models/decoder/mla.h"
 #include "models/decoder/pass.h"
 #include "models/nn/scratch.h"
 
@@ -12,42 +11,35 @@ size_t mp_decoder_partial_floats(const mp_decoder *model) {
 
 static int tile_rows(const mp_decoder *model) { return MP_ATTN_ROWS / mp_decoder_group(model); }
 
-/* Bytes of prepared activations of M rows for any linear layer. Files mix types, so layers can differ. */
-static size_t acts_scratch(const mp_decoder *model, int M) {
-    size_t bytes = mp_linear_scratch(&model->head, M);
+/* Returns the scratch of all blocks and of the head, for row blocks of up to M rows. */
+static mp_block_needs block_needs(const mp_decoder *model, int M, int most_blocks) {
+    mp_block_needs needs = {0};
+    const mp_mixer *mixer;
+    const mp_ffn *ffn;
+    mp_needs_linear(&needs, &model->head, M);
+    mp_needs_scratch(&needs, (size_t)M * (size_t)model->hidden * sizeof(float), 0); /* the gathered output rows */
     for (int l = 0; l < model->layer_count; l++) {
-        const mp_decoder_layer *layer = &model->layers[l];
-        bytes = mp_larger(bytes, mp_larger(mp_linear_scratch(&layer->qkv, M), mp_linear_scratch(&layer->down, M)));
-        bytes = mp_larger(bytes, mp_larger(mp_linear_scratch(&layer->gate_up, M), mp_linear_scratch(&layer->out, M)));
-        bytes = mp_larger(bytes, mp_linear_scratch(&layer->q_b, M));
+        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[l], m, NULL)); m++)
+            mixer->ops->needs(model, mixer, M, most_blocks, &needs);
+        for (int f = 0; (ffn = mp_layer_ffn(&model->layers[l], f)); f++)
+            ffn->ops->needs(ffn, M, &needs);
     }
-    return bytes;
+    return needs;
 }
 
-static size_t experts_scratch(const mp_decoder *model, int M) {
-    size_t bytes = 0;
-    for (int l = 0; l < model->layer_count; l++)
-        if (model->layers[l].experts.count > 0)
-            bytes = mp_larger(bytes, mp_experts_scratch(&model->layers[l].experts, M));
-    return bytes;
+/* Bytes of a thread's own rows. */
+static size_t own_rows(const mp_decoder *model) {
+    return mp_arena_cost(MP_PRIVATE_ROWS * (size_t)model->hidden * sizeof(float));
 }
 
-mp_thread_layout mp_decoder_thread_layout(const mp_decoder *model, int most_blocks) {
-    mp_thread_layout at = {0};
-    size_t width = mp_larger((size_t)model->hidden, (size_t)model->ffn);
-    at.acts = mp_arena_cost(MP_PRIVATE_ROWS * width * sizeof(float));
-    at.attention = at.acts + acts_scratch(model, MP_PRIVATE_ROWS);
-    at.state = at.attention + mp_arena_cost(mp_attn_kv_scratch(model->kv.v_dim));
-    at.pointers = at.state + mp_arena_cost(MP_ATTN_ROWS * (size_t)(model->kv.v_dim + 2) * sizeof(float));
-    at.by_head = at.pointers + mp_arena_cost(2 * (size_t)most_blocks * sizeof(void *));
-    at.expert = at.by_head + mp_mla_thread_scratch(model);
-    at.panel = at.expert;
-    for (int l = 0; l < model->layer_count; l++)
-        if (model->layers[l].experts.count > 0)
-            at.panel = mp_larger(at.panel, at.expert + mp_experts_thread_scratch(&model->layers[l].experts));
-    /* the panel is last, so that the other offsets stay valid when another engine packs the last weights */
-    at.bytes = at.panel + (mp_stored_left(model->stored) ? mp_arena_cost(model->stored->scratch) : 0);
-    return at;
+static size_t thread_bytes(const mp_decoder *model, const mp_block_needs *needs) {
+    return own_rows(model) + mp_arena_cost(needs->own_acts) + mp_arena_cost(needs->own) +
+           (mp_stored_left(model->stored) ? mp_arena_cost(model->stored->scratch) : 0);
+}
+
+size_t mp_decoder_thread_bytes(const mp_decoder *model, int most_blocks) {
+    const mp_block_needs needs = block_needs(model, MP_PRIVATE_ROWS, most_blocks);
+    return thread_bytes(model, &needs);
 }
 
 static int most_row_blocks(int M) { return (M + MP_DECODER_ROWS - 1) / MP_DECODER_ROWS; }
@@ -97,38 +89,21 @@ static size_t unit_borders(int M, int threads) {
     return (size_t)most_row_blocks(M) * (size_t)(threads + 1) * sizeof(int);
 }
 
-/* Floats per row of the query-key-value buffer, in which the output rows are gathered at the end. */
-static size_t qkv_floats(const mp_decoder *model) { return mp_larger((size_t)model->qkv_width, (size_t)model->hidden); }
-
-static size_t mixed_floats(const mp_decoder *model) { return (size_t)model->heads * (size_t)model->value_dim; }
-
-static size_t latent_floats(const mp_decoder *model) {
-    return model->latent.rank > 0 ? (size_t)mp_mla_row(&model->latent, model->heads) : 0;
-}
-
-static size_t per_head_floats(const mp_decoder *model) {
-    return model->latent.rank > 0 ? (size_t)mp_mla_per_head(&model->latent, model->heads) : 0;
-}
-
 size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int threads) {
     pass_sizes sizes = measure(model, rows);
     size_t M = (size_t)rows->M, block = (size_t)mp_decoder_most_rows(model, rows->M), f = sizeof(float);
+    const mp_block_needs needs = block_needs(model, (int)block, sizes.most_blocks);
     size_t bytes = mp_arena_cost(unit_list(&sizes, threads)) + mp_arena_cost(unit_borders(rows->M, threads));
     bytes += mp_arena_cost(M * (size_t)model->hidden * f) + mp_arena_cost(block * (size_t)model->hidden * f);
-    bytes += mp_arena_cost(block * qkv_floats(model) * f);
-    bytes += mp_arena_cost(block * mixed_floats(model) * f);
-    bytes += mp_arena_cost(block * latent_floats(model) * f) + mp_arena_cost(block * per_head_floats(model) * f);
-    bytes += mp_arena_cost(block * 2 * (size_t)model->ffn * f);
     bytes += mp_arena_cost(M * (size_t)(model->ropes * model->rope[0].dim) * f);
-    bytes += mp_arena_cost(acts_scratch(model, (int)block));
-    bytes += mp_arena_cost(experts_scratch(model, (int)block));
+    bytes += mp_arena_cost(needs.acts) + mp_arena_cost(needs.shared);
     if (model->adapters.count > 0)
         bytes += mp_arena_cost(M) + mp_arena_cost((size_t)rows->n_output) +
                  mp_arena_cost(block * (size_t)model->adapters.width * f);
     /* sized for any subset of the rows: rows may be dropped before the pass, and the rest may use split mode */
     if (threads > 1 && sizes.most_blocks >= SPLIT_BLOCKS)
         bytes += mp_arena_cost(most_split_blocks(&sizes, threads) * mp_decoder_partial_floats(model) * f);
-    return bytes + (size_t)threads * mp_decoder_thread_layout(model, sizes.most_blocks).bytes;
+    return bytes + (size_t)threads * thread_bytes(model, &needs);
 }
 
 /* Divides the units from `first` on, those of one row block, into contiguous shares of about equal cost. */
@@ -218,6 +193,7 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass_sizes sizes = measure(model, rows);
     int threads = lease->threads;
     size_t M = (size_t)rows->M, block = (size_t)mp_decoder_most_rows(model, rows->M), f = sizeof(float);
+    const mp_block_needs needs = block_needs(model, (int)block, sizes.most_blocks);
     *pass = (mp_decoder_pass){
         .model = model, .cache = cache, .rows = *rows, .most_blocks = sizes.most_blocks, .lease = lease};
     pass->block_rows = mp_decoder_block_rows(model, rows->M);
@@ -226,14 +202,9 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->thread_units = mp_arena_take(arena, unit_borders(rows->M, threads));
     pass->x = mp_arena_take(arena, M * (size_t)model->hidden * f);
     pass->normed = mp_arena_take(arena, block * (size_t)model->hidden * f);
-    pass->qkv = mp_arena_take(arena, block * qkv_floats(model) * f);
-    pass->mixed = mp_arena_take(arena, block * mixed_floats(model) * f);
-    pass->latent = mp_arena_take(arena, block * latent_floats(model) * f);
-    pass->per_head = mp_arena_take(arena, block * per_head_floats(model) * f);
-    pass->inner = mp_arena_take(arena, block * 2 * (size_t)model->ffn * f);
     pass->cos_sin = mp_arena_take(arena, M * (size_t)(model->ropes * model->rope[0].dim) * f);
-    pass->acts = mp_arena_take(arena, acts_scratch(model, (int)block));
-    pass->experts = mp_arena_take(arena, experts_scratch(model, (int)block));
+    pass->acts = mp_arena_take(arena, needs.acts);
+    pass->shared = mp_arena_take(arena, needs.shared);
     list_adapters(pass, block, arena);
     /* fused mode needs one group per KV head: each unit stores its KV head, and only one may do so */
     pass->mode = one_row_each(rows) && model->groups == model->kv_heads ? MP_ATTEND_FUSED : MP_ATTEND_TILES;
@@ -248,6 +219,9 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->warming = mp_stored_warming(model->stored);
     if (pass->unpacked)
         mp_stored_begin(model->stored, rows->M);
-    pass->thread_bytes = mp_decoder_thread_layout(model, sizes.most_blocks).bytes;
+    pass->own_rows = own_rows(model);
+    pass->own_acts = mp_arena_cost(needs.own_acts);
+    pass->own = mp_arena_cost(needs.own);
+    pass->thread_bytes = thread_bytes(model, &needs);
     pass->thread_scratch = mp_arena_take(arena, (size_t)threads * pass->thread_bytes);
 }

@@ -1,5 +1,5 @@
 /* nn/attention.h: attention over rows that are all present, bidirectional or causal, with or without a bias by
- * distance. Attention over the paged KV cache is in decoder/decoder.c. */
+ * distance. Attention over the paged KV cache is in decoder/attention.c. */
 #ifndef MP_MODELS_NN_ATTENTION_H
 #define MP_MODELS_NN_ATTENTION_H
 

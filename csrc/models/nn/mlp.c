@@ -1,5 +1,7 @@
 #include "models/nn/mlp.h"
 
+#include <string.h>
+
 bool mp_residual_add(const mp_row_context *context, const mp_linear *linear, const float *in, int64_t ld, int M,
                      void *prepared, const mp_residual *residual) {
     const mp_kernels *call = mp_kernels_get();
@@ -41,39 +43,58 @@ size_t mp_mlp_scratch(const mp_mlp *mlp, int M) {
     return has_updates(mlp) && floats > acts ? floats : acts;
 }
 
-static void activate_rows(const mp_row_context *context, const mp_mlp *mlp, int M, float *inner) {
-    int64_t row0, row1;
-    mp_team_split(context->thread, M, 1, &row0, &row1);
-    mp_kernels_get()->activate(mlp->act, (row1 - row0) * mlp->ffn, inner + row0 * mlp->ffn);
+size_t mp_mlp_most_scratch(const mp_mlp *mlp, int M) {
+    const size_t floats = (size_t)M * (size_t)mp_mlp_width(mlp) * sizeof(float), acts = mp_mlp_scratch(mlp, M);
+    return floats > acts ? floats : acts;
 }
 
-static void gate_rows(const mp_row_context *context, const mp_mlp *mlp, int M, float *inner) {
+size_t mp_mlp_own_scratch(const mp_mlp *mlp) { return MP_PRIVATE_ROWS * (size_t)mlp->ffn * sizeof(float); }
+
+/* Computes the inputs of `down` of the thread's rows in place, or of all rows in `own`, if it is not NULL. Returns the
+ * rows, and their distance in *ld. */
+static const float *activate_rows(const mp_row_context *context, const mp_mlp *mlp, int M, float scale, float *inner,
+                                  float *own, int64_t *ld) {
     const mp_kernels *call = mp_kernels_get();
-    int64_t row0, row1;
-    mp_team_split(context->thread, M, 1, &row0, &row1);
+    const int64_t ffn = mlp->ffn, width = mp_mlp_width(mlp);
+    float *const out = own ? own : inner;
+    int64_t row0 = 0, row1 = M;
+    *ld = own ? ffn : width;
+    if (!own)
+        mp_team_split(context->thread, M, 1, &row0, &row1);
     for (int64_t r = row0; r < row1; r++) {
-        float *gate = inner + r * 2 * mlp->ffn;
-        call->gated(mlp->act, gate, gate + mlp->ffn, mlp->ffn, gate);
+        float *const row = inner + r * width, *const to = out + r * *ld;
+        if (mlp->gated) {
+            call->gated(mlp->act, row, row + ffn, ffn, to);
+        } else {
+            if (own)
+                memcpy(to, row, (size_t)ffn * sizeof *to);
+            call->activate(mlp->act, ffn, to);
+        }
+        for (int64_t i = 0; scale != 1 && i < ffn; i++)
+            to[i] *= scale;
     }
+    return out;
 }
 
-bool mp_mlp_forward(const mp_row_context *context, const mp_mlp *mlp, const float *in, int64_t ld, int M, void *inner,
-                    const mp_residual *residual) {
+bool mp_mlp_add(const mp_row_context *context, const mp_mlp *mlp, const float *in, int64_t ld, int M, float scale,
+                void *inner, void *own, const mp_residual *residual) {
     const int32_t width = mp_mlp_width(mlp);
     const bool adapted = context->adapters && has_updates(mlp); /* updates are added to plain outputs */
-    if (!adapted && mp_linear_fits(&mlp->up, &mlp->down)) {
+    if (!adapted && M >= context->least_joined && scale == 1 && mp_linear_fits(&mlp->up, &mlp->down)) {
         mp_linear_into(&mlp->up, &mlp->down, context->thread, in, ld, M, context->acts, mlp->act, inner);
         return mp_row_meet(context) && mp_residual_add(context, &mlp->down, NULL, 0, M, inner, residual);
     }
-    const bool later = adapted && mlp->up.updates && !mlp->gated; /* the activation follows the update */
-    const mp_epilogue activate = {.act = mlp->gated || later ? MP_ACT_NONE : mlp->act};
+    /* the activation follows gates, updates of adapters, and the product that the factor changes */
+    const bool later = mlp->gated || (adapted && mlp->up.updates) || scale != 1;
+    const mp_epilogue activate = {.act = later ? MP_ACT_NONE : mlp->act};
     mp_row_linear(context, &mlp->up, in, ld, M, &activate, inner, width);
     if (!mp_row_meet(context))
         return false;
-    if (mlp->gated || later) {
-        (mlp->gated ? gate_rows : activate_rows)(context, mlp, M, inner);
-        if (!mp_row_meet(context))
-            return false;
-    }
-    return mp_residual_add(context, &mlp->down, inner, width, M, NULL, residual);
+    if (!later)
+        return mp_residual_add(context, &mlp->down, inner, width, M, NULL, residual);
+    float *const own_rows = M <= MP_PRIVATE_ROWS ? own : NULL;
+    in = activate_rows(context, mlp, M, scale, inner, own_rows, &ld);
+    if (!own_rows && !mp_row_meet(context))
+        return false;
+    return mp_residual_add(context, &mlp->down, in, ld, M, NULL, residual);
 }

@@ -27,12 +27,20 @@ bool mp_residual_add(const mp_row_context *context, const mp_linear *linear, con
                      void *prepared, const mp_residual *residual);
 
 static inline int32_t mp_mlp_width(const mp_mlp *mlp) { return mlp->gated ? 2 * mlp->ffn : mlp->ffn; }
-/* Bytes of shared scratch for M rows of activations between the two linear layers. */
+/* Bytes of shared scratch for M rows of activations between the two linear layers: mp_mlp_scratch for mp_mlp_forward in
+ * a context without `least_joined`, mp_mlp_most_scratch for all uses. mp_mlp_own_scratch: bytes of a thread. */
 size_t mp_mlp_scratch(const mp_mlp *mlp, int M);
-/* sum += down(act(up(in))), or down(act(gate(in)) * up(in)). in [M, ld] must be complete. inner: mp_mlp_scratch bytes.
- * The bits of rows without an adapter do not depend on whether other rows have one. Ends WITHOUT a barrier. Returns
- * false if the step is over. */
-bool mp_mlp_forward(const mp_row_context *context, const mp_mlp *mlp, const float *in, int64_t ld, int M, void *inner,
-                    const mp_residual *residual);
+size_t mp_mlp_most_scratch(const mp_mlp *mlp, int M);
+size_t mp_mlp_own_scratch(const mp_mlp *mlp);
+/* sum += scale * down(act(up(in))), or scale * down(act(gate(in)) * up(in)). The factor is applied to the inputs of
+ * `down`, whose bias the loader has scaled. in [M, ld] must be complete. own: mp_mlp_own_scratch bytes; NULL: the
+ * threads always gate the rows together. The bits of rows without an adapter do not depend on whether other rows have
+ * one. Ends WITHOUT a barrier. Returns false if the step is over. */
+bool mp_mlp_add(const mp_row_context *context, const mp_mlp *mlp, const float *in, int64_t ld, int M, float scale,
+                void *inner, void *own, const mp_residual *residual);
+static inline bool mp_mlp_forward(const mp_row_context *context, const mp_mlp *mlp, const float *in, int64_t ld, int M,
+                                  void *inner, const mp_residual *residual) {
+    return mp_mlp_add(context, mlp, in, ld, M, 1, inner, NULL, residual);
+}
 
 #endif

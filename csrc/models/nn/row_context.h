@@ -28,6 +28,10 @@ typedef struct mp_row_context {
                                      * range of rows must begin with the first row of the pass */
     float *low_rank;             /* [M, low_rank_width] shared: products of rows and A, if there are adapters */
     int32_t low_rank_width;      /* `width` of the model's adapters */
+    int least_joined; /* minimum rows for computing two layers panel by panel (mp_linear_into); 0: any number. With few
+                       * rows, reading the weights from memory takes the time, and reading two matrices one after the
+                       * other is faster than alternating between them */
+    mp_lease *lease;  /* experts report progress to it; or NULL */
     /* NULL: plain barriers. Otherwise `meet` is a barrier that returns the same value to all threads: true to continue,
      * false if the step is over, which leaves the block's output unfinished. `poll` returns true if work up to the next
      * meet may be skipped. */

@@ -1,0 +1,217 @@
+/* decoder/layers.c: composes the layers of a decoder from blocks, and reads their tensors. */
+#include <assert.h>
+#include <stdio.h>
+
+#include "base/alloc.h"
+#include "models/decoder/load.h"
+
+mp_mixer *mp_sublayer_add_mixer(mp_sublayer *sub, const mp_mixer_ops *ops) {
+    assert(sub->mixers < MP_SUBLAYER_BLOCKS);
+    mp_mixer *mixer = mp_alloc_zeroed(sizeof *mixer, MP_TAG_WEIGHTS);
+    if (!mixer)
+        return NULL;
+    mixer->ops = ops;
+    sub->mixer[sub->mixers++] = mixer;
+    return mixer;
+}
+
+mp_ffn *mp_sublayer_add_ffn(mp_sublayer *sub, const mp_ffn_ops *ops) {
+    assert(sub->ffns < MP_SUBLAYER_BLOCKS);
+    mp_ffn *ffn = mp_alloc_zeroed(sizeof *ffn, MP_TAG_WEIGHTS);
+    if (!ffn)
+        return NULL;
+    ffn->ops = ops;
+    sub->ffn[sub->ffns++] = ffn;
+    return ffn;
+}
+
+void mp_layer_deinit(mp_decoder_layer *layer) {
+    for (int s = 0; s < layer->count; s++) {
+        for (int m = 0; m < layer->sublayer[s].mixers; m++)
+            mp_free(layer->sublayer[s].mixer[m]);
+        for (int f = 0; f < layer->sublayer[s].ffns; f++) {
+            mp_ffn_deinit(layer->sublayer[s].ffn[f]);
+            mp_free(layer->sublayer[s].ffn[f]);
+        }
+    }
+}
+
+mp_mixer *mp_layer_mixer(mp_decoder_layer *layer, int nth, mp_sublayer **of) {
+    for (int s = 0; s < layer->count; s++) {
+        mp_sublayer *sub = &layer->sublayer[s];
+        if (of)
+            *of = sub;
+        if (nth < sub->mixers)
+            return sub->mixer[nth];
+        nth -= sub->mixers;
+    }
+    return NULL;
+}
+
+mp_ffn *mp_layer_ffn(mp_decoder_layer *layer, int nth) {
+    for (int s = 0; s < layer->count; s++) {
+        if (nth < layer->sublayer[s].ffns)
+            return layer->sublayer[s].ffn[nth];
+        nth -= layer->sublayer[s].ffns;
+    }
+    return NULL;
+}
+
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+
+mp_status mp_reader_linear(const mp_layer_reader *reader, mp_linear *linear, const mp_reader_part *parts, int count,
+                           int32_t K, float bias_scale, mp_error *error) {
+    mp_decoder *model = reader->model;
+    mp_status status = MP_OK;
+    bool biased = false;
+    char name[64], bias[64];
+    reader->builder->bias_scale = bias_scale;
+    for (int i = 0; i < count; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", reader->index, parts[i].name);
+        snprintf(bias, sizeof bias, "blk.%d.%s.bias", reader->index, parts[i].name);
+        /* the first part decides whether the layer has biases: never drop one silently */
+        if (i == 0)
+            biased = mp_weights_has(model->weights, bias);
+        else if (!biased && mp_weights_has(model->weights, bias))
+            MP_TRY_GOTO(mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(model->weights)), -1, bias,
+                                     "biases for all parts of a layer, or for none", "a bias for some parts"));
+        MP_TRY_GOTO(mp_builder_linear(reader->builder, linear, name, biased ? bias : NULL, parts[i].N, K, error));
+        MP_TRY_GOTO(mp_adapters_add(&model->adapters, reader->builder, linear, name, error));
+    }
+cleanup:
+    reader->builder->bias_scale = 1;
+    return status;
+}
+
+/* OK if the file has no tensor `weight`. */
+static mp_status refuse(const mp_layer_reader *reader, const char *weight, mp_error *error) {
+    if (!mp_weights_has(reader->model->weights, weight))
+        return MP_OK;
+    return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", weight);
+}
+
+mp_status mp_reader_norm(const mp_layer_reader *reader, mp_norm *norm, const char *name, int32_t n, bool has,
+                         mp_error *error) {
+    char full[56], weight[64];
+    const mp_norm like = {.n = n, .eps = reader->model->eps, .root = true};
+    snprintf(full, sizeof full, "blk.%d.%s", reader->index, name);
+    snprintf(weight, sizeof weight, "%s.weight", full);
+    return has ? mp_norm_read(norm, reader->builder, full, like, MP_NORM_NO_BIAS, reader->norm_offset, error)
+               : refuse(reader, weight, error);
+}
+
+mp_status mp_reader_vector(const mp_layer_reader *reader, float **vector, const char *name, int32_t n, bool has,
+                           mp_error *error) {
+    char weight[64];
+    snprintf(weight, sizeof weight, "blk.%d.%s.weight", reader->index, name);
+    return has ? mp_builder_vector(reader->builder, vector, weight, n, error) : refuse(reader, weight, error);
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
+
+/* Reads a gated network; `shared`: the shared expert of a layer with experts. */
+static mp_status read_gated(const mp_layer_reader *reader, mp_sublayer *sub, bool shared, int32_t width,
+                            mp_error *error) {
+    const mp_decoder *model = reader->model;
+    const mp_reader_part up[] = {{shared ? "ffn_gate_shexp" : "ffn_gate", width},
+                                 {shared ? "ffn_up_shexp" : "ffn_up", width}};
+    const mp_reader_part down = {shared ? "ffn_down_shexp" : "ffn_down", model->hidden};
+    mp_ffn *ffn = mp_sublayer_add_ffn(sub, &mp_ffn_dense);
+    if (!ffn)
+        return mp_fail_memory(error, sizeof *ffn, "a block of a layer");
+    ffn->mlp.gated = true;
+    ffn->mlp.ffn = width;
+    ffn->mlp.act = model->act;
+    MP_TRY(mp_reader_linear(reader, &ffn->mlp.up, up, 2, model->hidden, 1, error));
+    return mp_reader_linear(reader, &ffn->mlp.down, &down, 1, width, model->residual_scale, error);
+}
+
+static mp_status read_experts(const mp_layer_reader *reader, mp_sublayer *sub, mp_error *error) {
+    const mp_decoder *model = reader->model;
+    char bias[64];
+    snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", reader->index);
+    const mp_experts_shape shape = {
+        .layer = reader->index,
+        .count = model->experts.count,
+        .used = model->experts.used,
+        .hidden = model->hidden,
+        .ffn = model->experts.ffn,
+        .routing = model->experts.routing,
+        .biased = mp_weights_has(model->weights, bias),
+        .act = model->act,
+        .clamp = model->experts.clamp,
+    };
+    mp_ffn *ffn = mp_sublayer_add_ffn(sub, &mp_ffn_experts);
+    if (!ffn)
+        return mp_fail_memory(error, sizeof *ffn, "a block of a layer");
+    return mp_experts_init(&ffn->experts, &shape, reader->builder, error);
+}
+
+/* Reads the list of layers that have a dense feed-forward network in a model with experts. */
+static mp_status read_dense_layers(const mp_decoder *model, const mp_spec *spec, bool *dense, mp_error *error) {
+    int64_t listed[MP_DECODER_LAYERS], none = 0;
+    MP_TRY(mp_spec_ints(spec, "mpool.dense_layers", model->layer_count, 0, 1, &none, listed, error));
+    for (int i = 0; i < model->layer_count; i++)
+        dense[i] = listed[i] != 0 || model->experts.count == 0 || i < model->experts.from;
+    return MP_OK;
+}
+
+static mp_status read_norms(const mp_layer_reader *reader, mp_sublayer *sub, const char *norm, const char *after,
+                            mp_error *error) {
+    const int32_t hidden = reader->model->hidden;
+    const bool outputs = (reader->flags & MP_DECODER_OUTPUT_NORMS) != 0;
+    sub->scale = reader->model->residual_scale;
+    MP_TRY(mp_reader_norm(reader, &sub->norm, norm, hidden, true, error));
+    MP_TRY(mp_reader_norm(reader, &sub->after, after, hidden, outputs, error));
+    if (outputs && (sub->mixers + sub->ffns > 1 || (sub->ffns == 1 && sub->ffn[0]->ops == &mp_ffn_experts)))
+        return mp_fail(error, MP_UNSUPPORTED, "layer %d has experts and a norm of their output, which mpool does not "
+                       "support together", reader->index);
+    return MP_OK;
+}
+
+/* Composes a layer of two sublayers: a mixer, and a feed-forward network, experts or both. */
+static mp_status read_layer(const mp_layer_reader *reader, bool dense, mp_decoder_layer *layer, mp_error *error) {
+    const mp_decoder *model = reader->model;
+    mp_sublayer *const mixing = &layer->sublayer[0], *const feeding = &layer->sublayer[1];
+    layer->count = 2;
+    mp_mixer *mixer = mp_sublayer_add_mixer(mixing, reader->flags & MP_DECODER_LATENT_ATTENTION ? &mp_mixer_latent
+                                                                                                : &mp_mixer_attention);
+    if (!mixer)
+        return mp_fail_memory(error, sizeof *mixer, "a block of a layer");
+    MP_TRY(mixer->ops->read(reader, mixer, error));
+    if (!dense)
+        MP_TRY(read_experts(reader, feeding, error));
+    const int32_t width = dense ? model->dense_ffn : model->shared_ffn;
+    if (width > 0)
+        MP_TRY(read_gated(reader, feeding, !dense, width, error));
+    MP_TRY(read_norms(reader, mixing, "attn_norm", "post_attention_norm", error));
+    return read_norms(reader, feeding, "ffn_norm", "post_ffw_norm", error);
+}
+
+mp_status mp_decoder_compose(mp_decoder *model, mp_builder *builder, const mp_load_args *args, float norm_offset,
+                             mp_error *error) {
+    bool dense[MP_DECODER_LAYERS];
+    MP_TRY(read_dense_layers(model, args->spec, dense, error));
+    model->last_mixed = -1;
+    for (int i = 0; i < model->layer_count; i++) { /* reads the scales of quantised folders from the disk */
+        const mp_layer_reader reader = {model, builder, i, args->flags, norm_offset};
+        MP_TRY(read_layer(&reader, dense[i], &model->layers[i], error));
+        if (mp_layer_mixer(&model->layers[i], 0, NULL))
+            model->last_mixed = i;
+        mp_progress_part(args->progress, "mapping", (uint64_t)i + 1, (uint64_t)model->layer_count);
+    }
+    return MP_OK;
+}
+
+mp_block_cost mp_decoder_cost(const mp_decoder *model) {
+    mp_block_cost cost = {0};
+    const mp_mixer *mixer;
+    const mp_ffn *ffn;
+    for (int i = 0; i < model->layer_count; i++) {
+        for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
+            mixer->ops->cost(mixer, &cost);
+        for (int f = 0; (ffn = mp_layer_ffn(&model->layers[i], f)); f++)
+            ffn->ops->cost(ffn, &cost);
+    }
+    return cost;
+}

@@ -1,0 +1,86 @@
+/* decoder/mixer.h: the mixers of a layer: blocks that carry information from one row of a sequence to another. There is
+ * a table of functions for each kind; the weights of one mixer; and the reader that mixers load them with. */
+#ifndef MP_MODELS_DECODER_MIXER_H
+#define MP_MODELS_DECODER_MIXER_H
+
+#include "models/nn/adapter.h"
+#include "models/nn/block.h"
+#include "models/nn/norm.h"
+
+struct mp_decoder;
+struct mp_decoder_pass;
+struct mp_decoder_view;
+typedef struct mp_mixer mp_mixer;
+typedef struct mp_layer_reader mp_layer_reader;
+
+typedef struct mp_mixed { /* output of a mixer before its output projection */
+    float *rows;          /* [rows of the block, width], in the shared scratch */
+    int64_t width;
+} mp_mixed;
+
+typedef struct mp_mixer_ops {
+    mp_status (*read)(const mp_layer_reader *reader, mp_mixer *mixer, mp_error *error);
+    /* For blocks of up to M rows, of sequences with up to most_blocks KV blocks. */
+    void (*needs)(const struct mp_decoder *model, const mp_mixer *mixer, int M, int most_blocks, mp_block_needs *needs);
+    void (*cost)(const mp_mixer *mixer, mp_block_cost *cost);
+    /* Mixes the rows of the view. in [rows, hidden]: the normed rows, complete, or the thread's own copy of them. The
+     * result is multiplied by `scale`. All threads call it. Ends with a barrier. */
+    mp_mixed (*mix)(const struct mp_decoder_pass *pass, const struct mp_decoder_view *view, const mp_mixer *mixer,
+                    const float *in, float scale);
+    bool balances; /* decoder/balance.c may balance the components of keys */
+} mp_mixer_ops;
+
+typedef struct mp_paged_attention { /* attention over the KV cache: decoder/attention.c */
+    mp_linear qkv; /* queries, keys, values side by side; latent attention: the projections to the latents */
+    mp_norm q_norm, k_norm; /* [head_dim]; skipped if it has no weight */
+    float *balance; /* [kv_heads, head_dim] factors on queries, divisors of keys, in a cache of bytes
+                     * (decoder/balance.c); or NULL */
+    float *sinks;   /* [heads] attention sinks: scores without a value; or NULL */
+    int rope;       /* index of the rotary table for queries and keys; -1: no rotation */
+    int window;     /* positions that a row sees, its own included; 0 = all */
+    int kv;         /* index in the KV cache, where the windowed mixers come last */
+} mp_paged_attention;
+
+typedef struct mp_latent_projections { /* further projections of latent attention: decoder/mla.h */
+    mp_linear q_b, k_b, v_b;
+    mp_norm q_a_norm, kv_a_norm; /* [q_rank], [rank] */
+} mp_latent_projections;
+
+struct mp_mixer {
+    const mp_mixer_ops *ops;
+    mp_linear out; /* output projection */
+    mp_paged_attention attention;
+    mp_latent_projections latent; /* mp_mixer_latent */
+};
+
+extern const mp_mixer_ops mp_mixer_attention; /* decoder/attention.c */
+extern const mp_mixer_ops mp_mixer_latent;    /* decoder/mla.c */
+
+/* ---- reading: decoder/layers.c ----------------------------------------------------------------------------------- */
+
+struct mp_layer_reader {
+    struct mp_decoder *model;
+    mp_builder *builder;
+    int index;         /* index of the layer */
+    uint32_t flags;    /* flags of the row in archs.def */
+    float norm_offset; /* added to the weights of norms */
+};
+
+typedef struct mp_reader_part { /* a part of a linear layer: tensor blk.<index>.<name>.weight [N, K] */
+    const char *name;
+    int32_t N;
+} mp_reader_part;
+
+/* Adds the parts of a linear layer, with their biases if the file has them, and their updates by adapters. bias_scale:
+ * factor on the biases. FORMAT if only some parts have a bias. */
+mp_status mp_reader_linear(const mp_layer_reader *reader, mp_linear *linear, const mp_reader_part *parts, int count,
+                           int32_t K, float bias_scale, mp_error *error);
+/* Adds the norm blk.<index>.<name> of n components if `has`; UNSUPPORTED if the file has a norm that the architecture
+ * does not have. */
+mp_status mp_reader_norm(const mp_layer_reader *reader, mp_norm *norm, const char *name, int32_t n, bool has,
+                         mp_error *error);
+/* The same for a vector blk.<index>.<name>.weight. */
+mp_status mp_reader_vector(const mp_layer_reader *reader, float **vector, const char *name, int32_t n, bool has,
+                           mp_error *error);
+
+#endif

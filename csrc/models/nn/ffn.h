@@ -1,0 +1,32 @@
+/* nn/ffn.h: the feed-forward networks of layers: a table of functions for each kind, and the weights of one network. */
+#ifndef MP_MODELS_NN_FFN_H
+#define MP_MODELS_NN_FFN_H
+
+#include "models/nn/block.h"
+#include "models/nn/experts.h"
+#include "models/nn/mlp.h"
+
+typedef struct mp_ffn mp_ffn;
+
+typedef struct mp_ffn_ops {
+    /* For passes of up to M rows. */
+    void (*needs)(const mp_ffn *ffn, int M, mp_block_needs *needs);
+    void (*cost)(const mp_ffn *ffn, mp_block_cost *cost);
+    /* sum += scale * ffn(in [M, sum->n]). in must be complete, and must not be the sum. shared, own: scratch of
+     * `needs`. Ends with a barrier. Returns false if the step is over. */
+    bool (*add)(const mp_row_context *context, const mp_ffn *ffn, const float *in, int M, float scale, void *shared,
+                void *own, const mp_residual *sum);
+} mp_ffn_ops;
+
+struct mp_ffn {
+    const mp_ffn_ops *ops;
+    mp_mlp mlp;         /* mp_ffn_dense; its `ffn`, `gated` and `act` are set */
+    mp_experts experts; /* mp_ffn_experts, which does not norm its output */
+};
+
+extern const mp_ffn_ops mp_ffn_dense;   /* plain or gated */
+extern const mp_ffn_ops mp_ffn_experts; /* mixture of experts */
+
+void mp_ffn_deinit(mp_ffn *ffn);
+
+#endif

@@ -1,0 +1,217 @@
+/* Layers of other compositions than a mixer and then a feed-forward network: two mixers side by side, a mixer and a
+ * network from one norm, layers without a mixer or without a network. No architecture has them yet, so the test
+ * recomposes a loaded model. Logits are compared with a float64 reference. */
+#include "model_fixture.h"
+#include "models/decoder/decoder.h"
+
+enum { PROMPT = 21, ANSWER = 3, HEAD = TINY_HIDDEN / TINY_HEADS };
+
+/* ---- reference --------------------------------------------------------------------------------------------------- */
+
+/* y [N] = part of a linear layer times x. */
+static void multiply(const mp_linear *linear, int part, const double *x, double *y) {
+    const mp_wmat *w = &linear->w[part];
+    float row[TINY_FFN];
+    for (int n = 0; n < w->N; n++) {
+        mp_wmat_row(w, n, row);
+        y[n] = 0;
+        for (int k = 0; k < w->K; k++)
+            y[n] += (double)row[k] * x[k];
+    }
+}
+
+static void norm(const mp_norm *weights, const double *x, double *y) {
+    double squares = 0;
+    for (int i = 0; i < TINY_HIDDEN; i++)
+        squares += x[i] * x[i];
+    for (int i = 0; i < TINY_HIDDEN; i++)
+        y[i] = x[i] / sqrt(squares / TINY_HIDDEN + (double)weights->eps) * (double)weights->weight[i];
+}
+
+static void rotate(const mp_rope *rope, int position, double *head) {
+    for (int i = 0; i < HEAD / 2; i++) {
+        const double angle = position * rope->inverse[i], a = head[2 * i], b = head[2 * i + 1];
+        head[2 * i] = a * cos(angle) - b * sin(angle);
+        head[2 * i + 1] = a * sin(angle) + b * cos(angle);
+    }
+}
+
+/* sum [PROMPT, hidden] += attention(in). */
+static void attend(const mp_decoder *model, const mp_mixer *mixer, double in[][TINY_HIDDEN],
+                   double sum[][TINY_HIDDEN]) {
+    static double q[PROMPT][TINY_HIDDEN], k[PROMPT][TINY_HIDDEN], v[PROMPT][TINY_HIDDEN];
+    for (int t = 0; t < PROMPT; t++) {
+        double mixed[TINY_HIDDEN] = {0}, out[TINY_HIDDEN];
+        multiply(&mixer->attention.qkv, 0, in[t], q[t]);
+        multiply(&mixer->attention.qkv, 1, in[t], k[t]);
+        multiply(&mixer->attention.qkv, 2, in[t], v[t]);
+        for (int h = 0; h < TINY_HEADS; h++)
+            rotate(&model->rope[0], t, q[t] + h * HEAD);
+        for (int h = 0; h < TINY_KV_HEADS; h++)
+            rotate(&model->rope[0], t, k[t] + h * HEAD);
+        for (int h = 0; h < TINY_HEADS; h++) {
+            const int kv = h * TINY_KV_HEADS / TINY_HEADS * HEAD;
+            double scores[PROMPT], total = 0;
+            for (int s = 0; s <= t; s++) {
+                double dot = 0;
+                for (int i = 0; i < HEAD; i++)
+                    dot += q[t][h * HEAD + i] * k[s][kv + i];
+                total += scores[s] = exp(dot / sqrt(HEAD));
+            }
+            for (int s = 0; s <= t; s++)
+                for (int i = 0; i < HEAD; i++)
+                    mixed[h * HEAD + i] += scores[s] / total * v[s][kv + i];
+        }
+        multiply(&mixer->out, 0, mixed, out);
+        for (int i = 0; i < TINY_HIDDEN; i++)
+            sum[t][i] += out[i];
+    }
+}
+
+static void feed(const mp_ffn *ffn, double in[][TINY_HIDDEN], double sum[][TINY_HIDDEN]) {
+    for (int t = 0; t < PROMPT; t++) {
+        double gate[TINY_FFN], up[TINY_FFN], out[TINY_HIDDEN];
+        multiply(&ffn->mlp.up, 0, in[t], gate);
+        multiply(&ffn->mlp.up, 1, in[t], up);
+        for (int i = 0; i < TINY_FFN; i++)
+            up[i] *= gate[i] / (1 + exp(-gate[i]));
+        multiply(&ffn->mlp.down, 0, up, out);
+        for (int i = 0; i < TINY_HIDDEN; i++)
+            sum[t][i] += out[i];
+    }
+}
+
+/* Computes the logits [PROMPT, TINY_VOCAB] of the ids. */
+static void reference(const mp_decoder *model, const int32_t *ids, double *logits) {
+    static double x[PROMPT][TINY_HIDDEN], in[PROMPT][TINY_HIDDEN];
+    float row[TINY_HIDDEN];
+    for (int t = 0; t < PROMPT; t++) {
+        mp_wmat_row(&model->head.w[0], ids[t], row);
+        for (int i = 0; i < TINY_HIDDEN; i++)
+            x[t][i] = (double)row[i];
+    }
+    for (int l = 0; l < TINY_LAYERS; l++)
+        for (int s = 0; s < model->layers[l].count; s++) {
+            const mp_sublayer *sub = &model->layers[l].sublayer[s];
+            for (int t = 0; t < PROMPT; t++)
+                norm(&sub->norm, x[t], in[t]);
+            for (int m = 0; m < sub->mixers; m++)
+                attend(model, sub->mixer[m], in, x);
+            for (int f = 0; f < sub->ffns; f++)
+                feed(sub->ffn[f], in, x);
+        }
+    for (int t = 0; t < PROMPT; t++) {
+        norm(&model->norm, x[t], in[t]);
+        multiply(&model->head, 0, in[t], logits + t * TINY_VOCAB);
+    }
+}
+
+/* ---- compositions ------------------------------------------------------------------------------------------------ */
+
+/* Returns a sublayer with the given blocks, each an index into the loaded layers; -1: none. It has the norm of the
+ * loaded layer `norm_of`. */
+static mp_sublayer sublayer(const mp_decoder_layer *loaded, int norm_of, int mixer0, int mixer1, int ffn0, int ffn1) {
+    const int mixers[] = {mixer0, mixer1}, ffns[] = {ffn0, ffn1};
+    mp_sublayer sub = {.norm = loaded[norm_of].sublayer[0].norm, .scale = 1};
+    for (int i = 0; i < 2; i++) {
+        if (mixers[i] >= 0)
+            sub.mixer[sub.mixers++] = loaded[mixers[i]].sublayer[0].mixer[0];
+        if (ffns[i] >= 0)
+            sub.ffn[sub.ffns++] = loaded[ffns[i]].sublayer[1].ffn[0];
+    }
+    return sub;
+}
+
+static void compose(mp_decoder *model, bool mixes_last) {
+    mp_decoder_layer loaded[TINY_LAYERS];
+    memcpy(loaded, model->layers, sizeof loaded);
+    memset(model->layers, 0, sizeof loaded);
+    if (mixes_last) { /* a network; two mixers side by side; a mixer and networks from one norm */
+        model->layers[0] = (mp_decoder_layer){.count = 1, .sublayer = {sublayer(loaded, 0, -1, -1, 0, -1)}};
+        model->layers[1] = (mp_decoder_layer){.count = 1, .sublayer = {sublayer(loaded, 1, 0, 1, -1, -1)}};
+        model->layers[2] = (mp_decoder_layer){.count = 1, .sublayer = {sublayer(loaded, 2, 2, -1, 1, 2)}};
+        model->last_mixed = 2;
+    } else { /* two mixers and a network from one norm; a mixer; two networks, one after the other */
+        model->layers[0] = (mp_decoder_layer){.count = 1, .sublayer = {sublayer(loaded, 0, 0, 1, 0, -1)}};
+        model->layers[1] = (mp_decoder_layer){.count = 1, .sublayer = {sublayer(loaded, 1, 2, -1, -1, -1)}};
+        model->layers[2] = (mp_decoder_layer){
+            .count = 2, .sublayer = {sublayer(loaded, 2, -1, -1, 1, -1), sublayer(loaded, 0, -1, -1, 2, -1)}};
+        model->last_mixed = 1;
+    }
+}
+
+static void run(tiny_model *tiny, tiny_job *job, const int32_t *prompt, int count, bool want_prompt_logits) {
+    const mp_text_args args = {.n_prompt = count,
+                               .prompt = prompt,
+                               .n_choices = 1,
+                               .want_prompt_logits = want_prompt_logits,
+                               .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1,
+                                            .max_tokens = ANSWER, .logprobs = 2, .ignore_eos = true}};
+    tiny_job_make(tiny, job, &args, 0);
+    tiny_job_admit(tiny, job);
+    tiny_job_finish(tiny, job);
+}
+
+static void check(bool mixes_last, int threads) {
+    static const mp_dtype types[] = {MP_F32};
+    static double expected[PROMPT * TINY_VOCAB];
+    tiny_model tiny;
+    tiny_weights = "packed"; /* blocks move: no matrix may be packed later */
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 91), MP_COMPUTE_F32, threads);
+    tiny_weights = NULL;
+    mp_decoder *model = (mp_decoder *)tiny.model;
+    compose(model, mixes_last);
+    int32_t prompt[PROMPT];
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = i * 37 % (TINY_VOCAB - 1);
+    reference(model, prompt, expected);
+    /* each of a few prompts has other numbers of rows in a pass; only the first also asks for all rows' results */
+    for (int count = PROMPT; count > 1; count /= 2) {
+        tiny_job all, last;
+        run(&tiny, &all, prompt, count, true);
+        run(&tiny, &last, prompt, count, false);
+        double most = 0;
+        for (int i = 0; i < count * TINY_VOCAB; i++)
+            most = fmax(most, fabs((double)all.call->prompt_logits[i] - expected[i]));
+        if (most > 1e-3)
+            MP_FAIL("logits of %d rows differ by %g", count, most);
+        for (int t = 0; t < ANSWER; t++)
+            MP_CHECK(memcmp(&all.call->choices[0].tokens[t], &last.call->choices[0].tokens[t],
+                            sizeof(mp_token_out)) == 0);
+        mp_request_destroy(&all.call->base);
+        mp_request_destroy(&last.call->base);
+    }
+    tiny_unload(&tiny);
+}
+
+MP_TEST(models_sublayers_any_composition_equals_the_reference) {
+    for (int threads = 1; threads <= 2; threads++) {
+        check(false, threads);
+        check(true, threads);
+    }
+}
+
+/* A sublayer norms the output of one block. Experts add up their outputs in the residual sum, so they have no such
+ * norm. */
+MP_TEST(models_sublayers_refuse_a_norm_of_experts) {
+    static const mp_dtype types[] = {MP_F32};
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_error error;
+    mp_team *team;
+    mp_lease lease;
+    mp_loader loader;
+    mp_model *model = NULL;
+    mp_spec *spec = tiny_decoder_spec_as(&(tiny_kind){.arch = "gemma2", .output_norms = true, .experts = 5}, types, 1,
+                                         92, -1);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    MP_CHECK_OK(mp_team_create(0, &team, &error), &error);
+    mp_team_lease(team, 1, &lease);
+    MP_CHECK_OK(mp_model_loader(spec, MP_COMPUTE_F32, &loader, &error), &error);
+    MP_CHECK_STATUS(loader.ops->load(loader.self, &lease, &budget, NULL, &model, &error), MP_UNSUPPORTED, &error);
+    MP_CHECK_INT(budget.used, 0);
+    loader.ops->destroy(loader.self);
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+    mp_spec_unpin(spec);
+}
