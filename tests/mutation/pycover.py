@@ -20,7 +20,6 @@ LEFT_OUT = {
     "tests/python/core/test_c_races.py": "builds and runs the C tests",
     "tests/python/core/test_c_sources.py": "reads and compiles the sources",
     "tests/python/core/test_fuzz.py": "compiles with clang",
-    "tests/python/core/test_mutate.py": "tests this tool",
     "tests/python/documents/test_dependencies.py": "creates environments",
     "tests/python/documents/test_docs.py": "builds the documentation",
     "tests/python/documents/test_notebook.py": "starts a notebook",
