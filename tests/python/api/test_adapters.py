@@ -489,14 +489,3 @@ def test_a_file_that_changes_in_use_is_noticed(llama: Path, adapters: dict[str, 
             assert pool.generate("x", llama, adapter="one", max_tokens=1, ignore_eos=True).token_ids
         except IntegrityError:
             pass
-
-
-def test_the_servers_name_of_an_adapter_says_what_to_use(llama: Path, adapters: dict[str, Path]) -> None:
-    with mpool.Pool() as pool:
-        pool.load(llama, alias="base", adapters={"one": adapters["one"]})
-        for call in (lambda name: pool.generate("x", name), lambda name: pool.get(name)):
-            with pytest.raises(mpool.UnknownModel, match="one is an adapter of base.*model='base', adapter='one'"):
-                call("base:one")
-        with pytest.raises(mpool.UnknownModel) as caught:
-            pool.generate("x", "base:two")
-        assert "adapter of" not in str(caught.value)

@@ -19,8 +19,6 @@ import pytest
 
 import mpool
 import tinymodels
-from mpool.debug.show import ModelTable, table
-from catalogues import row
 from waiting import idle
 
 CATALOGUED = "all-MiniLM-L6-v2"
@@ -242,20 +240,6 @@ def test_model_properties(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     assert encoder.detokenize(encoder.tokenize("a cat")) == "a cat" and encoder.count_tokens("a cat") > 2
 
 
-def test_a_model_without_tokens_is_not_taken_for_a_text_model(pool: mpool.Pool, bert: Path) -> None:
-    """A capability that has no settings of its own in the model's description."""
-    from dataclasses import replace
-
-    from mpool.cli.models import _purpose
-
-    model = pool.load(bert)
-    other = replace(model.description, capability="speech", embedding=None)
-    model._entry._description, model._entry._tokenizer = other, None
-    assert not other.tokenizes and model._entry.ready("auto") and _purpose(other) == "speech"
-    with pytest.raises(mpool.WrongCapability, match="is a speech model, which has no context length"):
-        model.context_length  # noqa: B018
-
-
 # ---- tokens
 
 def test_tokens(pool: mpool.Pool, bert: Path, llama: Path) -> None:
@@ -324,54 +308,12 @@ def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
     assert pool.registry.stats()["cancelled"] == before + 20
 
 
-@pytest.mark.parametrize(("capability", "request_", "message"), [
-    ("embedding", {}, "`capability` must be one of .*, got 'embedding'. Did you mean text_embedding"),
-    ("vision", {}, "`images` is required"), (None, {}, "`capability` must be one of .*, got None"),
-    ("text_embedding", {}, "`inputs` is required. Pass inputs, or query and documents, or texts"),
-    ("text_embedding", {"text": "a", "foo": 1, "precision": "binary"},
-     "`inputs` is required; `text` and `foo` are not options of submit. Pass inputs, or query and"),
-    ("image_embedding", {"image": "a.png"}, "`images` is required; `image` is not an option of submit"),
-    ("text_to_text", {"a": 1, "b": 2, "text": "x"},
-     "`prompt` or `messages` is required; `a`, `b` and `text` are not options of submit. Pass prompt"),
-    ("text_embedding", {"inputs": "x", "tusk": 1}, "`tusk` is not an option of embed; did you mean `task`"),
-    ("text_to_text", {}, "`prompt` or `messages` is required"),
-    ("text_to_text", {"prompt": "x", "messages": []}, "`prompt` and `messages` exclude each other"),
-    ("text_to_text", {"prompt": "x", "temprature": 1}, "did you mean `temperature`")])
-def test_invalid_requests(pool: mpool.Pool, bert: Path, llama: Path, capability: Any, request_: dict[str, Any],
-                          message: str) -> None:
-    model = {"text_embedding": bert, "text_to_text": llama}.get(capability)
-    with pytest.raises(mpool.InvalidArgument, match=message):
-        pool.submit(capability, model=model, **request_)
-
-
 # ---- ps
-
-
-def test_ps_has_a_text_and_an_escaped_html_form() -> None:
-    rows = table([row(), row(key="<script>alert(1)</script>", state="cold", facts={}, idle_seconds=90_000.0)])
-    assert isinstance(rows, ModelTable) and len(rows) == 2 and rows[0].compute == "float32" and rows[1].compute is None
-    lines = repr(rows).splitlines()
-    assert lines[0].split() == list(ModelTable._HEAD) and "5 MB" in lines[1] and "3 (1 failed)" in lines[1]
-    html = rows._repr_html_()
-    assert "<script>" not in html and "&lt;script&gt;" in html and html.count("<tr>") == 3
-    assert [entry.key for entry in rows[1:]] == ["<script>alert(1)</script>"]
 
 
 def test_ps_of_an_unused_pool(pool: mpool.Pool) -> None:
     assert len(pool.ps()) == 0 and "MODEL" in repr(pool.ps())
     assert pool._registry is None, "ps() creates no registry"
-
-
-def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
-    assert mpool.show_config() is None
-    text = capsys.readouterr().out
-    found = mpool.show_config("dicts")
-    for word in ("mpool", "CPU", "threads", "BLAS", "kernels", "MPOOL_THREADS", "numpy"):
-        assert word in text
-    assert found["version"] == mpool.__version__ and found["versions"]["numpy"] == np.__version__
-    assert "MPOOL_MEMORY_MB" in found["options"]
-    with pytest.raises(mpool.InvalidArgument):
-        mpool.show_config("json")  # type: ignore[call-overload]
 
 
 # ---- pools
@@ -478,18 +420,6 @@ def test_models_of_the_default_pool_pickle(bert: Path) -> None:
 
 # ---- configuration
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("threads", -1), ("threads", 1.5), ("threads", True), ("memory_bytes", -1), ("step_budget", -1.0),
-    ("load_timeout", 0), ("shutdown_grace", float("nan")), ("embed_queue_capacity", 0), ("prompt_queue_capacity", "9"),
-    ("max_embed_inputs", 0), ("offline", 1)])
-def test_configuration_is_checked(field: str, value: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument, match=f"`{field}` must be .*got") as caught:
-        mpool.PoolConfig(**{field: value})
-    assert caught.value.param == field
-    with pytest.raises(mpool.InvalidArgument, match="`config` must be an mpool.PoolConfig or None, got dict"):
-        mpool.Pool({field: value})  # type: ignore[arg-type]
-
-
 #: Option -> its smallest and largest value, and a step to the next value that is refused.
 BOUNDS: dict[str, tuple[float, float, float]] = {
     "threads": (0, 256, 1), "memory_bytes": (0, 2**62, 1), "process_memory": (0, 2**62, 1),
@@ -524,43 +454,6 @@ def test_defaults_are_pinned() -> None:
     assert mpool.PoolConfig() == mpool.PoolConfig(
         threads=0, memory_bytes=0, step_budget=0.0, load_timeout=30.0, shutdown_grace=5.0, embed_queue_capacity=100,
         prompt_queue_capacity=100, max_embed_inputs=None, offline=None)
-
-
-def test_options_change_behaviour(bert: Path, llama: Path) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1)) as one:
-        one.embed("x", bert)
-        assert one.registry.stats()["compute_threads"] == 1
-    with mpool.Pool(mpool.PoolConfig(memory_bytes=300_000_000)) as small:
-        small.embed("x", bert)
-        assert small.registry.stats()["memory_limit"] == 300_000_000
-    with mpool.Pool(mpool.PoolConfig(memory_bytes=1)) as none, pytest.raises(mpool.MemoryExhausted):
-        none.embed("x", bert)
-
-
-@pytest.mark.parametrize(("field", "capability"), [("embed_queue_capacity", "text_embedding"),
-                                                   ("prompt_queue_capacity", "text_to_text")])
-def test_queue_capacity(bert: Path, llama: Path, field: str, capability: str) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1, **{field: 1})) as own:  # type: ignore[arg-type]
-        model = own.load(bert if capability == "text_embedding" else llama)
-        key = model._entry.core_key()
-        tickets, refused = [], 0
-        for _ in range(5000):
-            try:
-                if capability == "text_embedding":
-                    ids = np.array([2, *[9] * 60, 3] * 50, dtype=np.int32)
-                    tickets.append(own.registry.submit_embed(key, ids, np.arange(51, dtype=np.int64) * 62,
-                                                             fail_fast=True))
-                else:
-                    from mpool.tasks import text_to_text as generation
-
-                    request = generation.prepare(model._entry, np.array([5, 6], dtype=np.int32), "auto",
-                                                 {"max_tokens": 1500, "ignore_eos": True})
-                    tickets.append(request.submit(None, fail_fast=True))
-            except mpool.Overloaded:
-                refused += 1
-                break
-        assert refused > 0
-        del tickets
 
 
 # ---- a tokenizer with more tokens than the embedding has rows

@@ -278,31 +278,6 @@ def test_a_placeholder_in_the_users_text_is_plain_text(pool: mpool.Pool, model: 
     assert done.usage.prompt_tokens == 2 + 25 + 4 + 2  # `<image>` is split into two words
 
 
-def test_inconsistent_files_are_refused(tmp_path: Path, pool: mpool.Pool) -> None:
-    folder = visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-
-    def refuse(error: type[Exception], words: str, **change: Any) -> None:
-        (folder / "config.json").write_text(json.dumps({**config, **change}))
-        with pytest.raises(error, match=words):
-            pool.load(str(folder))
-
-    refuse(errors.Unsupported, "a single layer", vision_feature_layer=[-2, -3])
-    refuse(errors.FormatError, "vision_feature_layer", vision_feature_layer=7)
-    refuse(errors.FormatError, "image_token_index", image_token_index=5000)
-    refuse(errors.FormatError, "model_type", text_config={**config["text_config"], "model_type": "bert"})
-    refuse(errors.FormatError, "shape of", text_config={**config["text_config"], "hidden_size": 128, "head_dim": 16})
-    refuse(errors.FormatError, "architectures", architectures=["VipLlavaForConditionalGeneration"])
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "preprocessor_config.json").write_text(json.dumps(
-        {**visionmodels.PROCESSORS["llava"], "crop_size": {"height": 48, "width": 48}}))
-    with pytest.raises(errors.FormatError, match="40 x 40"):
-        pool.load(str(folder))
-    (folder / "preprocessor_config.json").write_text(json.dumps(visionmodels.PROCESSORS["llava_next"]))
-    with pytest.raises(errors.FormatError, match="model_type is llava, allowed: llava_next, because .* tiles"):
-        pool.load(str(folder))
-
-
 def test_rotary_embedding_of_qwens_image_encoder(tmp_path: Path, pool: mpool.Pool) -> None:
     """`rope_parameters` of the vision config; older files lack the key."""
     folder = visionmodels.save(visionmodels.randomised("qwen2_5_vl"), "qwen2_5_vl", tmp_path)
@@ -320,18 +295,3 @@ def test_rotary_embedding_of_qwens_image_encoder(tmp_path: Path, pool: mpool.Poo
             base(rope_parameters=wrong)
     with pytest.raises(errors.MpoolError, match="factor"):
         base(rope_parameters={"factor": 2.0})
-
-
-def test_the_command(pool: mpool.Pool, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from mpool.cli import main
-
-    for name, pixels in (("a.png", PHOTO), ("b.png", OTHER)):
-        (tmp_path / name).write_bytes(png(pixels))
-    wanted = pool.vision([PHOTO, OTHER], text(1, 9), model, **GREEDY)
-    given = ["vision", text(1, 9), "--image", str(tmp_path / "a.png"), "-i", str(tmp_path / "b.png"), "-m", model,
-             "--compute", "float32", "--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
-    assert main(given) == 0 and capsys.readouterr().out == wanted.text + "\n"
-    assert main([*given, "--json"]) == 0 and json.loads(capsys.readouterr().out)["text"] == wanted.text
-    assert main(["show", model, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["capability"] == "vision" and shown["image_size"] == 40 and shown["context_length"] == 1024

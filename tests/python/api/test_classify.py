@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import pytest
 import mpool
 
 import tinymodels
-from cancelling import cancelled_job
 from paritymodels import torch, transformers
 from rerankers import make_classifier, make_reranker, set_config
 
@@ -144,50 +141,6 @@ def test_results(pool: mpool.Pool, folders: dict[str, Path]) -> None:
             result.scores[0] = 0
     equal = mpool.Classification(np.float32([0.25, 0.5, 0.5]), ("a", "b", "c"), "m")
     assert equal.label == "b" and [result.label for result in equal] == ["b", "c", "a"]  # ties keep their order
-
-
-def test_bytes_do_not_depend_on_the_batch(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    """Alone, in a list, in slices, from several threads, from asyncio and as a job: the same bytes."""
-    folder = folders["xlm_roberta"]
-    texts = [f"The quick {at} fox. " * (1 + at % 5) for at in range(1500)]
-    pairs = list(zip(texts, reversed(texts)))
-    for inputs, options in ((texts, {}), (pairs, {}), (texts[:700], {"labels": ["a", "b c"]})):
-        whole = pool.classify(inputs, folder, **options)
-        alone = [pool.classify([inputs[at]], folder, **options).scores[0] for at in (0, 3, 699)]
-        assert np.array_equal(alone, whole.scores[[0, 3, 699]])
-        found: list[Any] = []
-        threads = [threading.Thread(target=lambda part=part: found.append(
-            (part, pool.classify(inputs[part:part + 60], folder, **options)))) for part in range(0, 240, 60)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(found) == 4
-        assert all(np.array_equal(result.scores, whole.scores[part:part + 60]) for part, result in found)
-        assert asyncio.run(_await(mpool.aio.classify(inputs, folder, pool=pool, **options))) == whole
-        job = pool.submit("text_embedding", texts=inputs[:50], model=folder, **options)
-        assert np.array_equal(job.result(60).scores, whole.scores[:50]) and job.result(60) == job.result(60)
-    assert pool.submit("text_embedding", texts="a", model=folder).result(60) == pool.classify("a", folder)
-
-
-async def _await(result: Any) -> Any:
-    return await result
-
-
-def test_worker_processes_give_the_same_bytes(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    with mpool.Pool(mpool.PoolConfig(isolation="process")) as other:
-        for inputs, options in ((TEXTS, {}), (PAIRS, {}), (TEXTS, {"labels": LABELS})):
-            want = pool.classify(inputs, folders["bert"], **options)
-            assert other.classify(inputs, folders["bert"], **options) == want
-
-
-def test_a_cancelled_job_ends(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    job = cancelled_job(lambda texts: pool.submit("text_embedding", texts=texts, model=folders["bert"]), 5000)
-    with pytest.raises(mpool.Cancelled):
-        job.result(60)
-    assert not job.cancel()
-    with pytest.raises(mpool.Timeout):
-        pool.classify(TEXTS * 1000, folders["bert"], timeout=1e-4)
 
 
 def test_progress_counts_texts_and_pairs(pool: mpool.Pool, folders: dict[str, Path]) -> None:
@@ -382,20 +335,6 @@ def test_bad_heads_are_format_errors(folders: dict[str, Path], tmp_path: Path) -
         save_file(changed, folder / "model.safetensors")
         with mpool.Pool() as other, pytest.raises((mpool.FormatError, mpool.LimitError), match=message):
             other.classify("a", folder)
-
-
-def test_nan_weights_give_a_numeric_error(folders: dict[str, Path], tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    folder = shutil.copytree(folders["bert"], tmp_path / "model")
-    tensors = dict(load_file(folder / "model.safetensors"))
-    tensors["classifier.bias"] = np.float32([0, np.nan, 0])
-    save_file(tensors, folder / "model.safetensors")
-    for isolation in ("thread", "process"):
-        with mpool.Pool(mpool.PoolConfig(isolation=isolation)) as other:  # type: ignore[arg-type]
-            for inputs, options in ((TEXTS, {}), ("a", {}), (PAIRS, {}), ("a", {"labels": ["b"]})):
-                with pytest.raises(mpool.NumericError):
-                    other.classify(inputs, folder, **options)
 
 
 def test_show_names_the_labels(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

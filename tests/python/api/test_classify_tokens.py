@@ -6,7 +6,6 @@ import asyncio
 import json
 import pickle
 import shutil
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from mpool.tasks import token_labels
 
 import rerankers
 import tinymodels
-from cancelling import cancelled_job
 from paritymodels import torch, transformers
 from tokenclassifiers import FAMILIES, LABELS, make_token_classifier
 
@@ -180,54 +178,8 @@ def test_results(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     assert np.median(same) < 0.02
 
 
-def test_bytes_do_not_depend_on_the_batch(pool: mpool.Pool, folders: dict[str, Path],
-                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, in a list, in slices, from several threads, from asyncio and as a job: the same spans."""
-    folder = folders["xlm_roberta"]
-    monkeypatch.setattr("mpool.tasks.text_embedding.SLICE_TEXTS", 64)
-    texts = [f"The quick {at} fox. " * (1 + at % 5) for at in range(200)] + ["", "dog " * 90]
-    for options in ({}, {"aggregation": "average", "stride": 5}):
-        whole = pool.classify_tokens(texts, folder, **options)
-        assert len(whole) == 202 and len(whole[200]) == 0
-        for at in (0, 3, 130, 200, 201):
-            assert pool.classify_tokens(texts[at], folder, **options) == whole[at]
-        found: list[Any] = []
-        threads = [threading.Thread(target=lambda part=part: found.append(
-            (part, pool.classify_tokens(texts[part:part + 20], folder, **options)))) for part in range(0, 80, 20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(found) == 4 and all(result == whole[part:part + 20] for part, result in found)
-        assert asyncio.run(_await(mpool.aio.classify_tokens(texts, folder, pool=pool, **options))) == whole
-        assert asyncio.run(_await(mpool.aio.classify_tokens("", folder, pool=pool, **options))) == whole[200]
-        job = pool.submit("text_embedding", texts=texts[:50], output="spans", model=folder, **options)
-        assert job.result(60) == whole[:50] and job.result(60) == job.result(60)
-    for text in ("a", ""):
-        job = pool.submit("text_embedding", texts=text, output="spans", model=folder)
-        assert job.result(60) == pool.classify_tokens(text, folder)
-    with pytest.raises(mpool.InvalidArgument, match="`output` must be one of labels, spans, got 'tokens'"):
-        pool.submit("text_embedding", texts=texts, output="tokens", model=folder)
-
-
 async def _await(result: Any) -> Any:
     return await result
-
-
-def test_worker_processes_give_the_same_bytes(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    with mpool.Pool(mpool.PoolConfig(isolation="process")) as other:
-        for name in ("bert", "modern_bert"):
-            assert other.classify_tokens(TEXTS, folders[name]) == pool.classify_tokens(TEXTS, folders[name])
-
-
-def test_a_cancelled_job_ends(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    job = cancelled_job(lambda texts: pool.submit("text_embedding", texts=texts, output="spans",
-                                                  model=folders["bert"]), 2000)
-    with pytest.raises(mpool.Cancelled):
-        job.result(60)
-    assert not job.cancel()
-    with pytest.raises(mpool.Timeout):
-        pool.classify_tokens(TEXTS * 100, folders["bert"], timeout=1e-4)
 
 
 def test_only_tokens_that_the_model_reads_are_examined(pool: mpool.Pool, folders: dict[str, Path],
@@ -414,26 +366,3 @@ def test_bad_labels_and_heads_are_format_errors(folders: dict[str, Path], tmp_pa
         save_file(changed, folder / "model.safetensors")
         with mpool.Pool() as other, pytest.raises((mpool.FormatError, mpool.LimitError), match=message):
             other.classify_tokens("a", folder)
-
-
-def test_nan_weights_give_a_numeric_error(folders: dict[str, Path], tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    folder = Path(shutil.copytree(folders["bert"], tmp_path / "model"))
-    tensors = dict(load_file(folder / "model.safetensors"))
-    tensors["classifier.bias"] = np.float32([0, np.nan, 0, 0, 0, 0, 0])
-    save_file(tensors, folder / "model.safetensors")
-    for isolation in ("thread", "process"):
-        with mpool.Pool(mpool.PoolConfig(isolation=isolation)) as other:  # type: ignore[arg-type]
-            for inputs in (TEXTS, "a"):
-                with pytest.raises(mpool.NumericError):
-                    other.classify_tokens(inputs, folder)
-
-
-def test_show_names_the_labels(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    from mpool.cli import main
-
-    assert main(["show", str(folders["bert"]), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["gives"] == "labels tokens (classify_tokens)" and facts["labels"] == 7
-    assert facts["label_names"] == list(LABELS)

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -20,8 +19,6 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import _core
-from waiting import until
 import imagemodels
 import paritymodels
 import staticmodels
@@ -193,23 +190,6 @@ def test_image_generation_does_not_depend_on_the_paths_of_its_weights(flux: Path
         for file in _weights(folder):
             _replace(file, _flipped(file))
         assert np.array_equal(np.asarray(model.generate_image("a cat", **options).image), want)
-
-
-def test_a_mapped_file_holds_one_descriptor(bert: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(bert, tmp_path / "model"))
-
-    def opened() -> int:
-        return sum(os.path.realpath(f"/proc/self/fd/{one}") == str(folder / "model.safetensors")
-                   for one in os.listdir("/proc/self/fd"))
-
-    with mpool.Pool() as pool:
-        pool.load(folder)
-        assert opened() == 1
-        child = subprocess.run(["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, close_fds=False,
-                               check=True)
-        assert "model.safetensors" not in child.stdout
-        pool.unload(folder)
-        until(lambda: opened() == 0, 10, opened)
 
 
 # ---- a model that is loaded again --------------------------------------------------------------------------------
@@ -463,22 +443,6 @@ def test_a_name_that_another_thread_forgot_comes_back(bert: Path, tmp_path: Path
         assert [row.state for row in pool.ps()] == ["cold"]
 
 
-def test_half_a_save_before_the_first_use(bert: Path, tmp_path: Path) -> None:
-    """A thread that looked the name up before another one met half a save shares the model with later lookups."""
-    folder = Path(shutil.copytree(bert, tmp_path / "model"))
-    text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text("{")
-    with mpool.Pool() as pool, mpool.Pool() as fresh:
-        looked_up = pool._names.named(folder)
-        with pytest.raises(mpool.FormatError, match="config.json"):
-            pool.embed("A cat sat.", folder)
-        (folder / "config.json").write_text(text)
-        want = _text(fresh.get(bert))
-        for model in (folder, looked_up, folder, looked_up):
-            assert pool.embed("A cat sat.", model).tobytes() == want
-        assert len(pool.ps()) == len(pool.registry.entries()) == 1
-
-
 def test_threads_that_look_up_changed_files_at_once(bert: Path, tmp_path: Path,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(shutil.copytree(bert, tmp_path / "model"))
@@ -509,53 +473,6 @@ def test_threads_that_look_up_changed_files_at_once(bert: Path, tmp_path: Path,
                 thread.join()
             with mpool.Pool() as fresh:
                 assert len(reads) == 1 and set(found) == {fresh.embed("A cat sat.", folder).tobytes()}
-
-
-def test_other_files_in_the_folder_load_nothing(bert: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(bert, tmp_path / "model"))
-    with mpool.Pool() as pool:
-        pool.embed("A cat sat.", folder)
-        description, loads = pool.get(folder).description, pool.registry.stats()["loads"]
-        (folder / "note.txt").write_text("not part of the model")
-        pool.embed("A cat sat.", folder)
-        assert pool.get(folder).description is description and pool.registry.stats()["loads"] == loads
-
-
-def test_a_lookup_reads_no_file_that_is_unchanged(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lookup asks the core once whether the files and folders of the model have the stamps that they had."""
-    from mpool.models import files
-
-    with mpool.Pool() as pool:
-        pool.embed("A cat sat.", bert)
-        (stamps,) = (entry.describe().stamps for entry in pool._names.entries())
-        calls: list[Any] = []
-
-        are_current = _core.are_current
-        monkeypatch.setattr(_core, "are_current", lambda asked: (calls.append(asked), are_current(asked))[1])
-        monkeypatch.setattr(files, "stamp", None)
-        monkeypatch.setattr(files, "open_regular", None)
-        for look_up in (lambda: pool.embed("A cat sat.", bert), lambda: pool.get(bert)):
-            calls.clear()
-            look_up()
-            assert calls == [stamps, {}]
-
-
-@pytest.mark.parametrize("change", ["nothing", "write", "replace", "remove", "add", "folder", "unreadable"])
-def test_stamps_are_compared(tmp_path: Path, change: str) -> None:
-    from mpool.models import files
-
-    folder, file, missing = tmp_path / "folder", tmp_path / "folder/file", tmp_path / "folder/missing"
-    folder.mkdir()
-    file.write_bytes(b"a")
-    paths = [str(path) for path in (folder, file, missing, tmp_path / "\udcff")]
-    stamps = {path: files.stamp(path) for path in paths[:3 + (change == "unreadable")]}
-    {"nothing": lambda: file.chmod(0o600), "write": lambda: file.write_bytes(b"ab"),
-     "replace": lambda: _replace(file, b"a"), "remove": file.unlink, "add": lambda: missing.write_bytes(b""),
-     "folder": lambda: (folder / "other").write_bytes(b""), "unreadable": lambda: None}[change]()
-    assert _core.are_current(stamps) == (change == "nothing")
-    assert (files.changed(stamps, folders=True) is None) == (change in ("nothing", "unreadable"))
-    assert (files.changed(stamps) is None) == (change in ("nothing", "unreadable", "folder"))
-    assert _core.are_current({**stamps, paths[1]: (1,)}) == (change in ("nothing", "write"))
 
 
 def _shards(folder: Path) -> Path:
@@ -630,19 +547,6 @@ def test_every_part_of_a_model_is_looked_up_anew(tmp_path: Path, part: str) -> N
         after = use(pool.get(place))
         with mpool.Pool() as fresh:
             assert after == use(fresh.get(place)) != before
-
-
-def test_a_draft_model_of_now(llama: Path, tmp_path: Path) -> None:
-    """Results do not depend on the draft model, but memory does."""
-    transformers = pytest.importorskip("transformers")
-    folder = Path(shutil.copytree(llama, tmp_path / "draft"))
-    with mpool.Pool() as pool:
-        want = _tokens(pool.load(llama, draft=folder))
-        (before,) = (row.facts["draft_bytes"] for row in pool.ps())
-        transformers.AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=1).save_pretrained(folder)
-        assert pool.generate("A cat", llama, **GREEDY).token_ids == want
-        (after,) = (row.facts["draft_bytes"] for row in pool.ps())
-        assert 0 < after < before
 
 
 def test_adapters_of_now(llama: Path, tmp_path: Path) -> None:

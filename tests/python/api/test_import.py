@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import inspect
 import os
-import pkgutil
 import re
 import shutil
 import subprocess
@@ -19,7 +18,6 @@ from pathlib import Path
 import pytest
 
 import mpool
-from mpool.foreign_names import ATTRIBUTES
 
 HEAVY = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "PIL", "asyncio", "tqdm", "mpool._core",
          "concurrent.futures", "multiprocessing", "ssl", "http")
@@ -169,43 +167,6 @@ def test_every_error_is_public() -> None:
 def test_unknown_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute 'emebd'"):
         mpool.emebd  # noqa: B018
-
-
-@pytest.mark.parametrize("name, use", sorted(ATTRIBUTES["mpool"].items()))
-def test_importing_a_name_of_another_library(name: str, use: str) -> None:
-    with pytest.raises(ImportError) as raised:
-        exec(f"from mpool import {name}", {})
-    assert str(raised.value) == f"cannot import name {name!r} from 'mpool'; {use}"
-
-
-def test_importing_a_name_of_another_library_in_a_new_process() -> None:
-    """Nothing of mpool is imported before, and the first lines of a user's program are these."""
-    for line in ("from mpool import SentenceTransformer", "from mpool import embed, Llama",
-                 "import mpool.TextEmbedding", "import mpool; mpool.SentenceTransformer"):
-        done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, cwd=tempfile.gettempdir())
-        name = re.split(r"[ .]", line)[-1]
-        assert done.returncode == 1 and f"{name!r}" in done.stderr
-        assert done.stderr.rstrip().endswith(ATTRIBUTES["mpool"][name])
-
-
-def test_looking_for_a_name_of_another_library() -> None:
-    """Tools ask which modules exist without importing them: a name that mpool does not have is no error there."""
-    for name in sorted(ATTRIBUTES["mpool"]):
-        assert importlib.util.find_spec(f"mpool.{name}") is None
-    assert [finder.find_spec("mpool.Llama", list(mpool.__path__)) for finder in sys.meta_path] == \
-        [None] * len(sys.meta_path)
-    with pytest.raises(AttributeError, match=re.escape(ATTRIBUTES["mpool"]["Llama"])):
-        pkgutil.resolve_name("mpool.Llama")
-    with pytest.raises(ImportError, match=re.escape(ATTRIBUTES["mpool"]["Llama"])):
-        importlib.import_module("mpool.Llama")
-
-
-def test_importing_an_unknown_name() -> None:
-    with pytest.raises(ImportError, match="cannot import name 'emebd' from 'mpool' "):
-        exec("from mpool import emebd", {})
-    with pytest.raises(ModuleNotFoundError, match="No module named 'mpool.emebd'"):
-        importlib.import_module("mpool.emebd")
-    assert not hasattr(mpool, "SentenceTransformer")
 
 
 def test_sources_without_the_core_explain_how_to_build(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import mpool
 from mpool import cli
-from mpool.tasks import classification, steps, vectors
+from mpool.tasks import steps, vectors
 from cancelling import cancelled_job, distinct_texts
 from outputcalls import LABELS, OUTPUTS, Output, bytes_of, bytes_of_one, texts_of
 from servers import ask, serving
@@ -364,25 +364,6 @@ def test_zero_shot_classification_of_long_texts(pool: mpool.Pool, nli: Path) -> 
         list(pool.classify(long, nli, labels=LABELS))
 
 
-def test_many_hypotheses_are_tokenized_outside_of_the_loop(pool: mpool.Pool, nli: Path,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int] = []
-    encoded = classification._encoded_hypotheses
-
-    def recorded(*arguments: Any) -> Any:
-        threads.append(threading.get_ident())
-        return encoded(*arguments)
-
-    async def run() -> int:
-        return len([one async for one in mpool.aio.embed_iter(
-            ["w1"], nli, output="labels", pool=pool, labels=[f"w{at} w{at} w{at}" for at in range(2000)])])
-
-    pool.classify("w1", nli)  # the model's files are read before
-    monkeypatch.setattr(classification, "_encoded_hypotheses", recorded)
-    assert asyncio.run(run()) == 1
-    assert threads and threading.get_ident() not in threads
-
-
 def test_options_of_iterators_of_labels(pool: mpool.Pool, ranker: Path, tagger: Path) -> None:
     best = pool.classify(TEXTS, ranker, function_to_apply="none", top_k=1)
     found = list(pool.embed_iter(TEXTS, ranker, output="labels", function_to_apply="none", top_k=1))
@@ -433,23 +414,6 @@ def test_pairs_of_iterators(pool: mpool.Pool, ranker: Path) -> None:
         list(pool.embed_iter([*pairs[:1100], "w1"], ranker, output="labels"))
     with pytest.raises(mpool.InvalidArgument, match=r"`iterable\[1100\]` must be a str of 0 to .* got tuple"):
         list(pool.embed_iter([*(TEXTS * 20)[:1100], ("w1", "w2")], ranker, output="labels"))
-
-
-def test_long_pairs_are_tokenized_outside_of_the_loop(pool: mpool.Pool, ranker: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int] = []
-    packed = classification._pack_pairs
-
-    def recorded(*arguments: Any) -> Any:
-        threads.append(threading.get_ident())
-        return packed(*arguments)
-
-    async def run(pairs: list[tuple[str, str]]) -> int:
-        return len([one async for one in mpool.aio.embed_iter(pairs, ranker, output="labels", pool=pool)])
-
-    monkeypatch.setattr(classification, "_pack_pairs", recorded)
-    assert asyncio.run(run([("w1", "w2 " * 20_000)])) == 1
-    assert threads and threading.get_ident() not in threads
 
 
 def test_largest_weights_of_iterators(pool: mpool.Pool, m3: Path) -> None:

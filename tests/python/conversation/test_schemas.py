@@ -18,7 +18,6 @@ from mpool.conversation import schema_references
 
 pytest.importorskip("llguidance")
 
-TEXT = {"type": "string"}
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
 #: Schema -> keyword that the message names.
 ENDLESS: list[tuple[dict[str, Any], str]] = [
@@ -283,21 +282,3 @@ def test_listed_integers_are_not_rounded(pool: mpool.Pool, llama: Path) -> None:
             assert pool.generate("Once", llama, response_format=relaxed, **HOT).parsed == []
     exact = {"type": "integer", "enum": [2**53, -2**60]}
     assert pool.generate("Once", llama, response_format=exact, **HOT).parsed in exact["enum"]
-
-
-def test_properties_of_shared_schemas_are_read_once() -> None:
-    """60 definitions that each refer twice to the next one, and one that refers to itself: 2^60 paths."""
-    from mpool.conversation.tool_values import disjoint, properties_of
-
-    def chain(keyword: str) -> dict[str, Any]:
-        defs: dict[str, Any] = {f"d{at}": {"properties": {"a": {}}, keyword: [{"$ref": f"#/$defs/d{at + 1}"}] * 2}
-                                for at in range(60)}
-        return {"$defs": {**defs, "d60": {"properties": {"a": TEXT}}}, "$ref": "#/$defs/d0"}
-
-    for keyword in ("allOf", "anyOf"):
-        assert len(properties_of(chain(keyword)).schemas["a"]) <= 61
-    own = {"allOf": [{"$ref": "#"}] * 3, "anyOf": [{"$ref": "#"}] * 3, "properties": {"a": TEXT}}
-    assert len(properties_of(own).schemas["a"]) <= 3
-    node = {"type": "object", "properties": {f"p{at}": {"$ref": "#"} for at in range(30)},
-            "required": [f"p{at}" for at in range(30)]}
-    assert not disjoint(node, {**node}, node)

@@ -360,19 +360,6 @@ def letters() -> Any:
 SPLITTERS = {"none": None, "thinks": reasoning.ThinkSplitter, "opened": reasoning.OpenedThinkSplitter}
 
 
-@pytest.mark.parametrize("markers, text, reused", [
-    ((b"<call>", b"[x"), "Hi <call>x y", ".rr........."), ((b"<call>", b"<think>"), "Hi<think>b c", ".r........rr"),
-    ((), "a\U0001f600b", "....rr"), ((b"[",), "a\U0001f600b[c", "....rr.."), ((b"<call>",), "ab<c<ca", ".r.....")])
-def test_masks_are_reused_after_whole_characters_and_outside_of_markers(markers: tuple[bytes, ...], text: str,
-                                                                        reused: str) -> None:
-    """Each token is a byte. The first marker begins the calls, after which no mask is reused."""
-    reuse, found = MaskReuse(markers, (), lambda token: bytes([token])), ""
-    for byte in text.encode():
-        found += "." if reuse.lookup([byte]) is None else "r"
-        reuse.store(b"mask")
-    assert found == reused
-
-
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("splitter", SPLITTERS)
 @pytest.mark.parametrize("name", FORMATS)

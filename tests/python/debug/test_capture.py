@@ -12,8 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -218,15 +216,6 @@ def test_dropping_a_stream_cancels_its_request(model: mpool.Model) -> None:
             ticket.check()
 
 
-def test_a_written_capture_is_freed(model: mpool.Model, tmp_path: Path) -> None:
-    with mpool.capture(tmp_path / "a.jsonl") as capture:
-        model.generate("A cat", max_tokens=2, capture=capture, **GREEDY)
-    gone = weakref.ref(capture)
-    del capture
-    gc.collect()
-    assert gone() is None
-
-
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 def test_a_file_is_replaced_and_a_folder_is_extended(model: mpool.Model, tmp_path: Path) -> None:
@@ -329,17 +318,6 @@ def put(path: Path, table: captures._RecordTable) -> None:
     mpool.capture(path)._store(table)
 
 
-def test_several_processes_may_share_a_folder(tmp_path: Path) -> None:
-    """Simulated with two captures: no file is overwritten."""
-    data = np.zeros((1, 5), np.float32)
-    put(tmp_path, captures._RecordTable("0", 1, data, 2, 8, 8))
-    first, second = mpool.capture(tmp_path), mpool.capture(tmp_path)
-    for name, capture in enumerate((first, second, first, second, second, first), 1):
-        capture._store(captures._RecordTable(str(name), 1, data, 2, 8, 8))
-    assert sorted(os.listdir(tmp_path)) == [f"{number:06d}.jsonl" for number in range(1, 8)]
-    assert [record.job_id for record in mpool.read_capture(tmp_path)][::5] == list("0123456")
-
-
 def test_a_forked_child_captures(llama: Path, tmp_path: Path) -> None:
     """The child starts its own writer thread when it needs one."""
     program = """if True:
@@ -378,16 +356,6 @@ def test_every_float32_comes_back(tmp_path: Path) -> None:
 
 
 # ---- refused arguments -----------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("name, value", [("values", 0), ("values", (1 << 20) + 1), ("values", True), ("values", "10"),
-                                         ("values", 1.5), ("records", 0), ("records", 2**31), ("path", ""),
-                                         ("path", b"x.jsonl"), ("path", 3), ("path", "\ud800.jsonl"),
-                                         ("path", "a\0.jsonl")])
-def test_invalid_arguments(name: str, value: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument, match=f"`{name}` must be ") as caught:
-        mpool.capture(**{name: value})
-    assert caught.value.param == name
-
 
 def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
@@ -598,22 +566,6 @@ def test_the_last_line_needs_no_newline(tmp_path: Path) -> None:
     assert [found.values for found in mpool.read_capture(tmp_path)] == [(1.0, None, -2.5)] * 2
 
 
-def test_the_writer_thread_polls_rarely_during_generation(model: mpool.Model) -> None:
-    """The number of polls does not grow with every token."""
-    with mpool.capture() as capture:
-        stream = model.generate("Once", max_tokens=2000, stream=True, capture=capture, **GREEDY)
-        next(stream)
-        writer = captures._instance
-        assert writer is not None and len(writer._pending) == 1
-        looks: list[float] = []
-        sweep = writer._write_finished
-        writer._write_finished = lambda: (looks.append(time.monotonic()), sweep())[1]  # type: ignore[method-assign]
-        tokens = stream.result().usage.completion_tokens
-        capture.flush()
-        del writer._write_finished  # type: ignore[method-assign]
-    assert tokens == 2000 and len(looks) < tokens / 4
-
-
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -646,31 +598,6 @@ def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: 
     assert told["grade"] == "acceptable" and told["departs"]["checkpoint"] == "norm"
     assert main(["capture", "compare", a, b, "--least", "exact", "--tokens", "2"]) == 0
     capsys.readouterr()
-
-
-@pytest.mark.parametrize("arguments, said", [
-    (["-p", "a", "-o", "a.jsonl", "--values", "0"], "--values must be an integer from 1 to 1,048,576, got 0"),
-    (["compare", "none.jsonl", "none.jsonl"], "cannot be read"),
-    (["-p", "a", "-o", "none/a.jsonl"], "is not in an existing folder")])
-def test_invalid_commands(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                     capsys: pytest.CaptureFixture[str]) -> None:
-    from mpool.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    assert main(["capture", *arguments]) == 1
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments, missing", [(["-p", "a"], "-o/--out"), (["-o", "a.jsonl"], "-p/--prompt"),
-                                               ([], "-p/--prompt, -o/--out")])
-def test_missing_options(arguments: list[str], missing: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """``compare`` needs neither option, so argparse does not require them."""
-    from mpool.cli import main
-
-    with pytest.raises(SystemExit) as left:
-        main(["capture", *arguments])
-    assert left.value.code == 2
-    assert capsys.readouterr().err.endswith(f"error: the following arguments are required: {missing}\n")
 
 
 @pytest.mark.parametrize("grade, most", [("exact", 1e-5), ("close", 1e-3), ("acceptable", 0.1)])

@@ -697,16 +697,6 @@ def test_images_that_become_too_long_or_are_too_small() -> None:
         prepare(Image.new("RGB", (13, 20)), small)
 
 
-def test_import_is_lazy() -> None:
-    import subprocess
-    import sys
-
-    code = ("import mpool.images.loading, mpool.images.preparing, sys\n"
-            "assert 'PIL' not in sys.modules and 'urllib.request' not in sys.modules")
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert mpool.embed_image
-
-
 # ---- arbitrary bytes -----------------------------------------------------------------------------------------------
 
 def _mutated(data: Any) -> bytes:

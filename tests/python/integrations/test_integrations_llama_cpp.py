@@ -241,15 +241,6 @@ def test_the_vocabulary_is_that_of_the_file(small: Llama, llama: Path) -> None:
     assert small.n_vocab() == json.loads((llama / "config.json").read_text())["vocab_size"]
 
 
-@pytest.mark.parametrize(("name", "use"), [("eval", "create_completion"), ("generate", "create_completion"),
-                                           ("create_chat_completion_openai_v1", "use create_chat_completion"),
-                                           ("metadata", "mpool show MODEL"), ("tokenizer", "use tokenize")])
-def test_missing_attributes_name_what_to_use(small: Llama, name: str, use: str) -> None:
-    with pytest.raises(AttributeError, match=f"'Llama' object has no attribute '{name}'; .*{use}"):
-        getattr(small, name)
-    assert not hasattr(small, "nothing")
-
-
 def test_vectors(bert: Path) -> None:
     model = Llama(str(bert), embedding=True)
     texts = ["one", "two three"]
@@ -330,18 +321,6 @@ def test_a_limit_of_tool_calls_is_named_beside_the_finish_reason(tmp_path: Path)
     message = langchain.ChatMpool(model=str(folder), options=options).invoke("the quick brown fox")
     assert len(message.tool_calls) == 8 and message.response_metadata["finish_reason"] == "tool_calls"
     assert message.response_metadata["stop_reason"] == "repeated_tool_calls"
-
-
-def test_numpys_scalars(llama: Path) -> None:
-    made = [Llama(str(llama), n_ctx=kind(64), seed=kind(7), verbose=kind(False)) for kind in (int, np.int64)]
-    given: dict[str, Any] = {"max_tokens": 3, "temperature": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.25, "seed": None,
-                             "repeat_penalty": 1.5, "logprobs": 1, "stop": "a", "typical_p": 1.0, "mirostat_mode": 0}
-    scalars = {name: value if value is None else np.str_(value) if isinstance(value, str) else
-               np.float32(value) if isinstance(value, float) else np.int64(value) for name, value in given.items()}
-    for _ in range(2):  # the seed of the second call follows from that of the first
-        texts = [one.create_completion("the quick", **options)["choices"][0]["text"]
-                 for one, options in zip(made, (given, scalars))]
-        assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("name, value", [

@@ -125,14 +125,6 @@ def test_facts(both: tuple[Any, Any]) -> None:
         assert torch.equal(found[name] * found["attention_mask"], wanted[name] * wanted["attention_mask"])
 
 
-def test_pool_of_processes_is_not_needed(both: tuple[Any, Any]) -> None:
-    ours, _ = both
-    pool = ours.start_multi_process_pool()
-    _same(ours.encode_multi_process(TEXTS, pool), ours.encode(TEXTS))
-    _same(ours.encode(TEXTS, pool=pool, device=["cpu", "cpu"], chunk_size=1), ours.encode(TEXTS))
-    ours.stop_multi_process_pool(pool)
-
-
 def test_former_and_newer_names(both: tuple[Any, Any]) -> None:
     ours, theirs = both
     _same(ours.encode_multi_process(inputs=TEXTS, pool=None), theirs.encode(TEXTS))
@@ -171,30 +163,6 @@ def test_former_arguments_of_cross_encoders(rankers: tuple[Any, Any]) -> None:
         wanted = model.predict([TEXTS[:2]])
         _same(model.predict(sentences=[TEXTS[:2]], activation_fct=None, num_workers=2), wanted)
         assert model.rank(TEXTS[0], TEXTS[1:], num_workers=2) == model.rank(TEXTS[0], TEXTS[1:])
-
-
-def test_options_that_do_not_exist_say_what_to_do(bert: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = SentenceTransformer(bert)
-    for options, name in (({"device": "cuda"}, "device"), ({"output_value": None}, "output_value")):
-        with pytest.raises(mpool.InvalidArgument, match=name):
-            model.encode("a", **options)  # type: ignore[arg-type]
-    with pytest.raises(mpool.Unsupported, match="revision") as caught:
-        SentenceTransformer(bert, revision="main")
-    assert "owner/name@revision" in (caught.value.hint or "")
-    with pytest.raises(TypeError, match="unknown"):
-        SentenceTransformer(bert, unknown=1)
-    with pytest.raises(mpool.InvalidArgument, match="^`normalise` is not an argument of this method"):
-        model.encode("a", normalise=True)
-    assert model.to("cpu") is model.cpu() is model.eval() is model
-    with pytest.raises(mpool.InvalidArgument, match="device"):
-        model.to("cuda")
-    assert SentenceTransformer(bert, backend="torch", trust_remote_code=False).device == "cpu"
-    with pytest.raises(mpool.WrongCapability):
-        SentenceTransformer(llama)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert model.encode("a").ndim == 1
-    with pytest.raises(mpool.Unsupported, match="torch"):
-        model.encode("a", convert_to_tensor=True)
 
 
 def test_predict(rankers: tuple[Any, Any]) -> None:
@@ -409,15 +377,6 @@ def test_similarity_takes_what_the_original_takes(both: tuple[Any, Any], form: s
     assert found.shape == tuple(wanted.shape) and np.abs(np.asarray(found) - np.asarray(wanted)).max() <= 2e-3
 
 
-@pytest.mark.parametrize(("name", "use"), [("fit", "train with sentence-transformers"), ("half", 'compute="bfloat16"'),
-                                           ("save_pretrained", "copy the folder"), ("tokenizer", "mpool.tokenize")])
-def test_missing_attributes_name_what_to_use(bert: Path, ranker: Path, name: str, use: str) -> None:
-    for model in (SentenceTransformer(bert), CrossEncoder(ranker)):
-        with pytest.raises(AttributeError, match=f"'{type(model).__name__}' object has no attribute '{name}'; .*{use}"):
-            getattr(model, name)
-        assert not hasattr(model, "nothing")
-
-
 def test_util_computes_what_the_original_computes(both: tuple[Any, Any]) -> None:
     from mpool.integrations.sentence_transformers import util
 
@@ -494,13 +453,3 @@ def test_positional_arguments_of_the_constructors(bert: Path, ranker: Path) -> N
         with pytest.raises(TypeError, match=rf"{ours.__name__}\(\) takes one positional argument, the model, got 3. "
                                             "Pass the others by name, such as device='cpu'"):
             ours(str(path), None, "cpu")
-
-
-def test_modules_of_torch_say_what_to_use(bert: Path, ranker: Path) -> None:
-    for model in (SentenceTransformer(bert), CrossEncoder(ranker)):
-        for get in (lambda: model[0], lambda: list(model), lambda: model[0].max_seq_length):
-            with pytest.raises(mpool.Unsupported, match="modules of the model are not available here. .*tokenize"):
-                get()
-        with pytest.raises(AttributeError, match="without modules of torch"):
-            model._first_module()
-        assert model

@@ -11,12 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("ray.serve")
-httpx = pytest.importorskip("httpx")
-
 from ray import serve  # noqa: E402
 from ray.exceptions import RayActorError, RayTaskError  # noqa: E402
 
@@ -165,16 +162,6 @@ def deployed(plan: Plan, nodes: int, monkeypatch: pytest.MonkeyPatch) -> Deploym
         patched.setattr(serving.serve, "deployment", found.deployment)
         assert make(plan, nodes) == "Front"  # the deployment that gets the requests
     return found
-
-
-def test_plans_of_numpy_scalars() -> None:
-    """They become Python's numbers: Ray compares and serialises them."""
-    plan = Plan(replicas=np.int64(2), cpus=np.int32(3), calls=np.float32(2.5), memory_mb=np.uint16(0))
-    assert plan == Plan(replicas=2, cpus=3, calls=2.5)
-    assert {type(plan.replicas), type(plan.cpus), type(plan.memory_mb)} == {int} and type(plan.calls) is float
-    for wrong in (2.5, True, "2"):
-        with pytest.raises(mpool.InvalidArgument, match="`replicas` must be an integer from 1 to "):
-            Plan(replicas=wrong)
 
 
 def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,15 +325,6 @@ def test_a_failed_start_is_an_error_of_mpool(called: str, error: Exception, monk
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert ended == [True]
-
-
-def test_documented_variables_are_those_of_the_proxy() -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "distributed.md"
-    if not page.exists():
-        pytest.skip("needs the repository")
-    found = dict(line.split("=", 1) for line in page.read_text(encoding="utf-8").splitlines()
-                 if line.startswith("RAY_SERVE_"))
-    assert found == proxy.ENVIRONMENT
 
 
 def test_fronts_take_the_bodies_that_servers_take() -> None:

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +26,11 @@ from mpool.models import (
     parse_reference,
     resolve,
 )
-from mpool.models import catalogue as catalogue_module
 from mpool.checks import nearest
 from mpool.models.catalogue import read
 from mpool.models.describing import is_offline
 from mpool.models.sources.hub_files import choose_folder, choose_gguf, gguf_models, split_siblings
 
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -469,24 +465,6 @@ def test_choose_folder_selects_the_files_of_a_pipeline(folder: str) -> None:
     tables[start + shards] = Fields({"weight_map": {"x": "../a.safetensors"}}, file="s")
     with pytest.raises(errors.FormatError):
         choose_folder([start + name for name in wanted], folder, tables.__getitem__, where="w")
-
-
-def test_exports_are_lazy_and_complete() -> None:
-    for name in mpool.models.__all__:
-        found = getattr(mpool.models, name)
-        assert found.__module__.startswith("mpool."), name
-        assert getattr(sys.modules[found.__module__], found.__name__) is found
-    with pytest.raises(AttributeError):
-        mpool.models.no_such_name
-    code = ("import sys, mpool.models; loaded = [m for m in sys.modules if m.startswith(('mpool.models.', "
-            "'huggingface_hub', 'filelock', 'tqdm', 'numpy', 'httpx'))]; assert not loaded, loaded; "
-            "mpool.models.load_catalogue(); "
-            "assert not [m for m in sys.modules if m.startswith(('huggingface_hub', 'numpy', 'tqdm', 'torch'))]")
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
-
-
-def test_catalogue_is_read_once() -> None:
-    assert load_catalogue() is load_catalogue() and catalogue_module.load is load_catalogue
 
 
 @pytest.mark.parametrize("name", ["MPOOL_OFFLINE", "HF_HUB_OFFLINE"])

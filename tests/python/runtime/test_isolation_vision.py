@@ -65,18 +65,6 @@ def test_tokens_are_the_same(pool: mpool.Pool, tmp_path: Path, family: str) -> N
     assert pool.metrics()["worker_faults"] == 0
 
 
-def test_streams_jobs_and_chats_are_the_same(pool: mpool.Pool, model: Path) -> None:
-    question = text(4, 12)
-    messages = [{"role": "user", "content": question, "images": [PHOTO]}]
-    with mpool.Pool() as here:
-        wanted = here.vision(PHOTO, question, model, **GREEDY).text
-        plain = here.chat([{"role": "user", "content": question}], model, **GREEDY).text
-    assert "".join(chunk.text for chunk in pool.vision(PHOTO, question, model, stream=True, **GREEDY)) == wanted
-    assert pool.submit("vision", images=PHOTO, prompt=question, model=model, **GREEDY).result().text == wanted
-    assert pool.chat(messages, model, **GREEDY).text == wanted
-    assert pool.chat([{"role": "user", "content": question}], model, **GREEDY).text == plain != wanted
-
-
 def test_images_are_cached_by_content(pool: mpool.Pool, model: Path, large: Path) -> None:
     """The prefix cache has the rows of images at the start of a prompt; encoder output is cached for any position."""
     images = [image(seed, 40, 40) for seed in range(6)]
@@ -188,15 +176,3 @@ def test_image_that_exceeds_the_memory_of_a_process(model: Path, large: Path) ->
             pool.vision(image(5, SIDE, SIDE), text(1, 9), large, **GREEDY)
         assert pool.vision(PHOTO, text(1, 9), large, **GREEDY).token_ids and processes(pool) == before
     assert children() == []
-
-
-def test_processes_are_charged_for_what_they_use(large: Path) -> None:
-    """A process may use 192 MiB and more, but the budget is charged for what its engine holds."""
-    charged = []
-    with pool_of(max_workers_per_model=1) as pool:
-        model = pool.load(large, compute="float32")
-        for photo in (PHOTO, image(5, SIDE, SIDE)):
-            assert pool.vision(photo, text(1, 9), model, **GREEDY).token_ids
-            (row,) = (row for row in pool.ps() if row.compute == "float32")
-            charged.append(row.engine_bytes)
-    assert 16 << 20 < charged[0] < charged[1] < 64 << 20

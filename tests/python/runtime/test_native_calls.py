@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -199,31 +197,6 @@ def test_cancelled_callers_leave_their_call(group: Any) -> None:
     assert not gate.entered.acquire(blocking=False), "the waiting call never ran"
 
 
-def test_the_collector_ends_a_waiting_coroutine_within_a_section(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The garbage collector runs in any section that allocates, and ends the tasks of an event loop that was closed
-    while they waited."""
-    threads, gate = group(1), Gate()
-    loop = asyncio.new_event_loop()
-    gc.disable()
-    try:
-        task = loop.create_task(threads.arun(gate))
-        loop.run_until_complete(asyncio.sleep(0))
-        assert gate.entered.acquire(timeout=10)
-        waiting = weakref.ref(task)
-        loop.close()
-        gate.event.set()
-        until(lambda: threads.status().running == 0, 20)
-        del task, loop
-        monkeypatch.setattr(ThreadGroup, "_mark_stuck", lambda self, now: gc.collect())
-        found: list[Any] = []
-        caller = threading.Thread(target=lambda: found.append(threads.run(divmod, 7, 2)), daemon=True)
-        caller.start()
-        caller.join(20)
-        assert found == [(3, 1)] and waiting() is None
-    finally:
-        gc.enable()
-
-
 def test_coordinating_groups_have_no_limit(impatient: Any) -> None:
     threads, gate = impatient(1, limited=False), Gate()
     caller = threading.Thread(target=threads.run, args=(gate,))
@@ -263,21 +236,6 @@ def test_no_thread_can_be_started(group: Any, monkeypatch: pytest.MonkeyPatch) -
     assert threads.run(divmod, 7, 2) == (3, 1)
 
 
-def test_results_are_not_kept(group: Any) -> None:
-    class Result:
-        alive = 0
-
-        def __init__(self) -> None:
-            Result.alive += 1
-
-        def __del__(self) -> None:
-            Result.alive -= 1
-
-    threads = group(1)
-    threads.run(Result)
-    until(lambda: Result.alive == 0, 20)
-
-
 def test_a_forked_child_has_its_own_threads(group: Any) -> None:
     threads = group(1)
     assert threads.run(os.getpid) == os.getpid()
@@ -303,18 +261,6 @@ except KeyboardInterrupt:
 """, *["none"] * 2)
     waited, ended = found
     assert 0.3 <= waited < 60 and time.time() - ended < 60  # the call takes 100 s
-
-
-def test_nothing_uses_threads_that_the_exit_joins() -> None:
-    """concurrent.futures and asyncio's default executor join their threads at exit, whatever they run."""
-    from pathlib import Path
-
-    import mpool
-
-    for path in Path(mpool.__file__).parent.rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        for word in ("to_thread(", "run_in_executor(", "ThreadPoolExecutor", "run_in_threadpool"):
-            assert word not in text, f"{path}: {word}"
 
 
 def test_a_call_that_has_ended_is_not_refused(group: Any) -> None:
@@ -343,25 +289,3 @@ def test_a_pending_call_whose_result_is_not_needed(group: Any) -> None:
     assert len(threads._waiting) == 1
     gate.event.set()
     assert first.result() == () and third.result() is None and ran == [3]
-
-
-def test_few_very_long_texts_are_tokenized_at_once(group: Callable[..., ThreadGroup],
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes up to 400 bytes per character, on a machine with many CPUs too."""
-    monkeypatch.setattr(native_calls, "TEXTS", group(8))
-    counted, most, lock = [0], [0], threading.Lock()
-
-    def tokenize() -> None:
-        with lock:
-            counted[0] += 1
-            most[0] = max(most[0], counted[0])
-        time.sleep(0.02)
-        with lock:
-            counted[0] -= 1
-
-    threads = [threading.Thread(target=native_calls.tokenized, args=(1_000_000, tokenize)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert 1 <= most[0] <= 2

@@ -12,8 +12,6 @@ from typing import Any
 import chainmodels
 import pytest
 
-import mpool
-from mpool.conversation import turns
 from mpool.conversation.messages import developer_as_system
 from mpool.server import bodies
 from mpool.server.errors import Refusal
@@ -247,12 +245,6 @@ def test_errors_have_the_names_of_ollama_s_options(server: Any, path: str) -> No
     assert " `format`: $ref of the JSON schema" in found["error"] and "`response_format`" in found["error"], found
 
 
-@pytest.mark.parametrize("value", [1, 0, -1, 2.5, "8", True])
-def test_context_length_of_the_library(server: Any, value: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="`context_length` must be an integer of 2 or more, or None"):
-        server.state.pool.generate("The", "llama", context_length=value)
-
-
 def test_a_conversation_longer_than_num_ctx_loses_its_oldest_turns(server: Any) -> None:
     turns = [{"role": role, "content": f"{at} " + "a b c " * 10} for at in range(6) for role in ("user", "assistant")]
     body = {**BODIES["/api/chat"], "messages": [*turns, *CHAT]}
@@ -288,26 +280,6 @@ def test_developer_is_system_where_the_template_does_not_know_it(server: Any) ->
         [{"role": "system", "content": "A"}, messages[1]], "llama", **GREEDY).text
 
 
-def test_many_developer_messages_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The work is linear in the number of messages: the text of a message is copied once."""
-    copied, count = 0, 1000
-    joined_of = turns.joined
-
-    def counted(group: Any) -> Any:
-        nonlocal copied
-        copied += len(group)
-        return joined_of(group)
-
-    monkeypatch.setattr(turns, "joined", counted)
-    given = [{"role": "system" if at == 0 else "developer", "content": [{"type": "text", "text": str(at)}]}
-             for at in range(count)]
-    (joined,) = developer_as_system(given)
-    assert "".join(part["text"] for part in joined["content"]) == "\n\n".join(map(str, range(count)))
-    assert copied == count
-    assert developer_as_system([{**one, "content": one["content"][0]["text"]} for one in given]) == [
-        {"role": "system", "content": "\n\n".join(map(str, range(count)))}]
-
-
 def test_developer_stays_where_the_template_knows_it(tmp_path: Path) -> None:
     template = "{% for m in messages %}{% if m.role == 'developer' %}dev{% endif %}{{ m.content }}{% endfor %}"
     with serving([f"knows={chainmodels.save(tmp_path, template, [('a', 'b')], ['a'])}"]) as made:
@@ -323,25 +295,3 @@ def test_developer_messages_join_the_system_message_before_them() -> None:
                                  {"role": "developer", "content": "E"}])
     assert [message["role"] for message in found] == ["system", "user", "system"]
     assert "".join(part["text"] for part in found[0]["content"]) == "A\n\nB\n\nC" and found[2]["content"] == "E"
-
-
-def test_unknown_fields_of_many_objects_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list without unknown fields is decoded at once, and a field that needs no change is not looked into."""
-    calls: list[str] = []
-    cleaned = bodies._cleaned
-
-    def counted(data: Any, shape: Any, path: str, ignored: Any) -> Any:
-        calls.append(path)
-        return cleaned(data, shape, path, ignored)
-
-    monkeypatch.setattr(bodies, "_cleaned", counted)
-    plain = {"role": "user", "content": "x", "name": "n"}
-    for messages, more, most, names in (
-            ([plain] * 5000, {"zz": 1}, 10, ["zz"]), ([{**plain, "zz": 1}] * 5000, {}, 10_010, ["messages[].zz"]),
-            ([{**plain, f"z{at}": 1} for at in range(5000)], {}, 10_010, [f"messages[].z{at}" for at in range(16)])):
-        ignored: list[str] = []
-        calls.clear()
-        body = {"model": "m", "messages": messages, "max_tokens": 2.0, **more}
-        found = bodies.parse(json.dumps(body).encode(), ChatRequest, ignored)
-        assert len(found.messages) == 5000 and found.messages[-1].name == "n" and found.max_tokens == 2
-        assert ignored == names and len(calls) <= most

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,25 +93,3 @@ def test_unsupported_size(server: Any, stream: bool) -> None:
                                                            "stream": stream})
     assert (status, found["error"]["param"]) == (400, "size")
     assert "`size`: `width` must be a multiple of " in found["error"]["message"]
-
-
-@pytest.mark.parametrize("more", [{}, {"stream": True}, {"stream": True, "partial_images": 1}], ids=str)
-def test_metadata_of_a_cold_model_is_read_off_the_event_loop(flux: Path, more: dict[str, Any],
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for a stream with previews, whose interval depends on the model's default number of steps."""
-    from mpool.runtime.entry import Entry
-
-    describe, readers = Entry.describe, set()
-
-    def described(entry: Entry, progress: bool | None = None) -> Any:
-        if entry.known is None:
-            readers.add(threading.current_thread().name)
-        return describe(entry, progress)
-
-    with serving([f"flux={flux}"]) as made:
-        made.state.pool.get("flux")._entry.forget()
-        monkeypatch.setattr(Entry, "describe", described)
-        with Raw(made) as raw:
-            body = {"model": "flux", "prompt": "a cat", "size": "32x32", **SMALL, **more}
-            assert raw.request("/v1/images/generations", json.dumps(body).encode()).answer()[0] == 200
-    assert readers and "server" not in readers

@@ -15,7 +15,6 @@ import pytest
 import toolmodels as tm
 from PIL import Image
 
-from mpool import native_calls
 from mpool.server.errors import Refusal
 from mpool.server.openai.chat import OPERATIONS
 from mpool.server.operations import Context
@@ -202,14 +201,6 @@ def test_a_schema_that_allows_everything(server: Any, schema: Any) -> None:
     for tool in (function(schema), function({"type": "object", "properties": {"x": schema}})):
         status, ignored, found = post(server, CHATS, {**BODIES[CHATS], "model": "writes", "tools": [tool]})
         assert (status, ignored) == (200, None), found
-
-
-def test_a_known_schema_needs_no_other_thread(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The grammar is compiled once, and the schema is checked once, on threads for native calls."""
-    body = {**BODIES[CHATS], "model": "writes", "tools": [function(clock())]}
-    assert post(server, CHATS, body)[0] == 200
-    monkeypatch.setattr(native_calls.GRAMMARS, "begin", None)
-    assert post(server, CHATS, body)[0] == 200
 
 
 CLOCK_TOOL = {"name": "clock", "input_schema": {"type": "object", "properties": {}}}

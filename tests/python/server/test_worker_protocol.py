@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import resource
@@ -127,15 +126,6 @@ def test_events_are_split_by_token(chunks: list[Any], wanted: list[Any]) -> None
         stream._ticket = Ticket(*ends)
         found += [(token.t, token.i) for token in splitter.split(Chunk(text, finish_reason="stop" if last else None))]
     assert found == wanted
-
-
-def test_token_offsets_are_read_once() -> None:
-    ticket = Ticket()
-    splitter, found = TokenSplitter(SimpleNamespace(_ticket=ticket)), 0  # type: ignore[arg-type]
-    for at in range(500):
-        ticket.ends.append(at + 1)
-        found += len(splitter.split(Chunk("a", finish_reason="length" if at == 499 else None)))
-    assert found == ticket.read == 500
 
 
 def test_tokens_are_streamed_while_the_job_runs(slow_worker: Worker) -> None:
@@ -525,26 +515,6 @@ def test_all_errors_have_one_of_six_codes() -> None:
 
 
 # ---- health and metrics ----------------------------------------------------------------------------------------------
-
-def test_first_health_imports_no_module_of_mpool(llama: Path, tmp_path: Path) -> None:
-    """An import on the event loop delays /health and the events of jobs."""
-    with open(tmp_path / "imports", "w+") as imports:
-        process = subprocess.Popen([sys.executable, "-X", "importtime", "-m", "mpool", "worker", "--model", str(llama),
-                                    "--port", "0"], stdout=subprocess.PIPE, stderr=imports, text=True)
-        try:
-            assert process.stdout is not None
-            port = int(process.stdout.readline().strip().rstrip("/").rsplit(":", 1)[1])
-            before = len((tmp_path / "imports").read_text())
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            connection.request("GET", "/health")
-            assert connection.getresponse().status == 200
-            connection.close()
-        finally:
-            process.terminate()
-            process.wait(60)
-        after = (tmp_path / "imports").read_text()[before:]
-    assert before > 0 and "mpool.debug" not in after and "mpool.runtime" not in after
-
 
 def test_fields_of_health(worker: Worker, llama: Path) -> None:
     free(worker)
