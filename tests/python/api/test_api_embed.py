@@ -9,8 +9,7 @@ import logging
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ import defaultmodels
 import instructionsets
 import mpool
 import tinymodels
-from mpool import native_calls
 from mpool.tasks import text_embedding as embedding
 from mpool.tasks.vectors import DEPTH, quantize
 from waiting import idle
@@ -282,48 +280,6 @@ def test_timeout(pool: mpool.Pool, bert: Path) -> None:
 
 # ---- slices ----------------------------------------------------------------------------------------------------------
 
-#: Four slices of four texts, each long enough for a thread of its own.
-_LONG = [f"{number} " + "A cat sat on the mat. " * 700 for number in range(16)]
-
-
-class Packing:
-    """Spy on the function that tokenizes a slice."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None]) -> None:
-        self.begun, pack = [threading.Event() for _ in range(4)], embedding.pack
-
-        def spy(plan: Any, texts: list[Any], start: int = 0, *more: Any, **options: Any) -> Any:
-            self.begun[start // 4].set()
-            before(start // 4)
-            return pack(plan, texts, start, *more, **options)
-
-        monkeypatch.setattr(embedding, "pack", spy)
-        monkeypatch.setattr(embedding, "SLICE_TEXTS", 4)
-
-
-def test_an_error_leaves_the_slice_that_is_tokenized_ahead(pool: mpool.Pool, bert: Path,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[bool] = []
-
-    def check(at: int) -> None:
-        if at == 1:
-            assert failed.wait(30)
-            with pytest.raises(mpool.Timeout, match="no longer waits"):
-                native_calls.check_caller()
-            found.append(True)
-            done.set()
-        elif at == 0:
-            assert packing.begun[1].wait(30)
-            raise mpool.InvalidArgument("text 0 is bad")
-
-    failed, done = threading.Event(), threading.Event()
-    packing = Packing(monkeypatch, check)
-    with pytest.raises(mpool.InvalidArgument, match="text 0 is bad"):
-        pool.embed(_LONG, bert)
-    failed.set()
-    assert done.wait(30) and found == [True] and not packing.begun[2].is_set()
-
-
 # ---- many texts ----------------------------------------------------------------------------------------------------
 
 def test_iter_yields_vectors_in_order(pool: mpool.Pool, bert: Path) -> None:
@@ -371,45 +327,6 @@ def test_closing_an_iterator_early_cancels_its_requests(pool: mpool.Pool, bert: 
         del vectors
         gc.collect()
         idle(pool)
-
-
-def test_another_thread_can_close_an_iterator(pool: mpool.Pool, bert: Path) -> None:
-    reading, go_on = threading.Event(), threading.Event()
-
-    def source() -> Iterator[str]:
-        yield from TEXTS
-        reading.set()
-        assert go_on.wait(30)
-        yield from TEXTS
-
-    vectors, found = pool.embed_iter(source(), bert), list[Any]()
-    thread = threading.Thread(target=lambda: found.extend(vectors))
-    thread.start()
-    assert reading.wait(30)
-    with pytest.raises(mpool.InvalidArgument, match="already in use by another thread.* a lock around next"):
-        next(vectors)
-    vectors.close()
-    go_on.set()
-    thread.join(30)
-    assert not thread.is_alive() and not found
-    assert list(vectors) == [] and vectors.done == 0
-    idle(pool)
-
-
-def test_an_iterator_that_its_own_texts_use(pool: mpool.Pool, bert: Path) -> None:
-    def source(use: Callable[[], object]) -> Iterator[str]:
-        yield "One."
-        use()
-        yield "Two."
-
-    vectors: mpool.EmbedIterator = pool.embed_iter(source(lambda: next(vectors)), bert)
-    with pytest.raises(mpool.InvalidArgument, match="or by the texts that it reads"):
-        next(vectors)
-    vectors = pool.embed_iter(source(lambda: vectors.close()), bert)
-    assert list(vectors) == []
-    vectors = pool.embed_iter(source(lambda: int("x")), bert)
-    with pytest.raises(ValueError, match="invalid literal"):
-        next(vectors)
 
 
 def test_iter_counts_invalid_texts(pool: mpool.Pool, bert: Path) -> None:
@@ -493,25 +410,3 @@ def test_auto_selects_the_fastest_accurate_compute_type(bert: Path, cpu: str) ->
     assert run.returncode == 0, run.stderr
     compute, used, same = run.stdout.split()
     assert (compute, same) == ("bfloat16" if used in ("avx512bf16", "amx") else "float32", "True")
-
-
-def test_numpys_scalars_in_functions(bert: Path, llama: Path) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=np.int64(1), offline=np.True_, keep_alive=np.float32(9))) as pool:
-        name = np.str_(bert)
-        ids = pool.tokenize(np.str_("the cat"), name, add_special=np.True_, parse_special=np.False_)
-        assert ids == pool.tokenize("the cat", bert) and pool.count_tokens(np.str_("the cat"), name) == len(ids)
-        assert pool.detokenize([np.int64(one) for one in ids], name, skip_special=np.False_) == \
-            pool.detokenize(ids, bert, skip_special=False)
-        model = pool.load(name, alias=np.str_("short"), pin=np.False_, keep_alive=np.int64(9), compute=np.str_("auto"),
-                          progress=np.False_, timeout=np.float32(60), isolation=np.str_("thread"), draft=np.False_,
-                          weights=np.str_("auto"))
-        assert model == pool.get("short")
-        pool.load(np.str_(llama), kv_dtype=np.str_("int8"))
-        settings: dict[str, Any] = {"prompts": {np.str_("a"): np.str_("b")}, "pooling": np.str_("cls"),
-                                    "normalize": np.True_, "max_length": np.int64(8)}
-        plain = pool.register("plain", bert, prompts={"a": "b"}, pooling="cls", normalize=True, max_length=8)
-        for made in (pool.register("scalars", name, replace=np.False_, **settings),
-                     pool.swap("scalars", name, timeout=np.float32(60), **settings)):
-            assert np.array_equal(made.embed("the cat", prompt_name="a"), plain.embed("the cat", prompt_name="a"))
-            assert made.context_length == 8
-        pool.unload(name, timeout=np.int64(60))

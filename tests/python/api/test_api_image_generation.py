@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import statistics
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -245,23 +244,6 @@ def test_job(pool: mpool.Pool, flux: str) -> None:
         pool.submit("text_to_image", model=flux)
 
 
-def test_callers_of_several_threads(pool: mpool.Pool, sd3: str) -> None:
-    expected = {word: pool.generate_image(word, sd3, **SMALL).array for word in ("a cat", "a dog", "the sea")}
-    wrong: list[str] = []
-
-    def call(word: str) -> None:
-        for _ in range(2):
-            if not np.array_equal(pool.generate_image(word, sd3, **SMALL).array, expected[word]):
-                wrong.append(word)
-
-    threads = [threading.Thread(target=call, args=(word,)) for word in expected for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
 def test_model(flux: str) -> None:
     with mpool.Pool() as pool:
         model = pool.load(flux, alias="painter", pin=True)
@@ -311,44 +293,6 @@ def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) ->
             entry = apart.get(model)._entry
             settings = text_to_image.GenerateImageOptions(**SMALL)
             text_to_image.prepare(entry, "a cat", settings, keep=True).submit(None).generated_images()
-
-
-def test_folders_that_are_refused(tmp_path: Path) -> None:
-    pipelinemodels.flux(tmp_path, layers=1, singles=0)
-
-    def refused(error: type[Exception], match: str, file: str, change: Any) -> None:
-        path = tmp_path / file
-        kept = path.read_bytes()
-        try:
-            change(path)
-            with mpool.Pool() as pool, pytest.raises(error, match=match):
-                pool.generate_image("a cat", str(tmp_path), **SMALL)
-        finally:
-            path.write_bytes(kept)
-
-    def with_key(**values: Any) -> Any:
-        return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-    refused(errors.Unsupported, "the pipeline is KandinskyPipeline; mpool supports", "model_index.json",
-            with_key(_class_name="KandinskyPipeline"))
-    refused(errors.Unsupported, "the key new_trick is unknown", "transformer/config.json", with_key(new_trick=True))
-    refused(errors.FormatError, "patch_size", "transformer/config.json", with_key(patch_size=2))
-    refused(errors.FormatError, "x_embedder.weight", "transformer/config.json", with_key(num_attention_heads=3))
-    refused(errors.Unsupported, "DDIMScheduler", "scheduler/scheduler_config.json",
-            with_key(_class_name="DDIMScheduler"))
-    refused(errors.Unsupported, "use_karras_sigmas is true", "scheduler/scheduler_config.json",
-            with_key(use_karras_sigmas=True))
-    for name, value in (("shift", 0), ("shift", -1), ("shift_terminal", 1.0), ("max_image_seq_len", 256),
-                        ("num_train_timesteps", 2**40), ("max_shift", 1e9)):
-        refused(errors.FormatError, name, "scheduler/scheduler_config.json", with_key(**{name: value}))
-    refused(errors.InvalidArgument, "noise levels for .* image tokens must be from 0 to 1, got ",
-            "scheduler/scheduler_config.json",
-            with_key(use_dynamic_shifting=True, time_shift_type="linear", base_shift=-50.0))
-    refused(errors.Unsupported, "post_quant_conv", "vae/config.json", with_key(use_post_quant_conv=True))
-    refused(errors.Unsupported, "gated-gelu", "text_encoder_2/config.json", with_key(feed_forward_proj="relu"))
-    refused(errors.FormatError, "hidden_act", "text_encoder/config.json", with_key(hidden_act="mish"))
-    refused(errors.FormatError, "tokenizer.json", "tokenizer/vocab.json", lambda path: path.unlink())
-    refused(errors.FormatError, "missing", "vae/diffusion_pytorch_model.safetensors", lambda path: path.unlink())
 
 
 def test_memory_is_freed(sd3: str) -> None:

@@ -204,23 +204,6 @@ def test_bad_input(pool: mpool.Pool, folders: dict[str, Path], texts: Any, optio
         pool.classify(texts, folders["bert"], **options)
 
 
-def test_a_text_of_a_million_characters_is_tokenized_once_per_slice(pool: mpool.Pool, folders: dict[str, Path],
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zero-shot requests do not multiply work: each text and each hypothesis is encoded once per 1,024 pairs."""
-    from mpool.tokenizers.tokenizer import Tokenizer
-
-    encode, seen = Tokenizer.encode_parts, []
-
-    def counted(self: Tokenizer, texts: Any, *args: Any) -> Any:
-        seen.append(sum(map(len, texts)))
-        return encode(self, texts, *args)
-
-    monkeypatch.setattr(Tokenizer, "encode_parts", counted)
-    labels = [f"label {at}" for at in range(1500)]
-    pool.classify("dog " * 20_000, folders["bert"], labels=labels)
-    assert seen == [sum(len(f"This example is {label}.") for label in labels), 80_000, 80_000]
-
-
 def test_models_of_other_kinds_are_refused(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
     encoder, classifier = tinymodels.bert(tmp_path / "encoder"), folders["bert"]
     with pytest.raises(mpool.WrongCapability, match="is an embedding model, not a classifier"):
@@ -284,30 +267,6 @@ def test_cross_encoder_returns_a_row_per_pair(folders: dict[str, Path], tmp_path
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("changes, field, message", [
-    ({"id2label": {"0": "a", "1": "b", "3": "c"}}, "id2label.2", "id2label.2 is missing"),
-    ({"id2label": {"0": "a", "1": "b"}}, "id2label", "id2label is 2 labels, allowed: 3, the number of rows"),
-    ({"id2label": {str(at): str(at) for at in range(10**5)}}, "id2label", "id2label is 100,000 labels, allowed: 3,"),
-    ({"id2label": {"0": "a", "1": "b", "2": "a"}}, "id2label.2", "a name that no other label has"),
-    ({"id2label": {"0": "a", "1": 7, "2": "c"}}, "id2label.1", "id2label.1 is 7, allowed: text"),
-    ({"id2label": {"0": "a", "1": "", "2": "c"}}, "id2label.1", "the name of a label"),
-    ({"id2label": {"0": "a", "1": "x" * 1001, "2": "c"}}, "id2label.1", "1001 characters"),
-    ({"id2label": ["a", "b", "c"]}, "id2label", "an object"), ({"id2label": "abc"}, "id2label", "an object"),
-    ({"id2label": None, "num_labels": 4}, "num_labels", "3, the number of rows"),
-    ({"id2label": None, "num_labels": "3"}, "num_labels", "an integer"),
-    ({"label2id": ["a"]}, "label2id", "an object"), ({"label2id": {"a": "0"}}, "label2id.a", "an integer from 0 to 2"),
-    ({"label2id": {"entailment": 3}}, "label2id.entailment", "an integer from 0 to 2"),
-    ({"problem_type": "ranking"}, "problem_type", "one of regression"), ({"problem_type": 3}, "problem_type", "one of"),
-], ids=lambda value: str(value)[:50])
-def test_bad_labels_are_format_errors(folders: dict[str, Path], tmp_path: Path, changes: dict[str, Any], field: str,
-                                      message: str) -> None:
-    folder = shutil.copytree(folders["bert"], tmp_path / "model")
-    set_config(folder, **changes)
-    with mpool.Pool() as other, pytest.raises(mpool.FormatError, match=message) as caught:
-        other.classify("a", folder)
-    assert caught.value.field == field and str(caught.value.file).endswith("config.json")
-
-
 def test_missing_labels_have_the_names_of_transformers(pool: mpool.Pool, folders: dict[str, Path],
                                                        tmp_path: Path) -> None:
     folder = shutil.copytree(folders["bert"], tmp_path / "model")
@@ -318,23 +277,6 @@ def test_missing_labels_have_the_names_of_transformers(pool: mpool.Pool, folders
     with mpool.Pool() as other:  # label2id decides which label is the entailment, as in transformers
         found = other.classify("a", folder, labels=["x"], compute="float32")
     assert found.labels == ("x",) and expected.shape == (3,)
-
-
-def test_bad_heads_are_format_errors(folders: dict[str, Path], tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    folder = shutil.copytree(folders["bert"], tmp_path / "model")
-    tensors = load_file(folder / "model.safetensors")
-    for name, value, message in (("classifier.weight", None, "classifier.weight"),
-                                 ("classifier.weight", np.zeros(32, np.float32), "a row per label"),
-                                 ("classifier.weight", np.zeros((3, 31), np.float32), "classifier.weight"),
-                                 ("classifier.bias", np.zeros(4, np.float32), "classifier.bias"),
-                                 ("classifier.weight", np.zeros((70_000, 32), np.float16), "70,000 rows"),
-                                 ("bert.pooler.dense.weight", None, "pooler.dense.weight")):
-        changed = {key: part for key, part in ({**tensors, name: value}).items() if part is not None}
-        save_file(changed, folder / "model.safetensors")
-        with mpool.Pool() as other, pytest.raises((mpool.FormatError, mpool.LimitError), match=message):
-            other.classify("a", folder)
 
 
 def test_show_names_the_labels(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

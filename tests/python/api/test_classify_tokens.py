@@ -200,24 +200,6 @@ def test_only_tokens_that_the_model_reads_are_examined(pool: mpool.Pool, folders
     assert seen == [62]
 
 
-def test_long_texts_are_not_tokenized_whole(pool: mpool.Pool, folders: dict[str, Path],
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a stride, only the beginning of a long text is labelled: the rest is not tokenized."""
-    from mpool.tokenizers.native import Native
-
-    spans, seen = Native.spans, []
-    monkeypatch.setattr(Native, "spans", lambda self, texts: (seen.append(sum(map(len, texts))),
-                                                              spans(self, texts))[1])
-    long = "the dog runs to Québec " * 40_000
-    found = pool.classify_tokens(long, folders["bert"], ignore_labels=[])
-    assert sum(seen) < 10_000, seen
-    assert list(found) == list(pool.classify_tokens(long[:3000], folders["bert"], ignore_labels=[]))
-    seen.clear()
-    with pytest.raises(mpool.InvalidArgument, match="50,000,000 characters"):
-        pool.classify_tokens(["dog", "dog " * 12_500_000], folders["bert"])
-    assert sum(seen) < 10_000, seen
-
-
 def test_progress_counts_texts(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     seen: list[tuple[int, int | None]] = []
     pool.classify_tokens([LONG] * 3, folders["bert"], stride=3, aggregation="simple",
@@ -342,27 +324,3 @@ def test_the_regular_expressions_of_a_tokenizer_may_need_a_process(pool: mpool.P
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
-
-def test_bad_labels_and_heads_are_format_errors(folders: dict[str, Path], tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    for changes, message in (({"id2label": {"0": "a"}}, "id2label is 1 labels, allowed: 7, the number of rows"),
-                             ({"id2label": {str(at): "a" for at in range(7)}}, "a name that no other label has"),
-                             ({"id2label": None, "num_labels": 4}, "7, the number of rows")):
-        folder = Path(shutil.copytree(folders["bert"], tmp_path / str(len(message))))
-        rerankers.set_config(folder, **changes)
-        with mpool.Pool() as other, pytest.raises(mpool.FormatError, match=message):
-            other.classify_tokens("a", folder)
-    folder = Path(shutil.copytree(folders["modern_bert"], tmp_path / "heads"))
-    tensors = load_file(folder / "model.safetensors")
-    for name, value, message in (("classifier.weight", None, "classifier.weight"),
-                                 ("classifier.weight", np.zeros(32, np.float32), "a row per label"),
-                                 ("classifier.weight", np.zeros((7, 31), np.float32), "classifier.weight"),
-                                 ("classifier.bias", np.zeros(8, np.float32), "classifier.bias"),
-                                 ("classifier.weight", np.zeros((70_000, 32), np.float16), "70,000 rows"),
-                                 ("head.dense.weight", None, "head.dense.weight"),
-                                 ("head.norm.weight", np.zeros(31, np.float32), "head.norm.weight")):
-        changed = {key: part for key, part in ({**tensors, name: value}).items() if part is not None}
-        save_file(changed, folder / "model.safetensors")
-        with mpool.Pool() as other, pytest.raises((mpool.FormatError, mpool.LimitError), match=message):
-            other.classify_tokens("a", folder)

@@ -4,11 +4,9 @@ gets the files of now."""
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import shutil
-import signal
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -151,32 +149,6 @@ def test_a_loaded_model_does_not_depend_on_the_paths_of_its_weights(kind: Any, t
             assert use(pool.get(place)) == want != before
             assert use(model) == want  # the handle follows its name
         assert how != "metadata" or pool.registry.stats()["loads"] == loads
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_switched_link_and_a_worker_that_starts_afterwards(bert: Path, tmp_path: Path, isolation: Any) -> None:
-    """A worker process that is started after the switch opens the files that its model was loaded from."""
-    first, second, link = tmp_path / "first", tmp_path / "second", tmp_path / "now"
-    for folder in (first, second):
-        shutil.copytree(bert, folder)
-    _replace(second / "model.safetensors", _flipped(second / "model.safetensors"))
-    link.symlink_to(first)
-    with mpool.Pool(mpool.PoolConfig(isolation=isolation)) as pool:
-        model, new = pool.load(link), tmp_path / "new"
-        before = _text(model)
-        new.symlink_to(second)
-        os.replace(new, link)
-        shutil.rmtree(first)
-        assert _text(model) == before
-        if isolation == "process":
-            for _ in range(2):
-                workers = [worker["process"] for row in pool.registry.entries() for worker in row["worker"]]
-                for process in filter(None, workers):
-                    os.kill(process, signal.SIGKILL)
-                assert _text(model) == before
-        with mpool.Pool() as fresh:
-            want = _text(fresh.get(second))
-        assert _text(pool.get(link)) == want != before
 
 
 def test_image_generation_does_not_depend_on_the_paths_of_its_weights(flux: Path, tmp_path: Path) -> None:
@@ -420,27 +392,6 @@ def test_half_a_save(bert: Path, tmp_path: Path) -> None:
             assert after == _text(fresh.get(folder)) != before
         (row,) = pool.registry.entries()
         assert row["pinned"] and row["keep_alive"] == 1234
-
-
-@pytest.mark.parametrize("use", ["embed", "load"])
-def test_a_name_that_another_thread_forgot_comes_back(bert: Path, tmp_path: Path, use: str) -> None:
-    folder = Path(shutil.copytree(bert, tmp_path / "model"))
-    text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text("{")
-    with mpool.Pool() as pool:
-        looked_up = pool._names.named(folder)
-        with pytest.raises(mpool.FormatError, match="config.json"):
-            pool.embed("A cat sat.", folder)
-        (folder / "config.json").write_text(text)
-        if use == "embed":
-            pool.embed("A cat sat.", looked_up)
-        else:
-            pool.load(mpool.Model(looked_up))
-        del looked_up
-        gc.collect()
-        assert [row.state for row in pool.ps()] == ["ready"]
-        pool.unload(folder)
-        assert [row.state for row in pool.ps()] == ["cold"]
 
 
 def test_threads_that_look_up_changed_files_at_once(bert: Path, tmp_path: Path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 import shutil
@@ -398,50 +397,6 @@ def test_close_delivers_the_last_events(bert: Path, monkeypatch: pytest.MonkeyPa
     pool.on("request_complete", close)
     pool.embed("a", bert)
     assert closed.wait(60)
-
-
-def test_faulty_callbacks_do_not_affect_the_pool(bert: Path, caplog: pytest.LogCaptureFixture) -> None:
-    threads: set[str] = set()
-    done, gate, called = threading.Event(), threading.Event(), []  # type: threading.Event, threading.Event, list[Any]
-
-    def raises(event: mpool.PoolEvent) -> None:
-        raise (RuntimeError if called else SystemExit)("an injected error")
-
-    def enters(event: mpool.PoolEvent) -> None:
-        threads.add(threading.current_thread().name)
-        if not called:
-            called.append(event)
-            assert pool.embed("from a callback", bert).shape == pool.embed("x", bert).shape
-            pool.ps(), pool.metrics(), pool.health()
-            done.set()
-
-    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
-        with caplog.at_level(logging.ERROR, logger="mpool.pool"):
-            stop_raising = pool.on("request_complete", raises)
-            stop_entering = pool.on("request_complete", enters)
-            pool.embed("a", bert)
-            assert done.wait(30)
-        assert "A callback for the event request_complete raised" in caplog.text and "an injected error" in caplog.text
-        assert threads == {"mpool-log"}
-        stop_raising(), stop_entering()
-        # A blocking callback does not block requests. The ring fills, and dropped events are counted.
-        began = threading.Event()
-
-        def blocks(event: mpool.PoolEvent) -> None:
-            began.set()
-            gate.wait(60)
-
-        stop = pool.on("request_complete", blocks)
-        before = pool.metrics()["events_dropped"]
-        try:
-            pool.embed("first", bert)
-            assert began.wait(30)
-            for number in range(1100):
-                pool.embed(f"{number}", bert)
-            assert pool.metrics()["events_dropped"] > before
-        finally:
-            stop()
-            gate.set()
 
 
 # ---- life

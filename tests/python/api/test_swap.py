@@ -312,24 +312,6 @@ def test_a_swap_keeps_adapters_and_the_draft_model(own: mpool.Pool, llama: Path,
     assert (model._entry.loading.adapters, model._entry.loading.draft) == ((), False)
 
 
-def test_an_adapter_that_is_added_during_a_swap_stays(own: mpool.Pool, llama: Path, tmp_path: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    """load(adapters=...) ends after swap() read the options of the name, and before it gives the name away."""
-    folder = save_peft(tmp_path / "adapter", matrices(llama, 8, 3), 16.0)
-    own.register("m", llama)
-    read = type(own._names).new_entry
-
-    def late(*args: Any) -> Any:
-        made = read(*args)
-        monkeypatch.undo()
-        own.load("m", adapters={"one": folder})
-        return made
-
-    monkeypatch.setattr(type(own._names), "new_entry", late)
-    own.swap("m", llama)
-    assert own.generate("Once", "m", adapter="one", **TEXT).token_ids
-
-
 def test_a_model_that_is_read_again_keeps_its_settings(own: mpool.Pool, bert: Path, tmp_path: Path) -> None:
     """Its files changed. A request adds the key of a compute type that load() did not name: pinned as before."""
     folder = tmp_path / "bert"

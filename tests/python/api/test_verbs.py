@@ -36,20 +36,6 @@ def test_token_ids_can_be_embedded(pool: mpool.Pool, bert: Path) -> None:
         pool.embed([ids[0], [10**9]], bert)
 
 
-def test_queue_capacities_from_one_mapping() -> None:
-    made = mpool.PoolConfig(queue_capacity={"text_embedding": (7, 3), "vision": 2})
-    found = made._registry_options()["queue_capacity"]
-    assert found == {**mpool.PoolConfig()._capacities(), "text_embedding": (7, 3), "vision": 2}
-    assert mpool.PoolConfig(queue_capacity={"text_embedding": 5})._capacities()["text_embedding"] == (5, 5)
-    assert mpool.PoolConfig(vision_queue_capacity=9)._capacities()["vision"] == 9
-    hash(made)
-    for wrong in ({"vison": 1}, {"vision": 0}, {"vision": (1, 2)}, {"text_embedding": (1, 2, 3)}, 3, {"vision": True}):
-        with pytest.raises(mpool.InvalidArgument):
-            mpool.PoolConfig(queue_capacity=wrong)
-    with pytest.raises(mpool.InvalidArgument, match="both given"):
-        mpool.PoolConfig(queue_capacity={"vision": 2}, vision_queue_capacity=3)
-
-
 #: Fields that only the protocols have, or that they spell in their own way.
 PROTOCOL = {"model", "input", "messages", "prompt", "query", "documents", "stream", "stream_options", "user"}
 

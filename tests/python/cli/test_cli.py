@@ -461,21 +461,6 @@ def test_ctrl_c_during_start(llama: str, module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "mpool: interrupted\n")
 
 
-def test_import_error_that_ctrl_c_caused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """An ImportError that a KeyboardInterrupt caused counts as an interrupt; others do not."""
-    def imports(cause: BaseException) -> None:
-        try:
-            raise cause
-        except BaseException:
-            raise ImportError("failed to import")  # noqa: B904 - its context decides
-
-    monkeypatch.setattr("mpool.cli._run", lambda argv: imports(KeyboardInterrupt()))
-    assert main([]) == 130 and capsys.readouterr().err == "mpool: interrupted\n"
-    monkeypatch.setattr("mpool.cli._run", lambda argv: imports(OSError()))
-    with pytest.raises(ImportError):
-        main([])
-
-
 @pytest.mark.slow
 def test_second_ctrl_c_at_the_prompt_exits(llama: str) -> None:
     """The first Ctrl-C prints how to exit."""
@@ -626,25 +611,6 @@ def test_show_a_model(bert: str, llama: str) -> None:
     assert re.search(r"^adapter modules +q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj$", text,
                      re.MULTILINE)
     assert re.search(r"^chat template +yes$", text, re.MULTILINE)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("threshold", [0, 256])
-def test_show_says_how_a_load_uses_the_weights(bert: str, llama: str, threshold: int) -> None:
-    """``mpool show`` says before a load what ``mpool.ps()`` says after it."""
-    code = ("import sys, mpool\n"
-            "for path in sys.argv[1:]:\n"
-            "    with mpool.Pool() as pool:\n"
-            "        pool.load(path)\n"
-            "        print(pool.ps()[0].weights)\n")
-    env = {"MPOOL_PACK_ON_USE_MB": str(threshold)}
-    done = subprocess.run([sys.executable, "-c", code, bert, llama], env={**os.environ, **env}, capture_output=True,
-                          text=True, check=True)
-    shown = [json.loads(run("show", path, "--json", env=env).stdout)["weights"] for path in (bert, llama)]
-    assert done.stdout.split() == shown
-    assert shown[1] == ("packed" if threshold else "packing")
-    text = run("show", llama, env=env).stdout
-    assert re.search(r"^weights +" + ("packed at load$" if threshold else "mapped, until"), text, re.MULTILINE)
 
 
 def test_show_the_installation() -> None:

@@ -379,22 +379,6 @@ def test_the_number_of_bytes_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
         assert np.array_equal(pixels_of(given), example())
 
 
-def test_messages_of_the_decoder_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text of an error does not depend on the decoder's exception."""
-    def fail(*given: object, **named: object) -> None:
-        raise OSError("object at 0x7f00deadbeef")
-
-    data = encoded(example())
-    monkeypatch.setattr(Image.Image, "load", fail)
-    with pytest.raises(InvalidArgument) as caught:
-        read_image(data)
-    monkeypatch.setattr(Image, "open", fail)
-    with pytest.raises(InvalidArgument) as again:
-        read_image(data)
-    for error in (caught.value, again.value):
-        assert "0x" not in f"{error}{error.hint}" and error.__cause__ is None and error.__suppress_context__
-
-
 # ---- URLs ----------------------------------------------------------------------------------------------------------
 
 class Server(NamedTuple):

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ray.serve")
-httpx = pytest.importorskip("httpx")
-
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
@@ -309,17 +307,6 @@ def test_folders_are_checked_first(tmp_path: Path) -> None:
             embed_parquet(tmp_path / "in", tmp_path / "out", rows=wrong)
 
 
-def test_a_target_that_cannot_be_a_folder(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = fake_run(monkeypatch)
-    (tmp_path / "in").mkdir()
-    pq.write_table(pa.table({"text": ["A cat."]}), tmp_path / "in" / "a.parquet")
-    (tmp_path / "file").write_text("x")
-    for target in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(mpool.FileError, match="`target` must be a folder, but .*file.* cannot be created: "):
-            embed_parquet(tmp_path / "in", target, model=str(bert), memory_mb=200, progress=False)
-    assert not written and (tmp_path / "file").read_text() == "x"
-
-
 def fake_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace Ray: run the actors of ``embed_parquet`` in this process. Returns the list of the files they write."""
     from mpool.integrations.ray import parquet
@@ -368,22 +355,6 @@ def test_progress(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     assert "2/5" in shown and shown.endswith("\n"), caught
     assert embed_parquet(source, tmp_path / "two", **same, progress=True) == Embedded(0, 0, 2)
     assert capsys.readouterr().err == ""
-
-
-def test_the_default_memory_of_an_actor(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without memory_mb, an actor gets the share of the memory for pools that its CPUs have of Ray's CPUs."""
-    from mpool.integrations.ray import _share, parquet
-
-    fake_run(monkeypatch)
-    monkeypatch.setattr(_share, "_limit", lambda: 4 << 30)
-    monkeypatch.setattr(_share, "_cpus_here", lambda: 8)
-    limits: list[int | None] = []
-    monkeypatch.setattr(parquet, "Pool", lambda config: (limits.append(config.memory_bytes), mpool.Pool(config))[1])
-    EmbedBatches("body", model=str(bert), cpus=2)
-    (tmp_path / "in").mkdir()
-    pq.write_table(pa.table({"text": ["A cat."]}), tmp_path / "in" / "a.parquet")
-    assert embed_parquet(tmp_path / "in", tmp_path / "out", model=str(bert), progress=False) == Embedded(1, 1, 0)
-    assert limits == [1 << 30, 512 << 20]
 
 
 def test_targets_of_another_call_are_refused(bert: Path, prompted: Path, tmp_path: Path,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import os
 from pathlib import Path
 
 import pytest
 
 import mpool
-from mpool import resources
 from mpool.errors import DownloadError, FileError, OfflineError
 from mpool.models import resolve
 from mpool.models.sources import probe
@@ -72,34 +69,3 @@ def test_only_variables_that_are_set_are_named(given: tuple[str, ...], ref: str,
 
 
 # ---- hints that install packages -------------------------------------------------------------------------------------
-
-def test_the_hint_names_the_packages_of_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No package index has mpool: ``pip install "mpool[ray]"`` fails for those who installed the sources."""
-    lines = ["numpy>=1", 'starlette<2,>=0.40; extra == "server"', 'msgspec>=0.18; extra == "server"',
-             'mpool[server]; extra == "ray"', "ray[data,serve]>=2.60; extra == 'ray'", 'x; extra == "server2"',
-             'torch>=2.2; extra == "sentence-transformers"']
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
-    assert resources.install_hint("server") == \
-        'Run: pip install "starlette<2,>=0.40" "msgspec>=0.18" (the extra server of mpool)'
-    assert resources.install_hint("ray") == 'Run: pip install "starlette<2,>=0.40" "msgspec>=0.18" ' \
-        '"ray[data,serve]>=2.60" (the extra ray of mpool)'
-    assert '"torch>=2.2"' in resources.install_hint("sentence_transformers")
-
-    def missing(name: str) -> list[str]:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "requires", missing)
-    assert resources.install_hint("grammar") == 'Run this in the clone of mpool: pip install ".[grammar]"'
-
-
-@pytest.mark.parametrize("url, wanted", [
-    ("file:///home/me/my%20clone", "'/home/me/my clone'"), ("https://example.org/mpool.whl", "mpool"), (None, "mpool")])
-def test_reinstalling_names_the_source_of_the_installation(url: str | None, wanted: str,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    class Distribution:
-        def read_text(self, name: str) -> str | None:
-            return None if url is None else json.dumps({"url": url})
-
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution())
-    found = resources.error_of(ImportError("No module named 'jinja2'", name="jinja2"))
-    assert found is not None and str(found).endswith(f"pip install --force-reinstall {wanted}")

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import sys
-import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -168,26 +167,6 @@ def test_first_tokens_of_a_long_text() -> None:
             whole = tokenizer.encode(document).tolist()
             want = whole if len(whole) <= limit else [*whole[:limit - 1], whole[-1]]
             assert tokenizer.encode_batch([document], max_tokens=limit).ids.tolist() == want
-
-
-def test_threads_agree() -> None:
-    tokenizer, texts = big("bpe"), lines(600)
-    want = [tokenizer.encode(text, parse_special=True).tolist() for text in texts]
-    wrong: list[str] = []
-
-    def work() -> None:
-        for text, ids in zip(texts, want):
-            if tokenizer.encode(text, parse_special=True).tolist() != ids:
-                wrong.append(text)
-        if tokenizer.encode_batch(texts, parse_special=True).ids.tolist() != [token for ids in want for token in ids]:
-            wrong.append("batch")
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 @pytest.mark.parametrize("make", [bpe, spm, unigram])
