@@ -232,28 +232,6 @@ def test_refused(call: Callable[[], Any], name: str, part: str) -> None:
 
 # ---- threads and closed pools ----
 
-def test_threads_get_the_bytes_of_a_single_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Documents of float64 are converted in blocks, and each search takes many slices of the compute threads."""
-    monkeypatch.setattr(late_interaction, "_BLOCK", DIM * 200)
-    integers = mpool.quantize_tokens(DOCUMENTS)
-    searches: list[Callable[[], Any]] = [
-        lambda: mpool.maxsim(QUERIES, DOCUMENTS), lambda: mpool.maxsim(QUERIES, packed(DOCUMENTS, np.float64)),
-        lambda: mpool.maxsim(QUERIES, integers), lambda: mpool.maxsim(QUERIES, integers, top_k=9),
-        lambda: mpool.maxsim(QUERIES[4], packed(DOCUMENTS)), lambda: mpool.maxsim(QUERIES[1:], DOCUMENTS[9:], top_k=3),
-        lambda: mpool.maxsim(DOCUMENTS[-20:], DOCUMENTS), lambda: mpool.maxsim(QUERIES[::-1], DOCUMENTS)]
-
-    def bytes_of(found: Any) -> list[bytes]:
-        return [part.tobytes() for part in (found if isinstance(found, mpool.Neighbours) else [found])]
-
-    expected = [bytes_of(search()) for search in searches]
-
-    def caller(first: int) -> None:
-        for at in range(first, first + 3 * len(searches)):
-            assert bytes_of(searches[at % len(searches)]()) == expected[at % len(searches)], at
-
-    together([lambda first=first: caller(first) for first in range(8)])  # type: ignore[misc]
-
-
 def test_a_pool_is_closed_during_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that the pool refuses raises ShuttingDown; every other one has all scores."""
     expected = mpool.maxsim(DOCUMENTS[-20:], DOCUMENTS)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -128,46 +125,6 @@ def test_models_without_vectors_of_tokens(tmp_path: Path, capsys: pytest.Capture
         facts = demo._embedding(pool, str(model), parsed, lines.append)
     assert facts["maxsim"] is None and "\n  This model has no token vectors" in lines
     assert facts["ranking"][0]["text"] == demo.SENTENCES[4]
-
-
-def test_text_is_shown_as_it_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each chunk of the answer reaches the terminal before the next one is asked for."""
-    seen, shown = list[str](), io.StringIO()
-
-    class Output(io.StringIO):
-        def flush(self) -> None:
-            shown.write(self.getvalue()[len(shown.getvalue()):])
-
-    class Stream:
-        def __enter__(self) -> Stream:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def __iter__(self) -> Iterator[Any]:
-            for text in ("one\n", "two"):
-                yield SimpleNamespace(text=text)
-                seen.append(shown.getvalue())
-
-        def result(self) -> Any:
-            return SimpleNamespace(text="one\ntwo", finish_reason="length", usage=SimpleNamespace(
-                prompt_tokens=8, completion_tokens=6), timings=SimpleNamespace(prefill=2.0, decode=3.0))
-
-    asked, lines = list[Any](), list[str]()
-    model = SimpleNamespace(chat=lambda *given, **options: asked.append((given, options)) or Stream())
-    monkeypatch.setattr(demo, "_fetch", lambda *given: {"model": "m"})
-    monkeypatch.setattr(demo, "_load", lambda *given: model)
-    monkeypatch.setattr(demo, "speed", lambda done: (4.04, 2.06))
-    monkeypatch.setattr("sys.stdout", Output())
-    parsed = make_parser().parse_args(["demo", "--question", QUESTION])
-    found = demo._text(None, "m", parsed, lines.append)  # type: ignore[arg-type]
-    assert seen == ["  one\n  ", "  one\n  two"]
-    assert asked == [(([{"role": "user", "content": QUESTION}],), {"stream": True, "temperature": 0, "max_tokens": 96})]
-    assert lines == [f"\n  Question: {QUESTION}",
-                     " (stopped after 96 tokens)\n\n  speed   2 tokens/s decode, 4 tokens/s prefill\n"]
-    assert found == {"model": "m", "answer": "one\ntwo", "finish_reason": "length", "prompt_tokens": 8,
-                     "completion_tokens": 6, "prompt_tokens_per_second": 4.0, "tokens_per_second": 2.1}
 
 
 def test_characters_of_images() -> None:

@@ -357,24 +357,6 @@ def test_every_float32_comes_back(tmp_path: Path) -> None:
 
 # ---- refused arguments -----------------------------------------------------------------------------------------------
 
-def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder.jsonl").mkdir()
-    for wrong, said in (("nowhere/a.jsonl", "is not in an existing folder"),
-                        ("file/a.jsonl", "is not in an existing folder"), ("folder.jsonl", "is a folder"),
-                        ("file", "file is not a folder"),
-                        ("nowhere/folder", "cannot be created: No such file"),
-                        ("run.txt", "does not exist. Name a file that ends in .jsonl, an existing folder, or a new "
-                                    "folder. End the name of a new folder in / if it has a suffix")):
-        with pytest.raises(mpool.FileError, match=f"cannot be written: .*{said}") as raised:
-            mpool.capture(tmp_path / wrong)
-        assert "Errno" not in str(raised.value)
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder.jsonl"]
-    for fine in (f"{tmp_path}/runs", f"{tmp_path}/runs.1/", f"{tmp_path}/runs.1"):
-        mpool.capture(fine)
-    assert (tmp_path / "runs").is_dir() and (tmp_path / "runs.1").is_dir()
-
-
 def test_a_file_is_written_by_one_capture_at_a_time(model: mpool.Model, tmp_path: Path) -> None:
     """Otherwise each capture would rewrite the file without the requests of the other."""
     path = tmp_path / "run.jsonl"
@@ -409,22 +391,6 @@ def test_records_of_worker_processes_are_the_same(model: mpool.Model, llama: Pat
             other = isolated.generate(prompt, capture=there.job(str(number)), **options)
             assert one.token_ids == other.token_ids
     assert here.records() == there.records() and len(here.records()) > 100 and there.dropped == 0
-
-
-def test_invalid_options(model: mpool.Model, llama: Path) -> None:
-    capture = mpool.capture()
-    for wrong in ("run.jsonl", True, 3, object()):
-        with pytest.raises(mpool.InvalidArgument, match="`capture` must be the result of mpool.capture") as caught:
-            model.generate("a", capture=wrong, **GREEDY)
-        assert caught.value.param == "capture"
-    with pytest.raises(mpool.InvalidArgument, match="`n` must be 1 with `capture`, got 2") as caught:
-        model.generate("a", capture=capture, n=2, **GREEDY)
-    assert caught.value.param == "n"
-    for name in ("", "x" * 257, 3):
-        with pytest.raises(mpool.InvalidArgument, match="`job_id` must be a string of 1 to 256 characters") as caught:
-            capture.job(name)  # type: ignore[arg-type]
-        assert caught.value.param == "job_id"
-    assert capture.records() == () and capture.written == 0
 
 
 # ---- comparing -------------------------------------------------------------------------------------------------------

@@ -118,16 +118,6 @@ def test_batches_of_spans(tagger: Path) -> None:
     assert len(empty) == 0 and empty.schema == table.schema
 
 
-def test_labels_need_a_model(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
-    for vectors, words in (("labels", "a sequence classifier"), ("spans", "a token classifier")):
-        with pytest.raises(mpool.InvalidArgument, match=f"`model` must be {words}, got None"):
-            EmbedBatches(vectors=vectors)
-        with pytest.raises(mpool.InvalidArgument, match=f"`model` must be {words}, got None"):
-            embed_parquet(tmp_path, tmp_path / "out", vectors=vectors)
-    assert not (tmp_path / "out").exists()
-
-
 def test_files_of_spans(tagger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record has the options of the labels, so that the same call continues, and another one is refused."""
     fake_run(monkeypatch)
@@ -215,24 +205,6 @@ def test_files_of_an_adapter(bert: Path, tmp_path: Path, monkeypatch: pytest.Mon
                           ({"adapters": {"one": adapters["two"]}}, "its hash of the adapter is 'sha256:")):
         with pytest.raises(mpool.InvalidArgument, match=words):
             embed_parquet(source, target, **{**same, **change})
-
-
-def test_all_vectors_of_a_model_that_has_one_kind(bert: Path) -> None:
-    """The struct has only fields that the model has."""
-    made = EmbedBatches("body", model=str(bert), memory_mb=200, vectors="all")
-    table = made(pa.table({"body": ["A cat.", "A dog."]}))
-    expected = mpool.embed_all(["A cat.", "A dog."], str(bert))
-    assert expected.sparse is None and expected.dense is not None
-    kept = [name for name in ("dense", "sparse", "tokens") if getattr(expected, name) is not None]
-    assert [field.name for field in table.schema.field("embedding").type] == kept
-    assert np.array_equal(np.float32([row["dense"] for row in table["embedding"].to_pylist()]), expected.dense)
-
-
-def test_batches_of_another_format(bert: Path) -> None:
-    """``map_batches`` passes dicts of numpy arrays unless it gets ``batch_format``."""
-    made = EmbedBatches(model=str(bert), memory_mb=200)
-    with pytest.raises(mpool.InvalidArgument, match="`batch` must be a pyarrow table, got dict.*batch_format=.pyarrow"):
-        made({"text": np.array(["A cat."])})
 
 
 def test_options_of_other_vectors() -> None:

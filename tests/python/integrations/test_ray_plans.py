@@ -15,7 +15,6 @@ import pytest
 
 pytest.importorskip("ray.serve")
 from ray import serve  # noqa: E402
-from ray.exceptions import RayActorError, RayTaskError  # noqa: E402
 
 import mpool  # noqa: E402
 from mpool.cli.parser import make_parser  # noqa: E402
@@ -300,31 +299,6 @@ def test_proxies_are_on_every_node(address: str | None, monkeypatch: pytest.Monk
         ("start", (), {"proxy_location": "EveryNode", "http_options": {"host": "::1", "port": 8123}}),
         ("run", (("application", 2),), {"name": "mpool", "route_prefix": "/"}), "http://[::1]:8123",
         ("shutdown", (), {}) if address is None else ("delete", ("mpool",), {}), "ended"]
-
-
-@pytest.mark.parametrize("called", ["start", "run"])
-@pytest.mark.parametrize("error", [RuntimeError("no room"), TimeoutError("HTTP proxies not available after 60s."),
-                                   RayActorError(error_msg="The actor never ran"), RayTaskError("f", "trace", None)])
-def test_a_failed_start_is_an_error_of_mpool(called: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``serve.start`` raises RayActorError if Ray killed a proxy that was not ready in time."""
-    def fail(*given: Any, **options: Any) -> None:
-        raise error
-
-    ended = list[bool]()
-    monkeypatch.setattr(serving, "connect", lambda given: None)
-    monkeypatch.setattr(serving, "make", lambda plan, nodes: None)
-    monkeypatch.setattr(serving, "ray", SimpleNamespace(
-        cluster_resources=lambda: {"CPU": 1.0}, is_initialized=lambda: False, shutdown=lambda: ended.append(True)))
-    monkeypatch.setattr(serving.serve, "start", fail if called == "start" else lambda **options: None)
-    monkeypatch.setattr(serving.serve, "run", fail)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with pytest.raises(mpool.SpawnFailed, match="Ray Serve cannot start the application: "):
-            serving.run(Plan(only=True), "10.0.0.1:6379")
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert ended == [True]
 
 
 def test_fronts_take_the_bodies_that_servers_take() -> None:

@@ -27,9 +27,8 @@ from mpool.models.formats.byte_pairs import byte_alphabet, leftmost_first  # noq
 from mpool.models.spec import TokenizerSource  # noqa: E402
 from mpool.errors import ContextOverflow, FileError, FormatError, InvalidArgument, LimitError, Unsupported  # noqa: E402
 from mpool.tokenizers import Tokenizer, limits  # noqa: E402
-from mpool.tokenizers.gguf_build import build, growth_of  # noqa: E402
+from mpool.tokenizers.gguf_build import build  # noqa: E402
 from mpool.tokenizers.gguf_vocab import GGUFVocab  # noqa: E402
-from mpool.tokenizers.patterns import Cost  # noqa: E402
 from mpool.tokenizers.pretokenizers import PRE_TOKENIZERS  # noqa: E402
 
 GGML = "tokenizer.ggml."
@@ -535,20 +534,6 @@ def test_newlines_that_are_a_token(pre: str, merges: list[str], wanted: dict[int
         # merges make all other words, also lines that are the text of a token
         lines = made.encode(f"aa{chr(10) * count}<0x41>{chr(10) * count}").tolist()
         assert lines == [*bos, 5, 5, *ids, 9, 10, 11, 12, 13, 14, *ids]
-
-
-@pytest.mark.parametrize(("pre", "cost"), [("deepseek-llm", Cost.LINEAR), ("gpt-2", Cost.CONSTANT)])
-def test_cost_of_the_expressions_of_a_vocabulary(pre: str, cost: Cost) -> None:
-    """The cost limits the texts that are encoded in this process."""
-    assert growth_of(GGUFVocab(bpe(pre=pre))).cost is cost
-    assert growth_of(GGUFVocab(spm())).cost is Cost.CONSTANT
-
-
-@pytest.mark.parametrize(("longest", "cost"), [(64, Cost.CONSTANT), (65, Cost.LINEAR)])
-def test_cost_of_long_tokens_of_a_unigram_vocabulary(longest: int, cost: Cost) -> None:
-    kv = unigram()
-    kv[GGML + "tokens"] = [*kv[GGML + "tokens"][:-1], "c" * longest]
-    assert growth_of(GGUFVocab(kv)).cost is cost
 
 
 def test_vocabulary_whose_tokens_have_too_many_splits() -> None:
