@@ -461,6 +461,21 @@ def test_ctrl_c_during_start(llama: str, module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "mpool: interrupted\n")
 
 
+def test_import_error_that_ctrl_c_caused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An ImportError that a KeyboardInterrupt caused counts as an interrupt; others do not."""
+    def imports(cause: BaseException) -> None:
+        try:
+            raise cause
+        except BaseException:
+            raise ImportError("failed to import")  # noqa: B904 - its context decides
+
+    monkeypatch.setattr("mpool.cli._run", lambda argv: imports(KeyboardInterrupt()))
+    assert main([]) == 130 and capsys.readouterr().err == "mpool: interrupted\n"
+    monkeypatch.setattr("mpool.cli._run", lambda argv: imports(OSError()))
+    with pytest.raises(ImportError):
+        main([])
+
+
 @pytest.mark.slow
 def test_second_ctrl_c_at_the_prompt_exits(llama: str) -> None:
     """The first Ctrl-C prints how to exit."""

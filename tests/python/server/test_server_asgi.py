@@ -204,34 +204,6 @@ def test_a_disconnect_after_the_response_is_none(app: Application, caplog: pytes
     assert "POST /v1/embeddings 200 in " in line
 
 
-def test_websocket_is_refused(app: Application) -> None:
-    async def run() -> list[Any]:
-        sent: list[Any] = []
-
-        async def receive() -> dict[str, str]:
-            return {"type": "websocket.connect"}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await app({"type": "websocket", "path": "/"}, receive, send)
-        return sent
-
-    assert [message["type"] for message in asyncio.run(run())] == ["websocket.close"]
-
-
-def test_failed_shutdown_is_reported() -> None:
-    async def fail() -> None:
-        raise OSError("planted")
-
-    async def run() -> list[str]:
-        async with lifespan(Application(None, fail)) as sent:  # type: ignore[arg-type]
-            pass
-        return sent
-
-    assert asyncio.run(run()) == ["lifespan.startup.complete", "lifespan.shutdown.failed"]
-
-
 @contextmanager
 def listening() -> Iterator[socket.socket]:
     """A listening socket on a free port of loopback."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import mpool
 from mpool.checks import shown
-from mpool.server import bodies, interfaces
+from mpool.server import bodies
 from mpool.server.errors import Refusal
 from servers import Raw, ask, limits, serving
-from waiting import until
 
 TOKEN = "a-token-of-some-length"
 
@@ -101,23 +98,6 @@ def test_repeated_headers_are_refused(server: Any, header: str) -> None:
         assert raw.send((head + kind + harmless + "\r\n").encode() + BODY).answer()[0] == 200
 
 
-def test_repeated_host_is_refused_behind_any_asgi_server() -> None:
-    from mpool.server.guard import HostGuard
-
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def app(*_: Any) -> None:
-        raise AssertionError("the guard must not call the application")
-
-    gate = SimpleNamespace(hosts=frozenset({"good"}), settings=None, stopping=False)
-    scope = {"path": "/health", "method": "GET", "type": "http", "headers": [(b"host", b"good"), (b"host", b"evil")]}
-    asyncio.run(HostGuard(app, gate)(scope, None, send))  # type: ignore[arg-type]
-    assert sent[0]["status"] == 400 and b"Host" in sent[1]["body"]
-
-
 def test_allowed_hosts(bert: Path) -> None:
     with serving([f"bert={bert}"], allowed_hosts=("models.example",)) as made, Raw(made) as raw:
         assert raw.request("/health", host="models.example").answer()[0] == 200
@@ -151,21 +131,6 @@ def everywhere(bert: Path) -> Iterator[Any]:
         yield made
 
 
-def test_addresses_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    local = "\n     /32 host LOCAL\n"
-    tables = {"/proc/net/fib_trie": f"Main:\n  |-- 127.0.0.1{local}  |-- 192.0.2.0\n     /24 link UNICAST\n"
-                                    f"  |-- 192.0.2.7{local}Local:\n  |-- 192.0.2.7{local}  |-- 169.254.1.1{local}",
-              "/proc/net/if_inet6": "fe8000000000000000fc00fffe000001 04 40 20 80     eth0\n"
-                                    "00000000000000000000000000000001 01 80 10 80       lo\n"
-                                    "20010db8000000000000000000000007 04 40 00 82     eth0\nnonsense\n"}
-    monkeypatch.setattr(interfaces, "_read", lambda path: tables[path])
-    assert interfaces.addresses() == ["192.0.2.7"] and interfaces.addresses(6) == ["192.0.2.7", "2001:db8::7"]
-    monkeypatch.setattr(interfaces, "_read", lambda path: "")
-    assert interfaces.addresses(6) == []
-    monkeypatch.undo()
-    assert interfaces._read("/nonexistent") == "" and isinstance(interfaces.addresses(6), list)
-
-
 def test_foreign_origins_are_refused(server: Any) -> None:
     own = f"http://127.0.0.1:{server.port}"
     for origin, status in ((own, 200), (f"http://localhost:{server.port}", 200), ("https://evil.example", 403),
@@ -178,21 +143,6 @@ def test_foreign_origins_are_refused(server: Any) -> None:
         assert status == 403 and not any(name.startswith("access-control") for name in headers)
         status, headers, _ = raw.request("/health", None, f"Origin: {own}").answer()
         assert status == 200 and not any(name.startswith("access-control") for name in headers)
-
-
-def test_allowed_origins_receive_cors_headers(bert: Path) -> None:
-    page = "https://page.example"
-    with serving([f"bert={bert}"], allowed_origins=(page,), token=TOKEN) as made, Raw(made) as raw:
-        status, headers, _ = raw.request("/v1/embeddings", None, f"Origin: {page}",
-                                         "Access-Control-Request-Method: POST",
-                                         "Access-Control-Request-Headers: authorization, content-type",
-                                         method="OPTIONS").answer()
-        assert status == 200 and headers["access-control-allow-origin"] == page
-        status, headers, _ = raw.request("/v1/embeddings", BODY, f"Origin: {page}",
-                                         f"Authorization: Bearer {TOKEN}").answer()
-        assert status == 200 and headers["access-control-allow-origin"] == page
-        assert raw.request("/v1/embeddings", BODY, f"Origin: {page}").answer()[0] == 401
-        assert raw.request("/health", None, "Origin: https://other.example").answer()[0] == 403
 
 
 # ---- request framing -------------------------------------------------------------------------------------------------
@@ -520,21 +470,6 @@ def test_responses_of_endpoints_have_an_id(server: Any, path: str, body: bytes |
 
 # ---- connections -----------------------------------------------------------------------------------------------------
 
-def test_number_of_connections_is_limited(bert: Path) -> None:
-    with serving([f"bert={bert}"], max_connections=5) as made:
-        held = [Raw(made) for _ in range(5)]
-        for raw in held:
-            assert raw.request("/health").answer()[0] == 200
-        with Raw(made) as raw:
-            status, headers, body = raw.answer()
-            assert status == 503 and json.loads(body)["error"]["code"] == "too_many_connections" and raw.closed()
-            assert headers["retry-after"] == "1"
-        held.pop().socket.close()
-        until(lambda: ask(made, "/health")[0] == 200)
-        for raw in held:
-            raw.socket.close()
-
-
 def test_idle_connections_are_closed(bert: Path) -> None:
     with serving([f"bert={bert}"], idle_timeout=0.2, header_timeout=5.0) as made, Raw(made) as raw:
         assert raw.request("/health").answer()[0] == 200
@@ -542,19 +477,3 @@ def test_idle_connections_are_closed(bert: Path) -> None:
 
 
 # ---- log -------------------------------------------------------------------------------------------------------------
-
-def test_no_text_of_a_client_forges_a_record(server: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Percent-decoded paths, fields and names of models are in records, as escapes (CWE-117)."""
-    caplog.set_level("DEBUG", "mpool")
-    forged = "x%0a2026-11-29%20WARNING%20mpool.server:%20forged%1b[31m%c2%9b%e2%80%a8%e2%80%ae"
-    text = "x\n2026-11-29 WARNING mpool.server: forged\x1b[31m\x9b\u2028\u202e"
-    for path in (f"/v1/models/{forged}", f"/v1/{forged}", f"/health?{forged}={forged}"):
-        ask(server, path)
-    for body in ({"model": text, "input": "a"}, {"model": "bert", "input": "a", text: 1}, {"model": "bert", text: text},
-                 {"model": "bert", "input": "a", "user": text, "dimensions": text}):
-        ask(server, "/v1/embeddings", body)
-    with Raw(server) as raw:
-        raw.request("/v1/embeddings", BODY, "User-Agent: \x9b31m", "X-Request-Id: \x9b31m").answer()
-    said = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
-    assert any(r"/v1/models/x\n2026-11-29 WARNING" in line for line in said)
-    assert all(line.isprintable() for line in said)

@@ -317,33 +317,6 @@ def test_scores_of_labels_of_tokens(server: Any, folders: dict[str, Path], monke
     assert status == 413 and "`input`" in answer["error"]["message"]
 
 
-@pytest.mark.parametrize(("body", "word"), [
-    ({"model": "m3"}, "`input` is required"), ({"input": []}, "input"), ({"input": ["a", [5]]}, "both"),
-    ({"input": "a", "model": "nli"}, "`task` must be classify"),
-    ({"input": "a", "model": "m3", "task": "classify"}, "capability"),
-    ({"input": "a", "model": "rank", "task": "embed"}, "capability"),
-    ({"input": "a", "task": "spans"}, "task"), ({"input": "a", "model": "ner"}, "`task` must be token_classify"),
-    ({"input": "a", "model": "m3", "task": "token_classify"}, "capability"),
-    ({"input": [5], "task": "token_classify"}, "must be texts"),
-    ({"input": "a", "model": "ner", "task": "token_embed"}, "capability"),
-    ({"input": "a", "dimensions": 4}, "`dimensions` requires"),
-    ({"input": "a", "use_activation": True}, "use_activation"),
-    ({"input": [5]}, "token ids"), ({"input": [5], "task": "embed"}, "token ids"),
-    ({"input": [5], "task": "classify"}, "must be texts"), ({"input": "a", "truncate_prompt_tokens": 5}, "truncate"),
-    ({"input": "a", "encoding_format": "bytes"}, "encoding_format")], ids=str)
-def test_errors_of_pooling(server: Any, body: dict[str, Any], word: str) -> None:
-    status, found = ask(server, "/pooling", body)
-    assert status == 400 and word in found["error"]["message"], found
-
-
-def test_errors_name_the_field_of_the_route(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpool.server.computing.MAX_NUMBERS", 100)
-    for path, field, body in (("/pooling", "input", {}), ("/v1/multi-vector", "input", {"model": "m3"}),
-                              ("/embed_all", "inputs", {})):
-        status, found = ask(server, path, {field: TEXTS, **body})
-        assert status == 413 and f"`{field}` needs at least" in str(found), found
-
-
 # ---- Hugging Face's client -------------------------------------------------------------------------------------------
 
 def test_inference_client(server: Any) -> None:
