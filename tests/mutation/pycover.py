@@ -30,7 +30,6 @@ LEFT_OUT = {
     "tests/python/integrations/test_ray_replicas.py": "starts Ray",
     "tests/python/server/test_dashboard_browser.py": "starts a browser",
     "tests/python/server/test_dashboard_playground.py": "starts a browser",
-    "tests/python/runtime/test_soak.py": "all faults at once: no line is its own",
 }
 """Test files that take no part, and why."""
 

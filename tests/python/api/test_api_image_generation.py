@@ -210,32 +210,6 @@ def test_leaving_a_stream_stops_the_work(pool: mpool.Pool, flux: str) -> None:
     assert pool.generate_image("a cat", flux, **SMALL).array.shape == (24, 32, 3)
 
 
-def test_asyncio(flux: str) -> None:
-    async def run() -> None:
-        with mpool.Pool() as pool:
-            made = await mpool.aio.generate_image("a cat", flux, pool=pool, **SMALL)
-            steps = []
-            stream = mpool.aio.generate_image("a cat", flux, pool=pool, stream=True, preview_every=1, **SMALL)
-            async for step in stream:
-                steps.append(step)
-            assert [step.step for step in steps] == [1, 2, 3] and steps[0].preview is not None
-            assert np.array_equal((await stream.result()).array, made.array)
-            job = pool.submit("text_to_image", prompt="a cat", model=flux, **SMALL)
-            assert [step.step async for step in job] == [1, 2, 3]  # type: ignore[attr-defined]
-            assert np.array_equal((await job).array, made.array)
-            several = await asyncio.gather(*(mpool.aio.generate_image("a cat", flux, pool=pool, **SMALL)
-                                             for _ in range(4)))
-            assert all(np.array_equal(other.array, made.array) for other in several)
-            task = asyncio.ensure_future(mpool.aio.generate_image(
-                "a cat", flux, pool=pool, n=16, **{**SMALL, "num_inference_steps": 1000}))
-            await asyncio.sleep(0.05)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(run())
-
-
 def test_job(pool: mpool.Pool, flux: str) -> None:
     job = pool.submit("text_to_image", prompt="a cat", model=flux, **SMALL)
     assert job.capability == "text_to_image" and [step.step for step in job] == [1, 2, 3]  # type: ignore[attr-defined]

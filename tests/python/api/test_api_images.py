@@ -160,18 +160,6 @@ def test_aio(pool: mpool.Pool, clip: Path) -> None:
     asyncio.run(main())
 
 
-def test_jobs(pool: mpool.Pool, clip: Path) -> None:
-    expected = pool.embed_image(IMAGES, clip)
-    jobs = [pool.submit("image_embedding", images=image, model=clip) for image in IMAGES]
-    assert np.array_equal(np.stack([job.result(timeout=60) for job in jobs]), expected)
-    job = pool.submit("image_embedding", images=[IMAGES[0], b"x"], model=clip, on_error="null")
-    assert np.isnan(job.result()[1]).all() and job.capability == "image_embedding" and job.done()
-    for request, words in (({}, "`images` is required"), ({"images": IMAGES, "progress": True}, "progress"),
-                           ({"images": IMAGES, "task": "query"}, "`task` is not an option of embed_image")):
-        with pytest.raises(InvalidArgument, match=words):
-            pool.submit("image_embedding", model=clip, **request)
-
-
 # ---- a model of two capabilities -------------------------------------------------------------------------------------
 
 def test_two_capabilities(clip: Path, dino: Path) -> None:

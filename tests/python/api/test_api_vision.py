@@ -163,13 +163,6 @@ def test_float32_results_do_not_depend_on_models_loaded_before(model: str) -> No
                                                                                        **call).token_ids
 
 
-def test_leaving_a_stream_early_cancels_the_request(pool: mpool.Pool, model: str) -> None:
-    with pool.vision(PHOTO, text(4, 12), model, stream=True, **{**GREEDY, "max_tokens": 900}) as stream:
-        next(iter(stream))
-    assert stream.result().finish_reason == "cancelled"
-    assert pool.vision(PHOTO, text(4, 12), model, **GREEDY).finish_reason == "length"
-
-
 # ---- the image cache -----------------------------------------------------------------------------------------------
 
 def test_a_repeated_image_is_found_in_the_cache(pool: mpool.Pool, model: str) -> None:

@@ -358,17 +358,6 @@ def test_completions_cut_by_length_or_stop_string(pool: mpool.Pool, llama: Path)
     assert stopped.finish_reason == "stop" and stopped.stop == '"b"' and stopped.parsed is None
 
 
-def test_aio(pool: mpool.Pool, llama: Path) -> None:
-    import asyncio
-
-    async def several() -> list[mpool.Completion]:
-        return list(await asyncio.gather(*(mpool.aio.generate("Once", llama, pool=pool, response_format=NESTED,
-                                                              seed=seed, **HOT) for seed in range(8))))
-
-    for done in asyncio.run(several()):
-        check_matches(done, NESTED)
-
-
 @pytest.mark.parametrize(("wanted", "match"), [
     (3, "`response_format` must be .*, got 3"), ({}, "must be"), ([], "must be"), ({"type": "xml"}, "'xml'"),
     ({"type": "regex"}, "response_format.regex"), ({"type": "regex", "regex": "(a"}, "regular expression"),

@@ -480,20 +480,6 @@ def test_a_real_model_calls_the_right_functions() -> None:
     assert found == [[("get_weather", {"city": "Paris", "days": 3})], [("add", {"a": 12.5, "b": 30})], []]
 
 
-def test_asyncio_and_jobs(pool: mpool.Pool, chain: Any) -> None:
-    done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], **GREEDY)
-
-    async def read() -> None:
-        assert (await mpool.aio.chat(CHAT, chain("writes"), tools=[tm.CLOCK], pool=pool, **GREEDY)).tool_calls \
-            == done.tool_calls
-        check_stream([chunk async for chunk in mpool.aio.chat(CHAT, chain("writes"), tools=[tm.CLOCK], stream=True,
-                                                              pool=pool, **GREEDY)], done)
-
-    asyncio.run(read())
-    job = pool.submit("text_to_text", messages=CHAT, model=chain("writes"), tools=[tm.CLOCK], **GREEDY)
-    assert job.result(60).tool_calls == done.tool_calls
-
-
 def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = named(pool, llama, tm.HERMES, "tools-hermes")
     monkeypatch.setattr(grammar, "installed", lambda: False)

@@ -116,18 +116,6 @@ def test_images_of_a_retried_and_a_concurrent_request_do_not_mix(large: Path) ->
         assert pool.metrics()["retries"] == 1
 
 
-def test_generation_continues_if_its_worker_is_killed(pool: mpool.Pool, model: Path) -> None:
-    call = dict(prompt=text(1, 9), model=model, **{**GREEDY, "max_tokens": 200, "n": 16, "temperature": 1.2, "seed": 3})
-    with mpool.Pool() as here:
-        expected = here.vision(PHOTO, **call)
-    job = pool.submit("vision", images=PHOTO, **call)
-    until(lambda: pool.metrics()["steps"] > 20)  # the first two steps compute the image
-    before = signal_all(pool, signal.SIGKILL)
-    found = job.result()
-    assert [choice.token_ids for choice in found.choices] == [choice.token_ids for choice in expected.choices]
-    assert set(processes(pool)).isdisjoint(before) and pool.metrics()["retries"] == 1
-
-
 def test_images_do_not_mix_after_a_fault(model: Path) -> None:
     """A request that continues on another worker (a thread here) takes its image numbers along. A later request with
     the same numbers for other images must not use the cached ones."""

@@ -15,9 +15,6 @@ import pytest
 import toolmodels as tm
 from PIL import Image
 
-from mpool.server.errors import Refusal
-from mpool.server.openai.chat import OPERATIONS
-from mpool.server.operations import Context
 from servers import Raw, ask, serving
 from test_server_editors import FIM, MIDDLE
 from tooldata import WORDS, WRITES
@@ -229,20 +226,6 @@ def test_tools_of_other_types_are_left_out(server: Any, strict: Any, path: str, 
         assert found["tools"] == []
     status, ignored, found = post(strict, path, {**body, "tools": [kept, other]})
     assert status == 400 and ignored is None and "tools[1]" in found["error"]["message"]
-
-
-def test_names_of_ignored_parts_are_safe(server: Any) -> None:
-    """A client chooses the type of a tool, which becomes part of a header."""
-    status, ignored, _ = post(server, RESPONSES, {**BODIES[RESPONSES], "tools": [
-        {"type": "a\r\nx: 1"}, {"type": "é" * 9}, {"type": "b" * 500}, *({"type": f"c{at}"} for at in range(40))]})
-    names = str(ignored).split(", ")
-    assert status == 200 and names[:2] == ["tools[].ax1", "tools[]."] and len(names) == 16
-    assert max(map(len, names)) == 100
-    context = Context(OPERATIONS[0], server.state, {"type": "http"})
-    context.ignored = None
-    with pytest.raises(Refusal) as refused:
-        context.ignore("x", "`x` must not be.", "x")
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "x")
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
