@@ -318,26 +318,6 @@ def _shown(item: Any, rows: Any) -> str:
     return f"`{item[0]}`: {item[1]:g} s" if isinstance(item, list) else f"`{item}`"
 
 
-def outdated(summary: Mapping[str, Any], now: datetime, is_ancestor: Any) -> list[str]:
-    """Return what is wrong with a summary: jobs that never ran, that ran more than 30 days ago, or that ran at a commit
-    that is no ancestor of the checked-out one (`is_ancestor`)."""
-    found = [f"{name} never ran" for name in JOBS if name not in summary]
-    for name, row in summary.items():
-        age = now - datetime.fromisoformat(row["date"])
-        if age > OLD:
-            found.append(f"{name} ran {age.days} days ago")
-        if not is_ancestor(row["commit"].rstrip("+")):
-            found.append(f"{name} ran at {row['commit'][:10]}, which is no ancestor of the checked-out commit")
-    return found
-
-
-def is_ancestor(at: str) -> bool:
-    """True if the commit is an ancestor of the one that is checked out, or if that cannot be said: no git, no clone, or
-    a clone without its history."""
-    code, shallow = git("rev-parse", "--is-shallow-repository")
-    return code != 0 or shallow == "true" or git("merge-base", "--is-ancestor", at, "HEAD")[0] == 0
-
-
 # ---- command line ----
 
 def main() -> int:

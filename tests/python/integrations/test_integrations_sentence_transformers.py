@@ -132,6 +132,30 @@ def test_errors_are_of_the_same_kind(both: tuple[Any, Any], options: dict[str, A
             model.encode(TEXTS, **options)
 
 
+def test_options_that_do_not_exist_say_what_to_do(bert: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SentenceTransformer(bert)
+    for options, name in (({"device": "cuda"}, "device"), ({"output_value": None}, "output_value")):
+        with pytest.raises(mpool.InvalidArgument, match=name):
+            model.encode("a", **options)  # type: ignore[arg-type]
+    with pytest.raises(mpool.Unsupported, match="revision") as caught:
+        SentenceTransformer(bert, revision="main")
+    assert "owner/name@revision" in (caught.value.hint or "")
+    with pytest.raises(TypeError, match="unknown"):
+        SentenceTransformer(bert, unknown=1)
+    with pytest.raises(mpool.InvalidArgument, match="^`normalise` is not an argument of this method"):
+        model.encode("a", normalise=True)
+    assert model.to("cpu") is model.cpu() is model.eval() is model
+    with pytest.raises(mpool.InvalidArgument, match="device"):
+        model.to("cuda")
+    assert SentenceTransformer(bert, backend="torch", trust_remote_code=False).device == "cpu"
+    with pytest.raises(mpool.WrongCapability):
+        SentenceTransformer(llama)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert model.encode("a").ndim == 1
+    with pytest.raises(mpool.Unsupported, match="torch"):
+        model.encode("a", convert_to_tensor=True)
+
+
 def test_predict(rankers: tuple[Any, Any]) -> None:
     ours, theirs = rankers
     for options in ({}, {"convert_to_tensor": True}, {"convert_to_numpy": False}):

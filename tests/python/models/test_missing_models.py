@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from pathlib import Path
 
 import pytest
 
 import mpool
+from mpool import resources
 from mpool.errors import DownloadError, FileError, OfflineError
 from mpool.models import resolve
 from mpool.models.sources import probe
@@ -66,6 +68,25 @@ def test_only_variables_that_are_set_are_named(given: tuple[str, ...], ref: str,
     for name in VARIABLES:
         assert (name in text) == (name in given), text
     assert ("unset " + " and ".join(given) in text) if given else "When online, run:" in text
+
+
+def test_the_hint_names_the_packages_of_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No package index has mpool: ``pip install "mpool[ray]"`` fails for those who installed the sources."""
+    lines = ["numpy>=1", 'starlette<2,>=0.40; extra == "server"', 'msgspec>=0.18; extra == "server"',
+             'mpool[server]; extra == "ray"', "ray[data,serve]>=2.60; extra == 'ray'", 'x; extra == "server2"',
+             'torch>=2.2; extra == "sentence-transformers"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
+    assert resources.install_hint("server") == \
+        'Run: pip install "starlette<2,>=0.40" "msgspec>=0.18" (the extra server of mpool)'
+    assert resources.install_hint("ray") == 'Run: pip install "starlette<2,>=0.40" "msgspec>=0.18" ' \
+        '"ray[data,serve]>=2.60" (the extra ray of mpool)'
+    assert '"torch>=2.2"' in resources.install_hint("sentence_transformers")
+
+    def missing(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", missing)
+    assert resources.install_hint("grammar") == 'Run this in the clone of mpool: pip install ".[grammar]"'
 
 
 # ---- hints that install packages -------------------------------------------------------------------------------------
