@@ -42,6 +42,14 @@ def test_numpy_scalars_are_accepted_as_numbers(pool: mpool.Pool, bert: Path, lla
                 "`stop_token_ids` must be")
 
 
+def test_options_are_checked_also_for_a_single_text(pool: mpool.Pool, bert: Path) -> None:
+    for call in (lambda **options: pool.embed("a", bert, **options),
+                 lambda **options: asyncio.run(aio.embed("a", bert, pool=pool, **options))):
+        refused(lambda: call(max_inputs=0), "`max_inputs` must be")
+        refused(lambda: call(progress=3), "`progress` must be True, False, None or a function .*, got 3", "progress")
+    refused(lambda: pool.embed_iter(["a"], bert, progress=3), "got 3", "progress")  # type: ignore[arg-type]
+
+
 def test_an_invalid_prompt_is_named_in_the_error(pool: mpool.Pool, bert: Path) -> None:
     error = refused(lambda: pool.embed("fine", bert, prompt="ab\ud800"),
                     "`prompt` must be Unicode text, got half of a surrogate pair", "prompt")

@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,15 +80,6 @@ def test_invalid_model_references(pool: mpool.Pool, model: Any) -> None:
 def test_unknown_capability(pool: mpool.Pool) -> None:
     with pytest.raises(mpool.InvalidArgument, match="Did you mean text_embedding"):
         pool.get(CATALOGUED, "text_embeddings")
-
-
-def test_a_wrong_path_leaves_nothing_behind(pool: mpool.Pool, tmp_path: Path) -> None:
-    for number in range(20):
-        with pytest.raises(mpool.FileError):
-            pool.embed("x", tmp_path / f"nothing{number}")
-        with pytest.raises(mpool.MpoolError):
-            pool.load(f"./nothing{number}.gguf")
-    assert not pool._names.by_key and not pool._names.by_name
 
 
 def test_a_path_that_appears_later(pool: mpool.Pool, bert: Path, tmp_path: Path) -> None:
@@ -200,32 +190,6 @@ def test_register_overrides(pool: mpool.Pool, bert: Path, prompted: Path) -> Non
         states = reference[0].auto_model(**reference.tokenize(["a cat"])).last_hidden_state[0]
     np.testing.assert_allclose(plain.embed("a cat", prompt="", compute="float32"), states[0].numpy(), atol=1e-4)
     assert not np.array_equal(plain.embed("a cat", "query"), plain.embed("a cat"))
-
-
-@pytest.mark.parametrize("settings", [{"prompts": ["a"]}, {"prompts": {"a": 1}}, {"default_prompt_name": "none"},
-                                      {"pooling": "median"}, {"normalize": 1}, {"max_length": 1000},
-                                      {"max_length": 3}, {"max_length": True}, {"chat_template": "x"}])
-def test_register_refuses_invalid_settings(pool: mpool.Pool, bert: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="must be") as caught:
-        pool.register("mine", bert, **settings)
-    assert caught.value.param in settings
-    assert pool.register("mine", bert).key == "mine"
-
-
-def test_register_accepts_the_shortest_and_the_longest_length(pool: mpool.Pool, bert: Path) -> None:
-    longest = pool.get(bert).context_length
-    for length in (4, longest):
-        assert pool.register(f"length-{length}", bert, max_length=length).context_length == length
-    with pytest.raises(mpool.InvalidArgument, match=f"`max_length` must be an integer from 4 to {longest}, got"):
-        pool.register("longer", bert, max_length=longest + 1)
-
-
-def test_register_of_a_decoder(pool: mpool.Pool, llama: Path) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="`pooling` must be None: the model computes no embeddings, got"):
-        pool.register("talker", llama, pooling="mean")
-    with pytest.raises(mpool.InvalidArgument, match="`chat_template` must be the text of a Jinja template, .*got 5"):
-        pool.register("talker", llama, chat_template=5)
-    assert pool.register("talker", llama).generate("x", max_tokens=1).model == "talker"
 
 
 def test_model_properties(pool: mpool.Pool, bert: Path, llama: Path) -> None:
@@ -363,32 +327,6 @@ def test_pools_do_not_share_names(bert: Path) -> None:
         with pytest.raises(mpool.UnknownModel):
             two.get("mine")
         assert two.embed("x", one.get("mine")).shape == (32,), "a Model contains its reference"
-
-
-def test_default_pool_is_created_once() -> None:
-    from mpool._functions import default_pool
-
-    found: list[mpool.Pool] = []
-    threads = [threading.Thread(target=lambda: found.append(default_pool())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({id(pool) for pool in found}) == 1
-
-
-def test_a_closed_default_pool_is_replaced_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mpool import _functions
-
-    monkeypatch.setattr(_functions, "_default", None)
-    first = _functions.default_pool()
-    assert _functions.default_pool() is first and _functions.is_default(first)
-    first.close()
-    second = _functions.default_pool()
-    assert second is not first and not _functions.is_default(first)
-    monkeypatch.setattr(_functions, "_ending", True)
-    second.close()
-    assert _functions.default_pool() is second
 
 
 # ---- pickling

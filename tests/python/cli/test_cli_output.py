@@ -17,7 +17,7 @@ import pytest
 
 import mpool
 from mpool import cli
-from mpool.cli import capturing, common, embedding, imaging, main, models, serving, talking
+from mpool.cli import capturing, common, embedding, imaging, main, serving, talking
 from mpool.cli.common import Texts, size_of, speed, stats_line
 from mpool.cli.parser import make_parser
 from mpool.cli.talking import Conversation
@@ -366,23 +366,6 @@ def test_sizes_of_files(tmp_path: Path) -> None:
         assert size_of(SimpleNamespace(path=str(path), files=files)) == size  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("number, text", [(None, "-"), (0, "0 M"), (999_499_999, "999 M"), (999_500_000, "1.00 B"),
-                                          (10**9, "1.00 B"), (7_240_000_000, "7.24 B"), (22_713_216, "23 M")])
-def test_counts_of_parameters(number: int | None, text: str) -> None:
-    """Millions, and billions from the first number that would be shown as 1000 millions on."""
-    assert models._count(number) == text
-
-
-@pytest.mark.parametrize("name, value, text", [
-    ("bytes", 2_500_000, "2 MB"), ("expert_bytes", 0, "-"), ("download_bytes", 10**9, "1,000 MB"), ("x", True, "yes"),
-    ("x", False, "no"), ("x", 12_345, "12,345"), ("x", [1, "a"], "1, a"), ("x", ("a",), "a"), ("x", 1.5, "1.5"),
-    ("x", {"a": "b", "c": 1}, "a: 'b', c: 1"), ("x", "text", "text"), ("weights", "packed", "packed at load"),
-    ("weights", "mapped", "mapped, never packed"), ("weights", "packing", "mapped, until requests have packed them")])
-def test_values_of_a_description(name: str, value: Any, text: str) -> None:
-    """Values of ``mpool show`` are written for readers."""
-    assert models._text(name, value) == text
-
-
 class _Endless(io.StringIO):
     """A file without line ends and without an end. It ends the test if everything is read."""
 
@@ -571,23 +554,6 @@ def test_end_of_the_input_in_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys:
     talk.interactive = True
     assert talk.line("> ") is None
     assert capsys.readouterr().out == "\n"
-
-
-@pytest.mark.parametrize("local", [False, True])
-def test_architectures_are_listed_with_all_models(local: bool, monkeypatch: pytest.MonkeyPatch,
-                                                  capsys: pytest.CaptureFixture[str]) -> None:
-    """``mpool models --local`` has the downloaded models, and nothing else."""
-    monkeypatch.setattr("mpool.models.verified.table", lambda: [
-        ("bert", "text_embedding", "MiniLM", "torch", ""), ("llama", "text_to_text", "Llama 3", "", "llama.cpp")])
-    assert main(["models", "--capability", "text_to_text", *["--local"] * local]) == 0
-    out = capsys.readouterr().out
-    models_listed, _, architectures = out.partition("\nArchitectures, and the implementations whose results are "
-                                                    "compared with mpool's on the same weights:\n\n")
-    assert models_listed.startswith("MODEL ") and "MiniLM" not in out
-    assert [line.split() for line in architectures.splitlines()] == ([] if local else [
-        ["ARCHITECTURE", "CAPABILITY", "EXAMPLES", "SAFETENSORS", "TESTED", "WITH", "GGUF", "TESTED", "WITH"],
-        ["llama", "text_to_text", "Llama", "3", "-", "llama.cpp"]])
-    assert local or "qwen" in models_listed
 
 
 @pytest.mark.parametrize("variable", [None, "MPOOL_OFFLINE"])

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.debug import comparing
 from mpool.tasks import captures
 from mpool.tasks.capture_files import CaptureRecord
 from realmodels import real_path
@@ -564,11 +563,3 @@ def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: 
     assert told["grade"] == "acceptable" and told["departs"]["checkpoint"] == "norm"
     assert main(["capture", "compare", a, b, "--least", "exact", "--tokens", "2"]) == 0
     capsys.readouterr()
-
-
-@pytest.mark.parametrize("grade, most", [("exact", 1e-5), ("close", 1e-3), ("acceptable", 0.1)])
-def test_limits_of_grades(grade: str, most: float) -> None:
-    """A difference of exactly the limit has the grade, the next larger number the grade after it."""
-    names = list(comparing.GRADES)
-    assert comparing.grade_of(most) == grade
-    assert comparing.grade_of(float(np.nextafter(most, 1.0))) == names[names.index(grade) + 1]

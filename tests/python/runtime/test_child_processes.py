@@ -309,15 +309,6 @@ def test_application_is_not_started_as_a_child(children: Any, monkeypatch: pytes
         multiprocessing.set_executable(python)
 
 
-def test_start_does_not_wait(children: Any) -> None:
-    made = children(start="time.sleep(0.1)")
-    made.start()
-    made.start()
-    before = pids(made)
-    assert len(before) == 1 and not made._all[0].ready
-    assert ask(made) == ("text", b"v") and pids(made) == before
-
-
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
 def test_two_threads_use_two_children_at_once(children: Any, tmp_path: Path) -> None:
@@ -360,21 +351,6 @@ def test_idle_and_dead_children_leave_no_zombie(children: Any, idle: float) -> N
         os.kill(pid, signal.SIGKILL)
     until(lambda: not made._all and pid not in states())
     assert ask(made) == ("text", b"v")
-
-
-def test_thread_that_tidies_ends(children: Any) -> None:
-    """The thread starts again with the next child."""
-    until(lambda: child_processes._tidier is None)  # that of other tests
-    made = children(idle=600.0)
-    for _ in range(2):
-        made.program = made.program._replace(idle=600.0)
-        ask(made)
-        thread = child_processes._tidier
-        assert thread is not None
-        made.program = made.program._replace(idle=0.05)
-        until(lambda: child_processes._tidier is None)
-        thread.join(10)
-        assert not made._all and not thread.is_alive()
 
 
 def test_children_end_with_their_object(children: Any, tmp_path: Path) -> None:

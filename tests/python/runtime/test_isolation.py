@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -486,18 +485,3 @@ def test_ignored_sigchld(bert: Path) -> None:
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert children() == []
-
-
-def test_workers_ignore_ctrl_c(bert: Path, pool: mpool.Pool) -> None:
-    pool.embed("a", bert)
-    before = signal_all(pool, signal.SIGINT)
-    time.sleep(0.1)
-    assert pool.embed("a", bert).shape == (32,) and processes(pool) == before
-
-
-def test_health_and_metrics(bert: Path, llama: Path, pool: mpool.Pool) -> None:
-    pool.embed("a", bert)
-    pool.generate("a b c " * 60, llama, **TEXT)
-    assert pool.health().status == "healthy"
-    assert pool.check(bert) < 60 and pool.ping(bert)
-    assert pool.metrics()["units_in"] > 0
