@@ -288,3 +288,18 @@ def test_rotary_embedding_of_qwens_image_encoder(tmp_path: Path, pool: mpool.Poo
             base(rope_parameters=wrong)
     with pytest.raises(errors.MpoolError, match="factor"):
         base(rope_parameters={"factor": 2.0})
+
+
+def test_the_command(pool: mpool.Pool, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mpool.cli import main
+
+    for name, pixels in (("a.png", PHOTO), ("b.png", OTHER)):
+        (tmp_path / name).write_bytes(png(pixels))
+    wanted = pool.vision([PHOTO, OTHER], text(1, 9), model, **GREEDY)
+    given = ["vision", text(1, 9), "--image", str(tmp_path / "a.png"), "-i", str(tmp_path / "b.png"), "-m", model,
+             "--compute", "float32", "--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
+    assert main(given) == 0 and capsys.readouterr().out == wanted.text + "\n"
+    assert main([*given, "--json"]) == 0 and json.loads(capsys.readouterr().out)["text"] == wanted.text
+    assert main(["show", model, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["capability"] == "vision" and shown["image_size"] == 40 and shown["context_length"] == 1024

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -529,6 +530,22 @@ def test_malformed_lines(tmp_path: Path, line: bytes, said: str) -> None:
 def test_the_last_line_needs_no_newline(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD))
     assert [found.values for found in mpool.read_capture(tmp_path)] == [(1.0, None, -2.5)] * 2
+
+
+def test_the_writer_thread_polls_rarely_during_generation(model: mpool.Model) -> None:
+    """The number of polls does not grow with every token."""
+    with mpool.capture() as capture:
+        stream = model.generate("Once", max_tokens=2000, stream=True, capture=capture, **GREEDY)
+        next(stream)
+        writer = captures._instance
+        assert writer is not None and len(writer._pending) == 1
+        looks: list[float] = []
+        sweep = writer._write_finished
+        writer._write_finished = lambda: (looks.append(time.monotonic()), sweep())[1]  # type: ignore[method-assign]
+        tokens = stream.result().usage.completion_tokens
+        capture.flush()
+        del writer._write_finished  # type: ignore[method-assign]
+    assert tokens == 2000 and len(looks) < tokens / 4
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
