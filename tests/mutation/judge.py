@@ -19,8 +19,7 @@ from .mutant import Mutant
 DETECTED = ("killed", "timeout")
 COUNTED = (*DETECTED, "survived", "uncovered")
 """Fates that the score counts. Not counted: ``stillborn`` (it does not compile), ``same`` (the compiler makes the same
-program of it: equivalent, or not compiled on this machine; or the CPU lacks the kernel's instructions), ``equivalent``
-(listed in equivalent.toml)."""
+program of it: equivalent, or not compiled on this machine; or the CPU lacks the kernel's instructions)."""
 
 Unchanged = Callable[[], contextlib.AbstractContextManager[None]]
 """Makes the unchanged program the one that runs, inside a ``with`` block."""

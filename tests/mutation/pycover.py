@@ -20,7 +20,6 @@ LEFT_OUT = {
     "tests/python/core/test_c_races.py": "builds and runs the C tests",
     "tests/python/core/test_c_sources.py": "reads and compiles the sources",
     "tests/python/core/test_fuzz.py": "compiles with clang",
-    "tests/python/core/test_mutate.py": "tests this tool",
     "tests/python/documents/test_dependencies.py": "creates environments",
     "tests/python/documents/test_docs.py": "builds the documentation",
     "tests/python/documents/test_notebook.py": "starts a notebook",
@@ -31,7 +30,6 @@ LEFT_OUT = {
     "tests/python/integrations/test_ray_replicas.py": "starts Ray",
     "tests/python/server/test_dashboard_browser.py": "starts a browser",
     "tests/python/server/test_dashboard_playground.py": "starts a browser",
-    "tests/python/runtime/test_soak.py": "all faults at once: no line is its own",
 }
 """Test files that take no part, and why."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from .judge import COUNTED, DETECTED
 from .mutant import TARGETS, folder_of, group_of
 
-_COLUMNS = ("mutants", "killed", "timeout", "survived", "uncovered", "equivalent", "same", "stillborn")
+_COLUMNS = ("mutants", "killed", "timeout", "survived", "uncovered", "same", "stillborn")
 
 
 def wilson(hits: int, total: int, z: float = 1.959964) -> tuple[float, float]:

@@ -7,22 +7,15 @@ import fcntl
 import json
 import queue
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 from . import cbuild, coperators, coverage_map, ctokens, pycover, pyoperators, tree
 from .coverage_map import CoverageMap
-from .judge import COUNTED, Fate, Workplace
+from .judge import COUNTED, Workplace
 from .mutant import Mutant, folder_of, sample
 
-EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 NOT_MUTATED = ("csrc/kernels/arm/", "mpool/_stubs.py", "mpool/demo_models/")
 """Other architectures' kernels; the generator of stubs, whose output a test compares; data."""
 NOT_RUN = ("sim_mutations_are_found", "sim_long", "sim_replay")
@@ -66,18 +59,6 @@ def mutants_of(file: str, say: Callable[[str], None]) -> list[Mutant]:
     except ctokens.Unbalanced as error:
         say(f"{file}: not mutated, {error}")
         return []
-
-
-def read_equivalent(path: Path = EQUIVALENT) -> dict[tuple[str, ...], str]:
-    """Return the listed equivalent mutants with their reasons."""
-    rows = tomllib.loads(path.read_text()).get("mutant", [])
-    return {tuple(row[key] for key in ("file", "function", "operator", "source", "mutated")): row["reason"]
-            for row in rows}
-
-
-def key_of(mutant: Mutant) -> tuple[str, ...]:
-    """Return what a row of equivalent.toml names a mutant by."""
-    return mutant.file, mutant.function, mutant.operator, mutant.source, mutant.mutated
 
 
 class Session:
@@ -239,19 +220,15 @@ class Session:
         for workplace in self.prepare(files):
             workplaces.put(workplace)
         done, rows = self.known(), []
-        equivalent = read_equivalent()
 
         def judge(mutant: Mutant) -> dict[str, Any]:
-            if key_of(mutant) in equivalent:
-                fate = Fate("equivalent", note=equivalent[key_of(mutant)])
-            elif mutant.id in done:
+            if mutant.id in done:
                 return done[mutant.id]
-            else:
-                workplace = workplaces.get()
-                try:
-                    fate = workplace.judge(mutant)
-                finally:
-                    workplaces.put(workplace)
+            workplace = workplaces.get()
+            try:
+                fate = workplace.judge(mutant)
+            finally:
+                workplaces.put(workplace)
             row = {"tree": self.key, "seed": seed, **mutant.to_dict(), "status": fate.status, "test": fate.test,
                    "seconds": fate.seconds, "tests": fate.tests, "note": fate.note}
             with open(self.results, "a", encoding="utf-8") as file:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adapterfiles import ATTENTION, matrices, save_gguf, save_peft, save_tensors
+from adapterfiles import ATTENTION, matrices, save_gguf, save_peft
 
 import mpool
 from mpool.errors import (
@@ -25,14 +25,12 @@ from mpool.errors import (
     FormatError,
     IntegrityError,
     InvalidArgument,
-    LimitError,
     MpoolError,
     UnsafeFormat,
     Unsupported,
 )
 from mpool.models import describe
 from mpool.models.formats.adapters import read_adapter
-from mpool.runtime.entry import Entry
 
 PROMPTS = ["Once", "Once upon a time", "A cat sat on the mat, and the dog barked at it twice. " * 4, "x" * 150]
 NAMES = [None, "one", "two", None, "gguf", "one"]
@@ -113,19 +111,6 @@ def test_prefixes_are_shared_by_requests_of_one_adapter_only(llama: Path, adapte
             assert value(first) == value(again)
             found[name] = value(first)
         assert len(set(found.values())) == 4
-
-
-def test_several_choices_chats_and_streams(llama: Path, adapters: dict[str, Path]) -> None:
-    messages = [{"role": "user", "content": "Hello"}]
-    with mpool.Pool() as pool:
-        handle = pool.load(llama, adapters=adapters)
-        done = handle.chat(messages, adapter="one", n=3, max_tokens=12, seed=5)
-        assert [choice.token_ids for choice in done.choices] == [
-            choice.token_ids for choice in handle.chat(messages, adapter="one", n=3, max_tokens=12, seed=5).choices]
-        assert done.token_ids != handle.chat(messages, n=3, max_tokens=12, seed=5).token_ids
-        with handle.generate("Once", adapter="two", stream=True, max_tokens=12, seed=5) as stream:
-            text = "".join(chunk.text for chunk in stream)
-        assert text == handle.generate("Once", adapter="two", max_tokens=12, seed=5).text
 
 
 def test_speculation_keeps_the_bytes(llama: Path, adapters: dict[str, Path], expected: list[Any],
@@ -216,32 +201,6 @@ def test_handles_and_names_carry_them(llama: Path, adapters: dict[str, Path]) ->
             pool.generate("Once", "adapted", adapter="two", max_tokens=1)
 
 
-def test_two_threads_change_the_options_of_a_model(llama: Path, adapters: dict[str, Path],
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread reads files while the other adds an adapter: the adapter stays."""
-    read, inside, proceed = Entry._read_adapters, threading.Event(), threading.Event()
-
-    def slow(entry: Entry, options: Any) -> Any:
-        found = read(entry, options)
-        if threading.current_thread().name == "first" and not inside.is_set():
-            inside.set()
-            assert proceed.wait(30)
-        return found
-
-    monkeypatch.setattr(Entry, "_read_adapters", slow)
-    with mpool.Pool() as pool:
-        pool.load(llama)
-        first = threading.Thread(target=lambda: pool.load(llama, weights="packed"), name="first")
-        first.start()
-        assert inside.wait(30)
-        pool.load(llama, adapters={"one": adapters["one"]})
-        want = value(pool.generate("Once", llama, adapter="one", **OPTIONS))
-        proceed.set()
-        first.join()
-        assert value(pool.generate("Once", llama, adapter="one", **OPTIONS)) == want
-        assert pool.get(llama)._entry.uses_weights == "packed"
-
-
 def test_a_load_that_fails_leaves_no_adapter_behind(llama: Path, adapters: dict[str, Path]) -> None:
     for loaded in (False, True):
         with mpool.Pool() as pool:
@@ -298,42 +257,6 @@ def test_other_models_are_refused(bert: Path, qwen2: Path, llama: Path, adapters
         assert pool.generate("x", llama, max_tokens=1).token_ids  # the model itself still serves
 
 
-CONFIGS: list[tuple[dict[str, Any], type[MpoolError], str]] = [
-    ({"peft_type": "IA3"}, Unsupported, "peft_type.*IA3"),
-    ({"peft_type": None}, FormatError, "peft_type"),
-    ({"use_dora": True}, Unsupported, "use_dora.*DoRA"),
-    ({"modules_to_save": ["lm_head"]}, Unsupported, "modules_to_save"),
-    ({"bias": "all"}, Unsupported, "bias"),
-    ({"lora_bias": True}, Unsupported, "lora_bias"),
-    ({"fan_in_fan_out": True}, Unsupported, "fan_in_fan_out"),
-    ({"init_lora_weights": "pissa_niter_4"}, Unsupported, "init_lora_weights"),
-    ({"lora_alpha": 0}, FormatError, "lora_alpha"),
-    ({"lora_alpha": 1e300}, FormatError, "lora_alpha"),
-    ({"lora_alpha": "16"}, FormatError, "lora_alpha"),
-    ({"lora_alpha": None}, FormatError, "lora_alpha"),
-    ({"lora_alpha": True}, FormatError, "lora_alpha"),
-    ({"r": 0}, FormatError, " r "),
-    ({"r": 9}, FormatError, "rank of"),
-    ({"r": "8"}, FormatError, " r "),
-    ({"use_rslora": 1}, FormatError, "use_rslora"),
-    ({"rank_pattern": ["q_proj"]}, FormatError, "rank_pattern"),
-    ({"rank_pattern": {"self_attn.q_proj": 7}}, FormatError, "rank of.*7, the value of rank_pattern.self_attn.q_proj"),
-    ({"rank_pattern": {"q_proj": "8"}}, FormatError, "rank_pattern.q_proj"),
-    *(({name: {key: 3}}, Unsupported, f"{name}.*regular expression") for name in ("alpha_pattern", "rank_pattern")
-      for key in ("(q|k)+_proj", "(a+)+b", ".*q_proj", "q_proj$", r"\d_proj", "[qk]_proj", "^", "", "q_proj\n", "q^")),
-    ({"alpha_pattern": {"q_proj": 0}}, FormatError, "alpha_pattern.q_proj"),
-    ({"alpha_pattern": {f"x{at}": 1 for at in range(4097)}}, LimitError, "alpha_pattern has 4,097 entries"),
-]
-
-
-@pytest.mark.parametrize(("config", "error", "words"), CONFIGS,
-                         ids=[json.dumps(config)[:60] for config, _, _ in CONFIGS])
-def test_configurations_are_refused(llama: Path, model: Any, tmp_path: Path, config: dict[str, Any],
-                                    error: type[MpoolError], words: str) -> None:
-    save_peft(tmp_path, matrices(model, 8, 1, ("q_proj",)), 16.0, **config)
-    refused(llama, tmp_path, error, words)
-
-
 def refused(llama: Path, path: Path, error: type[MpoolError], words: str) -> None:
     with mpool.Pool() as pool:
         with pytest.raises(error, match=words) as caught:
@@ -361,78 +284,6 @@ def test_alpha_must_be_finite(llama: Path, model: Any, tmp_path: Path, alpha: st
     refused(llama, tmp_path, FormatError, "adapter_config.json")
 
 
-def tensors_of(model: Any) -> dict[str, Any]:
-    return {f"base_model.model.{name}.lora_{side}.weight": matrix
-            for name, pair in matrices(model, 8, 1, ("q_proj",)).items() for side, matrix in zip("AB", pair)}
-
-
-def zeros(*shape: int) -> np.ndarray:
-    return np.zeros(shape, np.float32)
-
-
-def case(name: str, model: Any) -> tuple[dict[str, Any], type[MpoolError], str]:
-    """Return the tensors of a hostile adapter, the error, and words of its message."""
-    found = tensors_of(model)
-    a, b = list(found)[:2]
-    if name == "no tensors":
-        return {}, FormatError, "no matrix of an adapter"
-    if name == "only A":
-        del found[b]
-        return found, FormatError, "no matrix B"
-    if name == "other rank in B":
-        found[b] = zeros(64, 7)
-        return found, FormatError, "shape of .*lora_B"
-    if name == "other outputs":
-        found[b] = zeros(63, 8)
-        return found, FormatError, r"shape of .*lora_B.*\[63, 8\].*\[64, 8\]"
-    if name == "other inputs":
-        found[a] = zeros(8, 65)
-        return found, FormatError, r"shape of .*lora_A.*\[8, 65\].*\[8, 64\]"
-    if name == "three dimensions":
-        found[a] = zeros(8, 8, 8)
-        return found, FormatError, "two positive sizes"
-    if name == "no rank":
-        found[a], found[b] = zeros(0, 64), zeros(64, 0)
-        return found, FormatError, "two positive sizes"
-    if name == "large rank":
-        found[a], found[b] = zeros(1025, 64), zeros(64, 1025)
-        return found, LimitError, "rank 1025"
-    if name == "integers":
-        found[a] = np.zeros((8, 64), np.int8)
-        return found, Unsupported, "dtype I8"
-    if name == "NaN":
-        found[b] = np.full((64, 8), np.nan, np.float32)
-        return found, FormatError, "lora_b.*infinity or NaN at index 0"
-    if name == "infinity":
-        found[a] = found[a].copy()
-        found[a][3, 5] = np.inf
-        return found, FormatError, f"lora_a.*infinity or NaN at index {3 * 64 + 5}"
-    if name == "twice":
-        return {**found, a.replace(".weight", ".default.weight"): found[a].copy()}, FormatError, "two matrices"
-    others = {"lm_head": "base_model.model.lm_head.lora_A.weight",
-              "layer 2": "base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight",
-              "embedding": "base_model.model.model.embed_tokens.lora_embedding_A",
-              "DoRA": a.replace("lora_A.weight", "lora_magnitude_vector"),
-              "bias": "base_model.model.model.layers.0.self_attn.q_proj.bias",
-              "module": "base_model.model.lm_head.modules_to_save.weight",
-              "nonsense": "x" * 300}
-    words = {"lm_head": "lm_head.*q_proj", "layer 2": "layers.2", "embedding": "embedding", "DoRA": "DoRA",
-             "bias": "bias", "module": "trained as a whole", "nonsense": "not a matrix"}
-    return {**found, others[name]: zeros(8, 64)}, Unsupported, words[name]
-
-
-@pytest.mark.parametrize("name", [
-    "no tensors", "only A", "other rank in B", "other outputs", "other inputs", "three dimensions", "no rank",
-    "large rank", "integers", "NaN", "infinity", "twice", "lm_head", "layer 2", "embedding", "DoRA", "bias", "module",
-    "nonsense"])
-def test_tensors_are_refused(llama: Path, model: Any, tmp_path: Path, name: str) -> None:
-    save_peft(tmp_path, matrices(model, 8, 1, ("q_proj",)), 16.0,
-              **({"rank_pattern": {"q_proj": 8}} if name in ("large rank", "other rank in B") else {}))
-    found, error, words = case(name, model)
-    save_tensors(tmp_path / "adapter_model.safetensors", found)
-    refused(llama, tmp_path, error, words)
-
-
 def test_truncated_files_and_pickles_are_refused(llama: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(adapters["one"], tmp_path / "one"))
     weights = folder / "adapter_model.safetensors"
@@ -456,26 +307,6 @@ def test_truncated_files_and_pickles_are_refused(llama: Path, adapters: dict[str
         refused(llama, cut, FormatError, "cut.gguf")
 
 
-@pytest.mark.parametrize(("keys", "alpha", "error", "words"), [
-    ({"general_type": "model"}, 8.0, FormatError, "general.type"),
-    ({"adapter_type": "control_vector"}, 8.0, Unsupported, "adapter.type"),
-    ({}, 0.0, FormatError, "adapter.lora.alpha"),
-    ({}, float("nan"), FormatError, "adapter.lora.alpha"),
-    ({}, float("inf"), FormatError, "adapter.lora.alpha")])
-def test_gguf_keys_are_refused(llama: Path, model: Any, tmp_path: Path, keys: dict[str, str], alpha: float,
-                               error: type[MpoolError], words: str) -> None:
-    refused(llama, save_gguf(tmp_path / "it.gguf", matrices(model, 4, 1, ("q_proj",)), alpha, **keys), error, words)
-
-
-@pytest.mark.parametrize(("rename", "error", "words"), [
-    ({"model.layers.0.self_attn.q_proj": "model.layers.9.self_attn.q_proj"}, Unsupported, "blk.9.attn_q.*attn_output"),
-    ({"model.layers.0.self_attn.q_proj": "model.layers.0.self_attn.ffn_gate_exps"}, Unsupported, "ffn_gate_exps")])
-def test_gguf_layers_are_refused(llama: Path, model: Any, tmp_path: Path, rename: dict[str, str],
-                                 error: type[MpoolError], words: str) -> None:
-    found = {rename.get(name, name): pair for name, pair in matrices(model, 4, 1, ("q_proj",)).items()}
-    refused(llama, save_gguf(tmp_path / "it.gguf", found, 8.0), error, words)
-
-
 def test_a_file_that_changes_in_use_is_noticed(llama: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(adapters["one"], tmp_path / "one"))
     with mpool.Pool() as pool:
@@ -489,14 +320,3 @@ def test_a_file_that_changes_in_use_is_noticed(llama: Path, adapters: dict[str, 
             assert pool.generate("x", llama, adapter="one", max_tokens=1, ignore_eos=True).token_ids
         except IntegrityError:
             pass
-
-
-def test_the_servers_name_of_an_adapter_says_what_to_use(llama: Path, adapters: dict[str, Path]) -> None:
-    with mpool.Pool() as pool:
-        pool.load(llama, alias="base", adapters={"one": adapters["one"]})
-        for call in (lambda name: pool.generate("x", name), lambda name: pool.get(name)):
-            with pytest.raises(mpool.UnknownModel, match="one is an adapter of base.*model='base', adapter='one'"):
-                call("base:one")
-        with pytest.raises(mpool.UnknownModel) as caught:
-            pool.generate("x", "base:two")
-        assert "adapter of" not in str(caught.value)

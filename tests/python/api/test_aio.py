@@ -16,7 +16,6 @@ import mpool
 from mpool.runtime import watching as _watching
 from mpool import aio, models
 from mpool.runtime.history import History, TrackedRequest
-from mpool.tasks import requests
 
 from waiting import until
 
@@ -196,34 +195,6 @@ def test_jobs_can_be_awaited(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     run(work())
 
 
-def test_requests_do_not_occupy_threads(pool: mpool.Pool, llama: Path) -> None:
-    async def work() -> None:
-        await aio.generate("The", llama, pool=pool, **GREEDY)
-        before = threading.active_count()
-        tasks = [asyncio.ensure_future(aio.generate("The", llama, pool=pool, **{**GREEDY, "max_tokens": 100}))
-                 for _ in range(50)]
-        most = 0
-        while not all(task.done() for task in tasks):
-            most = max(most, threading.active_count())
-            await asyncio.sleep(0.002)
-        assert most <= before
-        assert len({task.result().token_ids for task in tasks}) == 1
-
-    run(work())
-
-
-def test_tasks_that_wait_for_a_full_queue_count_once(llama: Path) -> None:
-    async def work(own: mpool.Pool) -> None:
-        await aio.generate("The", llama, pool=own, **GREEDY)
-        tasks = [asyncio.ensure_future(aio.generate("The", llama, pool=own, **{**GREEDY, "max_tokens": 60}))
-                 for _ in range(60)]
-        assert len({result.token_ids for result in await asyncio.gather(*tasks)}) == 1
-
-    with mpool.Pool(mpool.PoolConfig(prompt_queue_capacity=1)) as own:
-        run(work(own))
-        assert own.metrics()["total_requests"] == 61  # an attempt that is repeated counts in no metric
-
-
 def test_a_full_queue_does_not_block_the_loop(llama: Path) -> None:
     async def work(own: mpool.Pool) -> None:
         await aio.generate("The", llama, pool=own, **GREEDY)
@@ -302,25 +273,6 @@ def test_finished_event_loops_leave_no_file_descriptors(pool: mpool.Pool, bert: 
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
-def test_two_event_loops_at_once(pool: mpool.Pool, bert: Path, llama: Path) -> None:
-    vector, text = pool.embed("x", bert), pool.generate("The", llama, **GREEDY).token_ids
-    wrong: list[object] = []
-
-    async def work() -> None:
-        for _ in range(10):
-            got, done = await asyncio.gather(aio.embed("x", bert, pool=pool),
-                                             aio.generate("The", llama, pool=pool, **GREEDY))
-            if not np.array_equal(got, vector) or done.token_ids != text:
-                wrong.append((got, done))
-
-    threads = [threading.Thread(target=lambda: run(work())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong and not any(thread.is_alive() for thread in threads)
-
-
 # ---- several waiters for one request --------------------------------------------------------------------------------
 
 def long_job(pool: mpool.Pool, llama: Path, tokens: int = 4000) -> mpool.Job:
@@ -344,22 +296,6 @@ def test_several_tasks_await_one_job(pool: mpool.Pool, bert: Path, llama: Path) 
         assert not watcher._tickets and not watcher._followed
 
     run(work())
-
-
-def test_several_event_loops_await_one_job(pool: mpool.Pool, llama: Path) -> None:
-    job = long_job(pool, llama)
-    results: list[Any] = []
-
-    async def wait() -> Any:
-        return await job
-
-    threads = [threading.Thread(target=lambda: results.append(run(wait()))) for _ in range(4)]
-    threads.append(threading.Thread(target=lambda: results.append(job.result(60))))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(results) == 5 and len({result.token_ids for result in results}) == 1
 
 
 def test_a_job_is_cancelled_only_when_its_last_waiter_leaves(pool: mpool.Pool, llama: Path) -> None:
@@ -396,20 +332,6 @@ def test_a_job_is_cancelled_only_when_its_last_waiter_leaves(pool: mpool.Pool, l
         with pytest.raises(mpool.Cancelled):
             job.result(10)
         await idle(pool)
-
-    run(work())
-
-
-def test_several_tasks_read_one_stream(pool: mpool.Pool, llama: Path) -> None:
-    async def work() -> None:
-        stream = aio.generate("The", llama, pool=pool, stream=True, **{**GREEDY, "max_tokens": 100})
-
-        async def read() -> list[str]:
-            return [str(chunk) async for chunk in stream]
-
-        parts = await asyncio.gather(read(), read(), read())
-        assert sum(map(len, sum(parts, []))) == len((await stream.result()).text)
-        assert (await stream.result()).finish_reason == "length"
 
     run(work())
 
@@ -541,96 +463,3 @@ def test_a_start_continues_if_one_of_its_waiters_is_cancelled(llama: Path) -> No
 
     with mpool.Pool() as own:
         run(work(own))
-
-
-def test_messages_are_processed_outside_the_loop(pool: mpool.Pool, llama: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[str] = []
-    chat = requests.chat_request
-
-    def recorded(*args: Any, **options: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return chat(*args, **options)
-
-    async def work() -> None:
-        await aio.chat([{"role": "user", "content": "x"}], llama, pool=pool, **GREEDY)
-        monkeypatch.setattr(requests, "chat_request", recorded)
-        for text in ("short", "long " * 10_000):
-            try:
-                await aio.chat([{"role": "user", "content": [{"type": "text", "text": text}]}], llama, pool=pool,
-                               **GREEDY)
-            except mpool.ContextOverflow:
-                assert text != "short"
-
-    run(work())
-    assert len(threads) == 2 and all(name.startswith("mpool-requests") for name in threads)
-
-
-def test_a_stream_is_bound_once(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream's ticket is bound once, not once per chunk, because each binding wakes the loop."""
-    made: list[Any] = []
-
-    class Counted(_watching.Followed):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            made.append(self.number)
-
-    monkeypatch.setattr(_watching, "Followed", Counted)
-
-    async def work() -> None:
-        stream = aio.generate("The", llama, pool=pool, stream=True, **{**GREEDY, "max_tokens": 2000})
-        chunks = [chunk async for chunk in stream]  # a slow loop gets several tokens in one chunk
-        assert len(chunks) > 2 and len(made) == 1
-        watcher = _watching.watcher()
-        assert not watcher._tickets and not watcher._followed and (await stream.result()).text
-
-    run(work())
-
-
-def test_a_cancellation_is_not_lost_if_the_queue_gets_space_at_the_same_time() -> None:
-    async def work() -> None:
-        watcher = _watching.watcher()
-        waiting = asyncio.ensure_future(watcher._room_or_timer())
-        await asyncio.sleep(0)
-        watcher._wake_line()
-        assert waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert not watcher._room
-
-    run(work())
-
-
-def test_the_collector_ends_a_waiting_coroutine_while_a_thread_waits(pool: mpool.Pool, llama: Path) -> None:
-    """The garbage collector may run in a thread that waits, and then end the tasks of a closed event loop."""
-    async def until_running() -> None:
-        while not any(row.running for row in pool.ps()):
-            await asyncio.sleep(0.01)
-
-    pool.load(llama)
-    loop = asyncio.new_event_loop()
-    gc.disable()
-    try:
-        task = loop.create_task(aio.generate("The", llama, pool=pool, **ENDLESS))
-        loop.run_until_complete(asyncio.wait_for(until_running(), 60))
-        loop.close()
-        del task, loop
-        found: list[Any] = []
-        job = pool.submit("text_to_text", prompt="A", model=llama, **GREEDY)
-        ticket = job._ticket
-        assert ticket is not None
-
-        def wait() -> None:
-            with ticket.join():
-                gc.collect()
-                found.append(ticket.waiters())
-
-        caller = threading.Thread(target=wait, daemon=True)
-        caller.start()
-        caller.join(30)
-        assert found == [1], "the thread waits for a lock that it holds"
-        assert job.result(60).text
-        run(idle(pool))  # the request of the closed loop is cancelled
-        assert ticket.waiters() == 0
-    finally:
-        gc.enable()

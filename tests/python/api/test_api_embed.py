@@ -3,15 +3,13 @@ many texts."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import gc
 import logging
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ import defaultmodels
 import instructionsets
 import mpool
 import tinymodels
-from mpool import native_calls
 from mpool.tasks import text_embedding as embedding
 from mpool.tasks.vectors import DEPTH, quantize
 from waiting import idle
@@ -172,35 +169,11 @@ def test_integer_precision_of_few_vectors_logs_a_warning(pool: mpool.Pool, bert:
     assert "only 5 vectors" in caplog.text
 
 
-@pytest.mark.parametrize("options", [
-    {"task": "qeury"}, {"precision": "float16"}, {"compute": "fp32"}, {"normalize": 1}, {"truncate": "yes"},
-    {"on_error": "ignore"}, {"prompt_name": "nope"}, {"prompt": 5}, {"prompt": "a", "prompt_name": "b"}, {"timeout": 0},
-    {"timeout": -1}, {"timeout": True}, {"timeout": float("nan")}, {"progress": "yes"}, {"max_inputs": 0},
-    {"on_error": "null", "precision": "int8"}, {"task": ["query"]}, {"normalize": [1]}])
-def test_options_out_of_range(pool: mpool.Pool, bert: Path, options: dict[str, object]) -> None:
-    with pytest.raises(mpool.InvalidArgument) as caught:
-        pool.embed(TEXTS, bert, **options)
-    assert caught.value.code == 10 and (caught.value.param in options or "max_inputs" in options)
-
-
 def test_the_error_suggests_the_most_similar_prompt_name(pool: mpool.Pool, prompted: Path) -> None:
     with pytest.raises(mpool.InvalidArgument, match="`prompt_name` must be one of query, passage, other, got "
                                                     "'pasage'. Did you mean 'passage'") as caught:
         pool.embed(TEXTS, prompted, prompt_name="pasage")
     assert caught.value.param == "prompt_name"
-
-
-def test_each_compute_type_has_its_own_entry(bert: Path) -> None:
-    with mpool.Pool() as own:
-        own.embed("x", bert)
-        assert len(own.ps()) == 1
-        base = own.ps()[0].compute
-        own.embed("x", bert, compute=base)
-        assert len(own.ps()) == 1, "compute='auto' selected this type: no second entry"
-        other = "bfloat16" if base == "float32" else "float32"
-        coarse = own.embed("x", bert, compute=other)
-        assert {row.compute for row in own.ps()} == {base, other}
-        assert float(mpool.similarity(coarse, own.embed("x", bert))) > 0.99
 
 
 def test_a_progress_function_may_raise_or_embed(pool: mpool.Pool, bert: Path) -> None:
@@ -224,18 +197,6 @@ def test_progress(pool: mpool.Pool, bert: Path) -> None:
     assert seen[-1] == (2100, 2100) and len(seen) > 1 and seen == sorted(seen)
 
 
-def test_progress_of_one_text(pool: mpool.Pool, bert: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seen: list[tuple[int, int | None]] = []
-    row = pool.embed("a", bert, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 1)] and (row == pool.embed("a", bert)).all()
-    asyncio.run(mpool.aio.embed("a", bert, pool=pool, progress=lambda done, total: seen.append((done, total))))
-    assert seen == [(1, 1)] * 2
-    pool.embed("a", bert, progress=False)
-    assert capsys.readouterr().err == ""
-    pool.embed("a", bert, progress=True)
-    assert "1/1" in capsys.readouterr().err
-
-
 # ---- invalid inputs ------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -253,19 +214,6 @@ def test_texts_that_cannot_be_embedded(pool: mpool.Pool, bert: Path, text: objec
     rows = pool.embed(["fine", text, "good"], bert, on_error="null")
     assert np.isnan(rows).all(axis=1).tolist() == [False, True, False]
     assert np.array_equal(rows[[0, 2]], pool.embed(["fine", "good"], bert))
-
-
-@pytest.mark.parametrize(("value", "hint"), [
-    (None, "Fill missing texts first, for example with fillna('')"),
-    (float("nan"), "Fill missing texts first, for example with fillna('')"),
-    (type("NAType", (), {})(), "Fill missing texts first, for example with fillna('')"),
-    (type("StringScalar", (), {"as_py": str})(), "Call to_pylist() of the array first"),
-    (b"x", "Decode it first, for example with decode()"), (3.5, None)])
-def test_values_of_tables_that_are_not_texts(pool: mpool.Pool, bert: Path, value: object, hint: str | None) -> None:
-    """Missing values of pandas, scalars of pyarrow, and bytes: the error says what to do."""
-    with pytest.raises(mpool.InvalidArgument, match=r"`inputs\[1\]` must be a str") as caught:
-        pool.embed(["fine", value], bert)
-    assert caught.value.hint == hint
 
 
 def test_an_empty_text_has_the_vector_of_its_special_tokens(pool: mpool.Pool, bert: Path) -> None:
@@ -311,13 +259,6 @@ def test_truncation(pool: mpool.Pool, bert: Path) -> None:
     assert np.isnan(rows[:, 0]).tolist() == [False, True]
 
 
-@pytest.mark.parametrize("inputs", [b"bytes", {"a": 1}, {"a"}, 5, None, iter(["a"]), np.array([["a"]]), np.array("a")])
-def test_inputs_that_are_not_a_list(pool: mpool.Pool, bert: Path, inputs: object) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="`inputs` must be a str or a list of str, got ") as caught:
-        pool.embed(inputs, bert)
-    assert caught.value.param == "inputs"
-
-
 def test_the_limit_on_the_number_of_texts(bert: Path) -> None:
     texts = np.array(["x"] * 20_000, dtype=object)
     with mpool.Pool() as own:
@@ -339,79 +280,6 @@ def test_timeout(pool: mpool.Pool, bert: Path) -> None:
 
 # ---- slices ----------------------------------------------------------------------------------------------------------
 
-#: Four slices of four texts, each long enough for a thread of its own.
-_LONG = [f"{number} " + "A cat sat on the mat. " * 700 for number in range(16)]
-
-
-class Packing:
-    """Spy on the function that tokenizes a slice."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None]) -> None:
-        self.begun, pack = [threading.Event() for _ in range(4)], embedding.pack
-
-        def spy(plan: Any, texts: list[Any], start: int = 0, *more: Any, **options: Any) -> Any:
-            self.begun[start // 4].set()
-            before(start // 4)
-            return pack(plan, texts, start, *more, **options)
-
-        monkeypatch.setattr(embedding, "pack", spy)
-        monkeypatch.setattr(embedding, "SLICE_TEXTS", 4)
-
-
-@pytest.mark.parametrize("output", ["dense", "sparse"])
-def test_the_next_slice_is_tokenized_meanwhile(pool: mpool.Pool, bert: Path, m3: Path, output: str,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    def embed() -> Any:
-        return pool.embed(_LONG, bert).tobytes() if output == "dense" else pool.embed_sparse(_LONG, m3).values.tobytes()
-
-    expected = embed()
-
-    def wait_for_the_next(at: int) -> None:
-        if at < 3:
-            assert packing.begun[at + 1].wait(30), f"slice {at + 1} waits for slice {at}"
-
-    packing = Packing(monkeypatch, wait_for_the_next)
-    assert embed() == expected and all(event.is_set() for event in packing.begun)
-
-
-def test_an_iterator_is_not_read_ahead_of_the_slice_that_is_tokenized(pool: mpool.Pool, bert: Path,
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    read, at_pack = 0, []
-
-    def source() -> Iterator[str]:
-        nonlocal read
-        for text in _LONG:
-            read += 1
-            yield text
-
-    Packing(monkeypatch, lambda at: at_pack.append(read))
-    assert len(list(pool.embed_iter(source(), bert))) == 16
-    assert at_pack == [5, 9, 13, 16]
-
-
-def test_an_error_leaves_the_slice_that_is_tokenized_ahead(pool: mpool.Pool, bert: Path,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[bool] = []
-
-    def check(at: int) -> None:
-        if at == 1:
-            assert failed.wait(30)
-            with pytest.raises(mpool.Timeout, match="no longer waits"):
-                native_calls.check_caller()
-            found.append(True)
-            done.set()
-        elif at == 0:
-            assert packing.begun[1].wait(30)
-            raise mpool.InvalidArgument("text 0 is bad")
-
-    failed, done = threading.Event(), threading.Event()
-    packing = Packing(monkeypatch, check)
-    with pytest.raises(mpool.InvalidArgument, match="text 0 is bad"):
-        pool.embed(_LONG, bert)
-    failed.set()
-    assert done.wait(30) and found == [True] and not packing.begun[2].is_set()
-
-
 # ---- many texts ----------------------------------------------------------------------------------------------------
 
 def test_iter_yields_vectors_in_order(pool: mpool.Pool, bert: Path) -> None:
@@ -427,14 +295,6 @@ def test_iter_in_batches(pool: mpool.Pool, bert: Path, size: int) -> None:
     batches = list(pool.embed_iter(texts, bert, batch_size=size))
     assert [len(batch) for batch in batches[:-1]] == [size] * (len(batches) - 1)
     assert np.array_equal(np.concatenate(batches), pool.embed(texts, bert))
-
-
-def test_slices_double() -> None:
-    cut = embedding.cutter()
-    cut.begin_with(3)
-    found = [part for at in range(3000) if (part := cut.add(str(at))) is not None]
-    assert [len(texts) for _, texts in found] == [3, 6, 12, 24, 48, 96, 192, 384, 768, 1024]
-    assert [start for start, _ in found][:4] == [0, 3, 9, 21]
 
 
 def test_iter_reads_a_bounded_number_of_texts_ahead(pool: mpool.Pool, bert: Path) -> None:
@@ -469,45 +329,6 @@ def test_closing_an_iterator_early_cancels_its_requests(pool: mpool.Pool, bert: 
         idle(pool)
 
 
-def test_another_thread_can_close_an_iterator(pool: mpool.Pool, bert: Path) -> None:
-    reading, go_on = threading.Event(), threading.Event()
-
-    def source() -> Iterator[str]:
-        yield from TEXTS
-        reading.set()
-        assert go_on.wait(30)
-        yield from TEXTS
-
-    vectors, found = pool.embed_iter(source(), bert), list[Any]()
-    thread = threading.Thread(target=lambda: found.extend(vectors))
-    thread.start()
-    assert reading.wait(30)
-    with pytest.raises(mpool.InvalidArgument, match="already in use by another thread.* a lock around next"):
-        next(vectors)
-    vectors.close()
-    go_on.set()
-    thread.join(30)
-    assert not thread.is_alive() and not found
-    assert list(vectors) == [] and vectors.done == 0
-    idle(pool)
-
-
-def test_an_iterator_that_its_own_texts_use(pool: mpool.Pool, bert: Path) -> None:
-    def source(use: Callable[[], object]) -> Iterator[str]:
-        yield "One."
-        use()
-        yield "Two."
-
-    vectors: mpool.EmbedIterator = pool.embed_iter(source(lambda: next(vectors)), bert)
-    with pytest.raises(mpool.InvalidArgument, match="or by the texts that it reads"):
-        next(vectors)
-    vectors = pool.embed_iter(source(lambda: vectors.close()), bert)
-    assert list(vectors) == []
-    vectors = pool.embed_iter(source(lambda: int("x")), bert)
-    with pytest.raises(ValueError, match="invalid literal"):
-        next(vectors)
-
-
 def test_iter_counts_invalid_texts(pool: mpool.Pool, bert: Path) -> None:
     texts = ["fine", "", "good", None] * 600
     vectors = pool.embed_iter(texts, bert, on_error="null")
@@ -532,16 +353,6 @@ def test_iter_raises_the_error_of_the_iterable(pool: mpool.Pool, bert: Path) -> 
     with pytest.raises(KeyError, match="mine"):
         list(pool.embed_iter(broken(), bert))
     idle(pool)
-
-
-@pytest.mark.parametrize(("iterable", "options"), [
-    ("text", {}), (b"bytes", {}), (5, {}), ({"a": 1}, {}), (["a"], {"batch_size": 0}), (["a"], {"batch_size": True}),
-    (["a"], {"precision": "int8"}), (["a"], {"precision": "uint8"})])
-def test_iter_checks_its_arguments(pool: mpool.Pool, bert: Path, iterable: object, options: dict[str, object]) -> None:
-    match = "`batch_size` must be an integer of 1 or more|`precision` must be float32" if options else "iterable"
-    with pytest.raises(mpool.InvalidArgument, match=match) as caught:
-        pool.embed_iter(iterable, bert, **options)
-    assert not options or caught.value.param in options
 
 
 def test_iter_with_binary_precision(pool: mpool.Pool, bert: Path) -> None:
@@ -599,43 +410,3 @@ def test_auto_selects_the_fastest_accurate_compute_type(bert: Path, cpu: str) ->
     assert run.returncode == 0, run.stderr
     compute, used, same = run.stdout.split()
     assert (compute, same) == ("bfloat16" if used in ("avx512bf16", "amx") else "float32", "True")
-
-
-def test_numpys_scalars_are_values(pool: mpool.Pool, bert: Path) -> None:
-    wanted = pool.embed(["x", "y"], bert, normalize=True, dimensions=8)
-    found = pool.embed(np.array(["x", "y"]), bert, normalize=np.True_, dimensions=np.int64(8), truncate=np.bool_(1))
-    assert np.array_equal(found, wanted)
-    assert mpool.PoolConfig(fail_fast=np.True_, offline=np.False_) == mpool.PoolConfig(fail_fast=True, offline=False)
-
-
-@pytest.mark.parametrize("given", [
-    {"dimensions": np.int64(4)}, {"normalize": np.True_}, {"prompt": np.str_("x ")}, {"compute": np.str_("float32")},
-    {"truncate": np.False_}, {"timeout": np.float32(60)}, {"max_inputs": np.int32(4)}, {"on_error": np.str_("raise")},
-    {"precision": np.str_("float32")}, {"tenant": np.int64(7)}, {"tenant": np.str_("a")}, {"fail_fast": np.False_},
-    {"progress": np.False_}, {"keep_alive": np.float32(50)}, {"priority": np.int64(1)}, {"priority": np.str_("low")}],
-    ids=str)
-def test_numpys_scalars_as_options(pool: mpool.Pool, bert: Path, given: dict[str, Any]) -> None:
-    plain = {name: value.item() for name, value in given.items()}
-    assert np.array_equal(pool.embed([np.str_("the cat")], bert, **given), pool.embed(["the cat"], bert, **plain))
-
-
-def test_numpys_scalars_in_functions(bert: Path, llama: Path) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=np.int64(1), offline=np.True_, keep_alive=np.float32(9))) as pool:
-        name = np.str_(bert)
-        ids = pool.tokenize(np.str_("the cat"), name, add_special=np.True_, parse_special=np.False_)
-        assert ids == pool.tokenize("the cat", bert) and pool.count_tokens(np.str_("the cat"), name) == len(ids)
-        assert pool.detokenize([np.int64(one) for one in ids], name, skip_special=np.False_) == \
-            pool.detokenize(ids, bert, skip_special=False)
-        model = pool.load(name, alias=np.str_("short"), pin=np.False_, keep_alive=np.int64(9), compute=np.str_("auto"),
-                          progress=np.False_, timeout=np.float32(60), isolation=np.str_("thread"), draft=np.False_,
-                          weights=np.str_("auto"))
-        assert model == pool.get("short")
-        pool.load(np.str_(llama), kv_dtype=np.str_("int8"))
-        settings: dict[str, Any] = {"prompts": {np.str_("a"): np.str_("b")}, "pooling": np.str_("cls"),
-                                    "normalize": np.True_, "max_length": np.int64(8)}
-        plain = pool.register("plain", bert, prompts={"a": "b"}, pooling="cls", normalize=True, max_length=8)
-        for made in (pool.register("scalars", name, replace=np.False_, **settings),
-                     pool.swap("scalars", name, timeout=np.float32(60), **settings)):
-            assert np.array_equal(made.embed("the cat", prompt_name="a"), plain.embed("the cat", prompt_name="a"))
-            assert made.context_length == 8
-        pool.unload(name, timeout=np.int64(60))

@@ -16,8 +16,6 @@ import pytest
 import mpool
 from mpool.runtime import swapping
 from mpool.runtime.entry import Entry
-import paritymodels
-import tinygguf
 import tinymodels
 
 
@@ -37,23 +35,6 @@ def _shift_tensors(file: Path) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tinymodels.bert(tmp_path / "bert")
-
-
-def test_a_replaced_file_is_read_anew_after_unload(folder: Path) -> None:
-    with mpool.Pool() as pool:
-        before = pool.embed("A text.", str(folder))
-        _shift_tensors(folder / "model.safetensors")
-        pool.unload(str(folder))
-        assert np.array_equal(pool.embed("A text.", str(folder)), before)
-
-
-def test_an_unchanged_file_keeps_its_description(folder: Path) -> None:
-    with mpool.Pool() as pool:
-        pool.embed("A text.", str(folder))
-        description = pool.get(str(folder)).description
-        pool.unload(str(folder))
-        pool.embed("A text.", str(folder))
-        assert pool.get(str(folder)).description is description
 
 
 def test_a_folder_may_get_a_model_of_another_kind(folder: Path, llama: Path) -> None:
@@ -107,18 +88,6 @@ def test_a_file_that_is_rewritten_in_place(folder: Path, isolation: str) -> None
         assert np.array_equal(after, _fresh(folder)) and not np.array_equal(after, before)
 
 
-def test_load_reads_changed_files_anew(folder: Path) -> None:
-    with mpool.Pool() as pool:
-        before = pool.load(str(folder)).embed("A text.")
-        _flip_signs(folder / "model.safetensors")
-        after = pool.load(str(folder)).embed("A text.")
-        assert np.array_equal(after, _fresh(folder)) and not np.array_equal(after, before)
-        description = pool.get(str(folder)).description
-        (folder / "note.txt").write_text("not part of the model")
-        pool.load(str(folder))
-        assert pool.get(str(folder)).description is description
-
-
 def _row(pool: mpool.Pool, key: str) -> tuple[bool, float]:
     """Return whether a model is pinned, and its keep-alive in seconds."""
     (row,) = (row for row in pool.registry.entries() if row["key"] == key)
@@ -163,25 +132,6 @@ def test_changed_files_keep_their_names(folder: Path) -> None:
             with pytest.raises(mpool.MpoolError):
                 pool.load(wrong)
         assert wrong not in pool._names.by_name
-
-
-def test_a_rewritten_gguf_file_is_read_anew(tmp_path: Path) -> None:
-    made = paritymodels.decoder("llama", 2, vocab=157)
-    paritymodels.randomise(made, 3)
-    file = tinygguf.write(tmp_path / "model.gguf", made)
-
-    def text(pool: mpool.Pool, model: Any = file) -> list[int]:
-        return list(pool.generate("A text", model, max_tokens=8, temperature=0, ignore_eos=True).token_ids)
-
-    with mpool.Pool() as pool:
-        model = pool.load(file)
-        before = text(pool, model)
-        _flip_signs(file)
-        with pytest.raises(mpool.IntegrityError):
-            text(pool, model)
-        after = text(pool)
-    with mpool.Pool() as pool:
-        assert after == text(pool) and after != before
 
 
 # ---- requests while changed files are read anew ----------------------------------------------------------------------
@@ -257,20 +207,6 @@ def test_a_key_that_the_core_gets_during_the_check_for_changes(folder: Path, mon
         monkeypatch.setattr(Entry, "changed", changed)
         vector = pool.embed("A cat.", "m")
         assert np.array_equal(vector, _fresh(folder, "A cat.")) and pool.get("m")._entry is before
-
-
-@pytest.mark.parametrize("change", ["edited", "added"])
-def test_a_changed_companion_is_read_at_the_next_use_of_the_name(folder: Path, change: str) -> None:
-    with mpool.Pool() as pool:
-        before = pool.embed("A text.", str(folder))
-        if change == "edited":
-            config = json.loads((folder / "config.json").read_text())
-            (folder / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.5}))
-        else:
-            prompts = {"prompts": {"search": "Find: "}, "default_prompt_name": "search"}
-            (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-        after = pool.embed("A text.", str(folder))
-        assert np.array_equal(after, _fresh(folder)) and not np.array_equal(after, before)
 
 
 # ---- files that change while they are read ---------------------------------------------------------------------------

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import gc
-import logging
 import pickle
 import time
-from collections.abc import AsyncIterable, Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ import pytest
 import corelib
 import mpool
 import tinymodels
-from mpool.runtime.logs import wait_for_events
 from mpool.tasks import chat_prompt as chatting
 from realmodels import real_path
 from waiting import idle
@@ -141,66 +137,10 @@ def test_logprobs_are_those_of_the_models_logits(pool: mpool.Pool, llama: Path) 
         check_logprobs(table, streamed, choice.token_ids, 3)
 
 
-class GrowingTicket:
-    """A finished ticket that appears unfinished: its first choice gets one more token whenever `text` is called.
-
-    Attributes:
-        rows: number of rows copied out of the ticket.
-    """
-
-    def __init__(self, ticket: Any) -> None:
-        self._ticket, self.shown, self.rows = ticket, 0, 0
-        self._ends = ticket.tokens(0)[2].tolist()
-
-    def text(self, choice: int, start: int = 0) -> tuple[bytes, int, int, int]:
-        self.shown += 1
-        data, count, finish, at = self._ticket.text(choice)
-        if self.shown >= count:
-            return data[start:], count, finish, at
-        whole = data[:self._ends[self.shown - 1]].decode(errors="ignore").encode()  # whole characters
-        return whole[start:], self.shown, 0, -1
-
-    def tokens(self, choice: int, start: int = 0) -> tuple[Any, ...]:
-        return self._shown(self._ticket.tokens(choice, start), start)
-
-    def top_logprobs(self, choice: int, start: int = 0) -> tuple[Any, ...]:
-        return self._shown(self._ticket.top_logprobs(choice, start), start)
-
-    def _shown(self, parts: tuple[Any, ...], start: int) -> tuple[Any, ...]:
-        found = tuple(part[:max(0, self.shown - start)] for part in parts)
-        self.rows += len(found[0])
-        return found
-
-
-def test_logprobs_of_a_long_stream_are_copied_once(pool: mpool.Pool, llama: Path) -> None:
-    stream = pool.generate(PROMPT, llama, temperature=0, max_tokens=200, ignore_eos=True, top_logprobs=2, stream=True)
-    done, reader = stream.result(), stream._reader
-    growing: Any = GrowingTicket(reader.ticket)
-    reader.ticket, found, chunks, text = growing, [], 0, ""
-    ends = np.array(growing._ends)
-    while not reader.ended:
-        for chunk in reader.take():
-            found += chunk.logprobs or ()
-            chunks += 1
-            text += chunk.text
-            # those of a token come with its last byte, neither before nor after
-            assert len(found) == (ends[:growing.shown] <= len(text.encode())).sum()
-    assert tuple(found) == done.logprobs and len(found) == 200 and text == done.text
-    assert chunks > 50 and growing.rows < 4 * 200  # characters of several tokens are read again
-
-
 def test_bias_and_bans(pool: mpool.Pool, llama: Path) -> None:
     first = greedy(pool, llama, max_tokens=1).token_ids[0]
     assert greedy(pool, llama, max_tokens=1, logit_bias={first: -100}).token_ids[0] != first
     assert greedy(pool, llama, max_tokens=3, logit_bias={77: 100}).token_ids == (77, 77, 77)
-
-
-def test_penalties_change_the_text(pool: mpool.Pool, llama: Path) -> None:
-    """tests/python/parity/test_parity_sampling.py compares the distributions with transformers."""
-    forced = {"logit_bias": {77: 10.0}, "max_tokens": 12}
-    plain = greedy(pool, llama, **forced).token_ids
-    for option in ({"repetition_penalty": 3.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}):
-        assert greedy(pool, llama, **forced, **option).token_ids.count(77) < plain.count(77), option
 
 
 # ---- ends of a completion
@@ -256,25 +196,6 @@ def test_prompt_of_ids(pool: mpool.Pool, llama: Path) -> None:
         assert greedy(pool, llama, prompt).token_ids == want
 
 
-@pytest.mark.parametrize(("prompt", "message"), [
-    ("", "`prompt` must be a text of 1 to 1,000,000 characters, got 0 characters"),
-    ("x" * 1_000_001, "`prompt` must be a text of 1 to 1,000,000 characters, got 1,000,001 characters"),
-    ([], "`prompt` must be a text or at least one token id, got an empty list"),
-    (["a", "b"], "`prompt` must be a text, or token ids .*, got list.*For several prompts"),
-    (None, "`prompt` must be a text, or token ids .*, got None"),
-    (b"bytes", "`prompt` must be a text, or token ids .*, got b'bytes'"),
-    ([0, 10**6], r"prompt\[1\]`? .*a token id"), ([True], r"prompt\[0\]`? .*True"),
-    ([-1], r"prompt\[0\]`? .*a token id"),
-    (np.zeros((2, 2), int), r"`prompt` must be .*, got an array of shape \(2, 2\) and dtype int64"),
-    (np.zeros(2), r"`prompt` must be .*, got an array of shape \(2,\) and dtype float64"),
-    (np.array(3), "`prompt` must be .*, got a 0-d array of dtype int64"),
-    ("a\udfff", r"prompt.* half of a surrogate pair \(U\+DFFF\)"),
-    ({"a": 1}, "`prompt` must be a text, or token ids .*, got dict")])
-def test_invalid_prompts(pool: mpool.Pool, llama: Path, prompt: object, message: str) -> None:
-    with pytest.raises(mpool.InvalidArgument, match=message):
-        pool.generate(prompt, llama)
-
-
 def test_nul_characters_are_accepted(pool: mpool.Pool, llama: Path) -> None:
     assert greedy(pool, llama, "a\0b").usage.prompt_tokens == len(pool.tokenize("a\0b", llama)) >= 3
 
@@ -292,15 +213,6 @@ def test_prompt_longer_than_the_context(pool: mpool.Pool, qwen2: Path) -> None:
         pool.generate([5] * 600, qwen2)
     assert (caught.value.tokens, caught.value.limit, caught.value.key) == (600, 511, str(qwen2))
     assert len(pool.generate([5] * 511, qwen2, ignore_eos=True, temperature=0).token_ids) in (1, 2)
-
-
-@pytest.mark.parametrize("options", [
-    {"temprature": 1}, {"temperature": float("nan")}, {"n": -1}, {"n": 10**9}, {"max_tokens": 0}, {"max_tokens": True},
-    {"logit_bias": {10**6: 1.0}}, {"stop": ["s"] * 10_000}, {"stream": "yes"}, {"parse_special": 1}, {"timeout": -1},
-    {"compute": "float16"}, {"seed": -1}, {"tools": [{}]}, {"template_options": {"a": 1}}])
-def test_options_out_of_range(pool: mpool.Pool, llama: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="allowed|Options|option|must be|applies only to"):
-        pool.generate(PROMPT, llama, **options)
 
 
 def test_timeout(pool: mpool.Pool, llama: Path) -> None:
@@ -392,34 +304,6 @@ def test_leaving_early_frees_the_slot(pool: mpool.Pool, llama: Path, leave: str)
     assert pool.registry.stats()["cancelled"] == before + 1
 
 
-def test_a_hundred_abandoned_streams(pool: mpool.Pool, llama: Path) -> None:
-    for _ in range(100):
-        endless(pool, llama)
-    idle(pool)
-    assert greedy(pool, llama).text
-
-
-def test_streams_name_what_to_use(pool: mpool.Pool, llama: Path) -> None:
-    """A framework asks for the classes of collections.abc, and must not take one kind of stream for the other."""
-    with pool.generate("The", llama, max_tokens=2, stream=True) as stream:
-        for name, use in (("cancel", "use close"), ("aclose", "use close"), ("text", "result")):
-            with pytest.raises(AttributeError, match=f"'Stream' object has no attribute '{name}'; .*{use}"):
-                getattr(stream, name)
-        assert not isinstance(stream, (AsyncIterable, Awaitable)) and not hasattr(stream, "nothing")
-
-    async def asynchronous() -> None:
-        stream: Any = mpool.aio.generate("The", llama, pool=pool, max_tokens=2, stream=True)
-        for name, use in (("cancel", "use aclose"), ("close", "use aclose"), ("text", "await the whole completion")):
-            with pytest.raises(AttributeError, match=f"'AsyncStream' object has no attribute '{name}'; .*{use}"):
-                getattr(stream, name)
-        with pytest.raises(TypeError, match="'AsyncStream' object is not iterable with `for`: use `async for`"):
-            for _ in stream:
-                pass
-        assert not isinstance(stream, Iterable) and len([chunk async for chunk in stream]) > 0
-
-    asyncio.run(asynchronous())
-
-
 def test_a_failed_stream_raises(pool: mpool.Pool, llama: Path) -> None:
     greedy(pool, llama, max_tokens=1)  # load the model first, so that generation exceeds the timeout
     stream = pool.generate(PROMPT, llama, temperature=0.5, max_tokens=2000, ignore_eos=True, n=16, stream=True,
@@ -438,31 +322,6 @@ def test_a_slow_reader_gets_everything(pool: mpool.Pool, llama: Path) -> None:
 
 
 # ---- log
-
-def test_generation_logs_nothing_per_token(pool: mpool.Pool, llama: Path) -> None:
-    records: list[logging.LogRecord] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            records.append(record)
-
-    logger, keep = logging.getLogger("mpool"), Keep()
-    pool.load(llama)
-    greedy(pool, llama, max_tokens=1)
-    level = logger.level
-    logger.addHandler(keep)
-    logger.setLevel(logging.INFO)
-    try:
-        wait_for_events(60)  # two rounds of the thread: the core has the level, and its former records are delivered
-        records.clear()
-        assert len(greedy(pool, llama, max_tokens=1000).token_ids) == 1000
-        wait_for_events(60)
-    finally:
-        logger.removeHandler(keep)
-        logger.setLevel(level)
-    found = [record.getMessage() for record in records]
-    assert len(found) < 10, found  # workers and other pools of this process may report a change of their state
-
 
 # ---- chat
 
@@ -488,17 +347,6 @@ def test_control_tokens_in_messages_are_plain_text(pool: mpool.Pool, llama: Path
     assert pool.chat([{"role": "user", "content": attack}], llama, max_tokens=1).usage.prompt_tokens == len(attacked)
 
 
-@pytest.mark.parametrize("messages", [
-    b"hello", [], {}, None, ["hello"], [{"content": "x"}], [{"role": "user"}],
-    [{"role": "user", "content": None}], [{"role": "robot", "content": "x"}], [{"role": "user", "content": 5}],
-    [{"role": "user", "content": ["x", 5]}], [{"role": "user", "content": "x" * 1_000_001}],
-    [{"role": "user", "content": "\ud800"}]])
-def test_invalid_messages(pool: mpool.Pool, llama: Path, messages: object) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="message") as caught:
-        pool.chat(messages, llama)
-    assert caught.value.key == str(llama)
-
-
 @pytest.mark.parametrize("content", ["", [], [""], [{"type": "text", "text": ""}]])
 def test_a_message_may_be_empty(pool: mpool.Pool, llama: Path, content: object) -> None:
     """Other APIs allow empty messages too: the model still reads the template."""
@@ -510,17 +358,6 @@ def test_empty_prompts_are_refused_as_empty(pool: mpool.Pool, llama: Path) -> No
     for prompt in ([], (), np.zeros(0, np.int32)):
         with pytest.raises(mpool.InvalidArgument, match="`prompt` must be .* at least one token id, got an empty list"):
             pool.generate(prompt, llama)
-
-
-def test_chat_refuses_unsupported_features(pool: mpool.Pool, llama: Path) -> None:
-    good = [{"role": "user", "content": "Hi"}]
-    with pytest.raises(mpool.Unsupported, match="does not support tools"):
-        pool.chat(good, llama, tools=[{"type": "function", "function": {"name": "f"}}])
-    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}]}]
-    with pytest.raises(mpool.Unsupported, match="supports text only"):
-        pool.chat(image, llama)
-    with pytest.raises(mpool.InvalidArgument, match="`parse_special` must not be used in a chat"):
-        pool.chat(good, llama, parse_special=True)
 
 
 def test_a_model_without_a_template(tmp_path: Path) -> None:
@@ -561,21 +398,3 @@ def test_a_text_is_a_message_of_the_user(pool: mpool.Pool, llama: Path) -> None:
     assert found.text == wanted.text and found.usage == wanted.usage
     full = pool.generate(np.str_("Hi"), llama, max_tokens=-1, ignore_eos=np.True_, seed=1).usage
     assert full.prompt_tokens + full.completion_tokens == pool.get(llama).context_length
-
-
-@pytest.mark.parametrize("given", [
-    {"temperature": np.float32(0.5)}, {"top_k": np.int64(4)}, {"top_p": np.float64(0.5)}, {"min_p": np.float32(0.5)},
-    {"max_tokens": np.int64(2)}, {"seed": np.uint64(3)}, {"stop": np.str_("a")}, {"stop_token_ids": np.array([5])},
-    {"logit_bias": {np.int64(5): np.float32(1)}}, {"logprobs": np.True_}, {"top_logprobs": np.int8(2)},
-    {"n": np.int64(2)}, {"min_tokens": np.int64(1)}, {"ignore_eos": np.True_}, {"repetition_penalty": np.float32(1.5)},
-    {"presence_penalty": np.float16(0.5)}, {"frequency_penalty": np.float32(0.5)}, {"context_length": np.int64(64)},
-    {"compute": np.str_("float32")}, {"timeout": np.float32(60)}, {"keep_alive": np.str_("5m")}], ids=str)
-def test_numpys_scalars_as_options(pool: mpool.Pool, llama: Path, given: dict[str, Any]) -> None:
-    def plain(value: Any) -> Any:
-        return {int(key): float(one) for key, one in value.items()} if isinstance(value, dict) else value.tolist()
-
-    options: dict[str, Any] = {"max_tokens": 3, "seed": 1}
-    messages = [{"role": np.str_("user"), "content": np.str_("Hi")}]
-    wanted = pool.chat("Hi", llama, **options | {name: plain(value) for name, value in given.items()})
-    found = pool.chat(messages, llama, **options | given)
-    assert (found.text, found.usage.completion_tokens) == (wanted.text, wanted.usage.completion_tokens)

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import statistics
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ import pytest
 import mpool
 from mpool import errors
 from mpool.tasks import text_to_image
-from mpool.tasks.options import GenerateImageOptions, names_of
-from mpool.cli import main
 
 import pipelinemodels
 
@@ -147,25 +144,6 @@ def test_latents_of_torch(pool: mpool.Pool, flux: str) -> None:
             pool.generate_image("a cat", flux, latents=wrong, **SMALL)
 
 
-def test_option_names_of_other_libraries(pool: mpool.Pool, sd3: str) -> None:
-    plain = {**SMALL, "num_inference_steps": 2, "n": 2, "guidance_scale": 3}
-    theirs = {**SMALL, "steps": 2, "num_images_per_prompt": 2, "cfg_scale": 3}
-    del theirs["num_inference_steps"]
-    assert pool.generate_image("a cat", sd3, **plain) == pool.generate_image("a cat", sd3, **theirs)
-    for name, other in (("num_inference_steps", "steps"), ("n", "num_images_per_prompt"),
-                        ("guidance_scale", "cfg_scale")):
-        with pytest.raises(errors.InvalidArgument, match=f"`{name}` is given twice, once as `({other}|{name})`"):
-            pool.generate_image("a cat", sd3, **{**SMALL, name: 2, other: 2})
-    assert {"steps", "num_images_per_prompt", "cfg_scale"} <= set(names_of(GenerateImageOptions))
-
-
-def test_equality(pool: mpool.Pool, flux: str) -> None:
-    first, again, other = (pool.generate_image("a cat", flux, **{**SMALL, "seed": seed}) for seed in (5, 5, 6))
-    assert first == again and hash(first) == hash(again) and first != other and first != 3
-    assert first.latents is first.results[0].latents
-    assert first != pool.generate_image("a cat", flux, n=2, **SMALL)
-
-
 def test_oversized_requests_are_refused_before_noise_is_generated(flux: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise of 64 images of 8192 x 8192 pixels takes gigabytes."""
     monkeypatch.setattr(text_to_image, "noise", lambda *args: pytest.fail("noise was generated"))
@@ -232,94 +210,12 @@ def test_leaving_a_stream_stops_the_work(pool: mpool.Pool, flux: str) -> None:
     assert pool.generate_image("a cat", flux, **SMALL).array.shape == (24, 32, 3)
 
 
-def test_asyncio(flux: str) -> None:
-    async def run() -> None:
-        with mpool.Pool() as pool:
-            made = await mpool.aio.generate_image("a cat", flux, pool=pool, **SMALL)
-            steps = []
-            stream = mpool.aio.generate_image("a cat", flux, pool=pool, stream=True, preview_every=1, **SMALL)
-            async for step in stream:
-                steps.append(step)
-            assert [step.step for step in steps] == [1, 2, 3] and steps[0].preview is not None
-            assert np.array_equal((await stream.result()).array, made.array)
-            job = pool.submit("text_to_image", prompt="a cat", model=flux, **SMALL)
-            assert [step.step async for step in job] == [1, 2, 3]  # type: ignore[attr-defined]
-            assert np.array_equal((await job).array, made.array)
-            several = await asyncio.gather(*(mpool.aio.generate_image("a cat", flux, pool=pool, **SMALL)
-                                             for _ in range(4)))
-            assert all(np.array_equal(other.array, made.array) for other in several)
-            task = asyncio.ensure_future(mpool.aio.generate_image(
-                "a cat", flux, pool=pool, n=16, **{**SMALL, "num_inference_steps": 1000}))
-            await asyncio.sleep(0.05)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(run())
-
-
 def test_job(pool: mpool.Pool, flux: str) -> None:
     job = pool.submit("text_to_image", prompt="a cat", model=flux, **SMALL)
     assert job.capability == "text_to_image" and [step.step for step in job] == [1, 2, 3]  # type: ignore[attr-defined]
     assert np.array_equal(job.result().array, pool.generate_image("a cat", flux, **SMALL).array)
     with pytest.raises(errors.InvalidArgument, match="`prompt` is required"):
         pool.submit("text_to_image", model=flux)
-
-
-def test_callers_of_several_threads(pool: mpool.Pool, sd3: str) -> None:
-    expected = {word: pool.generate_image(word, sd3, **SMALL).array for word in ("a cat", "a dog", "the sea")}
-    wrong: list[str] = []
-
-    def call(word: str) -> None:
-        for _ in range(2):
-            if not np.array_equal(pool.generate_image(word, sd3, **SMALL).array, expected[word]):
-                wrong.append(word)
-
-    threads = [threading.Thread(target=call, args=(word,)) for word in expected for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
-    def refused(model: str, match: str, prompt: Any = "a cat", **options: Any) -> None:
-        with pytest.raises(errors.InvalidArgument, match=match) as caught:
-            pool.generate_image(prompt, model, **{**SMALL, **options})
-        if match.startswith("`"):
-            assert caught.value.param == match.split("`")[1]
-
-    refused(flux, r"`width` must be a multiple of 8 up to 8192 \(the nearest is 32\), got 34", width=34)
-    refused(flux, r"`height` must be a multiple of 8 up to 8192 \(the nearest is 8\), got 2", height=2)
-    refused(sd3, r"`width` must be a multiple of 8 up to 96 \(the nearest is 96\), got 104", width=104)
-    refused(flux, "`height` must be an integer from 1 to 8,192, got 0", height=0)
-    refused(flux, "`num_inference_steps` must be an integer from 1 to 1,000, got 0", num_inference_steps=0)
-    refused(flux, "`num_inference_steps` must be an integer from 1 to 1,000, got True", num_inference_steps=True)
-    refused(sd3, "`guidance_scale` must be a number from 0 to 1000, got NaN", guidance_scale=float("nan"))
-    refused(sd3, "`guidance_scale` must be a number from 0 to 1000, got -1", guidance_scale=-1)
-    refused(flux, "`n` must be an integer from 1 to 64, got 65", n=65)
-    refused(flux, "`seed` must be an integer from 0 to 18,446,744,073,709,551,615, got -1", seed=-1)
-    refused(flux, "`negative_prompt` must be None, because this model does not support negative prompts, got 'a dog'",
-            negative_prompt="a dog")
-    refused(sd3, "`negative_prompt` must be a str, got 3", negative_prompt=3)
-    refused(sd3, "`negative_prompt` must be a str, got 3", negative_prompt=3, guidance_scale=0)
-    refused(sd3, "`guidance_scale` must be a number from 0 to 1000, got a number of", guidance_scale=10**400)
-    refused(flux, r"`latents` must be an array of floats of shape \(1, 4, 6, 8\) or \(1, 12, 16\), got an array of "
-            r"shape \(1, 2\)", latents=[[1, 2]])
-    refused(flux, "`latents` must be an array of floats of shape .*, got 'x'", latents="x")
-    refused(flux, r"latents\[\d+\] must be .*, got nan", latents=np.full((1, 4, 6, 8), np.nan))
-    refused(flux, "`prompt` must be a str, got list.*For several prompts", prompt=["a"])
-    refused(flux, "half a surrogate|lone surrogate|surrogate", prompt="a\ud800")
-    refused(flux, "did you mean `num_inference_steps`", num_inference_step=3)
-    refused(flux, "`max_sequence_length` must be an integer from 1 to 512, got 513", max_sequence_length=513)
-    refused(flux, "`compute` must be one of .*, got 'float8'", compute="float8")
-    refused(flux, "`stream` must be True or False, got 1", stream=1)
-    with pytest.raises(errors.Unsupported, match="`compute` must be auto, float32 or bfloat16 .*, got int8"):
-        pool.generate_image("a cat", flux, compute="int8", **SMALL)
-    with pytest.raises(errors.WrongCapability, match="capability is text_to_image, not text_to_text"):
-        pool.generate("a cat", flux)
-    assert pool.generate_image("", flux, **SMALL).array.shape == (24, 32, 3)
 
 
 def test_model(flux: str) -> None:
@@ -373,44 +269,6 @@ def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) ->
             text_to_image.prepare(entry, "a cat", settings, keep=True).submit(None).generated_images()
 
 
-def test_folders_that_are_refused(tmp_path: Path) -> None:
-    pipelinemodels.flux(tmp_path, layers=1, singles=0)
-
-    def refused(error: type[Exception], match: str, file: str, change: Any) -> None:
-        path = tmp_path / file
-        kept = path.read_bytes()
-        try:
-            change(path)
-            with mpool.Pool() as pool, pytest.raises(error, match=match):
-                pool.generate_image("a cat", str(tmp_path), **SMALL)
-        finally:
-            path.write_bytes(kept)
-
-    def with_key(**values: Any) -> Any:
-        return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-    refused(errors.Unsupported, "the pipeline is KandinskyPipeline; mpool supports", "model_index.json",
-            with_key(_class_name="KandinskyPipeline"))
-    refused(errors.Unsupported, "the key new_trick is unknown", "transformer/config.json", with_key(new_trick=True))
-    refused(errors.FormatError, "patch_size", "transformer/config.json", with_key(patch_size=2))
-    refused(errors.FormatError, "x_embedder.weight", "transformer/config.json", with_key(num_attention_heads=3))
-    refused(errors.Unsupported, "DDIMScheduler", "scheduler/scheduler_config.json",
-            with_key(_class_name="DDIMScheduler"))
-    refused(errors.Unsupported, "use_karras_sigmas is true", "scheduler/scheduler_config.json",
-            with_key(use_karras_sigmas=True))
-    for name, value in (("shift", 0), ("shift", -1), ("shift_terminal", 1.0), ("max_image_seq_len", 256),
-                        ("num_train_timesteps", 2**40), ("max_shift", 1e9)):
-        refused(errors.FormatError, name, "scheduler/scheduler_config.json", with_key(**{name: value}))
-    refused(errors.InvalidArgument, "noise levels for .* image tokens must be from 0 to 1, got ",
-            "scheduler/scheduler_config.json",
-            with_key(use_dynamic_shifting=True, time_shift_type="linear", base_shift=-50.0))
-    refused(errors.Unsupported, "post_quant_conv", "vae/config.json", with_key(use_post_quant_conv=True))
-    refused(errors.Unsupported, "gated-gelu", "text_encoder_2/config.json", with_key(feed_forward_proj="relu"))
-    refused(errors.FormatError, "hidden_act", "text_encoder/config.json", with_key(hidden_act="mish"))
-    refused(errors.FormatError, "tokenizer.json", "tokenizer/vocab.json", lambda path: path.unlink())
-    refused(errors.FormatError, "missing", "vae/diffusion_pytorch_model.safetensors", lambda path: path.unlink())
-
-
 def test_memory_is_freed(sd3: str) -> None:
     with mpool.Pool(mpool.PoolConfig(max_workers_per_model=1)) as pool:
         before = pool.metrics()["memory_used"]  # counts the whole process: other pools may have loaded models
@@ -420,16 +278,3 @@ def test_memory_is_freed(sd3: str) -> None:
         assert all(row["engine_bytes"] == 0 for row in pool.registry.entries())
         assert pool.metrics()["memory_used"] <= before
         assert np.array_equal(first.array, pool.generate_image("a cat", sd3, **SMALL).array)
-
-
-def test_too_little_memory(sd3: str) -> None:
-    with mpool.Pool(mpool.PoolConfig(memory_bytes=1 << 20)) as pool, pytest.raises(errors.MemoryExhausted):
-        pool.generate_image("a cat", sd3, **SMALL)
-
-
-def test_show(sd3: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", sd3, "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert "generate_image" in facts["purpose"] and facts["sizes"] == "multiples of 8"
-    assert facts["text_encoders"] == ["CLIP-L", "CLIP-G", "T5"] and facts["negative_prompt"] is True
-    assert facts["scheduler"]["shift"] > 0 and facts["num_inference_steps"] == 28

@@ -17,7 +17,7 @@ import pytest
 import mpool
 from mpool.tasks import image_embedding
 from mpool.models import load_catalogue
-from mpool.errors import FileError, FormatError, InvalidArgument, LimitError, UnsafeFormat, Unsupported, WrongCapability
+from mpool.errors import FileError, FormatError, InvalidArgument, LimitError, Unsupported, WrongCapability
 
 import imagemodels
 from waiting import idle
@@ -91,15 +91,6 @@ def test_options(pool: mpool.Pool, clip: Path) -> None:
         pool.embed_image(IMAGES, clip, max_inputs=4)
 
 
-def test_help_shows_every_option() -> None:
-    import inspect
-
-    found = inspect.signature(mpool.embed_image).parameters
-    assert {"dimensions", "normalize", "precision", "compute", "on_error", "allow_urls", "progress", "timeout",
-            "priority", "max_inputs"} <= set(found) and "task" not in found
-    assert all(name in (mpool.embed_image.__doc__ or "") for name in found)
-
-
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
 def test_faults(pool: mpool.Pool, clip: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -115,23 +106,6 @@ def test_faults(pool: mpool.Pool, clip: Path, tmp_path: Path, caplog: pytest.Log
     assert "2 of 4 images have no vector" in caplog.text and "`images[1]` must be a PNG" in caplog.text
     assert np.isnan(pool.embed_image(b"no image", clip, on_error="null")).all()
     assert np.isnan(pool.embed_image([b"x"] * 40, clip, on_error="null")).all()
-
-
-def test_a_column_of_a_table_is_a_list(pool: mpool.Pool, clip: Path, tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    from PIL import Image
-
-    paths = [str(tmp_path / f"{number}.png") for number in range(2)]
-    for path, shade in zip(paths, (0, 200)):
-        Image.new("RGB", (30, 30), (shade, 9, 9)).save(path)
-    wanted = pool.embed_image(paths, clip)
-    objects = np.empty(2, object)
-    objects[:] = [Path(path) for path in paths]
-    for column in (pandas.Series(paths), pandas.Series(paths, dtype="string"), np.array(paths), objects):
-        assert np.array_equal(pool.embed_image(column, clip), wanted)
-    for wrong in (np.zeros(5), pandas.Series([1, 2])):
-        with pytest.raises(InvalidArgument, match="`images` must be .*, or a list of them"):
-            pool.embed_image(wrong, clip)
 
 
 def test_nan_affects_only_its_own_image(tmp_path: Path, pool: mpool.Pool) -> None:
@@ -184,18 +158,6 @@ def test_aio(pool: mpool.Pool, clip: Path) -> None:
         assert np.array_equal(await mpool.aio.embed_image(given[0], clip, pool=pool), expected[0])
 
     asyncio.run(main())
-
-
-def test_jobs(pool: mpool.Pool, clip: Path) -> None:
-    expected = pool.embed_image(IMAGES, clip)
-    jobs = [pool.submit("image_embedding", images=image, model=clip) for image in IMAGES]
-    assert np.array_equal(np.stack([job.result(timeout=60) for job in jobs]), expected)
-    job = pool.submit("image_embedding", images=[IMAGES[0], b"x"], model=clip, on_error="null")
-    assert np.isnan(job.result()[1]).all() and job.capability == "image_embedding" and job.done()
-    for request, words in (({}, "`images` is required"), ({"images": IMAGES, "progress": True}, "progress"),
-                           ({"images": IMAGES, "task": "query"}, "`task` is not an option of embed_image")):
-        with pytest.raises(InvalidArgument, match=words):
-            pool.submit("image_embedding", model=clip, **request)
 
 
 # ---- a model of two capabilities -------------------------------------------------------------------------------------
@@ -295,22 +257,6 @@ def changed(source: Path, target: Path, name: str, **values: Any) -> Path:
     return target
 
 
-@pytest.mark.parametrize("values, error, words", [
-    ({"do_tricks": True}, FormatError, "do_tricks"),
-    ({"image_processor_type": "MyProcessor"}, FormatError, "MyProcessor"),
-    ({"do_pad": True}, Unsupported, "do_pad"), ({"size": {"longest_edge": 40}}, FormatError, "longest_edge"),
-    ({"size": {"shortest_edge": 0}}, FormatError, "size.shortest_edge"), ({"size": "large"}, FormatError, "size"),
-    ({"crop_size": 48}, FormatError, "48 x 48"), ({"do_center_crop": False}, FormatError, "depend on the image"),
-    ({"resample": 9}, FormatError, "resample"), ({"image_mean": [1, 2]}, FormatError, "image_mean"),
-    ({"image_std": [1, 0, 1]}, FormatError, "image_std"), ({"rescale_factor": 0}, FormatError, "rescale_factor"),
-    ({"do_resize": 1}, FormatError, "do_resize"), ({"data_format": "channels_last"}, Unsupported, "data_format")])
-def test_processors_that_are_refused(clip: Path, tmp_path: Path, pool: mpool.Pool, values: dict[str, Any],
-                                     error: type[Exception], words: str) -> None:
-    folder = changed(clip, tmp_path / "model", "preprocessor_config.json", **values)
-    with pytest.raises(error, match=words):
-        pool.embed_image(IMAGES[0], folder)
-
-
 def test_processors_in_older_and_newer_formats(clip: Path, tmp_path: Path, pool: mpool.Pool) -> None:
     expected = pool.embed_image(IMAGES, clip)
     old = changed(clip, tmp_path / "old", "preprocessor_config.json", size=40, crop_size=40, image_processor_type=None,
@@ -324,27 +270,6 @@ def test_processors_in_older_and_newer_formats(clip: Path, tmp_path: Path, pool:
                                                            "processor_class": "CLIPProcessor"}))
     for folder in (old, new):
         assert np.array_equal(pool.embed_image(IMAGES, folder), expected)
-
-
-@pytest.mark.parametrize("values, error, words", [
-    ({"vision_config__num_channels": 4}, Unsupported, "num_channels"), ({"architectures": ["CLIPThing"]}, FormatError,
-                                                                      "CLIPThing"),
-    ({"vision_config__hidden_act": "mish"}, FormatError, "hidden_act"),
-    ({"auto_map": {"x": "y"}}, UnsafeFormat, "auto_map"),
-    ({"vision_config__num_attention_heads": 5}, FormatError, "num_attention_heads"),
-    ({"vision_config__patch_size": 10}, FormatError, "shape of"), ({"vision_config__num_hidden_layers": 3}, FormatError,
-                                                                 "missing"),
-    ({"vision_config__num_hidden_layers": 1}, FormatError, "does not have"), ({"projection_dim": 25}, FormatError,
-                                                                            "shape of (text|visual)_projection"),
-    ({"text_config__vocab_size": 121}, FormatError, "shape of"),
-    ({"text_config__hidden_size": 33}, FormatError, "heads"),
-    ({"vision_config__image_size": 4}, FormatError, "image_size"),
-    ({"vision_config__quantization_config": {"bits": 4}}, Unsupported, "quantization_config")])
-def test_configurations_that_are_refused(clip: Path, tmp_path: Path, pool: mpool.Pool, values: dict[str, Any],
-                                         error: type[Exception], words: str) -> None:
-    folder = changed(clip, tmp_path / "model", "config.json", **values)
-    with pytest.raises(error, match=words):
-        pool.embed_image(IMAGES[0], folder)
 
 
 def test_older_configurations(clip: Path, tmp_path: Path, pool: mpool.Pool) -> None:
@@ -361,21 +286,6 @@ def test_older_configurations(clip: Path, tmp_path: Path, pool: mpool.Pool) -> N
     tensors["vision_model.embeddings.position_ids"] = np.arange(26)[None]
     save_file(tensors, folder / "model.safetensors")
     assert np.array_equal(pool.embed_image(IMAGES, folder), pool.embed_image(IMAGES, clip))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_files(tmp_path: Path, pool: mpool.Pool, dtype: str) -> None:
-    """Stacked projections are read at the offsets of half-precision data, and computed from the rounded weights."""
-    import torch
-
-    model = imagemodels.randomised("siglip", 2)
-    rounded = model.to(getattr(torch, dtype))
-    imagemodels.save(rounded, "siglip", tmp_path / "half")
-    imagemodels.save(rounded.float(), "siglip", tmp_path / "whole")
-    for given in (IMAGES, ["w5 w6"]):
-        embed = pool.embed_image if given is IMAGES else pool.embed
-        assert np.array_equal(embed(given, tmp_path / "half", compute="float32"),
-                              embed(given, tmp_path / "whole", compute="float32"))
 
 
 def test_folders_of_sentence_transformers(clip: Path, tmp_path: Path, pool: mpool.Pool) -> None:
@@ -412,44 +322,6 @@ def test_folders_of_sentence_transformers(clip: Path, tmp_path: Path, pool: mpoo
 
 
 # ---- concurrency -----------------------------------------------------------------------------------------------------
-
-def test_from_many_threads(clip: Path, dino: Path) -> None:
-    """Concurrent requests to two models, with unloads in between, give the same bytes as single requests."""
-    import threading
-
-    given = [imagemodels.image(seed, 40 + 5 * seed, 60) for seed in range(6)]
-    texts = [f"w{i} w{i + 1}" for i in range(3, 9)]
-    wrong: list[object] = []
-    with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
-        expected = {"clip": pool.embed_image(given, clip), "dino": pool.embed_image(given, dino),
-                    "text": pool.embed(texts, clip)}
-
-        def work(number: int) -> None:
-            generator = np.random.default_rng(number)
-            try:
-                for turn in range(25):
-                    at = int(generator.integers(0, 6))
-                    kind = ("clip", "dino", "text")[int(generator.integers(0, 3))]
-                    if kind == "text":
-                        found = pool.embed(texts[at], clip)
-                    else:
-                        found = pool.embed_image(given[at], clip if kind == "clip" else dino)
-                    if not np.array_equal(found, expected[kind][at]):
-                        wrong.append((kind, at))
-                    if number == 0 and turn % 8 == 7:
-                        pool.unload(clip if turn % 16 == 7 else dino)
-            except BaseException as error:
-                wrong.append(error)
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong, wrong[:3]
-        idle(pool)
-        assert pool.metrics()["completed"] >= 200
-
 
 def test_without_a_model() -> None:
     """The default model is CLIP ViT-B/32; offline, the error says how to download it."""

@@ -15,38 +15,14 @@ import pytest
 import mpool
 from mpool import aio
 
-USER = [{"role": "user", "content": "Hi"}]
 TEXT: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
 HUGE = 10**400
-CAPABILITY = "`capability` must be one of .*, got an array"
-ARRAYS = (np.array([1, 2]), np.array(10), np.array([10]), np.array(["a", "b"]))
-
-
 def refused(call: Callable[[], Any], match: str, param: str | None = None) -> mpool.InvalidArgument:
     """Check that ``call`` raises InvalidArgument with this text and parameter, and return the error."""
     with pytest.raises(mpool.InvalidArgument, match=match) as caught:
         call()
     assert param is None or caught.value.param == param
     return caught.value
-
-
-@pytest.mark.parametrize("value", ARRAYS, ids=repr)
-@pytest.mark.parametrize("name", ["dimensions", "task", "prompt", "prompt_name", "normalize", "precision", "truncate",
-                                  "on_error", "progress", "timeout", "max_inputs"])
-def test_arrays_as_options_of_embed(pool: mpool.Pool, bert: Path, name: str, value: Any) -> None:
-    for inputs in ("a", ["a", "b"]):
-        refused(lambda: pool.embed(inputs, bert, **{name: value}), f"`{name}` must be", name)
-        refused(lambda: asyncio.run(aio.embed(inputs, bert, pool=pool, **{name: value})), f"`{name}` must be", name)
-
-
-@pytest.mark.parametrize("value", ARRAYS, ids=repr)
-@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-                                  "frequency_penalty", "max_tokens", "min_tokens", "n", "seed", "ignore_eos",
-                                  "logit_bias", "logprobs", "top_logprobs", "num_predict", "parse_special", "timeout",
-                                  "stream"])
-def test_arrays_as_options_of_generate(pool: mpool.Pool, llama: Path, name: str, value: Any) -> None:
-    shown = {"num_predict": "max_tokens"}.get(name, name)
-    refused(lambda: pool.generate("a", llama, **{name: value}), f"`{shown}` must be")
 
 
 def test_numpy_scalars_are_accepted_as_numbers(pool: mpool.Pool, bert: Path, llama: Path) -> None:
@@ -94,72 +70,6 @@ def test_an_invalid_prompt_is_named_in_the_error(pool: mpool.Pool, bert: Path) -
     error = refused(lambda: pool.embed("fine", bert, prompt="ab\ud800"),
                     "`prompt` must be Unicode text, got half of a surrogate pair", "prompt")
     assert "the text" not in str(error) and error.key == str(bert)
-
-
-def test_errors_about_options_have_the_key_of_the_model(pool: mpool.Pool, bert: Path, llama: Path) -> None:
-    for call, match, model in (
-            (lambda: pool.embed("a", bert, precision="int4"), "`precision` must be .*'int4'", bert),
-            (lambda: pool.embed("a", bert, on_error="null", precision="binary"), "`on_error` must be 'raise'", bert),
-            (lambda: pool.generate("a", llama, temperature=-1), "`temperature` must be .*-1", llama),
-            (lambda: pool.generate([-1], llama), r"`prompt\[0\]` must be .*-1", llama),
-            (lambda: pool.chat(USER, llama, top_p=2), "`top_p` must be .*2", llama),
-            (lambda: pool.detokenize([-1], llama), r"`ids\[0\]` must be .*-1", llama)):
-        assert refused(call, match).key == str(model)
-
-
-def test_tokenize_and_detokenize_check_their_arguments(pool: mpool.Pool, bert: Path) -> None:
-    for ids in (np.array([[1]]), np.array(3), np.array([1.5]), np.array(["a"]), np.array([True])):
-        error = refused(lambda: pool.detokenize(ids, bert),
-                        r"`ids` must be token ids as a list or .*, got an array of shape \(.*\) and dtype ")
-        assert error.param == "ids"
-    assert pool.detokenize(np.array([], dtype=float), bert) == ""
-    for name in ("tokenize", "count_tokens"):
-        error = refused(lambda: getattr(pool, name)("x" * 1_000_001, bert),
-                        "`text` must be at most 1,000,000 characters long, got 1,000,001 characters")
-        assert (error.key, error.param) == (str(bert), "text")
-    for name in ("add_special", "parse_special"):
-        error = refused(lambda: pool.tokenize("x", bert, **{name: 1}), f"`{name}` must be True or False, got 1")
-        assert error.param == name
-
-
-def test_model_references_and_messages_are_checked(pool: mpool.Pool, llama: Path) -> None:
-    for ref in (None, 3, [], b"x", np.array(["x"])):
-        refused(lambda: pool.register("x", ref),  # type: ignore[arg-type]
-                "`ref` must be a key, a reference or a path, got")
-    refused(lambda: pool.get(llama, np.array(["a", "b"])), CAPABILITY)  # type: ignore[arg-type]
-    for role in (np.array(["user", "user"]), [], None, 3):
-        refused(lambda: pool.chat([{"role": role, "content": "x"}], llama), "role` must be one of")
-    refused(lambda: pool.chat(USER, llama, template_options=np.array([1, 2])),  # type: ignore[arg-type]
-            "`template_options` must be")
-    with pytest.raises(mpool.Unsupported, match="images"):
-        pool.chat([{**USER[0], "images": [np.zeros((2, 2, 3), np.uint8)]}], llama)
-    assert pool.chat([{**USER[0], "images": []}], llama, tools=[], template_options=None, **TEXT).text is not None
-    refused(lambda: mpool.similarity([1.0], [1.0], metric=np.array(["dot", "dot"])),  # type: ignore[arg-type]
-            "`metric` must be one of cosine, dot, euclidean, manhattan, got an array", "metric")
-    refused(lambda: pool.generate(np.array("text"), llama), "0-d array")  # type: ignore[arg-type]
-    refused(lambda: mpool.models.resolve(3),  # type: ignore[arg-type]
-            "`ref` must be a key, a reference or a path, got 3")
-
-
-def test_values_of_functions_without_a_request(pool: mpool.Pool, bert: Path, tmp_path: Path) -> None:
-    for pairwise in (1, None, np.array([1, 2])):
-        refused(lambda: mpool.similarity([1.0], [1.0], pairwise=pairwise),  # type: ignore[arg-type]
-                "`pairwise` must be True or False, got", "pairwise")
-    refused(lambda: pool.embed_iter(np.array("a"), bert),  # type: ignore[arg-type]
-            "`iterable` must be an iterable of str", "iterable")
-    for name in ([], {}, np.array(["a"]), 3):
-        refused(lambda: pool.register("named", bert, prompts={"a": "b"},
-                                      default_prompt_name=name),  # type: ignore[arg-type]
-                "`default_prompt_name` must be a name in prompts, got", "default_prompt_name")
-        refused(lambda: pool.register("named", bert, pooling=name),  # type: ignore[arg-type]
-                "`pooling` must be one of cls, mean, .*, got", "pooling")
-    for progress in (1, "x", print):
-        refused(lambda: pool.load(bert, progress=progress),  # type: ignore[arg-type]
-                "`progress` must be True, False or None, got", "progress")
-    for factor in (np.zeros(9), "x" * 99):
-        error = refused(lambda: mpool.pool_tokens([[[1.0]]], factor=factor, budget=factor),  # type: ignore[arg-type]
-                        "exactly one of `factor` and `budget` must be given", "factor")
-        assert len(str(error)) < 220 and "[0., 0." not in str(error)
 
 
 def test_asynchronous_iterables_need_aio(pool: mpool.Pool, bert: Path) -> None:
@@ -229,12 +139,6 @@ def test_timeouts_of_job_results(pool: mpool.Pool, llama: Path) -> None:
         job.result(np.float32(60))
     with pytest.raises(mpool.Cancelled):
         job.result(timeout=0)
-
-
-def test_options_that_submit_does_not_accept(pool: mpool.Pool, bert: Path, llama: Path) -> None:
-    refused(lambda: pool.submit("text_embedding", inputs="x", model=bert, progress=True), "progress`? is not an option")
-    refused(lambda: pool.submit("text_to_text", prompt="x", model=llama, stream=True), "stream`? is not an option")
-    refused(lambda: pool.submit(np.array(["a", "b"])), CAPABILITY)  # type: ignore[arg-type]
 
 
 def test_a_job_with_invalid_inputs_logs_one_warning(pool: mpool.Pool, bert: Path,

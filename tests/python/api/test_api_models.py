@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ import pytest
 
 import mpool
 import tinymodels
-from mpool.debug.show import ModelTable, table
-from catalogues import row
 from waiting import idle
 
 CATALOGUED = "all-MiniLM-L6-v2"
@@ -83,15 +80,6 @@ def test_invalid_model_references(pool: mpool.Pool, model: Any) -> None:
 def test_unknown_capability(pool: mpool.Pool) -> None:
     with pytest.raises(mpool.InvalidArgument, match="Did you mean text_embedding"):
         pool.get(CATALOGUED, "text_embeddings")
-
-
-def test_a_wrong_path_leaves_nothing_behind(pool: mpool.Pool, tmp_path: Path) -> None:
-    for number in range(20):
-        with pytest.raises(mpool.FileError):
-            pool.embed("x", tmp_path / f"nothing{number}")
-        with pytest.raises(mpool.MpoolError):
-            pool.load(f"./nothing{number}.gguf")
-    assert not pool._names.by_key and not pool._names.by_name
 
 
 def test_a_path_that_appears_later(pool: mpool.Pool, bert: Path, tmp_path: Path) -> None:
@@ -204,32 +192,6 @@ def test_register_overrides(pool: mpool.Pool, bert: Path, prompted: Path) -> Non
     assert not np.array_equal(plain.embed("a cat", "query"), plain.embed("a cat"))
 
 
-@pytest.mark.parametrize("settings", [{"prompts": ["a"]}, {"prompts": {"a": 1}}, {"default_prompt_name": "none"},
-                                      {"pooling": "median"}, {"normalize": 1}, {"max_length": 1000},
-                                      {"max_length": 3}, {"max_length": True}, {"chat_template": "x"}])
-def test_register_refuses_invalid_settings(pool: mpool.Pool, bert: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="must be") as caught:
-        pool.register("mine", bert, **settings)
-    assert caught.value.param in settings
-    assert pool.register("mine", bert).key == "mine"
-
-
-def test_register_accepts_the_shortest_and_the_longest_length(pool: mpool.Pool, bert: Path) -> None:
-    longest = pool.get(bert).context_length
-    for length in (4, longest):
-        assert pool.register(f"length-{length}", bert, max_length=length).context_length == length
-    with pytest.raises(mpool.InvalidArgument, match=f"`max_length` must be an integer from 4 to {longest}, got"):
-        pool.register("longer", bert, max_length=longest + 1)
-
-
-def test_register_of_a_decoder(pool: mpool.Pool, llama: Path) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="`pooling` must be None: the model computes no embeddings, got"):
-        pool.register("talker", llama, pooling="mean")
-    with pytest.raises(mpool.InvalidArgument, match="`chat_template` must be the text of a Jinja template, .*got 5"):
-        pool.register("talker", llama, chat_template=5)
-    assert pool.register("talker", llama).generate("x", max_tokens=1).model == "talker"
-
-
 def test_model_properties(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     encoder, decoder = pool.get(bert), pool.get(str(llama))
     assert (encoder.dimensions, encoder.context_length, encoder.ref) == (32, 64, str(bert))
@@ -240,20 +202,6 @@ def test_model_properties(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     with pytest.raises(mpool.InvalidArgument, match="`texts` must be an iterable of str, got a single str"):
         encoder.batch_embed("a")
     assert encoder.detokenize(encoder.tokenize("a cat")) == "a cat" and encoder.count_tokens("a cat") > 2
-
-
-def test_a_model_without_tokens_is_not_taken_for_a_text_model(pool: mpool.Pool, bert: Path) -> None:
-    """A capability that has no settings of its own in the model's description."""
-    from dataclasses import replace
-
-    from mpool.cli.models import _purpose
-
-    model = pool.load(bert)
-    other = replace(model.description, capability="speech", embedding=None)
-    model._entry._description, model._entry._tokenizer = other, None
-    assert not other.tokenizes and model._entry.ready("auto") and _purpose(other) == "speech"
-    with pytest.raises(mpool.WrongCapability, match="is a speech model, which has no context length"):
-        model.context_length  # noqa: B018
 
 
 # ---- tokens
@@ -324,54 +272,12 @@ def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
     assert pool.registry.stats()["cancelled"] == before + 20
 
 
-@pytest.mark.parametrize(("capability", "request_", "message"), [
-    ("embedding", {}, "`capability` must be one of .*, got 'embedding'. Did you mean text_embedding"),
-    ("vision", {}, "`images` is required"), (None, {}, "`capability` must be one of .*, got None"),
-    ("text_embedding", {}, "`inputs` is required. Pass inputs, or query and documents, or texts"),
-    ("text_embedding", {"text": "a", "foo": 1, "precision": "binary"},
-     "`inputs` is required; `text` and `foo` are not options of submit. Pass inputs, or query and"),
-    ("image_embedding", {"image": "a.png"}, "`images` is required; `image` is not an option of submit"),
-    ("text_to_text", {"a": 1, "b": 2, "text": "x"},
-     "`prompt` or `messages` is required; `a`, `b` and `text` are not options of submit. Pass prompt"),
-    ("text_embedding", {"inputs": "x", "tusk": 1}, "`tusk` is not an option of embed; did you mean `task`"),
-    ("text_to_text", {}, "`prompt` or `messages` is required"),
-    ("text_to_text", {"prompt": "x", "messages": []}, "`prompt` and `messages` exclude each other"),
-    ("text_to_text", {"prompt": "x", "temprature": 1}, "did you mean `temperature`")])
-def test_invalid_requests(pool: mpool.Pool, bert: Path, llama: Path, capability: Any, request_: dict[str, Any],
-                          message: str) -> None:
-    model = {"text_embedding": bert, "text_to_text": llama}.get(capability)
-    with pytest.raises(mpool.InvalidArgument, match=message):
-        pool.submit(capability, model=model, **request_)
-
-
 # ---- ps
-
-
-def test_ps_has_a_text_and_an_escaped_html_form() -> None:
-    rows = table([row(), row(key="<script>alert(1)</script>", state="cold", facts={}, idle_seconds=90_000.0)])
-    assert isinstance(rows, ModelTable) and len(rows) == 2 and rows[0].compute == "float32" and rows[1].compute is None
-    lines = repr(rows).splitlines()
-    assert lines[0].split() == list(ModelTable._HEAD) and "5 MB" in lines[1] and "3 (1 failed)" in lines[1]
-    html = rows._repr_html_()
-    assert "<script>" not in html and "&lt;script&gt;" in html and html.count("<tr>") == 3
-    assert [entry.key for entry in rows[1:]] == ["<script>alert(1)</script>"]
 
 
 def test_ps_of_an_unused_pool(pool: mpool.Pool) -> None:
     assert len(pool.ps()) == 0 and "MODEL" in repr(pool.ps())
     assert pool._registry is None, "ps() creates no registry"
-
-
-def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
-    assert mpool.show_config() is None
-    text = capsys.readouterr().out
-    found = mpool.show_config("dicts")
-    for word in ("mpool", "CPU", "threads", "BLAS", "kernels", "MPOOL_THREADS", "numpy"):
-        assert word in text
-    assert found["version"] == mpool.__version__ and found["versions"]["numpy"] == np.__version__
-    assert "MPOOL_MEMORY_MB" in found["options"]
-    with pytest.raises(mpool.InvalidArgument):
-        mpool.show_config("json")  # type: ignore[call-overload]
 
 
 # ---- pools
@@ -423,32 +329,6 @@ def test_pools_do_not_share_names(bert: Path) -> None:
         assert two.embed("x", one.get("mine")).shape == (32,), "a Model contains its reference"
 
 
-def test_default_pool_is_created_once() -> None:
-    from mpool._functions import default_pool
-
-    found: list[mpool.Pool] = []
-    threads = [threading.Thread(target=lambda: found.append(default_pool())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({id(pool) for pool in found}) == 1
-
-
-def test_a_closed_default_pool_is_replaced_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mpool import _functions
-
-    monkeypatch.setattr(_functions, "_default", None)
-    first = _functions.default_pool()
-    assert _functions.default_pool() is first and _functions.is_default(first)
-    first.close()
-    second = _functions.default_pool()
-    assert second is not first and not _functions.is_default(first)
-    monkeypatch.setattr(_functions, "_ending", True)
-    second.close()
-    assert _functions.default_pool() is second
-
-
 # ---- pickling
 
 def test_pools_and_models_pickle_as_configuration(bert: Path) -> None:
@@ -477,18 +357,6 @@ def test_models_of_the_default_pool_pickle(bert: Path) -> None:
 
 
 # ---- configuration
-
-@pytest.mark.parametrize(("field", "value"), [
-    ("threads", -1), ("threads", 1.5), ("threads", True), ("memory_bytes", -1), ("batch_wait", -1.0),
-    ("load_timeout", 0), ("shutdown_grace", float("nan")), ("embed_queue_capacity", 0), ("prompt_queue_capacity", "9"),
-    ("max_embed_inputs", 0), ("offline", 1)])
-def test_configuration_is_checked(field: str, value: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument, match=f"`{field}` must be .*got") as caught:
-        mpool.PoolConfig(**{field: value})
-    assert caught.value.param == field
-    with pytest.raises(mpool.InvalidArgument, match="`config` must be an mpool.PoolConfig or None, got dict"):
-        mpool.Pool({field: value})  # type: ignore[arg-type]
-
 
 #: Option -> its smallest and largest value, and a step to the next value that is refused.
 BOUNDS: dict[str, tuple[float, float, float]] = {
@@ -524,43 +392,6 @@ def test_defaults_are_pinned() -> None:
     assert mpool.PoolConfig() == mpool.PoolConfig(
         threads=0, memory_bytes=0, load_timeout=30.0, shutdown_grace=5.0, embed_queue_capacity=100,
         prompt_queue_capacity=100, max_embed_inputs=None, offline=None)
-
-
-def test_options_change_behaviour(bert: Path, llama: Path) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1)) as one:
-        one.embed("x", bert)
-        assert one.registry.stats()["compute_threads"] == 1
-    with mpool.Pool(mpool.PoolConfig(memory_bytes=300_000_000)) as small:
-        small.embed("x", bert)
-        assert small.registry.stats()["memory_limit"] == 300_000_000
-    with mpool.Pool(mpool.PoolConfig(memory_bytes=1)) as none, pytest.raises(mpool.MemoryExhausted):
-        none.embed("x", bert)
-
-
-@pytest.mark.parametrize(("field", "capability"), [("embed_queue_capacity", "text_embedding"),
-                                                   ("prompt_queue_capacity", "text_to_text")])
-def test_queue_capacity(bert: Path, llama: Path, field: str, capability: str) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1, **{field: 1})) as own:  # type: ignore[arg-type]
-        model = own.load(bert if capability == "text_embedding" else llama)
-        key = model._entry.core_key()
-        tickets, refused = [], 0
-        for _ in range(5000):
-            try:
-                if capability == "text_embedding":
-                    ids = np.array([2, *[9] * 60, 3] * 50, dtype=np.int32)
-                    tickets.append(own.registry.submit_embed(key, ids, np.arange(51, dtype=np.int64) * 62,
-                                                             fail_fast=True))
-                else:
-                    from mpool.tasks import text_to_text as generation
-
-                    request = generation.prepare(model._entry, np.array([5, 6], dtype=np.int32), "auto",
-                                                 {"max_tokens": 1500, "ignore_eos": True})
-                    tickets.append(request.submit(None, fail_fast=True))
-            except mpool.Overloaded:
-                refused += 1
-                break
-        assert refused > 0
-        del tickets
 
 
 # ---- a tokenizer with more tokens than the embedding has rows

@@ -63,82 +63,11 @@ print(json.dumps([late, lateness(), mates, idle()]))
     assert mates == [True] * 5 and idle
 
 
-@pytest.mark.slow
-def test_exit_during_requests(bert: Path, llama: Path) -> None:
-    for leave in ("sys.exit(7)", "raise SystemExit(7)", "os._exit(7)"):
-        script = f"""
-mpool.embed("x", bert)
-kept = mpool.generate("The", llama, max_tokens=2000, ignore_eos=True, n=8, stream=True)
-next(kept)
-def call():
-    try:
-        mpool.embed([f"Some text {{i}}." for i in range(10_000)], bert)
-    except mpool.MpoolError:
-        pass
-threading.Thread(target=call, daemon=True).start()
-job = mpool.submit("text_to_text", prompt="The", model=llama, max_tokens=2000, ignore_eos=True, n=8)
-{leave}
-"""
-        status, out, err = process(script, bert, llama)
-        assert (status, err.strip()) == (7, ""), leave
-
-
-def test_exit_takes_no_longer_than_the_grace(llama: Path) -> None:
-    script = """
-pool = mpool.Pool(mpool.PoolConfig(shutdown_grace=0.3))
-streams = [pool.generate("The", bert, max_tokens=2000, ignore_eos=True, n=64, temperature=1.0, stream=True)
-           for _ in range(30)]
-next(streams[0])
-import atexit
-start = time.monotonic()
-atexit.unregister(print)
-def report():
-    print(json.dumps(time.monotonic() - start), flush=True)
-# the function registered first runs last
-import mpool._functions as runtime
-atexit.unregister(runtime._at_exit)
-atexit.register(report)
-atexit.register(runtime._at_exit)
-"""
-    assert script_result(script, llama, llama) < 30  # the requests would take minutes
-
-
 def test_an_uncaught_error_ends_the_process(bert: Path) -> None:
     status, _, err = process("mpool.embed([None], bert)", bert, bert)
     assert status == 1
     assert "mpool.errors.InvalidArgument: `inputs[0]` must be a str of 0 to 1,000,000 characters, got NoneType" \
         in err.replace(f"{bert}: ", "")
-
-
-def test_fork_during_requests(bert: Path, llama: Path) -> None:
-    script = """
-want = mpool.embed("x", bert)
-text = mpool.generate("The", llama, max_tokens=20, temperature=0, ignore_eos=True).token_ids
-over, wrong = threading.Event(), []
-def busy():
-    while not over.is_set():
-        if not np.array_equal(mpool.embed("x", bert), want):
-            wrong.append("parent")
-        mpool.generate("The", llama, max_tokens=5, temperature=0)
-threads = [threading.Thread(target=busy) for _ in range(3)]
-for thread in threads:
-    thread.start()
-statuses = []
-for _ in range(40):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        good = np.array_equal(mpool.embed("x", bert), want) and mpool.generate(
-            "The", llama, max_tokens=20, temperature=0, ignore_eos=True).token_ids == text
-        os._exit(0 if good else 3)
-    statuses.append(os.waitpid(child, 0)[1])
-over.set()
-for thread in threads:
-    thread.join()
-print(json.dumps([statuses, wrong, np.array_equal(mpool.embed("x", bert), want)]))
-"""
-    statuses, wrong, good = script_result(script, bert, llama, TOKENIZERS_PARALLELISM="false")
-    assert statuses == [0] * 40 and wrong == [] and good
 
 
 def test_a_forked_child_can_load_further_models(bert: Path, llama: Path) -> None:
@@ -254,20 +183,3 @@ print(json.dumps([records, [thread.name for thread in threading.enumerate()]]))
     records, threads = script_result(script, bert, bert)
     assert all(name.startswith("mpool") for name, _ in records)
     assert threads.count("mpool-log") == 1
-
-
-def test_a_handler_that_raises_does_not_end_the_log(bert: Path) -> None:
-    script = """
-import logging
-from mpool.runtime import logs as _logging
-class Broken(logging.Handler):
-    def emit(self, record):
-        raise ZeroDivisionError
-logging.getLogger("mpool.pool").addHandler(Broken())
-logging.getLogger("mpool.pool").setLevel("DEBUG")
-mpool.embed("x", bert)
-mpool.unload(bert)
-time.sleep(0.6)
-print(json.dumps(_logging._drain.thread.is_alive()))
-"""
-    assert script_result(script, bert, bert) is True

@@ -163,13 +163,6 @@ def test_float32_results_do_not_depend_on_models_loaded_before(model: str) -> No
                                                                                        **call).token_ids
 
 
-def test_leaving_a_stream_early_cancels_the_request(pool: mpool.Pool, model: str) -> None:
-    with pool.vision(PHOTO, text(4, 12), model, stream=True, **{**GREEDY, "max_tokens": 900}) as stream:
-        next(iter(stream))
-    assert stream.result().finish_reason == "cancelled"
-    assert pool.vision(PHOTO, text(4, 12), model, **GREEDY).finish_reason == "length"
-
-
 # ---- the image cache -----------------------------------------------------------------------------------------------
 
 def test_a_repeated_image_is_found_in_the_cache(pool: mpool.Pool, model: str) -> None:
@@ -276,31 +269,6 @@ def test_a_placeholder_in_the_users_text_is_plain_text(pool: mpool.Pool, model: 
     """`<image>` in a user's text is not an image."""
     done = pool.vision(PHOTO, "w10 <image> w11", model, **GREEDY)
     assert done.usage.prompt_tokens == 2 + 25 + 4 + 2  # `<image>` is split into two words
-
-
-def test_inconsistent_files_are_refused(tmp_path: Path, pool: mpool.Pool) -> None:
-    folder = visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-
-    def refuse(error: type[Exception], words: str, **change: Any) -> None:
-        (folder / "config.json").write_text(json.dumps({**config, **change}))
-        with pytest.raises(error, match=words):
-            pool.load(str(folder))
-
-    refuse(errors.Unsupported, "a single layer", vision_feature_layer=[-2, -3])
-    refuse(errors.FormatError, "vision_feature_layer", vision_feature_layer=7)
-    refuse(errors.FormatError, "image_token_index", image_token_index=5000)
-    refuse(errors.FormatError, "model_type", text_config={**config["text_config"], "model_type": "bert"})
-    refuse(errors.FormatError, "shape of", text_config={**config["text_config"], "hidden_size": 128, "head_dim": 16})
-    refuse(errors.FormatError, "architectures", architectures=["VipLlavaForConditionalGeneration"])
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "preprocessor_config.json").write_text(json.dumps(
-        {**visionmodels.PROCESSORS["llava"], "crop_size": {"height": 48, "width": 48}}))
-    with pytest.raises(errors.FormatError, match="40 x 40"):
-        pool.load(str(folder))
-    (folder / "preprocessor_config.json").write_text(json.dumps(visionmodels.PROCESSORS["llava_next"]))
-    with pytest.raises(errors.FormatError, match="model_type is llava, allowed: llava_next, because .* tiles"):
-        pool.load(str(folder))
 
 
 def test_rotary_embedding_of_qwens_image_encoder(tmp_path: Path, pool: mpool.Pool) -> None:

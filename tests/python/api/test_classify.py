@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import pytest
 import mpool
 
 import tinymodels
-from cancelling import cancelled_job
 from paritymodels import torch, transformers
 from rerankers import make_classifier, make_reranker, set_config
 
@@ -146,50 +143,6 @@ def test_results(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     assert equal.label == "b" and [result.label for result in equal] == ["b", "c", "a"]  # ties keep their order
 
 
-def test_bytes_do_not_depend_on_the_batch(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    """Alone, in a list, in slices, from several threads, from asyncio and as a job: the same bytes."""
-    folder = folders["xlm_roberta"]
-    texts = [f"The quick {at} fox. " * (1 + at % 5) for at in range(1500)]
-    pairs = list(zip(texts, reversed(texts)))
-    for inputs, options in ((texts, {}), (pairs, {}), (texts[:700], {"labels": ["a", "b c"]})):
-        whole = pool.classify(inputs, folder, **options)
-        alone = [pool.classify([inputs[at]], folder, **options).scores[0] for at in (0, 3, 699)]
-        assert np.array_equal(alone, whole.scores[[0, 3, 699]])
-        found: list[Any] = []
-        threads = [threading.Thread(target=lambda part=part: found.append(
-            (part, pool.classify(inputs[part:part + 60], folder, **options)))) for part in range(0, 240, 60)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(found) == 4
-        assert all(np.array_equal(result.scores, whole.scores[part:part + 60]) for part, result in found)
-        assert asyncio.run(_await(mpool.aio.classify(inputs, folder, pool=pool, **options))) == whole
-        job = pool.submit("text_embedding", texts=inputs[:50], model=folder, **options)
-        assert np.array_equal(job.result(60).scores, whole.scores[:50]) and job.result(60) == job.result(60)
-    assert pool.submit("text_embedding", texts="a", model=folder).result(60) == pool.classify("a", folder)
-
-
-async def _await(result: Any) -> Any:
-    return await result
-
-
-def test_worker_processes_give_the_same_bytes(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    with mpool.Pool(mpool.PoolConfig(isolation="process")) as other:
-        for inputs, options in ((TEXTS, {}), (PAIRS, {}), (TEXTS, {"labels": LABELS})):
-            want = pool.classify(inputs, folders["bert"], **options)
-            assert other.classify(inputs, folders["bert"], **options) == want
-
-
-def test_a_cancelled_job_ends(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    job = cancelled_job(lambda texts: pool.submit("text_embedding", texts=texts, model=folders["bert"]), 5000)
-    with pytest.raises(mpool.Cancelled):
-        job.result(60)
-    assert not job.cancel()
-    with pytest.raises(mpool.Timeout):
-        pool.classify(TEXTS * 1000, folders["bert"], timeout=1e-4)
-
-
 def test_progress_counts_texts_and_pairs(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     seen: list[tuple[int, int | None]] = []
     pool.classify(TEXTS, folders["bert"], progress=lambda done, total: seen.append((done, total)))
@@ -249,23 +202,6 @@ def test_bad_input(pool: mpool.Pool, folders: dict[str, Path], texts: Any, optio
                    error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         pool.classify(texts, folders["bert"], **options)
-
-
-def test_a_text_of_a_million_characters_is_tokenized_once_per_slice(pool: mpool.Pool, folders: dict[str, Path],
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zero-shot requests do not multiply work: each text and each hypothesis is encoded once per 1,024 pairs."""
-    from mpool.tokenizers.tokenizer import Tokenizer
-
-    encode, seen = Tokenizer.encode_parts, []
-
-    def counted(self: Tokenizer, texts: Any, *args: Any) -> Any:
-        seen.append(sum(map(len, texts)))
-        return encode(self, texts, *args)
-
-    monkeypatch.setattr(Tokenizer, "encode_parts", counted)
-    labels = [f"label {at}" for at in range(1500)]
-    pool.classify("dog " * 20_000, folders["bert"], labels=labels)
-    assert seen == [sum(len(f"This example is {label}.") for label in labels), 80_000, 80_000]
 
 
 def test_models_of_other_kinds_are_refused(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -331,30 +267,6 @@ def test_cross_encoder_returns_a_row_per_pair(folders: dict[str, Path], tmp_path
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("changes, field, message", [
-    ({"id2label": {"0": "a", "1": "b", "3": "c"}}, "id2label.2", "id2label.2 is missing"),
-    ({"id2label": {"0": "a", "1": "b"}}, "id2label", "id2label is 2 labels, allowed: 3, the number of rows"),
-    ({"id2label": {str(at): str(at) for at in range(10**5)}}, "id2label", "id2label is 100,000 labels, allowed: 3,"),
-    ({"id2label": {"0": "a", "1": "b", "2": "a"}}, "id2label.2", "a name that no other label has"),
-    ({"id2label": {"0": "a", "1": 7, "2": "c"}}, "id2label.1", "id2label.1 is 7, allowed: text"),
-    ({"id2label": {"0": "a", "1": "", "2": "c"}}, "id2label.1", "the name of a label"),
-    ({"id2label": {"0": "a", "1": "x" * 1001, "2": "c"}}, "id2label.1", "1001 characters"),
-    ({"id2label": ["a", "b", "c"]}, "id2label", "an object"), ({"id2label": "abc"}, "id2label", "an object"),
-    ({"id2label": None, "num_labels": 4}, "num_labels", "3, the number of rows"),
-    ({"id2label": None, "num_labels": "3"}, "num_labels", "an integer"),
-    ({"label2id": ["a"]}, "label2id", "an object"), ({"label2id": {"a": "0"}}, "label2id.a", "an integer from 0 to 2"),
-    ({"label2id": {"entailment": 3}}, "label2id.entailment", "an integer from 0 to 2"),
-    ({"problem_type": "ranking"}, "problem_type", "one of regression"), ({"problem_type": 3}, "problem_type", "one of"),
-], ids=lambda value: str(value)[:50])
-def test_bad_labels_are_format_errors(folders: dict[str, Path], tmp_path: Path, changes: dict[str, Any], field: str,
-                                      message: str) -> None:
-    folder = shutil.copytree(folders["bert"], tmp_path / "model")
-    set_config(folder, **changes)
-    with mpool.Pool() as other, pytest.raises(mpool.FormatError, match=message) as caught:
-        other.classify("a", folder)
-    assert caught.value.field == field and str(caught.value.file).endswith("config.json")
-
-
 def test_missing_labels_have_the_names_of_transformers(pool: mpool.Pool, folders: dict[str, Path],
                                                        tmp_path: Path) -> None:
     folder = shutil.copytree(folders["bert"], tmp_path / "model")
@@ -365,37 +277,6 @@ def test_missing_labels_have_the_names_of_transformers(pool: mpool.Pool, folders
     with mpool.Pool() as other:  # label2id decides which label is the entailment, as in transformers
         found = other.classify("a", folder, labels=["x"], compute="float32")
     assert found.labels == ("x",) and expected.shape == (3,)
-
-
-def test_bad_heads_are_format_errors(folders: dict[str, Path], tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    folder = shutil.copytree(folders["bert"], tmp_path / "model")
-    tensors = load_file(folder / "model.safetensors")
-    for name, value, message in (("classifier.weight", None, "classifier.weight"),
-                                 ("classifier.weight", np.zeros(32, np.float32), "a row per label"),
-                                 ("classifier.weight", np.zeros((3, 31), np.float32), "classifier.weight"),
-                                 ("classifier.bias", np.zeros(4, np.float32), "classifier.bias"),
-                                 ("classifier.weight", np.zeros((70_000, 32), np.float16), "70,000 rows"),
-                                 ("bert.pooler.dense.weight", None, "pooler.dense.weight")):
-        changed = {key: part for key, part in ({**tensors, name: value}).items() if part is not None}
-        save_file(changed, folder / "model.safetensors")
-        with mpool.Pool() as other, pytest.raises((mpool.FormatError, mpool.LimitError), match=message):
-            other.classify("a", folder)
-
-
-def test_nan_weights_give_a_numeric_error(folders: dict[str, Path], tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    folder = shutil.copytree(folders["bert"], tmp_path / "model")
-    tensors = dict(load_file(folder / "model.safetensors"))
-    tensors["classifier.bias"] = np.float32([0, np.nan, 0])
-    save_file(tensors, folder / "model.safetensors")
-    for isolation in ("thread", "process"):
-        with mpool.Pool(mpool.PoolConfig(isolation=isolation)) as other:  # type: ignore[arg-type]
-            for inputs, options in ((TEXTS, {}), ("a", {}), (PAIRS, {}), ("a", {"labels": ["b"]})):
-                with pytest.raises(mpool.NumericError):
-                    other.classify(inputs, folder, **options)
 
 
 def test_show_names_the_labels(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

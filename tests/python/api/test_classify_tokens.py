@@ -6,7 +6,6 @@ import asyncio
 import json
 import pickle
 import shutil
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from mpool.tasks import token_labels
 
 import rerankers
 import tinymodels
-from cancelling import cancelled_job
 from paritymodels import torch, transformers
 from tokenclassifiers import FAMILIES, LABELS, make_token_classifier
 
@@ -180,54 +178,8 @@ def test_results(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     assert np.median(same) < 0.02
 
 
-def test_bytes_do_not_depend_on_the_batch(pool: mpool.Pool, folders: dict[str, Path],
-                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, in a list, in slices, from several threads, from asyncio and as a job: the same spans."""
-    folder = folders["xlm_roberta"]
-    monkeypatch.setattr("mpool.tasks.text_embedding.SLICE_TEXTS", 64)
-    texts = [f"The quick {at} fox. " * (1 + at % 5) for at in range(200)] + ["", "dog " * 90]
-    for options in ({}, {"aggregation": "average", "stride": 5}):
-        whole = pool.classify_tokens(texts, folder, **options)
-        assert len(whole) == 202 and len(whole[200]) == 0
-        for at in (0, 3, 130, 200, 201):
-            assert pool.classify_tokens(texts[at], folder, **options) == whole[at]
-        found: list[Any] = []
-        threads = [threading.Thread(target=lambda part=part: found.append(
-            (part, pool.classify_tokens(texts[part:part + 20], folder, **options)))) for part in range(0, 80, 20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(found) == 4 and all(result == whole[part:part + 20] for part, result in found)
-        assert asyncio.run(_await(mpool.aio.classify_tokens(texts, folder, pool=pool, **options))) == whole
-        assert asyncio.run(_await(mpool.aio.classify_tokens("", folder, pool=pool, **options))) == whole[200]
-        job = pool.submit("text_embedding", texts=texts[:50], output="spans", model=folder, **options)
-        assert job.result(60) == whole[:50] and job.result(60) == job.result(60)
-    for text in ("a", ""):
-        job = pool.submit("text_embedding", texts=text, output="spans", model=folder)
-        assert job.result(60) == pool.classify_tokens(text, folder)
-    with pytest.raises(mpool.InvalidArgument, match="`output` must be one of labels, spans, got 'tokens'"):
-        pool.submit("text_embedding", texts=texts, output="tokens", model=folder)
-
-
 async def _await(result: Any) -> Any:
     return await result
-
-
-def test_worker_processes_give_the_same_bytes(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    with mpool.Pool(mpool.PoolConfig(isolation="process")) as other:
-        for name in ("bert", "modern_bert"):
-            assert other.classify_tokens(TEXTS, folders[name]) == pool.classify_tokens(TEXTS, folders[name])
-
-
-def test_a_cancelled_job_ends(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    job = cancelled_job(lambda texts: pool.submit("text_embedding", texts=texts, output="spans",
-                                                  model=folders["bert"]), 2000)
-    with pytest.raises(mpool.Cancelled):
-        job.result(60)
-    assert not job.cancel()
-    with pytest.raises(mpool.Timeout):
-        pool.classify_tokens(TEXTS * 100, folders["bert"], timeout=1e-4)
 
 
 def test_only_tokens_that_the_model_reads_are_examined(pool: mpool.Pool, folders: dict[str, Path],
@@ -246,24 +198,6 @@ def test_only_tokens_that_the_model_reads_are_examined(pool: mpool.Pool, folders
     monkeypatch.setattr(token_classification, "_words", counted)
     assert len(pool.classify_tokens(long, folders["bert"], ignore_labels=[])) == 62
     assert seen == [62]
-
-
-def test_long_texts_are_not_tokenized_whole(pool: mpool.Pool, folders: dict[str, Path],
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a stride, only the beginning of a long text is labelled: the rest is not tokenized."""
-    from mpool.tokenizers.native import Native
-
-    spans, seen = Native.spans, []
-    monkeypatch.setattr(Native, "spans", lambda self, texts: (seen.append(sum(map(len, texts))),
-                                                              spans(self, texts))[1])
-    long = "the dog runs to Québec " * 40_000
-    found = pool.classify_tokens(long, folders["bert"], ignore_labels=[])
-    assert sum(seen) < 10_000, seen
-    assert list(found) == list(pool.classify_tokens(long[:3000], folders["bert"], ignore_labels=[]))
-    seen.clear()
-    with pytest.raises(mpool.InvalidArgument, match="50,000,000 characters"):
-        pool.classify_tokens(["dog", "dog " * 12_500_000], folders["bert"])
-    assert sum(seen) < 10_000, seen
 
 
 def test_progress_counts_texts(pool: mpool.Pool, folders: dict[str, Path]) -> None:
@@ -390,50 +324,3 @@ def test_the_regular_expressions_of_a_tokenizer_may_need_a_process(pool: mpool.P
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
-
-def test_bad_labels_and_heads_are_format_errors(folders: dict[str, Path], tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    for changes, message in (({"id2label": {"0": "a"}}, "id2label is 1 labels, allowed: 7, the number of rows"),
-                             ({"id2label": {str(at): "a" for at in range(7)}}, "a name that no other label has"),
-                             ({"id2label": None, "num_labels": 4}, "7, the number of rows")):
-        folder = Path(shutil.copytree(folders["bert"], tmp_path / str(len(message))))
-        rerankers.set_config(folder, **changes)
-        with mpool.Pool() as other, pytest.raises(mpool.FormatError, match=message):
-            other.classify_tokens("a", folder)
-    folder = Path(shutil.copytree(folders["modern_bert"], tmp_path / "heads"))
-    tensors = load_file(folder / "model.safetensors")
-    for name, value, message in (("classifier.weight", None, "classifier.weight"),
-                                 ("classifier.weight", np.zeros(32, np.float32), "a row per label"),
-                                 ("classifier.weight", np.zeros((7, 31), np.float32), "classifier.weight"),
-                                 ("classifier.bias", np.zeros(8, np.float32), "classifier.bias"),
-                                 ("classifier.weight", np.zeros((70_000, 32), np.float16), "70,000 rows"),
-                                 ("head.dense.weight", None, "head.dense.weight"),
-                                 ("head.norm.weight", np.zeros(31, np.float32), "head.norm.weight")):
-        changed = {key: part for key, part in ({**tensors, name: value}).items() if part is not None}
-        save_file(changed, folder / "model.safetensors")
-        with mpool.Pool() as other, pytest.raises((mpool.FormatError, mpool.LimitError), match=message):
-            other.classify_tokens("a", folder)
-
-
-def test_nan_weights_give_a_numeric_error(folders: dict[str, Path], tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    folder = Path(shutil.copytree(folders["bert"], tmp_path / "model"))
-    tensors = dict(load_file(folder / "model.safetensors"))
-    tensors["classifier.bias"] = np.float32([0, np.nan, 0, 0, 0, 0, 0])
-    save_file(tensors, folder / "model.safetensors")
-    for isolation in ("thread", "process"):
-        with mpool.Pool(mpool.PoolConfig(isolation=isolation)) as other:  # type: ignore[arg-type]
-            for inputs in (TEXTS, "a"):
-                with pytest.raises(mpool.NumericError):
-                    other.classify_tokens(inputs, folder)
-
-
-def test_show_names_the_labels(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    from mpool.cli import main
-
-    assert main(["show", str(folders["bert"]), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["purpose"] == "labels tokens (classify_tokens)" and facts["labels"] == 7
-    assert facts["label_names"] == list(LABELS)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,17 +91,6 @@ def test_queries_of_a_table_have_a_deadline(pool: mpool.Pool, routed: str, form:
         call(["w1 " * 300_000] * 8, timeout=0.001)
 
 
-def test_cached_plans_are_bounded(pool: mpool.Pool, routed: str) -> None:
-    plans = pool._find(routed, "text_embedding").plans
-    before = len(plans)
-    sizes = [len(pool.embed_sparse("w1 w2 w3 w4", routed, task="query", max_active=most).indices)
-             for most in range(1, 6)]
-    assert sizes == [1, 2, 3, 4, 4] and len(plans) <= before + 2
-    for number in range(80):
-        pool.embed_sparse("w1", routed, task="query", prompt=f"w{number} ")
-    assert len(plans) <= 64
-
-
 def test_token_vectors_of_a_query_table_are_refused(pool: mpool.Pool, routed: str) -> None:
     """Queries have no pass through the model, so that their tokens have no vectors; documents have."""
     calls: list[Callable[[], Any]] = [
@@ -168,35 +154,6 @@ def test_a_result_that_is_too_large_is_not_computed(plain: str, monkeypatch: pyt
         for call in calls:
             with pytest.raises(mpool.LimitError, match=r"needs at least 3\.7 MB for its result, the limit is 1\.0 MB"):
                 call()
-
-
-def test_event_loops_join_no_slices(pool: mpool.Pool, plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[str] = []
-
-    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: (threads.append(threading.current_thread().name), function(*args))[1]
-
-    monkeypatch.setattr(outputs, "part_of", noted(outputs.part_of))
-    monkeypatch.setitem(outputs.FINISH, "tokens", noted(outputs.FINISH["tokens"]))
-    texts = ["w1 w2"] * 1500  # two slices
-
-    async def both() -> None:
-        assert len(await mpool.aio.embed_tokens(texts, plain, pool=pool)) == 1500
-        job = pool.submit("text_embedding", inputs=texts, model=plain, output="tokens")
-        assert len(await job) == 1500
-
-    asyncio.run(both())
-    assert len(threads) == 5 and threading.main_thread().name not in threads
-
-
-def test_the_file_of_the_query_weights_is_closed(pool: mpool.Pool, query_table: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(query_table, tmp_path / "model")
-    pool.embed_sparse("w1", folder, task="query")
-    places = []
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the listed folder is closed
-            places.append(os.readlink(f"/proc/self/fd/{number}"))
-    assert places and not [place for place in places if "query_0_SparseStaticEmbedding" in place]
 
 
 def test_a_control_token_without_a_row_fails_its_request(pool: mpool.Pool, query_table: Path, tmp_path: Path) -> None:

@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from adapterfiles import matrices, save_peft
-from cancelling import cancelled_job
-from outputcalls import OUTPUTS, bytes_of, bytes_of_one
-from poolcalls import awaited
 from rerankers import make_reranker
-from waiting import idle
 
 import mpool
 from mpool import aio
@@ -107,49 +103,6 @@ def test_aio_and_handles(pool: mpool.Pool, bert: Path, expected: dict[str | None
 
     for name, found in zip(NAMES, asyncio.run(run())):
         assert np.array_equal(found, expected[name]), name
-
-
-def test_cancelled_requests(pool: mpool.Pool, bert: Path, adapters: dict[str, Path]) -> None:
-    """Four jobs for some texts of the cancelled job wait behind it, one of them with its adapter."""
-    given: list[list[str]] = []
-    others: list[mpool.Job] = []
-
-    def jobs_of(texts: list[str]) -> mpool.Job:
-        given.append(texts[::200])
-        first, *others[:] = [pool.submit("text_embedding", inputs=inputs, model=bert, adapter=name)
-                             for inputs, name in ((texts, "one"), *((given[-1], name) for name in NAMES))]
-        return first
-
-    job = cancelled_job(jobs_of, 2000)
-    with pytest.raises(mpool.Cancelled):
-        job.result(60)
-    found = [pool.embed(given[-1], bert, adapter=name) for name in NAMES]
-    wanted = alone(bert, adapters, given[-1])
-    for name, other, later in zip(NAMES, others, found):
-        assert np.array_equal(other.result(60), wanted[name]) and np.array_equal(later, wanted[name]), name
-    idle(pool, 20)
-
-
-def test_requests_whose_time_limit_passes(pool: mpool.Pool, bert: Path, adapters: dict[str, Path]) -> None:
-    """The limit passes while the worker computes. Token ids need no tokenizer, whose time counts too."""
-    for seed in range(10):
-        before = pool.metrics()
-        ids = np.random.default_rng(seed).integers(5, 60, (8000, 62)).tolist()
-        with pytest.raises(mpool.Timeout):
-            pool.embed(ids, bert, adapter="one", timeout=0.02 * 1.5**seed)
-        after = pool.metrics()
-        if after["timeouts"] > before["timeouts"] and after["steps"] > before["steps"]:
-            break
-    else:
-        raise AssertionError("no step began within the time limit of ten requests")
-    found = {name: pool.embed(ids[::800], bert, adapter=name, timeout=60) for name in ("one", None, "two", "three")}
-    with pytest.raises(mpool.Timeout):
-        asyncio.run(awaited(aio.embed(ids, bert, adapter="two", timeout=0.005, pool=pool)))
-    wanted = alone(bert, adapters, ids[::800])
-    for name in NAMES:
-        assert np.array_equal(found[name], wanted[name]), name
-        assert np.array_equal(pool.embed(ids[::800], bert, adapter=name), wanted[name]), name
-    idle(pool, 20)
 
 
 def test_cls_pooling_computes_the_last_layer_of_one_row(bert: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
@@ -244,25 +197,3 @@ def test_static_embeddings_have_no_adapters(adapters: dict[str, Path], tmp_path:
 
 
 # ---- iterators -----------------------------------------------------------------------------------------------------
-
-#: Outputs of models that can have adapters: neither static embeddings nor models of two encoders.
-ITERATED = {name: output for name, output in OUTPUTS.items() if output.model not in ("letters", "query_table")}
-#: Layers that the adapters of these models update.
-LAYERS = ("query", "value", "value_proj", "q_lin", "v_lin", "Wqkv", "Wo")
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("name", ITERATED)
-def test_iterators_of_every_output(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    output = ITERATED[name]
-    model = request.getfixturevalue(output.model)
-    adapter = save_peft(tmp_path / "one", matrices(model, 4, 1, LAYERS), 16.0)
-    texts = [f"w{at} The fox jumps, w{at % 31} over {at} dogs." for at in range(150)]  # more than the first slice
-    with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
-        pool.load(model, adapters={"one": adapter})
-        wanted, plain = (bytes_of(output.call(pool, texts, model, adapter=one)) for one in ("one", None))
-        assert sum(a != b for a, b in zip(wanted, plain)) > 100
-        for expected, one in ((wanted, "one"), (plain, None)):
-            assert [bytes_of_one(found) for found in output.iterate(pool, iter(texts), model, adapter=one)] == expected
-            batches = output.iterate(pool, texts, model, 40, adapter=one)
-            assert [row for batch in batches for row in bytes_of(batch)] == expected

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
-import traceback
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-import mpool
-from mpool import aio
 from mpool.checks import refuse, unknown_option
 from mpool.errors import ContextOverflow, InvalidArgument, MpoolError, OfflineError, sentence
 
@@ -72,67 +65,3 @@ def test_an_offline_error_has_its_parts_as_fields() -> None:
 
 
 # ---- tracebacks ------------------------------------------------------------------------------------------------------
-
-def _frames(call: Callable[[], Any]) -> list[str]:
-    """Return the files of the frames below the caller's line, of the error and of its causes."""
-    try:
-        call()
-    except MpoolError as error:
-        printed = traceback.TracebackException.from_exception(error)
-    found: list[str] = []
-    while printed is not None:
-        found += [frame.filename for frame in printed.stack]
-        printed = printed.__cause__ or (None if printed.__suppress_context__ else printed.__context__)
-    own = [at for at, name in enumerate(found) if name == __file__]
-    return [name for name in found[own[-1] + 1:] if "/asyncio/" not in name]
-
-
-async def _stream(pool: mpool.Pool) -> None:
-    async for _ in aio.generate("x", "org/none", pool=pool, stream=True):
-        pass
-
-
-def _llama() -> Any:
-    from mpool.integrations.llama_cpp import Llama
-
-    return Llama("org/none")
-
-
-def _sentence_transformer() -> Any:
-    from mpool.integrations.sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer("org/none")
-
-
-@pytest.mark.parametrize("call", [
-    lambda pool: pool.embed("x", "org/none"), lambda pool: pool.embed("x", "org/none", dimensions=0),
-    lambda pool: pool.embed("x", "nothing"), lambda pool: pool.embed("x", "/none"), lambda pool: pool.load("org/none"),
-    lambda pool: pool.register("x", "org/none"), lambda pool: pool.tokenize("x", "org/none"),
-    lambda pool: pool.generate("x", "org/none"), lambda pool: list(pool.generate("x", "org/none", stream=True)),
-    lambda pool: pool.submit("text_to_text", prompt="x", model="org/none"),
-    lambda pool: pool.embed("x", "org/none", none=1), lambda pool: list(pool.embed_iter(["x"], "org/none")),
-    lambda pool: asyncio.run(aio.embed("x", "org/none", pool=pool)),
-    lambda pool: asyncio.run(aio.load("org/none", pool=pool)), lambda pool: asyncio.run(_stream(pool)),
-    lambda pool: mpool.similarity([1.0], [1.0, 2.0]), lambda pool: _llama(), lambda pool: _sentence_transformer()])
-def test_a_traceback_has_few_frames(monkeypatch: pytest.MonkeyPatch, call: Callable[[mpool.Pool], Any]) -> None:
-    """Those of the package say nothing to a caller: a failed download had 26."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
-        assert len(_frames(lambda: call(pool))) <= 4
-
-
-def test_a_traceback_has_the_frames_of_a_callers_code(bert: Path) -> None:
-    def texts() -> Iterator[str]:
-        yield "x"
-        raise InvalidArgument("of the caller")
-
-    with mpool.Pool() as pool, pytest.raises(InvalidArgument) as caught:
-        list(pool.embed_iter(texts(), bert))
-    assert "texts" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-
-
-def test_an_error_of_the_system_has_few_frames(bert: Path, tmp_path: Path) -> None:
-    with mpool.Pool() as pool:
-        assert len(_frames(lambda: pool.embed_image(str(tmp_path / "none.png"), bert))) <= 4
-        (tmp_path / "model.gguf").write_bytes(b"GGUF")
-        assert len(_frames(lambda: pool.load(tmp_path / "model.gguf"))) <= 4

@@ -4,12 +4,9 @@ gets the files of now."""
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import shutil
-import signal
-import subprocess
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -20,8 +17,6 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import _core
-from waiting import until
 import imagemodels
 import paritymodels
 import staticmodels
@@ -156,32 +151,6 @@ def test_a_loaded_model_does_not_depend_on_the_paths_of_its_weights(kind: Any, t
         assert how != "metadata" or pool.registry.stats()["loads"] == loads
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_switched_link_and_a_worker_that_starts_afterwards(bert: Path, tmp_path: Path, isolation: Any) -> None:
-    """A worker process that is started after the switch opens the files that its model was loaded from."""
-    first, second, link = tmp_path / "first", tmp_path / "second", tmp_path / "now"
-    for folder in (first, second):
-        shutil.copytree(bert, folder)
-    _replace(second / "model.safetensors", _flipped(second / "model.safetensors"))
-    link.symlink_to(first)
-    with mpool.Pool(mpool.PoolConfig(isolation=isolation)) as pool:
-        model, new = pool.load(link), tmp_path / "new"
-        before = _text(model)
-        new.symlink_to(second)
-        os.replace(new, link)
-        shutil.rmtree(first)
-        assert _text(model) == before
-        if isolation == "process":
-            for _ in range(2):
-                workers = [worker["process"] for row in pool.registry.entries() for worker in row["worker"]]
-                for process in filter(None, workers):
-                    os.kill(process, signal.SIGKILL)
-                assert _text(model) == before
-        with mpool.Pool() as fresh:
-            want = _text(fresh.get(second))
-        assert _text(pool.get(link)) == want != before
-
-
 def test_image_generation_does_not_depend_on_the_paths_of_its_weights(flux: Path, tmp_path: Path) -> None:
     """Its networks are prepared at their first use."""
     folder = Path(shutil.copytree(flux, tmp_path / "flux"))
@@ -193,23 +162,6 @@ def test_image_generation_does_not_depend_on_the_paths_of_its_weights(flux: Path
         for file in _weights(folder):
             _replace(file, _flipped(file))
         assert np.array_equal(np.asarray(model.generate_image("a cat", **options).image), want)
-
-
-def test_a_mapped_file_holds_one_descriptor(bert: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(bert, tmp_path / "model"))
-
-    def opened() -> int:
-        return sum(os.path.realpath(f"/proc/self/fd/{one}") == str(folder / "model.safetensors")
-                   for one in os.listdir("/proc/self/fd"))
-
-    with mpool.Pool() as pool:
-        pool.load(folder)
-        assert opened() == 1
-        child = subprocess.run(["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, close_fds=False,
-                               check=True)
-        assert "model.safetensors" not in child.stdout
-        pool.unload(folder)
-        until(lambda: opened() == 0, 10, opened)
 
 
 # ---- a model that is loaded again --------------------------------------------------------------------------------
@@ -442,43 +394,6 @@ def test_half_a_save(bert: Path, tmp_path: Path) -> None:
         assert row["pinned"] and row["keep_alive"] == 1234
 
 
-@pytest.mark.parametrize("use", ["embed", "load"])
-def test_a_name_that_another_thread_forgot_comes_back(bert: Path, tmp_path: Path, use: str) -> None:
-    folder = Path(shutil.copytree(bert, tmp_path / "model"))
-    text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text("{")
-    with mpool.Pool() as pool:
-        looked_up = pool._names.named(folder)
-        with pytest.raises(mpool.FormatError, match="config.json"):
-            pool.embed("A cat sat.", folder)
-        (folder / "config.json").write_text(text)
-        if use == "embed":
-            pool.embed("A cat sat.", looked_up)
-        else:
-            pool.load(mpool.Model(looked_up))
-        del looked_up
-        gc.collect()
-        assert [row.state for row in pool.ps()] == ["ready"]
-        pool.unload(folder)
-        assert [row.state for row in pool.ps()] == ["cold"]
-
-
-def test_half_a_save_before_the_first_use(bert: Path, tmp_path: Path) -> None:
-    """A thread that looked the name up before another one met half a save shares the model with later lookups."""
-    folder = Path(shutil.copytree(bert, tmp_path / "model"))
-    text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text("{")
-    with mpool.Pool() as pool, mpool.Pool() as fresh:
-        looked_up = pool._names.named(folder)
-        with pytest.raises(mpool.FormatError, match="config.json"):
-            pool.embed("A cat sat.", folder)
-        (folder / "config.json").write_text(text)
-        want = _text(fresh.get(bert))
-        for model in (folder, looked_up, folder, looked_up):
-            assert pool.embed("A cat sat.", model).tobytes() == want
-        assert len(pool.ps()) == len(pool.registry.entries()) == 1
-
-
 def test_threads_that_look_up_changed_files_at_once(bert: Path, tmp_path: Path,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(shutil.copytree(bert, tmp_path / "model"))
@@ -509,53 +424,6 @@ def test_threads_that_look_up_changed_files_at_once(bert: Path, tmp_path: Path,
                 thread.join()
             with mpool.Pool() as fresh:
                 assert len(reads) == 1 and set(found) == {fresh.embed("A cat sat.", folder).tobytes()}
-
-
-def test_other_files_in_the_folder_load_nothing(bert: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(bert, tmp_path / "model"))
-    with mpool.Pool() as pool:
-        pool.embed("A cat sat.", folder)
-        description, loads = pool.get(folder).description, pool.registry.stats()["loads"]
-        (folder / "note.txt").write_text("not part of the model")
-        pool.embed("A cat sat.", folder)
-        assert pool.get(folder).description is description and pool.registry.stats()["loads"] == loads
-
-
-def test_a_lookup_reads_no_file_that_is_unchanged(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lookup asks the core once whether the files and folders of the model have the stamps that they had."""
-    from mpool.models import files
-
-    with mpool.Pool() as pool:
-        pool.embed("A cat sat.", bert)
-        (stamps,) = (entry.describe().stamps for entry in pool._names.entries())
-        calls: list[Any] = []
-
-        are_current = _core.are_current
-        monkeypatch.setattr(_core, "are_current", lambda asked: (calls.append(asked), are_current(asked))[1])
-        monkeypatch.setattr(files, "stamp", None)
-        monkeypatch.setattr(files, "open_regular", None)
-        for look_up in (lambda: pool.embed("A cat sat.", bert), lambda: pool.get(bert)):
-            calls.clear()
-            look_up()
-            assert calls == [stamps, {}]
-
-
-@pytest.mark.parametrize("change", ["nothing", "write", "replace", "remove", "add", "folder", "unreadable"])
-def test_stamps_are_compared(tmp_path: Path, change: str) -> None:
-    from mpool.models import files
-
-    folder, file, missing = tmp_path / "folder", tmp_path / "folder/file", tmp_path / "folder/missing"
-    folder.mkdir()
-    file.write_bytes(b"a")
-    paths = [str(path) for path in (folder, file, missing, tmp_path / "\udcff")]
-    stamps = {path: files.stamp(path) for path in paths[:3 + (change == "unreadable")]}
-    {"nothing": lambda: file.chmod(0o600), "write": lambda: file.write_bytes(b"ab"),
-     "replace": lambda: _replace(file, b"a"), "remove": file.unlink, "add": lambda: missing.write_bytes(b""),
-     "folder": lambda: (folder / "other").write_bytes(b""), "unreadable": lambda: None}[change]()
-    assert _core.are_current(stamps) == (change == "nothing")
-    assert (files.changed(stamps, folders=True) is None) == (change in ("nothing", "unreadable"))
-    assert (files.changed(stamps) is None) == (change in ("nothing", "unreadable", "folder"))
-    assert _core.are_current({**stamps, paths[1]: (1,)}) == (change in ("nothing", "write"))
 
 
 def _shards(folder: Path) -> Path:
@@ -630,19 +498,6 @@ def test_every_part_of_a_model_is_looked_up_anew(tmp_path: Path, part: str) -> N
         after = use(pool.get(place))
         with mpool.Pool() as fresh:
             assert after == use(fresh.get(place)) != before
-
-
-def test_a_draft_model_of_now(llama: Path, tmp_path: Path) -> None:
-    """Results do not depend on the draft model, but memory does."""
-    transformers = pytest.importorskip("transformers")
-    folder = Path(shutil.copytree(llama, tmp_path / "draft"))
-    with mpool.Pool() as pool:
-        want = _tokens(pool.load(llama, draft=folder))
-        (before,) = (row.facts["draft_bytes"] for row in pool.ps())
-        transformers.AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=1).save_pretrained(folder)
-        assert pool.generate("A cat", llama, **GREEDY).token_ids == want
-        (after,) = (row.facts["draft_bytes"] for row in pool.ps())
-        assert 0 < after < before
 
 
 def test_adapters_of_now(llama: Path, tmp_path: Path) -> None:

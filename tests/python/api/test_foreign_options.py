@@ -61,69 +61,21 @@ def test_configurations_are_still_copied_and_pickled() -> None:
 #: Call in the habit of another library -> what the error names.
 CALLS: list[tuple[Any, str]] = [
     (lambda: mpool.embed(sentences=TEXTS), "`sentences` is not an option of embed; use `inputs`"),
-    (lambda: mpool.embed(documents=TEXTS, parallel=2), "`documents` is not an option of embed; use `inputs`"),
-    (lambda: mpool.embed(model="x", input=TEXTS), "`input` is not an option of embed; use `inputs`"),
-    (lambda: mpool.embed(TEXTS, parallel=2), "one request uses all CPUs: leave it out"),
-    (lambda: mpool.embed(TEXTS, output_value="token_embeddings"), "use mpool.embed_tokens"),
-    (lambda: mpool.embed(TEXTS, encoding_format="float"), "a numpy array: leave it out"),
     (lambda: mpool.embed(), r"missing the argument 'inputs'. Call embed\(inputs, model, ...\)"),
     (lambda: mpool.embed("x", "y", "z"), "takes 2 positional arguments, got 3. Call embed.*pass all options by name"),
     (lambda: mpool.embed("x", inputs="y"), "got multiple values for argument 'inputs'"),
     (lambda: mpool.embed("all-minilm", "x"), r"The model is the second argument: embed\(inputs, 'all-minilm'\)"),
     (lambda: mpool.chat("qwen3:0.6b", [{}]), r"The model is the second argument: chat\(messages, 'qwen3:0.6b'\)"),
     (lambda: mpool.rerank([("q", "d"), ("q", "e")]), r"rerank\(query, \[document, ...\]\).*classify\(pairs, model\)"),
-    (lambda: mpool.rerank("q", ["d"], return_documents=True), "the text of each document: leave it out"),
-    (lambda: mpool.rerank(query="q", passages=["d"]), "use `documents`"),
-    (lambda: mpool.semantic_search(query_embeddings=[[1.0]], corpus_embeddings=[[1.0]]), "use `queries`"),
     (lambda: mpool.semantic_search([[1.0]], corpus_embeddings=[[1.0]]), "use `corpus`"),
-    (lambda: mpool.semantic_search([[1.0]], [[1.0]], score_function="dot"), "use `metric`"),
-    (lambda: mpool.semantic_search([[1.0]], [[1.0]], 5), r"Call semantic_search\(queries, corpus, ...\), and pass"),
-    (lambda: mpool.paraphrase_mining(embeddings=[[1.0]]), "use `vectors`"),
     (lambda: mpool.community_detection([[1.0]], min_size=2), "did you mean `min_community_size`"),
-    (lambda: mpool.similarity(embeddings1=[1.0], embeddings2=[1.0]), "use `a`"),
     (lambda: mpool.similarity([1.0]), r"Call similarity\(a, b, ...\)"),
-    (lambda: mpool.generate(messages=[{}]), r"use mpool.chat\(messages\)"),
-    (lambda: mpool.chat(prompt="x"), r"use mpool.generate\(prompt\)"),
-    (lambda: mpool.generate("x", system="y"), "begin the messages of mpool.chat"),
-    (lambda: mpool.generate("x", format="json"), "use `response_format`"),
-    (lambda: mpool.chat([{}], chat_template_kwargs={}), "use `template_options`"),
-    (lambda: mpool.generate_image("x", size="512x512"), "set `width` and `height`"),
-    (lambda: mpool.generate_image("x", generator=1), "use `seed`"),
-    (lambda: mpool.generate_image("x", output_type="pil"), "Pillow images: leave it out"),
-    (lambda: mpool.generate_image("x", strength=0.5), "from texts only: leave it out"),
-    (lambda: mpool.generate_image("x", callback_on_step_end=print), "set stream=True"),
     (lambda: mpool.generate("x", num_beams=2), "no beam search: leave it out"),
-    (lambda: mpool.generate("x", early_stopping=True), "no beam search: leave it out"),
-    (lambda: mpool.generate("x", best_of=2), "use `n`"),
-    (lambda: mpool.generate("x", n_ctx=64), "use `context_length`"),
-    (lambda: mpool.generate("x", typical_p=0.9), "set `top_p` or `min_p`"),
-    (lambda: mpool.generate("x", mirostat_mode=2), "set `top_p` or `min_p`"),
-    (lambda: mpool.generate("x", guided_regex="a+"), "use `response_format`"),
-    (lambda: mpool.generate("x", streamer=None), "set stream=True"),
-    (lambda: mpool.generate("x", no_repeat_ngram_size=2), "use `repetition_penalty`"),
-    (lambda: mpool.generate("x", repeat_last_n=64), "all tokens of the prompt and the completion: leave it out"),
-    (lambda: mpool.generate("x", base_url="http://localhost"), "without a server: leave it out"),
-    (lambda: mpool.chat([{}], functions=[]), "use `tools`"), (lambda: mpool.chat([{}], instructions="x"), "mpool.chat"),
-    (lambda: mpool.embed("x", max_length=32), r"mpool.register\(name, ref, max_length=...\)"),
-    (lambda: mpool.embed("x", instruction="y"), "use `prompt`"),
-    (lambda: mpool.embed_tokens("x", "y", show_progress_bar=True), "use `progress`"),
-    (lambda: mpool.rerank("x", ["y"], show_progress_bar=True), "`show_progress_bar` is not .*; leave it out"),
-    (lambda: mpool.load("x", revision="main"), "append it to the name of the repository: org/name@revision"),
-    (lambda: mpool.load("x", token="y"), "HF_TOKEN"), (lambda: mpool.load("x", backend="onnx"), "mpool has one engine"),
-    (lambda: mpool.load("x", truncate_dim=64), "pass it to mpool.embed"),
-    (lambda: mpool.load("x", max_workers=2), r"PoolConfig\(max_workers_per_model=...\)"),
-    (lambda: mpool.PoolConfig(max_workers=2), "use `max_workers_per_model`"),
     (lambda: mpool.load("x", rebellion=1), "`rebellion` is not an option of load. Options: ref"),
-    (lambda: mpool.vision(image="x.png", prompt="y"), "use `images`"),
-    (lambda: mpool.classify("x", "m", candidate_labels=["a"]), "use `labels`"),
-    (lambda: mpool.tokenize("x"), r"Call tokenize\(text, model, ...\)"),
-    (lambda: mpool.detokenize(tokens=[1], model="x"), "use `ids`"),
-    (lambda: mpool.load(model_path="x.gguf"), "use `ref`"), (lambda: mpool.load(), r"Call load\(ref, ...\)"),
-    (lambda: mpool.get(model="x"), "use `key`"), (lambda: mpool.pool_tokens([[[1.0]]], pool_factor=2), "use `factor`"),
-    (lambda: mpool.ps(1), "takes 0 positional arguments"), (lambda: mpool.capture(folder="x"), "`folder` is not an"),
+    (lambda: mpool.PoolConfig(max_workers=2), "use `max_workers_per_model`"),
+    (lambda: mpool.ps(1), "takes 0 positional arguments"),
     (lambda: mpool.aio.embed(sentences=TEXTS), "use `inputs`"),
     (lambda: mpool.get("all-MiniLM-L6-v2").embed("x", model="y"), r"call mpool.embed\(...\)"),
-    (lambda: mpool.get("all-MiniLM-L6-v2").tokenize(), r"Call Model.tokenize\(text, ...\)"),
 ]
 
 
@@ -149,18 +101,6 @@ def test_a_type_error_inside_a_function_stays_one() -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'") as caught:
         outer(1)
     assert not isinstance(caught.value, mpool.MpoolError)
-
-
-@pytest.mark.parametrize("name, use", [
-    ("encode", r"mpool\.embed\(texts\)"), ("SentenceTransformer", "mpool.integrations.sentence_transformers"),
-    ("Llama", "mpool.integrations.llama_cpp"), ("TextEmbedding", "mpool.embed_iter"), ("pull", "mpool pull MODEL"),
-    ("create_chat_completion", r"mpool\.chat\(messages\)")])
-def test_names_of_the_package_say_what_to_use(name: str, use: str) -> None:
-    with pytest.raises(AttributeError, match=f"has no attribute '{name}'; .*{use}"):
-        getattr(mpool, name)
-    assert not hasattr(mpool, name)
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'$"):
-        mpool.nothing
 
 
 def test_attributes_of_results_and_models_say_what_to_use(pool: mpool.Pool, llama: Path) -> None:

@@ -4,13 +4,10 @@ and what a configuration passes to the core."""
 from __future__ import annotations
 
 import errno
-import functools
 import inspect
 import math
-import os
 import pickle
 import re
-import signal
 import sys
 import types
 from dataclasses import fields, replace
@@ -29,17 +26,6 @@ from mpool.tasks import streams
 
 
 # ---- durations -----------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("given, seconds", [
-    ("90", 90.0), ("1.5", 1.5), (" 5m ", 300.0), ("1h30m", 5400.0), ("300ms", 0.3), ("2s", 2.0), ("1m30s500ms", 90.5),
-    ("0", 0.0), ("-0", 0.0), ("-1", math.inf), ("-1h", math.inf), ("-0.5s", math.inf), (0, 0.0), (7, 7.0),
-    (0.25, 0.25), (-1, math.inf), (-0.001, math.inf), (math.inf, math.inf), (-math.inf, math.inf), (10**18, math.inf),
-    (10**18 - 1, 1e18), (10**400, math.inf), (-10**400, math.inf), ("9" * 64, 1e64), ("1s" * 32, 32.0),
-    (np.int64(7), 7.0), (np.float32(0.25), 0.25), (np.float64(-1), math.inf)], ids=lambda value: str(
-        value)[:20] if isinstance(value, (str, float)) or abs(value) < 1e20 else "large")
-def test_durations(given: Any, seconds: float) -> None:
-    assert seconds_of(given, "keep_alive") == pytest.approx(seconds, rel=1e-12)
-
 
 @pytest.mark.parametrize("given", ["", "-", "m", "5 m", "5x", "5m!", "x5m", "--5", "1e3", "5.", ".5", "+5", True,
                                    False, math.nan, None, [], b"5"])
@@ -76,17 +62,6 @@ def test_long_durations_are_refused_before_they_are_matched(given: str) -> None:
 def test_values_in_messages(value: Any, shown: str) -> None:
     found = checks.shown(value)
     assert (found == shown or found in ("np.float32(2.0)",)) and len(found) <= 60
-
-
-@pytest.mark.parametrize("message, options, text", [
-    ("", {"param": "top_k", "allowed": "1 or more", "got": "0"}, "`top_k` must be 1 or more, got 0"),
-    ("", {"param": "image 7", "allowed": "PNG", "got": "x"}, "image 7 must be PNG, got x"),
-    ("lost", {"key": "m"}, "m: lost"), ("m was lost", {"key": "m"}, "m was lost"),
-    ("lost", {"hint": "Try again"}, "lost. Try again"), ("lost?", {"hint": "Try again"}, "lost? Try again"),
-    ("lost!", {"hint": "Try again", "key": "m"}, "m: lost! Try again"), ("lost.", {"hint": "H"}, "lost. H")])
-def test_texts_of_errors(message: str, options: dict[str, Any], text: str) -> None:
-    error = mpool.InvalidArgument(message, **options)
-    assert str(error) == text and {name: getattr(error, name) for name in options} == options
 
 
 @pytest.mark.parametrize("name", errors.__all__)
@@ -158,44 +133,6 @@ def test_errors_of_the_system(error: Exception, cls: Any, words: str, hint: str)
     with pytest.raises(cls) as caught:
         function()
     assert caught.value.__cause__ is error
-
-
-@pytest.mark.parametrize("number, becomes", [(errno.EIO, None), (errno.EMFILE, mpool.FileError)])
-def test_errors_of_a_callers_code_keep_their_class(number: int, becomes: Any) -> None:
-    """Except for those that report an exhausted resource."""
-    def items() -> Any:
-        yield 1
-        raise OSError(number, "of the caller")
-
-    for use in (resources.list_of_caller, lambda given: list(resources.items_of_caller(given))):
-        with pytest.raises(OSError) as caught:
-            use(items())
-        found = resources.error_of(caught.value)
-        assert found is None if becomes is None else type(found) is becomes
-
-
-class _Handler:
-    def __call__(self, *given: Any) -> None:
-        raise OSError(errno.EIO, "of a handler")
-
-    def method(self, *given: Any) -> None:
-        self()
-
-
-@pytest.mark.parametrize("handler", [_Handler(), _Handler().method, functools.partial(functools.partial(_Handler()))],
-                         ids=["object", "method", "partial"])
-def test_errors_of_a_handler_of_signals_keep_their_class(handler: Any) -> None:
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with pytest.raises(OSError) as caught:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            for _ in range(1000):
-                pass
-        assert resources.error_of(caught.value) is None
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    found = resources.error_of(caught.value)  # the handler that raised it is not installed any more
-    assert type(found) is mpool.FileError
 
 
 # ---- the interpreter of child processes ----------------------------------------------------------------------------

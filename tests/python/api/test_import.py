@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import importlib
 import importlib.util
-import inspect
 import os
 import re
 import shutil
@@ -18,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import mpool
-from mpool.foreign_names import ATTRIBUTES
 
 HEAVY = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "PIL", "asyncio", "tqdm", "mpool._core",
          "concurrent.futures", "multiprocessing", "ssl", "http")
@@ -115,17 +111,6 @@ def test_requests_after_a_first_one_that_was_interrupted(bert: Path, module: int
     assert done.stdout == "interrupted\n(32,)\n", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("setup, wanted", [
-    ("def start(self): raise RuntimeError\nthreading.Thread.start = start", "True\n"),  # the system starts no thread
-    ("class Missing:\n def find_spec(self, name, *_):\n  if name == 'numpy': raise ImportError('no numpy')\n"
-     "sys.meta_path.insert(0, Missing())", "ImportError('no numpy')\n")])
-def test_numpy_without_a_thread_and_without_numpy(setup: str, wanted: str) -> None:
-    script = f"import sys, threading\n{setup}\nfrom mpool._lazy import import_numpy\n" \
-             "try:\n import_numpy(); print('numpy' in sys.modules)\nexcept ImportError as error: print(repr(error))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tempfile.gettempdir())
-    assert done.stdout == wanted, done.stderr
-
-
 @pytest.mark.parametrize("name", mpool.__all__)
 def test_every_public_name_exists(name: str) -> None:
     assert getattr(mpool, name) is not None
@@ -142,24 +127,6 @@ def test_completion_offers_public_names_only(module: str) -> None:
     assert "__doc__" in dir(found)
 
 
-def test_completion_of_options() -> None:
-    taken = inspect.signature(mpool.PoolConfig).parameters
-    assert list(taken) == [one.name for one in dataclasses.fields(mpool.PoolConfig)]
-    assert taken["keep_alive"].default == "5m"
-
-    class Own(mpool.PoolConfig):
-        def __init__(self, other: int) -> None:
-            super().__init__(threads=other)
-
-    assert "threads" not in inspect.signature(Own).parameters and Own(2).threads == 2
-
-
-def test_type_checkers_see_the_same_names() -> None:
-    tree = ast.parse(Path(mpool.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    seen = {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert seen == set(mpool.__all__)
-
-
 def test_every_error_is_public() -> None:
     errors = importlib.import_module("mpool.errors")
     assert set(errors.__all__) <= set(mpool.__all__)
@@ -168,12 +135,6 @@ def test_every_error_is_public() -> None:
 def test_unknown_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute 'emebd'"):
         mpool.emebd  # noqa: B018
-
-
-@pytest.mark.parametrize("name, use", sorted(ATTRIBUTES["mpool"].items()))
-def test_an_attribute_with_the_name_of_another_library(name: str, use: str) -> None:
-    with pytest.raises(AttributeError, match=re.escape(f"module 'mpool' has no attribute {name!r}; {use}")):
-        getattr(mpool, name)
 
 
 def test_imports_of_mpool_need_no_hook() -> None:

@@ -230,67 +230,7 @@ def test_refused(call: Callable[[], Any], name: str, part: str) -> None:
     assert caught.value.param == name and part in str(caught.value), str(caught.value)
 
 
-def test_the_core_checks_its_arguments() -> None:
-    registry = mpool._functions.default_pool().registry  # type: ignore[attr-defined]
-    tokens, ends = np.ones((2, 3), np.float32), np.array([0, 2])
-    for wrong in (np.array([0, 3]), np.array([1, 2]), np.array([0]), np.array([[0, 2]]), np.array([0, 0, 2])):
-        with pytest.raises(mpool.InvalidArgument):
-            mpool._core.MaxSim(registry, tokens, wrong, 1)
-    search = mpool._core.MaxSim(registry, tokens, ends, 1)
-    good: tuple[Any, ...] = (tokens, ends, None, None)
-    for at, bad in ((0, tokens.astype(np.float64)), (0, tokens[:, :2]), (0, tokens[:, ::-1]), (1, np.array([0, 3])),
-                    (1, np.array([0, -1, 2])), (2, np.ones(3)), (3, np.empty((2, 1), np.float32)),
-                    (3, np.empty((1, 1)))):
-        with pytest.raises(mpool.InvalidArgument):
-            search.add(*(bad if i == at else part for i, part in enumerate(good)))
-    search.add(*good)
-    assert search.nearest()[1].tolist() == [[6.0]]
-
-
 # ---- threads and closed pools ----
-
-def test_threads_get_the_bytes_of_a_single_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Documents of float64 are converted in blocks, and each search takes many slices of the compute threads."""
-    monkeypatch.setattr(late_interaction, "_BLOCK", DIM * 200)
-    integers = mpool.quantize_tokens(DOCUMENTS)
-    searches: list[Callable[[], Any]] = [
-        lambda: mpool.maxsim(QUERIES, DOCUMENTS), lambda: mpool.maxsim(QUERIES, packed(DOCUMENTS, np.float64)),
-        lambda: mpool.maxsim(QUERIES, integers), lambda: mpool.maxsim(QUERIES, integers, top_k=9),
-        lambda: mpool.maxsim(QUERIES[4], packed(DOCUMENTS)), lambda: mpool.maxsim(QUERIES[1:], DOCUMENTS[9:], top_k=3),
-        lambda: mpool.maxsim(DOCUMENTS[-20:], DOCUMENTS), lambda: mpool.maxsim(QUERIES[::-1], DOCUMENTS)]
-
-    def bytes_of(found: Any) -> list[bytes]:
-        return [part.tobytes() for part in (found if isinstance(found, mpool.Neighbours) else [found])]
-
-    expected = [bytes_of(search()) for search in searches]
-
-    def caller(first: int) -> None:
-        for at in range(first, first + 3 * len(searches)):
-            assert bytes_of(searches[at % len(searches)]()) == expected[at % len(searches)], at
-
-    together([lambda first=first: caller(first) for first in range(8)])  # type: ignore[misc]
-
-
-def test_closed_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A closed pool refuses searches. The functions of the module create another pool, unless the process ends."""
-    expected = mpool.maxsim(QUERIES, DOCUMENTS)
-    pool = mpool.Pool()
-    monkeypatch.setattr(_functions, "_default", pool)
-    assert np.array_equal(mpool.maxsim(QUERIES, DOCUMENTS), expected)
-    search = mpool._core.MaxSim(pool.registry, np.ones((2, 3), np.float32), np.array([0, 2]), 1)
-    pool.close()
-    with pytest.raises(mpool.ShuttingDown):
-        search.add(np.ones((2, 3), np.float32), np.array([0, 2]), None, None)
-    with pytest.raises(mpool.InvalidArgument, match="ended"):
-        search.nearest()
-    assert np.array_equal(mpool.maxsim(QUERIES, DOCUMENTS), expected)
-    assert _functions._default is not pool
-    monkeypatch.setattr(_functions, "_ending", True)
-    _functions.default_pool().close()
-    for top_k in (None, 3):
-        with pytest.raises(mpool.ShuttingDown, match="the pool is shutting down"):
-            mpool.maxsim(QUERIES, DOCUMENTS, top_k=top_k)
-
 
 def test_a_pool_is_closed_during_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that the pool refuses raises ShuttingDown; every other one has all scores."""

@@ -17,7 +17,7 @@ import pytest
 
 import mpool
 from mpool import cli
-from mpool.tasks import classification, steps, vectors
+from mpool.tasks import steps, vectors
 from cancelling import cancelled_job, distinct_texts
 from outputcalls import LABELS, OUTPUTS, Output, bytes_of, bytes_of_one, texts_of
 from servers import ask, serving
@@ -132,33 +132,6 @@ def test_iterators_of_models(pool: mpool.Pool, m3: Path) -> None:
         output = OUTPUTS[name]
         found = [bytes_of_one(one) for one in model.embed_iter(TEXTS, "document", output=output.submit)]
         assert found == bytes_of(output.call(pool, TEXTS, m3, task="document"))
-
-
-@pytest.mark.sample(4)
-def test_iterators_keep_no_memory_of_others(pool: mpool.Pool, case: tuple[Output, str]) -> None:
-    """A result that the caller keeps does not keep its slice: its arrays have their own memory."""
-    output, model = case
-    for size in (None, 3):
-        first = next(iter(output.iterate(pool, iter(TEXTS * 20), model, size)))
-        for array in _arrays(first):
-            base = array if array.base is None else array.base
-            while getattr(base, "base", None) is not None:
-                base = base.base
-            assert base.nbytes <= 3 * array.nbytes + 64 * (size or 1) * array.itemsize, (array.nbytes, base.nbytes)
-
-
-def _arrays(found: Any) -> list[np.ndarray[Any, Any]]:
-    if isinstance(found, mpool.TextEmbeddings):
-        return [array for part in (found.dense, found.sparse, found.tokens) for array in _arrays(part)]
-    if isinstance(found, mpool.SparseVectors):
-        return [found.indices, found.values]
-    if isinstance(found, mpool.TokenVectors):
-        return [found.values]
-    if isinstance(found, (mpool.Classification, mpool.Classifications)):
-        return [found.scores]
-    if isinstance(found, (mpool.TokenClassification, mpool.TokenClassifications)):
-        return []
-    return list(found) if isinstance(found, tuple) else [found]
 
 
 @pytest.mark.sample(4)
@@ -330,22 +303,6 @@ def test_zero_shot_classification_of_iterators(pool: mpool.Pool, nli: Path, opti
     assert asyncio.run(each(source())) == asyncio.run(each(texts)) == found
 
 
-def test_zero_shot_classification_reads_few_texts_ahead(pool: mpool.Pool, nli: Path) -> None:
-    """The pairs of a slice, and not only its texts, are bounded: 1,000 labels make a slice of each text."""
-    read = 0
-
-    def source() -> Iterator[str]:
-        nonlocal read
-        while True:
-            read += 1
-            yield TEXTS[read % len(TEXTS)]
-
-    with pool.embed_iter(source(), nli, output="labels", labels=[f"w{at}" for at in range(1000)]) as iterator:
-        next(iterator)
-        assert read <= 6
-    idle(pool, 20)
-
-
 @pytest.mark.parametrize(("text", "words"), [
     (("a", "b"), "a single text with labels"), (3, "a str of 0 to"), ("a\udc00", "Unicode text"),
     ("x" * 1_000_001, "a str of 0 to")],
@@ -362,39 +319,6 @@ def test_zero_shot_classification_of_long_texts(pool: mpool.Pool, nli: Path) -> 
     long = ["w1 " * 30_000, "w2 " * 30_000, "w3"]  # two slices by their characters
     assert list(pool.embed_iter(long, nli, output="labels", labels=LABELS)) == \
         list(pool.classify(long, nli, labels=LABELS))
-
-
-def test_many_hypotheses_are_tokenized_outside_of_the_loop(pool: mpool.Pool, nli: Path,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int] = []
-    encoded = classification._encoded_hypotheses
-
-    def recorded(*arguments: Any) -> Any:
-        threads.append(threading.get_ident())
-        return encoded(*arguments)
-
-    async def run() -> int:
-        return len([one async for one in mpool.aio.embed_iter(
-            ["w1"], nli, output="labels", pool=pool, labels=[f"w{at} w{at} w{at}" for at in range(2000)])])
-
-    pool.classify("w1", nli)  # the model's files are read before
-    monkeypatch.setattr(classification, "_encoded_hypotheses", recorded)
-    assert asyncio.run(run()) == 1
-    assert threads and threading.get_ident() not in threads
-
-
-def test_options_of_iterators_of_labels(pool: mpool.Pool, ranker: Path, tagger: Path) -> None:
-    best = pool.classify(TEXTS, ranker, function_to_apply="none", top_k=1)
-    found = list(pool.embed_iter(TEXTS, ranker, output="labels", function_to_apply="none", top_k=1))
-    assert found == list(best) and [one.top_k for one in found] == [1] * len(TEXTS)
-    assert list(pool.embed_iter(TEXTS, ranker, output="labels", function_to_apply="none", top_k=1,
-                                batch_size=25)) == [best[:25], best[25:50], best[50:]]
-    texts = ["w1 w2. " * 300, *TEXTS]  # the first text has many windows
-    options: Any = dict(aggregation="first", ignore_labels=["X"], stride=3)
-    spans = pool.classify_tokens(texts, tagger, **options)
-    assert len(spans[0]) > 100
-    assert list(pool.embed_iter(texts, tagger, output="spans", **options)) == list(spans)
-    assert list(pool.embed_iter(texts, tagger, output="spans", batch_size=50, **options)) == [spans[:50], spans[50:]]
 
 
 @pytest.mark.slow
@@ -433,29 +357,6 @@ def test_pairs_of_iterators(pool: mpool.Pool, ranker: Path) -> None:
         list(pool.embed_iter([*pairs[:1100], "w1"], ranker, output="labels"))
     with pytest.raises(mpool.InvalidArgument, match=r"`iterable\[1100\]` must be a str of 0 to .* got tuple"):
         list(pool.embed_iter([*(TEXTS * 20)[:1100], ("w1", "w2")], ranker, output="labels"))
-
-
-def test_long_pairs_are_tokenized_outside_of_the_loop(pool: mpool.Pool, ranker: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int] = []
-    packed = classification._pack_pairs
-
-    def recorded(*arguments: Any) -> Any:
-        threads.append(threading.get_ident())
-        return packed(*arguments)
-
-    async def run(pairs: list[tuple[str, str]]) -> int:
-        return len([one async for one in mpool.aio.embed_iter(pairs, ranker, output="labels", pool=pool)])
-
-    monkeypatch.setattr(classification, "_pack_pairs", recorded)
-    assert asyncio.run(run([("w1", "w2 " * 20_000)])) == 1
-    assert threads and threading.get_ident() not in threads
-
-
-def test_largest_weights_of_iterators(pool: mpool.Pool, m3: Path) -> None:
-    expected = pool.embed_sparse(TEXTS, m3, max_active=2)
-    found = next(pool.embed_iter(TEXTS, m3, output="sparse", max_active=2, batch_size=100))
-    assert found == expected and max(len(ids) for ids, _ in found) == 2
 
 
 # ---- cancellation --------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import mpool
 from mpool import _core, aio
 from mpool.tasks import options as _options
 from mpool.tasks.verbs import VERBS
-from poolcalls import TEXT, USER, WAYS, awaited
+from poolcalls import TEXT, WAYS, awaited
 
 GIVEN: dict[str, Any] = dict(timeout=50, priority="high", tenant="alice", keep_alive="2m", policy="p2c", fail_fast=True)
 CORE = dict(priority=1, keep_alive=120.0, policy="p2c")
@@ -79,48 +78,6 @@ def test_every_verb_has_its_ways() -> None:
     for verb in set(VERBS) - {"describe_image", "describe_url"}:
         missing = {verb, f"Model.{verb}", f"aio.{verb}"} - set(WAYS)
         assert not missing, missing
-
-
-WRONG = [("timeout", 0), ("timeout", "soon"), ("priority", "urgent"), ("priority", 5), ("priority", True),
-         ("priority", None), ("priority", 1.5), ("tenant", ""), ("tenant", 0), ("tenant", -1), ("tenant", 2**64),
-         ("tenant", 1.5), ("tenant", b"x"), ("keep_alive", "soon"), ("keep_alive", float("nan")), ("keep_alive", True),
-         ("policy", "random"), ("policy", 1), ("policy", "default"), ("fail_fast", 1), ("fail_fast", "no")]
-
-
-@pytest.mark.parametrize(("name", "value"), WRONG, ids=str)
-def test_invalid_call_options_are_refused(name: str, value: Any, pool: mpool.Pool, bert: Path, llama: Path, m3: Path,
-                                              ranker: Path, tagger: Path) -> None:
-    option = {name: value}
-    calls: list[Callable[[], Any]] = [
-        lambda: mpool.CallOptions(**option), lambda: pool.embed("a", bert, **option),
-        lambda: pool.embed_iter(["a"], bert, **option), lambda: pool.generate("a", llama, **option),
-        lambda: pool.chat(USER, llama, **option), lambda: pool.submit("text_embedding", inputs="a", **option),
-        lambda: pool.embed_sparse("a", m3, **option), lambda: pool.embed_tokens("a", m3, **option),
-        lambda: pool.embed_all("a", m3, **option), lambda: pool.embed_iter(["a"], m3, output="sparse", **option),
-        lambda: pool.classify("a", ranker, **option), lambda: pool.classify_tokens("a", tagger, **option),
-        lambda: pool.submit("text_embedding", inputs="a", model=m3, output="tokens", **option),
-        lambda: asyncio.run(awaited(aio.embed_sparse("a", m3, pool=pool, **option))),
-        lambda: asyncio.run(awaited(aio.embed_tokens("a", m3, pool=pool, **option))),
-        lambda: asyncio.run(awaited(aio.embed_all("a", m3, pool=pool, **option))),
-        lambda: asyncio.run(awaited(aio.classify_tokens("a", tagger, pool=pool, **option))),
-        lambda: asyncio.run(aio.embed("a", bert, pool=pool, **option)),
-        lambda: asyncio.run(awaited(aio.generate("a", llama, pool=pool, **option)))]
-    for call in calls:
-        with pytest.raises(mpool.InvalidArgument, match=f"`{name}` must be .*, got ") as caught:
-            call()
-        assert caught.value.param == name
-
-
-@pytest.mark.parametrize("call", [mpool.Pool.embed, mpool.Pool.embed_iter])
-def test_unknown_call_options_are_named(call: Callable[..., Any], pool: mpool.Pool, bert: Path) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="did you mean `priority`") as caught:
-        call(pool, ["a"], bert, prioritty="high")
-    assert caught.value.param == "prioritty"
-
-
-def test_generate_names_the_nearest_option(pool: mpool.Pool, llama: Path) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="prioritty.*did you mean `priority`"):
-        pool.generate("a", llama, prioritty="high")  # type: ignore[call-overload]
 
 
 def test_signatures_list_every_call_option() -> None:

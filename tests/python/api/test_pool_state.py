@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 import shutil
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -195,28 +193,6 @@ def test_pools_share_the_memory_budget_unless_one_sets_its_own(bert: Path) -> No
         assert separate.limit == own_limit and separate.used == 0
 
 
-def test_percentiles_are_those_of_the_histogram(llama: Path) -> None:
-    """Twenty short requests and a long one: the median and the 99th percentile are in different buckets."""
-    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
-        for tokens in (*[1] * 20, 1000):
-            pool.generate("a", llama, max_tokens=tokens, temperature=0, ignore_eos=True)
-        (model,) = pool.metrics()["models"].values()
-        (row,) = pool.health().models.values()
-    latency = model["latency"]
-
-    def percentile(share: float) -> float:
-        seen = 0
-        for bound, count in latency["histogram"]:
-            seen += count
-            if seen > share * 21:
-                return float(min(bound, latency["max"]))
-        raise AssertionError("the histogram has fewer requests")
-
-    assert latency["count"] == 21
-    assert (latency["p50"], latency["p99"]) == pytest.approx((percentile(0.5), percentile(0.99)), rel=1e-9)
-    assert (row.p50, row.p99) == (latency["p50"], latency["p99"]) and row.p50 < row.p99
-
-
 def test_prometheus(bert: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
@@ -240,13 +216,6 @@ def test_prometheus(bert: Path) -> None:
     assert latency.type == "histogram" and len(buckets) == 28 and buckets == sorted(buckets) and buckets[-1] == 1
 
 
-def test_prometheus_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "mpool.runtime.prometheus", raising=False)
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with mpool.Pool() as pool:
-        assert "# TYPE mpool_memory_limit gauge\nmpool_memory_limit " in pool.metrics("prometheus")
-
-
 # ---- health
 
 def test_healthy_and_unhealthy(bert: Path) -> None:
@@ -266,50 +235,6 @@ def test_healthy_and_unhealthy(bert: Path) -> None:
     assert pool.health().status == "unhealthy"
     pool.close()
     assert pool.health().status == "unhealthy" and "closed" in pool.health().reasons[0]
-
-
-def test_a_breaker_degrades(broken: tuple[Path, str], llama: Path) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1, breaker_threshold=1)) as pool:
-        with pytest.raises(mpool.NumericError):
-            pool.embed(broken[1], broken[0])
-        found = pool.health()
-        assert found.status == "degraded" and "breaker is open" in found.reasons[0]
-        (model,) = found.models.values()
-        assert model.last_error == "NUMERIC" and model.error_rate == 1.0 and model.p50 is None
-
-
-def test_critical_memory_degrades(llama: Path) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1, memory_bytes=70_000_000, max_workers_per_model=1)) as pool:
-        model = pool.load(llama, pin=True)
-        assert pool.health().status == "healthy"
-        jobs = []
-        with pytest.raises(mpool.MemoryExhausted):  # queued requests are charged too
-            while len(jobs) < 90:
-                jobs.append(pool.submit("text_to_text", model=model, **LONG))
-        found = until(lambda: (one := pool.health()).status == "degraded" and one)
-        assert found.memory.pressure == "critical" and found.memory.utilisation > 0.85
-        assert "memory" in found.reasons[0]
-        for job in jobs:
-            job.cancel()
-
-
-def test_a_queue_that_stays_full_degrades(llama: Path) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential",
-                                     prompt_queue_capacity=2)) as pool:
-        model = pool.load(llama)
-        jobs = [pool.submit("text_to_text", model=model, **LONG)]
-        until(lambda: jobs[0].position() == -1)
-        jobs += [pool.submit("text_to_text", model=model, **LONG) for _ in range(2)]
-        assert pool.health().status == "healthy"  # the queue was not full at the previous check
-        found = until(lambda: (one := pool.health()).status == "degraded" and one)
-        assert "stays full (2 requests wait)" in found.reasons[0]
-        (state,) = found.models.values()
-        assert (state.queue_depth, state.queue_capacity) == (2, 2)
-        depth = pool.pools["text_to_text"]
-        assert depth.queue_depth == 2 and depth.workers.busy == 1 and depth.running == 1
-        for job in jobs:
-            job.cancel()
-        assert until(lambda: pool.health().status == "healthy")
 
 
 def test_all_failed_is_unhealthy(bert: Path, tmp_path: Path) -> None:
@@ -417,51 +342,6 @@ def test_models_that_degrade_and_recover_have_events(broken: tuple[Path, str], b
         mpool.Pool().on("degrade", seen.append)  # type: ignore[arg-type]
 
 
-def test_time_of_full_queues_is_counted(llama: Path) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, prompt_queue_capacity=2)) as pool:
-        pool.generate("a", llama, **TEXT)
-        key = str(llama)
-        assert pool.metrics()["models"][key]["queue_full_seconds"] == 0
-        jobs = [pool.submit("text_to_text", model=llama, policy="sequential", **LONG)]
-        until(lambda: jobs[0].position() == -1)  # the worker has taken it: only cancelling it makes room in the queue
-        try:
-            while len(jobs) < 1000:
-                jobs.append(pool.submit("text_to_text", model=llama, policy="sequential", **LONG))
-        except mpool.Overloaded:
-            pass
-        until(lambda: pool.metrics()["models"][key]["queue_full_seconds"] > 0)
-        first = pool.metrics()["models"][key]["queue_full_seconds"]
-        until(lambda: pool.metrics()["models"][key]["queue_full_seconds"] > first)  # it grows while the queue is full
-        for job in jobs:
-            job.cancel()
-        until(lambda: pool.metrics()["models"][key]["queued"] == 0)
-        last = pool.metrics()["models"][key]["queue_full_seconds"]
-        time.sleep(0.01)
-        assert pool.metrics()["models"][key]["queue_full_seconds"] == last
-
-
-def test_equal_texts_are_counted(bert: Path) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
-        pool.embed(["same", "same", "other", "same"], bert)
-        assert pool.metrics()["dedup_hits"] == 2
-
-
-def test_series_of_workers_do_not_grow_without_end(bert: Path) -> None:
-    parser = pytest.importorskip("prometheus_client.parser")
-    names: set[tuple[str, ...]] = set()
-    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=2)) as pool:
-        numbers = set()
-        for _ in range(4):
-            pool.embed("a", bert)
-            numbers |= {pong.worker_id for pong in pool.ping(bert)}
-            for family in parser.text_string_to_metric_families(pool.metrics("prometheus")):
-                if family.name.startswith("mpool_worker_served"):
-                    names |= {tuple(sample.labels.values()) for sample in family.samples}
-                    assert sum(sample.value for sample in family.samples) >= 1
-            pool.unload(bert)
-    assert len(numbers) >= 4 and {worker for _, worker in names} <= {"0", "1"}
-
-
 def test_refused_requests_have_an_event(bert: Path, llama: Path) -> None:
     seen: list[mpool.PoolEvent] = []
     config = mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential", prompt_queue_capacity=1)
@@ -518,83 +398,6 @@ def test_close_delivers_the_last_events(bert: Path, monkeypatch: pytest.MonkeyPa
     assert closed.wait(60)
 
 
-FORKING = """
-import os, sys, time
-import mpool
-pool = mpool.Pool(mpool.PoolConfig(threads=1))
-seen = []
-pool.on("request_complete", seen.append)
-pool.embed("a", sys.argv[1])
-child = os.fork()
-if child == 0:
-    seen.clear()
-    pool.embed("b", sys.argv[1])
-    end = time.monotonic() + 30
-    while not seen and time.monotonic() < end:
-        time.sleep(0.01)
-    os._exit(0 if len(seen) == 1 else 3)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(seen) <= 1)
-pool.on("evict", lambda event: sys.exit("an injected error"))
-pool.close()
-"""
-
-
-def test_events_in_a_forked_child(bert: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FORKING, str(bert)], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "0 True\n"), done.stderr
-
-
-def test_faulty_callbacks_do_not_affect_the_pool(bert: Path, caplog: pytest.LogCaptureFixture) -> None:
-    threads: set[str] = set()
-    done, gate, called = threading.Event(), threading.Event(), []  # type: threading.Event, threading.Event, list[Any]
-
-    def raises(event: mpool.PoolEvent) -> None:
-        raise (RuntimeError if called else SystemExit)("an injected error")
-
-    def enters(event: mpool.PoolEvent) -> None:
-        threads.add(threading.current_thread().name)
-        if not called:
-            called.append(event)
-            assert pool.embed("from a callback", bert).shape == pool.embed("x", bert).shape
-            pool.ps(), pool.metrics(), pool.health()
-            done.set()
-
-    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
-        with caplog.at_level(logging.ERROR, logger="mpool.pool"):
-            stop_raising = pool.on("request_complete", raises)
-            stop_entering = pool.on("request_complete", enters)
-            pool.embed("a", bert)
-            assert done.wait(30)
-        assert "A callback for the event request_complete raised" in caplog.text and "an injected error" in caplog.text
-        assert threads == {"mpool-log"}
-        stop_raising(), stop_entering()
-        # A blocking callback does not block requests. The ring fills, and dropped events are counted.
-        began = threading.Event()
-
-        def blocks(event: mpool.PoolEvent) -> None:
-            began.set()
-            gate.wait(60)
-
-        stop = pool.on("request_complete", blocks)
-        before = pool.metrics()["events_dropped"]
-        try:
-            pool.embed("first", bert)
-            assert began.wait(30)
-            for number in range(1100):
-                pool.embed(f"{number}", bert)
-            assert pool.metrics()["events_dropped"] > before
-        finally:
-            stop()
-            gate.set()
-
-
-@pytest.mark.parametrize(("event", "callback"), [("born", print), (1, print), ("ready", None), ("ready", "print")])
-def test_wrong_subscriptions(event: Any, callback: Any) -> None:
-    with mpool.Pool() as pool, pytest.raises(mpool.InvalidArgument, match="must be") as caught:
-        pool.on(event, callback)
-    assert caught.value.param in ("event", "callback")
-
-
 # ---- life
 
 def test_maintenance_is_started_once(bert: Path) -> None:
@@ -632,16 +435,3 @@ for call in (lambda: mpool.embed("a", sys.argv[1]), lambda: mpool.check(sys.argv
 def test_begin_shutdown_is_permanent(bert: Path) -> None:
     done = subprocess.run([sys.executable, "-c", ENDING, str(bert)], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["(32,) unhealthy", "refused", "refused", "refused"], done.stderr
-
-
-def test_pools_by_capability(bert: Path) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1, policy={"vision": "p2c"}, embed_queue_capacity=7)) as pool:
-        assert list(pool.pools) == CAPABILITIES and len(pool.pools) == len(CAPABILITIES) and "speech" not in pool.pools
-        pool.embed("a", bert)
-        found = pool.pools["text_embedding"]
-        assert found.models == (str(bert),) and found.policy == "p2c" and found.queue_capacity == (7, 50)
-        assert found.workers.total >= 1 and found.queue_depth == 0
-        assert pool.pools["vision"].policy == "p2c" and pool.pools["vision"].models == ()
-        with pytest.raises(LookupError, match="text_to_image"):
-            pool.pools["speech"]
-    assert mpool.pools["text_to_image"].queue_capacity == (20, 20) and issubclass(mpool.Timeout, mpool.PoolError)

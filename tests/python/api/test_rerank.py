@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
 import shutil
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.cli import main
 
 import tinymodels
 from paritymodels import torch, transformers
@@ -171,25 +169,6 @@ def test_top_k_ties_and_sequence(pool: mpool.Pool, folders: dict[str, Path]) -> 
     assert tuple(alone) == whole.scores
 
 
-def test_async_and_many(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    folder, many = str(folders["xlm_roberta"]), [f"The quick {i} fox." for i in range(3000)]
-
-    async def both() -> Any:
-        return await asyncio.gather(mpool.aio.rerank(QUERY, many, folder, pool=pool, top_k=5),
-                                    mpool.aio.rerank(QUERY, DOCUMENTS, folder, pool=pool))
-
-    first, second = asyncio.run(both())
-    assert first == pool.rerank(QUERY, many, folder, top_k=5)
-    assert second == pool.rerank(QUERY, DOCUMENTS, folder)
-
-
-def test_process(folders: dict[str, Path], pool: mpool.Pool) -> None:
-    """A worker process receives where the second text of a pair begins."""
-    folder = str(folders["bert"])
-    with mpool.Pool(mpool.PoolConfig(isolation="process")) as other:
-        assert other.rerank(QUERY, DOCUMENTS, folder).scores == pool.rerank(QUERY, DOCUMENTS, folder).scores
-
-
 @pytest.mark.parametrize("query, documents, options, error, message", [
     ("", DOCUMENTS, {}, mpool.InvalidArgument, "`query` must be a str of 1 to 1,000,000 characters, got an empty str"),
     (7, DOCUMENTS, {}, mpool.InvalidArgument, "`query` must be a str of 1 to 1,000,000 characters, got int"),
@@ -214,16 +193,6 @@ def test_bad_input(pool: mpool.Pool, folders: dict[str, Path], query: Any, docum
         pool.rerank(query, documents, str(folders["bert"]), **options)
     if error is mpool.InvalidArgument:
         assert caught.value.param in (*options, "query", "documents", "documents[0]", "documents[1]")
-
-
-def test_hints_about_texts(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    long = "x" * 1_000_001
-    for query, documents, hint in ((QUERY, ["good", None], "Fill missing texts first, for example with fillna('')"),
-                                   (QUERY, [b"x"], "Decode it first, for example with decode()"),
-                                   (QUERY, [long], "Split or shorten it"), (long, DOCUMENTS, "Split or shorten it")):
-        with pytest.raises(mpool.InvalidArgument) as caught:
-            pool.rerank(query, documents, str(folders["bert"]))  # type: ignore[arg-type]
-        assert caught.value.hint == hint
 
 
 def test_other_models_are_refused(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -284,36 +253,6 @@ def test_gguf(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> Non
     documents = DOCUMENTS[:3]
     found = pool.rerank(QUERY, documents, str(path), compute="float32")
     assert np.abs(np.array(found.scores) - _expected(folders["xlm_roberta"], documents)).max() <= 1e-4
-
-
-def test_show(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """`show` lists labels for a reranker instead of dimensions and prompts."""
-    assert main(["show", str(folders["bert"]), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert "rerank" in facts["purpose"] and facts["labels"] == 1 and facts["max_tokens"] == 64
-    assert not {"dimensions", "pooling", "prompts", "normalize"} & set(facts)
-
-
-def test_a_job_reranks(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    reranker = str(folders["bert"])
-    documents = ["one two", "three", "four five six"]
-    want = pool.rerank("two", documents, reranker, top_k=2)
-    job = pool.submit("text_embedding", query="two", documents=documents, model=reranker, top_k=2)
-    assert job.result(timeout=60) == want and job.capability == "text_embedding" and len(want) == 2
-
-    async def later() -> Any:
-        return await pool.submit("text_embedding", query="two", documents=documents, model=reranker, top_k=2)
-
-    assert asyncio.run(later()) == want
-    for wrong, message in (({"query": "a"}, "`documents` is required"), ({"documents": ["a"]}, "`query` is required"),
-                           ({"query": "a", "documents": ["b"], "inputs": "c"},
-                            "`inputs` and `query` exclude each other"),
-                           ({"query": "a", "documents": ["b"], "topk": 1}, "did you mean `top_k`")):
-        with pytest.raises(mpool.InvalidArgument, match=message):
-            pool.submit("text_embedding", model=reranker, **wrong)
-    with mpool.Pool(mpool.PoolConfig(offline=True)) as offline, \
-            pytest.raises(mpool.OfflineError, match="ms-marco-MiniLM-L6-v2"):  # the default
-        offline.submit("text_embedding", query="a", documents=["b"])
 
 
 def test_scores_that_saturate_are_ranked_by_logits(ranker: Path, tmp_path: Path) -> None:

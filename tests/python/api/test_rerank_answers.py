@@ -3,10 +3,8 @@ question about the document. Compared with sentence-transformers' CrossEncoder o
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.conversation.template import ChatTemplate
 from mpool.tasks import text_embedding as embedding
 from mpool.tasks.options import RerankOptions
 from mpool.tasks.rerank import plan_of
@@ -68,23 +65,6 @@ def test_scores_match_cross_encoder(pool: mpool.Pool, folder: Path) -> None:
     assert np.abs(np.array(near.scores) - _expected(folder)).max() <= 0.1
     with pytest.raises(mpool.ContextOverflow, match=r"`documents\[3\]` with the query has .* the limit is 500"):
         pool.rerank(QUERY, DOCUMENTS, str(folder), truncate=False)
-
-
-def test_pairs_are_not_rendered_on_the_event_loop(pool: mpool.Pool, folder: Path, tmp_path: Path,
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hostile template takes as long as its limit allows, also for few short documents of a loaded model."""
-    rendered, threads = ChatTemplate.render, []
-
-    def recorded(*args: Any, **options: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return rendered(*args, **options)
-
-    copy = str(shutil.copytree(folder, tmp_path / "m"))  # an earlier test may have rendered the parts of pairs
-    pool.rerank(QUERY, ["one", "two"], copy)
-    monkeypatch.setattr(ChatTemplate, "render", recorded)
-    for truncate in (True, False):
-        asyncio.run(mpool.aio.rerank(QUERY, ["one", "two"], copy, pool=pool, truncate=truncate))
-    assert threads and all(name.startswith("mpool-") for name in threads)
 
 
 def test_a_pair_of_exactly_the_maximum_length(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:

@@ -215,39 +215,6 @@ def test_ctrl_c_ends_a_long_search() -> None:
     assert mpool.semantic_search(ROWS[0], ROWS, top_k=1).indices.tolist() == [0]
 
 
-def test_several_threads_search_at_once() -> None:
-    expected = mpool.semantic_search(ROWS, ROWS)
-    found: list[Any] = [None] * 6
-    threads = [threading.Thread(target=lambda i=i: found.__setitem__(i, mpool.semantic_search(ROWS, ROWS)))
-               for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all((one.indices == expected.indices).all() and (one.scores == expected.scores).all() for one in found)
-
-
-def test_a_search_of_the_core_refuses_misuse() -> None:
-    from mpool import _core
-    from mpool._functions import default_pool
-
-    registry = default_pool().registry
-    search = _core.Search(registry, ROWS[:2], 3, True)
-    for bad in (ROWS[:, :5], np.float32([1.0]), "x"):
-        with pytest.raises(mpool.InvalidArgument):
-            search.add(bad)  # type: ignore[arg-type]
-    search.add(ROWS)
-    assert search.nearest()[0].shape == (2, 3)
-    for call in (search.nearest, search.counts, lambda: search.add(ROWS)):
-        with pytest.raises(mpool.InvalidArgument, match="ended"):
-            call()
-    with pytest.raises(TypeError, match="Registry"):
-        _core.Search("x", ROWS, 3, True)  # type: ignore[arg-type]
-    for most, rows in ((-1, ROWS), (3, ROWS[:0])):
-        with pytest.raises(mpool.InvalidArgument):
-            _core.Search(registry, rows, most, True)
-
-
 def test_a_closed_pool_refuses_a_search() -> None:
     from mpool import _core
 

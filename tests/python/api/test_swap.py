@@ -7,7 +7,6 @@ import pickle
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,28 +139,6 @@ def test_prompts_never_reach_another_model(own: mpool.Pool, llama: Path, qwen2: 
     assert {text for text in found if text is not None} <= set(wanted)
 
 
-def test_coroutines_see_no_failure(own: mpool.Pool, llama: Path, qwen2: Path) -> None:
-    wanted = [_of(own.chat(PROMPT, _answers(own, ref, **settings), **TEXT)) for ref, settings in _two(llama, qwen2)]
-    own.register("m", llama, chat_template=SHORT)
-
-    async def run() -> None:
-        done = False
-
-        async def member() -> None:
-            while not done:
-                assert _of(await aio.chat(PROMPT, "m", pool=own, **TEXT)) in wanted
-
-        crowd = [asyncio.ensure_future(member()) for _ in range(3)]
-        for turn in range(1, 5):
-            ref, settings = _two(llama, qwen2)[turn % 2]
-            model = await aio.swap("m", ref, pool=own, **settings)
-            assert _of(await aio.chat(PROMPT, model, **TEXT)) == wanted[turn % 2]
-        done = True
-        await asyncio.gather(*crowd)
-
-    asyncio.run(run())
-
-
 def test_request_that_was_prepared_for_the_old_model_is_prepared_again(own: mpool.Pool, llama: Path,
                                                                        qwen2: Path) -> None:
     """The swap happens exactly between rendering and submission, in each way to submit."""
@@ -222,39 +199,6 @@ def test_iterator_does_not_mix_two_models(own: mpool.Pool, bert: Path) -> None:
     with pytest.raises(SendError, match="replaced"):
         for _ in own.embed_iter(texts(), "m"):
             pass
-
-
-@pytest.mark.parametrize("collect", ["result", "await"])
-def test_job_with_nan_is_collected_after_a_swap(own: mpool.Pool, bert: Path, tmp_path: Path, collect: str) -> None:
-    """One text gives NaN, so the job computes its texts in parts when it is collected. The model was replaced by then:
-    the new model computes all of them."""
-    folder, texts = _poisoned(own, bert, tmp_path / "poisoned"), ["cat", "dog", "mat"]
-    wanted = own.embed(texts, _answers(own, bert, pooling="max"))
-    own.register("m", folder, pooling="cls")
-    job = own.submit("text_embedding", inputs=texts, model="m", on_error="null")
-    while not job.done():
-        time.sleep(0.01)
-    own.swap("m", bert, pooling="max")
-    found = job.result() if collect == "result" else asyncio.run(_awaited(job))
-    assert np.array_equal(found, wanted)
-    later = own.submit("text_embedding", inputs=texts, model="m", on_error="null")
-    assert np.array_equal(later.result(), wanted)
-
-
-async def _awaited(job: Any) -> Any:
-    return await job
-
-
-def _poisoned(pool: mpool.Pool, bert: Path, folder: Path) -> Path:
-    """Copy a model and make the embedding of the word "dog" NaN."""
-    import safetensors.numpy
-
-    shutil.copytree(bert, folder)
-    weights = safetensors.numpy.load_file(folder / "model.safetensors")
-    name = next(name for name in weights if name.endswith("word_embeddings.weight"))
-    weights[name][pool.tokenize("dog", str(bert), add_special=False)[0]] = np.nan
-    safetensors.numpy.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 # ---- handles and names -----------------------------------------------------------------------------------------------
@@ -368,24 +312,6 @@ def test_a_swap_keeps_adapters_and_the_draft_model(own: mpool.Pool, llama: Path,
     assert (model._entry.loading.adapters, model._entry.loading.draft) == ((), False)
 
 
-def test_an_adapter_that_is_added_during_a_swap_stays(own: mpool.Pool, llama: Path, tmp_path: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    """load(adapters=...) ends after swap() read the options of the name, and before it gives the name away."""
-    folder = save_peft(tmp_path / "adapter", matrices(llama, 8, 3), 16.0)
-    own.register("m", llama)
-    read = type(own._names).new_entry
-
-    def late(*args: Any) -> Any:
-        made = read(*args)
-        monkeypatch.undo()
-        own.load("m", adapters={"one": folder})
-        return made
-
-    monkeypatch.setattr(type(own._names), "new_entry", late)
-    own.swap("m", llama)
-    assert own.generate("Once", "m", adapter="one", **TEXT).token_ids
-
-
 def test_a_model_that_is_read_again_keeps_its_settings(own: mpool.Pool, bert: Path, tmp_path: Path) -> None:
     """Its files changed. A request adds the key of a compute type that load() did not name: pinned as before."""
     folder = tmp_path / "bert"
@@ -435,13 +361,6 @@ def test_register_replace(own: mpool.Pool, bert: Path) -> None:
 
 
 # ---- refused swaps ---------------------------------------------------------------------------------------------------
-
-def test_a_wrong_timeout_is_refused_before_the_new_model_is_read(own: mpool.Pool, bert: Path, tmp_path: Path) -> None:
-    own.register("mine", bert)
-    for bad in (0, -1, float("nan"), "5"):
-        with pytest.raises(mpool.InvalidArgument, match="`timeout` must be a number of seconds above 0"):
-            own.swap("mine", tmp_path / "absent", timeout=bad)
-
 
 def test_names_that_cannot_be_swapped(own: mpool.Pool, bert: Path) -> None:
     own.register("models", bert)
@@ -565,21 +484,6 @@ def test_interruption_after_the_core_has_switched(own: mpool.Pool, bert: Path) -
     assert len(locks) == 4
 
 
-def test_a_swap_waits_for_another_as_long_as_its_timeout_allows(own: mpool.Pool, bert: Path) -> None:
-    class Lock:
-        def acquire(self, timeout: float) -> bool:
-            waits.append(timeout)
-            return False
-
-    waits: list[float] = []
-    own.register("m", bert)
-    own.get("m")._entry.changing = Lock()  # type: ignore[assignment]
-    for timeout in (None, 60.0):
-        with pytest.raises(Timeout, match="another swap of this model did not end within the timeout"):
-            own.swap("m", bert, timeout=timeout)
-    assert waits[0] == -1 and 1 < waits[1] <= 60  # -1: no limit
-
-
 def test_swaps_of_one_name_run_one_after_the_other(own: mpool.Pool, bert: Path) -> None:
     own.register("m", bert)
     errors: list[BaseException] = []
@@ -598,22 +502,6 @@ def test_swaps_of_one_name_run_one_after_the_other(own: mpool.Pool, bert: Path) 
         one.join()
     assert not errors and len(own.ps()) == 1
     assert own.embed("a", "m").shape == own.embed("a", bert).shape
-
-
-def test_load_options_change_while_the_name_is_swapped(own: mpool.Pool, bert: Path) -> None:
-    own.register("m", bert)
-    own.embed("a", "m")
-
-    def work() -> None:
-        for turn in range(4):
-            own.swap("m", bert, pooling=("cls", "max")[turn % 2])
-
-    def change() -> None:
-        own.load("m", weights="mapped")
-        own.load("m", weights="packed")
-
-    _, errors = _hammer(2, change, work)
-    assert not errors
 
 
 def test_closing_the_pool_ends_a_swap(bert: Path) -> None:

@@ -21,16 +21,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import mpool
 import tinymodels
 from mpool.cli import main
 from mpool.cli.common import for_output, print_json, table
-from mpool.cli.messages import text_of
 from mpool.cli.parser import make_parser
 from mpool.cli.talking import Conversation
-from mpool.errors import ContextOverflow, InvalidArgument
-from mpool.tasks.sampling import TABLE
-from realmodels import real_path
+from mpool.errors import ContextOverflow
 
 #: Enable Ctrl-C, which a shell disables for tests that run in the background.
 START = ("import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -112,16 +108,6 @@ def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixt
     assert left.value.code == 2 and capsys.readouterr().err.startswith("usage: mpool")
 
 
-def test_every_option_of_sampling_has_a_flag() -> None:
-    """Every sampling option has a command-line option, which is absent unless given."""
-    flags = [flag for name, row in TABLE.items() for flag in
-             ["-n" if name == "n" else "--" + name.replace("_", "-"), *([] if row.kind is bool else ["1"])]]
-    found = vars(make_parser().parse_args(["generate", "text", *flags]))
-    assert set(TABLE) <= set(found) and all(found[name] == 1 for name in TABLE)
-    assert make_parser().parse_args(["generate", "text", "--max-tokens", "none"]).max_tokens is None
-    assert not set(TABLE) & set(vars(make_parser().parse_args(["generate", "text"])))
-
-
 @pytest.mark.parametrize(("arguments", "said"), [
     (("generate", "text", "--model", "SmolLM2-135M-Instrukt"), "Did you mean SmolLM2-135M-Instruct"),
     (("generate", "text", "--model", "/nowhere/model.gguf"), "/nowhere/model.gguf"),
@@ -135,27 +121,6 @@ def test_errors_are_one_line_with_exit_code_1(arguments: tuple[str, ...], said: 
     done = run(*arguments, env={"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path)}, check=False)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("mpool: ") and said in done.stderr and done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(("arguments", "param", "said"), [
-    (("generate", "x", "--top-k", "0"), "top_k", "--top-k must be 1 or more, got 0"),
-    (("generate", "x", "-n", "0"), "n", "-n must be 1 or more, got 0"),
-    (("generate", "x", "--stop-token-id", "0"), "stop_token_ids", "--stop-token-id must be 1 or more, got 0"),
-    (("generate", "x"), "prompt", "`prompt` must be 1 or more, got 0"),
-    (("capture", "--prompt", "x", "--out", "y"), "prompt", "--prompt must be 1 or more, got 0"),
-    (("ray", "embed", "a", "a"), "target", "`target` must be 1 or more, got 0")])
-def test_errors_name_options_as_they_are_written(arguments: tuple[str, ...], param: str, said: str) -> None:
-    error = InvalidArgument(param=param, got="0", allowed="1 or more")
-    assert text_of(error, make_parser().parse_args(arguments)) == said
-
-
-@pytest.mark.parametrize(("arguments", "said", "other"), [
-    (("embed", "a " * 5000, "--no-truncate"), "or leave out --no-truncate", "truncate=True"),
-    (("embed-image", "http://127.0.0.1:9/a.png", "--model", "digits-clip"), "--allow-urls", "allow_urls=True"),
-], ids=lambda value: value[0] if isinstance(value, tuple) else "")
-def test_hints_name_options_as_they_are_written(arguments: tuple[str, ...], said: str, other: str, bert: str) -> None:
-    done = run(*arguments, *(("--model", bert) if arguments[0] == "embed" else ()), check=False)
-    assert done.returncode == 1 and said in done.stderr and other not in done.stderr, done.stderr
 
 
 # ---- embed ----------------------------------------------------------------------------------------------------------
@@ -265,17 +230,6 @@ def test_a_byte_order_mark_is_no_part_of_the_text(bert: str, llama: str, tmp_pat
     assert run(*greedy, stdin=b"\xef\xbb\xbfThe quick").stdout == run(*greedy, "The quick").stdout
 
 
-@pytest.mark.builds
-def test_embed_options_reach_the_model(bert: str) -> None:
-    """The options for prompt, dimensions, normalisation and compute type take effect."""
-    import mpool
-
-    line = lines_of(run("embed", "--model", bert, "--prompt", "find: ", "--dimensions", "8", "--no-normalize",
-                        "--compute", "float32", "fox").stdout)[0]
-    expected = mpool.embed("fox", bert, prompt="find: ", dimensions=8, normalize=False, compute="float32")
-    assert np.array_equal(np.array(line["embedding"], dtype=np.float32), expected)
-
-
 # ---- generate -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.builds
@@ -291,12 +245,6 @@ def test_generate_is_deterministic(llama: str) -> None:
     seeded = ("generate", "--model", llama, "--seed", "5", "--temperature", "1.5", "--max-tokens", "20", "The quick")
     first = run(*seeded).stdout
     assert first == run(*seeded, "--threads", "1").stdout != text
-
-
-def test_generate_refuses_invalid_input(llama: str) -> None:
-    """A prompt that is not UTF-8 is an error."""
-    done = run("generate", "--model", llama, stdin=b"caf\xe9", check=False)
-    assert done.returncode == 1 and done.stderr.startswith("mpool: standard input is not UTF-8")
 
 
 @pytest.mark.slow
@@ -680,43 +628,6 @@ def test_show_a_model(bert: str, llama: str) -> None:
     assert re.search(r"^chat template +yes$", text, re.MULTILINE)
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("threshold", [0, 256])
-def test_show_says_how_a_load_uses_the_weights(bert: str, llama: str, threshold: int) -> None:
-    """``mpool show`` says before a load what ``mpool.ps()`` says after it."""
-    code = ("import sys, mpool\n"
-            "for path in sys.argv[1:]:\n"
-            "    with mpool.Pool() as pool:\n"
-            "        pool.load(path)\n"
-            "        print(pool.ps()[0].weights)\n")
-    env = {"MPOOL_PACK_ON_USE_MB": str(threshold)}
-    done = subprocess.run([sys.executable, "-c", code, bert, llama], env={**os.environ, **env}, capture_output=True,
-                          text=True, check=True)
-    shown = [json.loads(run("show", path, "--json", env=env).stdout)["weights"] for path in (bert, llama)]
-    assert done.stdout.split() == shown
-    assert shown[1] == ("packed" if threshold else "packing")
-    text = run("show", llama, env=env).stdout
-    assert re.search(r"^weights +" + ("packed at load$" if threshold else "mapped, until"), text, re.MULTILINE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits-llava", "digits-clip"])
-def test_show_a_model_for_images(name: str) -> None:
-    """The output has the steps of preprocessing."""
-    found = mpool.get(name).description
-    image = found.image or found.vision.image
-    facts = json.loads(run("show", name, "--json").stdout)
-    assert (facts["image_size"], facts["patch_size"]) == (image.image_size, image.patch_size)
-    assert (tuple(facts["resize"]), tuple(facts["crop"])) == (image.resize, image.crop)
-
-
-def test_show_a_model_that_is_not_downloaded(tmp_path: Path) -> None:
-    """The output has the row of the catalogue and the download command; nothing is downloaded."""
-    empty = {"MPOOL_CACHE": str(tmp_path), "HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path)}
-    text = run("show", "bge-small-en-v1.5", env=empty).stdout
-    assert "mpool pull bge-small-en-v1.5" in text and "BAAI/bge-small-en-v1.5" in text
-
-
 def test_show_the_installation() -> None:
     """The configuration is printed as text and as JSON."""
     from mpool import _core
@@ -726,38 +637,7 @@ def test_show_the_installation() -> None:
     assert list(facts["options"]) == [row[0] for row in _core.options()]
 
 
-def test_pull_prints_paths_and_continues_after_a_failure(bert: str, tmp_path: Path) -> None:
-    """One model exists, the other cannot be downloaded."""
-    done = run("pull", "--offline", "--json", "--verify", "org/name", bert, check=False,
-               env={"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path)})
-    assert done.returncode == 1 and "org/name" in done.stderr
-    (found,) = json.loads(done.stdout)
-    assert found["path"] == bert and found["source"] == "local"
-
-
 # ---- demo -----------------------------------------------------------------------------------------------------------
-
-@pytest.mark.builds
-def test_demo() -> None:
-    """The demo ranks relevant sentences first, answers the question, and measures the speed."""
-    facts = json.loads(run("demo", "--json", "--offline", "--embedding-model", str(real_path("minilm")),
-                           "--text-model", str(real_path("smollm2"))).stdout)
-    ranking = [row["text"] for row in facts["embedding"]["ranking"]]
-    assert ranking[0].startswith(("Air scatters", "At sunset")) and ranking[1].startswith(("Air scatters", "At sunset"))
-    assert "blue" in facts["text"]["answer"] and facts["text"]["completion_tokens"] > 20
-    for number in (facts["embedding"]["texts_per_second"], facts["embedding"]["load_seconds"],
-                   facts["text"]["tokens_per_second"], facts["text"]["load_seconds"]):
-        assert number > 0
-
-
-@pytest.mark.slow
-def test_demo_as_text(bert: str, llama: str) -> None:
-    """The demo prints text, here for given models."""
-    text = run("demo", "--embedding-model", bert, "--text-model", llama, "--question", "Who are you?").stdout
-    assert text.count("Who are you?") == 2 and text.count("already downloaded") == 2
-    assert "digits-clip: bundled with mpool" in text and "7.png  a handwritten seven" in text
-    assert re.search(r"speed +[\d,]+ texts/s", text) and re.search(r"speed +[\d,]+ tokens/s", text)
-
 
 @pytest.mark.builds
 def test_demo_without_weights_or_network(tmp_path: Path) -> None:

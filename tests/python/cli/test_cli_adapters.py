@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,15 +104,3 @@ def test_refused_adapters(command: list[str], given: str, words: str, request: p
     assert main([command[0], "-m", folder, "--adapter", given, *command[1:], "text"]) == 1
     found = capsys.readouterr()
     assert words in found.err and not found.out
-
-
-@pytest.mark.parametrize("command", ["embed", "search", "rerank", "classify"])
-def test_completion_completes_the_option(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
-    assert main(["completion", "bash"]) == 0
-    script = tmp_path / "mpool.bash"
-    script.write_text(capsys.readouterr().out, encoding="utf-8")
-    code = (f"source {script}; COMP_WORDS=(mpool {command} --adap); COMP_CWORD=2; "
-            "$(complete -p mpool | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); echo ${COMPREPLY[@]}")
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["--adapter"], done.stderr

@@ -47,20 +47,6 @@ def test_lines_have_the_labels_of_the_library(folder: str, batch: int, tmp_path:
         f"{one.score:.4f} {one.label}  {text}\n" for one, text in zip(want, TEXTS))
 
 
-@pytest.mark.parametrize("more", [[], ["--pair", "x"], ["--labels", "sun,rain"], ["--tokens"]], ids=str)
-def test_errors_name_the_line_and_the_file(folder: str, tagger: Path, more: list[str], tmp_path: Path,
-                                           capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blank lines count."""
-    monkeypatch.setattr("mpool.cli.classifying._BATCH", 2)
-    file = tmp_path / "lines.txt"
-    long = " with its hypothesis has " if "--labels" in more else " has "
-    for text, part in (("x" * 1_000_001, " must be a str of "), ("word " * 2000, long)):
-        file.write_text("\n".join([*LINES, text]))
-        model = str(tagger) if more == ["--tokens"] else folder
-        assert main(["classify", "-f", str(file), "-m", model, "--no-truncate", *more]) == 1
-        assert f"line 6 of {file}{part}" in capsys.readouterr().err
-
-
 def test_top_k_labels_and_pairs(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     one = mpool.classify("the cat", folder)
     assert printed(capsys, "the cat", "-m", folder, "-k", "2") == \

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,98 +123,6 @@ def test_models_without_vectors_of_tokens(tmp_path: Path, capsys: pytest.Capture
         facts = demo._embedding(pool, str(model), parsed, lines.append)
     assert facts["maxsim"] is None and "\n  This model has no token vectors" in lines
     assert facts["ranking"][0]["text"] == demo.SENTENCES[4]
-
-
-@pytest.mark.builds
-def test_lines(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Each part prints its model, its results and its speed; the last lines are the next steps."""
-    assert main(arguments) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(f"mpool {mpool.__version__} on ") and out.count("  loaded  in ") == 5
-    assert out.count("compute type float32") == 5 and out.count("already downloaded") == 2
-    assert out.count("bundled with mpool") == 3 and "  10 of 10 are correct" in out
-    assert out.count("\n  speed   ") == 6
-    rows = [float(found[1]) for found in re.finditer(r"^ {1,4}(-?\d\.\d{3})  [A-Z]", out, re.MULTILINE)]
-    assert len(rows) == len(demo.SENTENCES) and rows == sorted(rows, reverse=True)
-    assert [found[1] for found in re.finditer(r"^ +\d\.\d{3}  (\d\.png)  a handwritten", out, re.MULTILINE)] == DIGITS
-    for text in (r"for 256 texts of 20 words in one call", r"tokens/s decode, [\d,]+ tokens/s prefill",
-                 r"4 answers with \d+ tokens in", r"s per image, [\d,]+ steps/s"):
-        assert re.search(text, out), text
-    images = demo.digit_images()
-    tokens = sum(mpool.vision([images[at] for at in shown], question, "digits-llava", temperature=0, max_tokens=40,
-                              compute="float32").usage.completion_tokens for shown, question in (
-        ([7], "What digit is this?"), ([7], "Is it even or odd?"), ([4], "Describe the image."),
-        ([3, 8], "Which digits are these?")))
-    assert f"4 answers with {tokens} tokens in" in out
-    assert out.endswith("  python -c 'import mpool; help(mpool.embed)'\n")
-
-
-def test_text_is_shown_as_it_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each chunk of the answer reaches the terminal before the next one is asked for."""
-    seen, shown = list[str](), io.StringIO()
-
-    class Output(io.StringIO):
-        def flush(self) -> None:
-            shown.write(self.getvalue()[len(shown.getvalue()):])
-
-    class Stream:
-        def __enter__(self) -> Stream:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def __iter__(self) -> Iterator[Any]:
-            for text in ("one\n", "two"):
-                yield SimpleNamespace(text=text)
-                seen.append(shown.getvalue())
-
-        def result(self) -> Any:
-            return SimpleNamespace(text="one\ntwo", finish_reason="length", usage=SimpleNamespace(
-                prompt_tokens=8, completion_tokens=6), timings=SimpleNamespace(prefill=2.0, decode=3.0))
-
-    asked, lines = list[Any](), list[str]()
-    model = SimpleNamespace(chat=lambda *given, **options: asked.append((given, options)) or Stream())
-    monkeypatch.setattr(demo, "_fetch", lambda *given: {"model": "m"})
-    monkeypatch.setattr(demo, "_load", lambda *given: model)
-    monkeypatch.setattr(demo, "speed", lambda done: (4.04, 2.06))
-    monkeypatch.setattr("sys.stdout", Output())
-    parsed = make_parser().parse_args(["demo", "--question", QUESTION])
-    found = demo._text(None, "m", parsed, lines.append)  # type: ignore[arg-type]
-    assert seen == ["  one\n  ", "  one\n  two"]
-    assert asked == [(([{"role": "user", "content": QUESTION}],), {"stream": True, "temperature": 0, "max_tokens": 96})]
-    assert lines == [f"\n  Question: {QUESTION}",
-                     " (stopped after 96 tokens)\n\n  speed   2 tokens/s decode, 4 tokens/s prefill\n"]
-    assert found == {"model": "m", "answer": "one\ntwo", "finish_reason": "length", "prompt_tokens": 8,
-                     "completion_tokens": 6, "prompt_tokens_per_second": 4.0, "tokens_per_second": 2.1}
-
-
-@pytest.mark.parametrize("offline", [False, True])
-def test_models_that_are_downloaded(offline: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A model that is not on this machine is downloaded unless that is disabled, and the line says so."""
-    asked, lines = list[Any](), list[str]()
-    (tmp_path / "f").write_bytes(b"x" * 2_500_000)
-
-    def resolve(name: str, offline: bool | None, progress: bool | None) -> Any:
-        asked.append((name, offline, progress))
-        if offline:
-            raise mpool.OfflineError("not here")
-        return type("Found", (), {"path": str(tmp_path), "files": (), "source": "hub", "revision": None, "ref": "r"})()
-
-    monkeypatch.setattr("mpool.models.resolve", resolve)
-    monkeypatch.setattr("mpool.models.is_offline", bool)
-    parsed = make_parser().parse_args(["demo", *["--offline"] * offline])
-    if offline:
-        with pytest.raises(mpool.OfflineError):
-            demo._fetch("m", parsed, lines.append)
-        assert (asked, lines) == ([("m", True, False)], [])
-        return
-    found = demo._fetch("m", parsed, lines.append)
-    assert asked == [("m", True, False), ("m", None, None)]
-    assert (found["fetched"], found["bytes"], found["revision"]) == (True, 2_500_000, None)
-    assert found["path"] == str(tmp_path)
-    assert lines[0] == "m: downloading ..." and lines[2] == f"  files   {tmp_path}"
-    assert re.fullmatch(r"m: downloaded in \d+\.\d s, 2\.5 MB, revision r", lines[1])
 
 
 def test_characters_of_images() -> None:

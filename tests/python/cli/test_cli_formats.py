@@ -66,23 +66,6 @@ def test_every_command_of_text_has_the_options(command: list[str]) -> None:
         assert format_of(parse([*command, *arguments])) == {"response_format": value}
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["--grammar", "missing.gbnf"], "--grammar must be a GBNF or Lark grammar, or the path of a file with one, got "
-                                    "'missing.gbnf'"),
-    (["--grammar", "root ::= other"], "--grammar: the grammar cannot be used: it is not valid GBNF: the rule other"),
-    (["--regex", "(?=a)"], "--regex: the regular expression cannot be used"),
-    (["--json-schema", "[1]"], "--json-schema must be a JSON schema, which is an object, or the path of a file with "
-                               "one, got '[1]'"),
-    (["--json-schema", "missing.json"], "got 'missing.json'"), (["--json-schema", "a\0b"], "--json-schema must be"),
-    (["--json-schema", '{"uniqueItems": true, "type": "array"}'], "--json-schema: the JSON schema cannot be used"),
-    (["--regex", "a", "--ignore-eos"], "--ignore-eos cannot be set together with a format: the format decides")])
-def test_errors_name_the_option(llama: str, arguments: list[str], words: str,
-                                capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "-m", llama, "The", *arguments]) == 1
-    text = capsys.readouterr().err
-    assert words in text and "response_format" not in text
-
-
 def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "g"
     for data, words in ((b"\xff" * 9, "the file is not UTF-8 text"), (b"a" * 65537, "more than 65,536 characters")):

@@ -112,12 +112,6 @@ def test_list_lists_downloaded_models(capsys: pytest.CaptureFixture[str]) -> Non
     assert found[0] == found[1] == found[2] and "digits-sd3" in [row["key"] for row in found[0]]
 
 
-def test_models_names_the_task_of_a_second_default(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models", "--capability", "text_embedding"]) == 0
-    out = capsys.readouterr().out
-    assert "all-MiniLM-L6-v2 (default) " in out and "ms-marco-MiniLM-L6-v2 (default for rerank) " in out
-
-
 def test_serve_takes_models_as_arguments() -> None:
     parse = make_parser().parse_args
     for arguments in (["a", "b=c"], ["--port", "0", "a", "b=c"], ["a", "--port", "0", "b=c"]):
@@ -153,10 +147,3 @@ def test_other_commands_name_what_to_use(arguments: list[str], part: str, capsys
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2 and part in capsys.readouterr().err
-
-
-def test_embed_notes_that_its_first_text_names_a_model(bert: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["embed", "all-minilm", "A cat", "--model", str(bert)]) == 0
-    assert capsys.readouterr().err == ""
-    main(["embed", "all-minilm", "A cat", "--offline"])
-    assert "mpool embed --model all-minilm TEXT" in capsys.readouterr().err

@@ -89,14 +89,6 @@ def test_values_are_not_changed() -> None:
         assert text_of(error, given) == said
 
 
-def test_max_tokens_without_a_limit_is_none() -> None:
-    """The value is the one of the help, and no value of Python."""
-    assert make_parser().parse_args(["generate", "x", "--max-tokens", "none"]).max_tokens is None
-    with pytest.raises(SystemExit) as left:
-        make_parser().parse_args(["generate", "x", "--max-tokens", "None"])
-    assert left.value.code == 2
-
-
 @pytest.mark.parametrize("encoding, advice", [("utf-8", "Convert the argument to UTF-8"),
                                               ("ascii", "Set LC_ALL=C.UTF-8, or another locale of UTF-8")])
 def test_arguments_that_are_no_text_in_the_locale(encoding: str, advice: str, folders: dict[str, str],

@@ -7,8 +7,6 @@ import io
 import json
 import logging
 import os
-import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,7 @@ import pytest
 
 import mpool
 from mpool import cli
-from mpool.cli import capturing, common, embedding, imaging, main, models, serving, talking
+from mpool.cli import capturing, common, embedding, imaging, main, serving, talking
 from mpool.cli.common import Texts, size_of, speed, stats_line
 from mpool.cli.parser import make_parser
 from mpool.cli.talking import Conversation
@@ -160,37 +158,6 @@ def test_messages_of_several_lines(monkeypatch: pytest.MonkeyPatch, lines: list[
     assert talk.read() == message
 
 
-@pytest.mark.parametrize("dropped, tokens, notes", [
-    (0, 1, "mpool: wrote the records of 1 token to c\n"), (0, 2, "mpool: wrote the records of 2 tokens to c\n"),
-    (3, 2, "mpool: 3 records were dropped; increase --records\nmpool: wrote the records of 2 tokens to c\n")])
-def test_notes_of_a_capture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dropped: int,
-                            tokens: int, notes: str) -> None:
-    """The command says how many records are missing."""
-    made = SimpleNamespace(written=True, dropped=dropped, path="c", flush=lambda: None, job=lambda name: name)
-    monkeypatch.setattr("mpool.tasks.captures.Capture", lambda *_, **__: made)
-    library = Library(generate=completion(tokens=tokens))
-    assert run(monkeypatch, library, "capture", "-m", "m", "-p", "p", "-o", "c") == 0
-    assert capsys.readouterr() == ("text\n", notes)
-    made.written = False
-    assert run(monkeypatch, library, "capture", "-m", "m", "-p", "p", "-o", "c") == 1
-    assert "c: the records could not be written" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("limit, notes", [
-    (5, ""), (3, "(the conversation exceeds the model's context: the oldest 2 messages were dropped)\n"),
-    (1, "(the conversation exceeds the model's context: the oldest 4 messages were dropped)\n")])
-def test_notes_of_a_long_conversation(capsys: pytest.CaptureFixture[str], limit: int, notes: str) -> None:
-    """The command says how many messages the model does not see."""
-    def chat(messages: list[Any], *_: Any, **__: Any) -> str:
-        if len(messages) > limit:
-            raise mpool.ContextOverflow(tokens=len(messages), limit=limit)
-        return "stream"
-
-    talk = Conversation(Library(chat=chat), None, make_parser().parse_args(["chat", "-m", "m"]))  # type: ignore
-    talk.messages = [{"role": "user", "content": text} for text in "12345"]
-    assert talk.begin() == "stream" and len(talk.messages) == limit and capsys.readouterr() == ("", notes)
-
-
 # ---- vectors ---------------------------------------------------------------------------------------------------------
 
 def outputs() -> dict[str, Any]:
@@ -281,15 +248,6 @@ def test_formats_by_the_suffix(capsys: pytest.CaptureFixture[str], command: str,
     for form in ("jsonl", "npy"):
         given.format = form
         assert embedding._format(given) == form
-
-
-def test_parts_of_an_output_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that the user named like the output, with a suffix, is kept."""
-    (tmp_path / "x.npy.part").write_text("mine")
-    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
-    library = Library(embed_iter=lambda texts, *_, **__: iter([list(texts) and rows]))
-    assert run(monkeypatch, library, "embed", "-m", "m", "a", "b", "c", "-o", str(tmp_path / "x.npy")) == 0
-    assert (tmp_path / "x.npy.part").read_text() == "mine" and np.array_equal(np.load(tmp_path / "x.npy"), rows)
 
 
 def test_vectors_for_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,23 +366,6 @@ def test_sizes_of_files(tmp_path: Path) -> None:
         assert size_of(SimpleNamespace(path=str(path), files=files)) == size  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("number, text", [(None, "-"), (0, "0 M"), (999_499_999, "999 M"), (999_500_000, "1.00 B"),
-                                          (10**9, "1.00 B"), (7_240_000_000, "7.24 B"), (22_713_216, "23 M")])
-def test_counts_of_parameters(number: int | None, text: str) -> None:
-    """Millions, and billions from the first number that would be shown as 1000 millions on."""
-    assert models._count(number) == text
-
-
-@pytest.mark.parametrize("name, value, text", [
-    ("bytes", 2_500_000, "2 MB"), ("expert_bytes", 0, "-"), ("download_bytes", 10**9, "1,000 MB"), ("x", True, "yes"),
-    ("x", False, "no"), ("x", 12_345, "12,345"), ("x", [1, "a"], "1, a"), ("x", ("a",), "a"), ("x", 1.5, "1.5"),
-    ("x", {"a": "b", "c": 1}, "a: 'b', c: 1"), ("x", "text", "text"), ("weights", "packed", "packed at load"),
-    ("weights", "mapped", "mapped, never packed"), ("weights", "packing", "mapped, until requests have packed them")])
-def test_values_of_a_description(name: str, value: Any, text: str) -> None:
-    """Values of ``mpool show`` are written for readers."""
-    assert models._text(name, value) == text
-
-
 class _Endless(io.StringIO):
     """A file without line ends and without an end. It ends the test if everything is read."""
 
@@ -474,28 +415,6 @@ def test_places_of_texts(tmp_path: Path) -> None:
 
 
 # ---- servers ---------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("host, path, is_new, lines", [
-    ("127.0.0.1", None, False, []),
-    ("127.0.0.1", "/t", False, ["clients must send the token in /t with each request: Authorization: Bearer TOKEN"]),
-    ("127.0.0.1", "/t", True, ["clients must send the token in /t with each request: Authorization: Bearer TOKEN"]),
-    ("10.0.0.5", "/t", True, ["clients must send the token in /t with each request: Authorization: Bearer TOKEN",
-                              "the new token is tttttttttttttttt"]),
-    ("0.0.0.0", None, False, ["other machines reach the server at http://10.0.0.4:7"]),
-    ("::", None, False, ["other machines reach the server at http://[fe::6]:7"])])
-def test_notes_of_a_server(monkeypatch: pytest.MonkeyPatch, host: str, path: str | None, is_new: bool,
-                           lines: list[str]) -> None:
-    """A server that other machines can reach says where, and shows a new token once."""
-    from mpool.server.settings import Settings, TokenFile
-
-    file = None if path is None else TokenFile(path, "t" * 16, is_new)
-    monkeypatch.setattr("mpool.server.interfaces.addresses", lambda version: {4: ["10.0.0.4"], 6: ["fe::6"]}[version])
-    assert serving.notes_of(Settings(host=host, token="t" * 16), 7, file) == lines
-    monkeypatch.setattr("mpool.server.interfaces.addresses", lambda version: [])
-    if host in ("0.0.0.0", "::"):
-        assert serving.notes_of(Settings(host=host, token="t" * 16), 7, file) == [
-            "other machines reach the server at port 7 of this machine"]
-
 
 def test_settings_of_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Options reach the settings. There is a token if its file is named, and always if other machines have access."""
@@ -609,17 +528,6 @@ def test_worker(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert "mpool: MODEL_LOAD_FAILED\n" in capsys.readouterr().err and os.environ["OPENBLAS_NUM_THREADS"] == "7"
 
 
-def test_ray_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The front's address is printed, and where the token is."""
-    pytest.importorskip("ray")
-    monkeypatch.setattr("mpool.integrations.ray.serving.run", lambda plan, address, ready: ready("http://u"))
-    assert main(["ray", "serve", "-m", "x", "--replicas", "3"]) == 0
-    assert capsys.readouterr() == ("mpool serves 3 pools on http://u\n", "")
-    assert main(["ray", "serve", "-m", "x", "--token-file", f"{tmp_path}/t"]) == 0
-    assert capsys.readouterr() == ("mpool serves 1 pools on http://u\n", f"mpool: clients must send the token in "
-                                   f"{tmp_path}/t with each request: Authorization: Bearer TOKEN\n")
-
-
 @pytest.mark.parametrize("count, levels", [(0, ["ERROR", "NOTSET"]), (1, ["WARNING", "INFO"]),
                                            (2, ["DEBUG", "NOTSET"])])
 def test_verbose(monkeypatch: pytest.MonkeyPatch, count: int, levels: list[str]) -> None:
@@ -648,23 +556,6 @@ def test_end_of_the_input_in_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().out == "\n"
 
 
-@pytest.mark.parametrize("local", [False, True])
-def test_architectures_are_listed_with_all_models(local: bool, monkeypatch: pytest.MonkeyPatch,
-                                                  capsys: pytest.CaptureFixture[str]) -> None:
-    """``mpool models --local`` has the downloaded models, and nothing else."""
-    monkeypatch.setattr("mpool.models.verified.table", lambda: [
-        ("bert", "text_embedding", "MiniLM", "torch", ""), ("llama", "text_to_text", "Llama 3", "", "llama.cpp")])
-    assert main(["models", "--capability", "text_to_text", *["--local"] * local]) == 0
-    out = capsys.readouterr().out
-    models_listed, _, architectures = out.partition("\nArchitectures, and the implementations whose results are "
-                                                    "compared with mpool's on the same weights:\n\n")
-    assert models_listed.startswith("MODEL ") and "MiniLM" not in out
-    assert [line.split() for line in architectures.splitlines()] == ([] if local else [
-        ["ARCHITECTURE", "CAPABILITY", "EXAMPLES", "SAFETENSORS", "TESTED", "WITH", "GGUF", "TESTED", "WITH"],
-        ["llama", "text_to_text", "Llama", "3", "-", "llama.cpp"]])
-    assert local or "qwen" in models_listed
-
-
 @pytest.mark.parametrize("variable", [None, "MPOOL_OFFLINE"])
 @pytest.mark.parametrize("name", ["org/name", "org/name:Q4_K_M", "org/name@main", "pip:package==1.0/model.gguf"])
 def test_show_of_a_model_that_is_not_downloaded(name: str, variable: str | None, tmp_path: Path,
@@ -683,16 +574,3 @@ def test_show_of_a_model_that_is_not_downloaded(name: str, variable: str | None,
     assert "disabled" not in text and "not asked" not in text
     start = f"When online, unset {variable} and run: " if variable else "To download it, run: "
     assert f"{start}mpool pull {name}" in text
-
-
-def test_warnings_are_notes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A warning to the user is a line as other notes; those to programmers are not printed."""
-    def warn(_: object) -> int:
-        for kind in (UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning):
-            warnings.warn(f"{kind.__name__} text", kind, stacklevel=1)
-        return 0
-
-    monkeypatch.setattr(sys, "warnoptions", [])
-    monkeypatch.setattr(cli, "_done", warn)
-    assert main(["models"]) == 0
-    assert capsys.readouterr().err == "mpool: UserWarning text\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -67,30 +66,6 @@ def test_options_match_the_snapshot() -> None:
     assert list(found) == list(wanted)
     for command, options in found.items():
         assert options == wanted[command], command
-
-
-def _helps(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, str]]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command, inner in action.choices.items():
-                yield from _helps(inner, f"{name} {command}")
-        else:
-            yield f"{name} {'/'.join(action.option_strings) or action.dest}", action.help or ""
-
-
-def test_helps_do_not_mention_values_of_python() -> None:
-    helps = dict(_helps(make_parser(), "mpool"))
-    assert [name for name, text in helps.items() if re.search(r"\b(None|True|False)\b|``", text)] == []
-    assert [name for name, text in helps.items() if not text] == []
-    for name in ("mpool generate --seed", "mpool chat --seed"):
-        assert helps[name].endswith("default: random")
-
-
-def test_helps_state_the_default_temperature_of_the_command() -> None:
-    """``mpool capture`` uses temperature 0, whatever the model's files say."""
-    helps = dict(_helps(make_parser(), "mpool"))
-    assert helps["mpool capture --temperature"].endswith("default: 0, for every model")
-    assert helps["mpool generate --temperature"].endswith("default: 0.7")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 import tinymodels
-import mpool
 from mpool.cli import main, remote
-from mpool.server.settings import TokenFile, token_of
+from mpool.server.settings import TokenFile
 from servers import serving
 
 
@@ -132,26 +131,6 @@ def test_the_default_token_goes_to_loopback_only(host: str, sent: bool, tmp_path
     assert main(["ps", "--url", f"http://{host}:80"]) == 1
     assert tokens[0] is None and len(tokens) == 1 + sent and (tokens[-1] is not None) == sent
     assert ("does not accept" in capsys.readouterr().err) == sent
-
-
-@pytest.mark.parametrize("held", [b"", "t\u00f6ken".encode() * 4, b"two words" * 2, b"t" * 15, b"t" * 4097,
-                                  b"\xff" * 16])
-def test_other_token_files_are_named(held: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The client accepts the files that the server accepts, and no others."""
-    path = tmp_path / "token"
-    path.write_bytes(held)
-    path.chmod(0o600)
-    with pytest.raises(mpool.InvalidArgument, match="must contain one token of 16 to 4,096 visible ASCII characters"):
-        token_of(path)
-    assert main(["ps", "--url", "http://127.0.0.1:9", "--token-file", str(path)]) == 1
-    seen = capsys.readouterr().err
-    assert f"the token file {path} must contain one token" in seen and "mpool serve" in seen
-    path.write_bytes(b"t" * 16)
-    path.chmod(0o644)
-    assert main(["ps", "--url", "http://127.0.0.1:9", "--token-file", str(path)]) == 1
-    assert f"chmod 600 {path}" in capsys.readouterr().err
-    assert main(["ps", "--url", "http://127.0.0.1:9", "--token-file", str(tmp_path / "none")]) == 1
-    assert "none: the token file cannot be read" in capsys.readouterr().err
 
 
 @contextmanager

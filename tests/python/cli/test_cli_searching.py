@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,17 +45,6 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
     assert main([*arguments, "--json"]) == 0
     found: list[dict[str, object]] = json.loads(capsys.readouterr().out)
     return found
-
-
-@pytest.mark.parametrize("command", ["search", "rerank"])
-def test_errors_name_the_line_and_the_file(command: str, bert: str, reranker: str, lines: str,
-                                           capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blank lines count."""
-    with open(lines, "a", encoding="utf-8") as file:
-        file.write("\n" + "x" * 1_000_001 + "\n")
-    monkeypatch.setattr("mpool.cli.searching._BATCH", 2)
-    assert main([command, "cat", "-f", lines, "-m", bert if command == "search" else reranker]) == 1
-    assert f": line 9 of {lines} must be " in f": {capsys.readouterr().err.split('mpool: ')[-1]}"
 
 
 @pytest.mark.parametrize("batch", [256, 2])
@@ -144,35 +131,3 @@ def test_completion_completes_commands_and_options(capsys: pytest.CaptureFixture
                 "$(complete -p mpool | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); echo ${COMPREPLY[@]}")
         done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
         assert done.stdout.split() == [expected], done.stderr
-
-
-def test_completion_of_fish(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The printed script names every command and its options; where fish is installed, it completes both."""
-    shtab = pytest.importorskip("shtab")
-    if "fish" not in shtab.SUPPORTED_SHELLS:
-        pytest.skip("this shtab has no fish")
-    assert main(["completion", "fish"]) == 0
-    text = capsys.readouterr().out
-    for words in ("complete -c mpool", "embed-image", "-l dimensions", "'ray serve'"):
-        assert words in text
-    fish = shutil.which("fish")
-    if fish is None:
-        return
-    script = tmp_path / "mpool.fish"
-    script.write_text(text, encoding="utf-8")
-    program = tmp_path / "mpool"  # fish completes programs that exist
-    program.write_text("#!/bin/sh\n", encoding="utf-8")
-    program.chmod(0o755)
-    for words, expected in (("mpool embed-i", "embed-image"), ("mpool embed --dimens", "--dimensions")):
-        done = subprocess.run([fish, "--no-config", "-c", f"source {script}; complete -C '{words}'"], text=True,
-                              capture_output=True, timeout=60,
-                              env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)})
-        assert done.stdout.split("\t")[0] == expected, done.stderr
-
-
-def test_completion_of_a_shell_that_an_old_shtab_lacks(monkeypatch: pytest.MonkeyPatch,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
-    shtab = pytest.importorskip("shtab")
-    monkeypatch.setattr(shtab, "SUPPORTED_SHELLS", ["bash", "zsh", "tcsh"])
-    assert main(["completion", "fish"]) == 1
-    assert "has no completion for fish" in (found := capsys.readouterr().err) and "pip install" in found

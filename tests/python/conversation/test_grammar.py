@@ -3,17 +3,13 @@ so their unconstrained output is noise: a completion matches only because of the
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import sys
 import threading
-import time
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import defaultmodels
@@ -360,84 +356,6 @@ def test_an_error_of_the_tokenizer_is_named(pool: mpool.Pool, llama: Path, monke
     check_matches(pool.generate("Once", llama, response_format=NESTED, seed=1, **HOT), NESTED)
 
 
-def test_a_slow_format_delays_few_requests(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of two mask threads is blocked: requests of the other continue, and no third thread is started."""
-    from mpool import _core
-
-    monkeypatch.setattr(grammar, "_mask_threads", [])
-    monkeypatch.setattr(_core, "config", lambda: {"compute_threads": 2})
-    gate, blocked, advance = threading.Event(), threading.Event(), grammar._MaskedRequest.advance
-    chosen: list[grammar._MaskedRequest] = []
-    assign = grammar._assign
-
-    def recorded(request: grammar._MaskedRequest) -> None:
-        chosen.append(request)
-        assign(request)
-
-    def slow(self: grammar._MaskedRequest) -> bool:
-        if chosen and self is chosen[0]:
-            blocked.set()
-            gate.wait()
-        return advance(self)
-
-    monkeypatch.setattr(grammar, "_assign", recorded)
-    monkeypatch.setattr(grammar._MaskedRequest, "advance", slow)
-    options = {"response_format": SHORT, **HOT}
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            first = thread.submit(pool.generate, "Once", llama, seed=1, **options)
-            assert blocked.wait(30) and len(grammar._mask_threads) == 1
-            for seed in range(4):  # sequential: each is assigned to the idle thread
-                check_matches(pool.generate("Once", llama, seed=seed, timeout=30, **options), SHORT)
-            assert len(grammar._mask_threads) == 2 and not first.done()
-        finally:
-            gate.set()
-        check_matches(first.result(60), SHORT)
-
-
-class ManyTokens:
-    """Implements llguidance's tokenizer interface with 20,000 tokens."""
-
-    eos_token_id, bos_token_id, special_token_ids = 0, None, [0]
-    tokens = [b"<|0|>", *(bytes(97 + at // 26**place % 26 for place in range(4)) for at in range(20_000))]
-
-    def __call__(self, text: bytes) -> list[int]:
-        return []
-
-
-def test_masks_are_computed_without_the_gil() -> None:
-    """If masks held the GIL, no stream of the process would advance while one is computed. The switch interval is set
-    so long that Python never switches threads by itself."""
-    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(ManyTokens()), slices=[])
-    matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex("[a-z]{4000}"), log_level=0)
-    ticket: Any = SimpleNamespace(sampled_ids=lambda choice, start: ([start + 1], False), mask=lambda *_: None)
-    request = grammar._MaskedRequest(ticket, SimpleNamespace(failure=None), [matcher], "key")  # type: ignore[arg-type]
-    count, over, before = 0, threading.Event(), sys.getswitchinterval()
-
-    def counts() -> None:
-        nonlocal count
-        while not over.is_set():
-            count += 1
-            time.sleep(0)
-
-    thread = threading.Thread(target=counts)
-    thread.start()
-    sys.setswitchinterval(1000.0)
-    moved = 0
-    try:
-        for _ in range(900):
-            seen = count
-            request._advance(0)
-            moved += count != seen
-            if moved > 3:
-                break
-    finally:
-        over.set()
-        sys.setswitchinterval(before)
-        thread.join()
-    assert moved > 3
-
-
 @pytest.mark.parametrize("regex", ["[A-Z][a-z]+ [A-Za-z ,]{20,60}", "[a-z]{1,9}( [a-z]{1,25})*", "([a-z ]|[0-9])+"])
 def test_token_sets_do_not_change_masks(pool: mpool.Pool, llama: Path, regex: str) -> None:
     tokenizer = pool.get(llama)._entry.tokenizer()
@@ -455,64 +373,11 @@ def test_token_sets_do_not_change_masks(pool: mpool.Pool, llama: Path, regex: st
     assert not sets.is_error() and not plain.is_error()
 
 
-def test_compiled_formats_are_cached(pool: mpool.Pool, llama: Path) -> None:
-    """The cache keeps a fixed number of formats per tokenizer, and no failed ones."""
-    compiler = grammar._compiler(pool.get(llama)._entry.tokenizer())
-    first = compiler.compiled("regex", "a{1,3}")
-    assert compiler.compiled("regex", "a{1,3}") is first
-    for at in range(grammar._CACHED_FORMATS):
-        compiler.compiled("regex", f"b{{1,{at + 2}}}")
-        if at % 8 == 0:
-            assert compiler.compiled("regex", "a{1,3}") is first
-    for at in range(grammar._CACHED_FORMATS):
-        compiler.compiled("regex", f"c{{1,{at + 2}}}")
-    assert compiler.compiled("regex", "a{1,3}") is not first and len(compiler._formats) == grammar._CACHED_FORMATS
-    with pytest.raises(mpool.InvalidArgument):
-        compiler.compiled("regex", "(a")
-    assert compiler.cached("regex", "(a") is None
-
-
-def test_tokenizers_are_freed_with_their_pool(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The garbage collector frees a pool's tokenizers: compiled formats hold no reference that it cannot trace."""
-    made: list[weakref.ref[Any]] = []
-    build = grammar._TokenizerAdapter.__init__
-
-    def watched(self: Any, tokenizer: Any) -> None:
-        build(self, tokenizer)
-        made.extend((weakref.ref(self), weakref.ref(tokenizer)))
-
-    monkeypatch.setattr(grammar._TokenizerAdapter, "__init__", watched)
-    kept = len(grammar._compilers)
-    for at in range(3):
-        with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
-            done = pool.generate("Once", llama, response_format=SHORT, max_tokens=60)
-            check_matches(done, SHORT)
-        del pool, done
-        for _ in range(100):  # the mask thread drops its last request asynchronously
-            gc.collect()
-            if not any(one() for one in made):
-                break
-            time.sleep(0.02)
-        assert len(made) == 2 * (at + 1) and [one() for one in made] == [None] * len(made)
-    assert len(grammar._compilers) <= kept
-
-
 def test_completions_cut_by_length_or_stop_string(pool: mpool.Pool, llama: Path) -> None:
     cut = pool.generate("Once", llama, response_format=NESTED, seed=1, **{**HOT, "max_tokens": 5})
     assert cut.finish_reason == "length" and cut.parsed is None and len(cut.token_ids) == 5
     stopped = pool.generate("Once", llama, response_format=SHORT, seed=1, stop='"b"', **HOT)
     assert stopped.finish_reason == "stop" and stopped.stop == '"b"' and stopped.parsed is None
-
-
-def test_aio(pool: mpool.Pool, llama: Path) -> None:
-    import asyncio
-
-    async def several() -> list[mpool.Completion]:
-        return list(await asyncio.gather(*(mpool.aio.generate("Once", llama, pool=pool, response_format=NESTED,
-                                                              seed=seed, **HOT) for seed in range(8))))
-
-    for done in asyncio.run(several()):
-        check_matches(done, NESTED)
 
 
 @pytest.mark.parametrize(("wanted", "match"), [

@@ -30,8 +30,6 @@ def doubled(times: int) -> str:
     return f"start: T{times}\nT0: /a?/\n" + "".join(f"T{at}: T{at - 1} T{at - 1}\n" for at in range(1, times + 1))
 
 
-TRIAL_SECONDS = grammar_trial.SECONDS  # the tests use less: see `processes`
-
 HOSTILE: dict[str, dict[str, Any]] = {
     "chain of rules": {"type": "grammar", "grammar": chain(2800)},
     "doubled terminals": {"type": "grammar", "grammar": doubled(16)},
@@ -112,15 +110,6 @@ def test_memory_of_cached_formats_is_limited(pool: mpool.Pool, llama: Path, monk
     assert kept == ["a", "ab", "c", "d", "e"]  # 110 MB fit, 180 MB do not; the newest always stays
 
 
-def test_the_memory_of_a_format_is_measured(pool: mpool.Pool, llama: Path) -> None:
-    trial = grammar._compiler(pool.get(llama)._entry.tokenizer())._trial
-
-    def needed(regex: str) -> int:
-        return trial.compile(llguidance.LLMatcher.grammar_from_regex(regex))
-
-    assert needed("ab") < 2 << 20 < 5 << 20 < needed("(?i:" + "abcdefghij" * 6000 + ")") < 100 << 20
-
-
 def test_a_hostile_schema_of_a_tool(pool: mpool.Pool, llama: Path) -> None:
     pool.register("tools", str(llama), chat_template=tm.HERMES, replace=True)
     tool = {"name": "f", "parameters": {"type": "object", "properties": {"a": HOSTILE["multiples"]}, "required": ["a"]}}
@@ -197,16 +186,3 @@ def test_the_time_of_masks_is_limited_per_token(monkeypatch: pytest.MonkeyPatch)
     assert request(2, 5.19) and not request(2, 5.21)
     assert request(2000, 204.9) and not request(2000, 205.1)
     assert sent == [0, 1, 0] * 3  # a mask that exceeds the limit is not used
-
-
-def test_the_documents_state_the_limits() -> None:
-    root = Path(__file__).resolve().parents[3]
-    security, guide = (" ".join((root / name).read_text().split())
-                       for name in ("SECURITY.md", "docs/guides/structured-output.md"))
-    seconds, megabytes = f"{TRIAL_SECONDS:g} s of CPU time", f"{grammar_trial.MEMORY >> 20} MiB"
-    cached, masks = grammar._CACHED_BYTES >> 20, f"{grammar._MASK_SECONDS:g} s"
-    limit = f"more CPU time than {masks} plus {grammar._MASK_SECONDS_PER_TOKEN:g} s per token"
-    assert f"killed after {seconds} or at {megabytes}" in security and f"more than {seconds} or {megabytes}" in guide
-    assert f"cached, up to {cached} MiB" in security and f"up to {cached} MiB" in guide
-    assert f"the last {grammar._CACHED_FORMATS} formats" in guide
-    assert limit in security and limit in guide

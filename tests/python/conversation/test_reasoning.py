@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -175,17 +174,6 @@ def test_generate_does_not_split(model: tuple[Path, str]) -> None:
         done = pool.generate(prompt, folder, parse_special=True, **GREEDY)
         assert (done.text, done.reasoning) == (raw[template], None)
         assert done.message == {"role": "assistant", "content": raw[template]}
-
-
-def test_asyncio(model: tuple[Path, str]) -> None:
-    async def read() -> None:
-        with mpool.Pool() as pool:
-            messages = [{"role": "user", "content": "Is it?"}]
-            chunks = [(chunk.reasoning, chunk.text)
-                      async for chunk in mpool.aio.chat(messages, model[0], stream=True, pool=pool, **GREEDY)]
-            assert ["".join(parts) for parts in zip(*chunks)] == ["ä think", "Yes."]
-
-    asyncio.run(read())
 
 
 def test_reasoning_that_the_prompt_closes(tmp_path: Path) -> None:

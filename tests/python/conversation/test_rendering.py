@@ -6,8 +6,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -214,13 +212,6 @@ def test_probes_of_a_template_stop_at_the_first_limit(monkeypatch: pytest.Monkey
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
-def test_a_renderer_is_small(renderers: rendering.Renderers) -> None:
-    ChatTemplate(PLAIN).render(USER)
-    (pid,) = pids(renderers)
-    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    assert resident < 64 << 20  # the documented 20 MB, with a margin for other versions of Python
-
-
 def test_memory_of_renders_does_not_accumulate(renderers: rendering.Renderers) -> None:
     """A renderer that keeps much memory after a render ends; large compiled templates count, too."""
     template = ChatTemplate("{% for m in messages %}{{ m.content | upper | lower }}{% endfor %}")
@@ -231,17 +222,6 @@ def test_memory_of_renders_does_not_accumulate(renderers: rendering.Renderers) -
             resident = int(Path(f"/proc/{renderer.process.pid}/statm").read_text().split()[1])
             assert resident * os.sysconf("SC_PAGE_SIZE") < 200 << 20
     assert len(renderers.children._all) <= 1
-
-
-def test_compiled_templates_are_bounded(renderers: rendering.Renderers) -> None:
-    renderers.children.program = rendering.PROGRAM._replace(kept=3)
-    templates = [ChatTemplate(PLAIN + str(at)) for at in range(8)]
-    for order in (range(8), reversed(range(8)), (0, 7, 0, 3, 3, 0)):
-        for at in order:
-            assert templates[at].render(USER) == f"[user]hi{at}"
-            assert templates[at].variables() == {"messages"}
-    (renderer,) = renderers.children._all
-    assert len(renderer.loaded) == 3
 
 
 # ---- no process ------------------------------------------------------------------------------------------------------
@@ -263,15 +243,6 @@ def test_without_processes_templates_fail(renderers: rendering.Renderers, monkey
 
 
 # ---- other processes -------------------------------------------------------------------------------------------------
-
-def test_nothing_of_jinja2_is_in_this_process() -> None:
-    code = ("import sys\nfrom mpool.conversation.template import ChatTemplate\n"
-            f"template = ChatTemplate({PLAIN!r})\n"
-            f"print(template.render({USER!r}), template.variables(), 'jinja2' in sys.modules)")
-    done = subprocess.run([sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code], timeout=60,
-                          capture_output=True, text=True, cwd=tempfile.gettempdir())
-    assert done.stdout == "[user]hi frozenset({'messages'}) False\n" and not done.stderr
-
 
 def test_a_forked_process_has_renderers_of_its_own(renderers: rendering.Renderers) -> None:
     """Also while its parent renders the same template for the first time, which one renderer may do."""
@@ -309,28 +280,3 @@ def test_many_threads() -> None:
         thread.join(60)
     over.set()
     assert not failures and len(rendering.renderers().children._all) <= rendering.MAX
-
-
-def test_a_waiting_render_is_woken_by_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A template that has not been rendered yet uses one renderer; another request for it waits for a notification."""
-    waiting, woken = threading.Event(), list[bool]()
-
-    def wait(condition: threading.Condition, deadline: float | None) -> None:
-        waiting.set()
-        woken.append(condition.wait(5.0))
-
-    class OneAfterTheOther:
-        def run(self, *given: Any) -> tuple[str, bytes]:
-            assert woken or waiting.wait(5.0)
-            return "ok", b"text"
-
-    monkeypatch.setattr(rendering, "wait", wait)
-    made = rendering.Renderers()
-    made.children = OneAfterTheOther()  # type: ignore[assignment]
-    source = rendering.Source("{{ x }}")
-    threads = [threading.Thread(target=made.run, args=(source, "render", {})) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert woken == [True]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ import pytest
 import mpool
 from grammarsamples import accepts
 from grammarsamples import matcher as matcher_of
-from mpool.conversation import schema_references
 
 pytest.importorskip("llguidance")
 
-TEXT = {"type": "string"}
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
 #: Schema -> keyword that the message names.
 ENDLESS: list[tuple[dict[str, Any], str]] = [
@@ -77,27 +74,6 @@ def test_a_long_chain_of_references_is_checked_in_linear_time(pool: mpool.Pool, 
     with pytest.raises(mpool.InvalidArgument, match="refers to itself"):
         pool.generate("Once", llama, response_format=chain)
     assert time.process_time() - began < 5
-
-
-@pytest.mark.builds
-def test_references_of_a_large_schema_are_checked_in_linear_time() -> None:
-    """References in any order, and a property with a long name that contains many parts."""
-    count = 5000
-    chain = {f"x{i}": {"$ref": f"#/$defs/x{i - 1}"} for i in range(1, count)} | {"x0": {"type": "string"}}
-    long = {"type": "object", "required": ["n" * 80_000], "properties": {
-        "n" * 80_000: {"allOf": [{"$ref": "#/$defs/x0"}] * count}}}
-    began = time.process_time()
-    for names in (list(chain), list(chain)[::-1]):
-        schema = {"allOf": [*({"$ref": f"#/$defs/{name}"} for name in names), long], "$defs": chain}
-        schema_references.check(json.loads(json.dumps(schema)), "tools")
-    tracemalloc.start()
-    schema_references.check(json.loads(json.dumps({**long, "$defs": chain})), "tools")
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert time.process_time() - began < 5 and most < 50_000_000
-    with pytest.raises(mpool.InvalidArgument, match="^`tools`: .ref of the JSON schema .*") as caught:
-        schema_references.check({"$ref": "#/$defs/" + "n" * 80_000, "$defs": {"n" * 80_000: {"$ref": "#"}}}, "tools")
-    assert f"(# -> #/$defs/{'n' * 52} -> #)" in str(caught.value)
 
 
 @pytest.mark.parametrize("many", [
@@ -283,21 +259,3 @@ def test_listed_integers_are_not_rounded(pool: mpool.Pool, llama: Path) -> None:
             assert pool.generate("Once", llama, response_format=relaxed, **HOT).parsed == []
     exact = {"type": "integer", "enum": [2**53, -2**60]}
     assert pool.generate("Once", llama, response_format=exact, **HOT).parsed in exact["enum"]
-
-
-def test_properties_of_shared_schemas_are_read_once() -> None:
-    """60 definitions that each refer twice to the next one, and one that refers to itself: 2^60 paths."""
-    from mpool.conversation.tool_values import disjoint, properties_of
-
-    def chain(keyword: str) -> dict[str, Any]:
-        defs: dict[str, Any] = {f"d{at}": {"properties": {"a": {}}, keyword: [{"$ref": f"#/$defs/d{at + 1}"}] * 2}
-                                for at in range(60)}
-        return {"$defs": {**defs, "d60": {"properties": {"a": TEXT}}}, "$ref": "#/$defs/d0"}
-
-    for keyword in ("allOf", "anyOf"):
-        assert len(properties_of(chain(keyword)).schemas["a"]) <= 61
-    own = {"allOf": [{"$ref": "#"}] * 3, "anyOf": [{"$ref": "#"}] * 3, "properties": {"a": TEXT}}
-    assert len(properties_of(own).schemas["a"]) <= 3
-    node = {"type": "object", "properties": {f"p{at}": {"$ref": "#"} for at in range(30)},
-            "required": [f"p{at}" for at in range(30)]}
-    assert not disjoint(node, {**node}, node)

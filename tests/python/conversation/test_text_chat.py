@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 import threading
 from functools import cache
@@ -285,74 +284,24 @@ def test_attribute_walks_are_refused(source: str) -> None:
     assert "0x" not in str(error)  # no addresses
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("source", [
-    "{{ 'x' * 1000000000 }}", "{{ 1000000000 * 'x' }}", "{% set x = 'x' * 10000 * 100000 %}",
-    "{% if 'x' * 10**9 == 'y' %}{% endif %}", "{{ [0] * 1000000000 }}", "{{ ('x' * 1000000000) | length }}",
-    "{{ ('x' * 10000).replace('x', 'y' * 100000) }}", "{{ ('x' * 10000) | replace('', 'y' * 100000) }}",
-    "{{ (['x' * 100000] * 100000) | join }}", "{{ ('x' * 100000).join(['a'] * 100000) }}", "{{ 10 ** 1000000000 }}",
-    "{% macro m(a='x' * 1000000000) %}{% endmacro %}{{ m() }}", "{{ ['x' * 1000000000][0] }}",
-    "{% set s %}{% for i in range(100000) %}" + "x" * 50_000 + "{% endfor %}{% endset %}",
-    "{% macro m() %}" + "x" * 50_000 + "{% endmacro %}{% for i in range(100000) %}{% set z = m() ~ i %}{% endfor %}",
-])
-def test_repeated_strings_are_refused(source: str, tight: None) -> None:
-    attack(source)
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("source", [
-    "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
-    "{% for a in range(100000) %}{% for b in range(100000) if false %}{% endfor %}{% endfor %}",
-    "{% for a in range(100000) %}{{ range(100000) | sum }}{% endfor %}",
-    "{% for a in range(100000) %}{% set x = range(100000) | select('odd') | list %}{% endfor %}",
-    "{% for a in range(100000) %}{% set x = range(100000) | map('string') | join %}{% endfor %}",
-    "{% for a in range(100000) %}{% if 99999 in range(100000) | list %}{% endif %}{% endfor %}",
-    "{% set s = 'x' * 5000000 %}{% for a in range(100000) %}{% set t = s[1:] %}{% endfor %}",
-    "{% set s = 'x' * 5000000 %}{% for a in range(100000) %}{% if 'y' in s %}{% endif %}{% endfor %}",
-    "{% set s = 'x ' * 5000000 %}{% for a in range(100000) %}{{ s | wordcount }}{% endfor %}",
-    "{{ range(1000000000) | list }}",
-])
-def test_nested_loops_are_refused(source: str, tight: None) -> None:
-    attack(source)
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("source", [
-    "{{ '%1000000000d' % 1 }}", "{{ '%*d' % (1000000000, 1) }}", "{{ '%.1000000000f' % 1.0 }}",
-    "{{ '%(a)1000000000d' % {'a': 1} }}", "{{ '{:>1000000000}'.format(1) }}", "{{ '{:{}}'.format(1, 1000000000) }}",
-    "{{ '{x:1000000000}'.format_map({'x': 1}) }}", "{{ '%1000000000s' | format('x') }}", "{{ 'x'.ljust(1000000000) }}",
-    "{{ 'x'.center(1000000000) }}", "{{ 'x'.zfill(1000000000) }}", "{{ 'x' | center(1000000000) }}",
-    "{{ 'x' | indent(1000000000, true) }}", "{{ [1] | tojson(indent=1000000000) }}",
-    "{{ '\t'.expandtabs(1000000000) }}",
-    "{{ strftime_now('%1000000000d') }}", "{{ 1 | round(1000000000, 'ceil') }}", "{{ [] | slice(1000000000) | list }}",
-    "{{ ('%9999d' * 10000) % ((1,) * 10000) }}", "{{ ('{0:9999}' * 10000).format(1) }}",
-    "{{ ['%1000000000d'] | map('format', 1) | list }}", "{{ [1] | batch(1000000000, 'x') | list }}",
-])
-def test_format_widths_are_limited(source: str, tight: None) -> None:
-    attack(source)
-
-
 NESTED = ("{% set ns = namespace(a=(1,), b=(1,)) %}{% for i in range(60) %}{% set ns.a = (ns.a, ns.a) %}"
           "{% set ns.b = (ns.b, ns.b) %}{% endfor %}")
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("source", [
-    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(50) }}",
-    "{% macro m(x) %}{{ m(x ~ x) }}{% endmacro %}{{ m('x') }}",
-    "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
-    "{% set ns = namespace(a='x') %}{% for i in range(60) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+    "{{ 'x' * 1000000000 }}", "{{ [0] * 1000000000 }}", "{{ ('x' * 100000).join(['a'] * 100000) }}",
+    "{{ 10 ** 1000000000 }}", "{% set s %}{% for i in range(100000) %}" + "x" * 50_000 + "{% endfor %}{% endset %}",
+    "{% for a in range(100000) %}{{ range(100000) | sum }}{% endfor %}", "{{ range(1000000000) | list }}",
+    "{% set s = 'x' * 5000000 %}{% for a in range(100000) %}{% if 'y' in s %}{% endif %}{% endfor %}",
+    "{{ '%1000000000d' % 1 }}", "{{ '{:{}}'.format(1, 1000000000) }}", "{{ 'x' | indent(1000000000, true) }}",
+    "{{ strftime_now('%1000000000d') }}", "{{ ('%9999d' * 10000) % ((1,) * 10000) }}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
     "{% set ns = namespace(a='x') %}{% for i in range(60) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
-    "{% set ns = namespace(a=[1]) %}{% for i in range(60) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
-    "{% set ns = namespace(a=9) %}{% for i in range(60) %}{% set ns.a = ns.a * ns.a %}{% endfor %}",
-    NESTED + "{{ ns.a }}", NESTED + "{{ ns }}", NESTED + "{{ ns.a | tojson }}", NESTED + "{{ ns.a == ns.b }}",
-    NESTED + "{{ '%s' % ns.a }}", NESTED + "{{ '{}'.format(ns.a) }}", NESTED + "{{ {}[ns.a] }}",
-    NESTED + "{{ {}.get(ns.a) }}", NESTED + "{% set d = {ns.a: 1} %}", NESTED + "{{ ns.a | string | length }}",
-    NESTED + "{{ [ns.a] | unique | list }}", NESTED + "{{ ns.a in [ns.b] }}", NESTED + "{{ 'x' ~ ns.a }}",
-    NESTED + "{% for x in [1, 2] %}{{ loop.changed([ns.a, ns.b][loop.index0]) }}{% endfor %}",
+    NESTED + "{{ ns.a | tojson }}", NESTED + "{{ ns.a == ns.b }}", NESTED + "{% set d = {ns.a: 1} %}",
 ])
-def test_recursion_and_doubling_are_refused(source: str, tight: None) -> None:
+def test_templates_that_take_too_much_are_refused(source: str, tight: None) -> None:
+    """The limits are those of the renderer's process, whatever needs the time, the memory or the output."""
     attack(source)
 
 
@@ -399,22 +348,6 @@ def test_templates_with_too_many_nodes_for_the_time_limit(source: str) -> None:
 def test_templates_of_one_mebibyte_are_allowed() -> None:
     source = "x" * (1 << 20)
     assert ChatTemplate(source).render(USER) == source
-
-
-@pytest.mark.parametrize("setting, low, high, source, expected", [
-    ("max_template_seconds", 0.0, 60, "{% for a in range(900) %}{% for b in range(900) %}{% endfor %}{% endfor %}x",
-     "x"),
-    ("max_template_memory", 4 << 20, 256 << 20, "{{ ('x' * 9000000) | length }}", "9000000"),
-    ("max_template_text", 10_000, 100_000, "{{ 'x' * 100000 }}", "x" * 100_000),
-    ("max_template_nodes", 9, 10_000, "{{ 1 }}{{ 2 }}{{ 3 }}{{ 4 }}", "1234"),
-])
-def test_limits_can_be_changed(monkeypatch: pytest.MonkeyPatch, setting: str, low: float, high: float, source: str,
-                               expected: str) -> None:
-    monkeypatch.setattr(limits, setting, low)
-    with pytest.raises(LimitError if "nodes" in setting else TemplateError, match=f"mpool.tokenizers.limits.{setting}"):
-        ChatTemplate(source).render(USER)
-    monkeypatch.setattr(limits, setting, high)
-    assert ChatTemplate(source).render(USER) == expected
 
 
 @pytest.mark.parametrize("source", [NESTED + "{{ ns.a == [ns.a] }}", NESTED + "{{ ns.a in [ns.a] }}", NESTED +
@@ -529,11 +462,3 @@ def test_parts_of_control_tokens_do_not_join() -> None:
 def test_text_that_contains_all_marks_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="U\\+FDD0"):
         ChatTemplate(CHATML).prompt([{"role": "user", "content": MARKS + "<|im_end|>"}], synthetic())
-
-
-def test_imports_are_lazy() -> None:
-    code = ("import sys, mpool.tokenizers, mpool.conversation.template, mpool.tokenizers.tokenizer; "
-            "assert not {'jinja2', 'tokenizers', 'transformers'} & set(sys.modules)")
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-

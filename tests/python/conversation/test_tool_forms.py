@@ -17,7 +17,6 @@ from mpool.conversation import reasoning, tool_formats, tool_grammar
 from mpool.conversation.tool_calls import ToolCallParser, parse_arguments
 from mpool.conversation.tool_formats import Function, ToolFormat
 from mpool.conversation.tools import Tools
-from mpool.conversation.tool_values import Values, values_of
 from mpool.conversation.tool_templates import tool_support, with_calls, with_tools
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -360,19 +359,6 @@ def letters() -> Any:
 SPLITTERS = {"none": None, "thinks": reasoning.ThinkSplitter, "opened": reasoning.OpenedThinkSplitter}
 
 
-@pytest.mark.parametrize("markers, text, reused", [
-    ((b"<call>", b"[x"), "Hi <call>x y", ".rr........."), ((b"<call>", b"<think>"), "Hi<think>b c", ".r........rr"),
-    ((), "a\U0001f600b", "....rr"), ((b"[",), "a\U0001f600b[c", "....rr.."), ((b"<call>",), "ab<c<ca", ".r.....")])
-def test_masks_are_reused_after_whole_characters_and_outside_of_markers(markers: tuple[bytes, ...], text: str,
-                                                                        reused: str) -> None:
-    """Each token is a byte. The first marker begins the calls, after which no mask is reused."""
-    reuse, found = MaskReuse(markers, (), lambda token: bytes([token])), ""
-    for byte in text.encode():
-        found += "." if reuse.lookup([byte]) is None else "r"
-        reuse.store(b"mask")
-    assert found == reused
-
-
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("splitter", SPLITTERS)
 @pytest.mark.parametrize("name", FORMATS)
@@ -570,16 +556,6 @@ def test_types_of_arguments_behind_references(schema: dict[str, Any], text: str,
     parser.feed(tool_format.render([("f", {"d": text})]), True)
     ((_, _, raw, _),) = parser.calls
     assert json.loads(raw) == {"d": value} and type(json.loads(raw)["d"]) is type(value)
-
-
-def test_many_references_take_linear_time() -> None:
-    """Each schema is read once, though 2**40 paths lead to the last one, and a chain may be deeper than the stack."""
-    doubled = {f"d{at}": {"anyOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 2} for at in range(40)}
-    chained = {f"c{at}": {"$ref": f"#/$defs/c{at + 1}"} for at in range(5000)}
-    ends = {"d40": {"type": "string"}, "c5000": {"type": "string"}}
-    root: dict[str, Any] = {"type": "object", "$defs": doubled | chained | ends}
-    assert values_of({"$ref": "#/$defs/d0"}, root).is_text
-    assert values_of({"$ref": "#/$defs/c4950"}, root).is_text and values_of({"$ref": "#/$defs/c0"}, root) == Values()
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "#/$defs/code"}, {"allOf": [{"$ref": "#/$defs/code"}]},

@@ -91,10 +91,6 @@ def test_several_calls(pool: mpool.Pool, llama: Path) -> None:
         check_calls(one)
 
 
-PING = {"type": "function", "function": {"name": "ping", "parameters": {
-    "type": "object", "properties": {"x": {"enum": ["a"]}}, "required": ["x"]}}}
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", tm.TEMPLATES)
 def test_a_tool_needs_only_a_name(pool: mpool.Pool, llama: Path, name: str) -> None:
@@ -104,21 +100,6 @@ def test_a_tool_needs_only_a_name(pool: mpool.Pool, llama: Path, name: str) -> N
     options: dict[str, Any] = {**HOT, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 1000}
     done = pool.chat(CHAT, model, tools=[{"type": "function", "function": {"name": tool}}], **options)
     assert [call.name for call in done.tool_calls] == [tool]
-
-
-@pytest.mark.parametrize("name", [name for name in tm.TEMPLATES if name != "harmony"])
-def test_eight_equal_calls_end_the_completion(pool: mpool.Pool, llama: Path, name: str) -> None:
-    """A model with random weights has one possible call. It may differ in white space. Streams and whole completions
-    agree."""
-    pytest.importorskip("llguidance")
-    model = named(pool, llama, tm.TEMPLATES[name], f"tools-{name}")
-    options: dict[str, Any] = {**HOT, "max_tokens": 3000, "tools": [PING], "tool_choice": "required", "n": 8, "seed": 1}
-    done = pool.chat(CHAT, model, **options)
-    for one in done.choices:
-        assert one.finish_reason == "tool_calls" and 1 <= len(one.tool_calls) <= 8
-        assert one.stop == ("repeated_tool_calls" if len(one.tool_calls) == 8 else None)
-        assert {json.dumps(call.arguments) for call in one.tool_calls} == {'{"x": "a"}'}
-    check_stream(pool.chat(CHAT, model, stream=True, **options), done)
 
 
 def test_calls_per_completion_are_limited(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,20 +480,6 @@ def test_a_real_model_calls_the_right_functions() -> None:
     assert found == [[("get_weather", {"city": "Paris", "days": 3})], [("add", {"a": 12.5, "b": 30})], []]
 
 
-def test_asyncio_and_jobs(pool: mpool.Pool, chain: Any) -> None:
-    done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], **GREEDY)
-
-    async def read() -> None:
-        assert (await mpool.aio.chat(CHAT, chain("writes"), tools=[tm.CLOCK], pool=pool, **GREEDY)).tool_calls \
-            == done.tool_calls
-        check_stream([chunk async for chunk in mpool.aio.chat(CHAT, chain("writes"), tools=[tm.CLOCK], stream=True,
-                                                              pool=pool, **GREEDY)], done)
-
-    asyncio.run(read())
-    job = pool.submit("text_to_text", messages=CHAT, model=chain("writes"), tools=[tm.CLOCK], **GREEDY)
-    assert job.result(60).tool_calls == done.tool_calls
-
-
 def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = named(pool, llama, tm.HERMES, "tools-hermes")
     monkeypatch.setattr(grammar, "installed", lambda: False)
@@ -531,38 +498,6 @@ def test_worker_processes_give_the_same_results(chain: Any) -> None:
         assert (done.text, done.tool_calls[0].name) == ("Wait.", "clock")
         done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], tool_choice="required", **GREEDY)
         assert (done.text, done.tool_calls[0].name) == ("", "clock")
-
-
-class CountedText(str):
-    """Text that counts its comparisons."""
-
-    compared = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        CountedText.compared += 1
-        return str.__eq__(self, other)
-
-
-def test_results_of_many_calls_are_matched_without_comparing_all() -> None:
-    def call(number: int) -> dict[str, Any]:
-        return {"id": CountedText(f"c{number}"), "function": {"name": CountedText(f"f{number % 2}"), "arguments": {}}}
-
-    count = 2000
-    by_id = [{"role": "tool", "tool_call_id": CountedText(f"c{number}"), "content": ""}
-             for number in reversed(range(count))]
-    by_name = [{"role": "tool", "name": CountedText(f"f{number < count // 2:d}"), "content": ""}
-               for number in range(count)]
-    by_order = [{"role": "tool", "content": ""} for _ in range(count + 1)]
-    for results in (by_id, by_name, by_order):
-        CountedText.compared = 0
-        complete_results([{"role": "assistant", "content": "", "tool_calls": list(map(call, range(count)))}, *results])
-        assert CountedText.compared < 20 * count
-    assert [result["name"] for result in by_id] == [f"f{number % 2}" for number in reversed(range(count))]
-    assert [result["tool_call_id"] for result in by_name] == \
-        [f"c{number}" for number in (*range(1, count, 2), *range(0, count, 2))]
-    assert [result["tool_call_id"] for result in by_order[:-1]] == [f"c{number}" for number in range(count)]
-    assert "tool_call_id" not in by_order[-1]
 
 
 def test_call_ids() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import selectors
 import signal
 import subprocess
 import sys
@@ -90,36 +89,6 @@ def test_vectors_are_views_of_the_request(bert: tuple[_core.Registry, str]) -> N
     assert registry.embed(key, IDS, OFFSETS, dimensions=4).shape == (2, 4)
     skipped = registry.embed(key, IDS, OFFSETS, np.array([1, 0], np.int32))
     assert skipped[0].tobytes() != vectors[0].tobytes() and skipped[1].tobytes() == vectors[1].tobytes()
-
-
-def test_vectors_outlive_everything(folders: tuple[Path, Path]) -> None:
-    pool = mpool.Pool(mpool.PoolConfig(threads=1))
-    registry, key = key_of(pool, folders[0])
-    vectors = registry.embed(key, IDS, OFFSETS)
-    copy = vectors.copy()
-    pool.close()
-    del pool, registry
-    gc.collect()
-    assert (vectors == copy).all()
-
-
-@pytest.mark.parametrize("change, words", [
-    (dict(ids=IDS.astype(np.int64)), "ids"), (dict(ids=IDS.reshape(2, 4)), "ids"), (dict(ids=object()), "ids"),
-    (dict(offsets=OFFSETS.astype(np.float64)), "offsets"), (dict(offsets=OFFSETS[:1]), "offsets"),
-    (dict(offsets=np.array([0, 5, 7])), "must end at the number of ids, 8, got 7"),
-    (dict(offsets=np.array([1, 5, 8])), "offsets"),
-    (dict(offsets=np.array([0, 9, 8])), "offsets"), (dict(skip=np.array([1], np.int32)), "skip"),
-    (dict(normalize=2), "normalize"), (dict(outputs=16), "outputs"), (dict(outputs=-1), "outputs"),
-    (dict(dimensions=-1), "dimensions"),
-    (dict(timeout=-1.0), "timeout"), (dict(timeout=float("nan")), "timeout"),
-    (dict(ids=np.full(8, 10**6, np.int32)), "10000|vocab|token"), (dict(dimensions=1000), "dimensions"),
-])
-def test_wrong_arguments_are_refused(bert: tuple[_core.Registry, str], change: dict[str, Any], words: str) -> None:
-    registry, key = bert
-    arguments = {**dict(ids=IDS, offsets=OFFSETS, skip=None), **change}
-    with pytest.raises(mpool.InvalidArgument, match=words):
-        registry.embed(key, **arguments)
-    assert registry.embed(key, IDS, OFFSETS).shape == (2, 32)
 
 
 def test_errors_carry_the_key_and_the_lengths(bert: tuple[_core.Registry, str],
@@ -225,19 +194,6 @@ def test_prompt_logits_have_the_models_width(llama: tuple[_core.Registry, str]) 
     assert int(logits[-1].argmax()) == int(ticket.tokens(0)[0][0])
 
 
-def test_sampling_arguments_are_checked(llama: tuple[_core.Registry, str]) -> None:
-    registry, key = llama
-    for change in (dict(temperature=-1.0), dict(top_p=2.0), dict(max_tokens=0), dict(n=0), dict(n=1000),
-                   dict(stop=[b""]), dict(stop=[b"x" * 2000]), dict(stop=[b"x"] * 100), dict(stop_ids=[-1]),
-                   dict(stop_ids=[10**6]), dict(bias_ids=[1], bias=[]), dict(bias_ids=[1], bias=[float("nan")]),
-                   dict(logprobs=21), dict(temperature=float("nan")), dict(stop_ids=list(range(5000)))):
-        with pytest.raises(mpool.InvalidArgument):
-            registry.submit_text(key, PROMPT, **{**SAMPLING, **change})
-    for change in (dict(stop="x"), dict(stop=["x"]), dict(stop_ids=["x"]), dict(bias_ids=[1], bias=["x"])):
-        with pytest.raises(TypeError):
-            registry.submit_text(key, PROMPT, **{**SAMPLING, **change})
-
-
 def test_cancel_and_abandon(llama: tuple[_core.Registry, str]) -> None:
     registry, _ = llama
     ticket = long_request(llama)
@@ -267,31 +223,6 @@ def test_timeouts(llama: tuple[_core.Registry, str]) -> None:
     with pytest.raises(mpool.Timeout):
         long_request(llama, timeout=0.0)
     long_request(llama, timeout=float("inf")).cancel()
-
-
-def test_notifier_in_a_selector(llama: tuple[_core.Registry, str]) -> None:
-    registry, key = llama
-    notifier = _core.Notifier()
-    with selectors.DefaultSelector() as selector:
-        selector.register(notifier.fileno(), selectors.EVENT_READ)
-        assert not selector.select(0)
-        tickets = {id: registry.submit_text(key, PROMPT, **{**SAMPLING, "max_tokens": 5}) for id in (10, 11, 12)}
-        for id, ticket in tickets.items():
-            ticket.bind(notifier, id)
-        open_ids, until = set(tickets), time.monotonic() + 30
-        while open_ids and time.monotonic() < until:
-            assert selector.select(10)
-            for id in notifier.take():
-                if tickets[id].done():
-                    open_ids.discard(id)
-        assert not open_ids
-        notifier.take()
-        assert not selector.select(0)
-    with pytest.raises(TypeError):
-        tickets[10].bind("loop", 1)
-    notifier.close()
-    with pytest.raises(mpool.InvalidArgument):
-        tickets[10].bind(notifier, 1)
 
 
 # --- signals (pytest runs tests in the main thread) ---
@@ -334,55 +265,7 @@ def test_a_signal_ends_every_wait(llama: tuple[_core.Registry, str], alarm: None
     other.check()
 
 
-def test_a_signal_ends_the_wait_for_a_full_queue(folders: tuple[Path, Path], alarm: None) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1, prompt_queue_capacity=3, max_workers_per_model=1)) as pool:
-        registry, key = key_of(pool, folders[1])
-        tickets: list[_core.Ticket] = []
-        full = False
-        while not full or registry.entries()[0]["running"] < 256:  # active requests are not in the queue
-            try:
-                tickets.append(long_request((registry, key), n=8, fail_fast=True))
-            except mpool.Overloaded as refused:
-                assert refused.key == key and "the queue is full (3 requests)" in str(refused)
-                full = True
-        assert registry.stats()["queue_full_rejections"] > 0
-        while registry.entries()[0]["queued"] < 3:
-            tickets.append(long_request((registry, key), n=8, fail_fast=True))
-        until_alarm(lambda: long_request((registry, key), n=8))
-        assert not any(ticket.done() for ticket in tickets) and registry.entries()[0]["queued"] == 3
-        with pytest.raises(mpool.Timeout, match="full"):
-            long_request((registry, key), n=8, timeout=0.06)
-        for ticket in tickets:
-            ticket.cancel()
-        assert all(ticket.wait(10) for ticket in tickets)
-
-
 # --- entries ---
-
-
-def test_entries_and_stats(bert: tuple[_core.Registry, str]) -> None:
-    registry, key = bert
-    registry.embed(key, IDS, OFFSETS)
-    until(lambda: registry.entries()[0]["state"] == "ready", 10)
-    row = registry.entries()[0]
-    assert (row["key"], row["capability"], row["state"]) == (key, "text_embedding", "ready")
-    assert row["workers"] in (1, 2)
-    assert (row["queued"], row["running"], row["pinned"], row["calls"], row["errors"]) == (0, 0, False, 1, 0)
-    assert row["facts"]["architecture"] == "bert" and row["facts"]["output_size"] == 32 and row["model_bytes"] > 0
-    registry.load(key, pin=True)
-    assert registry.entries()[0]["pinned"]
-    used = registry.stats()["memory_used"]  # total of the process: other registries may have loaded models
-    assert used >= row["model_bytes"]
-    registry.evict(key)
-    after = registry.entries()[0]
-    assert after["facts"] == {} and after["model_bytes"] == 0 and after["workers"] == 0
-    stats = registry.stats()
-    assert stats["memory_used"] <= used - row["model_bytes"] and stats["evictions"] == 1 and stats["loads"] == 1
-    registry.embed(key, IDS, OFFSETS)  # loads the model again
-    registry.remove(key)
-    assert registry.entries() == []
-    with pytest.raises(mpool.UnknownModel):
-        registry.remove(key)
 
 
 def test_waits_for_entries_observe_their_timeout(llama: tuple[_core.Registry, str]) -> None:

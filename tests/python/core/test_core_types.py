@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
-import logging
 import os
 import subprocess
 import sys
@@ -197,27 +195,6 @@ def test_format_errors_have_file_and_offset(tmp_path: Path) -> None:
 
 
 # --- log, notifier, module ---
-
-
-def test_log_ring() -> None:
-    """In a process of its own, because the log thread of another pool would take the records."""
-    script = ("import logging; from mpool import _core, MpoolError\n"
-              "_core.drain_log()\n"
-              "_core.set_log_level(logging.ERROR)\n"
-              "registry = _core.Registry()\n"
-              "registry.add('nothing', _core.Spec('llama'))\n"
-              "try:\n"
-              "    registry.load('nothing', timeout=20)\n"
-              "except MpoolError:\n"
-              "    registry.close()\n"
-              "    print([_core.drain_log(), _core.drain_log()])")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    records, none = ast.literal_eval(done.stdout)
-    assert [level for level, _ in records] == [logging.ERROR] and none == []
-    assert "nothing" in records[0][1] and "stage" in records[0][1]
-    with pytest.raises(TypeError):
-        _core.set_log_level("high")
 
 
 def test_notifier_closes_once() -> None:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.debug import comparing
 from mpool.tasks import captures
 from mpool.tasks.capture_files import CaptureRecord
 from realmodels import real_path
@@ -218,15 +216,6 @@ def test_dropping_a_stream_cancels_its_request(model: mpool.Model) -> None:
             ticket.check()
 
 
-def test_a_written_capture_is_freed(model: mpool.Model, tmp_path: Path) -> None:
-    with mpool.capture(tmp_path / "a.jsonl") as capture:
-        model.generate("A cat", max_tokens=2, capture=capture, **GREEDY)
-    gone = weakref.ref(capture)
-    del capture
-    gc.collect()
-    assert gone() is None
-
-
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 def test_a_file_is_replaced_and_a_folder_is_extended(model: mpool.Model, tmp_path: Path) -> None:
@@ -329,17 +318,6 @@ def put(path: Path, table: captures._RecordTable) -> None:
     mpool.capture(path)._store(table)
 
 
-def test_several_processes_may_share_a_folder(tmp_path: Path) -> None:
-    """Simulated with two captures: no file is overwritten."""
-    data = np.zeros((1, 5), np.float32)
-    put(tmp_path, captures._RecordTable("0", 1, data, 2, 8, 8))
-    first, second = mpool.capture(tmp_path), mpool.capture(tmp_path)
-    for name, capture in enumerate((first, second, first, second, second, first), 1):
-        capture._store(captures._RecordTable(str(name), 1, data, 2, 8, 8))
-    assert sorted(os.listdir(tmp_path)) == [f"{number:06d}.jsonl" for number in range(1, 8)]
-    assert [record.job_id for record in mpool.read_capture(tmp_path)][::5] == list("0123456")
-
-
 def test_a_forked_child_captures(llama: Path, tmp_path: Path) -> None:
     """The child starts its own writer thread when it needs one."""
     program = """if True:
@@ -379,34 +357,6 @@ def test_every_float32_comes_back(tmp_path: Path) -> None:
 
 # ---- refused arguments -----------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name, value", [("values", 0), ("values", (1 << 20) + 1), ("values", True), ("values", "10"),
-                                         ("values", 1.5), ("records", 0), ("records", 2**31), ("path", ""),
-                                         ("path", b"x.jsonl"), ("path", 3), ("path", "\ud800.jsonl"),
-                                         ("path", "a\0.jsonl")])
-def test_invalid_arguments(name: str, value: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument, match=f"`{name}` must be ") as caught:
-        mpool.capture(**{name: value})
-    assert caught.value.param == name
-
-
-def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder.jsonl").mkdir()
-    for wrong, said in (("nowhere/a.jsonl", "is not in an existing folder"),
-                        ("file/a.jsonl", "is not in an existing folder"), ("folder.jsonl", "is a folder"),
-                        ("file", "file is not a folder"),
-                        ("nowhere/folder", "cannot be created: No such file"),
-                        ("run.txt", "does not exist. Name a file that ends in .jsonl, an existing folder, or a new "
-                                    "folder. End the name of a new folder in / if it has a suffix")):
-        with pytest.raises(mpool.FileError, match=f"cannot be written: .*{said}") as raised:
-            mpool.capture(tmp_path / wrong)
-        assert "Errno" not in str(raised.value)
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder.jsonl"]
-    for fine in (f"{tmp_path}/runs", f"{tmp_path}/runs.1/", f"{tmp_path}/runs.1"):
-        mpool.capture(fine)
-    assert (tmp_path / "runs").is_dir() and (tmp_path / "runs.1").is_dir()
-
-
 def test_a_file_is_written_by_one_capture_at_a_time(model: mpool.Model, tmp_path: Path) -> None:
     """Otherwise each capture would rewrite the file without the requests of the other."""
     path = tmp_path / "run.jsonl"
@@ -441,22 +391,6 @@ def test_records_of_worker_processes_are_the_same(model: mpool.Model, llama: Pat
             other = isolated.generate(prompt, capture=there.job(str(number)), **options)
             assert one.token_ids == other.token_ids
     assert here.records() == there.records() and len(here.records()) > 100 and there.dropped == 0
-
-
-def test_invalid_options(model: mpool.Model, llama: Path) -> None:
-    capture = mpool.capture()
-    for wrong in ("run.jsonl", True, 3, object()):
-        with pytest.raises(mpool.InvalidArgument, match="`capture` must be the result of mpool.capture") as caught:
-            model.generate("a", capture=wrong, **GREEDY)
-        assert caught.value.param == "capture"
-    with pytest.raises(mpool.InvalidArgument, match="`n` must be 1 with `capture`, got 2") as caught:
-        model.generate("a", capture=capture, n=2, **GREEDY)
-    assert caught.value.param == "n"
-    for name in ("", "x" * 257, 3):
-        with pytest.raises(mpool.InvalidArgument, match="`job_id` must be a string of 1 to 256 characters") as caught:
-            capture.job(name)  # type: ignore[arg-type]
-        assert caught.value.param == "job_id"
-    assert capture.records() == () and capture.written == 0
 
 
 # ---- comparing -------------------------------------------------------------------------------------------------------
@@ -646,36 +580,3 @@ def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: 
     assert told["grade"] == "acceptable" and told["departs"]["checkpoint"] == "norm"
     assert main(["capture", "compare", a, b, "--least", "exact", "--tokens", "2"]) == 0
     capsys.readouterr()
-
-
-@pytest.mark.parametrize("arguments, said", [
-    (["-p", "a", "-o", "a.jsonl", "--values", "0"], "--values must be an integer from 1 to 1,048,576, got 0"),
-    (["compare", "none.jsonl", "none.jsonl"], "cannot be read"),
-    (["-p", "a", "-o", "none/a.jsonl"], "is not in an existing folder")])
-def test_invalid_commands(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                     capsys: pytest.CaptureFixture[str]) -> None:
-    from mpool.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    assert main(["capture", *arguments]) == 1
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments, missing", [(["-p", "a"], "-o/--out"), (["-o", "a.jsonl"], "-p/--prompt"),
-                                               ([], "-p/--prompt, -o/--out")])
-def test_missing_options(arguments: list[str], missing: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """``compare`` needs neither option, so argparse does not require them."""
-    from mpool.cli import main
-
-    with pytest.raises(SystemExit) as left:
-        main(["capture", *arguments])
-    assert left.value.code == 2
-    assert capsys.readouterr().err.endswith(f"error: the following arguments are required: {missing}\n")
-
-
-@pytest.mark.parametrize("grade, most", [("exact", 1e-5), ("close", 1e-3), ("acceptable", 0.1)])
-def test_limits_of_grades(grade: str, most: float) -> None:
-    """A difference of exactly the limit has the grade, the next larger number the grade after it."""
-    names = list(comparing.GRADES)
-    assert comparing.grade_of(most) == grade
-    assert comparing.grade_of(float(np.nextafter(most, 1.0))) == names[names.index(grade) + 1]

@@ -1,5 +1,5 @@
-"""The container file, the Compose file, the Kubernetes manifest and the systemd unit: syntax, and options that
-`mpool serve` has. They agree with each other. Neither Docker nor Kubernetes runs here."""
+"""The container file and the Kubernetes manifest: options that `mpool serve` has. They agree with each other. Neither
+Docker nor Kubernetes runs here."""
 
 from __future__ import annotations
 
@@ -47,20 +47,6 @@ def test_container_file() -> None:
     assert all(parts[-2] == "." or parts[0].startswith("--from=build") for parts in copied)
 
 
-def test_compose_file() -> None:
-    yaml = pytest.importorskip("yaml")
-    found = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
-    service = found["services"]["mpool"]
-    arguments = served(service["command"])
-    assert arguments.host == "0.0.0.0" and arguments.allow_host == [f"mpool:{arguments.port}"]
-    assert service["ports"] == [f"{arguments.port}:{arguments.port}"]
-    assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
-    volumes = {line.partition(":")[0]: line.partition(":")[2] for line in service["volumes"]}
-    assert set(volumes) == set(found["volumes"]) and arguments.token_file.startswith(volumes["data"] + "/")
-    container = served(json.loads(dict(instructions())["CMD"]))
-    assert (arguments.token_file, arguments.model) == (container.token_file, container.model)
-
-
 def test_kubernetes_manifest() -> None:
     yaml = pytest.importorskip("yaml")
     found = {item["kind"]: item for item in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8"))}
@@ -84,16 +70,3 @@ def test_kubernetes_manifest() -> None:
     user = dict(instructions())["USER"]
     assert str(pod["spec"]["securityContext"]["runAsUser"]) == user
     assert container["securityContext"]["readOnlyRootFilesystem"]
-
-
-def test_systemd_unit() -> None:
-    lines = (DEPLOY / "mpool.service").read_text(encoding="utf-8").splitlines()
-    assert all(line.startswith(("[", "#")) or "=" in line for line in lines if line)
-    settings = dict(line.split("=", 1) for line in lines if line and line[0] not in "[#")
-    program, *rest = settings["ExecStart"].split()
-    arguments = served([Path(program).name, *rest])
-    state = f"/var/lib/{settings['StateDirectory']}/"
-    assert arguments.token_file.startswith(state)
-    folders = [word.partition("=")[2] for word in settings["Environment"].split()]
-    assert all(folder.startswith(state) for folder in folders) and settings["ProtectSystem"] == "strict"
-    assert "ProcSubset" not in settings  # it would hide /proc/meminfo

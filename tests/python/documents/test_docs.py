@@ -9,9 +9,8 @@ from pathlib import Path
 
 import docrunner
 import pytest
-from docrunner import ROOT, PageRun, blocks_of
+from docrunner import ROOT, PageRun
 
-from mpool.models import load_catalogue
 
 from realmodels import catalogued_path
 
@@ -20,9 +19,6 @@ if not (ROOT / "README.md").exists() or not (ROOT / "csrc").is_dir():
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-SETUP = ("pip install . && mpool demo", 'pip install ".[test]" && pytest')
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the models of :func:`docrunner.write_substitutes`."""
@@ -44,15 +40,6 @@ def test_code_runs(page: Path, models: Path, tmp_path: Path) -> None:
         run.run()
     finally:
         run.close()
-
-
-def test_ci_runs_the_setup_commands() -> None:
-    """CI runs exactly the two set-up commands of the README."""
-    script = (ROOT / ".ci" / "run").read_text()
-    commands = [line.removeprefix("$ ") for block in blocks_of(README) for line in block.text.splitlines()]
-    for command in SETUP:
-        assert command in script
-        assert command in commands
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -87,28 +74,6 @@ def _rows(page: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
 
 
-def test_models_to_choose_match_the_catalogue() -> None:
-    """docs/models/choosing.md states the memory of the catalogue. A model is in the column of its memory, in a row of a
-    function of its capability."""
-    functions = {"embed": "text_embedding", "embed_sparse": "text_embedding", "embed_tokens": "text_embedding",
-                 "rerank": "text_embedding", "classify": "text_embedding", "chat": "text_to_text",
-                 "generate": "text_to_text", "embed_image": "image_embedding", "vision": "vision",
-                 "generate_image": "text_to_image"}
-    rows, count = load_catalogue().rows, 0
-    for task, *columns in _rows("docs/models/choosing.md")[2:]:
-        function = re.search(r"\(`(\w+)`", task)
-        assert function is not None, task
-        for cell, low, high in zip(columns, (0, 700, 3000), (700, 3000, 10**9), strict=True):
-            for key, memory in re.findall(r"`([^`]+)` \(([\d,]+) MB\)", cell):
-                row = rows[key]
-                assert int(memory.replace(",", "")) == row.est_memory_allocation_mb, key
-                assert low < row.est_memory_allocation_mb <= high, key
-                assert row.capability == functions[function[1]], key
-                count += 1
-            assert cell == "-" or cell.count("`") == 2 * cell.count(" MB)"), cell
-    assert count > 20
-
-
 def test_variables_match_the_core() -> None:
     """docs/settings.md has the environment variables that the core reads, with their defaults and meanings."""
     from mpool import _core
@@ -136,25 +101,6 @@ def test_sampling_options_match_the_table() -> None:
     assert found == set(TABLE)
     guide = (ROOT / "docs" / "guides" / "chat-and-streaming.md").read_text(encoding="utf-8")
     assert f"models that can think, the default of `max_tokens` is {THINKING_TOKENS:,}." in guide
-
-
-def test_limits_of_the_server_match_its_settings() -> None:
-    """Numbers beside options of ``mpool serve`` are the defaults of these options."""
-    pytest.importorskip("msgspec")
-    from mpool.server.settings import Settings
-
-    settings, found = Settings(), set()
-    for page in sorted((ROOT / "docs" / "server").glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        for option, number, unit in re.findall(r"`--([a-z-]+)`(?: bytes| seconds)?,? \(?(\d[\d,]*)\b( MiB)?", text):
-            name = option.replace("-", "_")
-            assert int(number.replace(",", "")) << (20 if unit else 0) == getattr(settings, name), (page.name, option)
-            found.add(name)
-    assert found == {"max_body", "max_bodies", "max_connections", "max_streams", "max_n", "max_tokens",
-                     "default_max_tokens", "header_timeout", "body_timeout", "write_timeout", "idle_timeout", "grace"}
-    deployment = (ROOT / "docs/server/deployment.md").read_text(encoding="utf-8")
-    assert f"client_max_body_size {settings.max_body >> 20}m;" in deployment
-    assert f"comment after {settings.ping:g} s without a chunk" in deployment
 
 
 def test_health_check_of_the_load_balancer_is_answered() -> None:

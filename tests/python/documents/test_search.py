@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -49,15 +48,3 @@ def test_fused_and_reranked_results_are_those_of_sentence_transformers(given: se
         found.append([search.mean_ndcg(rows, grades) for rows in (dense, fused, again)])
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=5e-4)
     assert len({round(figure, 3) for figure in found[0]}) == 3
-
-
-def test_fusion_is_that_of_the_guide() -> None:
-    """The function of the guide gives the same order, also for rankings that miss documents, and for ties."""
-    text = (ROOT / "docs" / "guides" / "search.md").read_text("utf-8")
-    names: dict[str, Any] = {"np": np, "passages": [""] * 150}
-    exec(text[text.index("def fuse("):text.index("def by_meaning")], names)  # noqa: S102
-    random = np.random.default_rng(4)
-    for _ in range(20):
-        rankings = [random.permutation(150)[:100], random.permutation(150)[:random.integers(0, 60)]]
-        assert search.fuse(150, *rankings) == names["fuse"](*rankings).tolist()
-    assert search.fuse(4, [2, 1], [1, 2]) == [1, 2, 0, 3]

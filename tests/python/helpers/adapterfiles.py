@@ -154,22 +154,3 @@ def merged(model: Any, found: Matrices, scale: float) -> Any:
     for name, (a, b) in found.items():
         layers[name].weight.data += scale * (torch.from_numpy(b) @ torch.from_numpy(a))
     return whole.eval()
-
-
-def merged_folder(base: Path, to: Path, found: Matrices, scale: float, weights: str = "") -> Path:
-    """Write a copy of a model's folder with the updates added to its weights, as merge_and_unload of PEFT does.
-
-    Args:
-        base: the model's folder.
-        to: the copy.
-        found: matrices by layer.
-        scale: factor of the updates.
-        weights: folder below the model's that has the weights.
-    """
-    torch, files = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
-    path = Path(shutil.copytree(base, to)) / weights / "model.safetensors"
-    tensors = files.load_file(path)
-    for name, (a, b) in found.items():
-        tensors[f"{name}.weight"] += scale * (torch.from_numpy(b) @ torch.from_numpy(a))
-    files.save_file(tensors, path, {"format": "pt"})
-    return to

@@ -1,9 +1,10 @@
-"""Soak of all five capabilities at once, in a process of its own: ``python soak.py FOLDER SECONDS MEMORY``.
+"""Soak of all five capabilities at once, in a process of its own: ``python soak.py FOLDER SECONDS MEMORY [CHAOS]``.
 
 FOLDER holds the tiny models `bert`, `isolated`, `llama` and `qwen2`, the folders `adapters` (of `bert`) and
 `llama-adapters` with `one` and `two`, and the models of `OUTPUTS`, named after their fixtures; the other models are the
 demo models of the package. MEMORY is ``"some"`` (room for about half of the models) or ``"one"`` (room for the largest
-model alone, so that nearly every request waits for an eviction and a load). Threads, asyncio tasks and jobs send
+model alone, so that nearly every request waits for an eviction and a load). CHAOS is ``PoolConfig.chaos``: requests may
+then end with the errors of workers. Threads, asyncio tasks and jobs send
 requests of every kind, short and long, of several tenants, each with a deadline, and cancel some of them. A thread
 loads and unloads models; a thread swaps the names of `VERSIONS`. Prints one line of JSON at the end; see `main`.
 """
@@ -38,7 +39,10 @@ TIMEOUTS = [0.02, 0.1, 0.4, 1.0, 3.0]
 #: Limit of a request without a timeout. Loading its model counts as progress once, so it ends within twice this time.
 PATIENCE = 4.0
 #: Errors that a request under pressure may end with. Anything else is a fault.
-ALLOWED = (mpool.Timeout, mpool.Cancelled, mpool.Overloaded, mpool.MemoryExhausted)
+ALLOWED: tuple[type[mpool.MpoolError], ...] = (mpool.Timeout, mpool.Cancelled, mpool.Overloaded, mpool.MemoryExhausted)
+CHAOS = sys.argv[4] if len(sys.argv) > 4 else None
+if CHAOS:
+    ALLOWED += (mpool.ModelError, mpool.InternalError, mpool.RecvError, mpool.CircuitOpen, mpool.NoWorkers)
 TEXTS = ["the quick brown fox " * n + str(n) for n in range(1, 9)]
 #: Rows of :data:`outputcalls.OUTPUTS` beside dense vectors.
 OUTPUTS = ("sparse", "tokens", "all", "labels", "spans", "scores")
@@ -373,7 +377,9 @@ def main() -> None:
     kinds = kinds_of(folder)
     needs = alone(folder, kinds)
     limit = max(needs.values()) + (8 << 20) if memory == "one" else sum(needs.values()) // 2 + (8 << 20)
-    pool = opened(folder, memory_bytes=limit, maintenance_interval=0.05, keep_alive=0.5, request_timeout=PATIENCE)
+    faults: dict[str, Any] = {"chaos": CHAOS, "stall_timeout": 1.0, "breaker_rest": 0.2} if CHAOS else {}
+    pool = opened(folder, memory_bytes=limit, maintenance_interval=0.05, keep_alive=0.5, request_timeout=PATIENCE,
+                  **faults)
     meter = subprocess.Popen([sys.executable, "-c", LATENESS], stdout=subprocess.PIPE, text=True)
     soak = Soak(pool, folder, kinds, seconds)
     hung = soak.run()
@@ -400,7 +406,8 @@ def main() -> None:
         # Bytes of the core after the pool has closed.
         "left": sum(after["bytes_by_tag"].values()), "swaps": soak.swaps,
         "total": stats["total_requests"], "sum": sum(sums), "illegal": stats["illegal_transitions"],
-        "dead": stats["workers_dead"], "loads": stats["loads"], "evictions": stats["evictions"],
+        "dead": stats["workers_dead"], "chaos": stats["chaos_faults"], "loads": stats["loads"],
+        "evictions": stats["evictions"],
         "threads": after["threads_created"] - after["threads_joined"]}))
 
 

@@ -380,22 +380,6 @@ def test_the_number_of_bytes_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
         assert np.array_equal(pixels_of(given), example())
 
 
-def test_messages_of_the_decoder_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text of an error does not depend on the decoder's exception."""
-    def fail(*given: object, **named: object) -> None:
-        raise OSError("object at 0x7f00deadbeef")
-
-    data = encoded(example())
-    monkeypatch.setattr(Image.Image, "load", fail)
-    with pytest.raises(InvalidArgument) as caught:
-        read_image(data)
-    monkeypatch.setattr(Image, "open", fail)
-    with pytest.raises(InvalidArgument) as again:
-        read_image(data)
-    for error in (caught.value, again.value):
-        assert "0x" not in f"{error}{error.hint}" and error.__cause__ is None and error.__suppress_context__
-
-
 # ---- URLs ----------------------------------------------------------------------------------------------------------
 
 class Server(NamedTuple):
@@ -696,16 +680,6 @@ def test_images_that_become_too_long_or_are_too_small() -> None:
     small = ImageSettings(8, 8, None, 3, None, 14, 224, True)
     with pytest.raises(InvalidArgument, match="at least 14 pixels per side"):
         prepare(Image.new("RGB", (13, 20)), small)
-
-
-def test_import_is_lazy() -> None:
-    import subprocess
-    import sys
-
-    code = ("import mpool.images.loading, mpool.images.preparing, sys\n"
-            "assert 'PIL' not in sys.modules and 'urllib.request' not in sys.modules")
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert mpool.embed_image
 
 
 # ---- arbitrary bytes -----------------------------------------------------------------------------------------------

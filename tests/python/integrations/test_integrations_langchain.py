@@ -350,39 +350,6 @@ def test_images_of_users(monkeypatch: pytest.MonkeyPatch, image: dict[str, Any])
     assert [one.image for one in found] in ([f"data:image/png;base64,{_IMAGE}"], ["https://x.example/a.png"], ["a.png"])
 
 
-@pytest.mark.parametrize("block", [
-    {"type": "audio", "base64": "aaaa", "mime_type": "audio/wav"}, {"type": "video", "url": "https://x.example/a.mp4"},
-    {"type": "file", "base64": "aaaa", "mime_type": "application/pdf"}, {"type": "reasoning", "reasoning": "Hm"},
-    {"type": "non_standard", "value": {"type": "odd"}}, IMAGES[0]], ids=str)
-def test_nothing_of_a_users_message_is_left_out(llama: Path, block: dict[str, Any]) -> None:
-    with pytest.raises(mpool.MpoolError) as caught:
-        ChatMpool(model=str(llama)).invoke([HumanMessage([{"type": "text", "text": "What?"}, block])])
-    assert caught.value.param == "messages[0].content[1]"
-
-
-def test_content_blocks_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ``output_version="v1"``, a whole and a streamed message have the same blocks, and can be sent again."""
-    import replies
-
-    monkeypatch.setattr(mpool.Pool, "chat", replies.chat)
-    model = ChatMpool(model="x", output_version="v1")
-    whole, streamed = model.invoke("?"), merged(model.stream("?"))
-    blocks = [{"type": "reasoning", "reasoning": "Hm, hm"}, {"type": "text", "text": "I look."},
-              {"type": "tool_call", "name": "f", "args": {"a": 1}, "id": "c1"},
-              {"type": "tool_call", "name": "g", "args": {}, "id": "c2"}]
-    for message in (whole, streamed):
-        content = [{name: value for name, value in block.items() if name != "index"} for block in message.content]
-        assert content == blocks
-        assert message.text == "I look." and [call["id"] for call in message.tool_calls] == ["c1", "c2"]
-        assert message.response_metadata["output_version"] == "v1"
-    plain = ChatMpool(model="x")
-    assert plain.invoke("?").content == merged(plain.stream("?")).content == "I look."
-    assert merged(plain.stream("?")).tool_calls == whole.tool_calls
-    for message in (whole, streamed):
-        (again,) = sent(monkeypatch, [message])
-        assert (again["content"], again["reasoning"], len(again["tool_calls"])) == ("I look.", "Hm, hm", 2)
-
-
 def test_chain_and_store() -> None:
     """Retrieval-augmented generation: a question finds a document, and the model answers from it."""
     store = InMemoryVectorStore(MpoolEmbeddings(model=str(real_path("minilm"))))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -205,19 +204,6 @@ def test_tokens(small: Llama, llama: Path) -> None:
     assert small.token_eos() in small._model.description.generation.eog_token_ids  # type: ignore[union-attr]
 
 
-def test_characters_of_several_tokens(small: Llama) -> None:
-    """Parts of a text, joined, are the whole text, also if a character has several tokens."""
-    text = "a \u00e9\U0001f600 \u65e5\u672c b\ufffd".encode()
-    end = small.token_eos()
-    ids = [*small.tokenize(text, add_bos=False), end]
-    assert len(ids) > len(text.decode()) + 3
-    for special in (False, True):
-        parts = [small.detokenize([token], ids[:at], special) for at, token in enumerate(ids)]
-        name = small._model.detokenize([end], skip_special=False).encode() if special else b""
-        assert b"".join(parts) == small.detokenize(ids, special=special) == text + name
-    assert small.detokenize(ids[2:4]) == text[2:4]  # both tokens of one character
-
-
 def test_streams_have_the_log_probabilities_of_all_tokens(small: Llama) -> None:
     """Also of tokens that a stop string removed; offsets count the characters of tokens, as without a stream."""
     options: dict[str, Any] = {"max_tokens": 30, "temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -241,15 +227,6 @@ def test_the_vocabulary_is_that_of_the_file(small: Llama, llama: Path) -> None:
     assert small.n_vocab() == json.loads((llama / "config.json").read_text())["vocab_size"]
 
 
-@pytest.mark.parametrize(("name", "use"), [("eval", "create_completion"), ("generate", "create_completion"),
-                                           ("create_chat_completion_openai_v1", "use create_chat_completion"),
-                                           ("metadata", "mpool show MODEL"), ("tokenizer", "use tokenize")])
-def test_missing_attributes_name_what_to_use(small: Llama, name: str, use: str) -> None:
-    with pytest.raises(AttributeError, match=f"'Llama' object has no attribute '{name}'; .*{use}"):
-        getattr(small, name)
-    assert not hasattr(small, "nothing")
-
-
 def test_vectors(bert: Path) -> None:
     model = Llama(str(bert), embedding=True)
     texts = ["one", "two three"]
@@ -261,27 +238,6 @@ def test_vectors(bert: Path) -> None:
     assert model.n_embd() == 32 and model.embed("one", return_count=True)[1] == mpool.count_tokens("one", str(bert))
     with pytest.raises(mpool.WrongCapability):
         model("the")
-
-
-@pytest.mark.parametrize(("call", "part"), [
-    (lambda m: m("a", typical_p=0.5), "`typical_p` is not available"), (lambda m: m("a", mirostat_mode=2), "mirostat"),
-    (lambda m: m("a", logits_processor=[print]), "logit_bias"), (lambda m: m("a", suffix="b"), "Use a code model"),
-    (lambda m: m("a", echo=True, logprobs=1), "`echo`"), (lambda m: m([1, 2], echo=True), "`echo`"),
-    (lambda m: m.create_chat_completion(MESSAGES, functions=[{}]), "tools="),
-    (lambda m: m("a", grammar=3), "LlamaGrammar"), (lambda m: m("a", temperature=1e9), "temperature"),
-    (lambda m: m.tokenize("a"), "text.encode"), (lambda m: m.tokenize(b"\xff"), "UTF-8"),
-    (lambda m: LlamaGrammar.from_json_schema("{"), "json_schema"),
-    (lambda m: LlamaGrammar.from_string("x"), "`grammar` must be a grammar in GBNF, with the rule root"),
-    (lambda m: LlamaGrammar(), "`grammar` must be a grammar"), (lambda m: m("a", grammar="yes"), "`grammar` must be"),
-    (lambda m: Llama(m._model, n_ctx=-1), "`n_ctx` must be an integer of 0 or more; 0 is the model's context, got -1"),
-    (lambda m: Llama(m._model, n_ctx=8.0), "`n_ctx` must be"),  # type: ignore[arg-type]
-    (lambda m: m("", max_tokens=2), "prompt"), (lambda m: m("a", repeat_penalty=0), "repetition_penalty"),
-    (lambda m: Llama(m._model, chat_format="chatml"), "chat_template"),
-    (lambda m: Llama(m._model, lora_path="x"), "Merge"), (lambda m: Llama(m._model, yarn_orig_ctx=5), "file states")])
-def test_what_is_refused_says_what_to_do(small: Llama, call: Callable[[Llama], Any], part: str) -> None:
-    with pytest.raises((mpool.InvalidArgument, mpool.Unsupported)) as caught:
-        call(small)
-    assert part in str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -330,24 +286,3 @@ def test_a_limit_of_tool_calls_is_named_beside_the_finish_reason(tmp_path: Path)
     message = langchain.ChatMpool(model=str(folder), options=options).invoke("the quick brown fox")
     assert len(message.tool_calls) == 8 and message.response_metadata["finish_reason"] == "tool_calls"
     assert message.response_metadata["stop_reason"] == "repeated_tool_calls"
-
-
-def test_numpys_scalars(llama: Path) -> None:
-    made = [Llama(str(llama), n_ctx=kind(64), seed=kind(7), verbose=kind(False)) for kind in (int, np.int64)]
-    given: dict[str, Any] = {"max_tokens": 3, "temperature": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.25, "seed": None,
-                             "repeat_penalty": 1.5, "logprobs": 1, "stop": "a", "typical_p": 1.0, "mirostat_mode": 0}
-    scalars = {name: value if value is None else np.str_(value) if isinstance(value, str) else
-               np.float32(value) if isinstance(value, float) else np.int64(value) for name, value in given.items()}
-    for _ in range(2):  # the seed of the second call follows from that of the first
-        texts = [one.create_completion("the quick", **options)["choices"][0]["text"]
-                 for one, options in zip(made, (given, scalars))]
-        assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize("name, value", [
-    ("max_tokens", "x"), ("temperature", "x"), ("top_k", "x"), ("stop", 5), ("logit_bias", 5), ("seed", "x"),
-    ("seed", 1.5), ("grammar", 5), ("prompt", 5), ("top_p", 2)])
-def test_values_that_no_request_can_have(small: Llama, name: str, value: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument) as caught:
-        small.create_completion(**{"prompt": "x", name: value})
-    assert caught.value.param == name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,52 +124,12 @@ def test_facts(both: tuple[Any, Any]) -> None:
         assert torch.equal(found[name] * found["attention_mask"], wanted[name] * wanted["attention_mask"])
 
 
-def test_pool_of_processes_is_not_needed(both: tuple[Any, Any]) -> None:
-    ours, _ = both
-    pool = ours.start_multi_process_pool()
-    _same(ours.encode_multi_process(TEXTS, pool), ours.encode(TEXTS))
-    _same(ours.encode(TEXTS, pool=pool, device=["cpu", "cpu"], chunk_size=1), ours.encode(TEXTS))
-    ours.stop_multi_process_pool(pool)
-
-
-def test_former_and_newer_names(both: tuple[Any, Any]) -> None:
-    ours, theirs = both
-    _same(ours.encode_multi_process(inputs=TEXTS, pool=None), theirs.encode(TEXTS))
-    with ours.truncate_embeddings(8), theirs.truncate_embeddings(8):
-        _same(ours.encode(TEXTS), theirs.encode(TEXTS))
-    from mpool.integrations.sentence_transformers import util
-
-    rows = theirs.encode(TEXTS, convert_to_tensor=True)
-    for cut in (4, None, 100_000):
-        _same(util.truncate_embeddings(rows, cut), library.util.truncate_embeddings(rows, cut))
-    short = rows.to(torch.bfloat16)
-    for function in (ours.similarity, util.cos_sim, util.pairwise_dot_score):
-        assert np.abs(np.asarray(function(short, short)) - np.asarray(function(rows, rows))).max() < 0.05
-
-
 @pytest.mark.parametrize("options", [{"batch_size": 0}, {"precision": "int4"}, {"prompt_name": "none"},
                                      {"unknown": 1}], ids=str)
 def test_errors_are_of_the_same_kind(both: tuple[Any, Any], options: dict[str, Any]) -> None:
     for model in both:
         with pytest.raises(ValueError, match="(?i)" + next(iter(options)).split("_")[0]):
             model.encode(TEXTS, **options)
-
-
-def test_the_device_equals_that_of_a_tensor(both: tuple[Any, Any]) -> None:
-    """Programs compare devices, also those of empty results, and write ``model.device.type``."""
-    for model in both:
-        for texts in ([], TEXTS):
-            vectors = model.encode(texts, convert_to_tensor=True)
-            assert vectors.device == model.device and model.device == vectors.device
-        assert model.device != torch.device("meta") and torch.device("meta") != model.device
-        assert str(model.device) == model.device.type == "cpu" and torch.zeros(1, device=model.device).numel() == 1
-
-
-def test_former_arguments_of_cross_encoders(rankers: tuple[Any, Any]) -> None:
-    for model in rankers:
-        wanted = model.predict([TEXTS[:2]])
-        _same(model.predict(sentences=[TEXTS[:2]], activation_fct=None, num_workers=2), wanted)
-        assert model.rank(TEXTS[0], TEXTS[1:], num_workers=2) == model.rank(TEXTS[0], TEXTS[1:])
 
 
 def test_options_that_do_not_exist_say_what_to_do(bert: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,18 +222,6 @@ def test_rank(rankers: tuple[Any, Any]) -> None:
         assert all(abs(one["score"] - other["score"]) <= 1e-4 for one, other in zip(found, wanted))
 
 
-def test_progress_bar_follows_the_logger(bert: Path, capsys: pytest.CaptureFixture[str],
-                                         caplog: pytest.LogCaptureFixture) -> None:
-    model = SentenceTransformer(bert)
-    model.encode(TEXTS)
-    assert capsys.readouterr().err == ""
-    with caplog.at_level(logging.INFO, "mpool"):
-        model.encode(TEXTS, show_progress_bar=False)
-        assert capsys.readouterr().err == ""
-    model.encode(TEXTS, show_progress_bar=True)
-    assert capsys.readouterr().err != ""
-
-
 # ---- every public argument ------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", ["encode", "encode_query", "encode_document", "encode_multi_process", "similarity",
@@ -307,22 +254,6 @@ def test_positional_arguments(prompted: Path, method: str, arguments: tuple[Any,
         assert np.unpackbits(found ^ wanted).mean() < 0.05  # a component of about 0 may have either sign
     else:
         _same(found, wanted)
-
-
-@pytest.mark.parametrize("prompts", [{"retrieval": "r: "}, {"passage": "p: ", "corpus": "c: "}, {"corpus": "c: "},
-                                     {"query": "q: ", "passage": "p: ", "document": "d: "}, {}], ids=str)
-def test_prompts_that_were_replaced(both: tuple[Any, Any], prompts: dict[str, str]) -> None:
-    before = [(dict(model.prompts), model.default_prompt_name) for model in both]
-    try:
-        for model in both:
-            model.prompts, model.default_prompt_name = dict(prompts), None
-        for method in ("encode_document", "encode_query", "encode"):
-            for options in ({}, {"prompt": "own: "}):
-                found, wanted = (getattr(model, method)(TEXTS, **options) for model in both)
-                _same(found, wanted)
-    finally:
-        for model, (names, default) in zip(both, before):
-            model.prompts, model.default_prompt_name = names, default
 
 
 @pytest.mark.parametrize("method", ["encode_query", "encode_document"])
@@ -388,17 +319,6 @@ def test_predict_takes_what_the_original_takes(rankers: tuple[Any, Any], pairs: 
     _same(ours.predict(pairs, None, None, 2, False), theirs.predict(pairs, None, None, 2, False))
 
 
-@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_k": 0}, {"top_k": 100},
-                                     {"return_documents": True, "batch_size": 1},
-                                     {"show_progress_bar": False, "device": "cpu", "top_k": None}], ids=str)
-def test_rank_with_equal_scores(rankers: tuple[Any, Any], options: dict[str, Any]) -> None:
-    documents = ["the lazy dog", "a text", "", "the lazy dog", "one two three"]
-    found, wanted = (model.rank("what is this", documents, **options) for model in rankers)
-    assert [(one["corpus_id"], one.get("text")) for one in found] == [(one["corpus_id"], one.get("text"))
-                                                                      for one in wanted]
-    assert all(abs(one["score"] - other["score"]) <= 1e-4 for one, other in zip(found, wanted))
-
-
 @pytest.mark.parametrize("form", ["float64", "float16", "lists", "list of arrays", "list of tensors"])
 def test_similarity_takes_what_the_original_takes(both: tuple[Any, Any], form: str) -> None:
     ours, theirs = both
@@ -407,15 +327,6 @@ def test_similarity_takes_what_the_original_takes(both: tuple[Any, Any], form: s
     given: Any = forms[form] if form in forms else rows.astype(form)
     found, wanted = ours.similarity(given, given), theirs.similarity(given, given)
     assert found.shape == tuple(wanted.shape) and np.abs(np.asarray(found) - np.asarray(wanted)).max() <= 2e-3
-
-
-@pytest.mark.parametrize(("name", "use"), [("fit", "train with sentence-transformers"), ("half", 'compute="bfloat16"'),
-                                           ("save_pretrained", "copy the folder"), ("tokenizer", "mpool.tokenize")])
-def test_missing_attributes_name_what_to_use(bert: Path, ranker: Path, name: str, use: str) -> None:
-    for model in (SentenceTransformer(bert), CrossEncoder(ranker)):
-        with pytest.raises(AttributeError, match=f"'{type(model).__name__}' object has no attribute '{name}'; .*{use}"):
-            getattr(model, name)
-        assert not hasattr(model, "nothing")
 
 
 def test_util_computes_what_the_original_computes(both: tuple[Any, Any]) -> None:
@@ -443,22 +354,6 @@ def test_util_computes_what_the_original_computes(both: tuple[Any, Any]) -> None
         util.nothing
 
 
-def test_length_of_a_cross_encoder(rankers: tuple[Any, Any]) -> None:
-    ours, theirs = rankers
-    assert ours.max_length == ours.max_seq_length == ours.get_max_seq_length() == theirs.max_length
-    for name in ("max_length", "max_seq_length"):
-        with pytest.raises(mpool.Unsupported, match="cannot be set"):
-            setattr(ours, name, 3)
-
-
-def test_cross_encoder_takes_the_length_of_its_model(ranker: Path) -> None:
-    length = mpool.get(str(ranker)).context_length
-    assert CrossEncoder(str(ranker), max_length=length).predict(PAIRS).shape == (len(PAIRS),)
-    assert CrossEncoder(str(ranker), max_length=None).predict(PAIRS).shape == (len(PAIRS),)
-    with pytest.raises(mpool.Unsupported, match=rf"must be that of the model, {length}, or None, got 3. Register"):
-        CrossEncoder(str(ranker), max_length=3)
-
-
 def test_dicts_with_a_text(both: tuple[Any, Any]) -> None:
     """``{"text": ...}`` is one text, as in sentence-transformers; other dicts are refused by both."""
     ours, theirs = both
@@ -483,24 +378,3 @@ def test_inputs_that_are_no_texts(bert: Path, inputs: Any, words: str) -> None:
     for method in (model.encode, model.encode_query, model.encode_document):
         with pytest.raises(mpool.InvalidArgument, match=words):
             method(inputs)
-
-
-def test_positional_arguments_of_the_constructors(bert: Path, ranker: Path) -> None:
-    """sentence-transformers takes only the model by position, too."""
-    for made, path in ((SentenceTransformer, bert), (library.SentenceTransformer, bert), (CrossEncoder, ranker)):
-        with pytest.raises(TypeError):
-            made(str(path), "cpu")
-    for ours, path in ((SentenceTransformer, bert), (CrossEncoder, ranker)):
-        with pytest.raises(TypeError, match=rf"{ours.__name__}\(\) takes one positional argument, the model, got 3. "
-                                            "Pass the others by name, such as device='cpu'"):
-            ours(str(path), None, "cpu")
-
-
-def test_modules_of_torch_say_what_to_use(bert: Path, ranker: Path) -> None:
-    for model in (SentenceTransformer(bert), CrossEncoder(ranker)):
-        for get in (lambda: model[0], lambda: list(model), lambda: model[0].max_seq_length):
-            with pytest.raises(mpool.Unsupported, match="modules of the model are not available here. .*tokenize"):
-                get()
-        with pytest.raises(AttributeError, match="without modules of torch"):
-            model._first_module()
-        assert model

@@ -4,8 +4,6 @@ tests without a cluster are in test_ray_parquet.py."""
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ package("ray.data", "ray")
 
 import mpool  # noqa: E402
 
-from adapterfiles import matrices, save_gguf, two_adapters  # noqa: E402
 from outputcalls import bytes_of  # noqa: E402
 from raydata import ROWS, RayData, record, rows_of, write_source  # noqa: E402
 
@@ -44,13 +41,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayData]:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with two Parquet files of texts."""
     return write_source(tmp_path_factory.mktemp("source") / "in")
-
-
-def adapter_files(bert: Path, folder: Path, first: int) -> dict[str, Path]:
-    """Write the adapters ``one`` and ``two`` as folders of PEFT, and ``gguf``. ``first``: seed of ``one``."""
-    found = two_adapters(bert, folder, first)
-    return {**found, "gguf": save_gguf(folder / "it.gguf", matrices(bert, 3, first + 2, ("query", "value")), 7.0, None,
-                                       "bert")}
 
 
 def stored(kind: str, row: Any) -> bytes:
@@ -109,60 +99,3 @@ def test_files_have_the_values_of_the_library(cluster: RayData, source: Path, tm
     check_columns({"embedding": kind}, tmp_path / "out", rows_of(source)["text"].to_pylist(), pool, request)
     assert record(tmp_path / "out")["vectors"] == kind
     assert cluster.embed(source, tmp_path / "out", **given) == "Embedded(files=0, rows=0, skipped=2)"
-
-
-def test_pipelines_of_adapters(cluster: RayData, source: Path, tmp_path: Path, bert: Path) -> None:
-    """Each adapter has the vectors, and token vectors, of a pool in this process."""
-    adapters = adapter_files(bert, tmp_path, 0)
-    names = (None, *adapters)
-    given = {"model": str(bert), "compute": "float32", "adapters": {name: str(path) for name, path in adapters.items()}}
-    stages = [{**given, "adapter": name, "output": str(name)} for name in names]
-    assert cluster.pipeline(source, tmp_path / "out", [
-        *stages, {**given, "adapter": "gguf", "output": "rows", "vectors": "tokens"}]) == ""
-    found, texts = rows_of(tmp_path / "out"), rows_of(source)["text"].to_pylist()
-    with mpool.Pool() as pool:
-        pool.load(bert, compute="float32", adapters=adapters)
-        vectors = {name: bytes_of(pool.embed(texts, bert, compute="float32", adapter=name)) for name in names}
-        rows = bytes_of(pool.embed_tokens(texts, bert, compute="float32", adapter="gguf"))
-    assert len({b"".join(one) for one in vectors.values()}) == 4
-    for name in names:
-        assert [stored("dense", row) for row in found[str(name)].to_pylist()] == vectors[name], name
-    assert [stored("tokens", row) for row in found["rows"].to_pylist()] == rows
-
-
-@pytest.mark.parametrize("name", ["one", "gguf"])
-def test_replaced_files_of_an_adapter(cluster: RayData, source: Path, tmp_path: Path, bert: Path, name: str) -> None:
-    """Other files under the same name change the record's hash. Files with vectors of the former ones are not taken as
-    done: the target is refused, also if a file is missing, and ``overwrite`` writes the vectors of the new ones."""
-    adapters, others = adapter_files(bert, tmp_path / "first", 0), adapter_files(bert, tmp_path / "other", 7)
-    target = tmp_path / "out"
-    given = {"model": str(bert), "compute": "float32", "adapters": {name: str(adapters[name])}, "adapter": name}
-
-    def check(path: Path) -> dict[str, Any]:
-        """Compare the target with the vectors of an adapter, and return its record."""
-        found = rows_of(target)
-        with mpool.Pool() as pool:
-            pool.load(bert, compute="float32", adapters={name: path})
-            vectors = pool.embed(found["text"].to_pylist(), bert, compute="float32", adapter=name)
-        assert [stored("dense", row) for row in found["embedding"].to_pylist()] == bytes_of(vectors)
-        return record(target)
-
-    assert cluster.embed(source, target, **given) == WHOLE
-    before, files = check(adapters[name]), {path.name: path.read_bytes() for path in target.iterdir()}
-    os.rename(adapters[name], tmp_path / "former")
-    shutil.move(others[name], adapters[name])
-    for missing in (None, "b.parquet"):
-        if missing:
-            os.unlink(target / missing)
-            del files[missing]
-        refusal = cluster.embed(source, target, **given)
-        assert refusal.startswith("InvalidArgument: `target` has a file of another call"), refusal
-        assert f"its hash of the adapter is {before['adapter']!r}, not 'sha256:" in refusal
-        assert {path.name: path.read_bytes() for path in target.iterdir()} == files
-    assert cluster.embed(source, target, **given, overwrite=True) == WHOLE
-    after = check(adapters[name])
-    assert f"not {after['adapter']!r}" in refusal and after["adapter"] != before["adapter"]
-    assert {**before, "adapter": after["adapter"]} == after
-    os.rename(adapters[name], tmp_path / "new")
-    os.rename(tmp_path / "former", adapters[name])
-    assert f"is {after['adapter']!r}, not {before['adapter']!r}" in cluster.embed(source, target, **given)

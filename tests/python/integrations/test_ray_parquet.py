@@ -122,16 +122,6 @@ def test_batches_of_spans(tagger: Path) -> None:
     assert len(empty) == 0 and empty.schema == table.schema
 
 
-def test_labels_need_a_model(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
-    for vectors, words in (("labels", "a sequence classifier"), ("spans", "a token classifier")):
-        with pytest.raises(mpool.InvalidArgument, match=f"`model` must be {words}, got None"):
-            EmbedBatches(vectors=vectors)
-        with pytest.raises(mpool.InvalidArgument, match=f"`model` must be {words}, got None"):
-            embed_parquet(tmp_path, tmp_path / "out", vectors=vectors)
-    assert not (tmp_path / "out").exists()
-
-
 def test_files_of_spans(tagger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record has the options of the labels, so that the same call continues, and another one is refused."""
     fake_run(monkeypatch)
@@ -221,24 +211,6 @@ def test_files_of_an_adapter(bert: Path, tmp_path: Path, monkeypatch: pytest.Mon
             embed_parquet(source, target, **{**same, **change})
 
 
-def test_all_vectors_of_a_model_that_has_one_kind(bert: Path) -> None:
-    """The struct has only fields that the model has."""
-    made = EmbedBatches("body", model=str(bert), memory_mb=200, vectors="all")
-    table = made(pa.table({"body": ["A cat.", "A dog."]}))
-    expected = mpool.embed_all(["A cat.", "A dog."], str(bert))
-    assert expected.sparse is None and expected.dense is not None
-    kept = [name for name in ("dense", "sparse", "tokens") if getattr(expected, name) is not None]
-    assert [field.name for field in table.schema.field("embedding").type] == kept
-    assert np.array_equal(np.float32([row["dense"] for row in table["embedding"].to_pylist()]), expected.dense)
-
-
-def test_batches_of_another_format(bert: Path) -> None:
-    """``map_batches`` passes dicts of numpy arrays unless it gets ``batch_format``."""
-    made = EmbedBatches(model=str(bert), memory_mb=200)
-    with pytest.raises(mpool.InvalidArgument, match="`batch` must be a pyarrow table, got dict.*batch_format=.pyarrow"):
-        made({"text": np.array(["A cat."])})
-
-
 def test_options_of_other_vectors() -> None:
     for vectors, options, words in (("sparse", {"normalize": True}, "`normalize` is not an option"),
                                     ("tokens", {"on_error": "null"}, "`on_error` is not an option"),
@@ -325,17 +297,6 @@ def test_folders_are_checked_first(tmp_path: Path) -> None:
             embed_parquet(tmp_path / "in", tmp_path / "out", rows=wrong)
 
 
-def test_a_target_that_cannot_be_a_folder(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = fake_run(monkeypatch)
-    (tmp_path / "in").mkdir()
-    pq.write_table(pa.table({"text": ["A cat."]}), tmp_path / "in" / "a.parquet")
-    (tmp_path / "file").write_text("x")
-    for target in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(mpool.FileError, match="`target` must be a folder, but .*file.* cannot be created: "):
-            embed_parquet(tmp_path / "in", target, model=str(bert), memory_mb=200, progress=False)
-    assert not written and (tmp_path / "file").read_text() == "x"
-
-
 def fake_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace Ray: run the actors of ``embed_parquet`` in this process. Returns the list of the files they write."""
     from mpool.integrations.ray import parquet
@@ -384,22 +345,6 @@ def test_progress(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     assert "2/5" in shown and shown.endswith("\n"), caught
     assert embed_parquet(source, tmp_path / "two", **same, progress=True) == Embedded(0, 0, 2)
     assert capsys.readouterr().err == ""
-
-
-def test_the_default_memory_of_an_actor(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without memory_mb, an actor gets the share of the memory for pools that its CPUs have of Ray's CPUs."""
-    from mpool.integrations.ray import _share, parquet
-
-    fake_run(monkeypatch)
-    monkeypatch.setattr(_share, "_limit", lambda: 4 << 30)
-    monkeypatch.setattr(_share, "_cpus_here", lambda: 8)
-    limits: list[int | None] = []
-    monkeypatch.setattr(parquet, "Pool", lambda config: (limits.append(config.memory_bytes), mpool.Pool(config))[1])
-    EmbedBatches("body", model=str(bert), cpus=2)
-    (tmp_path / "in").mkdir()
-    pq.write_table(pa.table({"text": ["A cat."]}), tmp_path / "in" / "a.parquet")
-    assert embed_parquet(tmp_path / "in", tmp_path / "out", model=str(bert), progress=False) == Embedded(1, 1, 0)
-    assert limits == [1 << 30, 512 << 20]
 
 
 def test_targets_of_another_call_are_refused(bert: Path, prompted: Path, tmp_path: Path,

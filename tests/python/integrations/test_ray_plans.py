@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from clientpackages import package
@@ -20,7 +19,6 @@ package("ray.serve", "ray")
 httpx = pytest.importorskip("httpx")
 
 from ray import serve  # noqa: E402
-from ray.exceptions import RayActorError, RayTaskError  # noqa: E402
 
 import mpool  # noqa: E402
 from mpool.cli.parser import make_parser  # noqa: E402
@@ -169,16 +167,6 @@ def deployed(plan: Plan, nodes: int, monkeypatch: pytest.MonkeyPatch) -> Deploym
     return found
 
 
-def test_plans_of_numpy_scalars() -> None:
-    """They become Python's numbers: Ray compares and serialises them."""
-    plan = Plan(replicas=np.int64(2), cpus=np.int32(3), calls=np.float32(2.5), memory_mb=np.uint16(0))
-    assert plan == Plan(replicas=2, cpus=3, calls=2.5)
-    assert {type(plan.replicas), type(plan.cpus), type(plan.memory_mb)} == {int} and type(plan.calls) is float
-    for wrong in (2.5, True, "2"):
-        with pytest.raises(mpool.InvalidArgument, match="`replicas` must be an integer from 1 to "):
-            Plan(replicas=wrong)
-
-
 def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Number of processes, their resources and limits."""
     settings = Settings(port=8000, token=TOKEN, host="0.0.0.0", max_connections=99, grace=7.0, max_tokens=5)
@@ -316,40 +304,6 @@ def test_proxies_are_on_every_node(address: str | None, monkeypatch: pytest.Monk
         ("start", (), {"proxy_location": "EveryNode", "http_options": {"host": "::1", "port": 8123}}),
         ("run", (("application", 2),), {"name": "mpool", "route_prefix": "/"}), "http://[::1]:8123",
         ("shutdown", (), {}) if address is None else ("delete", ("mpool",), {}), "ended"]
-
-
-@pytest.mark.parametrize("called", ["start", "run"])
-@pytest.mark.parametrize("error", [RuntimeError("no room"), TimeoutError("HTTP proxies not available after 60s."),
-                                   RayActorError(error_msg="The actor never ran"), RayTaskError("f", "trace", None)])
-def test_a_failed_start_is_an_error_of_mpool(called: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``serve.start`` raises RayActorError if Ray killed a proxy that was not ready in time."""
-    def fail(*given: Any, **options: Any) -> None:
-        raise error
-
-    ended = list[bool]()
-    monkeypatch.setattr(serving, "connect", lambda given: None)
-    monkeypatch.setattr(serving, "make", lambda plan, nodes: None)
-    monkeypatch.setattr(serving, "ray", SimpleNamespace(
-        cluster_resources=lambda: {"CPU": 1.0}, is_initialized=lambda: False, shutdown=lambda: ended.append(True)))
-    monkeypatch.setattr(serving.serve, "start", fail if called == "start" else lambda **options: None)
-    monkeypatch.setattr(serving.serve, "run", fail)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with pytest.raises(mpool.SpawnFailed, match="Ray Serve cannot start the application: "):
-            serving.run(Plan(only=True), "10.0.0.1:6379")
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert ended == [True]
-
-
-def test_documented_variables_are_those_of_the_proxy() -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "distributed.md"
-    if not page.exists():
-        pytest.skip("needs the repository")
-    found = dict(line.split("=", 1) for line in page.read_text(encoding="utf-8").splitlines()
-                 if line.startswith("RAY_SERVE_"))
-    assert found == proxy.ENVIRONMENT
 
 
 def test_fronts_take_the_bodies_that_servers_take() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
-import random
 import re
 import shutil
 import sys
@@ -23,7 +21,6 @@ from mpool.models.families import reading
 from mpool.models.describing import describe
 from mpool.models.formats.hf_folder import describe_folder
 from mpool.models.spec import ModelDescription
-from mpool.models.sources.hub_files import choose_folder
 
 CORPUS = Path(__file__).resolve().parent.parent.parent / "corpus"
 sys.path.insert(0, str(CORPUS))
@@ -311,22 +308,6 @@ def test_a_file_for_another_engine_is_named(pool: mpool.Pool, tmp_path: Path) ->
         pool.load(tmp_path / "model.onnx")
 
 
-@pytest.mark.parametrize("name, named", [("model.onnx", "model.onnx"), ("onnx/model.onnx", "onnx"),
-                                         ("openvino/openvino_model.xml", "openvino"), ("tf_model.h5", "tf_model.h5"),
-                                         ("notes.txt", None)])
-def test_weights_for_another_engine_are_named(tmp_path: Path, name: str, named: str | None) -> None:
-    path = folder(tmp_path, {"model.safetensors": None})
-    target = Path(path, name)
-    target.parent.mkdir(exist_ok=True)
-    target.write_bytes(b"")
-    with pytest.raises(errors.FormatError, match="weights is missing") as caught:
-        describe_folder(path, key="k", ref=path)
-    with pytest.raises(errors.FormatError, match="holds no model") as of_hub:
-        choose_folder(["config.json", name], "", lambda name: None, where="w")
-    for error, shown in ((caught.value, named), (of_hub.value, named and name)):
-        assert (f"mpool does not read {shown}. Use model.safetensors" in (error.hint or "")) == (shown is not None)
-
-
 def test_maximum_input_length(tmp_path: Path) -> None:
     def longest(name: str, **edit: Any) -> int:
         embedding = describe_folder(folder(tmp_path / name, edit), key="k", ref="r").embedding
@@ -406,20 +387,6 @@ def test_encoder_activations(tmp_path: Path, name: str, expected: str) -> None:
     assert describe_folder(path, key="k", ref="r").spec.kv["mpool.activation"] == expected
 
 
-def test_default_pooling_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "mpool.models"):
-        describe_folder(folder(tmp_path, {"modules.json": None}), key="k", ref="r")
-    assert "mean pooling" in caplog.text
-
-
-def test_unknown_key_is_logged_and_neutral_values_pass(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = {**make.CONFIG, "my_training_note": 1, "is_decoder": False, "pruned_heads": {},
-              "quantization_config": None}
-    with caplog.at_level(logging.INFO, "mpool.models"):
-        describe_folder(folder(tmp_path, {"config.json": config}), key="k", ref="r")
-    assert "my_training_note" in caplog.text and "pruned_heads" not in caplog.text
-
-
 DECODER = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1,
            "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 12, "max_position_embeddings": 64,
            "vocab_size": 9, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
@@ -494,45 +461,6 @@ def test_rope(tmp_path: Path, changes: dict[str, Any], wanted: dict[str, Any]) -
     kv = decoder(tmp_path, **changes).spec.kv
     assert {k.removeprefix("llama.rope.scaling."): v for k, v in kv.items() if ".rope.scaling." in k} == wanted
     assert kv["llama.rope.freq_base"] == (5e5 if "rope_parameters" in changes else 10000.0)
-
-
-@pytest.mark.parametrize("changes, error, names", [
-    ({"rope_scaling": {"rope_type": "yarn"}}, errors.FormatError, "rope_scaling.factor"),
-    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "scale": 2}}, errors.FormatError, "scale"),
-    ({"rope_scaling": {"type": "ntk", "factor": 4.0}}, errors.Unsupported, "rope_scaling.type"),
-    ({"rope_scaling": {"type": "dynamic", "factor": 0}}, errors.FormatError, "rope_scaling.factor"),
-    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, errors.FormatError, "low_freq_factor"),
-    ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, errors.FormatError, "high_freq_factor"),
-    ({"rope_scaling": {**LLAMA3, "mscale": 2.0}}, errors.FormatError, "mscale"),
-    ({"rope_scaling": {"type": "linear", "factor": 0.0}}, errors.FormatError, "factor"),
-    ({"rope_scaling": LLAMA3, "rope_parameters": LLAMA3}, errors.FormatError, "rope_scaling"),
-    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, errors.Unsupported, "partial_rotary"),
-    ({"partial_rotary_factor": 0.5}, errors.Unsupported, "partial_rotary_factor"),
-    ({"rope_theta": 0.0}, errors.FormatError, "rope_theta"), ({"rope_theta": -1}, errors.FormatError, "rope_theta"),
-    ({"hidden_act": "mish"}, errors.FormatError, "hidden_act"),
-    ({"attention_bias": True}, errors.FormatError, "q_proj.bias"),
-    ({"attention_bias": True, "model_type": "mistral"}, errors.Unsupported, "attention_bias"),
-    ({"mlp_bias": True}, errors.FormatError, "gate_proj.bias"),
-    ({"num_key_value_heads": 3}, errors.FormatError, "head_count_kv"),
-    ({"num_key_value_heads": 0}, errors.FormatError, "num_key_value_heads"),
-    ({"head_dim": 3}, errors.FormatError, "rope.dimension_count"), ({"head_dim": 0}, errors.FormatError, "head_dim"),
-    ({"rms_norm_eps": 0}, errors.FormatError, "rms_norm_eps"),
-    ({"architectures": ["LlamaForSequenceClassification"]}, errors.FormatError, "architectures"),
-    ({"num_experts": 8}, errors.Unsupported, "num_experts"), ({"is_causal": False}, errors.Unsupported, "is_causal"),
-    ({"rope_interleaved": True}, errors.Unsupported, "rope_interleaved"),
-    ({"embedding_multiplier": 12.0}, errors.Unsupported, "embedding_multiplier"),
-    ({"eos_token_id": 9}, errors.FormatError, "eos_token_id"), ({"eos_token_id": [2, -1]}, errors.FormatError, "eos"),
-    ({"tie_word_embeddings": "yes"}, errors.FormatError, "tie_word_embeddings"),
-    ({"auto_map": {"AutoModelForCausalLM": "m.M"}}, errors.UnsafeFormat, "auto_map"),
-    ({"model_type": "mamba"}, errors.FormatError, "model_type"),
-    ({"sliding_window": 16}, errors.Unsupported, "sliding_window"),
-    ({"vocab_size": 1 << 21}, errors.LimitError, "vocab_size"),
-])
-def test_values_that_change_the_computation_are_never_ignored(tmp_path: Path, changes: dict[str, Any],
-                                                              error: type[Exception], names: str) -> None:
-    tensors = decoder_tensors(DECODER)
-    with pytest.raises(error, match=names.replace(".", r"\.")):
-        decoder(tmp_path, tensors, **changes)
 
 
 QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
@@ -633,56 +561,6 @@ def test_end_tokens_of_harmony_are_those_with_ids_of_the_vocabulary() -> None:
         fields = Fields.of({"added_tokens_decoder": added}, file="tokenizer_config.json")
         assert hf_parts._harmony_end_ids(fields, 100) == ({token} if token is not None else set()), key
     assert hf_parts._harmony_end_ids(Fields.of({}, file="tokenizer_config.json"), 100) == set()
-
-
-ODD = [None, True, False, 0, -1, 1, 2, 6, 1 << 31, 1 << 40, 1 << 63, 0.5, 1e300, "", "x", "../x", "a\0b", "x" * 5000,
-       [], [1], ["x"], [None], [[]], {}, {"a": 1}, {"path": ".."}, "gelu", "bert", "mean"]
-NEW_KEYS = ("x", "type", "path", "rope_scaling", "pooling_mode", "auto_map", "head_dim", "idx", "kwargs", "prompts")
-
-
-def mutated(rng: random.Random, value: Any) -> Any:
-    """Return ``value`` with one random element changed, removed or added."""
-    if isinstance(value, dict) and value and rng.random() < 0.8:
-        changed, key, dice = dict(value), rng.choice(list(value)), rng.random()
-        if dice < 0.15:
-            del changed[key]
-        elif dice < 0.25:
-            changed[rng.choice(NEW_KEYS)] = rng.choice(ODD)
-        else:
-            changed[key] = mutated(rng, value[key])
-        return changed
-    if isinstance(value, list) and value and rng.random() < 0.7:
-        items, at, dice = list(value), rng.randrange(len(value)), rng.random()
-        items[at:at + 1] = [] if dice < 0.1 else [mutated(rng, value[at])] + ([rng.choice(ODD)] if dice > 0.8 else [])
-        return items
-    return rng.choice(ODD)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_mutated_folders_raise_only_mpool_errors(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    shards = json.loads(CASES["valid/shards"].read_text())["edit"]
-    decoder_files = {"config.json": {**DECODER, "rope_scaling": LLAMA3}, "tokenizer.json": make.TOKENIZER,
-                     "model.safetensors": {"tensors": decoder_tensors(DECODER)},
-                     "generation_config.json": {"eos_token_id": [2, 3], "do_sample": True, "temperature": 0.6},
-                     "tokenizer_config.json": {"chat_template": [{"name": "default", "template": "x"}],
-                                               "eos_token": {"content": "x"}}}
-    outcomes = set()
-    for number in range(40):
-        files = dict(rng.choice([make.base(), {**make.base(), **shards}, decoder_files]))
-        name = rng.choice([n for n, v in files.items() if n.endswith(".json") and n != "tokenizer.json" and v])
-        value = mutated(rng, files[name])
-        files[name] = value if isinstance(value, (dict, list)) else json.dumps(value)
-        path = str(tmp_path / str(number))
-        make.write_folder(path, files)
-        try:
-            described = describe_folder(path, key="k", ref="r")
-            assert described.spec.tensors and described.spec.files
-            outcomes.add("accepted")
-        except errors.MpoolError as error:
-            assert path in str(error) and len(str(error)) < 2000
-            outcomes.add("refused")
-    assert outcomes == {"accepted", "refused"}
 
 
 def test_describe_sets_key_and_ref(tmp_path: Path) -> None:

@@ -60,15 +60,6 @@ def folder_files(tmp_path: Path) -> dict[str, bytes]:
             "custom.py": b"raise SystemExit", "2_Dense/pytorch_model.bin": b"PK", ".gitattributes": b"*"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number, progress", [(90, True), (91, False), (92, None)])
-def test_progress_bars(hub: Hub, online: Child, tmp_path: Path, number: int, progress: bool | None) -> None:
-    """Bars are shown if asked for; without a choice only on a terminal, which the child process has not."""
-    hub.repos[f"org/bars{number}"] = Repo(folder_files(tmp_path), commit(number))
-    found = online.resolve(f"org/bars{number}", progress=progress)
-    assert ("%" in found["bars"]) == (progress is True), found
-
-
 @pytest.mark.builds
 def test_folder(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: Path) -> None:
     files = folder_files(tmp_path)

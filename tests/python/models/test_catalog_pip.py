@@ -450,18 +450,6 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         store.make_folder(str(tmp_path / "file" / "x"))
 
 
-def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    from mpool.models.sources.progress import Bar
-
-    for progress, shown in ((True, True), (None, False), (False, False)):
-        with Bar("Downloading x", 100, progress) as bar:
-            assert bar.move_to(40) and not bar.move_to(30)
-            bar.add(60)
-            assert bar.at == 100
-        out, err = capsys.readouterr()
-        assert out == "" and ("Downloading x" in err) is shown
-
-
 def test_the_catalogue_states_the_hashes_of_the_tests_weights() -> None:
     """Weights from packages are the files that the catalogue names on the hub."""
     import joined

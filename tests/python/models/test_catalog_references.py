@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +26,11 @@ from mpool.models import (
     parse_reference,
     resolve,
 )
-from mpool.models import catalogue as catalogue_module
 from mpool.checks import nearest
 from mpool.models.catalogue import read
 from mpool.models.describing import is_offline
 from mpool.models.sources.hub_files import choose_folder, choose_gguf, gguf_models, split_siblings
 
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -138,15 +134,6 @@ def test_unknown_key_error_names_the_closest_keys(tmp_path: Path, monkeypatch: p
     assert nearest("ABC", ["abc", "abd", "xyz"])[0] == "abc" and nearest("q", []) == []
 
 
-@pytest.mark.parametrize("name, right, wrong", [("siglip", "siglip2-base-patch16-224", "digits-clip"),
-                                                ("stella", "stella_en_", "TinyLlama"),
-                                                ("clipp", "clip-vit-", "digits")])
-def test_unlike_names_are_not_suggested(name: str, right: str, wrong: str) -> None:
-    with pytest.raises(errors.UnknownModel, match=f"Did you mean {re.escape(right)}") as caught:
-        resolve(name)
-    assert wrong not in str(caught.value)
-
-
 @pytest.mark.parametrize("name, keys", [
     ("qwen3:14b", "Qwen3-8B, Qwen3-32B, Qwen3-4B"), ("qwen3:30b", "Qwen3-32B, Qwen3-8B, Qwen3-4B"),
     ("llama3.1", "Llama-3.2-3B-Instruct, Llama-3.2-1B-Instruct"), ("deepseek-r1", "DeepSeek-V3"),
@@ -159,23 +146,6 @@ def test_other_sizes_and_versions_are_named_as_such(name: str, keys: str) -> Non
         resolve(name)
     text = str(caught.value)
     assert f"model '{name}' not found. Known models of its family: {keys}" in text and "Did you mean" not in text
-
-
-@pytest.mark.parametrize("name", ["mistral", "mixtral:8x7b", "codellama", "text-embedding-3-small", "whisper"])
-def test_a_family_that_is_not_catalogued_suggests_no_other(name: str) -> None:
-    with pytest.raises(errors.UnknownModel) as caught:
-        resolve(name)
-    assert str(caught.value) == (
-        f"model '{name}' not found. Run `mpool models` to list all. For a model that is not listed, pass a GGUF file, "
-        "a folder, or a repository of the hub as org/name or org/name:Q4_K_M")
-
-
-@pytest.mark.parametrize("name", ["qwen3:0b", f"qwen3:{'9' * 300}b", "qwen3:.5b", "q", "7", "qwen3:00000000.00001m"])
-def test_odd_sizes_in_names(name: str) -> None:
-    from mpool.models.similar_names import suggest
-
-    keys, _ = suggest(name, load_catalogue().names())
-    assert len(keys) <= 3 and set(keys) <= set(load_catalogue().rows)
 
 
 @pytest.mark.parametrize("ref, parts", [
@@ -228,27 +198,6 @@ def test_catalogue_rows() -> None:
     assert {key for kind in kinds for key in found.keys(kind)} == set(found.keys())
     with pytest.raises(errors.InvalidArgument, match="`capability` must be one of .*text_to_text.*rerank.*got 'foo'"):
         found.default("foo")
-
-
-@pytest.mark.parametrize("repo", [
-    "ibm-granite/granite-embedding-30m-sparse", "opensearch-project/opensearch-neural-sparse-encoding-doc-v2-distill",
-    "lightonai/GTE-ModernColBERT-v1", "sentence-transformers/static-retrieval-mrl-en-v1",
-    "cross-encoder/nli-deberta-v3-small", "mixedbread-ai/mxbai-rerank-base-v1", "naver/splade-v3",
-    "answerdotai/answerai-colbert-small-v1", "minishlab/potion-base-8M", "dslim/bert-base-NER",
-    "ibm-granite/granite-embedding-english-r2", "ibm-granite/granite-embedding-small-english-r2",
-    "Snowflake/snowflake-arctic-embed-xs", "Snowflake/snowflake-arctic-embed-s", "Snowflake/snowflake-arctic-embed-m",
-    "Snowflake/snowflake-arctic-embed-l", "Snowflake/snowflake-arctic-embed-m-v2.0",
-    "Snowflake/snowflake-arctic-embed-l-v2.0", "Alibaba-NLP/gte-modernbert-base",
-    "Alibaba-NLP/gte-reranker-modernbert-base", "EuroBERT/EuroBERT-210m"])
-def test_rows_of_the_outputs_of_encoders(repo: str) -> None:
-    """The key is the name of the repository, and either one finds the row. Nothing is stated that pins the files."""
-    key = repo.partition("/")[2]
-    row = load_catalogue().find(parse_reference(key))
-    assert row is not None and row is load_catalogue().find(HubRef(repo)) and row.key == key
-    assert row.capability == "text_embedding" and row.refs == (HubRef(repo),) and row.unpinned
-    assert row.files is None and row.source is None and row.origin == f"https://huggingface.co/{repo}"
-    if row.download_bytes is not None:  # stored weights plus 15 %, at most, plus 48 MB
-        assert 48 <= row.est_memory_allocation_mb <= row.download_bytes / 1e6 * 1.15 + 49
 
 
 GOOD: dict[str, Any] = {"key": "m", "capability": "text_embedding", "refs": ["org/name"], "license": "mit",
@@ -469,24 +418,6 @@ def test_choose_folder_selects_the_files_of_a_pipeline(folder: str) -> None:
     tables[start + shards] = Fields({"weight_map": {"x": "../a.safetensors"}}, file="s")
     with pytest.raises(errors.FormatError):
         choose_folder([start + name for name in wanted], folder, tables.__getitem__, where="w")
-
-
-def test_exports_are_lazy_and_complete() -> None:
-    for name in mpool.models.__all__:
-        found = getattr(mpool.models, name)
-        assert found.__module__.startswith("mpool."), name
-        assert getattr(sys.modules[found.__module__], found.__name__) is found
-    with pytest.raises(AttributeError):
-        mpool.models.no_such_name
-    code = ("import sys, mpool.models; loaded = [m for m in sys.modules if m.startswith(('mpool.models.', "
-            "'huggingface_hub', 'filelock', 'tqdm', 'numpy', 'httpx'))]; assert not loaded, loaded; "
-            "mpool.models.load_catalogue(); "
-            "assert not [m for m in sys.modules if m.startswith(('huggingface_hub', 'numpy', 'tqdm', 'torch'))]")
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
-
-
-def test_catalogue_is_read_once() -> None:
-    assert load_catalogue() is load_catalogue() and catalogue_module.load is load_catalogue
 
 
 @pytest.mark.parametrize("name", ["MPOOL_OFFLINE", "HF_HUB_OFFLINE"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 import sys
@@ -20,7 +19,7 @@ from mpool import errors
 from mpool.models import json_strict
 from mpool.models.files import Folder
 from mpool.models.formats import safetensors_header
-from mpool.models.formats.safetensors_header import DTYPE_BITS, read_folder, read_header
+from mpool.models.formats.safetensors_header import DTYPE_BITS, read_header
 
 CORPUS = Path(__file__).resolve().parent.parent.parent / "corpus"
 sys.path.insert(0, str(CORPUS))
@@ -176,96 +175,6 @@ def test_sparse_header_of_maximum_length(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert error.field == "header" and peak < 1 << 20
-
-
-def test_case32_only_regular_files(tmp_path: Path) -> None:
-    fifo = tmp_path / "fifo.safetensors"
-    os.mkfifo(fifo)
-    error = refused(fifo)
-    assert (error.field, error.got) == ("file type", "a FIFO")
-    assert refused(tmp_path).got == "a directory"
-    assert refused("/dev/zero").got == "a character device"
-    with pytest.raises(errors.FileError):
-        read_header(str(tmp_path / "absent.safetensors"))
-    with pytest.raises(errors.FileError):
-        read_header("a\0b")
-
-
-def folder_with(tmp_path: Path, name: str = "model") -> Path:
-    """Write a folder with a valid ``model.safetensors``."""
-    folder = tmp_path / name
-    folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(make.build(make.TWO))
-    return folder
-
-
-def test_case32_links_stay_inside_the_folder(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path)
-    (folder / "real").mkdir()
-    (folder / "model.safetensors").rename(folder / "real" / "w.safetensors")
-    (folder / "model.safetensors").symlink_to("real/w.safetensors")
-    assert read_folder(Folder(str(folder))) is not None
-    outside = tmp_path / "outside.safetensors"
-    outside.write_bytes(make.build(make.TWO))
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors").symlink_to(outside)
-    with pytest.raises(errors.FormatError, match="inside the folder"):
-        read_folder(Folder(str(folder)))
-    # a sibling folder whose name begins with the folder's name is outside
-    sibling = folder_with(tmp_path, "model2")
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors").symlink_to(sibling / "model.safetensors")
-    with pytest.raises(errors.FormatError, match="inside the folder"):
-        read_folder(Folder(str(folder)))
-    # the folder's own path may be a link
-    (tmp_path / "link").symlink_to(sibling)
-    assert read_folder(Folder(str(tmp_path / "link"))) is not None
-
-
-def test_case32_hub_snapshots_may_link_to_their_own_blobs(tmp_path: Path) -> None:
-    cache = tmp_path / "hub"
-    snapshot = cache / "models--org--name" / "snapshots" / ("a" * 40)
-    blobs = cache / "models--org--name" / "blobs"
-    other = cache / "models--org--other" / "blobs"
-    shared = cache / "blobs" / "ab"
-    for folder in (snapshot, blobs, other, shared):
-        folder.mkdir(parents=True)
-    data = make.build(make.TWO)
-    link = snapshot / "model.safetensors"
-
-    def through(target: Path) -> object:
-        """Read the folder with ``model.safetensors`` linked to ``target``."""
-        target.write_bytes(data)
-        link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(target, snapshot))
-        return read_folder(Folder(str(snapshot)))
-
-    assert through(blobs / ("1" * 64)) is not None
-    # a blob may itself be a link into the cache's shared store
-    (shared / ("ab" + "2" * 62)).write_bytes(data)
-    link.unlink()
-    (blobs / ("3" * 64)).symlink_to(os.path.relpath(shared / ("ab" + "2" * 62), blobs))
-    link.symlink_to(os.path.relpath(blobs / ("3" * 64), snapshot))
-    assert read_folder(Folder(str(snapshot))) is not None
-    for target in (other / ("1" * 64), cache / "secrets", cache / "blobs" / "x", tmp_path / "y"):
-        with pytest.raises(errors.FormatError, match="inside the folder"):
-            through(target)
-    # the same tree without the hub's folder names is an ordinary folder
-    moved = tmp_path / "plain"
-    (moved / "snapshots").mkdir(parents=True)
-    (moved / "blobs").mkdir()
-    (moved / "blobs" / "b").write_bytes(data)
-    (moved / "snapshots" / "model.safetensors").symlink_to("../blobs/b")
-    with pytest.raises(errors.FormatError, match="inside the folder"):
-        read_folder(Folder(str(moved / "snapshots")))
-
-
-def test_many_tensors_are_read_quickly(tmp_path: Path) -> None:
-    path = tmp_path / "many.safetensors"
-    path.write_bytes(make.build({f"model.layers.{i}.weight": ("U8", [1]) for i in range(20_000)}))
-    start = time.process_time()
-    assert len(read_header(str(path)).tensors) == 20_000
-    assert time.process_time() - start < 15.0
 
 
 @pytest.mark.parametrize("metadata", [False, True])

@@ -166,75 +166,6 @@ def test_the_number_of_prompts_is_limited(tmp_path: Path, kind: str) -> None:
 
 _MODULES = "modules.json"
 _TOP = "config_sentence_transformers.json"
-#: kind, file, path of the value in its JSON (for tensors: the name), value (None: removed), file and field of the error
-BROKEN: list[tuple[str, str, tuple[Any, ...], Any, str, str]] = [
-    ("splade", _MODULES, (), {}, _MODULES, "JSON"),
-    ("splade", _MODULES, (), [], _MODULES, "JSON"),
-    ("splade", _MODULES, (1,), 5, _MODULES, "[1]"),
-    ("splade", _MODULES, (1, "type"), 5, _MODULES, "[1].type"),
-    ("splade", _MODULES, (0, "type"), "os.system", _MODULES, "[0].type"),
-    ("splade", _MODULES, (1, "path"), "../outside", _MODULES, "[1].path"),
-    ("splade", _MODULES, (1, "path"), "/etc", _MODULES, "[1].path"),
-    *(("splade", _MODULES, (1, "kwargs"), value, _MODULES, "[1].kwargs") for value in (["task"], "task", {"a": 1}, 7)),
-    ("splade", "1_SpladePooling/config.json", ("pooling_strategy",), "mean", "config.json", "pooling_strategy"),
-    ("splade", "1_SpladePooling/config.json", ("pooling_strategy",), ["max"], "config.json", "pooling_strategy"),
-    ("splade", "1_SpladePooling/config.json", ("activation_function",), "exp", "config.json", "activation_function"),
-    ("splade", "1_SpladePooling/config.json", ("top_k",), 4, "config.json", "top_k"),
-    ("splade", "1_SpladePooling/config.json", (), [], "config.json", "JSON"),
-    ("splade", "sentence_bert_config.json", ("max_seq_length",), "9", "sentence_bert_config.json", "max_seq_length"),
-    ("splade", "sentence_bert_config.json", ("prefix",), "x", "sentence_bert_config.json", "prefix"),
-    ("splade", _TOP, ("prompts",), ["a"], _TOP, "prompts"),
-    ("splade", _TOP, ("prompts",), {"a": 1}, _TOP, "prompts.a"),
-    ("splade", _TOP, ("default_prompt_name",), "missing", _TOP, "default_prompt_name"),
-    ("splade", "model.safetensors", ("cls.predictions.transform.dense.weight",), None, "model.safetensors",
-     "cls.predictions.transform.dense.weight"),
-    ("splade", "model.safetensors", ("cls.predictions.transform.LayerNorm.weight",), None, "model.safetensors",
-     "cls.predictions.transform.LayerNorm.weight"),
-    ("splade", "model.safetensors", ("cls.predictions.transform.dense.weight",), (HIDDEN, HIDDEN + 1),
-     "model.safetensors", "cls.predictions.transform.dense.weight"),
-    ("splade", "model.safetensors", ("cls.predictions.transform.dense.weight",), (HIDDEN,), "model.safetensors",
-     "cls.predictions.transform.dense.weight"),
-    ("splade", "model.safetensors", ("cls.predictions.bias",), (VOCAB + 1,), "model.safetensors",
-     "cls.predictions.bias"),
-    ("splade", "model.safetensors", ("cls.predictions.decoder.weight",), (VOCAB, HIDDEN + 1), "model.safetensors",
-     "cls.predictions.decoder.weight"),
-    ("routed", "router_config.json", ("types",), [], "router_config.json", "types"),
-    ("routed", "router_config.json", ("types", "query"), None, "router_config.json", "types.query"),
-    ("routed", "router_config.json", ("types", "query"), "os.system", "router_config.json", "types.query"),
-    ("routed", "router_config.json", ("structure", "query"), "query", "router_config.json", "structure.query"),
-    ("routed", "router_config.json", ("types",), {"query": f"{_SPARSE}.SparseStaticEmbedding", "../x": _TRANSFORMER},
-     "router_config.json", "types.document"),
-    ("routed", "router_config.json", ("routes",), {}, "router_config.json", "routes"),
-    ("routed", "query/model.safetensors", ("weight",), None, "model.safetensors", "weight"),
-    ("routed", "query/model.safetensors", ("weight",), (VOCAB - 1,), "model.safetensors", "weight"),
-    ("routed", "query/model.safetensors", (), None, "query", "weights"),
-    ("routed", "query/config.json", ("scale",), 2, "config.json", "scale"),
-    ("pylate", "1_Dense/config.json", ("in_features",), HIDDEN + 1, "config.json", "in_features"),
-    ("pylate", "1_Dense/config.json", ("in_features",), "8", "config.json", "in_features"),
-    ("pylate", "1_Dense/config.json", ("out_features",), 5, "model.safetensors", "linear.weight"),
-    ("pylate", "1_Dense/config.json", ("out_features",), 1 << 30, "config.json", "out_features"),
-    ("pylate", "1_Dense/config.json", ("bias",), "yes", "config.json", "bias"),
-    ("pylate", "1_Dense/config.json", ("bias",), True, "model.safetensors", "linear.bias"),
-    ("pylate", "1_Dense/config.json", ("activation_function",), "os.system", "config.json", "activation_function"),
-    ("pylate", "1_Dense/config.json", ("dropout",), 0.5, "config.json", "dropout"),
-    ("pylate", "1_Dense/model.safetensors", ("linear.weight",), (HIDDEN, 4), "model.safetensors", "linear.weight"),
-    ("pylate", "1_Dense/model.safetensors", (), None, "1_Dense", "weights"),
-    ("pylate", _MODULES, (1, "path"), "1_Dense/../../other", _MODULES, "[1].path"),
-    ("pylate", _TOP, ("query_prefix",), 5, _TOP, "query_prefix"),
-    ("pylate", _TOP, ("query_length",), 0, _TOP, "query_length"),
-    ("pylate", _TOP, ("document_length",), 1 << 40, _TOP, "document_length"),
-    ("pylate", _TOP, ("do_query_expansion",), 0, _TOP, "do_query_expansion"),
-    ("pylate", _TOP, ("attend_to_expansion_tokens",), "no", _TOP, "attend_to_expansion_tokens"),
-    ("pylate", _TOP, ("skiplist_words",), "abc", _TOP, "skiplist_words"),
-    ("pylate", _TOP, ("skiplist_words",), ["a", 1], _TOP, "skiplist_words[1]"),
-    ("stanford", "artifact.metadata", (), [], "artifact.metadata", "JSON"),
-    ("stanford", "artifact.metadata", ("query_maxlen",), "32", "artifact.metadata", "query_maxlen"),
-    ("stanford", "artifact.metadata", ("attend_to_mask_tokens",), 1, "artifact.metadata", "attend_to_mask_tokens"),
-    ("stanford", "artifact.metadata", ("mask_punctuation",), "x", "artifact.metadata", "mask_punctuation"),
-    ("stanford", "model.safetensors", ("linear.weight",), None, "model.safetensors", "linear.weight"),
-    ("stanford", "model.safetensors", ("linear.weight",), (4, HIDDEN + 1), "model.safetensors", "linear.weight")]
-
-
 def broken(kind: str, file: str, path: tuple[Any, ...], value: Any) -> dict[str, Any]:
     """Return the files of a folder with one value changed, or removed if it is None."""
     files: dict[str, Any] = json.loads(json.dumps(KINDS[kind]()))
@@ -249,17 +180,6 @@ def broken(kind: str, file: str, path: tuple[Any, ...], value: Any) -> dict[str,
     else:
         at[path[-1]] = value
     return files
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("kind, file, path, value, named, field", BROKEN,
-                         ids=[f"{row[0]}-{row[5]}-{number}" for number, row in enumerate(BROKEN)])
-def test_hostile_folders(tmp_path: Path, kind: str, file: str, path: tuple[Any, ...], value: Any, named: str,
-                         field: str) -> None:
-    with pytest.raises(FormatError) as caught:
-        settings_of(tmp_path / "model", broken(kind, file, path, value))
-    message = str(caught.value)
-    assert named in message and field in message, message
 
 
 @pytest.mark.parametrize(("value", "got"), [

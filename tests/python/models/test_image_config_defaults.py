@@ -110,16 +110,6 @@ def test_a_key_that_is_missing_has_the_default_of_its_class(name: str) -> None:
     assert compared > 10 and not wrong
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_keys_that_are_read_are_not_logged_as_unknown(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    kind, settings, _, _ = READERS[name]
-    caplog.set_level("DEBUG", "mpool")
-    _read(name, getattr(transformers, kind).from_dict(settings).to_dict())
-    logged = " ".join(record.getMessage() for record in caplog.records)
-    assert not re.findall(r"\b(?:hidden_size|intermediate_size|num_attention_heads|num_hidden_layers|patch_size|"
-                          r"image_size|hidden_act|layer_norm_eps|max_position_embeddings)\b", logged)
-
-
 @pytest.mark.parametrize("name, model, settings", [
     ("clip", "CLIPModel", {"vision_config": VISION, "text_config": TEXT, "projection_dim": 40}),
     ("clip text", "CLIPModel", {"vision_config": VISION, "text_config": TEXT, "projection_dim": 40}),
@@ -255,53 +245,3 @@ def test_a_processor_without_a_class_is_the_usual_one(tmp_path: Path) -> None:
 def test_values_of_a_processor(tmp_path: Path, read: str, values: dict[str, Any], expected: dict[str, Any]) -> None:
     found = getattr(image_processor, read)(_processor(tmp_path, values))
     assert {name: getattr(found, name) for name in expected} == expected
-
-
-@pytest.mark.parametrize("read, values, field, allowed", [
-    ("read", {"image_processor_type": "Other"}, "image_processor_type", "BitImageProcessor, CLIP"),
-    ("read", {"size": {"longest_edge": 5}}, "size", "height and width, or shortest_edge"),
-    ("read", {"size": {}}, "size", "height and width, or shortest_edge"),
-    ("read", {"size": 0}, "size.shortest_edge", "an integer from 1 to 4096"),
-    ("read", {"size": 4097}, "size.shortest_edge", "an integer from 1 to 4096"),
-    ("read", {"crop_size": {"shortest_edge": 5}}, "crop_size", "height and width"),
-    ("read", {"resample": 6}, "resample", "an integer from 0 to 5"),
-    ("read", {"resample": -1}, "resample", "an integer from 0 to 5"),
-    ("read", {"image_mean": [1, 2]}, "image_mean", "three numbers"),
-    ("read", {"image_std": [1, 0, 1]}, "image_std.1", "a finite number above 0"),
-    ("read", {"rescale_factor": 0}, "rescale_factor", "a finite number above 0"),
-    ("read", {"unknown": 1}, "unknown", "no such key; known: _processor_class"),
-    ("read", {"image_grid_pinpoints": [[1, 2]]}, "image_grid_pinpoints", "no such key for CLIPImageProcessor"),
-    *[("read", {"image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": bad}, "image_grid_pinpoints",
-       "1 to 64 pairs of height and width") for bad in ([], [[1, 2]] * 65, [[1]], [[1, 2, 3]], [[0, 1]], [[1, 4097]],
-                                                        [[1, True]], {}, "x")],
-    ("read_tiling", {"image_processor_type": "CLIPImageProcessor"}, "image_processor_type", "Idefics3ImageProcessor, "),
-    ("read_tiling", {"size": {"longest_edge": 4097}}, "size.longest_edge", "an integer from 1 to 4096"),
-    ("read_tiling", {"max_image_size": {"longest_edge": 0}}, "max_image_size.longest_edge", "an integer from 1"),
-    ("read_tiling", {"size": {"height": 5}}, "size.height", "only the keys longest_edge"),
-    ("read_dynamic_size", {"image_processor_type": "CLIPImageProcessor"}, "image_processor_type",
-     "Qwen2VLImageProcessor"),
-    ("read_dynamic_size", {"min_pixels": 8, "max_pixels": 7}, "min_pixels", "at most 7, the value of max_pixels"),
-    ("read_dynamic_size", {"min_pixels": 0}, "min_pixels", "an integer from 1 to"),
-    ("read_dynamic_size", {"size": {"longest_edge": 0}}, "size.longest_edge", "an integer from 1 to"),
-    *[("read_dynamic_size", {key: bad}, key, f"an integer from 1 to {most}") for key, most in (
-        ("patch_size", 256), ("merge_size", 16)) for bad in (0, most + 1)]])
-def test_refused_values_of_a_processor(tmp_path: Path, read: str, values: dict[str, Any], field: str,
-                                       allowed: str) -> None:
-    with pytest.raises(errors.FormatError) as caught:
-        getattr(image_processor, read)(_processor(tmp_path, values))
-    error = caught.value
-    assert (error.field, os.path.basename(error.file or "")) == (field, image_processor.NAME)
-    assert str(error.allowed).startswith(allowed)
-
-
-@pytest.mark.parametrize("read, values, words", [
-    ("read", {"do_pad": True}, "do_pad is true, which mpool supports only for LlavaImageProcessor"),
-    ("read", {"data_format": "channels_last"}, "data_format is 'channels_last', which mpool does not support"),
-    ("read_tiling", {"do_center_crop": True}, "do_center_crop is true, which mpool does not support"),
-    ("read_dynamic_size", {"do_pad": True}, "do_pad is true, which mpool does not support")])
-def test_unsupported_values_of_a_processor(tmp_path: Path, read: str, values: dict[str, Any], words: str) -> None:
-    with pytest.raises(errors.Unsupported, match=words):
-        getattr(image_processor, read)(_processor(tmp_path, values))
-    absent = Folder(str(tmp_path))
-    with pytest.raises(errors.FormatError, match="missing"):
-        getattr(image_processor, read)(absent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 from pathlib import Path
 
@@ -71,8 +70,6 @@ def test_only_variables_that_are_set_are_named(given: tuple[str, ...], ref: str,
     assert ("unset " + " and ".join(given) in text) if given else "When online, run:" in text
 
 
-# ---- hints that install packages -------------------------------------------------------------------------------------
-
 def test_the_hint_names_the_packages_of_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """No package index has mpool: ``pip install "mpool[ray]"`` fails for those who installed the sources."""
     lines = ["numpy>=1", 'starlette<2,>=0.40; extra == "server"', 'msgspec>=0.18; extra == "server"',
@@ -92,14 +89,4 @@ def test_the_hint_names_the_packages_of_an_extra(monkeypatch: pytest.MonkeyPatch
     assert resources.install_hint("grammar") == 'Run this in the clone of mpool: pip install ".[grammar]"'
 
 
-@pytest.mark.parametrize("url, wanted", [
-    ("file:///home/me/my%20clone", "'/home/me/my clone'"), ("https://example.org/mpool.whl", "mpool"), (None, "mpool")])
-def test_reinstalling_names_the_source_of_the_installation(url: str | None, wanted: str,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    class Distribution:
-        def read_text(self, name: str) -> str | None:
-            return None if url is None else json.dumps({"url": url})
-
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution())
-    found = resources.error_of(ImportError("No module named 'jinja2'", name="jinja2"))
-    assert found is not None and str(found).endswith(f"pip install --force-reinstall {wanted}")
+# ---- hints that install packages -------------------------------------------------------------------------------------

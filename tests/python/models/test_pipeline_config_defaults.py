@@ -173,48 +173,6 @@ def test_each_value_of_a_transformer_reaches_its_hyper_parameter(read: Callable[
     assert (size.heads, size.head, size.flux) == (kv["transformer.head_count"], kv["transformer.head_length"], flux)
 
 
-@pytest.mark.parametrize("part, changes, field, got", [
-    ("clip", {"hidden_act": "tanh"}, "hidden_act", "tanh"), ("clip", {"hidden_size": 0}, "hidden_size", "0"),
-    ("clip", {"max_position_embeddings": 1}, "max_position_embeddings", "1"),
-    ("t5", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj", "tanh"),
-    ("t5", {"relative_attention_num_buckets": 3}, "relative_attention_num_buckets", "3"),
-    ("t5", {"relative_attention_max_distance": 3}, "relative_attention_max_distance", "3"),
-    ("vae", {"latent_channels": 5}, "latent_channels", 5), ("vae", {"layers_per_block": 0}, "layers_per_block", "0"),
-    ("vae", {"scaling_factor": 0}, "scaling_factor", "0"),
-    ("vae", {"block_out_channels": [8, 0, 24]}, "block_out_channels", "[8, 0, 24]")])
-def test_refused_values(read: Callable[..., Any], part: str, changes: dict[str, Any], field: str, got: Any) -> None:
-    cls, base, _, call = PARTS[part]
-    with pytest.raises(errors.FormatError) as caught:
-        read(part, cls, base | changes, call)
-    assert (caught.value.field, caught.value.got) == (field, got)
-
-
-@pytest.mark.parametrize("flux, changes, field, got", [
-    (True, {"patch_size": 2}, "patch_size", "2 with 64 channels"),
-    (True, {"in_channels": 6}, "patch_size", "1 with 6 channels"),
-    (False, {"patch_size": 1}, "patch_size", "1 with 16 channels"), (False, {"qk_norm": "l2"}, "qk_norm", "l2"),
-    (False, {"out_channels": 5}, "out_channels", 5),
-    (False, {"caption_projection_dim": 7}, "caption_projection_dim", 7),
-    (False, {"attention_head_dim": 7}, "attention_head_dim", "7"),
-    (False, {"pos_embed_max_size": 4097}, "pos_embed_max_size", "4097"),
-    (False, {"sample_size": 0}, "sample_size", "0")])
-def test_refused_values_of_a_transformer(read: Callable[..., Any], flux: bool, changes: dict[str, Any], field: str,
-                                         got: Any) -> None:
-    cls, base = ("FluxTransformer2DModel", FLUX) if flux else ("SD3Transformer2DModel", SD3)
-    with pytest.raises(errors.FormatError) as caught:
-        read("transformer", cls, base | changes, lambda reader: reader.transformer(flux, None))
-    assert (caught.value.field, caught.value.got) == (field, got)
-
-
-@pytest.mark.parametrize("changes", [
-    {"use_post_quant_conv": True}, {"act_fn": "relu"}, {"latents_mean": [1.0]}, {"latents_std": [1.0]},
-    {"up_block_types": ["AttnUpDecoderBlock2D"]}, {"up_block_types": ["UpDecoderBlock2D"] * 2}, {"out_channels": 4}])
-def test_other_decoders_are_refused(read: Callable[..., Any], changes: dict[str, Any]) -> None:
-    name, = changes
-    with pytest.raises(errors.Unsupported, match=f"a decoder with `{name}` .* is not supported: it must be"):
-        read("vae", "AutoencoderKL", VAE | changes, PARTS["vae"][3])
-
-
 def test_other_classes_and_keys_are_refused(read: Callable[..., Any]) -> None:
     for part, (cls, base, _, call) in PARTS.items():
         with pytest.raises(errors.FormatError) as caught:

@@ -4,9 +4,7 @@ StaticEmbedding modules against sentence-transformers."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -92,32 +90,6 @@ def test_sentence_transformers(module: str, normalize: bool, tmp_path: Path) -> 
                                reference.encode(staticmodels.TEXTS[:3], prompt_name="query"), atol=1e-6)
 
 
-def changed(**tensors: Any) -> dict[str, np.ndarray]:
-    return {"embeddings": staticmodels.table(), **tensors}
-
-
-@pytest.mark.parametrize(("tensors", "error", "part"), [
-    ({"embeddings": staticmodels.table()[:9]}, mpool.FormatError, "token ids"),
-    ({"embeddings": staticmodels.table().reshape(-1)}, mpool.FormatError, "a matrix"),
-    ({"other": staticmodels.table()}, mpool.FormatError, "other"),
-    (changed(**{"embedding.weight": staticmodels.table()}), mpool.FormatError, "embedding"),
-    (changed(extra=np.ones(2)), mpool.FormatError, "extra"),
-    ({"embeddings": staticmodels.table().astype(np.float64)}, mpool.Unsupported, "F64"),
-    (changed(weights=np.ones(3, np.float32)), mpool.FormatError, "factor"),
-    (changed(mapping=np.zeros((16, 1), np.int64)), mpool.FormatError, "one dimension"),
-    (changed(mapping=np.full(16, 16)), mpool.FormatError, "token_embd.mapping"),
-    (changed(mapping=np.full(16, -1)), mpool.FormatError, "token_embd.mapping"),
-    (changed(mapping=np.full(16, 1 << 40)), mpool.FormatError, "token_embd.mapping"),
-    (changed(mapping=np.zeros(16, np.float32)), mpool.Unsupported, "mapping"),
-    (changed(weights=np.full(16, np.nan, np.float32)), mpool.FormatError, "token_embd.factor"),
-])
-def test_hostile_tables(tensors: dict[str, np.ndarray], error: type[Exception], part: str, tmp_path: Path) -> None:
-    folder = staticmodels.write(tmp_path / "model", tensors, {})
-    with pytest.raises(error) as caught:
-        mpool.embed("the cat", str(folder))
-    assert part in str(caught.value), str(caught.value)
-
-
 def test_a_row_that_is_not_finite_fails_its_texts_alone(tmp_path: Path) -> None:
     table = staticmodels.table()
     table[staticmodels.vocabulary()["cat"], 3] = np.nan
@@ -125,28 +97,6 @@ def test_a_row_that_is_not_finite_fails_its_texts_alone(tmp_path: Path) -> None:
     with pytest.raises(mpool.NumericError):
         mpool.embed("the cat", folder)
     assert np.isfinite(mpool.embed("the roof", folder)).all()
-
-
-@pytest.mark.parametrize(("change", "part"), [
-    (lambda folder: (folder / "config.json").write_text('{"model_type": "model2vec", "max_length": 0}'), "max_length"),
-    (lambda folder: (folder / "config.json").write_text('{"model_type": "model2vec", "normalize": 3}'), "normalize"),
-    (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
-    (lambda folder: (folder / "tokenizer.json").write_text(json.dumps(
-        json.loads((folder / "tokenizer.json").read_text()) | {"added_tokens": 7})), "added_tokens"),
-    (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
-    (lambda folder: (folder / "modules.json").write_text(json.dumps([
-        {"type": "sentence_transformers.models.StaticEmbedding", "path": ""},
-        {"type": "sentence_transformers.models.Dense", "path": "1"}])), "Dense"),
-    (lambda folder: (folder / "modules.json").write_text(json.dumps([
-        {"type": "sentence_transformers.models.Normalize", "path": "1"},
-        {"type": "sentence_transformers.models.StaticEmbedding", "path": ""}])), "Normalize, StaticEmbedding"),
-])
-def test_hostile_folders(change: Callable[[Path], Any], part: str, tmp_path: Path) -> None:
-    folder = staticmodels.write(tmp_path / "model", *staticmodels.VARIANTS["plain"])
-    change(folder)
-    with pytest.raises(mpool.MpoolError) as caught:
-        mpool.embed("the cat", str(folder))
-    assert part in str(caught.value), str(caught.value)
 
 
 def test_token_ids_and_long_texts(tmp_path: Path) -> None:

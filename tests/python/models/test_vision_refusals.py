@@ -47,49 +47,6 @@ def processor(tmp_path: Path, **values: Any) -> Folder:
     return Folder(str(tmp_path))
 
 
-@pytest.mark.parametrize("name, changes, field, got, allowed", [
-    ("llava", {"vision_config.model_type": "vit"}, "vision_config.model_type", "'vit'",
-     "clip_vision_model, siglip_vision_model"),
-    ("llava", {"text_config.model_type": "gpt2"}, "text_config.model_type", "'gpt2'", "llama, mistral, qwen2"),
-    ("llava", {"vision_feature_layer": 5}, "vision_feature_layer", 5, "1 to 4, or -4 to -1"),
-    ("llava", {"vision_feature_layer": 0}, "vision_feature_layer", 0, "1 to 4, or -4 to -1"),
-    ("llava", {"vision_feature_layer": -5}, "vision_feature_layer", -5, "1 to 4, or -4 to -1"),
-    ("llava", {"vision_config.num_attention_heads": 5}, "vision_config.num_attention_heads", 5,
-     "a divisor of hidden_size, 48"),
-    ("llava", {"vision_config.image_size": 7}, "vision_config.image_size", 7, "at least patch_size, 8"),
-    ("llava", {"vision_config.image_size": 0}, "vision_config.image_size", "0", "an integer from 1 to 16384"),
-    ("llava", {"vision_config.patch_size": [8, 8 << 20]}, None, None, "squares"),
-    ("llava", {"vision_config.num_hidden_layers": 1025}, "vision_config.num_hidden_layers", "1025",
-     "an integer from 1 to 1024"),
-    ("llava", {"image_token_index": -1}, "image_token_index", "-1", "an integer from 0 to"),
-    ("llava", {"vision_feature_select_strategy": "all"}, "vision_feature_select_strategy", "'all'",
-     "one of default, full"),
-    ("idefics3", {"scale_factor": 3}, "scale_factor", 3, "a divisor of the 4 patches per side"),
-    ("idefics3", {"scale_factor": 17}, "scale_factor", "17", "an integer from 1 to 16"),
-    ("qwen2_5_vl", {"vision_config.out_hidden_size": 65}, "vision_config.out_hidden_size", 65,
-     "64, the decoder's hidden_size"),
-    ("qwen2_5_vl", {"vision_config.num_heads": 5}, "vision_config.num_heads", 5, "a divisor of hidden_size, 48"),
-    ("qwen2_5_vl", {"vision_config.window_size": 27}, "vision_config.window_size", 27,
-     "at least 28, the side of a merged patch"),
-    ("qwen2_5_vl", {"vision_config.rope_parameters": {"rope_type": "linear"}},
-     "vision_config.rope_parameters.rope_type", "'linear'", "one of axial"),
-    ("qwen2_5_vl", {"vision_config.rope_parameters": {"factor": 2}}, "vision_config.rope_parameters.factor", "2",
-     "only the keys rope_theta, rope_type"),
-    ("qwen2_5_vl", {"text_config.rope_scaling": {"mrope_section": [1, 2]}}, "rope_scaling.mrope_section", "a list",
-     "three numbers above 0"),
-    ("qwen2_5_vl", {"text_config.rope_scaling": {"mrope_section": [1, 2, 0]}}, "rope_scaling.mrope_section", "a list",
-     "three numbers above 0")])
-def test_refused_configurations(name: str, changes: dict[str, Any], field: str | None, got: Any, allowed: str) -> None:
-    with pytest.raises((errors.FormatError, errors.Unsupported)) as caught:
-        vision_folder.READERS[name](config(name, changes))
-    if field is None:
-        assert isinstance(caught.value, errors.Unsupported) and allowed in str(caught.value)
-        return
-    error = caught.value
-    assert (error.file, error.field, error.got) == ("/m/config.json", field, got)  # type: ignore[union-attr]
-    assert str(error.allowed).startswith(allowed)
-
-
 @pytest.mark.parametrize("kind", ["dinov2", "dinov2_with_registers"])
 def test_a_huge_layer_is_refused(kind: str) -> None:
     with pytest.raises(errors.FormatError, match="mlp_ratio is 1e.308, allowed: a finite number above 0, at most 1024"):
@@ -101,20 +58,6 @@ def test_mean_colours_of_a_projector_file_are_finite(value: float) -> None:
     mean = "clip.vision.image_mean"
     with pytest.raises(errors.FormatError, match=f"{mean} is .*, allowed: three finite numbers"):
         vision_gguf._read_three(Fields({mean: [0.5, value, 0.5]}, file="/m/mmproj.gguf"), mean)
-
-
-@pytest.mark.parametrize("name, changes, words", [
-    ("llava", {"vision_feature_layer": [1, 2]}, "vision_feature_layer is a list; mpool supports a single layer"),
-    ("llava", {"vision_config": SIGLIP}, "vision_feature_select_strategy is default, which would drop an image patch"),
-    ("llava_next", {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is full; for models"),
-    ("llava", {"vision_config.num_channels": 1}, "num_channels"),
-    ("idefics3", {"vision_config.image_size": 152, "scale_factor": 1}, "images have 19 patches per side"),
-    ("idefics3", {"vision_config.image_size": 640}, "images have 80 patches per side"),
-    ("qwen2_5_vl", {"vision_config.in_channels": 1}, "in_channels"),
-    ("qwen2_5_vl", {"vision_config.in_chans": 4}, "in_channels")])
-def test_unsupported_configurations(name: str, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(errors.Unsupported, match=words):
-        vision_folder.READERS[name](config(name, changes))
 
 
 @pytest.mark.parametrize("name, changes, layers", [

@@ -111,36 +111,6 @@ def test_encoder_does_not_depend_on_its_batch(tmp_path: Path, name: str) -> None
                 assert np.array_equal(token_vectors(pool, folder, [ids], compute)[0], vectors)
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("name, key, value", [
-    ("nomic_bert_published", "prenorm", True), ("nomic_bert_published", "rotary_emb_fraction", 0.5),
-    ("nomic_bert_published", "qkv_proj_bias", True), ("nomic_bert_published", "moe_every_n_layers", 2),
-    ("nomic_bert_moe", "expert_choice_router", True), ("nomic_bert_moe", "moe_normalize_expert_weights", 1.0),
-    ("nomic_bert_moe", "num_shared_experts", 1), ("nomic_bert_moe", "moe_every_n_layers", 0),
-    ("gte_published", "position_embedding_type", "absolute"), ("gte_published", "logn_attention_scale", True),
-    ("gte_published", "rope_scaling", {"type": "ntk", "factor": 2.0, "mixed_b": 1.0}),
-    ("gte_published", "rope_scaling", {"type": "ntk", "factor": 1e200}),
-    ("gte", "rope_parameters", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1000.0}),
-    ("modern_bert", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
-    ("jina_bert_v2", "feed_forward_type", "original"),
-    ("gte_arctic", "position_embedding_type", "absolute"),
-    ("bert_xlm_roberta", "position_embedding_type", "relative_key"),
-    ("bert_electra", "position_embedding_type", "relative_key"),
-    ("deberta_v2", "conv_kernel_size", 3), ("deberta_v2", "relative_attention", False),
-    ("deberta_v2", "pos_att_type", "p2p"), ("deberta_v2", "pos_att_type", ""),
-    ("deberta_v2", "norm_rel_ebd", "batch_norm"),
-    ("bert_distilbert", "activation", "tanh"),
-    ("llama_embedding_eurobert", "attention_bias", True),
-    ("llama_embedding_eurobert", "rope_parameters", {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0}),
-])
-def test_keys_that_change_the_computation_are_refused(tmp_path: Path, name: str, key: str, value: object) -> None:
-    folder = ENCODERS[name].write(built(name, 1), tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, key: value}))
-    with pytest.raises((mpool.errors.Unsupported, mpool.errors.FormatError), match=key):
-        describe_folder(str(folder), key="k", ref="r")
-
-
 @pytest.mark.parametrize("key, value, got", [
     ("classifier_pooling", "late", "'late'"), ("clf_pooling", "late", "'late'"),
     ("classifier_pooling", None, "missing")])
@@ -155,60 +125,6 @@ def test_classifiers_of_eurobert_that_pool_logits_are_refused(tmp_path: Path, ke
         describe_folder(str(folder), key="k", ref="r")
     expected = f"{folder / 'config.json'}: {key} is {got}, mpool supports only 'bos' and 'mean'"
     assert str(caught.value) == expected
-
-
-#: Values of a key that contradict the tensors, or that no model has: name, key, value, field of the error.
-HOSTILE = [
-    ("bert_albert", "num_hidden_groups", 0, "num_hidden_groups"),
-    ("bert_albert", "num_hidden_groups", -1, "num_hidden_groups"),
-    ("bert_albert", "num_hidden_groups", 3, "num_hidden_groups"),
-    ("bert_albert", "num_hidden_groups", 1.5, "num_hidden_groups"),
-    ("bert_albert", "num_hidden_groups", 1, "tensors"),
-    ("bert_albert", "inner_group_num", 0, "inner_group_num"), ("bert_albert", "inner_group_num", 2, "tensors"),
-    ("bert_albert", "embedding_size", 0, "embedding_size"),
-    ("bert_albert", "embedding_size", 1 << 40, "embedding_size"),
-    ("bert_albert", "embedding_size", 21, "shape of embeddings.word_embeddings.weight"),
-    ("bert_electra", "embedding_size", 48, "shape of embeddings.word_embeddings.weight"),
-    ("bert_electra_wide", "embedding_size", 20, "shape of embeddings.word_embeddings.weight"),
-    ("bert_distilbert", "dim", 0, "dim"), ("bert_distilbert", "n_heads", 5, "attention.head_count"),
-    ("bert_distilbert", "hidden_dim", 99, "shape of transformer.layer.0.ffn.lin1"),
-    ("deberta_v2", "position_buckets", 1, "position_buckets"),
-    ("deberta_v2", "position_buckets", 118, "position_buckets"),  # the last bucket would begin before the others end
-    ("deberta_v2", "position_buckets", 1 << 40, "position_buckets"),
-    ("deberta_v2", "position_buckets", -2, "position_buckets"),
-    ("deberta_v2", "position_buckets", 9, "shape of encoder.rel_embeddings.weight"),
-    ("deberta_v2", "max_relative_positions", 1 << 40, "max_relative_positions"),
-    ("deberta_v2", "max_relative_positions", -7, "max_relative_positions"),
-    ("deberta_v2", "max_relative_positions", 1.5, "max_relative_positions"),
-    ("deberta_v2", "share_att_key", False, "tensors"), ("deberta_v2", "norm_rel_ebd", "none", "tensors"),
-    ("deberta_v2", "embedding_size", 47, "shape of embeddings.word_embeddings"),
-    ("deberta_v2", "pos_att_type", [1], "pos_att_type"),
-    ("deberta_v2", "attention_head_size", 8, "num_attention_heads"),
-    ("deberta_v2", "position_biased_input", True, "tensors"),
-    ("deberta_v2", "type_vocab_size", 1 << 40, "type_vocab_size"),
-    ("deberta_v2_own", "share_att_key", True, "tensors"),
-    ("llama_embedding_eurobert", "head_dim", 0, "head_dim"),
-    ("llama_embedding_eurobert", "num_key_value_heads", 4, "attention.head_count_kv"),
-]
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("name, key, value, field", HOSTILE)
-def test_hostile_configurations_are_refused(tmp_path: Path, name: str, key: str, value: object, field: str) -> None:
-    folder = ENCODERS[name].write(built(name, 2), tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, key: value}))
-    with pytest.raises(mpool.errors.FormatError) as caught:
-        describe_folder(str(folder), key="k", ref="r")
-    assert field in caught.value.field and str(folder) in caught.value.file
-
-
-def test_layers_times_inner_layers_are_limited(tmp_path: Path) -> None:
-    folder = ENCODERS["bert_albert"].write(built("bert_albert", 2), tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "inner_group_num": 1 << 40}))
-    with pytest.raises(mpool.LimitError, match="inner_group_num"):
-        describe_folder(str(folder), key="k", ref="r")
 
 
 def test_decoders_of_ettin_are_refused_by_name(tmp_path: Path) -> None:

@@ -90,8 +90,3 @@ def test_scores(found: mpool.TextEmbeddings, golden: dict[str, Any]) -> None:
                          ("colbert+sparse+dense",
                           (weights[0] * dense + weights[1] * sparse + weights[2] * colbert) / weights.sum())):
         assert close(wanted, golden[f"pair.{name}"]), name
-
-
-def test_versions_are_recorded(golden: dict[str, Any]) -> None:
-    versions = json.loads(str(golden["versions"]))
-    assert set(versions) == {"FlagEmbedding", "torch", "transformers", "tokenizers"} and all(versions.values())

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +92,3 @@ def test_adapter_files_of_the_tests_are_those_of_llama_cpp(tmp_path: Path) -> No
         assert tensor.tensor_type == same.tensor_type and np.array_equal(tensor.data, same.data), tensor.name
     for key in ("general.type", "general.architecture", "adapter.type", "adapter.lora.alpha"):
         assert one.fields[key].contents() == other.fields[key].contents(), key
-
-
-@pytest.mark.parametrize("library", ["peft", "llama_cpp_python"])
-def test_versions_are_recorded(library: str) -> None:
-    versions = json.loads(str(recorded(library)["versions"]))
-    assert set(versions) == {library, "torch", "transformers", "tokenizers"} and all(versions.values())

@@ -16,7 +16,7 @@ from mpool.models.quantizing.quantize import quantize
 
 import quantisedfiles
 import quantisedmodels
-from corelib import greedy, logits
+from corelib import logits
 from paritymodels import torch
 
 gguf = pytest.importorskip("gguf")
@@ -136,17 +136,6 @@ def test_arguments_of_the_core(tmp_path: Path) -> None:
         _core.Matrix(spec.to_core(), "no.weight")
     with pytest.raises(TypeError, match="expected a Spec"):
         _core.Matrix(None, "blk.1.ffn_up.weight")
-
-
-def test_worker_process_computes_the_same(tmp_path: Path) -> None:
-    model = quantisedmodels.decoder("qwen3moe", moe_intermediate_size=64)
-    quantisedmodels.save(model, tmp_path, "awq")
-    tokens = np.random.default_rng(7).integers(2, 157, 9)
-    with mpool.Pool() as pool:
-        expected = greedy(pool, str(tmp_path), tokens, 8)
-    with mpool.Pool() as pool:
-        pool.load(str(tmp_path), isolation="process")
-        assert (greedy(pool, str(tmp_path), tokens, 8) == expected).all()
 
 
 def test_zero_biases_are_dropped(tmp_path: Path) -> None:

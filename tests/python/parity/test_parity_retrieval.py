@@ -4,8 +4,7 @@ seeded checkpoints: largest difference 1e-4 of the largest value, and equal supp
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -312,57 +311,6 @@ def test_bge_m3(pool: mpool.Pool, m3: Path) -> None:
 
 
 # ---- promises ------------------------------------------------------------------------------------------------------
-
-def _bytes(found: Any) -> list[bytes]:
-    """One bytes object per text, whatever the result is."""
-    if isinstance(found, np.ndarray):
-        return [row.tobytes() for row in found]
-    if isinstance(found, mpool.TextEmbeddings):
-        return [b"".join(parts) for parts in zip(*(_bytes(one) for one in (found.dense, found.sparse, found.tokens)))]
-    if isinstance(found, mpool.SparseVectors):
-        return [ids.tobytes() + values.tobytes() for ids, values in found]
-    return [matrix.tobytes() for matrix in found]
-
-
-CALLS: dict[str, Callable[..., Any]] = {
-    "embed": mpool.Pool.embed, "embed_sparse": mpool.Pool.embed_sparse, "embed_tokens": mpool.Pool.embed_tokens,
-    "embed_all": mpool.Pool.embed_all}
-MANY = [f"w{number % 90} w{number % 7} w{number % 31} w{number}" for number in range(60)]
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_same_bytes_alone_and_from_many_threads(pool: mpool.Pool, m3: Path, name: str) -> None:
-    call, model = CALLS[name], str(m3)
-    together = _bytes(call(pool, MANY, model))
-    assert [_bytes(call(pool, [text], model))[0] for text in MANY[:8]] == together[:8]
-    found: dict[int, list[bytes]] = {}
-    threads = [threading.Thread(target=lambda at=at: found.setdefault(at, _bytes(call(pool, MANY[at::4], model))))
-               for at in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(found[at] == together[at::4] for at in range(4))
-
-
-def test_same_bytes_in_worker_processes(pool: mpool.Pool, m3: Path) -> None:
-    with mpool.Pool(mpool.PoolConfig(threads=1, isolation="process")) as isolated:
-        for name, call in CALLS.items():
-            assert _bytes(call(isolated, MANY, str(m3))) == _bytes(call(pool, MANY, str(m3))), name
-
-
-def test_jobs_and_aio(pool: mpool.Pool, m3: Path) -> None:
-    import asyncio
-
-    async def each() -> list[Any]:
-        return [await getattr(mpool.aio, name)(TEXTS, str(m3), pool=pool) for name in CALLS]
-
-    found = asyncio.run(each())
-    for (name, call), awaited, output in zip(CALLS.items(), found, ("dense", "sparse", "tokens", "all")):
-        expected = _bytes(call(pool, TEXTS, str(m3)))
-        assert _bytes(awaited) == expected, name
-        assert _bytes(pool.submit("text_embedding", inputs=TEXTS, model=str(m3), output=output).result()) == expected
-
 
 def test_results_behave_like_sequences(pool: mpool.Pool, m3: Path) -> None:
     sparse, tokens = pool.embed_sparse(TEXTS, str(m3)), pool.embed_tokens(TEXTS, str(m3))

@@ -3,7 +3,6 @@ checkpoints with odd sizes: largest difference 1e-4 of the largest value."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import aio
 from mpool.errors import FormatError, InvalidArgument, Unsupported
 
 pytest.importorskip("sentence_transformers")
@@ -169,20 +167,6 @@ def test_a_task_of_another_type(pair: tuple[Any, str]) -> None:
             for verb in (pool.embed, pool.embed_tokens):
                 with pytest.raises(InvalidArgument, match="task"):
                     verb(TEXTS, pair[1], task=task)
-
-
-def test_async_requests(pair: tuple[Any, str]) -> None:
-    """The first request of a side reads its tokenizer on a thread, not on that of the event loop."""
-    model, folder = pair
-
-    async def run() -> None:
-        with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
-            same(await aio.embed(TEXTS, folder, compute="float32", pool=pool), model.encode(TEXTS))
-            assert not pool._find(folder).ready("float32")
-            same(await aio.embed(TEXTS, folder, task="query", compute="float32", pool=pool), model.encode_query(TEXTS))
-            assert pool._find(folder).ready("float32")
-
-    asyncio.run(run())
 
 
 def test_loading_swapping_and_settings(pair: tuple[Any, str], tmp_path: Path) -> None:

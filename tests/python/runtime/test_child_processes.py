@@ -247,20 +247,6 @@ def test_inherited_by_a_child(children: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert allowed["Max processes"] == ["0", "0"] and allowed["Max file size"] == ["0", "0"]
 
 
-def test_sources_are_kept_and_evicted(children: Any) -> None:
-    made = children(load="if text == 'bad': return 'refused', b'why'\n    text += str(time.monotonic_ns())", kept=2)
-    sources = [Source(f"{at} ") for at in range(3)]
-    found = [ask(made, b"", source)[1] for source in sources]
-    assert [ask(made, b"", sources[at])[1] for at in (2, 1)] == [found[2], found[1]]  # not loaded again
-    assert ask(made, b"", sources[0])[1] != found[0]
-    (child,) = made._all
-    assert list(child.loaded) == [sources[1].digest, sources[0].digest]  # source 2 had not been used for longest
-    for _ in range(2):
-        assert ask(made, b"", Source("bad")) == ("refused", b"why")
-    assert Source("bad").digest not in child.loaded and made._all == [child]
-    assert ask(made, b"none") == ("text", b"none")
-
-
 def test_child_that_uses_much_memory_ends_after_its_response(children: Any) -> None:
     made = children(start="kept = []", handle="kept.append(b'x' * (10 << 20))", worn=5 << 20)
     assert ask(made) == ("text", b"v") and not pids(made)
@@ -294,11 +280,6 @@ def test_program_that_never_starts(children: Any, tmp_path: Path, monkeypatch: p
     assert ask(made) == ("text", b"v")
 
 
-def test_package_that_is_not_installed(children: Any) -> None:
-    with pytest.raises(SpawnFailed, match="no_such_package is not installed.*pip install no_such_package"):
-        ask(children(packages=("no_such_package",)))
-
-
 def test_no_process_and_no_descriptor(children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of the failures uses up a place or a descriptor."""
     made = children()
@@ -326,15 +307,6 @@ def test_application_is_not_started_as_a_child(children: Any, monkeypatch: pytes
             ask(children())
     finally:
         multiprocessing.set_executable(python)
-
-
-def test_start_does_not_wait(children: Any) -> None:
-    made = children(start="time.sleep(0.1)")
-    made.start()
-    made.start()
-    before = pids(made)
-    assert len(before) == 1 and not made._all[0].ready
-    assert ask(made) == ("text", b"v") and pids(made) == before
 
 
 # ---- threads ---------------------------------------------------------------------------------------------------------
@@ -378,36 +350,6 @@ def test_idle_and_dead_children_leave_no_zombie(children: Any, idle: float) -> N
     if idle > 1:
         os.kill(pid, signal.SIGKILL)
     until(lambda: not made._all and pid not in states())
-    assert ask(made) == ("text", b"v")
-
-
-def test_thread_that_tidies_ends(children: Any) -> None:
-    """The thread starts again with the next child."""
-    until(lambda: child_processes._tidier is None)  # that of other tests
-    made = children(idle=600.0)
-    for _ in range(2):
-        made.program = made.program._replace(idle=600.0)
-        ask(made)
-        thread = child_processes._tidier
-        assert thread is not None
-        made.program = made.program._replace(idle=0.05)
-        until(lambda: child_processes._tidier is None)
-        thread.join(10)
-        assert not made._all and not thread.is_alive()
-
-
-def test_idle_child_ends_without_the_thread(children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle child ends by itself, such as when no thread can be started."""
-    def refused(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    until(lambda: child_processes._tidier is None)
-    made = children(idle=0.05)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refused)
-        assert ask(made) == ("text", b"v")
-    assert child_processes._tidier is None
-    until(lambda: states().get(pids(made)[0]) == "Z")
     assert ask(made) == ("text", b"v")
 
 
@@ -539,30 +481,6 @@ def test_closed_standard_streams(closed: tuple[int, ...], tmp_path: Path) -> Non
             f"open({str(tmp_path / 'fine')!r}, 'w').close(); os._exit(0)\n")
     run(code, tmp_path, stdin=subprocess.DEVNULL)
     assert (tmp_path / "fine").exists()
-
-
-def test_limit_on_processes(tmp_path: Path) -> None:
-    """The system starts no further process. Root has no such limit."""
-    code = """
-import resource
-from mpool.errors import SpawnFailed
-ask()
-made.__del__(), made.renew()
-resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-if not os.getuid(): os.setresuid(65534, 65534, 65534)
-for _ in range(3):
-    try: ask()
-    except SpawnFailed as error: print(type(error.__cause__).__name__, made._starting, len(made._all))
-"""
-    assert run(code, tmp_path) == "BlockingIOError 0 0\n" * 3
-
-
-def test_no_folder_is_needed(tmp_path: Path) -> None:
-    """Neither a folder for temporary files nor the working directory."""
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    environment = {**os.environ, "TMPDIR": "/nowhere", "HOME": "/nowhere"}
-    assert run("os.rmdir(os.getcwd()); print(ask())", tmp_path, cwd=gone, env=environment) == "('text', b'v')\n"
 
 
 def test_limit_of_time_survives_the_signals_of_the_parent(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing.spawn
 import os
 import re
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -72,16 +70,6 @@ def kill_in_steps(pool: mpool.Pool, model: Path, number: int) -> mpool.MpoolErro
 
 # ---- the same bytes
 
-@pytest.mark.parametrize("compute", ["float32", "bfloat16", "int8"])
-def test_vectors_are_the_same(bert: Path, compute: Any, pool: mpool.Pool) -> None:
-    texts = [f"text {number} " + "one two " * (number % 20) for number in range(300)]
-    with mpool.Pool() as here:
-        for options in (dict(), dict(normalize=False), dict(dimensions=8)):
-            assert np.array_equal(here.embed(texts, bert, compute=compute, **options),
-                                  pool.embed(texts, bert, compute=compute, **options))
-        assert np.array_equal(here.embed("one", bert, compute=compute), pool.embed("one", bert, compute=compute))
-
-
 def test_completions_are_the_same(llama: Path, pool: mpool.Pool) -> None:
     requests: list[dict[str, Any]] = [
         dict(temperature=0, max_tokens=40), dict(seed=5, max_tokens=40, temperature=1.3),
@@ -96,45 +84,6 @@ def test_completions_are_the_same(llama: Path, pool: mpool.Pool) -> None:
                 for a, b in zip(expected.choices, found.choices):
                     assert (a.text, a.finish_reason, a.logprobs) == (b.text, b.finish_reason, b.logprobs)
     assert pool.generate("a b c " * 60, llama, **TEXT).usage.cached_tokens > 0
-
-
-def test_streams_are_the_same(llama: Path, pool: mpool.Pool) -> None:
-    with mpool.Pool() as here:
-        expected = here.generate("a b", llama, seed=3, max_tokens=50).text
-    stream = pool.generate("a b", llama, seed=3, max_tokens=50, stream=True)
-    parts = [chunk.text for chunk in stream]
-    assert "".join(parts) == expected  # a single chunk if generation is faster than this loop
-
-    async def run() -> list[str]:
-        async def one() -> str:
-            stream = mpool.aio.generate("a b", llama, seed=3, max_tokens=50, stream=True, pool=pool)
-            return "".join([chunk.text async for chunk in stream])
-
-        return await asyncio.gather(*(one() for _ in range(4)))
-
-    assert asyncio.run(run()) == [expected] * 4
-
-
-def test_many_callers_at_once(bert: Path, llama: Path) -> None:
-    failures: list[str] = []
-    with pool_of(threads=2, max_workers_per_model=3) as pool, mpool.Pool() as here:
-        vectors = {number: here.embed(f"text {number}", bert) for number in range(8)}
-        texts = {number: here.generate("a " * (number + 1), llama, seed=number, max_tokens=12).text
-                 for number in range(8)}
-
-        def work(number: int) -> None:
-            for _ in range(6):
-                if not np.array_equal(pool.embed(f"text {number}", bert), vectors[number]):
-                    failures.append(f"vector {number}")
-                if pool.generate("a " * (number + 1), llama, seed=number, max_tokens=12).text != texts[number]:
-                    failures.append(f"text {number}")
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failures and children() == []
 
 
 # ---- killed and stopped workers
@@ -211,14 +160,6 @@ def test_killed_idle_worker_is_replaced(bert: Path, pool: mpool.Pool, number: in
     assert np.array_equal(pool.embed("a", bert), expected)
     assert set(processes(pool)).isdisjoint(before)
     assert pool.metrics()["errors"] == 0
-
-
-def test_killed_idle_worker_is_reaped(bert: Path, pool: mpool.Pool) -> None:
-    pool.embed("a", bert)
-    killed = len(signal_all(pool, signal.SIGKILL))
-    until(lambda: not children())  # without any request
-    until(lambda: not processes(pool))
-    assert pool.metrics()["worker_faults"] == killed
 
 
 def test_worker_stopped_in_a_step(llama: Path) -> None:
@@ -391,12 +332,6 @@ def runs_as(monkeypatch: pytest.MonkeyPatch, executable: str, frozen: bool = Fal
         monkeypatch.setattr(sys, "frozen", True, raising=False)
 
 
-def test_unknown_interpreter(bert: Path, monkeypatch: pytest.MonkeyPatch, pool: mpool.Pool) -> None:
-    runs_as(monkeypatch, "")
-    with pytest.raises(mpool.SpawnFailed, match="sys.executable is empty"):
-        pool.embed("a", bert)
-
-
 @pytest.mark.parametrize("name, frozen, why", [("app", True, "is frozen"), ("python3", True, "is frozen"),
                                                ("uwsgi", False, "does not look like a Python")])
 def test_an_application_is_not_started_again(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
@@ -413,12 +348,6 @@ def test_an_application_is_not_started_again(bert: Path, tmp_path: Path, monkeyp
     multiprocessing.set_executable(python)  # runs_as restores the earlier value after the test
     assert pool.embed("a", bert).shape == (32,)
     assert Path(f"/proc/{processes(pool)[0]}/exe").resolve() == Path(python).resolve()
-
-
-def test_names_of_python_executables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("python", "python3.13t", "pypy3.10", "Python", ".python3-wrapped", "graalpy", "pythonw.exe"):
-        runs_as(monkeypatch, f"/somewhere/{name}")
-        assert _isolated.command()[0] == f"/somewhere/{name}"
 
 
 def test_options_of_models(bert: Path, llama: Path, tmp_path: Path) -> None:
@@ -443,12 +372,6 @@ def test_options_of_models(bert: Path, llama: Path, tmp_path: Path) -> None:
             with pytest.raises(mpool.InvalidArgument, match="isolation"):
                 mpool.PoolConfig(isolation=bad)  # type: ignore[arg-type]
     assert children() == []
-
-
-def test_isolation_keeps_the_policy(bert: Path) -> None:
-    with pool_of(policy="sequential") as pool:
-        pool.embed("a", bert)
-        assert row_of(pool).policy == "sequential"
 
 
 def test_limits_and_descriptors(bert: Path, pool: mpool.Pool) -> None:
@@ -497,18 +420,6 @@ def test_the_limit_covers_all_threads(bert: Path, threads: int, stack: int | Non
     assert done.returncode == 0, done.stderr
     started, used, limit = map(int, done.stdout.split())
     assert started == threads and limit - used > 100_000_000
-
-
-def test_memory_for_fewer_threads(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = _isolated.command()
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (200_000_000, 200_000_000)); "
-    monkeypatch.setattr(_isolated, "command", lambda: (*command[:4], limit + command[4], *command[5:]))
-    texts = [f"text {number} " * 30 for number in range(600)]
-    with pool_of(threads=64) as pool, mpool.Pool() as here:
-        assert np.array_equal(pool.embed(texts, bert), here.embed(texts, bert))
-        (pid,) = processes(pool)
-        assert 1 < len(os.listdir(f"/proc/{pid}/task")) < 64
-    assert children() == []
 
 
 def test_no_descriptor_leaks(bert: Path, pool: mpool.Pool) -> None:
@@ -562,17 +473,6 @@ def test_fork(bert: Path, pool: mpool.Pool) -> None:
     assert processes(pool) == before  # the fork did not affect the workers of the parent
 
 
-def test_program_reaps_the_worker_itself(bert: Path, pool: mpool.Pool) -> None:
-    pool.embed("a", bert)
-    before = signal_all(pool, signal.SIGKILL)
-    try:
-        os.waitpid(before[0], 0)
-    except ChildProcessError:
-        pass  # mpool reaped it first
-    assert pool.embed("a", bert).shape == (32,)
-    assert set(processes(pool)).isdisjoint(before)
-
-
 def test_ignored_sigchld(bert: Path) -> None:
     """With SIGCHLD ignored, the kernel reaps the children and waitpid() finds none."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -585,18 +485,3 @@ def test_ignored_sigchld(bert: Path) -> None:
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert children() == []
-
-
-def test_workers_ignore_ctrl_c(bert: Path, pool: mpool.Pool) -> None:
-    pool.embed("a", bert)
-    before = signal_all(pool, signal.SIGINT)
-    time.sleep(0.1)
-    assert pool.embed("a", bert).shape == (32,) and processes(pool) == before
-
-
-def test_health_and_metrics(bert: Path, llama: Path, pool: mpool.Pool) -> None:
-    pool.embed("a", bert)
-    pool.generate("a b c " * 60, llama, **TEXT)
-    assert pool.health().status == "healthy"
-    assert pool.check(bert) < 60 and pool.ping(bert)
-    assert pool.metrics()["units_in"] > 0

@@ -65,18 +65,6 @@ def test_tokens_are_the_same(pool: mpool.Pool, tmp_path: Path, family: str) -> N
     assert pool.metrics()["worker_faults"] == 0
 
 
-def test_streams_jobs_and_chats_are_the_same(pool: mpool.Pool, model: Path) -> None:
-    question = text(4, 12)
-    messages = [{"role": "user", "content": question, "images": [PHOTO]}]
-    with mpool.Pool() as here:
-        wanted = here.vision(PHOTO, question, model, **GREEDY).text
-        plain = here.chat([{"role": "user", "content": question}], model, **GREEDY).text
-    assert "".join(chunk.text for chunk in pool.vision(PHOTO, question, model, stream=True, **GREEDY)) == wanted
-    assert pool.submit("vision", images=PHOTO, prompt=question, model=model, **GREEDY).result().text == wanted
-    assert pool.chat(messages, model, **GREEDY).text == wanted
-    assert pool.chat([{"role": "user", "content": question}], model, **GREEDY).text == plain != wanted
-
-
 def test_images_are_cached_by_content(pool: mpool.Pool, model: Path, large: Path) -> None:
     """The prefix cache has the rows of images at the start of a prompt; encoder output is cached for any position."""
     images = [image(seed, 40, 40) for seed in range(6)]
@@ -128,18 +116,6 @@ def test_images_of_a_retried_and_a_concurrent_request_do_not_mix(large: Path) ->
         assert pool.metrics()["retries"] == 1
 
 
-def test_generation_continues_if_its_worker_is_killed(pool: mpool.Pool, model: Path) -> None:
-    call = dict(prompt=text(1, 9), model=model, **{**GREEDY, "max_tokens": 200, "n": 16, "temperature": 1.2, "seed": 3})
-    with mpool.Pool() as here:
-        expected = here.vision(PHOTO, **call)
-    job = pool.submit("vision", images=PHOTO, **call)
-    until(lambda: pool.metrics()["steps"] > 20)  # the first two steps compute the image
-    before = signal_all(pool, signal.SIGKILL)
-    found = job.result()
-    assert [choice.token_ids for choice in found.choices] == [choice.token_ids for choice in expected.choices]
-    assert set(processes(pool)).isdisjoint(before) and pool.metrics()["retries"] == 1
-
-
 def test_images_do_not_mix_after_a_fault(model: Path) -> None:
     """A request that continues on another worker (a thread here) takes its image numbers along. A later request with
     the same numbers for other images must not use the cached ones."""
@@ -188,15 +164,3 @@ def test_image_that_exceeds_the_memory_of_a_process(model: Path, large: Path) ->
             pool.vision(image(5, SIDE, SIDE), text(1, 9), large, **GREEDY)
         assert pool.vision(PHOTO, text(1, 9), large, **GREEDY).token_ids and processes(pool) == before
     assert children() == []
-
-
-def test_processes_are_charged_for_what_they_use(large: Path) -> None:
-    """A process may use 192 MiB and more, but the budget is charged for what its engine holds."""
-    charged = []
-    with pool_of(max_workers_per_model=1) as pool:
-        model = pool.load(large, compute="float32")
-        for photo in (PHOTO, image(5, SIDE, SIDE)):
-            assert pool.vision(photo, text(1, 9), model, **GREEDY).token_ids
-            (row,) = (row for row in pool.ps() if row.compute == "float32")
-            charged.append(row.engine_bytes)
-    assert 16 << 20 < charged[0] < charged[1] < 64 << 20

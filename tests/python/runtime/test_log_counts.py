@@ -36,37 +36,12 @@ with mpool.Pool(mpool.PoolConfig(**alone)) as pool:
         pass
     assert pool.metrics()["total_requests"] == calls + 4
 """
-EVICTIONS = BEGIN + """
-with mpool.Pool(mpool.PoolConfig(**alone, memory_bytes=1)) as pool:
-    try:
-        pool.load(qwen2)
-    except mpool.MemoryExhausted as error:
-        needed = re.search(r"needs ([0-9.]+) MB", str(error))
-limit = int(float(needed[1]) * 1e6) + 50_000  # the message is rounded; the weights of the other model have 360,000
-with mpool.Pool(mpool.PoolConfig(**alone, memory_bytes=limit)) as pool:
-    for _ in range(3):
-        pool.generate("a", llama, max_tokens=1)
-        pool.load(qwen2)
-        pool.unload(qwen2)
-    assert pool.metrics()["loads"] == 6
-"""
 WORKERS = BEGIN + """
 with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
     pool.load(bert)
     pool.embed("a", bert)
     pool.unload(bert)
 """
-LATER = BEGIN + """
-from mpool.runtime import logs
-logs.PERIOD = 3600.0  # the thread's next round comes after the request
-with mpool.Pool(mpool.PoolConfig(**alone)) as pool:
-    pool.embed("a", bert)
-logging.getLogger().setLevel("DEBUG")
-with mpool.Pool(mpool.PoolConfig(**alone)) as pool:
-    pool.embed("a", bert)
-"""
-
-
 @pytest.fixture
 def models(bert: Path, llama: Path, qwen2: Path) -> list[str]:
     return [str(bert), str(llama), str(qwen2)]
@@ -110,20 +85,6 @@ def test_a_load_an_eviction_and_a_shutdown_have_one_record_each(models: list[str
         if match is not None:
             steps.setdefault(match[1], []).append(match[2])
     assert steps and all(one == ["loading", "ready", "evicting"] for one in steps.values()), found
-
-
-def test_each_eviction_has_one_record(models: list[str]) -> None:
-    """A model that fits only without the other one evicts it, three times: one record each."""
-    texts = [text for _, text in records(EVICTIONS, "INFO", *models)]
-    assert [text for text in texts if "to make room" in text] == [
-        f"{models[1]}: evicted to make room for other models"] * 3
-    assert sum(text.startswith("Loaded") for text in texts) == sum(text.startswith("Unloaded") for text in texts) == 6
-
-
-def test_the_level_of_a_second_pool_is_used_at_once(models: list[str]) -> None:
-    """The thread that delivers records runs since the first pool."""
-    found = records(LATER, "WARNING", *models)
-    assert counted(found, "INFO")["Loaded"] == 1 and counted(found, "DEBUG")["Worker"] >= 1
 
 
 def test_records_arrive_while_the_pool_is_open(bert: Path, caplog: pytest.LogCaptureFixture) -> None:

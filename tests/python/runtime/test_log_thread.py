@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import mpool
 from mpool import _core
 from mpool.runtime import logs
 
@@ -110,34 +109,6 @@ def test_a_delivery_that_fails_is_logged(drain: logs._Drain, monkeypatch: pytest
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("error", [mpool.SpawnFailed("no thread"), MemoryError(), ImportError("no module")])
-def test_a_start_that_fails_is_tried_again_and_warned_of_once(steps: list[Any], drain: logs._Drain, error: Exception,
-                                                              monkeypatch: pytest.MonkeyPatch,
-                                                              caplog: pytest.LogCaptureFixture) -> None:
-    starts: list[Any] = []
-
-    def start(run: Callable[[], object], name: str) -> Any:
-        starts.append((run, name))
-        if len(starts) < 3:
-            raise error
-        return threading.current_thread()
-
-    monkeypatch.setattr(logs, "start_thread", start)
-    logs.start_again()
-    assert starts == []  # no start has failed yet
-    logs.start()
-    assert drain.missing and drain.thread is None
-    logs.start_again()
-    assert len(starts) == 2 and drain.missing
-    assert [one.levelname for one in caplog.records] == ["WARNING"] and str(error) in caplog.records[0].getMessage()
-    logs.start_again()
-    assert starts == [(drain.run, "mpool-log")] * 3 and not drain.missing
-    logs.start()
-    logs.start_again()
-    assert len(starts) == 3  # it runs
-    drain.thread = None
-
-
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_thread_whose_start_was_interrupted_takes_its_place(steps: list[Any], drain: logs._Drain,
                                                               stops: bool) -> None:
@@ -195,25 +166,6 @@ def test_the_thread_runs_until_it_is_stopped(steps: list[Any], drain: logs._Drai
     rounds = drain.rounds
     logs.wait_for_events(60)  # no thread: it returns at once
     assert drain.rounds == rounds
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_ends_by_itself_is_missing(steps: list[Any], drain: logs._Drain) -> None:
-    def leave() -> None:
-        raise SystemExit
-
-    drain.round = leave  # type: ignore[method-assign]
-    thread = threading.Thread(target=drain.run)
-    drain.thread = thread
-    thread.start()
-    thread.join(60)
-    assert drain.missing and drain.thread is None and drain.rounds == 1
-    other = threading.Thread(target=drain.run)
-    drain.thread = threading.current_thread()
-    other.start()
-    other.join(60)  # another thread runs already
-    assert drain.rounds == 1 and drain.thread is threading.current_thread()
-    drain.thread = None
 
 
 def test_a_callback_does_not_wait_for_itself(drain: logs._Drain) -> None:

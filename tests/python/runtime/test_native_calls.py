@@ -261,21 +261,6 @@ def test_no_thread_can_be_started(group: Any, monkeypatch: pytest.MonkeyPatch) -
     assert threads.run(divmod, 7, 2) == (3, 1)
 
 
-def test_results_are_not_kept(group: Any) -> None:
-    class Result:
-        alive = 0
-
-        def __init__(self) -> None:
-            Result.alive += 1
-
-        def __del__(self) -> None:
-            Result.alive -= 1
-
-    threads = group(1)
-    threads.run(Result)
-    until(lambda: Result.alive == 0, 20)
-
-
 def test_a_forked_child_has_its_own_threads(group: Any) -> None:
     threads = group(1)
     assert threads.run(os.getpid) == os.getpid()
@@ -301,18 +286,6 @@ except KeyboardInterrupt:
 """, *["none"] * 2)
     waited, ended = found
     assert 0.3 <= waited < 60 and time.time() - ended < 60  # the call takes 100 s
-
-
-def test_nothing_uses_threads_that_the_exit_joins() -> None:
-    """concurrent.futures and asyncio's default executor join their threads at exit, whatever they run."""
-    from pathlib import Path
-
-    import mpool
-
-    for path in Path(mpool.__file__).parent.rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        for word in ("to_thread(", "run_in_executor(", "ThreadPoolExecutor", "run_in_threadpool"):
-            assert word not in text, f"{path}: {word}"
 
 
 def test_a_call_that_has_ended_is_not_refused(group: Any) -> None:
@@ -341,25 +314,3 @@ def test_a_pending_call_whose_result_is_not_needed(group: Any) -> None:
     assert len(threads._waiting) == 1
     gate.event.set()
     assert first.result() == () and third.result() is None and ran == [3]
-
-
-def test_few_very_long_texts_are_tokenized_at_once(group: Callable[..., ThreadGroup],
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes up to 400 bytes per character, on a machine with many CPUs too."""
-    monkeypatch.setattr(native_calls, "TEXTS", group(8))
-    counted, most, lock = [0], [0], threading.Lock()
-
-    def tokenize() -> None:
-        with lock:
-            counted[0] += 1
-            most[0] = max(most[0], counted[0])
-        time.sleep(0.02)
-        with lock:
-            counted[0] -= 1
-
-    threads = [threading.Thread(target=native_calls.tokenized, args=(1_000_000, tokenize)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert 1 <= most[0] <= 2

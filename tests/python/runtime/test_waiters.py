@@ -16,7 +16,7 @@ import pytest
 
 import mpool
 from mpool import _core
-from mpool.runtime import hosts, watching
+from mpool.runtime import watching
 from waiting import until
 
 
@@ -351,35 +351,4 @@ def test_a_timer_retries_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_watchers_of_closed_loops_are_closed() -> None:
-    async def one() -> Any:
-        return watching.watcher()
-
-    loop = asyncio.new_event_loop()
-    first = loop.run_until_complete(one())
-    assert watching._watchers[loop] is first
-    second = asyncio.run(one())
-    assert second is not first and loop in watching._watchers  # it is still open
-    loop.close()
-    asyncio.run(one())
-    assert loop not in watching._watchers
-    with pytest.raises((ValueError, OSError, mpool.MpoolError)):
-        first.notifier.fileno()
-    watching._watchers[loop] = first
-    watching._after_fork_in_child()
-    assert not watching._watchers
-
-
 # ---- pools of the process ------------------------------------------------------------------------------------------
-
-def test_pools_are_found_by_identity_while_they_exist() -> None:
-    class Host:
-        pass
-
-    made: Any = Host()
-    hosts.register("test-identity", made)
-    assert hosts.find("test-identity") is made and made in hosts.hosts()
-    assert hosts.find("other") is None
-    del made
-    gc.collect()
-    assert hosts.find("test-identity") is None

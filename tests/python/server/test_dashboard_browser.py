@@ -157,45 +157,6 @@ def save_screenshot(driver: Any, name: str) -> None:
 
 # ---- hints, keyboard, layout -----------------------------------------------------------------------------------------
 
-def test_hints_by_pointer_keyboard_and_tap(page: Any) -> None:
-    tip = page.find_element(By.ID, "tip")
-    term = find(page, "#plots .term[data-term=latency]")[0]
-    webdriver.ActionChains(page).move_to_element(term).perform()
-    until(tip.is_displayed)
-    assert "p99" in tip.text and term.get_attribute("aria-describedby") == "tip"
-    webdriver.ActionChains(page).move_to_element(page.find_element(By.ID, "status")).perform()
-    until(lambda: not tip.is_displayed())
-    page.execute_script("document.querySelector('.tiles .term').focus()")
-    until(tip.is_displayed)
-    page.switch_to.active_element.send_keys(Keys.ESCAPE)
-    until(lambda: not tip.is_displayed())
-    try:
-        page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                             {"width": 360, "height": 780, "deviceScaleFactor": 1, "mobile": True})
-        page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
-        for tab in TABS:
-            click(page, f"tab-{tab}")
-            terms = [one for one in find(page, f"#{tab} .term") if one.is_displayed()]
-            assert terms or tab == "models"
-            for one in terms[:8]:
-                page.execute_script("arguments[0].scrollIntoView({block: 'center'})", one)
-                time.sleep(0.02)
-                place = page.execute_script("const at = arguments[0].getBoundingClientRect();"
-                                            "return [at.x + at.width / 2, at.y + at.height / 2]", one)
-                for kind, points in (("touchStart", [{"x": place[0], "y": place[1]}]), ("touchEnd", [])):
-                    page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-                until(tip.is_displayed)
-                left, right, top, bottom = page.execute_script(
-                    "const at = document.getElementById('tip').getBoundingClientRect();"
-                    "return [at.left, at.right, at.top, at.bottom]")
-                assert left >= 0 and right <= 360 and top >= 0 and bottom <= 780 and len(tip.text) > 20
-                page.execute_script("document.activeElement.blur()")
-                page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyDown", "key": "Escape"})
-    finally:
-        page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
-        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
 def test_page_can_be_used_with_the_keyboard(page: Any) -> None:
     """Tab reaches every control and no control traps the focus; arrow keys choose a task; Enter runs it."""
     choose(page, "chat", "llama")

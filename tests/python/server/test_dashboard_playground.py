@@ -122,37 +122,6 @@ def test_errors_of_a_request_are_shown(page: Any) -> None:
     assert [entry for entry in page.get_log("browser") if "400" in entry["message"]]  # the browser logs it, too
 
 
-def test_a_fast_stream_does_not_stall_the_page(page: Any, server: Any) -> None:
-    """240,000 chunks arrive at once. The browser still paints, and its frames show growing texts. Without pauses
-    between chunks, there is no frame. The test counts frames, because times depend on the load of the machine."""
-    choose(page, "chat", "llama")
-    found = page.execute_async_script("""
-        const done = arguments[0];
-        const chunk = (n) => `data: {"choices":[{"delta":{"content":"word${n} **bold** "}}]}\\n\\n`;
-        const text = Array.from({ length: 240000 }, (_, n) => chunk(n)).join('') + 'data: [DONE]\\n\\n';
-        const real = window.fetch;
-        window.fetch = (path, ...rest) =>
-            path.includes('/v1/chat') ? Promise.resolve(new Response(text)) : real(path, ...rest);
-        const shown = () => document.querySelector('.markdown')?.textContent.length ?? 0;
-        const ended = () => document.getElementById('stop').disabled
-            && document.querySelector('.turn.assistant:not([aria-busy])');
-        const lengths = [];
-        const frame = () => {
-            if (!ended()) {
-                lengths.push(shown());
-                return requestAnimationFrame(frame);
-            }
-            window.fetch = real;
-            done([lengths, shown()]);
-        };
-        document.getElementById('message').value = 'Hello';
-        document.getElementById('run').click();
-        requestAnimationFrame(frame);""")
-    lengths, length = found
-    between = {one for one in lengths if 0 < one < length}
-    assert length > 600_000 and len(lengths) >= 4 and between, (len(lengths), sorted(between), length)
-
-
 def test_images_in_a_conversation(page: Any, server: Any) -> None:
     choose(page, "chat", "digits-llava")
     fill(page, "tokens", "8")
@@ -370,21 +339,3 @@ def test_hostile_markdown_is_bounded_in_time_and_depth(page: Any) -> None:
         found = _rendered(page, source)
         assert time.monotonic() - begin < 20, source[:20]
         assert found.count("<blockquote>") < 10 and "<script" not in found
-
-
-def test_growing_text_keeps_its_finished_blocks(page: Any) -> None:
-    kept, same = page.execute_async_script("""
-        const done = arguments[0];
-        import('/dashboard/markdown.js').then(({ render }) => {
-            const parent = document.createElement('div'), whole = document.createElement('div');
-            const text = '# a\\n\\nb **c**\\n\\n- d\\n- e\\n\\n```js\\nf\\n\\ng\\n```\\n\\n'
-                + '| h | i |\\n|--|--|\\n| j | k |\\n\\nend';
-            let first = null;
-            for (let end = 1; end <= text.length; end++) {
-                render(parent, text.slice(0, end));
-                if (end === 10) first = parent.children[0];
-            }
-            render(whole, text);
-            done([first === parent.children[0], parent.innerHTML === whole.innerHTML]);
-        });""")
-    assert kept and same

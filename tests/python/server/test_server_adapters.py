@@ -3,19 +3,16 @@ Anthropic and Ollama, compared with ``generate(adapter=...)`` and ``chat(adapter
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from adapterfiles import matrices, save_peft
-from servers import Process, ask, serving
+from servers import ask, serving
 
 import mpool
-from mpool.errors import FileError, InvalidArgument, Unsupported
-from mpool.server import create_app
+from mpool.errors import InvalidArgument
 from mpool.server.models import Models
 
 openai = pytest.importorskip("openai")
@@ -152,11 +149,6 @@ def test_unknown_adapters_are_not_found(client: Any, adapters: dict[str, Path], 
     assert str(adapters["one"].parent) not in text
 
 
-def test_a_model_without_adapters_says_so(client: Any) -> None:
-    with pytest.raises(openai.NotFoundError, match="The model q:7b has no adapters"):
-        client.completions.create(model="q:7b:one", prompt="x", max_tokens=1)
-
-
 def test_an_adapter_may_have_the_name_latest(llama: Path, adapters: dict[str, Path]) -> None:
     with serving([f"m={llama}"], adapters=[f"latest={adapters['latest']}"]) as server:
         pool = server.state.pool
@@ -207,33 +199,3 @@ def test_invalid_options_are_refused(llama: Path, adapters: dict[str, Path], mod
     with mpool.Pool() as pool, pytest.raises(InvalidArgument, match=words):
         Models(pool, [f"{name}={llama}" for name in "ab"[:models]], False,
                adapters=[given.replace("PATH", str(adapters["one"]))])
-
-
-def test_adapters_are_read_at_the_start(llama: Path, bert: Path, adapters: dict[str, Path]) -> None:
-    with mpool.Pool() as pool:
-        with pytest.raises(FileError, match="no such file or folder"):
-            Models(pool, [f"a={llama}"], False, adapters=["one=/nowhere/at/all"])
-        with pytest.raises(InvalidArgument, match="one path for the name 'one'"):
-            Models(pool, [f"b={llama}"], False, adapters=[f"one={adapters['one']}", f"one={adapters['two']}"])
-        with pytest.raises(Unsupported, match="supports adapters of query, key, value, dense"):
-            Models(pool, [f"c={bert}"], False, adapters=[f"one={adapters['one']}"])
-
-
-def test_the_command_has_the_option(llama: Path, adapters: dict[str, Path]) -> None:
-    with Process("serve", "--only", "--model", f"m={llama}", "--adapter", f"one={adapters['one']}", "--adapter",
-                 f"m:two={adapters['two']}") as server:
-        assert [one["id"] for one in ask(server, "/v1/models")[1]["data"]] == ["m", "m:one", "m:two"]
-
-
-def test_the_application_has_the_option(llama: Path, adapters: dict[str, Path], monkeypatch: Any) -> None:
-    monkeypatch.setenv("MPOOL_SERVER_MODELS", f"m={llama}")
-    monkeypatch.setenv("MPOOL_SERVER_ADAPTERS", f"one={adapters['one']}, m:two={adapters['two']}")
-
-    async def names(given: list[str] | None) -> list[str]:
-        with mpool.Pool() as pool:
-            app = create_app(pool=pool, catalogue=False, adapters=given)
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-                return [one["id"] for one in (await client.get("/v1/models")).json()["data"]]
-
-    assert asyncio.run(names(None)) == ["m", "m:one", "m:two"]
-    assert asyncio.run(names([])) == ["m"]

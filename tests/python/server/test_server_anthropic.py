@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import chainmodels
-import msgspec
 import pytest
 import toolmodels as tm
 
-from mpool.server.anthropic import conversation
-from mpool.server.anthropic.messages import OPERATIONS
-from mpool.server.anthropic.structs import AnthropicMessage, MessagesRequest, ThinkingBlock
-from mpool.server.operations import Context
 from reasoningdata import CHAINS, HARMONY, THINK
 from reasoningdata import WORDS as THOUGHTS
 from servers import Raw, ask, server_idle, serving
@@ -387,37 +381,3 @@ def test_invalid_fields_are_named(server: Any, change: dict[str, Any], name: str
         status, found = ask(server, "/v1/messages", {"stream": stream, **body})
         assert status == 400 and found["error"]["type"] == "invalid_request_error", found
         assert f"`{name}`" in found["error"]["message"], found
-
-
-def test_reasoning_of_many_messages_is_joined_once(server: Any) -> None:
-    """Adding each text to a string would copy all earlier ones: minutes for 10,000 texts, on the event loop."""
-    context = Context(OPERATIONS[0], server.state, {"type": "http"})
-    texts = [f"{at} " for at in range(100)]
-    found = conversation._Conversation(context)
-    for text in texts:
-        found.add(AnthropicMessage("assistant", [ThinkingBlock(thinking=text)]), "messages[0]")
-    assert all(one is text for one, text in zip(found.messages[0]["reasoning_content"], texts, strict=True))
-    blocks = [{"role": "assistant", "content": [{"type": "thinking", "thinking": text}]} for text in texts]
-    body = msgspec.convert({"model": "x", "max_tokens": 1, "messages": [*blocks, {"role": "user", "content": "x"}]},
-                           MessagesRequest)
-    assert conversation.messages_of(context, body)[0]["reasoning_content"] == "".join(texts)
-
-
-def test_unknown_fields_are_ignored_and_named(server: Any, client: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names each field once, the response header always, both without characters that no name may have."""
-    body = {"model": "llama", "max_tokens": 2, "metadata": {"user_id": "x"}, "service_tier": "auto", "later": 3,
-            "a\r\nx-evil: 1": 1, "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "newer": 1}]}]}
-    with caplog.at_level(logging.INFO, "mpool.server"):
-        for _ in range(2):
-            with Raw(server) as raw:
-                status, headers, data = raw.request("/v1/messages", json.dumps(body).encode()).answer()
-            assert status == 200, data
-            assert headers["x-mpool-ignored"] == "later, ax-evil1, messages[].content[].newer"
-            assert "x-evil" not in headers
-    lines = [record.getMessage() for record in caplog.records if "ignoring the field" in record.getMessage()]
-    assert len(lines) == 3 and "`later`" in lines[0] and "`messages[].content[].newer`" in lines[2]
-    with Raw(server) as raw:
-        plain = {"model": "llama", "max_tokens": 2, "messages": CHAT}
-        assert "x-mpool-ignored" not in raw.request("/v1/messages", json.dumps(plain).encode()).answer()[1]
-    message = client.messages.with_raw_response.create(model="llama", max_tokens=2, messages=CHAT, extra_body={"zz": 1})
-    assert message.headers["x-mpool-ignored"] == "zz"

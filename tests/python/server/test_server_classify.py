@@ -97,20 +97,6 @@ def test_responses_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> 
             assert found["error"]["param"] == "input"
 
 
-def test_the_number_of_scores_decides_where_a_response_is_encoded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A response of many scores is encoded on another thread: the routes count each score."""
-    from mpool.server import classifying
-
-    counted, encode = [], classifying.large_response
-    monkeypatch.setattr(classifying, "large_response", lambda made, numbers: (counted.append(numbers),
-                                                                              encode(made, numbers))[1])
-    for count in (1, 40):
-        assert ask(server, "/predict", {"inputs": [["a"]] * count})[0] == 200
-        assert ask(server, "/classify", {"model": "nli", "input": ["a"] * count})[0] == 200
-        assert len(counted) == 2 and all(3 * count <= numbers <= 6 * count for numbers in counted), counted
-        counted.clear()
-
-
 def test_a_model_must_be_named_if_there_are_several(folder: Path, bert: Path) -> None:
     for models, words in (([f"a={folder}", f"b={folder}"], "the server has 2 models of this kind (classifier)"),
                           ([f"bert={bert}"], "This server serves no classifier: start it with one")):

@@ -19,7 +19,7 @@ import toolmodels as tm
 
 from clientpackages import package
 from servers import serving
-from tooldata import BOOK, WORDS, WRITES
+from tooldata import WORDS, WRITES
 
 pytest.importorskip("llguidance")
 
@@ -78,31 +78,6 @@ def test_instructor_streams_partial_objects(server: Any) -> None:
             assert partials[-1].model_dump() == whole.model_dump()
             kinds = [one.kind or "" for one in partials]
             assert all(later.startswith(earlier) for earlier, later in zip(kinds, kinds[1:])), kinds
-
-
-def test_errors_reach_the_caller_of_instructor(server: Any) -> None:
-    """A refused request is the error of OpenAI's client, with the code of the server, inside that of instructor."""
-    instructor, openai, pydantic = package("instructor"), package("openai"), package("pydantic")
-
-    class Found(pydantic.BaseModel):  # type: ignore[name-defined,misc]
-        kind: str
-
-    ask: dict[str, Any] = dict(messages=[{"role": "user", "content": "x"}], response_model=Found, max_retries=0)
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as plain:
-        client = instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA)
-        for stream in (False, True):
-            for options, error, code in (({"model": "nobody"}, openai.NotFoundError, "model_not_found"),
-                                         ({"model": "llama", "temperature": -1.0}, openai.BadRequestError, None)):
-                with pytest.raises(Exception) as caught:
-                    if stream:
-                        list(client.chat.completions.create_partial(**ask, **options))
-                    else:
-                        client.chat.completions.create(**ask, **options)
-                chain = [caught.value]
-                while chain[-1].__cause__ is not None:
-                    chain.append(chain[-1].__cause__)
-                found = [one for one in chain if isinstance(one, error)]
-                assert found and (code is None or found[0].code == code), chain
 
 
 # ---- LangChain -------------------------------------------------------------------------------------------------------
@@ -251,23 +226,6 @@ def test_tools_of_litellm(server: Any, route: str) -> None:
         assert found.choices[0].finish_reason == "tool_calls"
 
 
-def test_responses_of_litellm(server: Any) -> None:
-    litellm = package("litellm")
-    options: dict[str, Any] = {"model": "openai/llama", "input": CHAT, "api_base": server.url + "/v1",
-                               "api_key": "none", "temperature": 0, "max_output_tokens": 24}
-    wanted = server.state.pool.chat(CHAT, "llama", **GREEDY)
-    found = litellm.responses(**options)
-    assert found.output[0].content[0].text == wanted.text
-    assert found.usage.output_tokens == wanted.usage.completion_tokens
-    events = list(litellm.responses(**options, stream=True))
-    kinds = [str(getattr(event.type, "value", event.type)) for event in events]
-    assert kinds[:2] == ["response.created", "response.in_progress"]
-    # LiteLLM renames `response.incomplete` to `response.completed`, and keeps the status
-    assert events[-1].response.status == found.status == "incomplete" and wanted.finish_reason == "length"
-    deltas = [event.delta for event, kind in zip(events, kinds) if kind == "response.output_text.delta"]
-    assert "".join(deltas) == wanted.text
-
-
 def test_rankings_of_litellm(server: Any) -> None:
     """LiteLLM's forms of vLLM's, Jina's and Cohere's rerankers."""
     litellm = package("litellm")
@@ -278,14 +236,3 @@ def test_rankings_of_litellm(server: Any) -> None:
                                api_base=server.url + path)
         assert [row["index"] for row in found.results] == [row.index for row in wanted], route
         assert [row["relevance_score"] for row in found.results] == pytest.approx([row.score for row in wanted]), route
-
-
-def test_litellm_embeddings_and_schemas(server: Any) -> None:
-    litellm = package("litellm")
-    found = litellm.embedding(model="openai/bert", input=["one", "two"], api_base=server.url + "/v1", api_key="none")
-    assert [row["embedding"] for row in found.data] == server.state.pool.embed(["one", "two"], "bert").tolist()
-    done = litellm.completion(model="openai/llama", api_base=server.url + "/v1", api_key="none", messages=CHAT,
-                              max_tokens=200, temperature=0,
-                              response_format={"type": "json_schema", "json_schema": {"name": "book", "schema": BOOK}})
-    text = done.choices[0].message.content
-    assert text.lstrip().startswith("{") and (done.choices[0].finish_reason == "length" or json.loads(text))

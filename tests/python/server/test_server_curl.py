@@ -8,7 +8,6 @@ Sources: Ollama's lines are those of ``docs/api.md`` of ollama/ollama at commit 
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
@@ -20,13 +19,10 @@ from typing import Any
 
 import chainmodels
 import pytest
-import toolmodels as tm
 
-import mpool
 
 from servers import serving
 from test_server_fill_in import CHAINS, FIM, TEMPLATE
-from tooldata import WORDS, WRITES
 
 pytest.importorskip("llguidance")
 if shutil.which("curl") is None and not os.environ.get("CI"):
@@ -74,41 +70,11 @@ def usage(found: dict[str, Any]) -> None:
 
 STREAMED = ["""
 curl http://localhost:11434/api/generate -d '{
-  "model": "llama3.2",
-  "prompt": "Why is the sky blue?"
-}'""", """
-curl http://localhost:11434/api/generate -d '{
   "model": "mistral",
   "prompt": "Why is the sky blue?",
   "options": {
     "seed": 123
   }
-}'""", """
-curl http://localhost:11434/api/chat -d '{
-  "model": "llama3.2",
-  "messages": [
-    {
-      "role": "user",
-      "content": "why is the sky blue?"
-    }
-  ]
-}'""", """
-curl http://localhost:11434/api/chat -d '{
-  "model": "llama3.2",
-  "messages": [
-    {
-      "role": "user",
-      "content": "why is the sky blue?"
-    },
-    {
-      "role": "assistant",
-      "content": "due to rayleigh scattering."
-    },
-    {
-      "role": "user",
-      "content": "how is that different than mie scattering?"
-    }
-  ]
 }'""", """
 curl http://localhost:11434/api/chat -d '{
   "model": "llama3.2",
@@ -131,12 +97,11 @@ def test_streams_of_ollama(server: Any, line: str) -> None:
     chunks = [json.loads(one) for one in run_for_tokens(server, line).splitlines()]
     assert [chunk["done"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True] and len(chunks) > 1
     usage(chunks[-1])
-    if '"seed"' in line:
-        text = "".join(chunk.get("response", "") + chunk.get("message", {}).get("content", "") for chunk in chunks)
-        whole = json.loads(run(server, line.replace('"options"', '"stream": false, "options"')))
-        assert whole.get("response", "") + whole.get("message", {}).get("content", "") == text
-        assert (whole["prompt_eval_count"], whole["eval_count"]) == (chunks[-1]["prompt_eval_count"],
-                                                                     chunks[-1]["eval_count"])
+    text = "".join(chunk.get("response", "") + chunk.get("message", {}).get("content", "") for chunk in chunks)
+    whole = json.loads(run(server, line.replace('"options"', '"stream": false, "options"')))
+    assert whole.get("response", "") + whole.get("message", {}).get("content", "") == text
+    assert (whole["prompt_eval_count"], whole["eval_count"]) == (chunks[-1]["prompt_eval_count"],
+                                                                 chunks[-1]["eval_count"])
 
 
 #: A line that an earlier ``docs/api.md`` had: with options that Ollama has removed since.
@@ -177,53 +142,9 @@ curl http://localhost:11434/api/generate -d '{
 }'"""
 WHOLE = [FORMER, """
 curl http://localhost:11434/api/generate -d '{
-  "model": "llama3.2",
-  "prompt": "Why is the sky blue?",
-  "stream": false
-}'""", """
-curl http://localhost:11434/api/generate -d '{
   "model": "mistral",
   "prompt": "[INST] why is the sky blue? [/INST]",
   "raw": true,
-  "stream": false
-}'""", """
-curl http://localhost:11434/api/generate -d '{
-  "model": "llama3.2",
-  "prompt": "Why is the sky blue?",
-  "stream": false,
-  "options": {
-    "num_keep": 5,
-    "seed": 42,
-    "num_predict": 100,
-    "draft_num_predict": 4,
-    "top_k": 20,
-    "top_p": 0.9,
-    "min_p": 0.0,
-    "typical_p": 0.7,
-    "repeat_last_n": 33,
-    "temperature": 0.8,
-    "repeat_penalty": 1.2,
-    "presence_penalty": 1.5,
-    "frequency_penalty": 1.0,
-    "penalize_newline": true,
-    "stop": ["\\n", "user:"],
-    "numa": false,
-    "num_ctx": 1024,
-    "num_batch": 2,
-    "num_gpu": 1,
-    "main_gpu": 0,
-    "use_mmap": true,
-    "num_thread": 8
-  }
-}'""", """
-curl http://localhost:11434/api/chat -d '{
-  "model": "llama3.2",
-  "messages": [
-    {
-      "role": "user",
-      "content": "why is the sky blue?"
-    }
-  ],
   "stream": false
 }'"""]
 
@@ -265,54 +186,6 @@ curl -X POST http://localhost:11434/api/generate -H "Content-Type: application/j
         assert found["response"].lstrip().startswith("{")
 
 
-def test_structured_outputs_of_chats_of_ollama(server: Any) -> None:
-    found = json.loads(run(server, """
-curl -X POST http://localhost:11434/api/chat -H "Content-Type: application/json" -d '{
-  "model": "llama3.1",
-  "messages": [{"role": "user", "content": "Ollama is 22 years old and busy saving the world. \
-Return a JSON object with the age and availability."}],
-  "stream": false,
-  "format": {
-    "type": "object",
-    "properties": {
-      "age": {
-        "type": "integer"
-      },
-      "available": {
-        "type": "boolean"
-      }
-    },
-    "required": [
-      "age",
-      "available"
-    ]
-  },
-  "options": {
-    "temperature": 0
-  }
-}'"""))
-    usage(found)
-    assert found["message"]["content"].lstrip().startswith("{")
-    if found["done_reason"] == "stop":
-        assert set(json.loads(found["message"]["content"])) == {"age", "available"}
-
-
-def test_json_mode_of_ollama(server: Any) -> None:
-    """The text is a JSON object, or the beginning of one if the limit of tokens ended it."""
-    line = """
-curl http://localhost:11434/api/generate -d '{
-  "model": "llama3.2",
-  "prompt": "What color is the sky at different times of the day? Respond using JSON",
-  "format": "json",
-  "stream": false
-}'"""
-    found = json.loads(run(server, line))
-    usage(found)
-    assert found["response"].lstrip().startswith("{")
-    if found["done_reason"] == "stop":
-        assert isinstance(json.loads(found["response"]), dict)
-
-
 def test_create_of_ollama(server: Any) -> None:
     """The new model has the system message, and no other form of creation is accepted."""
     line = """
@@ -338,64 +211,6 @@ curl http://localhost:11434/api/create -d '{
   "quantize": "q4_K_M"
 }'"""
     assert "`quantize` is not supported." in json.loads(run(server, quantize, 22))["error"]
-
-
-def test_pull_of_ollama(server: Any) -> None:
-    """The model is on this machine: the stream has the first and the last line of Ollama's."""
-    line = """
-curl http://localhost:11434/api/pull -d '{
-  "model": "llama3.2"
-}'"""
-    assert [json.loads(one) for one in run(server, line).splitlines()] == [{"status": "pulling manifest"},
-                                                                         {"status": "success"}]
-
-
-def test_version_of_ollama(server: Any) -> None:
-    assert json.loads(run(server, "curl http://localhost:11434/api/version")) == {"version": mpool.__version__}
-
-
-def test_images_of_ollama() -> None:
-    """The lines of the documentation with another image: that of the model's kind."""
-    data = (Path(mpool.__file__).parent / "demo_models" / "images" / "7.png").read_bytes()
-    lines = ("""
-curl http://localhost:11434/api/generate -d '{
-  "model": "llava",
-  "prompt":"What is in this image?",
-  "stream": false,
-  "images": ["PICTURE"]
-}'""", """
-curl http://localhost:11434/api/chat -d '{
-  "model": "llava",
-  "messages": [
-    {
-      "role": "user",
-      "content": "what is in this image?",
-      "images": ["PICTURE"]
-    }
-  ]
-}'""")
-    with serving(["llava=digits-llava"], default_max_tokens=TOKENS) as made:
-        for line in lines:
-            given = line.replace("PICTURE", base64.b64encode(data).decode())
-            chunks = [json.loads(one) for one in run_for_tokens(made, given).splitlines()]
-            usage(chunks[-1])
-            text = "".join(chunk.get("response", "") + chunk.get("message", {}).get("content", "") for chunk in chunks)
-            assert "seven" in text
-
-
-def test_fill_in_the_middle_of_ollama(server: Any) -> None:
-    found = json.loads(run(server, """
-curl http://localhost:11434/api/generate -d '{
-  "model": "codellama:code",
-  "prompt": "def compute_gcd(a, b):",
-  "suffix": "    return result",
-  "options": {
-    "temperature": 0
-  },
-  "stream": false
-}'"""))
-    usage(found)
-    assert found["response"] == "mid"
 
 
 def test_models_of_ollama(server: Any) -> None:
@@ -433,69 +248,6 @@ curl -X DELETE http://localhost:11434/api/delete -d '{
     listed = {row["name"] for row in json.loads(run(server, "curl http://localhost:11434/api/tags"))["models"]}
     assert "llama3:13b" not in listed and any(name.startswith("llama3-backup") for name in listed)
     assert run(server, delete.replace("llama3:13b", "llama3-backup")) == ""
-
-
-def test_embeddings_of_ollama(server: Any) -> None:
-    pool = server.state.pool
-    found = json.loads(run(server, """
-curl http://localhost:11434/api/embed -d '{
-  "model": "all-minilm",
-  "input": ["Why is the sky blue?", "Why is the grass green?"]
-}'"""))
-    wanted = pool.embed(["Why is the sky blue?", "Why is the grass green?"], "all-minilm")
-    assert found["embeddings"] == wanted.tolist() and found["prompt_eval_count"] > 4
-    found = json.loads(run(server, """
-curl http://localhost:11434/api/embeddings -d '{
-  "model": "all-minilm",
-  "prompt": "Here is an article about llamas..."
-}'"""))
-    assert found["embedding"] == pool.embed("Here is an article about llamas...", "all-minilm").tolist()
-
-
-def test_tools_of_ollama(tmp_path: Path) -> None:
-    line = """
-curl http://localhost:11434/api/chat -d '{
-  "model": "llama3.2",
-  "messages": [
-    {
-      "role": "user",
-      "content": "What is the weather today in Paris?"
-    }
-  ],
-  "stream": false,
-  "tools": [
-    {
-      "type": "function",
-      "function": {
-        "name": "get_current_weather",
-        "description": "Get the current weather for a location",
-        "parameters": {
-          "type": "object",
-          "properties": {
-            "location": {
-              "type": "string",
-              "description": "The location to get the weather for, e.g. San Francisco, CA"
-            },
-            "format": {
-              "type": "string",
-              "description": "The format to return the weather in, e.g. 'celsius' or 'fahrenheit'",
-              "enum": ["celsius", "fahrenheit"]
-            }
-          },
-          "required": ["location", "format"]
-        }
-      }
-    }
-  ]
-}'"""
-    folder = chainmodels.save(tmp_path, tm.HERMES, WRITES, WORDS)
-    with serving([f"llama3.2={folder}"], default_max_tokens=TOKENS) as made:
-        found = json.loads(run(made, line))
-    usage(found)
-    assert found["message"]["role"] == "assistant"
-    for call in found["message"].get("tool_calls", ()):
-        assert call["function"]["name"] == "get_current_weather"
-        assert call["function"]["arguments"]["format"] in ("celsius", "fahrenheit")
 
 
 def test_lines_of_openai(server: Any) -> None:
@@ -562,87 +314,3 @@ curl https://api.openai.com/v1/models \\
   -H "Authorization: Bearer $OPENAI_API_KEY"
 """))
     assert {row["id"] for row in found["data"]} >= set(NAMES)
-
-
-def events(text: str) -> list[Any]:
-    """Return the values of a stream of events, which ends with ``[DONE]``."""
-    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    assert data[-1] == "[DONE]"
-    return [json.loads(one) for one in data[:-1]]
-
-
-def test_streams_of_openai(server: Any) -> None:
-    """The first chunk has the role, the last one the reason of the end."""
-    line = """
-curl https://api.openai.com/v1/chat/completions \\
-  -H "Content-Type: application/json" \\
-  -H "Authorization: Bearer $OPENAI_API_KEY" \\
-  -d '{
-    "model": "VAR_chat_model_id",
-    "messages": [
-      {
-        "role": "developer",
-        "content": "You are a helpful assistant."
-      },
-      {
-        "role": "user",
-        "content": "Hello!"
-      }
-    ],
-    "stream": true
-  }'"""
-    for _ in range(5):  # the line has no temperature: the first token drawn may end the response
-        chunks = events(run(server, line))
-        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
-        assert len({chunk["id"] for chunk in chunks}) == 1
-        assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
-        ends = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
-        assert ends[:-1] == [None] * (len(ends) - 1) and ends[-1] in ("stop", "length")
-        if "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks):
-            break
-    else:
-        pytest.fail("five responses have no text")
-    chunks = events(run(server, """
-curl https://api.openai.com/v1/completions \\
-  -H "Content-Type: application/json" \\
-  -H "Authorization: Bearer $OPENAI_API_KEY" \\
-  -d '{
-    "model": "VAR_completion_model_id",
-    "prompt": "Say this is a test",
-    "max_tokens": 7,
-    "temperature": 0,
-    "stream": true
-  }'"""))
-    wanted = server.state.pool.generate("Say this is a test", "gpt-3.5-turbo-instruct", max_tokens=7, temperature=0)
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == wanted.text
-    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
-
-
-def test_log_probabilities_of_openai(server: Any) -> None:
-    found = json.loads(run_for_tokens(server, """
-curl https://api.openai.com/v1/chat/completions \\
-  -H "Content-Type: application/json" \\
-  -H "Authorization: Bearer $OPENAI_API_KEY" \\
-  -d '{
-    "model": "VAR_chat_model_id",
-    "messages": [
-      {
-        "role": "user",
-        "content": "Hello!"
-      }
-    ],
-    "logprobs": true,
-    "top_logprobs": 2
-  }'"""))
-    tokens = found["choices"][0]["logprobs"]["content"]
-    assert 1 <= len(tokens) <= TOKENS and {len(token["top_logprobs"]) for token in tokens} == {2}
-    assert all(token["top_logprobs"][0]["logprob"] >= token["top_logprobs"][1]["logprob"] for token in tokens)
-    assert all(token["logprob"] <= 0 for token in tokens)
-
-
-def test_one_model_of_openai(server: Any) -> None:
-    found = json.loads(run(server, """
-curl https://api.openai.com/v1/models/VAR_chat_model_id \\
-  -H "Authorization: Bearer $OPENAI_API_KEY"
-"""))
-    assert (found["id"], found["object"]) == ("gpt-5.4", "model")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import re
 import time
 from collections.abc import Iterator
 from importlib import resources
@@ -35,12 +34,6 @@ def server(llama: Path, bert: Path) -> Iterator[Any]:
 
 # ---- the page's files ------------------------------------------------------------------------------------------------
 
-def test_files_are_in_the_package() -> None:
-    folder = resources.files("mpool.server.dashboard")
-    there = {one.name for one in folder.iterdir() if one.name.partition(".")[2] in ("html", "css", "js")}
-    assert there == {name for name, _ in FILES.values()}
-
-
 @pytest.mark.parametrize("path", FILES)
 def test_files_have_their_media_type_and_security_headers(server: Any, path: str) -> None:
     with Raw(server) as raw:
@@ -53,38 +46,6 @@ def test_files_have_their_media_type_and_security_headers(server: Any, path: str
         assert "unsafe" not in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
         assert raw.request(path, b"{}").answer()[0] == 405
-
-
-def test_files_load_nothing_from_other_servers_and_insert_no_html() -> None:
-    """The content security policy also forbids this; the test needs no browser."""
-    for name, _ in FILES.values():
-        text = resources.files("mpool.server.dashboard").joinpath(name).read_text("utf-8")
-        addresses = set(re.findall(r"\w+://[^\"'`\s]+", text)) - {"http://www.w3.org/2000/svg"}
-        assert not addresses, (name, addresses)
-        unsafe = re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text)
-        assert unsafe is None, (name, unsafe)
-        if name == "page.html":
-            assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", text)
-            for path in re.findall(r"(?:src|href)=\"(/[^\"]*)\"", text):
-                assert path in FILES
-        for path in re.findall(r"from \"\./([^\"]+)\"|import \"\./([^\"]+)\"", text):
-            assert "/dashboard/" + "".join(path) in FILES
-
-
-def test_elements_that_the_scripts_use_exist() -> None:
-    folder = resources.files("mpool.server.dashboard")
-    page = folder.joinpath("page.html").read_text("utf-8")
-    ids = set(re.findall(r"\sid=\"([^\"]+)\"", page))
-    hints = set(re.findall(r"^  (\w+): [\"]", folder.joinpath("hints.js").read_text("utf-8"), re.M))
-    used = set()
-    for name, _ in FILES.values():
-        if name.endswith(".js"):
-            text = folder.joinpath(name).read_text("utf-8")
-            used |= set(re.findall(r"(?:byId|number|text)\(\"([^\"]+)\"", text))
-            terms = set(re.findall(r"term\(\"([^\"]+)\"", text))
-            assert terms <= hints, (name, terms - hints)
-    assert len(used) > 40 and used <= ids, used - ids
-    assert set(re.findall(r"data-term=\"([^\"]+)\"", page)) <= hints
 
 
 # ---- the snapshot ----------------------------------------------------------------------------------------------------
@@ -117,16 +78,6 @@ def test_snapshot_contains_no_paths(server: Any, llama: Path, bert: Path) -> Non
     assert str(llama) not in text and str(bert) not in text and "bert" in text
 
 
-def test_openapi_document_has_the_routes_of_the_dashboard(server: Any) -> None:
-    _, document = ask(server, "/openapi.json")
-    paths = document["paths"]
-    shape = paths["/api/mpool/state"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
-    assert shape["$ref"].endswith("/Snapshot")
-    assert list(paths["/"]["get"]["responses"]["200"]["content"]) == ["text/html"]
-    assert "password" in document["components"]["securitySchemes"]
-    assert "CancelRequest" in document["components"]["schemas"]
-
-
 # ---- requests in flight ----------------------------------------------------------------------------------------------
 
 def _running(server: Any, path: str) -> Any:
@@ -134,24 +85,6 @@ def _running(server: Any, path: str) -> Any:
         return [one for one in ask(server, "/api/mpool/state")[1]["requests"] if one["path"] == path]
 
     return until(found)[0]
-
-
-def test_cancelled_stream_has_one_final_event(llama: Path) -> None:
-    with serving([f"llama={llama}"], max_tokens=200_000) as server, Raw(server, 60) as raw:
-        path = "/v1/chat/completions"
-        raw.request(path, json.dumps(ENDLESS).encode())
-        until(lambda: _running(server, path)["chunks"])
-        found = _running(server, path)
-        assert found["model"] == "llama" and found["seconds"] >= 0
-        assert ask(server, "/api/mpool/cancel", {"id": found["id"]}) == (200, {"id": found["id"], "cancelled": True})
-        status, headers, data = raw.answer()  # the chunked body is complete
-        assert status == 200 and headers["x-request-id"] == found["id"]
-        last = data.decode().strip().rsplit("\n\n", 1)[-1]
-        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "cancelled"
-        assert data.count(b'"error"') == 1 and b"[DONE]" not in data and data.count(b"data: ") > 1
-        server_idle(server)
-        assert ask(server, "/api/mpool/cancel", {"id": found["id"]})[1]["cancelled"] is False
-        assert raw.request("/health").answer()[0] == 200  # the connection stays usable
 
 
 @pytest.mark.parametrize("when", ["before the head", "waiting for a chunk", "sending a chunk", "after the end",
@@ -291,20 +224,6 @@ def test_history_has_cancelled_and_disconnected_requests(llama: Path) -> None:
             found = _history(made, 1 + (how == "disconnect"))[0]
             outcome = "cancelled" if how == "cancel" else "disconnected"
             assert (found["id"], found["outcome"]) == (running["id"], outcome)
-
-
-def test_history_is_bounded() -> None:
-    from mpool.runtime.history import NAME
-    from mpool.runtime.tally import Tally
-    from mpool.server.request_history import RequestHistory
-    from mpool.server.state import RunningRequest
-
-    history = RequestHistory()
-    for number in range(1005):
-        history.add(RunningRequest(str(number), "/", "m" * 1000, None), Tally(), None, 200, "completed")
-    kept = list(reversed(history))
-    assert [len(kept), kept[0].id, kept[-1].id] == [1000, "1004", "5"]
-    assert {len(past.model) for past in kept} == {NAME}
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------

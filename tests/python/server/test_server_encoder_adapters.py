@@ -68,25 +68,6 @@ def test_vectors(server: Any, route: str, field: str, name: str) -> None:
     assert np.array_equal(np.array(vectors_of(route, found), dtype=np.float32), wanted)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_single_texts_and_tokens(server: Any, name: str) -> None:
-    pool, adapter = server.state.pool, NAMES[name]
-    row = pool.embed(TEXTS[1], "m", adapter=adapter)
-    found = ask(server, "/api/embeddings", {"model": name, "prompt": TEXTS[1]})[1]["embedding"]
-    assert np.array_equal(np.array(found, np.float32), row)
-    tokens = pool.embed_tokens(TEXTS, "m", adapter=adapter)
-    rows = ask(server, "/embed_all", {"model": name, "inputs": TEXTS})[1]
-    assert all(np.array_equal(np.array(a, np.float32), b) for a, b in zip(rows, tokens))
-    found = ask(server, "/v1/multi-vector", {"model": name, "input": TEXTS})[1]["data"]
-    assert all(np.array_equal(np.array(a["embeddings"], np.float32), b) for a, b in zip(found, tokens))
-    scores = ask(server, "/similarity", {"model": name, "inputs": {"source_sentence": TEXTS[0],
-                                                                  "sentences": TEXTS[1:]}})[1]
-    rows = pool.embed(TEXTS, "m", adapter=adapter)
-    assert np.allclose(scores, mpool.similarity(rows[0], rows[1:]).ravel(), atol=1e-6)
-    scores = ask(server, "/v1/score", {"model": name, "text_1": TEXTS[0], "text_2": TEXTS[1:]})[1]["data"]
-    assert np.allclose([one["score"] for one in scores], mpool.similarity(rows[0], rows[1:]).ravel(), atol=1e-6)
-
-
 @pytest.mark.parametrize(("name", "adapter"), [("r", None), ("r:one", "one")])
 def test_rankings(server: Any, name: str, adapter: str | None) -> None:
     wanted = server.state.pool.rerank("a cat", TEXTS, "r", adapter=adapter)
@@ -122,15 +103,6 @@ def test_sparse_vectors_token_vectors_and_spans(server: Any, output: str, model:
     name = model if adapter is None else f"{model}:{adapter}"
     status, found = ask(server, row.path, row.payload(texts, name))
     assert status == 200 and row.of_route(found) == [row.of_text(one) for one in texts_of(wanted)]
-
-
-def test_lists_and_unknown_names(server: Any, adapters: dict[str, Path]) -> None:
-    listed = ask(server, "/v1/models")[1]["data"]
-    assert [one["id"] for one in listed] == ["m", "m:one", "m:two",
-                                             *(f"{name}{adapter}" for name in "rcst" for adapter in ("", ":one"))]
-    for route, field in (("/v1/embeddings", "input"), ("/api/embed", "input"), ("/embed", "inputs")):
-        status, found = ask(server, route, {"model": "m:three", field: "x"})
-        assert status == 404 and "m:one, m:two" in str(found) and str(adapters["one"].parent) not in str(found)
 
 
 def test_errors_of_changed_adapters_name_no_path(bert: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
@@ -179,9 +151,3 @@ def test_tasks_of_models(tasks: Any, model: str, task: str | None, options: dict
     assert np.array_equal(np.array([row["embedding"] for row in found["data"]], np.float32), wanted)
     others = [tasks.state.pool.embed(texts, model, adapter=other) for other in ("text-matching", "classification")]
     assert sum(np.array_equal(other, wanted) for other in others) == (task == "text-matching")
-
-
-@pytest.mark.parametrize(("model", "task"), [("v3", "clustering"), ("v3", "code.query"), ("v5", "separation")])
-def test_tasks_that_a_model_lacks(tasks: Any, model: str, task: str) -> None:
-    status, found = ask(tasks, "/v1/embeddings", {"model": model, "input": "w20", "task": task})
-    assert status == 400 and task in found["error"]["message"]

@@ -12,8 +12,6 @@ from typing import Any
 import chainmodels
 import pytest
 
-import mpool
-from mpool.conversation import turns
 from mpool.conversation.messages import developer_as_system
 from mpool.server import bodies
 from mpool.server.errors import Refusal
@@ -247,12 +245,6 @@ def test_errors_have_the_names_of_ollama_s_options(server: Any, path: str) -> No
     assert " `format`: $ref of the JSON schema" in found["error"] and "`response_format`" in found["error"], found
 
 
-@pytest.mark.parametrize("value", [1, 0, -1, 2.5, "8", True])
-def test_context_length_of_the_library(server: Any, value: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="`context_length` must be an integer of 2 or more, or None"):
-        server.state.pool.generate("The", "llama", context_length=value)
-
-
 def test_a_conversation_longer_than_num_ctx_loses_its_oldest_turns(server: Any) -> None:
     turns = [{"role": role, "content": f"{at} " + "a b c " * 10} for at in range(6) for role in ("user", "assistant")]
     body = {**BODIES["/api/chat"], "messages": [*turns, *CHAT]}
@@ -286,26 +278,6 @@ def test_developer_is_system_where_the_template_does_not_know_it(server: Any) ->
     messages = [{"role": "developer", "content": "A"}, {"role": "user", "content": "B"}]
     assert pool.chat(messages, "llama", **GREEDY).text == pool.chat(
         [{"role": "system", "content": "A"}, messages[1]], "llama", **GREEDY).text
-
-
-def test_many_developer_messages_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The work is linear in the number of messages: the text of a message is copied once."""
-    copied, count = 0, 1000
-    joined_of = turns.joined
-
-    def counted(group: Any) -> Any:
-        nonlocal copied
-        copied += len(group)
-        return joined_of(group)
-
-    monkeypatch.setattr(turns, "joined", counted)
-    given = [{"role": "system" if at == 0 else "developer", "content": [{"type": "text", "text": str(at)}]}
-             for at in range(count)]
-    (joined,) = developer_as_system(given)
-    assert "".join(part["text"] for part in joined["content"]) == "\n\n".join(map(str, range(count)))
-    assert copied == count
-    assert developer_as_system([{**one, "content": one["content"][0]["text"]} for one in given]) == [
-        {"role": "system", "content": "\n\n".join(map(str, range(count)))}]
 
 
 def test_developer_stays_where_the_template_knows_it(tmp_path: Path) -> None:

@@ -194,18 +194,6 @@ def test_unknown_keys_of_formats_are_named(server: Any, wanted: dict[str, Any], 
     assert caught.value.param.startswith("response_format") and caught.value.param.endswith("." + key)
 
 
-def test_unknown_keys_of_other_protocols_are_named(server: Any) -> None:
-    schema = {"type": "json_schema", "schema": {}, "maxLength": 3}
-    for path, field, body in (
-            ("/v1/responses", "text.format", {"input": "x", "text": {"format": {**schema, "name": "a"}}}),
-            ("/v1/responses", "text.format", {"input": "x", "text": {"format": {"type": "text", "maxLength": 3}}}),
-            ("/v1/messages", "output_config.format", {"output_config": {"format": schema}}),
-            ("/v1/messages", "output_format", {"output_format": schema})):
-        status, found = ask(server, path, {"model": "llama", "messages": CHAT, "max_tokens": 2, **body} if
-                            "messages" in path else {"model": "llama", **body})
-        assert status == 400 and f"`{field}" in found["error"]["message"] and "maxLength" in found["error"]["message"]
-
-
 def test_json_object_with_a_schema(server: Any) -> None:
     """As llama.cpp's server and llama-cpp-python read it."""
     wanted = {"type": "json_object", "schema": SCHEMA}
@@ -218,15 +206,6 @@ def test_json_object_with_a_schema(server: Any) -> None:
     validate(server.state.pool.generate("x", "llama", response_format=wanted, max_tokens=200, **HOT).text)
     with pytest.raises(mpool.InvalidArgument, match=r"`response_format.schema` must be a JSON schema, got 3"):
         server.state.pool.generate("x", "llama", response_format={"type": "json_object", "schema": 3})
-
-
-@pytest.mark.parametrize("wanted", ["xml", {"enum": ["x" * 70_000]}, {"$ref": "#"}],
-                         ids=lambda wanted: str(wanted)[:30])
-def test_invalid_ollama_formats_are_refused(server: Any, wanted: Any) -> None:
-    for path, more in (("/api/chat", {"messages": CHAT}), ("/api/generate", {"prompt": "x"})):
-        status, found = ask(server, path, {"model": "llama", "format": wanted, **more})
-        assert status == 400 and isinstance(found["error"], str)
-        assert "response_format" not in found["error"], found  # the library's name
 
 
 @pytest.mark.parametrize("schema", [{"enum": ["x" * 70_000]}, {"$ref": "#"}], ids=str)
@@ -278,11 +257,3 @@ def test_an_error_of_a_stream_names_the_field(server: Any, monkeypatch: pytest.M
     last = data.decode().strip().split("\n")[-1]
     assert status == 200 and f"`{field}`" in last and "too complex" in last, data[-500:]
     assert field == "response_format" or "response_format" not in last, last
-
-
-def test_errors_name_the_invalid_parameter(server: Any) -> None:
-    for name, value in (("logit_bias", {"999999": 1}), ("logit_bias", {"x": 1}), ("stop_token_ids", [2**30]),
-                        ("ignore_eos", True)):
-        status, found = ask(server, "/v1/chat/completions", {
-            "model": "llama", "messages": CHAT, "response_format": {"type": "json_object"}, name: value})
-        assert (status, found["error"]["param"]) == (400, name), found

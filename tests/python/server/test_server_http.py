@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 import re
 import socket
@@ -185,50 +184,6 @@ def slow(server: Any) -> bytes:
     return post(server, "/v1/chat/completions", chat(max_tokens=1000, n=2, stream=True, logprobs=True, top_logprobs=20))
 
 
-def test_head_in_the_same_packet_as_the_previous_request_has_a_time_limit(server: Any) -> None:
-    """A client that sends single bytes does not keep its connection open."""
-    with Raw(server) as raw:
-        connection_of(server)
-        with limits(server, header_timeout=0.4):
-            raw.send(post(server, "/v1/embeddings", embed("x")) + b"GET /health HTTP/1.1\r\nX: ")
-            found = raw.drip(b"HTTP/1.1 408 ")
-    assert found.count(b"HTTP/1.1 200 ") == 1 and b'"embedding"' in found
-
-
-def test_time_limit_of_a_pipelined_body_starts_when_its_turn_comes(server: Any) -> None:
-    """The earlier response takes longer than `body_timeout`."""
-    behind = post(server, "/v1/embeddings", embed("x"))
-    with Raw(server) as raw:
-        connection = connection_of(server)
-        with limits(server, body_timeout=0.6):
-            raw.send(slow(server) + behind[:-3])
-            until(lambda: server.state.streams and connection.pipeline)
-            time.sleep(2 * 0.6)  # the first response waits, because the client does not read
-            assert server.state.streams == 1
-        found = b""
-        while b"0\r\n\r\n" not in found[-20:]:
-            part = raw._read()
-            assert part, found[-300:]
-            found += part
-        assert raw.send(behind[-3:]).answer()[0] == 200
-
-
-def test_few_of_thousands_of_pipelined_requests_are_parsed_ahead(server: Any) -> None:
-    """Pipelined requests that wait cost only their bytes in memory, not a parsed request each."""
-    with Raw(server) as raw:
-        one = f"GET /health HTTP/1.1\r\nHost: {raw.host}\r\n\r\n".encode()
-        raw.send(slow(server) + one * 3000)
-        connection, = until(lambda: server._uvicorn.server_state.connections)
-        until(lambda: len(connection._unparsed) > len(one))  # more requests have arrived than are parsed ahead
-        assert 0 < len(connection.pipeline) < 300 and len(connection._unparsed) < 512 << 10
-        found, count = b"", 0
-        while count < 3001:
-            part = raw._read()
-            assert part, count
-            count += (found[-14:] + part).count(b"HTTP/1.1 200 OK")
-            found = part
-
-
 @pytest.mark.parametrize("path, body", [
     ("/v1/embeddings", embed("x")), ("/v1/chat/completions", chat(max_tokens=2000)),
     ("/v1/chat/completions", chat(max_tokens=2000, stream=True)),
@@ -256,20 +211,6 @@ def test_half_closed_client_receives_its_responses(server: Any, path: str, body:
     else:
         assert text.endswith(b"data: [DONE]\n\n") and \
             all(part.startswith((b"data: {", b":")) for part in text.split(b"\n\n")[:-2])
-
-
-@pytest.mark.parametrize("pipelined", [0, 3], ids=["alone", "with pipelined requests"])
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_disconnected_client_is_not_taken_for_a_half_closed_one(server: Any, caplog: Any, pipelined: int,
-                                                                version: str) -> None:
-    caplog.set_level(logging.INFO, "mpool.server")
-    with Raw(server) as raw:
-        raw.send(post(server, "/v1/chat/completions", chat(max_tokens=16000, n=16), version=version)
-                 + post(server, "/v1/embeddings", embed("y")) * pipelined)
-        until(lambda: server.state.running)
-        (id,) = server.state.running
-    until(lambda: any(id in line for line in caplog.messages))
-    assert any(f"{id} POST /v1/chat/completions client disconnected" in line for line in caplog.messages), caplog.text
 
 
 def test_disconnect_cancels_pipelined_requests(server: Any) -> None:
@@ -343,14 +284,6 @@ def test_absolute_target_overrides_the_host_header(server: Any) -> None:
             assert raw.request(f"{target}/health?a", host=host).answer()[0] == status
 
 
-def test_whitespace_around_header_values_is_ignored(server: Any) -> None:
-    with Raw(server) as raw:
-        assert raw.request("/health", host=f"  {raw.host} \t").answer()[0] == 200
-        raw.request("/v1/embeddings", b"", "Expect: 100-continue ", length=9)
-        raw.socket.settimeout(5)
-        assert raw.socket.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
 def test_head_requests_have_no_body(server: Any) -> None:
     with Raw(server) as raw:
         raw.request("/health", method="HEAD").request("/health")
@@ -368,30 +301,6 @@ def test_expect_continue_is_confirmed(server: Any) -> None:
         raw.socket.settimeout(5)
         assert raw.socket.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
         assert raw.send(body).answer()[0] == 200
-
-
-@pytest.mark.parametrize("path, length, status", [("/nowhere", 9, 404), ("/v1/embeddings", 1 << 30, 413)])
-def test_refused_expect_continue_closes_the_connection(server: Any, path: str, length: int, status: int) -> None:
-    with Raw(server) as raw:
-        found, head, _ = raw.request(path, b"", "Expect: 100-continue", length=length).answer()
-        assert found == status and head["connection"] == "close" and raw.closed(5)
-
-
-def test_expect_continue_is_ignored_with_http_1_0(server: Any) -> None:
-    with Raw(server) as raw:
-        data = post(server, "/v1/embeddings", embed("x"), "Expect: 100-continue", version="1.0")
-        raw.send(data[:-1])
-        time.sleep(0.05)
-        assert read_to_end(raw.send(data[-1:])).startswith(b"HTTP/1.1 200 OK")
-
-
-def test_buffered_bytes_of_a_closing_connection_have_a_time_limit() -> None:
-    connection: Any = object.__new__(protocol.Connection)
-    connection.server_state, connection.loop = SimpleNamespace(total_requests=3), SimpleNamespace(time=lambda: 100.0)
-    connection.settings, connection.write_deadline = SimpleNamespace(write_timeout=7.0), None
-    connection.transport = SimpleNamespace(is_closing=lambda: True)
-    connection.on_response_complete()
-    assert (connection.write_deadline, connection.server_state.total_requests) == (107.0, 4)
 
 
 @pytest.mark.parametrize("state, alive, written", [

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from servers import Raw, ask, server_idle, serving
-from waiting import until
+from servers import ask, server_idle, serving
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("diffusers")
@@ -76,43 +73,9 @@ def test_invalid_requests_are_refused(server: Any, field: dict[str, Any]) -> Non
     assert status == 400 and found["error"]["type"] == "invalid_request_error"
 
 
-def test_disconnect_cancels_the_request(server: Any) -> None:
-    before = server.state.pool.registry.stats()
-    for streams in (False, True):
-        body = {"model": "flux", "prompt": "a cat", "num_inference_steps": 1000, "size": "256x256", "stream": streams}
-        with Raw(server) as raw:
-            raw.request("/v1/images/generations", json.dumps(body).encode())
-            until(lambda: any(row.running for row in server.state.pool.ps()))
-        server_idle(server, 30)
-    after = server.state.pool.registry.stats()
-    assert (after["cancelled"] - before["cancelled"], after["completed"] - before["completed"]) == (2, 0)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_unsupported_size(server: Any, stream: bool) -> None:
     status, found = ask(server, "/v1/images/generations", {"model": "flux", "prompt": "a cat", "size": "33x32",
                                                            "stream": stream})
     assert (status, found["error"]["param"]) == (400, "size")
     assert "`size`: `width` must be a multiple of " in found["error"]["message"]
-
-
-@pytest.mark.parametrize("more", [{}, {"stream": True}, {"stream": True, "partial_images": 1}], ids=str)
-def test_metadata_of_a_cold_model_is_read_off_the_event_loop(flux: Path, more: dict[str, Any],
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for a stream with previews, whose interval depends on the model's default number of steps."""
-    from mpool.runtime.entry import Entry
-
-    describe, readers = Entry.describe, set()
-
-    def described(entry: Entry, progress: bool | None = None) -> Any:
-        if entry.known is None:
-            readers.add(threading.current_thread().name)
-        return describe(entry, progress)
-
-    with serving([f"flux={flux}"]) as made:
-        made.state.pool.get("flux")._entry.forget()
-        monkeypatch.setattr(Entry, "describe", described)
-        with Raw(made) as raw:
-            body = {"model": "flux", "prompt": "a cat", "size": "32x32", **SMALL, **more}
-            assert raw.request("/v1/images/generations", json.dumps(body).encode()).answer()[0] == 200
-    assert readers and "server" not in readers

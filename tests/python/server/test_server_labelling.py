@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,18 +60,6 @@ def test_the_client_of_hugging_face(server: Any) -> None:
 def test_bad_requests(server: Any, body: dict[str, Any], status: int, part: str) -> None:
     code, found = ask(server, "/classify_tokens", body)
     assert code == status and part in found["error"]["message"], found
-
-
-def test_the_size_of_many_spans_is_computed_on_another_thread(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mpool.server import labelling
-
-    size, threads = labelling._size, []
-    monkeypatch.setattr(labelling, "_MANY", 10)
-    monkeypatch.setattr(labelling, "_size", lambda found: (threads.append(threading.current_thread().name),
-                                                           size(found))[1])
-    assert ask(server, "/classify_tokens", {"inputs": TEXTS, "parameters": {"ignore_labels": []}})[0] == 200
-    assert ask(server, "/classify_tokens", {"inputs": "a"})[0] == 200
-    assert len(threads) == 2 and threads[0] != threads[1] == "server", threads
 
 
 def test_errors_name_the_field_of_the_route(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

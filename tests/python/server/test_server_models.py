@@ -222,14 +222,6 @@ def test_detokenize_refuses_large_responses(server: Any, monkeypatch: pytest.Mon
     assert f"at most {len(text) - 10:,} are allowed" in found["error"]["message"]
 
 
-def test_size_of_the_text_of_control_tokens(server: Any) -> None:
-    tokenizer = server.state.pool.get("llama")._entry.tokenizer()
-    control = [token for token, hidden in enumerate(tokenizer.token_table().control) if hidden]
-    assert control and tokenizer.text_bytes(control) == 0 == tokenizer.text_bytes([-1, 1 << 30])
-    assert tokenizer.text_bytes(control * 3, skip_special=False) == 3 * sum(
-        len(tokenizer.token_text(token)) for token in control)
-
-
 def test_tokenize_refuses_large_responses(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown character may become a token of 4,096 bytes."""
     monkeypatch.setattr(operations, "MAX_RESPONSE", 1000)
@@ -238,21 +230,6 @@ def test_tokenize_refuses_large_responses(server: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(mpool.runtime.entry.Entry, "token_text", lambda *_: pytest.fail("the size was not checked"))
     status, found = ask(server, "/tokenize", body)
     assert (status, found["error"]["code"], found["error"]["param"]) == (413, "request_too_large", "prompt")
-
-
-@pytest.mark.parametrize(("path", "more"), [
-    ("/v1/chat/completions", {"messages": CHAT, "logprobs": True, "top_logprobs": 4}),
-    ("/v1/completions", {"prompt": "The", "logprobs": 4}),
-    ("/api/generate", {"prompt": "The", "logprobs": True, "top_logprobs": 4, "stream": False})])
-def test_large_log_probabilities_are_refused(server: Any, monkeypatch: pytest.MonkeyPatch, path: str,
-                                             more: dict[str, Any]) -> None:
-    """Each of the most likely tokens may have 4,096 bytes, which some protocols list as numbers."""
-    limit = {"options": {"num_predict": 4}} if path == "/api/generate" else {"max_tokens": 4}
-    body = {"model": "llama", **more, **limit}
-    assert ask(server, path, body)[0] == 200
-    monkeypatch.setattr(operations, "MAX_RESPONSE", 200)  # each of the tokens counts at least 5 times 48 bytes
-    status, found = ask(server, path, body)
-    assert status == 413 and "log probabilities" in str(found), found
 
 
 # ---- names that the command gives ------------------------------------------------------------------------------------

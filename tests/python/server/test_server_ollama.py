@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import json
 import time
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.server.ollama import _shortened
 from servers import Raw, ask, server_idle, serving
 
 ollama = pytest.importorskip("ollama")
@@ -188,16 +186,6 @@ def test_failed_pull_ends_its_stream_with_an_error(bert: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("field", [
-    {"options": {"temperature": -1}}, {"options": {"num_predict": -3}}, {"options": {"stop": ["x"] * 10_000}},
-    {"options": {"top_k": 1.5}}, {"options": {"seed": "x"}}, {"messages": [{"role": "god", "content": "x"}]},
-    {"messages": 5}, {"messages": [{"role": "user", "content": 5}]}, {"stream": "no"}, {"options": []},
-], ids=str)
-def test_invalid_values_are_refused(server: Any, field: dict[str, Any]) -> None:
-    status, found = ask(server, "/api/chat", {"model": "llama", "messages": CHAT, **field})
-    assert status == 400 and isinstance(found["error"], str)
-
-
-@pytest.mark.parametrize("field", [
     {"format": "xml"},
     {"format": {"$ref": "#"}}, {"tools": [{"type": "function"}]},
     {"messages": [{"role": "user", "content": "x", "images": ["aGVsbG8="]}]},
@@ -236,46 +224,6 @@ def test_streams_have_one_final_line_despite_faults(llama: Path, chaos: str) -> 
             ends = [at for at, one in enumerate(found) if one.get("done") or "error" in one]
             assert ends == [len(found) - 1] and (status == 200 or "error" in found[0])
         server_idle(made)
-
-
-def test_asynchronous_client(server: Any) -> None:
-    wanted = server.state.pool.chat(CHAT, "llama", **GREEDY).text
-
-    async def one(client: Any) -> str:
-        return "".join([chunk.message.content async for chunk in
-                        await client.chat(model="llama", messages=CHAT, options=OPTIONS, stream=True)])
-
-    async def work() -> list[str]:
-        client = ollama.AsyncClient(host=server.url)
-        return await asyncio.gather(*(one(client) for _ in range(20)))
-
-    assert set(asyncio.run(work())) == {wanted}
-    server_idle(server)
-
-
-def test_dropping_turns_takes_few_passes_over_the_conversation() -> None:
-    """The event loop drops the turns: the work is linear in their number. Every attempt tokenizes the conversation, so
-    there are few of them, also if most characters of the conversation are worth hardly any tokens."""
-    reads = 0
-
-    class Counted(dict[str, Any]):
-        def __getitem__(self, key: str) -> Any:
-            nonlocal reads
-            reads += 1
-            return super().__getitem__(key)
-
-    count, limit = 3000, 10_000
-    messages: list[Any] = [Counted(role="user", content=f"{at:99}" if at < count - 20 else str(at) * 25)
-                           for at in range(count)]
-    assert _shortened(messages, mpool.ContextOverflow(tokens=10**9, limit=1), 0) == messages[-1:]
-    assert reads < 10 * count
-    attempt = 0
-    while (tokens := 505 * sum(message["content"][0] != " " for message in messages)) > limit:
-        before = reads
-        messages = _shortened(messages, mpool.ContextOverflow(tokens=tokens, limit=limit), attempt)
-        assert messages and reads - before < 10 * count
-        attempt += 1
-    assert attempt < 20 and messages[-1]["content"] == str(count - 1) * 25
 
 
 @pytest.mark.sample(2)

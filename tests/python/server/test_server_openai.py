@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from servers import ask, server_idle, serving
+from servers import ask, serving
 
 openai = pytest.importorskip("openai")
 
@@ -95,26 +94,6 @@ def test_task_selects_the_prompt(server: Any, client: Any) -> None:
                           server.state.pool.embed("cats", "prompted", task="query"))
 
 
-def test_errors_map_to_the_clients_exceptions(client: Any) -> None:
-    for wrong, kind, code in (({"model": "nothing"}, openai.NotFoundError, "model_not_found"),
-                              ({"dimensions": 10_000}, openai.BadRequestError, "invalid_value"),
-                              ({"input": ""}, openai.BadRequestError, "invalid_value")):
-        with pytest.raises(kind) as raised:
-            client.embeddings.create(**{"model": "bert", "input": "x", **wrong})
-        assert raised.value.code == code
-
-
-def test_asynchronous_client(server: Any) -> None:
-    async def work() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
-            return await asyncio.gather(*(client.embeddings.create(model="bert", input=text) for text in TEXTS * 20))
-
-    wanted = server.state.pool.embed(TEXTS, "bert")
-    for at, found in enumerate(asyncio.run(work())):
-        assert np.array_equal(np.array(found.data[0].embedding, dtype=np.float32), wanted[at % 3])
-    server_idle(server)
-
-
 def test_missing_models_of_the_catalogue_are_not_downloaded(bert: Path, monkeypatch: pytest.MonkeyPatch,
                                                             tmp_path: Path) -> None:
     monkeypatch.setenv("MPOOL_CACHE", str(tmp_path))
@@ -124,14 +103,6 @@ def test_missing_models_of_the_catalogue_are_not_downloaded(bert: Path, monkeypa
 
 
 # ---- other routes ----------------------------------------------------------------------------------------------------
-
-def test_health_and_openapi_document(server: Any) -> None:
-    status, found = ask(server, "/health")
-    assert status == 200 and found["status"] != "unhealthy" and found["uptime"] >= 0
-    status, document = ask(server, "/openapi.json")
-    assert status == 200 and document["openapi"].startswith("3.1") and "/v1/embeddings" in document["paths"]
-    assert ask(server, "/v1/embeddings/")[0] == 404 and ask(server, "/V1/embeddings", {})[0] == 404
-
 
 def test_rerank_agrees_with_the_library(tmp_path: Path, bert: Path) -> None:
     from rerankers import make_reranker

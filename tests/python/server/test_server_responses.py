@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,7 @@ import chainmodels
 import pytest
 import toolmodels as tm
 
-from mpool.conversation.messages import NamedImage
-from mpool.server.openai import namespaces, responses
+from mpool.server.openai import namespaces
 from mpool.server.response_memory import ResponseMemory, decoded, encoded
 from reasoningdata import CHAINS, HARMONY, THINK
 from reasoningdata import WORDS as THOUGHTS
@@ -321,17 +318,6 @@ def test_invalid_fields_are_named(server: Any, change: dict[str, Any], param: st
         assert f"`{param}" in found["error"]["message"], found
 
 
-def test_the_schema_that_is_missing_is_named(server: Any) -> None:
-    """`text.format` itself has the schema; `response_format` of chat completions has it one level lower."""
-    for path, change, field in (
-            ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}],
-                                      "response_format": {"type": "json_schema"}},
-             "response_format.json_schema.schema")):
-        status, found = ask(server, path, {"model": "writes", **change})
-        assert status == 400 and f"`{field}` must be a JSON schema" in found["error"]["message"], found
-
-
 @pytest.mark.parametrize("schema, words", [
     ({"$ref": "#"}, "refers to itself"), ({"enum": ["x" * 70_000]}, "limit is 65,536")], ids=["link", "length"])
 def test_a_schema_that_cannot_be_used_is_named_as_in_the_request(server: Any, schema: Any, words: str) -> None:
@@ -399,43 +385,6 @@ def test_reasoning_without_a_message(server: Any, client: Any) -> None:
         assert kept[:3] == [question, {**said, "reasoning_content": thought}, more]
 
 
-def test_unknown_fields_are_ignored(client: Any) -> None:
-    found = client.responses.with_raw_response.create(model="llama", input="x", max_output_tokens=2, user="x",
-                                                      include=["reasoning.encrypted_content"], extra_body={"zz": 1})
-    assert found.headers["x-mpool-ignored"] == "zz" and found.parse().output_text
-
-
-def test_many_items_do_not_stop_the_server(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many items are converted on another thread than the event loop's, and a conversation that is kept does not
-    change."""
-    threads = set()
-
-    def converted(context: Any, given: Any, earlier: list[Any]) -> Any:
-        threads.add(threading.current_thread().name)
-        before = json.dumps(earlier)
-        found = messages_of(context, given, earlier)
-        assert json.dumps(earlier) == before
-        return found
-
-    messages_of = responses.messages_of
-    monkeypatch.setattr(responses, "messages_of", converted)
-    thoughts = [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "t" * (at < 3)}]}
-                for at in range(260)]
-    calls = [{"type": "function_call", "call_id": f"c{at}", "name": "f", "arguments": "{}"} for at in range(8)]
-    body = {"model": "writes", "input": [{"role": "user", "content": "x"}, *thoughts, *calls[:4]],
-            "max_output_tokens": 1}
-    status, found = ask(server, "/v1/responses", body)
-    assert status == 200 and "server" not in threads, found
-    for _ in range(2):
-        again = {**body, "input": calls[4:], "previous_response_id": found["id"]}
-        status, more = ask(server, "/v1/responses", again)
-        assert status == 200, more
-    kept = decoded(server.state.responses.get(found["id"]))
-    assert [message["role"] for message in kept] == ["user", "assistant", "assistant"]
-    assert kept[1]["reasoning_content"] == "ttt"
-    assert [call["id"] for call in kept[1]["tool_calls"]] == [f"c{at}" for at in range(4)]
-
-
 def test_memory_is_bounded() -> None:
     """The least recently used conversations go first; one that exceeds the limit alone is not kept."""
     memory = ResponseMemory(most=3, most_bytes=10_000)
@@ -449,27 +398,3 @@ def test_memory_is_bounded() -> None:
     assert memory.get("big") and memory.get("r5") is None and memory.bytes == 9500
     memory.put("too big", bytes(9501))
     assert memory.get("too big") is None and memory.get("big")
-
-
-def test_a_conversation_is_kept_as_bytes() -> None:
-    """The limit is that of the memory: every value of parsed arguments counts, and images come back as they were."""
-    arguments = {"a": [{} for _ in range(40_000)], "b": [1.5, None, True, "x"]}
-    messages = [{"role": "user", "content": [{"type": "image", "image": NamedImage(b"\x89PNG", "input[0]")},
-                                             {"type": "text", "text": "\u00e4"}]},
-                {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {
-                    "name": "f", "arguments": arguments}}]}]
-    memory = ResponseMemory()
-    tracemalloc.start()
-    try:
-        memory.put("r", encoded(messages))
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert 40_000 <= memory.bytes <= held + 1000 and held <= memory.bytes + 10_000
-    assert decoded(memory.get("r")) == messages
-    deep: Any = "text"
-    for _ in range(100_000):
-        deep = [{"a": deep}]
-    assert encoded([{"role": "assistant", "content": "", "arguments": deep}]) is None  # a client chooses the depth
-    while isinstance(deep, list):  # without recursion
-        deep = deep[0]["a"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +16,6 @@ from servers import ask, server_idle, serving
 
 import mpool  # noqa: E402
 import msgspec  # noqa: E402 - servers.py skips the tests if it is not installed
-from mpool.runtime import metrics  # noqa: E402
 from mpool.server.dashboard import SeriesResponse, UsableModels  # noqa: E402
 from mpool.server.series import BOUNDS, MODELS, RINGS, Series, _quantile, columns  # noqa: E402
 from waiting import until  # noqa: E402
@@ -176,18 +173,6 @@ def test_an_idle_model_takes_no_place() -> None:
     assert len(clock.points(model="late")["tokens"]) == 43 and clock.points(model="late")["tokens"][:41] == [None] * 41
 
 
-def test_a_sample_costs_well_below_a_millisecond(server: Any) -> None:
-    pool = server.state.pool
-    pool.embed("x", "bert")
-    pool.generate("x", "llama", **TEXT)
-    series, now, times = Series(pool), time.monotonic(), []
-    for second in range(300):
-        begin = time.thread_time()  # CPU time: other threads and programs do not count
-        series.add(*metrics.sample(pool), now + second)
-        times.append(time.thread_time() - begin)
-    assert statistics.median(times) < 1e-3, statistics.median(times)
-
-
 def test_a_page_that_opens_later_sees_the_past(server: Any) -> None:
     pool, begin = server.state.pool, time.time()
     tokens = pool.generate("Hello", "llama", **TEXT).usage.total_tokens
@@ -228,33 +213,6 @@ def test_the_history_has_no_paths_and_no_texts(server: Any, llama: Path) -> None
     import json
 
     assert str(llama.parent) not in json.dumps(ask(server, "/api/mpool/series")[1])
-
-
-def test_one_timer_per_server(llama: Path) -> None:
-    """Also in another ASGI server, whose event loops may change; a closed pool ends the timer."""
-    import httpx
-
-    from mpool.server import create_app
-
-    pool = mpool.Pool(mpool.PoolConfig(offline=True))
-    app = create_app([f"llama={llama}"], pool=pool, catalogue=False)
-
-    async def run(wait: float) -> Any:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app, client=("127.0.0.1", 9)),
-                                     base_url="http://127.0.0.1") as client:
-            for _ in range(3):
-                assert (await client.get("/health")).status_code == (503 if pool._closed else 200)
-            await asyncio.sleep(wait)
-            timers = [one for one in asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
-                      if "_sample" in repr(one) and not one.cancelled()]
-            return len(timers), (await client.get("/api/mpool/series")).json()
-
-    for wait in (1.6, 0.1):
-        timers, found = asyncio.run(run(wait))
-        assert timers == 1 and found["last"] >= 0
-    pool.close()
-    timers, _ = asyncio.run(run(0.1))
-    assert timers == 0
 
 
 def test_models_have_the_tasks_for_which_they_are_fit(llama: Path, bert: Path, tmp_path: Path) -> None:

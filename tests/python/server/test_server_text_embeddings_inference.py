@@ -7,10 +7,7 @@ import base64
 import json
 import socket
 import struct
-import threading
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,27 +218,6 @@ def test_errors(server: Any, path: str, body: Any, status: int, kind: str, word:
     assert found[:2] == (status, kind) and word in found[2], found
 
 
-@pytest.mark.parametrize("path, field, more", [
-    ("/embed", "inputs", {}), ("/embed_sparse", "inputs", {}), ("/embed_all", "inputs", {}),
-    ("/rerank", "texts", {"query": "a"}), ("/similarity", "sentences", None), ("/pooling", "input", {"model": "m3"}),
-    ("/v1/embeddings", "input", {"model": "m3"}), ("/classify", "input", {"model": "nli"}),
-    ("/predict", "inputs", {"model": "nli"}), ("/v1/rerank", "documents", {"model": "rank", "query": "a"}),
-    ("/v1/multi-vector", "input", {"model": "m3"}), ("/v1/score", "text_1", {"model": "m3", "text_2": "a"}),
-    ("/v1/score", "text_2", {"model": "m3", "text_1": "a"}), ("/api/embed", "input", {"model": "m3"})])
-def test_the_number_of_texts_is_checked_first(server: Any, monkeypatch: pytest.MonkeyPatch, path: str, field: str,
-                                              more: dict[str, Any] | None) -> None:
-    """The check of each text would hold the event loop; the message names the field of the route."""
-    seen: list[str] = []
-    monkeypatch.setattr("mpool.server.operations.Context.check_text", lambda self, text, name: seen.append(name))
-    monkeypatch.setattr(server.state.pool, "config", replace(server.state.pool.config, max_embed_inputs=100))
-    texts = [["a"] if path == "/predict" else "a"] * 101
-    body = {field: texts, **more} if more is not None else {"inputs": {"source_sentence": "a", "sentences": texts}}
-    status, found = ask(server, path, body)
-    message = found["error"] if isinstance(found["error"], str) else found["error"]["message"]
-    assert status == 413 and f"{field}` must hold at most 100 texts, got 101" in message, found
-    assert len(seen) < 2  # the source of /similarity
-
-
 def test_results_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("text_embeddings_inference", "operations"):
         monkeypatch.setattr(f"mpool.server.{module}.MAX_RESPONSE", 48 * 22 * 2)
@@ -278,28 +254,6 @@ def test_requests_without_a_model_are_listed(server: Any, path: str, how: str,
     server_idle(server)
     last = next(one for one in reversed(server.state.history) if one.path == path)
     assert (last.model, last.outcome) == ("m3", how)
-
-
-def test_event_loop_keeps_serving(server: Any) -> None:
-    """Large responses are encoded off the event loop."""
-    inputs = ["w1 " * 60] * 1200
-    waits: list[float] = []
-    done = threading.Event()
-
-    def poll() -> None:
-        while not done.is_set():
-            begun = time.monotonic()
-            assert ask(server, "/health")[0] == 200
-            waits.append(time.monotonic() - begun)
-
-    thread = threading.Thread(target=poll)
-    thread.start()
-    try:
-        assert len(fetched(server, "/embed", {"inputs": inputs})) == len(inputs)
-    finally:
-        done.set()
-        thread.join()
-    assert waits
 
 
 # ---- vLLM ------------------------------------------------------------------------------------------------------------
@@ -361,33 +315,6 @@ def test_scores_of_labels_of_tokens(server: Any, folders: dict[str, Path], monke
     monkeypatch.setattr("mpool.server.pooling.MAX_NUMBERS", 100)
     status, answer = ask(server, "/pooling", {"input": texts, "task": "token_classify"})
     assert status == 413 and "`input`" in answer["error"]["message"]
-
-
-@pytest.mark.parametrize(("body", "word"), [
-    ({"model": "m3"}, "`input` is required"), ({"input": []}, "input"), ({"input": ["a", [5]]}, "both"),
-    ({"input": "a", "model": "nli"}, "`task` must be classify"),
-    ({"input": "a", "model": "m3", "task": "classify"}, "capability"),
-    ({"input": "a", "model": "rank", "task": "embed"}, "capability"),
-    ({"input": "a", "task": "spans"}, "task"), ({"input": "a", "model": "ner"}, "`task` must be token_classify"),
-    ({"input": "a", "model": "m3", "task": "token_classify"}, "capability"),
-    ({"input": [5], "task": "token_classify"}, "must be texts"),
-    ({"input": "a", "model": "ner", "task": "token_embed"}, "capability"),
-    ({"input": "a", "dimensions": 4}, "`dimensions` requires"),
-    ({"input": "a", "use_activation": True}, "use_activation"),
-    ({"input": [5]}, "token ids"), ({"input": [5], "task": "embed"}, "token ids"),
-    ({"input": [5], "task": "classify"}, "must be texts"), ({"input": "a", "truncate_prompt_tokens": 5}, "truncate"),
-    ({"input": "a", "encoding_format": "bytes"}, "encoding_format")], ids=str)
-def test_errors_of_pooling(server: Any, body: dict[str, Any], word: str) -> None:
-    status, found = ask(server, "/pooling", body)
-    assert status == 400 and word in found["error"]["message"], found
-
-
-def test_errors_name_the_field_of_the_route(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpool.server.computing.MAX_NUMBERS", 100)
-    for path, field, body in (("/pooling", "input", {}), ("/v1/multi-vector", "input", {"model": "m3"}),
-                              ("/embed_all", "inputs", {})):
-        status, found = ask(server, path, {field: TEXTS, **body})
-        assert status == 413 and f"`{field}` needs at least" in str(found), found
 
 
 # ---- Hugging Face's client -------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import pytest
 import toolmodels as tm
 
 import mpool
-from mpool.conversation import tool_schemas
 from mpool.results import ToolCallDelta
 from servers import Raw, ask, serving
 from tooldata import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
@@ -222,15 +221,6 @@ def test_models_without_tool_support(server: Any) -> None:
     status, found = ask(server, "/v1/chat/completions", {"model": "writes", "messages": CHAT, "tools": [
         {"type": "function", "function": {**broken, "strict": True}}]})
     assert status == 400 and found["error"]["param"] == "tools" and "of odd cannot be used" in found["error"]["message"]
-
-
-def test_openapi_document_has_the_librarys_limit_of_tools() -> None:
-    from mpool.server.openapi import document
-
-    schemas = json.loads(document(False))["components"]["schemas"]
-    for name in ("ChatRequest", "OllamaChatRequest"):
-        (listed,) = [one for one in schemas[name]["properties"]["tools"]["anyOf"] if one.get("type") == "array"]
-        assert listed["maxItems"] == tool_schemas.MAX_TOOLS
 
 
 def test_tools_with_a_response_format(openai: Any) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from servers import Raw, ask, serving
 from waiting import until
 
 import mpool
-from mpool.server.errors import Refusal
 from mpool.server.ollama_models import fetch
 
 CHAT = [{"role": "user", "content": "Hello"}]
@@ -225,38 +222,3 @@ def test_requests_for_one_model_share_a_download(bert: Path, monkeypatch: pytest
         assert statuses == [503] * 3 and not made.state.models.downloads
         pull("bge-small-en-v1.5")
         assert len(begun) == 2 and statuses[3] == 503  # a later request tries again
-
-
-def test_a_download_belongs_to_its_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request on another event loop starts a download of its own, as after a restart of an ASGI server. The error of
-    a download without a waiting request is not reported to the loop."""
-    begun: list[str] = []
-    gate = threading.Event()
-
-    def resolve(name: str, offline: bool | None = None, progress: bool | None = None) -> None:
-        begun.append(name)
-        gate.wait(60)
-        raise mpool.DownloadError("planted")
-
-    monkeypatch.setattr("mpool.models.resolve", resolve)
-    models: Any = SimpleNamespace(names=list, downloads={})
-    pool: Any = SimpleNamespace(config=SimpleNamespace(offline=False))
-    reported: list[Any] = []
-
-    async def disconnect() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(fetch("bge-small-en-v1.5", models, pool), 0.05)
-
-    async def pull() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
-        await disconnect()
-        waiting = asyncio.ensure_future(fetch("bge-small-en-v1.5", models, pool))
-        asyncio.get_running_loop().call_later(0.05, gate.set)
-        with pytest.raises(Refusal):
-            await asyncio.wait_for(waiting, 30)
-
-    asyncio.run(disconnect())
-    until(lambda: begun)
-    assert list(models.downloads) == begun == ["bge-small-en-v1.5"]
-    asyncio.run(pull())
-    assert len(begun) == 2 and not models.downloads and not reported

@@ -6,7 +6,6 @@ its signal handlers.
 
 from __future__ import annotations
 
-import inspect
 
 import pytest
 
@@ -21,42 +20,8 @@ Compare `uvicorn/protocols/http/httptools_impl.py` and `uvicorn/server.py` of th
 connection and a cycle, the arguments of `RequestResponseCycle`, the callbacks that httptools calls, and the order of
 `startup` and `shutdown`. Run `pytest tests/python/server`. Then change SEEN here."""
 
-#: Attributes that `Connection` reads or sets on its base class.
-CONNECTION = {"access_logger", "app", "connections", "cycle", "expect_100_continue", "flow", "headers", "loop",
-              "pipeline", "scope", "server_state", "tasks", "transport", "parser", "logger", "url"}
-#: Attributes that `_Cycle` reads or sets on its base class.
-CYCLE = {"chunked_encoding", "default_headers", "disconnected", "flow", "keep_alive", "message_event", "more_body",
-         "on_response", "response_complete", "response_started", "scope", "transport", "waiting_for_100_continue"}
-#: Methods that `Connection` calls on its base class or overrides.
-METHODS = {"connection_made", "connection_lost", "pause_writing", "resume_writing", "data_received", "eof_received",
-           "on_message_begin", "on_url", "on_header", "on_headers_complete", "on_body", "on_message_complete",
-           "on_response_complete"}
-
-
 def test_installed_uvicorn_is_the_checked_version() -> None:
     assert uvicorn.__version__.rpartition(".")[0] == SEEN, HELP
-
-
-def test_names_of_the_connection() -> None:
-    source = inspect.getsource(httptools_impl.HttpToolsProtocol)
-    assert {name for name in CONNECTION if f"self.{name}" not in source} == set(), HELP
-    assert {name for name in METHODS if not hasattr(httptools_impl.HttpToolsProtocol, name)} == set(), HELP
-
-
-def test_names_of_the_cycle() -> None:
-    source = inspect.getsource(httptools_impl.RequestResponseCycle)
-    assert {name for name in CYCLE if f"self.{name}" not in source} == set(), HELP
-    arguments = set(inspect.signature(httptools_impl.RequestResponseCycle).parameters)
-    assert arguments == {"scope", "transport", "flow", "logger", "access_logger", "access_log", "default_headers",
-                         "message_event", "expect_100_continue", "keep_alive", "on_response"}, HELP
-
-
-def test_names_of_the_server() -> None:
-    for name in ("capture_signals", "startup", "shutdown", "serve"):
-        assert callable(getattr(uvicorn.Server, name)), HELP
-    source = inspect.getsource(uvicorn.Server)
-    assert all(f"self.{name}" in source for name in ("should_exit", "force_exit", "started", "server_state")), HELP
-    assert "with self.capture_signals()" in source, HELP
 
 
 def test_the_server_imports_no_private_name() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -127,15 +125,6 @@ def test_events_are_split_by_token(chunks: list[Any], wanted: list[Any]) -> None
         stream._ticket = Ticket(*ends)
         found += [(token.t, token.i) for token in splitter.split(Chunk(text, finish_reason="stop" if last else None))]
     assert found == wanted
-
-
-def test_token_offsets_are_read_once() -> None:
-    ticket = Ticket()
-    splitter, found = TokenSplitter(SimpleNamespace(_ticket=ticket)), 0  # type: ignore[arg-type]
-    for at in range(500):
-        ticket.ends.append(at + 1)
-        found += len(splitter.split(Chunk("a", finish_reason="length" if at == 499 else None)))
-    assert found == ticket.read == 500
 
 
 def test_tokens_are_streamed_while_the_job_runs(slow_worker: Worker) -> None:
@@ -291,28 +280,6 @@ def test_job_id_must_be_unique(slow_worker: Worker) -> None:
     free(slow_worker)
 
 
-@pytest.mark.builds
-@pytest.mark.parametrize("captured", [False, True])
-def test_threads_of_a_worker_process(llama: Path, tmp_path: Path, captured: bool) -> None:
-    """The process has only these threads, during the first job and later ones: the event loop, the thread team, the
-    core's log, and with a capture the thread that writes it. It never starts a thread for requests, bodies or
-    tokenization."""
-    more = ("--capture", str(tmp_path / "jobs")) if captured else ()
-    with Process("worker", "-m", f"tiny={llama}", "--threads", "2", *more) as process:
-        folder = f"/proc/{process.process.pid}/task"
-        threads: list[list[str]] = []
-        for number in range(6):
-            events = Events(process, job_id=f"t{number}", prompt="word " * (10 if number < 5 else 500),
-                            max_tokens=200, **GREEDY)
-            threads.append(sorted(Path(folder, task, "comm").read_text().strip() for task in os.listdir(folder)))
-            list(events)
-        assert len({tuple(names) for names in threads}) == 1, threads
-        kinds = Counter(threads[0])
-        core = {name: kinds.pop(name) for name in ("mpool-compute", "mpool-worker") if name in kinds}
-        assert core["mpool-compute"] == 1, threads[0]  # second thread of the team; the core's worker is the first
-        assert sum(kinds.values()) == 2 + captured, threads[0]  # the event loop, and the reader of the core's log
-
-
 # ---- captures --------------------------------------------------------------------------------------------------------
 
 def test_jobs_are_captured(llama: Path, tmp_path: Path) -> None:
@@ -337,52 +304,6 @@ def test_jobs_are_captured(llama: Path, tmp_path: Path) -> None:
     assert (capture.written, capture.dropped, capture.failed) == (2, 0, 0)
     first, second = ([record for record in found if record.job_id == name] for name in ("a/../b", "b"))
     assert mpool.compare_captures(first, second).worst.most == 0
-
-
-def test_killed_worker_keeps_the_records_of_completed_jobs(tmp_path: Path) -> None:
-    """The worker is killed during a job of several seconds. The capture file stays valid, and has all records of the
-    earlier jobs."""
-    with Process("worker", "-m", str(real_path("smollm2")), "--capture", str(tmp_path / "jobs.jsonl")) as process:
-        for name in ("a", "b"):
-            run(process, job_id=name, prompt="Once upon a time", max_tokens=5, **GREEDY)
-        # the next job may start before the records of the previous one are written
-        until(lambda: (tmp_path / "jobs.jsonl").exists()
-              and {record.job_id for record in mpool.read_capture(tmp_path / "jobs.jsonl")} == {"a", "b"})
-        events = Events(process, job_id="c", prompt="Once upon a time", max_tokens=2048, **GREEDY)
-        process.process.kill()
-        process.process.wait(30)
-        events.close()
-    found = mpool.read_capture(tmp_path / "jobs.jsonl")
-    assert Counter(record.job_id for record in found) == {"a": 5 * 33, "b": 5 * 33}
-
-
-def test_full_disk_does_not_stop_a_worker(llama: Path, tmp_path: Path) -> None:
-    """A file size limit simulates the full disk. After it is lifted, the records of later jobs are written again."""
-    capture, soft = mpool.capture(tmp_path / "jobs"), resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    with working(f"tiny={llama}", capture=capture) as made:
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100, soft[1]))
-            for name in ("a", "b"):
-                assert run(made.serving, job_id=name, prompt="A cat", max_tokens=5, **GREEDY)[-1][0] == "end"
-            assert capture.flush(60) and (capture.written, capture.failed) == (0, 2)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, soft)
-            signal.signal(signal.SIGXFSZ, before)
-        assert os.listdir(tmp_path / "jobs") == [] and ask(made.serving, "/health")[1]["status"] == "ready"
-        run(made.serving, job_id="c", prompt="A cat", max_tokens=5, **GREEDY)
-        assert capture.flush(60) and {record.job_id for record in capture.records()} == {"c"}
-
-
-@pytest.mark.slow
-def test_captures_are_complete_after_sigterm(llama: Path, tmp_path: Path) -> None:
-    """After SIGTERM during a job, the job completes, its records are written, and the exit code is 0."""
-    with Process("worker", "-m", f"tiny={llama}", "--capture", str(tmp_path / "jobs")) as process:
-        events = Events(process, job_id="last", prompt="A cat", max_tokens=20, **GREEDY)
-        process.process.send_signal(signal.SIGTERM)
-        found = list(events)
-        assert found[-1][0] == "end" and process.process.wait(30) == 0
-    assert len({record.token_idx for record in mpool.read_capture(tmp_path / "jobs")}) >= found[-1][1]["tokens_out"]
 
 
 # ---- cancellation and disconnects ------------------------------------------------------------------------------------
@@ -525,26 +446,6 @@ def test_all_errors_have_one_of_six_codes() -> None:
 
 
 # ---- health and metrics ----------------------------------------------------------------------------------------------
-
-def test_first_health_imports_no_module_of_mpool(llama: Path, tmp_path: Path) -> None:
-    """An import on the event loop delays /health and the events of jobs."""
-    with open(tmp_path / "imports", "w+") as imports:
-        process = subprocess.Popen([sys.executable, "-X", "importtime", "-m", "mpool", "worker", "--model", str(llama),
-                                    "--port", "0"], stdout=subprocess.PIPE, stderr=imports, text=True)
-        try:
-            assert process.stdout is not None
-            port = int(process.stdout.readline().strip().rstrip("/").rsplit(":", 1)[1])
-            before = len((tmp_path / "imports").read_text())
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            connection.request("GET", "/health")
-            assert connection.getresponse().status == 200
-            connection.close()
-        finally:
-            process.terminate()
-            process.wait(60)
-        after = (tmp_path / "imports").read_text()[before:]
-    assert before > 0 and "mpool.debug" not in after and "mpool.runtime" not in after
-
 
 def test_fields_of_health(worker: Worker, llama: Path) -> None:
     free(worker)

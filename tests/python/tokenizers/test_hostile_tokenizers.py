@@ -21,7 +21,6 @@ from mpool.tokenizers import growth, limits, native, open_tokenizer
 from mpool.tokenizers.charsmap import CharsMap
 from mpool.tokenizers.isolated import IsolatedTokenizer
 from mpool.tokenizers.patterns import Cost, cost
-from mpool.tokenizers.pretokenizers import PRE_TOKENIZERS
 from mpool.models.spec import TokenizerSource
 
 import childprograms
@@ -378,12 +377,6 @@ def test_ways_of_a_repetition(known: str, unknown: str) -> None:
     assert (cost(known), cost(unknown)) == (Cost.CONSTANT, Cost.UNKNOWN)
 
 
-def test_published_expressions_run_in_process() -> None:
-    slow = {pattern for row in PRE_TOKENIZERS.values() for pattern in row.patterns
-            if cost(pattern) is not Cost.CONSTANT}
-    assert slow == {r"\s+$"}  # 20,000 spaces before a digit take seconds
-
-
 _PANIC = """
 import json, sys
 from pathlib import Path
@@ -484,24 +477,6 @@ def test_wrong_response_of_the_process(monkeypatch: pytest.MonkeyPatch, status: 
     monkeypatch.setattr(made._children, "run", lambda *arguments: (status, data))
     with pytest.raises(mpool.LimitError):
         made.encode(["a"], False)
-
-
-def test_wait_for_a_busy_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = IsolatedTokenizer(json.dumps(tokenizer_json()), False)
-    assert made.encode([], True) == ([], [])
-    child = made._children._take(None, None)
-    with monkeypatch.context() as patch:
-        patch.setattr(limits, "max_tokenizing_seconds", 0.01)
-        with pytest.raises(mpool.LimitError, match="busy with other texts"):
-            made.encode(["a"], False)
-    made._children._give_back(child)
-    assert made.encode(["b"], False) == ([[1]], [[]])
-
-
-def test_decoders_have_no_expression_with_backtracking(tmp_path: Path) -> None:
-    for pattern in ({"Regex": CATASTROPHE}, {"String": "a" * 257}):
-        with pytest.raises(mpool.FormatError, match="regular expression"):
-            opened(tmp_path, tokenizer_json(decoder=replace(pattern, "b")))
 
 
 @pytest.mark.parametrize("lengths, factor", [((8,), None), ((9,), 9), ((2, 4), None), ((3, 3), 9), ((1, 1, 8), None)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 from array import array
 from types import SimpleNamespace
 from typing import Any
@@ -91,12 +90,6 @@ def test_a_response_of_another_length_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(isolated.Children, "run", lambda *given: ("ids", numbers(*data)))
     with pytest.raises(mpool.LimitError):
         IsolatedTokenizer(SOURCE, False).encode(["a"], False, places)
-
-
-def test_a_tokenizer_is_kept_for_ten_minutes_in_one_process() -> None:
-    """Loading it again may take seconds; it may grow by two GiB before the process is replaced."""
-    program = isolated.PROGRAM
-    assert (program.most, program.idle, program.worn, program.packages) == (1, 600.0, 2**31, ("tokenizers",))
 
 
 # ---- texts of a call -----------------------------------------------------------------------------------------------
@@ -196,10 +189,3 @@ def test_pairs_of_unknown_cost_are_short() -> None:
     with pytest.raises(mpool.Unsupported, match="too complex for pairs"):
         tokenizer.encode_pair("a" * 6, "b" * 7)
     assert native.Native(recorder, Growth(cost=Cost.LINEAR)).encode_pair("a" * 6, "b" * 7)
-
-
-def test_the_limits_of_a_process_end_with_its_call() -> None:
-    """This process keeps its own limit on memory."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    assert IsolatedTokenizer(SOURCE, False).encode(["a"], False)[0] == [[0]]
-    assert resource.getrlimit(resource.RLIMIT_AS) == before

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import random
 import sys
 from pathlib import Path
@@ -20,10 +18,9 @@ import mpool  # noqa: E402
 from mpool import _core, errors  # noqa: E402
 from mpool.models.formats.byte_pairs import byte_alphabet  # noqa: E402
 from mpool.models.formats.gguf_model import GGUFKeys  # noqa: E402
-from mpool.tokenizers import gguf_build, gguf_part, gguf_tokenizer  # noqa: E402
+from mpool.tokenizers import gguf_part  # noqa: E402
 from mpool.tokenizers.gguf_tokenizer import GGUFTokenizer  # noqa: E402
 from mpool.tokenizers.gguf_vocab import GGUFVocab  # noqa: E402
-from waiting import until  # noqa: E402
 
 GGML = "tokenizer.ggml."
 CONTROL = ("<s>", "<|end|>", "</s>", "quit")
@@ -155,61 +152,8 @@ def test_invalid_merges_are_refused_at_once(changes: dict[str, Any], words: str,
         GGUFTokenizer(GGUFVocab(keys))
 
 
-def test_ids_are_looked_up_in_the_core(tmp_path: Path) -> None:
-    keys = write_gguf(tmp_path / "v.gguf", vocabulary())
-    vocab, plain = GGUFVocab(keys), GGUFVocab(dict(keys))
-    assert vocab.core_bpe is not None and plain.core_bpe is None
-    assert dict(vocab.ids) == plain.ids and len(vocab.ids) == len(plain.ids)
-    assert (vocab.special, vocab.eog, vocab.types) == (plain.special, plain.eog, plain.types)
-    assert vocab.control == plain.control == sorted(plain.control) and vocab.user_defined == plain.user_defined
-    for text in ("", "no token", "\ud800", "\0"):
-        assert text not in vocab.ids and vocab.ids.get(text) is None
-
-
 def test_surrogates_are_refused(tmp_path: Path, small: None) -> None:
     tokenizer = GGUFTokenizer(GGUFVocab(write_gguf(tmp_path / "v.gguf", vocabulary())))
     for parse in (False, True):
         with pytest.raises(mpool.InvalidArgument, match="surrogate pair .* at character 3"):
             tokenizer.encode("abc\ud800", parse_special=parse)
-
-
-def test_repeated_encoding_builds_the_whole_tokenizer(tmp_path: Path, small: None) -> None:
-    """Encoding alone is enough, without a generation request."""
-    tokenizer = GGUFTokenizer(GGUFVocab(write_gguf(tmp_path / "v.gguf", vocabulary())))
-    for _ in range(gguf_tokenizer.MAX_PARTIAL_USES):
-        tokenizer.encode("the tea lords")
-        assert not tokenizer.complete
-    tokenizer.encode("the tea lords")
-    until(lambda: tokenizer.complete, 60)  # another thread builds the whole tokenizer
-
-
-def test_a_fork_during_a_build_leaves_the_gc_enabled_in_the_child(tmp_path: Path) -> None:
-    """The thread that would enable it again does not exist in the child."""
-    with gguf_build.without_gc():
-        assert not gc.isenabled()
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if gc.isenabled() else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with gguf_build.without_gc():
-            pass
-        assert not gc.isenabled()  # the user had disabled it
-    finally:
-        gc.enable()
-
-
-def test_the_second_request_builds_the_whole_tokenizer() -> None:
-    path = str(real_path("smollm2"))
-    with mpool.Pool() as pool:
-        first = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
-        tokenizer = pool._find(path, "text_to_text").tokenizer()
-        assert tokenizer._whole is None  # type: ignore[attr-defined]
-        again = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
-        until(lambda: tokenizer.complete, 60)  # another thread builds the whole tokenizer
-        assert tokenizer._vocab._kv == {}  # type: ignore[attr-defined]
-        last = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
-        assert first.token_ids == again.token_ids == last.token_ids

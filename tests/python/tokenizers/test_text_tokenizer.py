@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import sys
-import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,8 @@ from mpool.models.formats.byte_pairs import byte_alphabet, leftmost_first  # noq
 from mpool.models.spec import TokenizerSource  # noqa: E402
 from mpool.errors import ContextOverflow, FileError, FormatError, InvalidArgument, LimitError, Unsupported  # noqa: E402
 from mpool.tokenizers import Tokenizer, limits  # noqa: E402
-from mpool.tokenizers.gguf_build import build, growth_of  # noqa: E402
+from mpool.tokenizers.gguf_build import build  # noqa: E402
 from mpool.tokenizers.gguf_vocab import GGUFVocab  # noqa: E402
-from mpool.tokenizers.patterns import Cost  # noqa: E402
 from mpool.tokenizers.pretokenizers import PRE_TOKENIZERS  # noqa: E402
 
 GGML = "tokenizer.ggml."
@@ -168,26 +166,6 @@ def test_first_tokens_of_a_long_text() -> None:
             whole = tokenizer.encode(document).tolist()
             want = whole if len(whole) <= limit else [*whole[:limit - 1], whole[-1]]
             assert tokenizer.encode_batch([document], max_tokens=limit).ids.tolist() == want
-
-
-def test_threads_agree() -> None:
-    tokenizer, texts = big("bpe"), lines(600)
-    want = [tokenizer.encode(text, parse_special=True).tolist() for text in texts]
-    wrong: list[str] = []
-
-    def work() -> None:
-        for text, ids in zip(texts, want):
-            if tokenizer.encode(text, parse_special=True).tolist() != ids:
-                wrong.append(text)
-        if tokenizer.encode_batch(texts, parse_special=True).ids.tolist() != [token for ids in want for token in ids]:
-            wrong.append("batch")
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 @pytest.mark.parametrize("make", [bpe, spm, unigram])
@@ -556,20 +534,6 @@ def test_newlines_that_are_a_token(pre: str, merges: list[str], wanted: dict[int
         # merges make all other words, also lines that are the text of a token
         lines = made.encode(f"aa{chr(10) * count}<0x41>{chr(10) * count}").tolist()
         assert lines == [*bos, 5, 5, *ids, 9, 10, 11, 12, 13, 14, *ids]
-
-
-@pytest.mark.parametrize(("pre", "cost"), [("deepseek-llm", Cost.LINEAR), ("gpt-2", Cost.CONSTANT)])
-def test_cost_of_the_expressions_of_a_vocabulary(pre: str, cost: Cost) -> None:
-    """The cost limits the texts that are encoded in this process."""
-    assert growth_of(GGUFVocab(bpe(pre=pre))).cost is cost
-    assert growth_of(GGUFVocab(spm())).cost is Cost.CONSTANT
-
-
-@pytest.mark.parametrize(("longest", "cost"), [(64, Cost.CONSTANT), (65, Cost.LINEAR)])
-def test_cost_of_long_tokens_of_a_unigram_vocabulary(longest: int, cost: Cost) -> None:
-    kv = unigram()
-    kv[GGML + "tokens"] = [*kv[GGML + "tokens"][:-1], "c" * longest]
-    assert growth_of(GGUFVocab(kv)).cost is cost
 
 
 def test_vocabulary_whose_tokens_have_too_many_splits() -> None:
