@@ -93,7 +93,10 @@ static bool get_sparse(mp_wire_in *in, const mp_embedding_request *request, uint
     if (!mp_get(in, ids, (size_t)count * sizeof *ids))
         return false;
     for (int32_t i = 0; i < count; i++)
-        if (ids[i] < 0 || ids[i] >= request->sizes.vocab || (i > 0 && ids[i] <= ids[i - 1]))
+        if (ids[i] < 0)
+            return mp_wire_refuse(in, "the id of a weight is negative");
+    for (int32_t i = 0; i < count; i++)
+        if (ids[i] >= request->sizes.vocab || (i > 0 && ids[i] <= ids[i - 1]))
             return mp_wire_refuse(in, "the ids of a sparse vector do not ascend within the vocabulary");
     return get_rows(in, request->sparse_values, 1, at, at + count, "a weight is not finite");
 }

@@ -86,8 +86,9 @@ static mp_status check_sampling(const mp_sampling *args, mp_error *error) {
     MP_TRY(mp_check_number("`presence_penalty`", args->presence_penalty, -100, 100, error));
     MP_TRY(mp_check_number("`frequency_penalty`", args->frequency_penalty, -100, 100, error));
     MP_TRY(mp_check_range("`max_tokens`", args->max_tokens, 1, MP_TEXT_MAX_TOKENS, error));
-    MP_TRY(mp_check_range("`min_tokens`", args->min_tokens, 0, args->max_tokens, error));
-    return mp_check_range("`logprobs`", args->logprobs, -1, MP_TEXT_MAX_LOGPROBS, error);
+    MP_TRY(mp_check_range("`min_tokens`", args->min_tokens, 0, MP_TEXT_MAX_TOKENS, error));
+    MP_TRY(mp_check_range("`logprobs`", args->logprobs, -1, MP_TEXT_MAX_LOGPROBS, error));
+    return mp_check_range("`min_tokens`", args->min_tokens, 0, args->max_tokens, error);
 }
 
 /* ---- the request -------------------- */
