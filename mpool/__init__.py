@@ -14,8 +14,8 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import Any, NoReturn
 
-from . import _forks as _forks
 from ._version import __version__ as __version__
+from .host import forks as _forks  # noqa: F401  (registers what a fork waits for)
 
 _MODULES = ("aio", "errors", "models", "tokenizers")
 _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "FileError", "FormatError", "IntegrityError",
@@ -26,7 +26,7 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
-    "_functions": ("begin_shutdown", "chat", "check", "classify", "classify_tokens", "count_tokens", "describe_image",
+    "api.functions": ("begin_shutdown", "chat", "check", "classify", "classify_tokens", "count_tokens", "describe_image",
                    "describe_url", "detokenize", "embed", "embed_all", "embed_image", "embed_iter", "embed_sparse",
                    "embed_tokens", "generate", "generate_image", "get", "health", "history", "init_maintenance", "load",
                    "metrics", "ping", "pools", "ps", "register", "rerank", "submit", "swap", "tokenize", "unload",
@@ -52,9 +52,9 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "ToolCall", "ToolCallDelta", "TopLogprob",
                 "Usage"),
     "debug.show": ("show_config",),
-    "late_interaction": ("PackedTokens", "maxsim", "quantize_tokens"),
-    "token_pooling": ("pool_tokens",),
-    "searching": ("Neighbours", "community_detection", "paraphrase_mining", "semantic_search"),
+    "search.late_interaction": ("PackedTokens", "maxsim", "quantize_tokens"),
+    "search.token_pooling": ("pool_tokens",),
+    "search.nearest": ("Neighbours", "community_detection", "paraphrase_mining", "semantic_search"),
     "tasks.similarity": ("similarity",),
     "tasks.streams": ("Stream",),
     "tasks.token_labels": ("LabelledSpan", "TokenClassification", "TokenClassifications"),
@@ -92,7 +92,7 @@ def _advice(name: str) -> str:
 def _raise_typed(error: Exception) -> NoReturn:
     """Raise the error of mpool for an import that lacked memory or a module, with the original as its cause."""
     try:
-        from .resources import error_of
+        from .host.resources import error_of
 
         found = error_of(error)
     except (ImportError, MemoryError):  # no memory for the error's own modules

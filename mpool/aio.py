@@ -23,12 +23,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from . import native_calls
-from ._functions import pool_of
-from ._methods import _named
+from .api.functions import pool_of
+from .api.methods import _named
 from .checks import refuse
+from .host import native_calls
+from .host.resources import typed, typed_async
 from .pool import Pool
-from .resources import typed, typed_async
 from .tasks.async_streams import AsyncImageStream, AsyncStream
 from .tasks.running import run_async
 from .tasks.verbs import VERBS, Verb

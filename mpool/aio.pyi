@@ -1,4 +1,4 @@
-"""mpool for asyncio. Written by ``python -m mpool._stubs``: do not edit."""
+"""mpool for asyncio. Written by ``python -m mpool.api.stubs``: do not edit."""
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence

@@ -11,8 +11,8 @@ from .chaos import chaos_of
 from .checks import check_path, integer, known_keywords, one_of, real, refuse, shown, with_plain_bools
 from .durations import seconds_of
 from .errors import InvalidArgument
+from .host.resources import typed
 from .names import CAPABILITIES, ISOLATION, KV_DTYPES, POLICIES, WEIGHTS
-from .resources import typed
 
 #: Maximum of every queue capacity, in requests.
 MAX_QUEUE_CAPACITY = 1_000_000

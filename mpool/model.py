@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ._methods import ModelVerbs
+from .api.methods import ModelVerbs
 from .checks import missing_attribute
 from .errors import InvalidArgument, WrongCapability
-from .resources import list_of_caller, typed
+from .host.resources import list_of_caller, typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -182,7 +182,7 @@ class Model(ModelVerbs):
         return hash((id(self._held.pool), self._held.key, self._compute))  # constant, also if the model is swapped
 
     def __reduce__(self) -> Any:
-        from ._functions import is_default
+        from .api.functions import is_default
 
         pool = None if is_default(self.pool) else self.pool
         entry = self._entry
@@ -215,6 +215,6 @@ class MissingModel(Model):
 
 def _restore(pool: Pool | None, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
              options: LoadOptions) -> Model:
-    from ._functions import default_pool
+    from .api.functions import default_pool
 
     return (pool or default_pool())._restore(key, ref, overrides, compute, options)

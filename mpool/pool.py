@@ -9,15 +9,15 @@ from contextlib import suppress
 from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ._methods import PoolVerbs
+from .api.methods import PoolVerbs
 from .checks import is_same, known_keywords, one_of, refuse
 from .config import PoolConfig
 from .durations import seconds_of
 from .errors import MemoryExhausted, MpoolError, SendError, ShuttingDown, UnknownModel
+from .host.resources import typed
 from .model import MissingModel, Model
 from .models.sources import offline_variables
 from .names import COMPUTE
-from .resources import typed
 from .runtime import deadlines as _deadlines
 from .runtime import hosts, swapping
 from .runtime import logs as _logging
@@ -704,12 +704,13 @@ class Pool(PoolVerbs):
         """
         registry = self._registry
         if registry is None:
-            from . import _core, _functions
+            from . import _core
+            from .api import functions
             with self._lock:
                 if self._closed:
                     raise ShuttingDown("the pool is closed", hint="Create a new mpool.Pool")
                 if self._registry is None:
-                    _functions.install()
+                    functions.install()
                     _logging.update_level()
                     self._registry = _core.Registry(**self.config._registry_options())
                 registry = self._registry

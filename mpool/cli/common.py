@@ -36,7 +36,7 @@ _ELEMENT = re.compile(r"(?:inputs|texts|iterable|documents|images)\[(\d+)\](?:\[
 def packages(user: str, extra: str) -> Iterator[None]:
     """Raise Unsupported, with the command that installs an extra, if a package that ``user`` needs is missing."""
     from ..errors import Unsupported
-    from ..resources import install_hint
+    from ..host.resources import install_hint
 
     try:
         yield

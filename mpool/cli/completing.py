@@ -14,7 +14,7 @@ def completion(arguments: argparse.Namespace) -> int:
         import shtab
     if arguments.shell not in shtab.SUPPORTED_SHELLS:
         from ..errors import Unsupported
-        from ..resources import install_hint
+        from ..host.resources import install_hint
 
         raise Unsupported(f"shtab {shtab.__version__} has no completion for {arguments.shell}",
                           hint=install_hint("completion"))

@@ -174,7 +174,7 @@ def _maxsim(model: Model, question: str, show: Any) -> list[dict[str, Any]] | No
     import numpy as np
 
     from ..errors import Unsupported
-    from ..late_interaction import maxsim
+    from ..search.late_interaction import maxsim
 
     try:
         query, documents = (model.embed_tokens(texts) for texts in ([question], SENTENCES))

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from .. import native_calls
+from ..host import native_calls
 from ..records import to_standard_error
 from .common import note, packages, say
 from .parser import SERVER_LIMITS

@@ -23,7 +23,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .. import native_calls, tenants
+from .. import tenants
+from ..host import native_calls
 from ..stores import STORES
 from . import grammar_trial, refusals, schema_keywords, schema_references, schema_search
 from .schema_references import with_parts
@@ -66,7 +67,7 @@ def enforce(source: str, lenient: bool) -> Enforced:
         ValueError: the schema has a keyword that a grammar cannot enforce. The text is its path and the reason.
         grammar_trial.Refused: the schema is too complex.
         SpawnFailed, ShuttingDown: see :func:`grammar_trial.examine`.
-        Timeout, Overloaded: see :meth:`mpool.native_calls.ThreadGroup.run`.
+        Timeout, Overloaded: see :meth:`mpool.host.native_calls.ThreadGroup.run`.
     """
     with _lock:
         known = _cache.get((source, lenient))

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from .. import native_calls, tenants
-from .._address_space import require_if_limited
+from .. import tenants
 from ..checks import shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
-from ..resources import error_of, install_hint, of_caller, start_thread
+from ..host import native_calls
+from ..host.address_space import require_if_limited
+from ..host.resources import error_of, install_hint, of_caller, start_thread
 from ..stores import STORES
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from . import enforced_schemas, gbnf, grammar_trial, reasoning_grammar, refusals, response_formats
@@ -198,7 +199,7 @@ def check_whole(response_format: Any, given: Mapping[str, Any], with_tools: bool
 
     Raises:
         InvalidArgument, LimitError, Unsupported: as :func:`prepare` and :func:`completion_format`.
-        Timeout, Overloaded, SpawnFailed: see :meth:`mpool.native_calls.ThreadGroup.run` and
+        Timeout, Overloaded, SpawnFailed: see :meth:`mpool.host.native_calls.ThreadGroup.run` and
             :func:`mpool.conversation.grammar_trial.fault`.
     """
     if with_tools:
@@ -563,7 +564,7 @@ def _compiled(tokenizer: Tokenizer, kind: str, source: str,
     Raises:
         ImportError: llguidance is not installed.
         InvalidArgument, LimitError, SpawnFailed: see :meth:`_Compiler.compiled`.
-        Timeout, Overloaded: see :meth:`mpool.native_calls.ThreadGroup.run`.
+        Timeout, Overloaded: see :meth:`mpool.host.native_calls.ThreadGroup.run`.
     """
     require_if_limited(_SPACE, "llguidance")
     import llguidance  # noqa: F401

@@ -1,4 +1,4 @@
-"""Compiles grammars on trial, in child processes that can be killed (:mod:`mpool.child_processes`).
+"""Compiles grammars on trial, in child processes that can be killed (:mod:`mpool.host.child_processes`).
 
 A grammar comes from a client. llguidance limits the size of a grammar, but neither the time and the memory for its
 compilation nor the depth of its own recursion: 20,000 optional characters need 1.5 GB, and a chain of 3,000 rules
@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..child_processes import Children, Limits, Program, Source
+from ..host.child_processes import Children, Limits, Program, Source
 
 #: The program of the processes; each keeps the vocabularies of two models.
 PROGRAM = Program(file=os.path.join(os.path.dirname(os.path.abspath(__file__)), "grammar_trial_program.py"),

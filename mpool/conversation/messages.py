@@ -9,8 +9,8 @@ from typing import Any
 
 from ..checks import refuse
 from ..errors import InvalidArgument, Unsupported
+from ..host.resources import list_of_caller
 from ..images.base64_text import is_data_url
-from ..resources import list_of_caller
 from ..tokenizers.limits import MAX_CHARS
 from . import turns
 from .template import each_string

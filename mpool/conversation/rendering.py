@@ -1,4 +1,4 @@
-"""Renders chat templates in renderers: child processes that can be killed (:mod:`mpool.child_processes`).
+"""Renders chat templates in renderers: child processes that can be killed (:mod:`mpool.host.child_processes`).
 
 A template is part of a model, and models are not trusted. No template is compiled or rendered in this process. At most
 ``MAX`` renderers exist. A template that has not been rendered yet, or whose last render exceeded a limit, uses one
@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
-from ..child_processes import Children, Limits, Program, Source, wait
+from ..host.child_processes import Children, Limits, Program, Source, wait
 from ..tokenizers import limits
 
 #: Maximum number of renderers of this process.
@@ -42,7 +42,8 @@ class TemplateResult(NamedTuple):
     """Result of a renderer's work on a template.
 
     Attributes:
-        status: ``"text"``, or what failed: a word of ``renderer.py`` or of :meth:`mpool.child_processes.Children.run`.
+        status: ``"text"``, or what failed: a word of ``renderer.py`` or of
+            :meth:`mpool.host.child_processes.Children.run`.
         text: the text, or a detail of the failure.
         refused: seconds for which the template is refused because of this status; 0: the template was rendered.
     """

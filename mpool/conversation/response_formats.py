@@ -9,7 +9,7 @@ from typing import Any
 
 from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError
-from ..resources import of_caller
+from ..host.resources import of_caller
 from . import schema_references
 
 #: Limits of the caller's format, in characters and nesting levels; llguidance limits the compiled grammar itself.

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import native_calls
 from ..checks import shown
 from ..errors import FormatError, InvalidArgument, LimitError, MpoolError, TemplateError, Unsupported
-from ..resources import list_of_caller
+from ..host import native_calls
+from ..host.resources import list_of_caller
 from ..tokenizers import limits
 from ..tokenizers.specials import compile_trie
 from ..tokenizers.tokenizer import MARKS, Tokenizer

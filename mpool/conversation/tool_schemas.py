@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError
-from ..resources import of_caller
+from ..host.resources import of_caller
 from . import schema_references
 from .response_formats import check_nesting, plain_value
 from .schema_references import TYPES

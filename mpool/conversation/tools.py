@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError, Unsupported
-from ..resources import install_hint
+from ..host.resources import install_hint
 from ..results import ToolCall
 from . import enforced_schemas, grammar, grammar_trial, refusals, schema_keywords, tool_formats, tool_schemas
 from .reasoning import Borders

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..checks import check_path, integer, one_of, refuse
 from ..errors import FormatError, InvalidArgument
-from ..resources import typed
+from ..host.resources import typed
 from ..tasks.capture_files import CaptureRecord
 from ..tasks.capture_files import read_capture as read_capture
 

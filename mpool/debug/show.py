@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any, Literal, overload
 
 from ..checks import one_of
+from ..host.resources import typed
 from ..records import one_line
-from ..resources import typed
 from ..stores import STORES, Store
 
 

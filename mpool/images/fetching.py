@@ -24,7 +24,7 @@ import urllib.request
 from typing import Any
 
 from ..errors import DownloadError, InvalidArgument, MpoolError
-from ..resources import start_thread
+from ..host.resources import start_thread
 
 #: Maximum duration of a fetch in seconds, unless the request's timeout is shorter.
 SECONDS = 30.0

@@ -1,7 +1,7 @@
 """Reads images from paths, URLs, bytes, base64, Pillow images and arrays.
 
-PNG, JPEG, WebP, GIF and BMP are decoded, by Pillow, on the threads of :data:`mpool.native_calls.IMAGES`. Before the
-pixels are decoded, the number of bytes, the format, the number of pixels, the sides, the aspect ratio, the number of
+PNG, JPEG, WebP, GIF and BMP are decoded, by Pillow, on the threads of :data:`mpool.host.native_calls.IMAGES`. Before
+the pixels are decoded, the number of bytes, the format, the number of pixels, the sides, the aspect ratio, the number of
 frames and the structure (:mod:`mpool.images.structure`) are checked. Errors have fixed texts; a decoder's message about
 a corrupted file is never passed on.
 """
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from .. import native_calls
-from .._address_space import require_if_limited
 from ..checks import is_table
 from ..errors import FileError, InvalidArgument, LimitError, MpoolError
+from ..host import native_calls
+from ..host.address_space import require_if_limited
+from ..host.resources import list_of_caller, of_caller
 from ..models.files import close, open_regular, unreadable
-from ..resources import list_of_caller, of_caller
 from . import base64_text, structure
 from .memory import ALPHA_BYTES, BYTES_PER_PIXEL, WEBP_BYTES, reserved
 
@@ -114,7 +114,7 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
         InvalidArgument: ``image`` is none of these, is corrupted, or is beyond a limit.
         FileError: the path cannot be read.
         DownloadError: the URL cannot be fetched.
-        Timeout: the decoder took too long; see :mod:`mpool.native_calls`.
+        Timeout: the decoder took too long; see :mod:`mpool.host.native_calls`.
         Overloaded: all threads for images are stuck in a decoder.
     """
     return convert_image(image, name, _unchanged, allow_urls=allow_urls, timeout=timeout)
@@ -160,7 +160,7 @@ def _check_file(data: bytes, name: str) -> None:
 def convert_image(image: Any, name: str, convert: Callable[[Image], T], *, allow_urls: bool,
                   timeout: float | None) -> T:
     """Return ``convert(read_image(image, ...))``. Reads the file on this thread; decodes and converts the image on a
-    thread of :data:`mpool.native_calls.IMAGES`.
+    thread of :data:`mpool.host.native_calls.IMAGES`.
 
     The memory of the decoded image counts towards :data:`mpool.images.memory.MAX` until ``convert`` returns.
     """

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .. import native_calls
+from ..host import native_calls
 from ..stores import STORES
 
 #: Maximum bytes of the decoded images that exist at a time, unless a single image needs more.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from .. import aio
-from .._functions import pool_of
+from ..api.functions import pool_of
 from ..checks import items_of
 from ..errors import InvalidArgument
 from ..model import Model

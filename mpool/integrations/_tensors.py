@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Unsupported
-from ..resources import install_hint
+from ..host.resources import install_hint
 
 
 def has_tensor(value: Any) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..checks import refuse
 from ..errors import InvalidArgument
-from ..resources import importing
+from ..host.resources import importing
 from . import _requests as requests
 
 with importing("chroma"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..checks import integer, refuse
-from ..resources import importing
+from ..host.resources import importing
 from . import _requests as requests
 
 with importing("haystack"):

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..checks import items_of
-from ..resources import importing
+from ..host.resources import importing
 from . import _requests as requests
 
 with importing("lancedb"):

@@ -9,9 +9,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from .. import aio
-from .._functions import pool_of
+from ..api.functions import pool_of
 from ..checks import refuse, unknown_option
-from ..resources import importing
+from ..host.resources import importing
 from . import _requests as requests
 from ._choices import call_limit, logprobs_of
 

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._functions import pool_of
+from ..api.functions import pool_of
 from ..checks import integer, items_of, missing_attribute, real, refuse
 from ..errors import InvalidArgument, Unsupported
 from ..model import Model

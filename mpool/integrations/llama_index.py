@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..checks import refuse
-from ..resources import importing
+from ..host.resources import importing
 from . import _requests as requests
 
 with importing("llama_index"):

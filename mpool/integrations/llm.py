@@ -25,7 +25,7 @@ from llm.parts import AttachmentPart, Message, ReasoningPart, StreamEvent, TextP
 from pydantic import Field, create_model
 
 from .. import models as _models
-from .._functions import default_pool
+from ..api.functions import default_pool
 from ..checks import refuse
 from ..errors import InvalidArgument, MpoolError
 from ..pool import Pool

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from .._functions import pool_of
+from ..api.functions import pool_of
 from ..checks import integer, is_table, items_of, missing_attribute, one_of, refuse
 from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..checks import refuse
-from ..searching import semantic_search as _search
+from ..search.nearest import semantic_search as _search
 from ..tasks.similarity import similarity as _similarity
 from ._tensors import array_of, has_tensor, tensor_of
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._functions import default_pool
+from ..api.functions import default_pool
 from ..errors import InvalidArgument
+from ..host.resources import importing
 from ..model import Model
-from ..resources import importing
 from ..tasks.text_embedding import texts_of
 
 with importing("sklearn"):

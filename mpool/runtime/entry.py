@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .._address_space import require_if_limited
 from ..checks import one_of, shown
 from ..errors import (
     IntegrityError,
@@ -28,6 +27,7 @@ from ..errors import (
     UnknownModel,
     WrongCapability,
 )
+from ..host.address_space import require_if_limited
 from ..models.layout import missing_tokenizer
 from ..models.spec import OWN_ADAPTERS
 from ..names import COMPUTE as COMPUTE

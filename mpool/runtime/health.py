@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from .. import native_calls
-from ..native_calls import NativeCalls
+from ..host import native_calls
+from ..host.native_calls import NativeCalls
 from . import deadlines as _deadlines
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from .. import interpreter
 from ..errors import SpawnFailed
+from ..host import interpreter
 
 # Imports only ctypes and loads the core: a worker process needs neither numpy, nor this package, nor site.
 _START = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).mp_isolation_main())"

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 
 from ..errors import MpoolError
+from ..host.resources import start_thread
 from ..records import logger
-from ..resources import start_thread
 
 #: Poll interval of the ring in seconds: the usual one, and the one while events have callbacks.
 PERIOD, HURRIED = 0.25, 0.02

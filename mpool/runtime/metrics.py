@@ -8,7 +8,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from .. import native_calls
+from ..host import native_calls
 from . import health as _health
 from .events import dropped
 

@@ -10,8 +10,8 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .. import native_calls
 from ..checks import refuse
+from ..host import native_calls
 from . import (
     classifying,
     dashboard,

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .. import native_calls
+from ..host import native_calls
 from .body_memory import Share
 from .errors import Refusal
 from .guard import header

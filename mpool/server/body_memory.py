@@ -11,7 +11,7 @@ import asyncio
 import ctypes
 import threading
 
-from .. import native_calls
+from ..host import native_calls
 from .errors import Refusal
 
 #: Maximum size in bytes of the share of a small body.

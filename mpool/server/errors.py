@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from .. import errors as pool_errors
+from ..host.resources import error_of
 from ..records import logger
-from ..resources import error_of
 from ..tasks import sampling
 
 log = logger("mpool.server")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import native_calls
+from ..host import native_calls
 from .errors import Refusal
 from .models import is_missing
 

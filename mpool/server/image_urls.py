@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from .. import native_calls
 from ..conversation.messages import NamedImage
 from ..errors import DownloadError, InvalidArgument
+from ..host import native_calls
 from ..images.fetching import SECONDS, fetch
 from .errors import Refusal
 

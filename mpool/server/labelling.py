@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from .. import native_calls
+from ..host import native_calls
 from ..tasks.verbs import CLASSIFY_TOKENS
 from .computing import computed
 from .fields import Fields, Name, Text

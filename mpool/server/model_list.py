@@ -11,8 +11,8 @@ from urllib.parse import parse_qs
 
 from starlette.responses import Response
 
-from .. import native_calls
 from ..checks import shown
+from ..host import native_calls
 from .anthropic.structs import AnthropicModel, AnthropicModels
 from .errors import Refusal
 from .guard import is_anthropic

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from .. import native_calls
 from ..checks import shown
 from ..errors import InvalidArgument, MpoolError
+from ..host import native_calls
 from ..model import MissingModel, Model
 from ..models.similar_names import suggest
 from ..names import CAPABILITIES

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.responses import Response
 
-from .. import __version__, aio, native_calls
+from .. import __version__, aio
 from ..checks import shown
 from ..conversation.tool_calls import parse_arguments
 from ..durations import seconds_of
 from ..errors import ContextOverflow
+from ..host import native_calls
 from ..results import ToolCall
 from ..tasks.running import counted
 from ..tasks.sampling import ALIASES

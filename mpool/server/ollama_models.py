@@ -17,9 +17,9 @@ from ..conversation import tool_formats
 from ..conversation.template import ChatTemplate
 from ..conversation.tool_templates import tool_support
 from ..errors import DownloadError, IntegrityError, LimitError, MpoolError, OfflineError
+from ..host.resources import start_thread
 from ..models.sources import downloads_disabled
 from ..records import logger
-from ..resources import start_thread
 from . import thinking
 from .errors import Refusal
 

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from .. import native_calls, records
+from .. import records
 from ..conversation.messages import NamedImage
 from ..errors import MpoolError, UnknownModel, WrongCapability
+from ..host import native_calls
 from ..images import base64_text
 from ..model import MissingModel
 from ..runtime import tally

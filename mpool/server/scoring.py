@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from .. import native_calls
+from ..host import native_calls
 from ..tasks.running import counted
 from ..tasks.similarity import cosines
 from ..tasks.verbs import EMBED, RERANK

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from .. import native_calls, records
+from .. import records
 from ..errors import FileError, MpoolError, ShuttingDown
-from ..resources import start_thread
+from ..host import native_calls
+from ..host.resources import start_thread
 from .application import OPERATIONS, make_app
 from .protocol import hardened
 from .state import State

@@ -12,9 +12,9 @@ import secrets
 import stat
 from dataclasses import dataclass
 
-from .._lazy import cached_property
 from ..checks import refuse, shown
 from ..errors import FileError, InvalidArgument
+from ..host.lazy import cached_property
 
 #: Field -> (minimum, maximum).
 _RANGES: dict[str, tuple[float, float]] = {

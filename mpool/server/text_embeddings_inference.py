@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from .. import native_calls
+from ..host import native_calls
 from ..tasks.running import counted
 from ..tasks.similarity import cosines
 from ..tasks.verbs import EMBED, EMBED_SPARSE, RERANK

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import native_calls
 from ..checks import shown
 from ..conversation import reasoning
 from ..conversation.template import ChatTemplate
 from ..errors import MpoolError
+from ..host import native_calls
 from .errors import Refusal
 from .models import is_missing
 

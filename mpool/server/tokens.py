@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from .. import native_calls
 from ..errors import InvalidArgument, sentence
+from ..host import native_calls
 from ..tasks.running import chat_ids
 from . import formats
 from .errors import Refusal

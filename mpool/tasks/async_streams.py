@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..checks import missing_attribute
 from ..errors import Cancelled
-from ..resources import error_of, shortened, typed_async
+from ..host.resources import error_of, shortened, typed_async
 from ..results import Chunk, Completion
 from ..runtime import tally
 from ..runtime.swapping import afor_current, ended_outdated

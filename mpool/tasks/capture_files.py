@@ -12,7 +12,7 @@ from typing import Any
 
 from ..checks import check_path, refuse
 from ..errors import FileError, FormatError
-from ..resources import typed
+from ..host.resources import typed
 
 #: Suffix of capture files.
 SUFFIX = ".jsonl"

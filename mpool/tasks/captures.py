@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import check_path, integer, refuse
 from ..errors import FileError
-from ..resources import start_thread, typed
+from ..host.resources import start_thread, typed
 from ..runtime import logs as _logging
 from .capture_files import SUFFIX, CaptureRecord, read_capture
 

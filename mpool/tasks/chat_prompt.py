@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import native_calls
 from ..checks import refuse
 from ..conversation.messages import check_messages, developer_as_system, joined, placeholder_char
 from ..conversation.template import check_arguments
 from ..errors import InvalidArgument, MpoolError
+from ..host import native_calls
 from . import vision
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from .. import native_calls
 from ..checks import integer, is_same, items_of, refuse
 from ..errors import ContextOverflow, InvalidArgument, LimitError, WrongCapability
-from ..resources import aitems_of_caller, items_of_caller
+from ..host import native_calls
+from ..host.resources import aitems_of_caller, items_of_caller
 from . import text_embedding as embedding
 from .options import ACTIVATIONS, TEMPLATE
 from .steps import Cutter, IterRequest, Rebatch, VectorRequest

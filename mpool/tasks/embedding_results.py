@@ -10,7 +10,7 @@ import numpy as np
 
 from ..checks import integer, refuse
 from ..errors import InvalidArgument, Unsupported
-from ..resources import install_hint, typed
+from ..host.resources import install_hint, typed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

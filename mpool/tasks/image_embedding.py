@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import native_calls
 from ..checks import integer, refuse
 from ..errors import MemoryExhausted, MpoolError, Overloaded, Timeout
+from ..host import native_calls
 from ..images.loading import check_image, convert_image
 from ..images.preparing import prepare
 from ..runtime import deadlines as _deadlines

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import cached_property
 from ..checks import check_path, refuse, shown
 from ..errors import InvalidArgument
-from ..resources import typed
+from ..host.lazy import cached_property
+from ..host.resources import typed
 
 if TYPE_CHECKING:
     import numpy as np

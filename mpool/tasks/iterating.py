@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from ..errors import InvalidArgument
-from ..resources import typed
+from ..host.resources import typed
 from ..runtime.history import TrackedRequest
 from .steps import IterRequest, drive_each
 

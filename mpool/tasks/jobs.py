@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import native_calls
 from ..errors import FileError, IntegrityError, MpoolError, NumericError, SendError, Timeout
-from ..resources import typed, typed_async
+from ..host import native_calls
+from ..host.resources import typed, typed_async
 from ..runtime import deadlines as _deadlines
 from ..runtime.swapping import begins_again
 

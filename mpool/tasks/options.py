@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from ..checks import integer, refuse, unknown_option
 from ..durations import seconds_of
 from ..errors import InvalidArgument
+from ..host.resources import typed
 from ..names import CAPABILITIES as CAPABILITIES
 from ..names import COMPUTE, POLICIES
-from ..resources import typed
 from ..runtime import deadlines as _deadlines
 from ..runtime import logs as _logs
 from .sampling import ALIASES, TABLE, THINKING_TOKENS

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from .. import native_calls
 from ..checks import integer, refuse
 from ..errors import ContextOverflow, FormatError, LimitError
+from ..host import native_calls
 from ..models.files import close, open_regular, read_exactly
 from . import text_embedding as embedding
 from .embedding_results import SparseVectors, TextEmbeddings, TokenVectors, rows_at

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .. import native_calls
 from ..checks import integer, is_same, items_of, refuse
 from ..errors import InvalidArgument, MpoolError
+from ..host import native_calls
+from ..host.resources import list_of_caller, of_caller
 from ..models import load_catalogue
-from ..resources import list_of_caller, of_caller
 from . import options as _options
 from . import text_embedding as embedding
 from . import vectors
@@ -46,7 +46,7 @@ T = TypeVar("T")
 #: Maximum number of inputs of a request without a limit.
 _NO_LIMIT = sys.maxsize
 
-#: Number of characters that take as long as checking one token id; see :func:`mpool.native_calls.are_many`.
+#: Number of characters that take as long as checking one token id; see :func:`mpool.host.native_calls.are_many`.
 _ID = 16
 
 

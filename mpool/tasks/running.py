@@ -7,15 +7,16 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from .._lazy import import_numpy
+from ..host.lazy import import_numpy
 
 import_numpy()  # the modules below import numpy with an import statement
 
-from .. import native_calls, tenants
+from .. import tenants
 from ..checks import refuse
 from ..config import CAPACITIES
 from ..errors import InvalidArgument, Overloaded
-from ..resources import error_of, typed_async
+from ..host import native_calls
+from ..host.resources import error_of, typed_async
 from ..runtime import tally
 from ..runtime.history import TrackedRequest
 from ..runtime.swapping import afor_current, for_current, is_current

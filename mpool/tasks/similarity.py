@@ -8,8 +8,8 @@ import numpy as np
 
 from ..checks import one_of, refuse
 from ..errors import InvalidArgument
+from ..host.resources import typed
 from ..names import SIMILARITIES
-from ..resources import typed
 from .embedding_results import refuse_results
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import native_calls
 from ..errors import MemoryExhausted, Overloaded, SpawnFailed
-from ..resources import aitems_of_caller, items_of_caller
+from ..host import native_calls
+from ..host.resources import aitems_of_caller, items_of_caller
 from . import options as _options
 from . import vectors
 from .vectors import BULK, DEPTH, INTERACTIVE, Bar, Faults, Kind, VectorPlan

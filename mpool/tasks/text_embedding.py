@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import native_calls
 from ..checks import integer, items_of, nearest, refuse
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
-from ..resources import list_of_caller, of_caller
+from ..host import native_calls
+from ..host.resources import list_of_caller, of_caller
 from .options import PRECISIONS
 from .output_table import OUTPUTS
 from .sampling import MAX_VOCAB, check_id

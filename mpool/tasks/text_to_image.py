@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import native_calls
 from ..checks import caller_stacklevel, integer, one_of, real, refuse, shown
 from ..errors import Cancelled, InvalidArgument, MemoryExhausted
+from ..host import native_calls
+from ..host.resources import typed
 from ..names import COMPUTE
-from ..resources import typed
 from .images_result import GeneratedImage, GeneratedImages, ImageStep, to_image
 from .options import PLAIN, GenerateImageOptions
 from .streams import TicketStream

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import native_calls
 from ..checks import integer, one_of, refuse
 from ..conversation import reasoning
 from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
+from ..host import native_calls
 from ..names import COMPUTE
 from ..results import (
     Choice,

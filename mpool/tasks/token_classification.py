@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from .. import native_calls
 from ..checks import integer, refuse
 from ..errors import InvalidArgument, LimitError
+from ..host import native_calls
 from . import outputs
 from . import text_embedding as embedding
 from .options import AGGREGATIONS

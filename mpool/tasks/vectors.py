@@ -22,7 +22,7 @@ import numpy as np
 from .. import tenants
 from ..checks import integer, is_same, refuse, shown
 from ..errors import InvalidArgument, MemoryExhausted, MpoolError, NumericError
-from ..resources import of_caller
+from ..host.resources import of_caller
 from ..runtime.logs import log
 from ..tokenizers.limits import MAX_CHARS as MAX_CHARS
 from . import options as _options
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .. import _core
-    from ..native_calls import ThreadGroup
+    from ..host.native_calls import ThreadGroup
     from ..runtime.entry import Entry
     from .options import Call
 

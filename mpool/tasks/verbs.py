@@ -1,8 +1,8 @@
 """Verbs: the single definition of the name, parameters, options and documentation of every kind of request.
 
 The functions of :mod:`mpool` and :mod:`mpool.aio`, the methods of :class:`mpool.Pool` and :class:`mpool.Model`, their
-signatures and documentation, and the committed stubs (``python -m mpool._stubs``) are generated from these definitions.
-This module imports neither NumPy nor the C core, which keeps ``import mpool`` fast.
+signatures and documentation, and the committed stubs (``python -m mpool.api.stubs``) are generated from these
+definitions. This module imports neither NumPy nor the C core, which keeps ``import mpool`` fast.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from .._lazy import cached_property
 from ..checks import bad_arguments, nearest, refuse, unknown_option
+from ..host.lazy import cached_property
 from ..names import CAPABILITIES
 from . import options as _options
 from .options import CallOptions

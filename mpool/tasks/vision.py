@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import native_calls
 from ..checks import refuse
 from ..conversation.messages import NamedImage
 from ..errors import ContextOverflow, InvalidArgument, MpoolError
+from ..host import native_calls
 from ..images.loading import check_image, convert_image
 from ..images.tiling import PlaceholderRun, tile_image
 from ..runtime import deadlines as _deadlines

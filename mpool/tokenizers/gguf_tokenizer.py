@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from .. import native_calls
+from ..host import native_calls
 from ..models.formats.byte_pairs import BYTE_TEXTS, byte_alphabet
 from ..models.spec import TokenTable
 from .gguf_build import build, growth_of, newline_joiner

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._lazy import cached_property
 from ..errors import FormatError, LimitError, Unsupported
+from ..host.lazy import cached_property
 from ..models.formats.byte_pairs import byte_alphabet
 from ..models.json_strict import shorten
 from ..models.spec import TokenTable

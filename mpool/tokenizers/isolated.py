@@ -1,7 +1,7 @@
 """A tokenizer in a process of its own, for regular expressions that may take exponential time.
 
-The process (:mod:`mpool.child_processes`) has limits on memory and on the CPU time of a call, and is killed when a call
-exceeds them; the next call starts it again. It ends with the tokenizer, and with the process that started it.
+The process (:mod:`mpool.host.child_processes`) has limits on memory and on the CPU time of a call, and is killed when a
+call exceeds them; the next call starts it again. It ends with the tokenizer, and with the process that started it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ..child_processes import Children, Limits, Program, Source
 from ..errors import LimitError, Timeout
+from ..host.child_processes import Children, Limits, Program, Source
 from . import limits
 
 #: The program of the process. A tokenizer is kept for longer than a renderer: loading it again may take seconds.

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from .._address_space import require_if_limited
 from ..errors import InvalidArgument, LimitError, Unsupported
+from ..host.address_space import require_if_limited
 from . import limits
 from .growth import MAX_SQUARED, Growth
 from .patterns import Cost

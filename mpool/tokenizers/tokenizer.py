@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from .. import native_calls
 from ..errors import ContextOverflow, FormatError, InvalidArgument, MpoolError
+from ..host import native_calls
+from ..host.resources import list_of_caller
 from ..models.spec import TokenizerSource, TokenTable
-from ..resources import list_of_caller
 from .specials import BY_TEXT, compile_trie
 
 if TYPE_CHECKING:
@@ -412,7 +412,7 @@ class Tokenizer:
 
         Raises:
             InvalidArgument: ``text`` contains a lone surrogate.
-            Timeout, Overloaded: see :meth:`mpool.native_calls.ThreadGroup.run`.
+            Timeout, Overloaded: see :meth:`mpool.host.native_calls.ThreadGroup.run`.
         """
         return native_calls.tokenized(len(text), self._encode_marked, text, mark, placeholder)
 

@@ -36,7 +36,7 @@ void mp_kv_arena_deinit(mp_kv_arena *arena) {
 
 /* ---- regions ----------------------------------------------------------------------------------------------------- */
 
-static mp_status reserve(mp_kv_arena *arena, size_t bytes, void **memory, mp_error *error) {
+static mp_status arena_reserve(mp_kv_arena *arena, size_t bytes, void **memory, mp_error *error) {
     if (!mp_budget_take(arena->budget, bytes))
         return mp_fail_memory(error, bytes, "a KV block");
     *memory = arena->region_bytes ? mp_region_alloc(bytes, MP_TAG_KV) : mp_alloc(bytes, MP_TAG_KV);
@@ -48,7 +48,7 @@ static mp_status reserve(mp_kv_arena *arena, size_t bytes, void **memory, mp_err
     return MP_OK;
 }
 
-static size_t unreserve(mp_kv_arena *arena, void *memory, size_t bytes) {
+static size_t arena_unreserve(mp_kv_arena *arena, void *memory, size_t bytes) {
     if (arena->region_bytes)
         mp_region_free(memory, bytes, MP_TAG_KV);
     else
@@ -81,7 +81,7 @@ static mp_status add_region(mp_kv_arena *arena, mp_error *error) {
         arena->capacity = capacity;
     }
     void *memory;
-    MP_TRY(reserve(arena, arena->region_bytes, &memory, error));
+    MP_TRY(arena_reserve(arena, arena->region_bytes, &memory, error));
     const uint32_t at = region_after(arena, memory);
     memmove(&arena->regions[at + 1], &arena->regions[at], (arena->count - at) * sizeof *arena->regions);
     arena->regions[at] = (mp_kv_region){.memory = memory};
@@ -95,7 +95,7 @@ static size_t remove_region(mp_kv_arena *arena, uint32_t at) {
     void *memory = arena->regions[at].memory;
     arena->count--;
     memmove(&arena->regions[at], &arena->regions[at + 1], (arena->count - at) * sizeof *arena->regions);
-    return unreserve(arena, memory, arena->region_bytes);
+    return arena_unreserve(arena, memory, arena->region_bytes);
 }
 
 /* ---- slots ------------------------------------------------------------------------------------------------------- */
@@ -103,7 +103,7 @@ static size_t remove_region(mp_kv_arena *arena, uint32_t at) {
 mp_status mp_kv_arena_take(mp_kv_arena *arena, void **slot, bool *zero, mp_error *error) {
     *zero = false;
     if (!arena->region_bytes)
-        return reserve(arena, arena->slot_bytes, slot, error);
+        return arena_reserve(arena, arena->slot_bytes, slot, error);
     while (arena->open < arena->count && arena->regions[arena->open].used == arena->slots)
         arena->open++;
     if (arena->open == arena->count)
@@ -124,7 +124,7 @@ mp_status mp_kv_arena_take(mp_kv_arena *arena, void **slot, bool *zero, mp_error
 
 size_t mp_kv_arena_give(mp_kv_arena *arena, void *slot) {
     if (!arena->region_bytes)
-        return unreserve(arena, slot, arena->slot_bytes);
+        return arena_unreserve(arena, slot, arena->slot_bytes);
     const uint32_t at = region_after(arena, slot) - 1;
     mp_kv_region *region = &arena->regions[at];
     const size_t index = (size_t)((uint8_t *)slot - region->memory) / arena->slot_bytes;

@@ -58,7 +58,7 @@ static bool grow_pointers(void ***list, uint32_t capacity) {
     return grown != NULL;
 }
 
-static mp_status grow(mp_kv_cache *cache, mp_error *error) {
+static mp_status kv_grow(mp_kv_cache *cache, mp_error *error) {
     uint32_t capacity = cache->capacity ? 2 * cache->capacity : 64;
     bool grown = grow_pointers(&cache->memory, capacity) && grow_list(&cache->references, capacity) &&
                  grow_list(&cache->free_ids, capacity) && grow_list(&cache->empty_ids, capacity);
@@ -82,7 +82,7 @@ static mp_status empty_id(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
         return MP_OK;
     }
     if (cache->blocks == cache->capacity)
-        MP_TRY(grow(cache, error));
+        MP_TRY(kv_grow(cache, error));
     *id = cache->blocks++;
     cache->memory[*id] = NULL;
     cache->references[*id] = 0;

@@ -26,14 +26,14 @@ void mp_prefix_deinit(mp_prefix_cache *cache) {
 }
 
 /* Adds `more` to a counter. Only the worker's thread writes counters; any thread may read them. */
-static void count(_Atomic uint64_t *counter, int64_t more) {
+static void prefix_count(_Atomic uint64_t *counter, int64_t more) {
     uint64_t now = atomic_load_explicit(counter, memory_order_relaxed);
     atomic_store_explicit(counter, now + (uint64_t)more, memory_order_relaxed);
 }
 
 void mp_prefix_count_hit(mp_prefix_cache *cache, uint32_t tokens) {
-    count(&cache->counters.hits, 1);
-    count(&cache->counters.tokens, tokens);
+    prefix_count(&cache->counters.hits, 1);
+    prefix_count(&cache->counters.tokens, tokens);
 }
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
@@ -111,8 +111,8 @@ static void evict_oldest(mp_prefix_cache *cache) {
     if (block->parent != MP_PREFIX_NONE)
         cache->known[block->parent].children--;
     mp_kv_give(&cache->kv, id);
-    count(&cache->counters.blocks, -1);
-    count(&cache->counters.evicted, 1);
+    prefix_count(&cache->counters.blocks, -1);
+    prefix_count(&cache->counters.evicted, 1);
 }
 
 static bool is_published(const mp_prefix_cache *cache, uint32_t id) {
@@ -121,7 +121,7 @@ static bool is_published(const mp_prefix_cache *cache, uint32_t id) {
 
 /* Evicts the oldest entry of the longer list: of idle window parts or of idle blocks. A window part can be evicted even
  * if its block is in use or has successors. Returns false if both lists are empty. */
-static bool evict(mp_prefix_cache *cache) {
+static bool prefix_evict(mp_prefix_cache *cache) {
     if (cache->window_idle > cache->idle)
         evict_window(cache, cache->window_oldest);
     else if (cache->idle > 0)
@@ -138,7 +138,7 @@ static void bound_idle(mp_prefix_cache *cache) {
         return;
     uint64_t most = limit / 100 * cache->percent;
     while (cache->idle * (uint64_t)kv->block_bytes + cache->window_idle * (uint64_t)kv->window_bytes > most)
-        if (!evict(cache))
+        if (!prefix_evict(cache))
             return;
 }
 
@@ -153,7 +153,7 @@ mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error) 
         /* Spare window parts can pay for a refused block, and free blocks for a refused window part. Keep one of each:
          * the next attempt needs it. */
         const mp_kv_cache *kv = &cache->kv;
-        if (evict(cache) || ((kv->spare_count > 1 || kv->free_count > 1) && mp_kv_release(&cache->kv) > 0))
+        if (prefix_evict(cache) || ((kv->spare_count > 1 || kv->free_count > 1) && mp_kv_release(&cache->kv) > 0))
             continue;
         if (error)
             *error = refused;
@@ -276,7 +276,7 @@ uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const i
 }
 
 /* Grows the tables to the capacity of the KV cache. Returns false if memory is exhausted. */
-static bool grow(mp_prefix_cache *cache) {
+static bool prefix_grow(mp_prefix_cache *cache) {
     uint32_t capacity = cache->kv.capacity;
     if (cache->capacity >= capacity)
         return true;
@@ -319,7 +319,7 @@ void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int
         }
         mp_prefix_unref_block(cache, *id);
         *id = found;
-    } else if (grow(cache)) {
+    } else if (prefix_grow(cache)) {
         mp_prefix_block *block = &cache->known[*id];
         uint32_t *bucket = &cache->buckets[bucket_of(cache, chain->key)];
         assert(!block->published);
@@ -330,7 +330,7 @@ void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int
         if (chain->last != MP_PREFIX_NONE)
             cache->known[chain->last].children++;
         mp_kv_share(&cache->kv, *id);
-        count(&cache->counters.blocks, 1);
+        prefix_count(&cache->counters.blocks, 1);
     } else {
         chain->closed = true;
         return;
@@ -345,7 +345,7 @@ uint64_t mp_prefix_shrink(mp_prefix_cache *cache, uint64_t bytes) {
     while (given < bytes) {
         size_t bytes_given = mp_kv_release(&cache->kv);
         given += bytes_given;
-        if (bytes_given == 0 && !evict(cache))
+        if (bytes_given == 0 && !prefix_evict(cache))
             break;
     }
     return given;

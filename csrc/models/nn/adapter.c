@@ -373,7 +373,7 @@ static thread_share share_of(const mp_row_context *context, const mp_linear *lin
     return share;
 }
 
-static mp_acts floats(int M, int32_t K, const float *x, int64_t ld) {
+static mp_acts adapter_floats(int M, int32_t K, const float *x, int64_t ld) {
     mp_acts acts;
     mp_acts_init(&acts, MP_A_F32, M, K, NULL);
     mp_acts_fill(&acts, x, ld, 0, M);
@@ -387,7 +387,7 @@ void mp_adapter_forward(const mp_row_context *context, const mp_linear *linear, 
     assert(x && (!ep || ep->act == MP_ACT_NONE));
     if (any) {
         thread_share share = share_of(context, linear, M, false);
-        const mp_acts in = floats(M, linear->K, x, ldx);
+        const mp_acts in = adapter_floats(M, linear->K, x, ldx);
         for (at = (adapted_rows){0}; next_rows(context, linear, M, &at);)
             for (int p = 0; p < at.update->down.parts; p++)
                 if (part_in(linear, at.update, p) >= 0)
@@ -406,7 +406,7 @@ void mp_adapter_forward(const mp_row_context *context, const mp_linear *linear, 
             const int part = part_in(linear, at.update, p);
             if (part < 0)
                 continue;
-            const mp_acts in = floats(M, up->K, context->low_rank + at.update->down.column[p], context->low_rank_width);
+            const mp_acts in = adapter_floats(M, up->K, context->low_rank + at.update->down.column[p], context->low_rank_width);
             float *const out = y + linear->column[part];
             const mp_epilogue add = {.residual = out, .ld_residual = ldy};
             multiply_share(&up->w[0], &in, &at, &share, &add, out, ldy);

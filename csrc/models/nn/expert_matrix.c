@@ -12,7 +12,7 @@ enum { ITEMS = 32, CODE_BYTES = 16, NAME = 64 };
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
 /* Returns expert i of a tensor that holds all experts, as [rows, columns]. */
-static mp_tensor slice(const mp_tensor *all, int64_t i, int64_t rows, int64_t columns) {
+static mp_tensor matrix_slice(const mp_tensor *all, int64_t i, int64_t rows, int64_t columns) {
     uint64_t bytes = all->nbytes / (uint64_t)all->shape[0];
     mp_tensor one = {.dtype = all->dtype, .ndim = 2, .data = all->data + (uint64_t)i * bytes, .nbytes = bytes};
     one.shape[0] = rows;
@@ -56,7 +56,7 @@ static mp_status find_rows(mp_expert_matrix *matrix, const mp_builder *builder, 
         mp_tensor all;
         MP_TRY(mp_weights_get(weights, name, 3, sizes, &all, error));
         for (int e = 0; e < matrix->count; e++)
-            matrix->tensors[e] = slice(&all, e, matrix->N, matrix->K);
+            matrix->tensors[e] = matrix_slice(&all, e, matrix->N, matrix->K);
         matrix->dtype = all.dtype;
         return MP_OK;
     }
@@ -82,7 +82,7 @@ static mp_status find_columns(mp_expert_matrix *matrix, const mp_weights *weight
     MP_TRY(mp_weights_get(weights, name, 3, sizes, &all, error));
     MP_TRY(check_columns(all.dtype, name, error));
     for (int e = 0; e < matrix->count; e++)
-        matrix->tensors[e] = slice(&all, e, matrix->K, width);
+        matrix->tensors[e] = matrix_slice(&all, e, matrix->K, width);
     matrix->layout = MP_EXPERT_COLUMNS;
     matrix->dtype = all.dtype;
     return MP_OK;
@@ -102,7 +102,7 @@ static mp_status find_codes(mp_expert_matrix *matrix, const mp_weights *weights,
         return mp_fail(error, MP_UNSUPPORTED, "tensors %s and %s are stored as %s and %s, must be I8", name,
                        scales, mp_dtype_get(all.dtype)->name, mp_dtype_get(matrix->scales.dtype)->name);
     for (int e = 0; e < matrix->count; e++)
-        matrix->tensors[e] = slice(&all, e, rows, blocks * CODE_BYTES);
+        matrix->tensors[e] = matrix_slice(&all, e, rows, blocks * CODE_BYTES);
     matrix->layout = MP_EXPERT_CODES;
     matrix->dtype = MP_MXFP4;
     return MP_OK;

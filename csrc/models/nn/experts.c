@@ -180,7 +180,7 @@ size_t mp_experts_thread_scratch(const mp_experts *experts) {
 /* ---- routing ----------------------------------------------------------------------------------------------------- */
 
 /* Orders the entries by expert, then by row. */
-static void group(const mp_experts *experts, int M, const expert_scratch *s) {
+static void experts_group(const mp_experts *experts, int M, const expert_scratch *s) {
     int32_t n = M * experts->used;
     memset(s->first, 0, ((size_t)experts->count + 1) * sizeof *s->first);
     for (int32_t i = 0; i < n; i++)
@@ -535,7 +535,7 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
                  s.merit + r * experts->count, s.chosen + r * used, s.weight + r * used);
     mp_team_barrier(thread);
     if (thread->index == 0) {
-        group(experts, M, &s);
+        experts_group(experts, M, &s);
         begin_reads(experts, M, thread->count, &s);
         for (int i = 0; i < 2; i++)
             atomic_store_explicit(&s.taken[i], 0, memory_order_relaxed);

@@ -77,7 +77,7 @@ static mp_status add_job(mp_builder *builder, const mp_build_job *job, mp_error 
     return MP_OK;
 }
 
-static size_t reserve(mp_builder *builder, size_t bytes) {
+static size_t linear_reserve(mp_builder *builder, size_t bytes) {
     size_t at = builder->slab_bytes;
     builder->slab_bytes += mp_arena_cost(bytes);
     return at;
@@ -90,7 +90,7 @@ static mp_status add_vector(mp_builder *builder, float **out, const char *name, 
     MP_TRY(mp_weights_get(builder->weights, name, 1, shape, &job.tensor, error));
     builder->parameters += n;
     if (!append)
-        job.offset = reserve(builder, (size_t)n * sizeof(float));
+        job.offset = linear_reserve(builder, (size_t)n * sizeof(float));
     return add_job(builder, &job, error);
 }
 
@@ -100,7 +100,7 @@ mp_status mp_builder_plain(mp_builder *builder, float **out, const char *name, i
     int64_t shape[2] = {rows, n};
     MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
     builder->parameters += rows * n;
-    job.offset = reserve(builder, (size_t)(rows * n) * sizeof(float));
+    job.offset = linear_reserve(builder, (size_t)(rows * n) * sizeof(float));
     return add_job(builder, &job, error);
 }
 
@@ -145,7 +145,7 @@ static mp_status add_part(mp_builder *builder, mp_linear *linear, mp_build_job j
     if (job.may_stay && builder->use == MP_WEIGHTS_MAPPED)
         builder->mapped_bytes += job.tensor.nbytes;
     else
-        job.offset = reserve(builder, mp_wmat_bytes(&linear->w[part]));
+        job.offset = linear_reserve(builder, mp_wmat_bytes(&linear->w[part]));
     builder->parameters += (int64_t)N * K;
     MP_TRY(add_job(builder, &job, error));
     if (bias_name) {
@@ -525,7 +525,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
             for (int k = i; k < builder->count; k++)
                 if (builder->jobs[k].vector == job->vector)
                     n += builder->jobs[k].n;
-            job->offset = reserve(builder, (size_t)n * sizeof(float));
+            job->offset = linear_reserve(builder, (size_t)n * sizeof(float));
         }
     }
     size_t bytes = builder->slab_bytes + MP_WMAT_SLACK;
@@ -617,8 +617,8 @@ size_t mp_linear_scratch(const mp_linear *linear, int M) {
 
 /* Sets up the activations of every part, and fills in the thread's rows unless x is NULL. Returns true if threads read
  * activations that other threads prepared, which requires a barrier. */
-static bool prepare(const mp_linear *linear, const float *x, int64_t ldx, int M, int64_t row0, int64_t row1,
-                    uint8_t *memory, mp_acts *acts) {
+static bool linear_prepare(const mp_linear *linear, const float *x, int64_t ldx, int M, int64_t row0, int64_t row1,
+                           uint8_t *memory, mp_acts *acts) {
     bool shared = false;
     for (int p = 0; p < linear->parts; p++) {
         if (!first_of_kind(linear, p)) {
@@ -640,8 +640,8 @@ static bool prepare(const mp_linear *linear, const float *x, int64_t ldx, int M,
 }
 
 /* Computes the thread's contiguous range of the panels of all parts. The ranges are balanced by bytes of weights. */
-static void multiply(const mp_linear *linear, const mp_team_thread *thread, const mp_acts *acts, int M,
-                     uint8_t *panel_scratch, const mp_epilogue *ep, float *y, int64_t ldy) {
+static void linear_multiply(const mp_linear *linear, const mp_team_thread *thread, const mp_acts *acts, int M,
+                            uint8_t *panel_scratch, const mp_epilogue *ep, float *y, int64_t ldy) {
     uint64_t total = 0;
     for (int p = 0; p < linear->parts; p++)
         total += (uint64_t)linear->w[p].panels * linear->w[p].panel_bytes;
@@ -679,10 +679,10 @@ void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, co
     if (!alone)
         mp_team_split(thread, row1, 1, &row0, &row1);
     mp_acts acts[MP_LINEAR_PARTS];
-    bool shared = prepare(linear, x, ldx, M, row0, row1, alone ? private_scratch : scratch, acts);
+    bool shared = linear_prepare(linear, x, ldx, M, row0, row1, alone ? private_scratch : scratch, acts);
     if (x && shared && !alone)
         mp_team_barrier(thread);
-    multiply(linear, thread, acts, M, panel_scratch, ep, y, ldy);
+    linear_multiply(linear, thread, acts, M, panel_scratch, ep, y, ldy);
 }
 
 enum { TILE_FLOATS = 32768, TILE_PANELS = 8 };
@@ -707,7 +707,7 @@ void mp_linear_tiles(const mp_linear *linear, const mp_team_thread *thread, cons
     mp_acts acts[MP_LINEAR_PARTS];
     int64_t row0, row1;
     mp_team_split(thread, M, 1, &row0, &row1);
-    if (prepare(linear, x, ldx, M, row0, row1, scratch, acts))
+    if (linear_prepare(linear, x, ldx, M, row0, row1, scratch, acts))
         mp_team_barrier(thread);
     const int end = (int)((int64_t)w->panels * (thread->index + 1) / thread->count), each = tile_panels(M);
     const int64_t ld = (int64_t)each * MP_PANEL_N;
@@ -764,7 +764,7 @@ void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_tea
     mp_gemm_part parts[2];
     int64_t row0, row1, panel0, panel1;
     mp_team_split(thread, M, 1, &row0, &row1);
-    if (prepare(linear, x, ldx, M, row0, row1, scratch, acts))
+    if (linear_prepare(linear, x, ldx, M, row0, row1, scratch, acts))
         mp_team_barrier(thread);
     mp_acts_init(&out, (mp_akind)next->acts[0], M, next->K, next_scratch);
     mp_team_split(thread, linear->w[0].panels, 1, &panel0, &panel1);

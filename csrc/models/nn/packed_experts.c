@@ -57,7 +57,7 @@ mp_packed_experts *mp_packed_experts_create(const mp_weights *weights, mp_budget
 }
 
 /* Reserves the memory of all copies, without taking any from the system. mp_alloc_bytes counts what matrices take. */
-static void reserve(mp_packed_experts *experts) {
+static void packed_reserve(mp_packed_experts *experts) {
     size_t bytes;
     if (__builtin_add_overflow((size_t)experts->most, (size_t)MP_WMAT_SLACK + MP_HUGE_PAGE - 1, &bytes))
         return;
@@ -70,7 +70,7 @@ static void reserve(mp_packed_experts *experts) {
 }
 
 /* Frees the region and gives its bytes back to the budget. Returns these bytes. */
-static uint64_t release(mp_packed_experts *experts) {
+static uint64_t packed_release(mp_packed_experts *experts) {
     const uint64_t bytes = atomic_exchange(&experts->charged, 0);
     if (experts->region) {
         mp_alloc_count(MP_TAG_WEIGHTS, (int64_t)experts->region_bytes - (int64_t)bytes);
@@ -93,7 +93,7 @@ void mp_packed_experts_destroy(mp_packed_experts *experts) {
     if (!experts)
         return;
     mp_forked_remove(&experts->forked);
-    release(experts);
+    packed_release(experts);
     for (mp_packed_matrix *matrix = experts->first, *next; matrix; matrix = next) {
         next = matrix->next;
         free_matrix(matrix);
@@ -158,7 +158,7 @@ uint64_t mp_packed_experts_drop(mp_packed_experts *experts) {
         reset_panels(matrix);
     clear_pending(experts);
     atomic_store_explicit(&experts->kept, 0, memory_order_relaxed);
-    const uint64_t freed = release(experts);
+    const uint64_t freed = packed_release(experts);
     atomic_store(&experts->passes, 0);
     return freed;
 }
@@ -177,9 +177,9 @@ static bool has_room(const mp_packed_experts *experts, uint64_t bytes) {
 }
 
 /* Takes memory for an expert's matrix. The lock must be held. */
-static uint8_t *take(mp_packed_experts *experts, uint64_t bytes) {
+static uint8_t *packed_take(mp_packed_experts *experts, uint64_t bytes) {
     if (!experts->region && !experts->refused) {
-        reserve(experts);
+        packed_reserve(experts);
         experts->refused = !experts->region;
     }
     const uint64_t at = mp_packed_experts_bytes(experts);
@@ -201,7 +201,7 @@ static bool has_memory(mp_packed_matrix *matrix, int expert) {
     mp_mutex_lock(&all->lock);
     uint8_t *data = atomic_load_explicit(&matrix->data[expert], memory_order_relaxed);
     if (!data) {
-        data = take(all, matrix->bytes);
+        data = packed_take(all, matrix->bytes);
         atomic_store_explicit(&matrix->data[expert], data, memory_order_release);
     }
     mp_mutex_unlock(&all->lock);

@@ -32,7 +32,7 @@ mp_status mp_routing_read(mp_routing *routing, const mp_spec *spec, int32_t coun
 }
 
 /* Returns true if expert a ranks before b: by merit, then by id; NaN last. */
-static bool before(const float *merit, int32_t a, int32_t b) {
+static bool routing_before(const float *merit, int32_t a, int32_t b) {
     const float x = merit[a], y = merit[b];
     if (isnan(x) || isnan(y))
         return isnan(x) == isnan(y) ? a < b : isnan(y);
@@ -43,9 +43,9 @@ static bool before(const float *merit, int32_t a, int32_t b) {
 static void sink(const float *merit, int32_t *heap, int32_t n, int32_t at) {
     const int32_t id = heap[at];
     for (int32_t child; (child = 2 * at + 1) < n; at = child) {
-        if (child + 1 < n && before(merit, heap[child], heap[child + 1]))
+        if (child + 1 < n && routing_before(merit, heap[child], heap[child + 1]))
             child++;
-        if (!before(merit, id, heap[child]))
+        if (!routing_before(merit, id, heap[child]))
             break;
         heap[at] = heap[child];
     }
@@ -64,7 +64,7 @@ static void select_best(const float *merit, int32_t count, const bool *open, int
             chosen[n++] = i;
             for (int32_t at = n == used ? used / 2 : 0; n == used && at-- > 0;)
                 sink(merit, chosen, used, at);
-        } else if (before(merit, i, chosen[0])) {
+        } else if (routing_before(merit, i, chosen[0])) {
             chosen[0] = i;
             sink(merit, chosen, used, 0);
         }

@@ -211,7 +211,7 @@ static void gemm_unpacked(const mp_stored_part *part, const mp_wmat *w, const mp
 
 /* Packs a panel permanently if there is time and no other thread packs it. Returns true if it did; the caller then
  * calls mark_packed. */
-static bool keep(mp_stored_part *part, const mp_wmat *w, int panel) {
+static bool stored_keep(mp_stored_part *part, const mp_wmat *w, int panel) {
     mp_pack_budget *time = &part->all->time;
     uint8_t expected = STORED;
     if (!mp_pack_budget_left(time) ||
@@ -240,7 +240,7 @@ void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, in
          * These are packed afterwards, for later passes. */
         const int outputs = outputs_end(w, end) - p * MP_PANEL_N;
         const bool by_blas = mp_gemm_stored_by_blas(&part->tensor, x, outputs, part->all->fast);
-        if (!by_blas && keep(part, w, p)) {
+        if (!by_blas && stored_keep(part, w, p)) {
             end = p + 1;
             mp_gemm(w, x, 0, x->M, p, end, ep, y, ldy);
             mark_packed(part, p);
@@ -248,7 +248,7 @@ void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, in
         }
         gemm_unpacked(part, w, x, p, end, ep, y, ldy, panel_scratch);
         for (int panel = p; by_blas && panel < end; panel++)
-            if (keep(part, w, panel))
+            if (stored_keep(part, w, panel))
                 mark_packed(part, panel);
     }
 }

@@ -20,7 +20,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ...resources import importing
+from ...host.resources import importing
 
 if TYPE_CHECKING:
     from .parquet import EmbedBatches as EmbedBatches

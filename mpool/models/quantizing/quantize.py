@@ -18,8 +18,8 @@ import numpy as np
 from ... import _core, records
 from ...checks import refuse
 from ...errors import FileError, FormatError, InvalidArgument, SpawnFailed
+from ...host.resources import cpus
 from ...names import QUANTIZED
-from ...resources import cpus
 from ..files import close, open_regular, read_exactly
 from ..formats.hf_quantised import DTYPES
 from ..spec import TensorEntry

@@ -22,8 +22,9 @@ from urllib.parse import parse_qs
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from ... import aio, native_calls
+from ... import aio
 from ...checks import shown
+from ...host import native_calls
 from ...runtime.history import KEPT
 from ..errors import Refusal
 from ..fields import Fields, Name

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from ... import aio, native_calls
+from ... import aio
 from ...errors import InvalidArgument, sentence
+from ...host import native_calls
 from ..errors import Refusal, openai_error
 from ..models import is_missing
 from ..operations import Context, Operation, json_response

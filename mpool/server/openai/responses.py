@@ -11,7 +11,8 @@ import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
-from ... import aio, native_calls
+from ... import aio
+from ...host import native_calls
 from .. import formats, response_memory, thinking
 from ..errors import Refusal
 from ..image_urls import with_images

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from ... import native_calls
+from ...host import native_calls
 from ...tasks.running import counted
 from ...tasks.vectors import quantize
 from ...tasks.verbs import EMBED, RERANK

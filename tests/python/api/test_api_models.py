@@ -349,7 +349,7 @@ def test_pools_and_models_pickle_as_configuration(bert: Path) -> None:
 
 
 def test_models_of_the_default_pool_pickle(bert: Path) -> None:
-    from mpool._functions import default_pool
+    from mpool.api.functions import default_pool
 
     for model in (mpool.get(CATALOGUED), mpool.get(bert)):
         again = pickle.loads(pickle.dumps(model))

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool import _functions
+from mpool.api import functions
 from defaultmodels import use_default_models
 
-MODULES = ("mpool", "mpool._functions", "mpool.aio", "mpool.config", "mpool.tasks.text_embedding",
+MODULES = ("mpool", "mpool.api.functions", "mpool.aio", "mpool.config", "mpool.tasks.text_embedding",
            "mpool.tasks.jobs", "mpool.model",
            "mpool.pool", "mpool.results", "mpool.debug.show", "mpool.tasks.similarity", "mpool.tasks.streams")
 #: Functions whose documentation is that of the pool's methods. Their examples run as part of the methods.
-FORWARDED = {f"mpool._functions.{name}" for name in _functions.FORWARDED}
+FORWARDED = {f"mpool.api.functions.{name}" for name in functions.FORWARDED}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -90,7 +90,7 @@ def test_calls_in_the_habit_of_other_libraries_name_what_to_use(at: int) -> None
 
 def test_a_type_error_inside_a_function_stays_one() -> None:
     """Only arguments that do not match the parameters become errors of mpool."""
-    from mpool.resources import typed
+    from mpool.host.resources import typed
 
     @typed
     def outer(a: int) -> None:

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import chaos, checks, config, errors, interpreter, resources
+from mpool import chaos, checks, config, errors
+from mpool.host import interpreter, resources
 from mpool.durations import seconds_of
 from mpool.runtime.history import History, TrackedRequest
 from mpool.tasks import streams

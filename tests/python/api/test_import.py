@@ -59,7 +59,7 @@ NOT_FOR_A_TOKEN = (
     "asyncio", "bz2", "decimal", "fractions", "hashlib", "html", "ipaddress", "lzma", "pathlib", "random", "secrets",
     "shutil", "socket", "statistics", "subprocess", "tempfile", "urllib", "uuid", "jinja2", "llguidance",
     "huggingface_hub", "PIL",
-    "mpool.child_processes", "mpool.conversation.grammar", "mpool.conversation.tools", "mpool.debug.show",
+    "mpool.host.child_processes", "mpool.conversation.grammar", "mpool.conversation.tools", "mpool.debug.show",
     "mpool.images", "mpool.models.formats.hf_parts", "mpool.models.formats.pipeline_tensors",
     "mpool.models.formats.scoring", "mpool.models.formats.vision_gguf", "mpool.runtime.overrides",
     "mpool.tokenizers.charsmap", "mpool.tokenizers.isolated")

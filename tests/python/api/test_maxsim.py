@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import _functions, late_interaction, token_pooling
+from mpool.api import functions
+from mpool.search import late_interaction, token_pooling
 from waiting import together, until
 
 RNG = np.random.default_rng(19)
@@ -235,8 +236,8 @@ def test_refused(call: Callable[[], Any], name: str, part: str) -> None:
 def test_a_pool_is_closed_during_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that the pool refuses raises ShuttingDown; every other one has all scores."""
     expected = mpool.maxsim(DOCUMENTS[-20:], DOCUMENTS)
-    monkeypatch.setattr(_functions, "_default", mpool.Pool())
-    monkeypatch.setattr(_functions, "_ending", True)
+    monkeypatch.setattr(functions, "_default", mpool.Pool())
+    monkeypatch.setattr(functions, "_ending", True)
     ready, closed = threading.Barrier(9), threading.Event()
     complete: list[int] = []
 
@@ -254,7 +255,7 @@ def test_a_pool_is_closed_during_searches(monkeypatch: pytest.MonkeyPatch) -> No
         try:
             until(lambda: len(complete) > 8, 60)
         finally:
-            _functions.default_pool().close()
+            functions.default_pool().close()
             closed.set()
 
     together([*[caller] * 8, closer])

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool import _functions, aio
+from mpool.api import functions
+from mpool import aio
 from mpool.tasks import running
 from mpool.tasks.verbs import VERBS
 
@@ -32,7 +33,7 @@ def no_default(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise AssertionError("the process-wide pool was used")
 
-    monkeypatch.setattr(_functions, "default_pool", refuse)
+    monkeypatch.setattr(functions, "default_pool", refuse)
     monkeypatch.setattr(aio, "default_pool", refuse, raising=False)
 
 

@@ -190,7 +190,7 @@ def _generated(*arguments: str) -> None:
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
     """A pool that is used as the process-wide pool and as the pool of commands."""
-    from mpool import _functions as _runtime
+    from mpool.api import functions as _runtime
     from mpool.cli import capturing, classifying, embedding, imaging, searching, talking
 
     # With its own memory limit, the pool does not share its byte counts with other pools.

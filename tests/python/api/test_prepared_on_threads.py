@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.native_calls import LONG_ON_LOOP
+from mpool.host.native_calls import LONG_ON_LOOP
 from mpool.tasks import requests
 from mpool.tasks.options import PLAIN
 

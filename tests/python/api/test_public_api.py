@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool import _stubs as stubs
+from mpool.api import stubs as stubs
 from mpool.tasks import verbs
 from mpool.tasks.options import CallOptions, names_of
 
@@ -64,7 +64,7 @@ def test_public_names_match_the_snapshot() -> None:
 
 def test_stubs_are_up_to_date() -> None:
     stale = [path.name for path, text in stubs.stubs().items() if path.read_text("utf-8") != text]
-    assert not stale, "run python -m mpool._stubs"
+    assert not stale, "run python -m mpool.api.stubs"
 
 
 @pytest.mark.parametrize("name", verbs.VERBS)

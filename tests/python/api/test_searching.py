@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import searching
+from mpool.search import nearest
 
 RNG = np.random.default_rng(11)
 
@@ -98,9 +98,9 @@ def _ties(scores: np.ndarray, i: int, j: int, most: int) -> bool:
 def test_groups_of_queries_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = (mpool.semantic_search(ROWS, ROWS, top_k=5), mpool.paraphrase_mining(ROWS, top_k=5, max_pairs=200),
              mpool.community_detection(ROWS, min_community_size=3))
-    monkeypatch.setattr(searching, "_QUERIES", 37)
-    monkeypatch.setattr(searching, "_KEPT", 1)
-    monkeypatch.setattr(searching, "_BLOCK", 48 * 101)
+    monkeypatch.setattr(nearest, "_QUERIES", 37)
+    monkeypatch.setattr(nearest, "_KEPT", 1)
+    monkeypatch.setattr(nearest, "_BLOCK", 48 * 101)
     apart = (mpool.semantic_search(ROWS, ROWS, top_k=5), mpool.paraphrase_mining(ROWS, top_k=5, max_pairs=200),
              mpool.community_detection(ROWS, min_community_size=3))
     assert (whole[0].indices == apart[0].indices).all() and (whole[0].scores == apart[0].scores).all()
@@ -111,9 +111,9 @@ def test_memory_of_paraphrase_mining_does_not_grow_with_the_vectors(monkeypatch:
     """Queries and candidates of each search, and the bytes that NumPy allocates, are bounded by `top_k`, `max_pairs`
     and the number of queries at once, not by the number of vectors."""
     top_k, room, at_once = 20, 500, 64
-    monkeypatch.setattr(searching, "_QUERIES", at_once)
+    monkeypatch.setattr(nearest, "_QUERIES", at_once)
     queries, lists, peaks = [], [], []
-    search, best_pairs = searching._search, searching._best_pairs
+    search, best_pairs = nearest._search, nearest._best_pairs
 
     def searched(name: str, rows: Any, *arguments: Any) -> Any:
         queries.append(len(rows))
@@ -123,8 +123,8 @@ def test_memory_of_paraphrase_mining_does_not_grow_with_the_vectors(monkeypatch:
         lists.append((len(kept[0]), len(more[0])))
         return best_pairs(kept, more, most)
 
-    monkeypatch.setattr(searching, "_search", searched)
-    monkeypatch.setattr(searching, "_best_pairs", merged)
+    monkeypatch.setattr(nearest, "_search", searched)
+    monkeypatch.setattr(nearest, "_best_pairs", merged)
     random = np.random.default_rng(8)
     for count in (1000, 8000):
         vectors = random.standard_normal((count, 8), dtype=np.float32)

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "mpool"
 #: The module that waits for imports that have begun. It imports only names that :data:`sys.modules` has.
-WAITS = "mpool._forks"
+WAITS = "mpool.host.forks"
 #: Imports in functions, at most. Lower the number when some of them go.
 LATE_IMPORTS = 341
 #: Modules that import by a computed name -> the only prefix allowed for it, their own package.

@@ -216,7 +216,7 @@ def test_serve_configures_the_pool(llama: Path, monkeypatch: pytest.MonkeyPatch)
         pool.close()
 
     monkeypatch.setattr(serving.Serving, "run", run)
-    monkeypatch.setattr("mpool.native_calls.end_process_if_busy", lambda status: None)
+    monkeypatch.setattr("mpool.host.native_calls.end_process_if_busy", lambda status: None)
     for options in ([], ["--keep-alive", "1h30m", "--kv-dtype", "int8", "--queue-capacity", "3"],
                     ["--keep-alive", "-1"]):
         assert main(["serve", f"m={llama}", "--only", "--offline", "--port", "0", *options]) == 0

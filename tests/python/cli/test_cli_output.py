@@ -470,7 +470,7 @@ def test_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
     monkeypatch.setattr("mpool.server.serving.Serving", Serving)
     monkeypatch.setattr("mpool.pool.Pool", lambda config: configs.append(config) or library)
-    monkeypatch.setattr("mpool.native_calls.end_process_if_busy", ended.append)
+    monkeypatch.setattr("mpool.host.native_calls.end_process_if_busy", ended.append)
     for names, text in ((["a", "b"], "a, b"),  # noqa: B007 - Serving reads `names`
                         ([], "the downloaded models of the catalogue")):
         configs = list[mpool.PoolConfig]()
@@ -508,7 +508,7 @@ def test_worker(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
     monkeypatch.setattr("mpool.server.worker.Worker", Worker)
     ended = list[int]()
-    monkeypatch.setattr("mpool.native_calls.end_process_if_busy", ended.append)
+    monkeypatch.setattr("mpool.host.native_calls.end_process_if_busy", ended.append)
     for name in serving._NO_THREADS:
         monkeypatch.setenv(name, "7")
     assert main(["worker", "-m", "x", "--port", "4"]) == 0

@@ -50,7 +50,7 @@ def test_every_limit_gives_a_typed_error(bert: Path, llama: Path, use: str, late
 def test_an_installed_package_is_not_called_missing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dynamic linker has no memory for a library: the error does not tell to install it."""
     import mpool
-    from mpool.resources import error_of
+    from mpool.host.resources import error_of
 
     with mpool.Pool() as pool:
         def fail(name: str, *rest: object, **more: object) -> object:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import native_calls
+from mpool.host import native_calls
 from mpool.conversation import grammar
 from mpool.images import loading, memory
 from mpool.tokenizers.tokenizer import Tokenizer

@@ -101,7 +101,7 @@ pool = mpool.Pool(mpool.PoolConfig(threads=1))
 pool.embed("x", bert)
 held, over = threading.Event(), threading.Event()
 # a fork takes this lock itself; the thread that holds it waits for nothing
-mine = {name: lock for name, lock in locks().items() if name != "mpool.child_processes._launching"}
+mine = {name: lock for name, lock in locks().items() if name != "mpool.host.child_processes._launching"}
 def hold():
     for name, lock in mine.items():
         lock.acquire()
@@ -174,7 +174,7 @@ print(json.dumps([status, ignored]))
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("module", ["mpool.searching", "mpool.child_processes"])
+@pytest.mark.parametrize("module", ["mpool.search.nearest", "mpool.host.child_processes"])
 def test_a_fork_during_an_import_of_another_thread(bert: Path, llama: Path, module: str) -> None:
     """Rows 14 and 48: the child imports the module, too. No thread would release an import lock that it inherited."""
     assert script_result(f"MODULE = {module!r}\n" + IMPORTS, bert, llama) == [0, []]

@@ -23,9 +23,10 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import aio, child_processes
+from mpool import aio
+from mpool.host import child_processes
 from mpool.conversation import grammar, rendering
-from mpool.resources import error_of, typed, typed_async
+from mpool.host.resources import error_of, typed, typed_async
 
 from childprograms import LIMITS, end, program
 from waiting import until

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpool.child_processes import Children, Limits, Program
+from mpool.host.child_processes import Children, Limits, Program
 
 LIMITS = Limits(seconds=20.0, loading=20.0, memory=256 << 20, response=1 << 20)
 

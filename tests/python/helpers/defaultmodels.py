@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import mpool
 from mpool.runtime.entry import Entry
-from mpool._functions import default_pool
+from mpool.api.functions import default_pool
 from realmodels import find_real, real_path
 
 MINILM, SMOLLM2 = "all-MiniLM-L6-v2", "SmolLM2-135M-Instruct"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpool import child_processes, native_calls
+from mpool.host import child_processes, native_calls
 from mpool.conversation import grammar, rendering
 
 from waiting import until

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import mpool
-from mpool import native_calls
+from mpool.host import native_calls
 from mpool.images import loading, memory
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mpool
-from mpool import resources
+from mpool.host import resources
 from mpool.errors import DownloadError, FileError, OfflineError
 from mpool.models import resolve
 from mpool.models.sources import probe

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from mpool import child_processes
-from mpool.child_processes import Children, Source
+from mpool.host import child_processes
+from mpool.host.child_processes import Children, Source
 from mpool.errors import SpawnFailed, Timeout
 
 import waiting

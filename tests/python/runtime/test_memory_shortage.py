@@ -190,7 +190,7 @@ def test_a_load_asks_for_what_it_and_a_first_request_take(isolation: str) -> Non
     from defaultmodels import MINILM, SMOLLM2, use_default_models
 
     use_default_models()
-    default = mpool._functions.default_pool()
+    default = mpool.api.functions.default_pool()
     for key, run in ((MINILM, lambda pool, ref: pool.embed("A sentence.", ref)),
                      (SMOLLM2, lambda pool, ref: pool.generate("Hello", ref, max_tokens=8))):
         ref = default._names.by_key[key].ref if key in default._names.by_key else key

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from mpool import native_calls
+from mpool.host import native_calls
 from mpool.errors import Overloaded, ShuttingDown, SpawnFailed, Timeout
-from mpool.native_calls import ThreadGroup
+from mpool.host.native_calls import ThreadGroup
 
 from processes import script_result
 from waiting import until

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool import _core, native_calls
-from mpool.native_calls import NativeCalls
+from mpool import _core
+from mpool.host import native_calls
+from mpool.host.native_calls import NativeCalls
 from mpool.runtime import events, health, metrics, prometheus
 
 

@@ -16,7 +16,8 @@ import pytest
 from scheduler import Scheduler, answered, cooperative, explore
 
 import mpool
-from mpool import _core, _functions, aio
+from mpool import _core, aio
+from mpool.api import functions
 from mpool.runtime import logs
 
 SEEDS = range(5)
@@ -189,8 +190,8 @@ def event_loops(bert: Path, expected: dict[str, bytes]) -> Callable[[Scheduler],
 def default_pool(scheduler: Scheduler) -> None:
     """The process-wide pool is created once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_functions, "_default", None)
-        results = scheduler.run(*[_functions.default_pool] * 4)
+        patch.setattr(functions, "_default", None)
+        results = scheduler.run(*[functions.default_pool] * 4)
         assert len({id(pool) for pool in results}) == 1 and isinstance(results[0], mpool.Pool), results
 
 

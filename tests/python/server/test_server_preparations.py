@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mpool import native_calls
+from mpool.host import native_calls
 from mpool.conversation import template
 from mpool.tasks import chat_prompt, text_embedding, text_to_text
 from mpool.tokenizers import Tokenizer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool.child_processes import Limits
+from mpool.host.child_processes import Limits
 from mpool.tokenizers import isolated, limits, native
 from mpool.tokenizers.growth import Growth
 from mpool.tokenizers.isolated import IsolatedTokenizer

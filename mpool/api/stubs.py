@@ -1,6 +1,6 @@
-"""Write the committed stubs of public names, functions and methods: ``python -m mpool._stubs``.
+"""Write the committed stubs of public names, functions and methods: ``python -m mpool.api.stubs``.
 
-The stubs are ``__init__.pyi``, ``_functions.pyi``, ``_methods.pyi`` and ``aio.pyi`` in the folder of the package.
+The stubs are ``__init__.pyi`` and ``aio.pyi`` of the package, ``functions.pyi`` and ``methods.pyi`` of this folder.
 ``--check`` writes nothing and fails if a stub is stale.
 """
 
@@ -13,9 +13,9 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from .tasks.verbs import REQUIRED, VERBS, Verb
+from ..tasks.verbs import REQUIRED, VERBS, Verb
 
-_HEAD = '''"""{about}. Written by ``python -m mpool._stubs``: do not edit."""
+_HEAD = '''"""{about}. Written by ``python -m mpool.api.stubs``: do not edit."""
 
 import os
 from collections.abc import {abc}
@@ -91,7 +91,7 @@ def _verb(verb: Verb, form: str) -> Iterator[str]:
 
 
 def methods() -> str:
-    """Return the text of ``_methods.pyi``."""
+    """Return the text of ``methods.pyi``."""
     about = "Inference methods of pools and models"
     lines = [_HEAD.format(about=about, abc="Callable, Iterable, Mapping, Sequence",
                           images="GeneratedImages", more="from .tasks.embedding_results import SparseVectors, "
@@ -112,9 +112,9 @@ def methods() -> str:
 
 
 def functions() -> str:
-    """Return the text of ``_functions.pyi``."""
-    from . import _functions
-    from .pool import Pool
+    """Return the text of ``api/functions.pyi``."""
+    from ..pool import Pool
+    from . import functions
 
     lines = [_HEAD.format(about="Functions of the package", abc="Callable, Iterable, Mapping, Sequence",
                           images="GeneratedImages", more="from .tasks.embedding_results import SparseVectors, "
@@ -129,7 +129,7 @@ def functions() -> str:
               "def is_default(pool: Pool) -> bool: ...",
               "def install() -> None: ...",
               "def begin_shutdown() -> None: ...", "def submit(capability: str, **request: Any) -> Job: ..."]
-    for name in _functions.FORWARDED:
+    for name in functions.FORWARDED:
         if name == "metrics":
             lines += ["@overload", 'def metrics(format: Literal["dict"] = "dict") -> dict[str, Any]: ...', "@overload",
                       'def metrics(format: Literal["prometheus"]) -> str: ...']
@@ -184,7 +184,9 @@ def aio() -> str:
 
 def package() -> str:
     """Return ``__init__.pyi``."""
-    names = vars(sys.modules[__package__])
+    import mpool
+
+    names = vars(mpool)
     lines = ['"""Public names for type checkers. ``__init__.py`` imports each on first use."""', ""]
     lines += [f"from . import {name} as {name}" for name in sorted(names["_MODULES"])]
     homes = sorted([*((home, name) for name, home in names["_HOME"].items()), ("_version", "__version__")])
@@ -216,8 +218,10 @@ def _trimmed(text: str) -> str:
 def stubs() -> dict[Path, str]:
     """Return the text of every stub by path."""
     folder = Path(__file__).parent
-    found = {"_functions.pyi": functions(), "_methods.pyi": methods(), "aio.pyi": aio()}
-    return {folder / "__init__.pyi": package(), **{folder / name: _trimmed(text) for name, text in found.items()}}
+    found = {folder / "functions.pyi": functions(), folder / "methods.pyi": methods()}
+    found = {path: re.sub(r"(?m)^from \.", "from ..", text) for path, text in found.items()}
+    found[folder.parent / "aio.pyi"] = aio()
+    return {folder.parent / "__init__.pyi": package(), **{path: _trimmed(text) for path, text in found.items()}}
 
 
 def main(arguments: list[str]) -> int:
@@ -227,7 +231,7 @@ def main(arguments: list[str]) -> int:
         for path, text in stubs().items():
             path.write_text(text, "utf-8")
     elif stale:
-        print("stale: " + ", ".join(path.name for path in stale) + "; run python -m mpool._stubs", file=sys.stderr)
+        print("stale: " + ", ".join(path.name for path in stale) + "; run python -m mpool.api.stubs", file=sys.stderr)
         return 1
     return 0
 

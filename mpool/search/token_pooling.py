@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .checks import integer, refuse, shown
-from .errors import InvalidArgument
+from ..checks import integer, refuse, shown
+from ..errors import InvalidArgument
+from ..host.resources import typed
 from .late_interaction import PackedTokens, dense, ragged, refuse_faults
-from .resources import typed
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

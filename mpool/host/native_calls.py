@@ -27,7 +27,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .errors import MemoryExhausted, Overloaded, SpawnFailed, Timeout
+from ..errors import MemoryExhausted, Overloaded, SpawnFailed, Timeout
 from .resources import cpus, start_thread
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from . import _core
-from ._functions import default_pool
-from .checks import integer, refuse
-from .errors import InvalidArgument
-from .resources import typed
-from .searching import Neighbours, queries_at_once
-from .tasks.embedding_results import refuse_results
-from .tasks.similarity import array_of, refuse_wide
+from .. import _core
+from ..api.functions import default_pool
+from ..checks import integer, refuse
+from ..errors import InvalidArgument
+from ..host.resources import typed
+from ..tasks.embedding_results import refuse_results
+from ..tasks.similarity import array_of, refuse_wide
+from .nearest import Neighbours, queries_at_once
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

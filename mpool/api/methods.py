@@ -1,6 +1,6 @@
 """Inference methods of :class:`mpool.Pool` and :class:`mpool.Model`, generated from the verbs.
 
-``_methods.pyi`` has their signatures for type checkers; ``python -m mpool._stubs`` writes it.
+``_methods.pyi`` has their signatures for type checkers; ``python -m mpool.api.stubs`` writes it.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .checks import InvalidCall
-from .resources import typed
-from .tasks.verbs import VERBS, Verb
+from ..checks import InvalidCall
+from ..host.resources import typed
+from ..tasks.verbs import VERBS, Verb
 
 Method = Callable[..., Any]
 
@@ -27,7 +27,7 @@ def _named(function: Method, verb: Verb, form: str, doc: str) -> Method:
 def _of_pool(verb: Verb) -> Method:
     @typed
     def method(self: Any, *args: Any, **keywords: Any) -> Any:
-        from .tasks.running import run
+        from ..tasks.running import run
 
         return run(verb, self, verb.bind(args, keywords))
 
@@ -39,7 +39,7 @@ def _of_model(verb: Verb) -> Method:
 
     @typed
     def method(self: Any, *args: Any, **keywords: Any) -> Any:
-        from .tasks.running import run
+        from ..tasks.running import run
 
         if "model" in keywords:
             raise InvalidCall(f"Model.{verb.name}() got the argument 'model'", param="model",
@@ -72,7 +72,7 @@ class PoolVerbs:
     @typed
     def submit(self, capability: str, **request: Any) -> Any:
         """See :func:`mpool.submit`."""
-        from .tasks.running import submit
+        from ..tasks.running import submit
 
         return submit(self, capability, request)  # type: ignore[arg-type]
 

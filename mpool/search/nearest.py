@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from . import _core
-from ._functions import default_pool
-from .checks import integer, one_of, real, refuse
-from .errors import InvalidArgument
-from .resources import typed
-from .tasks.similarity import refuse_mixed, refuse_wide, vectors_of
+from .. import _core
+from ..api.functions import default_pool
+from ..checks import integer, one_of, real, refuse
+from ..errors import InvalidArgument
+from ..host.resources import typed
+from ..tasks.similarity import refuse_mixed, refuse_wide, vectors_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -1,4 +1,4 @@
-"""Main program of a child process of :mod:`mpool.child_processes`.
+"""Main program of a child process of :mod:`mpool.host.child_processes`.
 
 It runs as a script, outside the package. Descriptor 0 is one end of a socket pair, from which it reads requests and to
 which it writes responses, each with its length before it. Arguments: the file of the program, milliseconds without work

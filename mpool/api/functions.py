@@ -1,7 +1,7 @@
 """Module-level functions such as ``mpool.embed``: methods of the default pool, which the first call creates. A function
 that gets a :class:`mpool.Model` is a method of the pool of that model: its limits and isolation apply.
 
-Type checkers read their signatures in ``_functions.pyi``, which ``python -m mpool._stubs`` writes.
+Type checkers read their signatures in ``_functions.pyi``, which ``python -m mpool.api.stubs`` writes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ._methods import _named
-from .config import PoolConfig
-from .errors import InvalidArgument, UnknownModel
-from .model import Model
-from .pool import Pool, all_pools
-from .resources import typed
-from .runtime.health import CapabilityPools
-from .tasks.verbs import VERBS, Verb
+from ..config import PoolConfig
+from ..errors import InvalidArgument, UnknownModel
+from ..host.resources import typed
+from ..model import Model
+from ..pool import Pool, all_pools
+from ..runtime.health import CapabilityPools
+from ..tasks.verbs import VERBS, Verb
+from .methods import _named
 
 #: Methods of :class:`mpool.Pool` that are also functions of the module.
 FORWARDED = ("check", "count_tokens", "detokenize", "get", "health", "history", "init_maintenance", "load", "metrics",
@@ -66,7 +66,7 @@ def install() -> None:
 
 
 def _at_exit() -> None:
-    from .runtime import logs as _logging
+    from ..runtime import logs as _logging
 
     pools = all_pools()
     for pool in pools:
@@ -90,7 +90,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def _of_verb(verb: Verb) -> Callable[..., Any]:
     @typed
     def function(*args: Any, **keywords: Any) -> Any:
-        from .tasks.running import run
+        from ..tasks.running import run
 
         given = verb.bind(args, keywords)
         try:
@@ -105,7 +105,7 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
 
 def _is_model(value: object) -> bool:
     """Return True for the name of a model of the catalogue, which other libraries take as the first argument."""
-    from .models import load_catalogue
+    from ..models import load_catalogue
 
     return isinstance(value, str) and load_catalogue().get(value) is not None
 

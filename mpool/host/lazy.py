@@ -38,7 +38,7 @@ def import_numpy() -> None:
     def run() -> None:
         try:
             if "numpy" not in sys.modules:
-                from ._address_space import require_for_numpy
+                from .address_space import require_for_numpy
 
                 require_for_numpy()
             import numpy  # noqa: F401

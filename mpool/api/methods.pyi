@@ -1,4 +1,4 @@
-"""Inference methods of pools and models. Written by ``python -m mpool._stubs``: do not edit."""
+"""Inference methods of pools and models. Written by ``python -m mpool.api.stubs``: do not edit."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,21 +6,21 @@ from typing import Any, Literal, overload
 
 from numpy.typing import NDArray
 
-from .images.loading import ImageInput
-from .model import Model
-from .results import Completion
-from .tasks.captures import Capture, CaptureJob
-from .tasks.classification import Classification, Classifications
-from .tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
-from .tasks.images_result import GeneratedImages
-from .tasks.iterating import EmbedIterator
-from .tasks.jobs import Job
-from .tasks.options import Compute, Policy, Precision, Priority, Progress
-from .tasks.rerank import Ranking
-from .tasks.streams import Stream
-from .tasks.text_to_image import ImageStream
-from .tasks.token_labels import TokenClassification, TokenClassifications
-from .tasks.verbs import Verb
+from ..images.loading import ImageInput
+from ..model import Model
+from ..results import Completion
+from ..tasks.captures import Capture, CaptureJob
+from ..tasks.classification import Classification, Classifications
+from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
+from ..tasks.images_result import GeneratedImages
+from ..tasks.iterating import EmbedIterator
+from ..tasks.jobs import Job
+from ..tasks.options import Compute, Policy, Precision, Priority, Progress
+from ..tasks.rerank import Ranking
+from ..tasks.streams import Stream
+from ..tasks.text_to_image import ImageStream
+from ..tasks.token_labels import TokenClassification, TokenClassifications
+from ..tasks.verbs import Verb
 
 def _named(function: Callable[..., Any], verb: Verb, form: str, doc: str) -> Callable[..., Any]: ...
 

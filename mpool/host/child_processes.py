@@ -29,8 +29,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from ..errors import MpoolError, ShuttingDown, SpawnFailed, Timeout
 from . import interpreter
-from .errors import MpoolError, ShuttingDown, SpawnFailed, Timeout
 from .resources import start_thread
 
 #: Time within which a new child must be ready. Imports from a cold disk take seconds.

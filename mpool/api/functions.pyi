@@ -1,4 +1,4 @@
-"""Functions of the package. Written by ``python -m mpool._stubs``: do not edit."""
+"""Functions of the package. Written by ``python -m mpool.api.stubs``: do not edit."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,24 +7,24 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .debug.show import ModelTable
-from .images.loading import ImageInput
-from .model import Model
-from .pool import Pool
-from .results import Completion
-from .runtime.health import CapabilityPools, Health, Pong
-from .runtime.history import RequestRecord
-from .tasks.captures import Capture, CaptureJob
-from .tasks.classification import Classification, Classifications
-from .tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
-from .tasks.images_result import GeneratedImages
-from .tasks.iterating import EmbedIterator
-from .tasks.jobs import Job
-from .tasks.options import Compute, Policy, Precision, Priority, Progress
-from .tasks.rerank import Ranking
-from .tasks.streams import Stream
-from .tasks.text_to_image import ImageStream
-from .tasks.token_labels import TokenClassification, TokenClassifications
+from ..debug.show import ModelTable
+from ..images.loading import ImageInput
+from ..model import Model
+from ..pool import Pool
+from ..results import Completion
+from ..runtime.health import CapabilityPools, Health, Pong
+from ..runtime.history import RequestRecord
+from ..tasks.captures import Capture, CaptureJob
+from ..tasks.classification import Classification, Classifications
+from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
+from ..tasks.images_result import GeneratedImages
+from ..tasks.iterating import EmbedIterator
+from ..tasks.jobs import Job
+from ..tasks.options import Compute, Policy, Precision, Priority, Progress
+from ..tasks.rerank import Ranking
+from ..tasks.streams import Stream
+from ..tasks.text_to_image import ImageStream
+from ..tasks.token_labels import TokenClassification, TokenClassifications
 
 FORWARDED: tuple[str, ...]
 _default: Pool | None

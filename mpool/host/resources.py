@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from .checks import invalid_call, with_plain_bools
-from .errors import FileError, MemoryExhausted, MpoolError, ShuttingDown, SpawnFailed, Unsupported
-from .records import logger
+from ..checks import invalid_call, with_plain_bools
+from ..errors import FileError, MemoryExhausted, MpoolError, ShuttingDown, SpawnFailed, Unsupported
+from ..records import logger
 
 E = TypeVar("E", bound=Exception)
 F = TypeVar("F", bound=Callable[..., Any])

@@ -1,0 +1,1 @@
+"""What the interpreter and the machine give: threads of native calls, child processes, resources."""

@@ -1,0 +1,1 @@
+"""Vectors after they are computed: nearest neighbours, late interaction, token pooling."""
