@@ -26,11 +26,11 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
-    "api.functions": ("begin_shutdown", "chat", "check", "classify", "classify_tokens", "count_tokens", "describe_image",
-                   "describe_url", "detokenize", "embed", "embed_all", "embed_image", "embed_iter", "embed_sparse",
-                   "embed_tokens", "generate", "generate_image", "get", "health", "history", "init_maintenance", "load",
-                   "metrics", "ping", "pools", "ps", "register", "rerank", "submit", "swap", "tokenize", "unload",
-                   "vision"),
+    "api.functions": ("begin_shutdown", "chat", "check", "classify", "classify_tokens", "count_tokens",
+                      "describe_image", "describe_url", "detokenize", "embed", "embed_all", "embed_image", "embed_iter",
+                      "embed_sparse", "embed_tokens", "generate", "generate_image", "get", "health", "history",
+                      "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "rerank", "submit",
+                      "swap", "tokenize", "unload", "vision"),
     "runtime.events": ("PoolEvent",),
     "runtime.health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
     "runtime.history": ("RequestRecord",),

@@ -1,9 +1,9 @@
 """Reads images from paths, URLs, bytes, base64, Pillow images and arrays.
 
 PNG, JPEG, WebP, GIF and BMP are decoded, by Pillow, on the threads of :data:`mpool.host.native_calls.IMAGES`. Before
-the pixels are decoded, the number of bytes, the format, the number of pixels, the sides, the aspect ratio, the number of
-frames and the structure (:mod:`mpool.images.structure`) are checked. Errors have fixed texts; a decoder's message about
-a corrupted file is never passed on.
+the pixels are decoded, the number of bytes, the format, the number of pixels, the sides, the aspect ratio, the number
+of frames and the structure (:mod:`mpool.images.structure`) are checked. Errors have fixed texts; a decoder's message
+about a corrupted file is never passed on.
 """
 
 from __future__ import annotations
