@@ -105,7 +105,7 @@ def _raise_typed(error: Exception) -> NoReturn:
 def _import_core() -> Any:
     """Import the compiled core. ``from . import _core`` calls this through ``__getattr__``."""
     # Import numpy first. The core would import it from C, which turns a Ctrl-C during the import into an ImportError.
-    _import_module("._lazy", __name__).import_numpy()
+    _import_module(".host.lazy", __name__).import_numpy()
     try:
         return _import_module("._core", __name__)
     except ModuleNotFoundError as error:

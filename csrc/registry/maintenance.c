@@ -180,6 +180,8 @@ void mp_maintenance_fork_child(mp_maintenance *maintenance) {
     mp_cond_init(&maintenance->changed);
     maintenance->running = maintenance->refused = false;
     atomic_store_explicit(&maintenance->next_ns, NEVER, memory_order_relaxed);
+    mp_mutex_lock(&maintenance->lock);
     set_beat(maintenance, 0, 0);
+    mp_mutex_unlock(&maintenance->lock);
     atomic_store_explicit(&maintenance->timed, 0, memory_order_relaxed); /* the requests belong to the parent */
 }

@@ -184,9 +184,7 @@ def aio() -> str:
 
 def package() -> str:
     """Return ``__init__.pyi``."""
-    import mpool
-
-    names = vars(mpool)
+    names = vars(sys.modules[__package__.rpartition(".")[0]])
     lines = ['"""Public names for type checkers. ``__init__.py`` imports each on first use."""', ""]
     lines += [f"from . import {name} as {name}" for name in sorted(names["_MODULES"])]
     homes = sorted([*((home, name) for name, home in names["_HOME"].items()), ("_version", "__version__")])

@@ -1,1 +1,1 @@
-"""What the interpreter and the machine give: threads of native calls, child processes, resources."""
+"""The interpreter and the machine: threads of native calls, child processes, resources, forks."""

@@ -32,15 +32,9 @@ static mp_services *make_services(uint64_t memory) {
     return services;
 }
 
-#ifdef MP_SEAM
-static uint64_t no_self(void) { return 0; }
-#endif
-
 void scene_open(scene *scene, const char *key, mp_services *services, uint64_t memory) {
     mp_error error;
-#ifdef MP_SEAM
-    mp_sys_table.self = no_self; /* tests of single functions hold no lock */
-#endif
+    fake_hold_no_locks();
     memset(scene, 0, sizeof(*scene));
     fake_init(&scene->fake);
     scene->fake.workers = SCENE_WORKERS;

@@ -25,6 +25,7 @@ typedef struct scene { /* one object of each type that has a state, without a re
 
 static void scene_init(scene *scene) {
     memset(scene, 0, sizeof(*scene));
+    fake_hold_no_locks();
     scene->entry.services = &scene->services;
     strcpy(scene->entry.key, "a");
     mp_mutex_init(&scene->entry.lock);

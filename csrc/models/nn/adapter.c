@@ -406,7 +406,8 @@ void mp_adapter_forward(const mp_row_context *context, const mp_linear *linear, 
             const int part = part_in(linear, at.update, p);
             if (part < 0)
                 continue;
-            const mp_acts in = adapter_floats(M, up->K, context->low_rank + at.update->down.column[p], context->low_rank_width);
+            const float *low_rank = context->low_rank + at.update->down.column[p];
+            const mp_acts in = adapter_floats(M, up->K, low_rank, context->low_rank_width);
             float *const out = y + linear->column[part];
             const mp_epilogue add = {.residual = out, .ld_residual = ldy};
             multiply_share(&up->w[0], &in, &at, &share, &add, out, ldy);
