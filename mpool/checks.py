@@ -14,7 +14,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NoReturn, TypeVar
 
+from . import foreign_names
 from .errors import InvalidArgument
+from .foreign_names import ATTRIBUTES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,8 +105,6 @@ def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgume
         known: names of all options.
         of: name of the function or command.
     """
-    from . import foreign_names
-
     names = list(known)
     listed = ", ".join(names)
     own = foreign_names.own_name(name, names)
@@ -202,8 +202,6 @@ def missing_attribute(value: object, name: str) -> object:
 
     It is the ``__getattr__`` of the classes of :data:`mpool.foreign_names.ATTRIBUTES`.
     """
-    from .foreign_names import ATTRIBUTES
-
     use = ATTRIBUTES.get(type(value).__name__, {}).get(name)
     if use is None:
         return object.__getattribute__(value, name)  # raises the error of Python, or that of a property

@@ -13,6 +13,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import MpoolError
+from ..records import one_line, one_line_each, to_standard_error
+
 FAILED, INTERRUPTED = 1, 130
 
 
@@ -77,15 +80,10 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _note(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as the commands print notes: without the line of code that issued it."""
-    from ..records import one_line
-
     print(one_line(f"mpool: {message}"), file=sys.stderr)
 
 
 def _done(arguments: Any) -> int:
-    from ..errors import MpoolError
-    from ..records import one_line, one_line_each
-
     try:
         code: int = arguments.run(arguments) or 0
         sys.stdout.flush()
@@ -127,7 +125,6 @@ def _prepare(arguments: object) -> None:
     if verbose:
         import logging
 
-        from ..records import to_standard_error
 
         to_standard_error(logging.DEBUG if verbose > 1 else logging.INFO)
         if verbose == 1:  # only -vv shows the records of other libraries

@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ..errors import FileError
 from .common import (
     default_model,
     for_output,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 def capture(arguments: argparse.Namespace) -> int:
     """Run ``mpool capture``. The default temperature is 0, so that a capture is repeatable."""
-    from ..errors import FileError
     from ..tasks.captures import Capture
 
     prompt = require_prompt(standard_input() if arguments.prompt == "-" else arguments.prompt,

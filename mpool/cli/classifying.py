@@ -7,6 +7,7 @@ import itertools
 import sys
 from typing import Any
 
+from ..errors import InvalidArgument
 from .common import adapter_of, for_output, load, make_pool, print_json, say, texts_of
 
 #: Number of texts that are classified at once: by a classifier, and with the labels of ``--labels``.
@@ -17,8 +18,6 @@ _OF_TOKENS = ("aggregation", "stride")
 
 def classify(arguments: argparse.Namespace) -> int:
     """Run ``mpool classify``. Blank lines are skipped."""
-    from ..errors import InvalidArgument
-
     if arguments.tokens:
         return _classify_tokens(arguments)
     for name in _OF_TOKENS:
@@ -67,8 +66,6 @@ def classify(arguments: argparse.Namespace) -> int:
 
 def _classify_tokens(arguments: argparse.Namespace) -> int:
     """Run ``mpool classify --tokens``. Blank lines are skipped."""
-    from ..errors import InvalidArgument
-
     for name, option in (("pair", "--pair"), ("labels", "--labels"), ("top_k", "--top-k"), ("template", "--template"),
                          ("multi_label", "--multi-label"), ("function_to_apply", "--function-to-apply")):
         if getattr(arguments, name, None) is not None:

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ..errors import FileError, InvalidArgument, MpoolError, Unsupported
+from ..host.resources import install_hint
+from ..models import load_catalogue
 from ..records import one_line
 
 if TYPE_CHECKING:
@@ -35,9 +38,6 @@ _ELEMENT = re.compile(r"(?:inputs|texts|iterable|documents|images)\[(\d+)\](?:\[
 @contextmanager
 def packages(user: str, extra: str) -> Iterator[None]:
     """Raise Unsupported, with the command that installs an extra, if a package that ``user`` needs is missing."""
-    from ..errors import Unsupported
-    from ..host.resources import install_hint
-
     try:
         yield
     except ModuleNotFoundError as error:
@@ -56,8 +56,6 @@ def make_pool(arguments: argparse.Namespace) -> Pool:
 def adapter_of(arguments: argparse.Namespace) -> tuple[dict[str, str] | None, str | None]:
     """Return the adapters that ``--adapter`` loads with the model (None: none), and the name of the one that it selects
     (None: none)."""
-    from ..errors import InvalidArgument
-
     if arguments.adapter is None:
         return None, None
     name, equals, path = arguments.adapter.partition("=")
@@ -89,15 +87,11 @@ def check_request(pool: Pool, name: str, ref: str, arguments: Mapping[str, Any])
 
 def default_model(capability: str) -> str:
     """Return the key of the default model of a capability."""
-    from ..models import load_catalogue
-
     return load_catalogue().default(capability).key
 
 
 def no_inputs(unit: str) -> Exception:
     """Return the error of a command that got no inputs (``unit``: text or image)."""
-    from ..errors import InvalidArgument
-
     return InvalidArgument(f"at least one {unit} is required, got none",
                            hint="Pass texts as arguments, with --file or on standard input" if unit == "text" else
                            "Pass paths as arguments or on standard input")
@@ -110,8 +104,6 @@ def check_folder(name: str, path: str) -> None:
         name: parameter of the path.
         path: path of the file that the command will write.
     """
-    from ..errors import InvalidArgument
-
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise InvalidArgument(param=name, got=repr(path), allowed="a path in an existing folder",
                               hint="Create the folder first")
@@ -189,8 +181,6 @@ def require_prompt(prompt: str, usage: str) -> str:
         prompt: text of an argument or of standard input.
         usage: command with the argument.
     """
-    from ..errors import InvalidArgument
-
     if not prompt:
         raise InvalidArgument("the prompt must have at least 1 character, got none",
                               hint=f"Pass it as an argument or on standard input: {usage}")
@@ -203,8 +193,6 @@ def standard_input() -> str:
     Raises:
         FileError: the text has more than ``MAX_READ`` characters.
     """
-    from ..errors import FileError
-
     text = sys.stdin.read(MAX_READ + 1)
     if len(text) > MAX_READ:
         raise FileError(f"standard input has more than {MAX_READ:,} characters", hint="Pass a shorter text")
@@ -217,8 +205,6 @@ def _lines_in(file: TextIO, name: str) -> Iterator[str]:
     Raises:
         FileError: a line has more than ``MAX_READ`` characters.
     """
-    from ..errors import FileError
-
     number = 0
     while line := file.readline(MAX_READ + 1):
         number += 1
@@ -271,8 +257,6 @@ class Texts(Iterator[str]):
         return read
 
     def _lines(self, paths: Sequence[str]) -> Iterator[str]:
-        from ..errors import FileError
-
         for path in paths:
             self._files.append((self._count, "standard input" if path == "-" else path))
             if path == "-":
@@ -304,8 +288,6 @@ class Texts(Iterator[str]):
         Args:
             given: indices of the texts that are passed to the library; None: all texts are.
         """
-        from ..errors import MpoolError
-
         try:
             yield
         except MpoolError as error:
@@ -319,8 +301,6 @@ class Texts(Iterator[str]):
 
 def texts_of(arguments: argparse.Namespace) -> Texts:
     """Return the texts of the arguments, of the files of ``--file``, or of standard input (also for one text ``-``)."""
-    from ..errors import InvalidArgument
-
     if arguments.text and arguments.file:
         raise InvalidArgument("texts must come either from arguments or from --file, got both")
     return Texts(() if arguments.text == ["-"] else arguments.text, arguments.file or ["-"])

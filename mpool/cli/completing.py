@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from ..errors import Unsupported
+from ..host.resources import install_hint
 from .common import packages, say
 from .parser import make_parser
 
@@ -13,9 +15,6 @@ def completion(arguments: argparse.Namespace) -> int:
     with packages("shell completion", "completion"):
         import shtab
     if arguments.shell not in shtab.SUPPORTED_SHELLS:
-        from ..errors import Unsupported
-        from ..host.resources import install_hint
-
         raise Unsupported(f"shtab {shtab.__version__} has no completion for {arguments.shell}",
                           hint=install_hint("completion"))
     say(shtab.complete(make_parser(), shell=arguments.shell))

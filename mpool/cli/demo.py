@@ -18,6 +18,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import DownloadError, OfflineError, Unsupported
+from ..models import is_offline, load_catalogue, resolve
 from .common import for_output, make_pool, note, say, size_of, speed
 
 if TYPE_CHECKING:
@@ -54,9 +56,6 @@ def _discard(text: str = "") -> None:
 
 def demo(arguments: argparse.Namespace) -> int:
     """Run ``mpool demo``. The exit code is 1 if a model could not be downloaded."""
-    from ..errors import DownloadError, OfflineError
-    from ..models import load_catalogue
-
     show = _discard if arguments.json else say
     catalogue = load_catalogue()
     parts: list[tuple[str, Callable[..., dict[str, Any]], str]] = [
@@ -101,9 +100,6 @@ def _machine(show: Any) -> dict[str, Any]:
 
 def _fetch(name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
     """Download a model's files unless they exist."""
-    from ..errors import OfflineError
-    from ..models import is_offline, resolve
-
     start, fetched = time.monotonic(), False
     try:
         found = resolve(name, offline=True, progress=False)
@@ -173,7 +169,6 @@ def _maxsim(model: Model, question: str, show: Any) -> list[dict[str, Any]] | No
     """Rank the sentences by the vectors of their tokens; None if the model has none (static embeddings)."""
     import numpy as np
 
-    from ..errors import Unsupported
     from ..search.late_interaction import maxsim
 
     try:

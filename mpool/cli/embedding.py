@@ -16,6 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from ..checks import refuse
+from ..errors import FileError, InvalidArgument
+from ..models import load_catalogue
 from ..tasks.output_table import OUTPUTS
 from .common import Texts, adapter_of, check_folder, default_model, load, make_pool, note, texts_of
 
@@ -65,8 +68,6 @@ def embed(arguments: argparse.Namespace) -> int:
 
 def _note_model(arguments: argparse.Namespace) -> None:
     """Print a note if the first text is the name of a model, which other programs take as their first argument."""
-    from ..models import load_catalogue
-
     if arguments.model is None and arguments.text and load_catalogue().get(arguments.text[0]) is not None:
         name = arguments.text[0]
         note(f"mpool: {name!r} is embedded as a text. To embed texts with this model: mpool embed --model {name} TEXT")
@@ -101,9 +102,6 @@ def embed_image(arguments: argparse.Namespace) -> int:
 
 def _format(arguments: argparse.Namespace) -> str:
     """Return the output format: ``"jsonl"`` or ``"npy"``."""
-    from ..checks import refuse
-    from ..errors import InvalidArgument
-
     suffix = os.path.splitext(arguments.output or "")[1].lower()
     if arguments.format is None and suffix in _OTHER_FORMATS:
         refuse("output", arguments.output, "a .npy file (an array) or a .jsonl file (lines of JSON)",
@@ -118,8 +116,6 @@ def _format(arguments: argparse.Namespace) -> str:
 def _check_path(output: str | None, inputs: Sequence[str]) -> None:
     """Raise InvalidArgument if the output cannot be a file, or would replace an input file. Call before the model is
     loaded."""
-    from ..checks import refuse
-
     if output is None or output == "-":
         return
     if not output or os.path.isdir(output):
@@ -132,8 +128,6 @@ def _check_path(output: str | None, inputs: Sequence[str]) -> None:
 
 def _check_output(arguments: argparse.Namespace, form: str) -> None:
     """Raise InvalidArgument for options that do not apply to ``--vectors``. Call before the model is loaded."""
-    from ..errors import InvalidArgument
-
     if arguments.max_active is not None and arguments.vectors != "sparse":
         raise InvalidArgument("--max-active needs --vectors sparse", param="max_active")
     if arguments.vectors == "dense":
@@ -273,8 +267,6 @@ class _ArrayWriter:
 @contextmanager
 def _opened(path: str | None) -> Iterator[IO[bytes]]:
     """Open the output: standard output, or a file that is renamed to ``path`` when it is complete."""
-    from ..errors import FileError
-
     if path is None or path == "-":
         yield cast("IO[bytes]", _Forward(sys.stdout.buffer))
         return

@@ -7,6 +7,9 @@ import json
 import os
 from typing import Any
 
+from ..checks import shown
+from ..errors import FileError, InvalidArgument, LimitError
+
 
 def format_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return ``response_format`` for the options, or an empty dict if none is given.
@@ -15,9 +18,6 @@ def format_of(arguments: argparse.Namespace) -> dict[str, Any]:
         InvalidArgument: a value is neither a text of its kind nor the path of a file.
         FileError: the file cannot be read.
     """
-    from ..checks import shown
-    from ..errors import InvalidArgument
-
     flag = flag_of(arguments)
     if flag == "--grammar":
         text = _text(arguments.grammar, "grammar")
@@ -49,7 +49,6 @@ def flag_of(arguments: object) -> str | None:
 def _text(given: str, param: str) -> str:
     """Return the text of the file with this path; without such a file, the given text."""
     from ..conversation.response_formats import MAX_CHARS
-    from ..errors import FileError, LimitError
 
     try:
         if not os.path.isfile(given):

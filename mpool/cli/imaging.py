@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import Any
 
+from ..errors import InvalidArgument
 from .common import check_folder, default_model, load, make_pool, print_json, say, standard_input
 
 #: Options of the library that the command passes on if they are given.
@@ -15,8 +16,6 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 def generate_image(arguments: argparse.Namespace) -> int:
     """Run ``mpool generate-image``. PNG files contain the parameters, so that the image can be generated again."""
-    from ..errors import InvalidArgument
-
     prompt = standard_input() if arguments.prompt in (None, "-") else arguments.prompt
     options: dict[str, Any] = {name: getattr(arguments, name) for name in OPTIONS if hasattr(arguments, name)}
     stem, suffix = os.path.splitext(arguments.output)

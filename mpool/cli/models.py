@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..errors import MpoolError, OfflineError
+from ..models import describing, downloaded, load_catalogue, parse_reference, resolve, verified, verify
 from ..records import one_line
 from ..tasks.output_table import OUTPUTS
 from .common import note, print_json, say, size_of, table
@@ -33,9 +35,6 @@ def megabytes(count: int | None) -> str:
 
 def pull(arguments: argparse.Namespace) -> int:
     """Run ``mpool pull``. If a model fails, the others are still downloaded."""
-    from ..errors import MpoolError
-    from ..models import resolve, verify
-
     done, failed = [], False
     for name in arguments.model:
         start = time.monotonic()
@@ -66,8 +65,6 @@ def _facts_of_files(found: Resolved) -> dict[str, Any]:
 
 def models(arguments: argparse.Namespace) -> int:
     """Run ``mpool models`` or ``mpool list``."""
-    from ..models import load_catalogue, verified
-
     catalogue = load_catalogue()
     listed = []
     for key in catalogue.keys(arguments.capability):
@@ -97,9 +94,6 @@ def models(arguments: argparse.Namespace) -> int:
 
 
 def _local(key: str) -> Resolved | None:
-    from ..errors import MpoolError
-    from ..models import resolve
-
     try:
         return resolve(key, offline=True, progress=False)
     except MpoolError:
@@ -117,9 +111,6 @@ def _facts_of_row(row: Row, here: Resolved | None, default: bool) -> dict[str, A
 
 def _facts_of_others() -> list[dict[str, Any]]:
     """Return the facts of the downloaded models that are not in the catalogue, under the names of their pulls."""
-    from ..errors import MpoolError
-    from ..models import describing, downloaded
-
     found: list[dict[str, Any]] = []
     for ref in downloaded.references():
         here = _local(ref)
@@ -188,9 +179,6 @@ def _text(name: str, value: Any) -> str:
 
 def _facts(name: str) -> dict[str, Any]:
     """Describe a model without downloading it, from its files if they exist, else from the catalogue."""
-    from ..errors import OfflineError
-    from ..models import describing, load_catalogue, parse_reference, resolve
-
     row = load_catalogue().find(parse_reference(name))
     try:
         found = resolve(name, offline=True, progress=False)
@@ -204,7 +192,6 @@ def _facts(name: str) -> dict[str, Any]:
 
 def _not_downloaded(name: str, error: OfflineError) -> OfflineError:
     """Return the error of a model that is not on this machine. The given one is about a download that is disabled."""
-    from ..errors import OfflineError
     from ..models.sources import offline_variables, when_online
 
     command = f"mpool pull {name}"

@@ -13,6 +13,7 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
+from ..errors import InvalidArgument, ModelError, SendError, Timeout
 from .common import note, print_json, say, table
 
 #: Address of the server if neither ``--url`` nor ``MPOOL_URL`` names one.
@@ -42,8 +43,6 @@ class Server:
     """
 
     def __init__(self, url: str, token: str | None) -> None:
-        from ..errors import InvalidArgument
-
         try:
             parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
             host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
@@ -71,8 +70,6 @@ class Server:
             Timeout: the server does not respond in time.
             ModelError: the server refuses the request; the message is the server's.
         """
-        from ..errors import ModelError, SendError, Timeout
-
         headers = {"content-type": "application/json"}
         if self.token is not None:
             headers["authorization"] = f"Bearer {self.token}"
@@ -173,8 +170,6 @@ def _left(row: dict[str, Any]) -> str:
 
 def stop(arguments: argparse.Namespace) -> int:
     """Run ``mpool stop``. If a model cannot be unloaded, the others still are."""
-    from ..errors import ModelError, Timeout
-
     server, failed = _server(arguments), False
     for name in arguments.model:
         try:

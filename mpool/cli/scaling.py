@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..errors import InvalidArgument
 from ..tasks.output_table import OUTPUTS
 from .common import adapter_of, note, packages, say
 from .serving import settings_of
@@ -38,8 +39,6 @@ _OPTIONS = {"task": None, "compute": "auto", "dimensions": None, "on_error": "ra
 
 def embed(arguments: argparse.Namespace) -> int:
     """Run ``mpool ray embed``."""
-    from ..errors import InvalidArgument
-
     with packages("`mpool ray`", "ray"):
         from ..integrations.ray.parquet import embed_parquet
     adapters, adapter = adapter_of(arguments)

@@ -8,6 +8,7 @@ import itertools
 import sys
 from typing import Any
 
+from ..errors import InvalidArgument
 from .common import (
     adapter_of,
     check_request,
@@ -27,7 +28,6 @@ _BATCH = 256
 
 def search(arguments: argparse.Namespace) -> int:
     """Run ``mpool search``. Blank lines are skipped."""
-    from ..errors import InvalidArgument
     from ..tasks.similarity import cosines
 
     if arguments.top_k < 1:

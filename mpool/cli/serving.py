@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
+from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
 from ..records import to_standard_error
 from .common import note, packages, say
@@ -64,7 +65,6 @@ def notes_of(settings: Settings, port: int, file: TokenFile | None) -> list[str]
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool serve`` until SIGTERM or Ctrl-C. Active requests then get ``--grace`` seconds to complete."""
     from ..config import PoolConfig, same_queue_capacities
-    from ..errors import InvalidArgument, MpoolError
     from ..pool import Pool
 
     with packages("the server", "server"):
@@ -112,7 +112,6 @@ def worker(arguments: argparse.Namespace) -> int:
     """
     for name, value in _NO_THREADS.items():
         os.environ.setdefault(name, value)
-    from ..errors import MpoolError
     from ..tasks.captures import Capture
 
     with packages("the server", "server"):

@@ -11,6 +11,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ContextOverflow, InvalidArgument, MpoolError, WrongCapability
 from .common import (
     default_model,
     for_output,
@@ -108,8 +109,6 @@ def _print_stream(stream: Any) -> Completion:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``mpool run``, which works as ``ollama run`` does."""
-    from ..errors import InvalidArgument, WrongCapability
-
     prompt = "\n\n".join(part for part in (_piped(), " ".join(arguments.prompt)) if part.strip())
     if not prompt and not sys.stdin.isatty():
         raise InvalidArgument("there is no prompt, and standard input is not a terminal",
@@ -137,8 +136,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _refuse_conversation(key: str, prompt: str, arguments: argparse.Namespace) -> None:
     """Raise an error if the command asks for a reply of an embedding model."""
-    from ..errors import InvalidArgument, WrongCapability
-
     if not prompt:
         raise WrongCapability("returns vectors and cannot chat", key=key, hint=f"mpool run {arguments.model} TEXT")
     given = [*sampling_of(arguments), *(name for name in ("system", "stats") if getattr(arguments, name))]
@@ -160,8 +157,6 @@ def _piped() -> str:
 
 def chat(arguments: argparse.Namespace) -> int:
     """Run ``mpool chat``."""
-    from ..errors import InvalidArgument
-
     if arguments.name is not None and arguments.model is not None:
         raise InvalidArgument("the model is given twice, as an argument and with --model", param="model",
                               hint="To answer one prompt: mpool run MODEL PROMPT")
@@ -262,8 +257,6 @@ class Conversation:
 
     def turn(self, text: str) -> None:
         """Send a message and print the reply."""
-        from ..errors import MpoolError
-
         self.messages.append({"role": "user", "content": text})
         try:
             reply = self.reply()
@@ -311,8 +304,6 @@ class Conversation:
 
     def begin(self) -> Any:
         """Start the reply. Remove the oldest messages while the conversation exceeds the model's context."""
-        from ..errors import ContextOverflow
-
         dropped = 0
         while True:
             try:

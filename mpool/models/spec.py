@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..errors import Unsupported
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -116,7 +118,6 @@ class ModelSpec:
             Unsupported: the compiled core does not have the architecture, although the Python files do.
         """
         from .. import _core
-        from ..errors import Unsupported
 
         if all(name != self.architecture for name, _ in _core.architectures()):
             raise Unsupported(f"the compiled core of mpool does not have the architecture {self.architecture}",
