@@ -800,8 +800,10 @@ void mp_entry_fork_child(mp_entry *entry) {
     atomic_store(&entry->account.reserved, 0);
     atomic_store(&entry->charged, 0);
     atomic_store(&entry->account.filling, 0);
+    mp_mutex_lock(&entry->lock);
     if (entry->unload != MP_UNLOAD_NONE)
         mp_entry_set_unload(entry, MP_UNLOAD_NONE);
+    mp_mutex_unlock(&entry->lock);
     entry->attempts_over = entry->attempts;
     entry->breaker = (mp_breaker){.state = MP_BREAKER_CLOSED};
     entry->forecast = (mp_forecast){0};

@@ -85,8 +85,10 @@ static void fork_incoming(mp_registry *registry, slot *slot) {
         slot->current = slot->incoming;
     slot->incoming = NULL;
     slot->staged = false;
+    mp_mutex_lock(&drained->lock);
     if (drained->removal == MP_REMOVAL_NONE)
         mp_entry_set_removal(drained, MP_REMOVAL_DRAINING);
+    mp_mutex_unlock(&drained->lock);
     registry->leaving[registry->leaving_count++] = drained;
 }
 
