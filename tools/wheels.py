@@ -37,15 +37,6 @@ ARCHITECTURES = ("x86_64", "aarch64")
 #: is in the wheel see csrc/DECISIONS.md.
 LIMIT = 8_000_000
 REQUIREMENTS = ("setuptools>=77", "numpy>=2.0")
-#: Tests of an installed wheel, below tests/python of the sdist: the hashes of results, the extension, the API, the
-#: command line, file formats. They need no torch; those of their tests that do are skipped.
-LIGHT_TESTS = (
-    "core/test_recorded_hashes.py", "core/test_core_types.py", "core/test_dequantize.py", "api/test_errors.py",
-    "api/test_ground.py", "api/test_import.py", "api/test_maxsim.py", "api/test_public_api.py", "cli/test_cli.py",
-    "cli/test_cli_parser.py", "models/test_catalog_safetensors.py", "models/test_files_gguf.py",
-    "models/test_static_embeddings.py", "tokenizers/test_text_part.py")
-#: Packages of the extra `test` that the light tests use.
-TEST_PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "safetensors", "gguf")
 
 
 def run(*words: object, **options: Any) -> str:
@@ -165,10 +156,9 @@ def build(arguments: argparse.Namespace) -> None:
 
 
 def light_requirements(sources: Path) -> list[str]:
-    """Return the requirements of TEST_PACKAGES in pyproject.toml."""
+    """Return the requirements of the extra ``dev`` in pyproject.toml, which the light tests need."""
     text = (sources / "pyproject.toml").read_text(encoding="utf-8")
-    found = re.findall('"(.+)"', text.split("\ntest = [\n")[1].split("\n]\n")[0])  # Python 3.10 has no tomllib
-    return [next(one for one in found if re.split(r"[^\w-]", one)[0] == name) for name in TEST_PACKAGES]
+    return re.findall('"(.+?)"', text.split("\ndev = [")[1].split("]\n")[0])  # Python 3.10 has no tomllib
 
 
 def run_light_tests(python: Path, sources: Path, options: list[str], env: dict[str, str]) -> str:
@@ -176,9 +166,8 @@ def run_light_tests(python: Path, sources: Path, options: list[str], env: dict[s
     extension = run(python, "-c", "import mpool._core; print(mpool._core.__file__)", env=env, cwd=sources.parent)
     if not Path(extension.strip()).is_relative_to(python.parents[1]):
         sys.exit(f"wheels: the tests would not test the wheel, but {extension.strip()}")
-    tests = [f"tests/python/{name}" for name in LIGHT_TESTS]
     # with the installed program, and not with `python -m`: the latter finds the sources before the package
-    said = run(python.with_name("pytest"), "-q", "-p", "no:cacheprovider", *options, *tests, cwd=sources,
+    said = run(python.with_name("pytest"), "-q", "-p", "no:cacheprovider", "-m", "light", *options, cwd=sources,
                env={**env, "MPOOL_REQUIRE_REAL": "1"})  # the demo has downloaded the models
     return said.splitlines()[-1]
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 HELPERS = Path(__file__).parent / "helpers"
+#: Files whose tests need neither torch nor a server and take seconds: the marker ``light``.
+LIGHT_FILES = frozenset((Path(__file__).parent / "light.txt").read_text("utf-8").split())
 #: Files that take longest.
 LONG_FILES = ("test_c_builds.py", "test_c_races.py")
 pytest.register_assert_rewrite(*(path.stem for path in HELPERS.glob("*.py")))
@@ -89,6 +91,16 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if few else min(cores, 4)
 
 
+def _is_light(path: Path) -> bool:
+    return path.relative_to(Path(__file__).parent).as_posix() in LIGHT_FILES
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m light``, import no other file: it may need a package that is not installed."""
+    is_file = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if config.option.markexpr == "light" and is_file and not _is_light(collection_path) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip tests marked ``slow`` or ``builds``, and most cases of those marked ``sample``, unless they were asked for.
 
@@ -97,6 +109,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Files that take minutes come first: each file runs in one process, and the last one must be short.
     """
     items.sort(key=lambda item: item.path.name not in LONG_FILES)
+    for item in items:
+        if _is_light(item.path):
+            item.add_marker(pytest.mark.light)
     wanted = _wanted(config)
     if not wanted["slow"] and (config.getoption("--sample") or not _names_tests(config)):
         for item in _beyond_samples(items):

@@ -322,7 +322,7 @@ def test_a_server_whose_decoder_never_returns(models: tuple[Path, Path], planted
 
 MAIN = """
 import ctypes, sys
-from mpool import native_calls
+from mpool.host import native_calls
 usleep = ctypes.CDLL(None).usleep
 def endless(*args, **options):
     print("entered", file=sys.stderr, flush=True)

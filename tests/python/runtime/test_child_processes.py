@@ -419,7 +419,7 @@ HEAD = f"import sys\nsys.path.append({str(Path(__file__).resolve().parents[1] / 
 START = """
 import os, signal, socket, sys, threading, time
 from pathlib import Path
-from mpool import child_processes
+from mpool.host import child_processes
 from childprograms import LIMITS, pids, program
 made = child_processes.Children(program(Path({folder!r}), handle="if value == b'endless':\\n        while True: pass"))
 def ask(value=b"v"): return made.run((value,), LIMITS._replace(seconds=600.0))

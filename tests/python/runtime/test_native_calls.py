@@ -275,7 +275,7 @@ def test_ctrl_c_and_the_exit_wait_for_no_call() -> None:
     """A call that never returns, on the main thread of a process that is interrupted and then exits."""
     found = script_result("""
 import ctypes
-from mpool import native_calls
+from mpool.host import native_calls
 usleep = ctypes.CDLL(None).usleep
 began = time.monotonic()
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
