@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import FileError, IntegrityError, MpoolError, NumericError, SendError, Timeout
+from ..errors import Timeout
 from ..host import native_calls
 from ..host.resources import typed, typed_async
 from ..runtime import deadlines as _deadlines
-from ..runtime.swapping import begins_again
 
 if TYPE_CHECKING:
     from .. import _core
     from ..runtime.history import TrackedRequest
-    from .outputs import OutputsRequest
-    from .steps import VectorRequest
     from .streams import StreamIterator, TicketStream
 
 
@@ -146,100 +143,6 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<mpool.Job of {self.model}, {self.capability}, {'done' if self.done() else 'running'}>"
-
-
-class VectorJob(Job):
-    """A job whose result is vectors or scores."""
-
-    def __init__(self, capability: str, request: VectorRequest, again: Callable[[], Any],
-                 running: TrackedRequest) -> None:
-        from . import vectors
-
-        super().__init__(capability, request.plan.entry.key, running)
-        self._request, self._again, self._warned = request, again, False
-        kind, plan, call = request.kind, request.plan, request.call
-        self._pack = kind.pack(plan, request.inputs, 0, request.single, call)
-        service_class = vectors.service_class_of(len(request.inputs))
-        self._started = vectors.submit(kind, plan, self._pack, call, service_class, True)  # None: no input is valid
-        if self._started is not None:
-            running.follow(self._started, self)
-
-    def _tokens(self) -> int:
-        return self._request.kind.tokens(self._pack)
-
-    @property
-    def _ticket(self) -> _core.Ticket | None:
-        return self._started
-
-    def _finish_blocks(self) -> bool:
-        if self._started is None or not self._request.plan.null:
-            return False
-        try:
-            self._started.check()
-        except NumericError:
-            return True
-        except MpoolError:
-            pass
-        return False
-
-    def _finish(self) -> Any:
-        from . import vectors
-
-        request = self._request
-        try:
-            rows = vectors.rows_of(request.kind, request.plan, self._pack, self._started, request.call)
-        except (SendError, IntegrityError, FileError) as error:
-            # An input gave NaN, so its pack is computed in parts, but the model was replaced; or its files changed
-            # before it was loaded. All rows come from the new model.
-            if not begins_again(request, error):
-                raise
-            return self._again()
-        if not self._warned:
-            self._warned = True
-            vectors.warn_of_faults(request.kind, request.plan, self._pack, rows)
-        return request.finish(rows)
-
-
-class OutputsJob(Job):
-    """A job whose result is sparse vectors, token vectors, all outputs of a model, or labels of tokens."""
-
-    def __init__(self, capability: str, request: OutputsRequest, running: TrackedRequest) -> None:
-        from . import outputs, vectors
-
-        super().__init__(capability, request.plan.entry.key, running)
-        self._request = request
-        self._pack: Any = None
-        self._started: _core.Ticket | None = None
-        self._part: Any = None
-        if request.plan.query_weights is not None:
-            self._part = outputs.of_queries(request.plan, request.inputs, 0, request.call)
-        elif request.inputs:
-            self._pack = request.kind.pack(request.plan, request.inputs, 0, False, request.call)
-            outputs.Sizes(request.plan).expect(self._pack)
-            service_class = vectors.service_class_of(len(request.inputs))
-            self._started = vectors.submit(request.kind, request.plan, self._pack, request.call, service_class, True)
-            if self._started is not None:
-                running.follow(self._started, self)
-
-    def _tokens(self) -> int:
-        return 0 if self._pack is None else self._request.kind.tokens(self._pack)
-
-    @property
-    def _ticket(self) -> _core.Ticket | None:
-        return self._started
-
-    def _finish_blocks(self) -> bool:
-        return self._started is not None
-
-    def _finish(self) -> Any:
-        from . import outputs
-
-        request, part = self._request, self._part
-        if self._pack is not None:
-            part = request.plan.part(self._pack, self._started)
-        if part is not None:
-            outputs.Sizes(request.plan).add(part)
-        return request.finish(request.plan, [] if part is None else [part])
 
 
 class StreamJob(Job):

@@ -17,11 +17,12 @@ from ..host import native_calls
 from ..models.files import close, open_regular, read_exactly
 from . import text_embedding as embedding
 from .embedding_results import SparseVectors, TextEmbeddings, TokenVectors, rows_at
+from .jobs import Job
 from .steps import END, Cutter, IterRequest, Out, Rebatch, Start, Steps, Take, run_slices
 from .steps import Pack as PackStep
 from .text_embedding import Pack, Plan
 from .token_labels import LabelledSpan, size_of
-from .vectors import Bar, Kind, naming_idle, service_class_of, tenant_of
+from .vectors import Bar, Kind, naming_idle, service_class_of, submit, tenant_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ..runtime.entry import Entry
     from ..runtime.history import TrackedRequest
     from ..tokenizers import Tokenizer
-    from .jobs import Job
     from .options import Call
 
 #: Bits of the core's mask of outputs.
@@ -586,8 +586,6 @@ class OutputsRequest:
 
     def job(self, capability: str, again: Callable[[], Any], running: TrackedRequest) -> Job:
         """Submit the request and return its handle. ``again`` is not needed: no text of a request is computed twice."""
-        from .jobs import OutputsJob
-
         return OutputsJob(capability, self, running)
 
 
@@ -674,3 +672,41 @@ def inputs_of(inputs: Any, most: int) -> list[Any]:
 
 __all__ = ["FINISH", "OutputPlan", "OutputsIterRequest", "OutputsRequest", "check_items", "cutter", "inputs_of",
            "iter_check", "iter_plan", "iter_request", "plan", "token_vectors"]
+
+
+class OutputsJob(Job):
+    """A job whose result is sparse vectors, token vectors, all outputs of a model, or labels of tokens."""
+
+    def __init__(self, capability: str, request: OutputsRequest, running: TrackedRequest) -> None:
+        super().__init__(capability, request.plan.entry.key, running)
+        self._request = request
+        self._pack: Any = None
+        self._started: _core.Ticket | None = None
+        self._part: Any = None
+        if request.plan.query_weights is not None:
+            self._part = of_queries(request.plan, request.inputs, 0, request.call)
+        elif request.inputs:
+            self._pack = request.kind.pack(request.plan, request.inputs, 0, False, request.call)
+            Sizes(request.plan).expect(self._pack)
+            service_class = service_class_of(len(request.inputs))
+            self._started = submit(request.kind, request.plan, self._pack, request.call, service_class, True)
+            if self._started is not None:
+                running.follow(self._started, self)
+
+    def _tokens(self) -> int:
+        return 0 if self._pack is None else self._request.kind.tokens(self._pack)
+
+    @property
+    def _ticket(self) -> _core.Ticket | None:
+        return self._started
+
+    def _finish_blocks(self) -> bool:
+        return self._started is not None
+
+    def _finish(self) -> Any:
+        request, part = self._request, self._part
+        if self._pack is not None:
+            part = request.plan.part(self._pack, self._started)
+        if part is not None:
+            Sizes(request.plan).add(part)
+        return request.finish(request.plan, [] if part is None else [part])

@@ -14,17 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import MemoryExhausted, Overloaded, SpawnFailed
+from ..errors import (
+    FileError,
+    IntegrityError,
+    MemoryExhausted,
+    MpoolError,
+    NumericError,
+    Overloaded,
+    SendError,
+    SpawnFailed,
+)
 from ..host import native_calls
 from ..host.resources import aitems_of_caller, items_of_caller
+from ..runtime.swapping import begins_again
 from . import options as _options
 from . import vectors
+from .jobs import Job
 from .vectors import BULK, DEPTH, INTERACTIVE, Bar, Faults, Kind, VectorPlan
 
 if TYPE_CHECKING:
     from .. import _core
     from ..runtime.history import TrackedRequest
-    from .jobs import Job
     from .options import Call
 
 #: Result of :class:`Take` after the last slice.
@@ -282,8 +292,6 @@ class VectorRequest:
             again: computes the result anew, with the model that has the name then.
             running: record of the request, for its end.
         """
-        from .jobs import VectorJob
-
         return VectorJob(capability, self, again, running)
 
     def _one(self) -> Steps:
@@ -543,3 +551,51 @@ class IterRequest:
                 yield full
         if (full := self.cutter.rest()) is not None:
             yield full
+
+
+class VectorJob(Job):
+    """A job whose result is vectors or scores."""
+
+    def __init__(self, capability: str, request: VectorRequest, again: Callable[[], Any],
+                 running: TrackedRequest) -> None:
+        super().__init__(capability, request.plan.entry.key, running)
+        self._request, self._again, self._warned = request, again, False
+        kind, plan, call = request.kind, request.plan, request.call
+        self._pack = kind.pack(plan, request.inputs, 0, request.single, call)
+        service_class = vectors.service_class_of(len(request.inputs))
+        self._started = vectors.submit(kind, plan, self._pack, call, service_class, True)  # None: no input is valid
+        if self._started is not None:
+            running.follow(self._started, self)
+
+    def _tokens(self) -> int:
+        return self._request.kind.tokens(self._pack)
+
+    @property
+    def _ticket(self) -> _core.Ticket | None:
+        return self._started
+
+    def _finish_blocks(self) -> bool:
+        if self._started is None or not self._request.plan.null:
+            return False
+        try:
+            self._started.check()
+        except NumericError:
+            return True
+        except MpoolError:
+            pass
+        return False
+
+    def _finish(self) -> Any:
+        request = self._request
+        try:
+            rows = vectors.rows_of(request.kind, request.plan, self._pack, self._started, request.call)
+        except (SendError, IntegrityError, FileError) as error:
+            # An input gave NaN, so its pack is computed in parts, but the model was replaced; or its files changed
+            # before it was loaded. All rows come from the new model.
+            if not begins_again(request, error):
+                raise
+            return self._again()
+        if not self._warned:
+            self._warned = True
+            vectors.warn_of_faults(request.kind, request.plan, self._pack, rows)
+        return request.finish(rows)
