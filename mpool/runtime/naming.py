@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from ..checks import caller_stacklevel, nearest, refuse, shown
 from ..errors import InvalidArgument, MpoolError, UnknownModel
 from ..models import KeyRef, LocalRef, load_catalogue, parse_reference
-from ..models.catalogue import unknown
 from . import deadlines as _deadlines
 from . import swapping
 from .entry import Entry, wrong_capability
@@ -240,6 +239,8 @@ class Names:
 
     def _make_entry(self, model: Any, capability: str | None) -> Entry:
         """Create the entry of a model, or of the default model of a capability (``model`` None)."""
+        from ..models.catalogue import unknown
+
         if model is None:
             if capability is None:
                 refuse("model", None, "a key, a reference, a path or a Model")

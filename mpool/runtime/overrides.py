@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..checks import integer, one_of, refuse
-from ..conversation.template import ChatTemplate
 from ..errors import FormatError, InvalidArgument, MpoolError
 from .load_options import refused
 
@@ -49,6 +48,8 @@ def check(settings: Mapping[str, Any]) -> None:
 
 def _check_template(template: str) -> None:
     """Compile a chat template, where it will be rendered."""
+    from ..conversation.template import ChatTemplate
+
     try:
         ChatTemplate(template).variables()
     except FormatError as error:

@@ -6,9 +6,7 @@ import os
 
 from ..errors import InvalidArgument
 from ..models.spec import TokenizerSource
-from .gguf_tokenizer import GGUFTokenizer
 from .gguf_vocab import GGUFVocab
-from .json_tokenizer import JSONTokenizer
 from .tokenizer import Tokenizer
 
 
@@ -33,7 +31,10 @@ def open_tokenizer(source: TokenizerSource, vocab: GGUFVocab | None = None) -> T
         raise InvalidArgument("`source` must have exactly one of json_path and gguf", param="source",
                               got="neither" if source.gguf is None else "both", allowed="one of json_path and gguf")
     if source.gguf is not None:
+        from .gguf_tokenizer import GGUFTokenizer
+
         return GGUFTokenizer(vocab or GGUFVocab(source.gguf, file=source.config.get("file")))
+    from .json_tokenizer import JSONTokenizer
 
     return JSONTokenizer(os.fspath(source.json_path), source.config)  # type: ignore[arg-type]
 
