@@ -16,7 +16,6 @@ from .durations import seconds_of
 from .errors import MemoryExhausted, MpoolError, SendError, ShuttingDown, UnknownModel
 from .host.resources import typed
 from .model import MissingModel, Model
-from .models import LocalRef, parse_reference, resolve
 from .models.sources import offline_variables
 from .names import COMPUTE
 from .runtime import deadlines as _deadlines
@@ -314,6 +313,7 @@ class Pool(PoolVerbs):
             return draft  # type: ignore[no-any-return]
         if not isinstance(draft, (str, os.PathLike, Model)):
             refuse("draft", draft, "a key, a reference, a path, a Model, False or None")
+        from .models import LocalRef, parse_reference, resolve
 
         ref = self._find(draft).ref
         if isinstance(parse_reference(ref), LocalRef) and not os.path.exists(ref):

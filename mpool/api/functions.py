@@ -18,7 +18,6 @@ from ..config import PoolConfig
 from ..errors import InvalidArgument, UnknownModel
 from ..host.resources import typed
 from ..model import Model
-from ..models import load_catalogue
 from ..pool import Pool, all_pools
 from ..runtime.health import CapabilityPools
 from ..tasks.verbs import VERBS, Verb
@@ -106,6 +105,8 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
 
 def _is_model(value: object) -> bool:
     """Return True for the name of a model of the catalogue, which other libraries take as the first argument."""
+    from ..models import load_catalogue
+
     return isinstance(value, str) and load_catalogue().get(value) is not None
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import FileError, InvalidArgument, MpoolError, Unsupported
 from ..host.resources import install_hint
-from ..models import load_catalogue
 from ..records import one_line
 
 if TYPE_CHECKING:
@@ -87,6 +86,8 @@ def check_request(pool: Pool, name: str, ref: str, arguments: Mapping[str, Any])
 
 def default_model(capability: str) -> str:
     """Return the key of the default model of a capability."""
+    from ..models import load_catalogue
+
     return load_catalogue().default(capability).key
 
 

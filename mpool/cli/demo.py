@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DownloadError, OfflineError, Unsupported
-from ..models import is_offline, load_catalogue, resolve
 from .common import for_output, make_pool, note, say, size_of, speed
 
 if TYPE_CHECKING:
@@ -56,6 +55,8 @@ def _discard(text: str = "") -> None:
 
 def demo(arguments: argparse.Namespace) -> int:
     """Run ``mpool demo``. The exit code is 1 if a model could not be downloaded."""
+    from ..models import load_catalogue
+
     show = _discard if arguments.json else say
     catalogue = load_catalogue()
     parts: list[tuple[str, Callable[..., dict[str, Any]], str]] = [
@@ -100,6 +101,8 @@ def _machine(show: Any) -> dict[str, Any]:
 
 def _fetch(name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
     """Download a model's files unless they exist."""
+    from ..models import is_offline, resolve
+
     start, fetched = time.monotonic(), False
     try:
         found = resolve(name, offline=True, progress=False)

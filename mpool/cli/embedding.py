@@ -18,7 +18,6 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from ..checks import refuse
 from ..errors import FileError, InvalidArgument
-from ..models import load_catalogue
 from ..tasks.output_table import OUTPUTS
 from .common import Texts, adapter_of, check_folder, default_model, load, make_pool, note, texts_of
 
@@ -68,6 +67,8 @@ def embed(arguments: argparse.Namespace) -> int:
 
 def _note_model(arguments: argparse.Namespace) -> None:
     """Print a note if the first text is the name of a model, which other programs take as their first argument."""
+    from ..models import load_catalogue
+
     if arguments.model is None and arguments.text and load_catalogue().get(arguments.text[0]) is not None:
         name = arguments.text[0]
         note(f"mpool: {name!r} is embedded as a text. To embed texts with this model: mpool embed --model {name} TEXT")

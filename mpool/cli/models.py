@@ -11,7 +11,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MpoolError, OfflineError
-from ..models import describing, downloaded, load_catalogue, parse_reference, resolve, verified, verify
 from ..records import one_line
 from ..tasks.output_table import OUTPUTS
 from .common import note, print_json, say, size_of, table
@@ -35,6 +34,8 @@ def megabytes(count: int | None) -> str:
 
 def pull(arguments: argparse.Namespace) -> int:
     """Run ``mpool pull``. If a model fails, the others are still downloaded."""
+    from ..models import resolve, verify
+
     done, failed = [], False
     for name in arguments.model:
         start = time.monotonic()
@@ -65,6 +66,8 @@ def _facts_of_files(found: Resolved) -> dict[str, Any]:
 
 def models(arguments: argparse.Namespace) -> int:
     """Run ``mpool models`` or ``mpool list``."""
+    from ..models import load_catalogue, verified
+
     catalogue = load_catalogue()
     listed = []
     for key in catalogue.keys(arguments.capability):
@@ -94,6 +97,8 @@ def models(arguments: argparse.Namespace) -> int:
 
 
 def _local(key: str) -> Resolved | None:
+    from ..models import resolve
+
     try:
         return resolve(key, offline=True, progress=False)
     except MpoolError:
@@ -111,6 +116,8 @@ def _facts_of_row(row: Row, here: Resolved | None, default: bool) -> dict[str, A
 
 def _facts_of_others() -> list[dict[str, Any]]:
     """Return the facts of the downloaded models that are not in the catalogue, under the names of their pulls."""
+    from ..models import describing, downloaded
+
     found: list[dict[str, Any]] = []
     for ref in downloaded.references():
         here = _local(ref)
@@ -179,6 +186,8 @@ def _text(name: str, value: Any) -> str:
 
 def _facts(name: str) -> dict[str, Any]:
     """Describe a model without downloading it, from its files if they exist, else from the catalogue."""
+    from ..models import describing, load_catalogue, parse_reference, resolve
+
     row = load_catalogue().find(parse_reference(name))
     try:
         found = resolve(name, offline=True, progress=False)

@@ -28,7 +28,6 @@ from ..errors import (
     WrongCapability,
 )
 from ..host.address_space import require_if_limited
-from ..models import describe, resolve
 from ..models.layout import missing_tokenizer
 from ..models.spec import OWN_ADAPTERS
 from ..names import COMPUTE as COMPUTE
@@ -148,6 +147,7 @@ class Entry:
     def describe(self, progress: bool | None = None) -> ModelDescription:
         """Return the description of the files with the overrides applied. Downloads missing files first."""
         if self._description is None:
+            from ..models import describe
             from ..models.files import model_folders
 
             if self._main is not None:
@@ -573,6 +573,8 @@ class Entry:
 
     def _path_of(self, place: str) -> str:
         """Return the path of an adapter. Downloads the files of a reference to the hub if necessary."""
+        from ..models import resolve
+
         return place if posixpath.isabs(place) else resolve(place, self.pool.config.offline, listed=False).path
 
     @property

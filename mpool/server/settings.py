@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from ..checks import refuse, shown
 from ..errors import FileError, InvalidArgument
 from ..host.lazy import cached_property
-from ..models import cache_dir
 
 #: Field -> (minimum, maximum).
 _RANGES: dict[str, tuple[float, float]] = {
@@ -312,6 +311,8 @@ def read_token(path: str | os.PathLike[str]) -> str:
 
 def default_token_file() -> str:
     """Return the path of the token file of a server that other machines can reach, if no other is named."""
+    from ..models import cache_dir
+
     return os.path.join(cache_dir(), "server-token")
 
 

@@ -89,7 +89,7 @@ typedef struct fake_call {
 } fake_call;
 
 void fake_init(fake *fake);
-/* For a test that calls single functions of the registry from one thread: it need not hold the locks that they ask for. */
+/* For a test that calls single functions of the registry from one thread: it need not hold their locks. */
 void fake_hold_no_locks(void);
 mp_loader fake_loader(fake *fake);
 fake_call *fake_call_create(uint32_t units);
