@@ -17,13 +17,12 @@ import tinymodels
 #: Characters that end a line for some reader of logs, control a terminal, or reorder a line.
 UNSAFE = [*map(chr, (*range(32), *range(127, 160))), *"\u061c\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069\ud800"]
 FORGED = "x\n2026-11-29 12:00:00 WARNING mpool.server: forged \x1b[31m\x9b31m\r\u2028\u202e\x7f"
-NAMES = ("mpool", "mpool.pool", "mpool.models", "mpool.server", "mpool.llm")
+NAMES = ("mpool", "mpool.pool", "mpool.models", "mpool.server")
 
 
 @pytest.fixture
 def own() -> Iterator[io.StringIO]:
     """The output of a program's own handler and format."""
-    import mpool.integrations.llm
     import mpool.models.store
     import mpool.server.application  # noqa: F401 - all loggers exist
 
