@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from .api.methods import ModelVerbs
-from .checks import missing_attribute
+from .checks import missing_attribute, refuse
 from .errors import InvalidArgument, WrongCapability
 from .host.resources import list_of_caller, typed
 
@@ -143,12 +143,14 @@ class Model(ModelVerbs):
             Array ``(n, d)``, also for one text; float32, or the dtype that ``precision`` selects.
 
         Raises:
-            InvalidArgument: ``texts`` is a single str.
+            InvalidArgument: ``texts`` is a single str, or not iterable.
             MpoolError: as for :func:`mpool.embed`.
         """
         if isinstance(texts, str):
             raise InvalidArgument(param="texts", got="a single str", allowed="an iterable of str",
                                   hint="Use embed for a single text")
+        if not hasattr(texts, "__iter__"):
+            refuse("texts", texts, "an iterable of str")
         return self.embed(list_of_caller(texts), task, **options)
 
     @typed

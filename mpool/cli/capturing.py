@@ -34,10 +34,11 @@ def capture(arguments: argparse.Namespace) -> int:
                             "mpool capture --prompt TEXT --out PATH")
     options = {"temperature": 0, **sampling_of(arguments), "parse_special": arguments.parse_special}
     found = Capture(arguments.out, values=arguments.values, records=arguments.records)
+    job = found.job(arguments.job_id)  # checks the id before the model is looked up
     with make_pool(arguments) as pool:
         model = load(pool, "generate", arguments.model or default_model("text_to_text"), {"prompt": prompt, **options},
                      compute=arguments.compute)
-        done = model.generate(prompt, capture=found.job(arguments.job_id), **options)
+        done = model.generate(prompt, capture=job, **options)
         found.flush()
     say(for_output(done.text, sys.stdout))
     if not found.written:

@@ -204,6 +204,11 @@ def load(text: str, kind: str, max_nodes: int, max_chars: int, data: bytes) -> j
     return _compiled(_environment.prepare, text, max_nodes)
 
 
+def _undeclared(text: str, max_nodes: int) -> tuple[str, bytes]:
+    # generates code, as compiling does: filters and tests without a function are refused here
+    return "text", "\n".join(jinja2.meta.find_undeclared_variables(_environment.parsed(text, max_nodes))).encode()
+
+
 def handle(template: Any, kind: str, max_nodes: int, max_chars: int, data: bytes) -> tuple[str, bytes]:
     """Render a template with data. With the kind ``variables``, ``data`` is a template's source: find its undeclared
     variables.
@@ -213,10 +218,7 @@ def handle(template: Any, kind: str, max_nodes: int, max_chars: int, data: bytes
         is an error, and the text its detail.
     """
     if kind == "variables":
-        tree = _compiled(_environment.parsed, data.decode("utf-8", "surrogatepass"), max_nodes)
-        if isinstance(tree, tuple):
-            return tree
-        return "text", "\n".join(jinja2.meta.find_undeclared_variables(tree)).encode()
+        return _compiled(_undeclared, data.decode("utf-8", "surrogatepass"), max_nodes)
     try:
         text = template.render(marshal.loads(data))
         return ("text", text.encode()) if len(text) <= max_chars else ("size", b"")

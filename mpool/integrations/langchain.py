@@ -186,6 +186,8 @@ class ChatMpool(BaseChatModel):
 
     def get_token_ids(self, text: str) -> list[int]:
         """Returns the token ids of a text, from the model's own tokenizer."""
+        if not isinstance(text, str):
+            refuse("text", text, "a str")
         pool = pool_of(self.model)
         return pool.tokenize(text, pool.get(self.model, "text_to_text"), add_special=False)
 

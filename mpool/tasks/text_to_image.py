@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Limits: pixels of a side, steps, and images per request.
 MAX_SIDE, MAX_STEPS, MAX_IMAGES = 8192, 1000, 64
+#: Largest magnitude of a latent: the core accepts no other.
+MAX_LATENT = 1e6
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
@@ -72,6 +74,9 @@ def check(prompt: Any, options: GenerateImageOptions, full: bool = False) -> Non
     latents = None if options.latents is None else _numeric_array(options.latents)
     if options.latents is not None and (latents is None or full and latents.ndim not in (3, 4)):
         refuse("latents", options.latents, "an array of floats of shape (n, channels, height / 8, width / 8)")
+    if latents is not None and (not (np.abs(latents) <= MAX_LATENT).all() or
+                                full and latents.ndim == 4 and len(latents) != options.n):
+        refuse("latents", latents, f"{options.n} arrays of finite numbers of at most {MAX_LATENT:g}")
 
 
 def _check_side(name: str, value: Any, multiple: int, largest: int, key: str) -> int:

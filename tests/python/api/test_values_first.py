@@ -86,7 +86,9 @@ ARGUMENTS = {"embed": [({"inputs": ["x", 5]}, "inputs[1]"), ({"inputs": [-1]}, "
              "describe_image": [({"path": 5}, "path")], "describe_url": [({"url": "x.png"}, "url")],
              "generate_image": [({"prompt": 5}, "prompt"), ({"prompt": "x", "width": 10**6}, "width"),
                                 ({"prompt": "x", "height": 7}, "height"),
-                                ({"prompt": "x", "latents": [0.0]}, "latents")]}
+                                ({"prompt": "x", "latents": [0.0]}, "latents"),
+                                ({"prompt": "x", "latents": np.full((1, 4, 2, 2), np.nan)}, "latents"),
+                                ({"prompt": "x", "latents": np.zeros((1, 4, 2, 2)), "n": 2}, "latents")]}
 
 
 def _rows() -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -158,9 +160,10 @@ def test_adapters_and_templates_before_the_model(pool: mpool.Pool) -> None:
                  lambda: pool.register("name", MODEL, adapters={"a": "/none.gguf"})):
         with pytest.raises(mpool.FileError, match="/none.gguf"):
             call()
-    with pytest.raises(mpool.InvalidArgument) as caught:
-        pool.register("name", MODEL, chat_template="{% if")
-    assert caught.value.param == "chat_template"
+    for template in ("{% if", "{{ messages | nofilter }}", "{{ messages is notest }}"):
+        with pytest.raises(mpool.InvalidArgument) as caught:
+            pool.register("name", MODEL, chat_template=template)
+        assert caught.value.param == "chat_template"
 
 
 #: Function -> its arguments with the model, and values that no model allows, by parameter.

@@ -40,7 +40,8 @@ def test_a_failed_description_for_the_core_leaves_the_model_usable(bert: Path, l
 def test_a_thread_without_memory_takes_its_next_call(bert: Path, llama: Path) -> None:
     """The only thread of a group stays if it cannot take or begin a call: otherwise this call or every later one would
     wait forever."""
-    assert sweep(bert, llama, 1, 0, "host/native_calls.py:_queue.get", "host/native_calls.py:time.monotonic", way="images") > 1
+    names = "host/native_calls.py:_queue.get", "host/native_calls.py:time.monotonic"
+    assert sweep(bert, llama, 1, 0, *names, way="images") > 1
 
 
 def test_a_method_without_memory_for_its_signature_is_an_error_of_mpool(bert: Path, llama: Path) -> None:
