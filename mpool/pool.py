@@ -673,13 +673,9 @@ class Pool(PoolVerbs):
 
     def _check_adapters(self, options: LoadOptions) -> None:
         """Check the adapters on this machine that options name, before the files of their model are read."""
-        from .models.files import model_folders
-        from .models.formats.adapters import check_place
+        from .models.formats.adapters import check_places
 
-        with model_folders(self.config.model_folders):
-            for _, place in options.adapters or ():
-                if os.path.isabs(place):
-                    check_place(place)
+        check_places(options.adapters or (), self.config.model_folders)
 
     def _find(self, model: Any, capability: str | None = None) -> Entry:
         return self._names.find(_entry_of(model), capability)

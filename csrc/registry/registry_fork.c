@@ -69,6 +69,36 @@ void mp_registry_fork_parent(mp_registry *registry) {
     mp_mutex_unlock(&registry->lock);
 }
 
+void mp_entry_fork_child(mp_entry *entry) {
+    mp_budget *budget = mp_governor_budget(entry->services->governor);
+    mp_mutex_init(&entry->lock);
+    mp_cond_init(&entry->changed);
+    mp_cond_init(&entry->room);
+    for (mp_queue_node *node; (node = mp_queue_first(&entry->queue));) {
+        mp_queue_remove(&entry->queue, node);
+        mp_budget_give(budget, mp_ticket_of_node(node)->charged);
+    }
+    for (int i = 0; i < entry->worker_count; i++)
+        for (int j = 0; j < entry->workers[i]->active_count; j++)
+            mp_budget_give(budget, entry->workers[i]->active[j]->charged);
+    /* The engines of the parent may have been inside a step. Do not touch their memory: the child creates new engines
+     * over the same model, and can free the model although the old engines still exist. A running load belongs to the
+     * parent. */
+    if (entry->resident)
+        atomic_store_explicit(&entry->resident->references, 1, memory_order_relaxed);
+    entry->worker_count = entry->starting = entry->abandoned = entry->room_waiters = entry->borrowers = 0;
+    atomic_store(&entry->account.reserved, 0);
+    atomic_store(&entry->charged, 0);
+    atomic_store(&entry->account.filling, 0);
+    mp_mutex_lock(&entry->lock);
+    if (entry->unload != MP_UNLOAD_NONE)
+        mp_entry_set_unload(entry, MP_UNLOAD_NONE);
+    mp_mutex_unlock(&entry->lock);
+    entry->attempts_over = entry->attempts;
+    entry->breaker = (mp_breaker){.state = MP_BREAKER_CLOSED};
+    entry->forecast = (mp_forecast){0};
+}
+
 /* Drops a staged replacement in a child, and lets the next operation load any other one. mp_registry_add reserved room
  * on the list of draining entries. A sweep after the child's first operation frees what drains: a fork handler may
  * not. */

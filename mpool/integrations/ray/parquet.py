@@ -21,7 +21,7 @@ import ray.data
 from ...checks import integer, one_of, refuse
 from ...errors import FileError, IntegrityError, InvalidArgument, MpoolError
 from ...models import describe
-from ...models.formats.adapters import check_place
+from ...models.formats.adapters import check_places
 from ...names import WEIGHTS
 from ...pool import Pool
 from ...runtime.load_options import LoadOptions
@@ -299,9 +299,7 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
         rows = TOKEN_ROWS if OUTPUTS[vectors].token_vectors else ROWS
     name = provenance.default_model(model, vectors)
     places = places_of(adapters)
-    for place in places.values():
-        if os.path.isabs(place):
-            check_place(place)
+    check_places(places.items(), ())
     if not isinstance(overwrite, bool):
         refuse("overwrite", overwrite, "True or False")
     rows_of = {path: _rows_of(path, column) for path in files}

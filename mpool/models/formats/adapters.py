@@ -19,7 +19,7 @@ from ...errors import FileError, FormatError, LimitError, Unsupported
 from ..families.rows import Architecture, TaskAdapters
 from ..families.table import ROWS
 from ..fields import Fields, describe
-from ..files import Folder, check_links, check_stamps, collect_stamps, refuse_missing_weights
+from ..files import Folder, check_links, check_stamps, collect_stamps, model_folders, refuse_missing_weights
 from ..json_strict import shorten
 from ..layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ..spec import Adapter, LowRank, ModelDescription, TensorEntry
@@ -99,8 +99,23 @@ def read_adapter(path: str | os.PathLike[str], base: ModelDescription) -> Adapte
     return replace(found, stamps=stamps)
 
 
-def check_place(place: str) -> None:
-    """Check the files of an adapter as far as it goes without the model. Raises the errors of :func:`read_adapter`."""
+def check_places(adapters: Iterable[tuple[str, str]], folders: Iterable[str | os.PathLike[str]]) -> None:
+    """Check the files of adapters on this machine as far as it goes without the model.
+
+    Args:
+        adapters: pairs of a name and a place.
+        folders: value of ``PoolConfig.model_folders``.
+
+    Raises:
+        MpoolError: as for :func:`read_adapter`.
+    """
+    with model_folders(folders):
+        for _, place in adapters:
+            if os.path.isabs(place):
+                _check_place(place)
+
+
+def _check_place(place: str) -> None:
     with check_links():
         if os.path.isdir(place):
             _opened_peft(Folder(place))
