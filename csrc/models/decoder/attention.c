@@ -106,13 +106,13 @@ static mp_attn_kv describe(const mp_attend *run, const mp_attention_unit *unit) 
     const mp_decoder *model = run->pass->model;
     const mp_attention_shape *shape = run->attention->shape;
     const mp_row_seq *seq = &run->pass->rows.seq[unit->seq];
-    int group = mp_attention_group(shape);
+    int group = mp_attention_group(shape), kv_head = mp_attention_kv_head(shape, unit->head);
     void **k = run->pointers, **v = k + run->pass->most_blocks;
     /* set the pointers of one block beyond the unit, too, if it exists: kernels prefetch the next block */
     int blocks = mp_decoder_blocks((int64_t)seq->past + seq->rows);
     for (int b = first_block(run, unit); b < blocks && b <= unit->block1; b++) {
-        k[b] = mp_kv_k(run->pass->cache, seq->blocks[b], run->attention->store, mp_attention_kv_head(shape, unit->head));
-        v[b] = mp_kv_v(run->pass->cache, seq->blocks[b], run->attention->store, mp_attention_kv_head(shape, unit->head));
+        k[b] = mp_kv_k(run->pass->cache, seq->blocks[b], run->attention->store, kv_head);
+        v[b] = mp_kv_v(run->pass->cache, seq->blocks[b], run->attention->store, kv_head);
     }
     return (mp_attn_kv){
         .q = query_key_value(run, seq->row0 + unit->row0) + (size_t)(unit->head * group * shape->head_dim),

@@ -34,8 +34,8 @@ size_t mp_attend_own(const mp_attention_shape *shape, int most_blocks);
 /* Takes qkv and mixed from *shared, and the thread's scratch from *own. */
 mp_attend mp_attend_begin(const mp_decoder_pass *pass, const mp_decoder_view *view,
                           const mp_paged_attention *attention, float scale, uint8_t **shared, uint8_t **own);
-/* Rotates the rows of qkv, stores keys and values in the cache unless the mixer only reads them, and attends. qkv must be complete. Ends with a
- * barrier. */
+/* Rotates the rows of qkv, stores keys and values in the cache unless the mixer only reads them, and attends. qkv must
+ * be complete. Ends with a barrier. */
 void mp_attend_rows(const mp_attend *run);
 /* Reads the options of attention: norms of queries and keys, sinks. */
 mp_status mp_attend_read_options(const mp_layer_reader *reader, mp_paged_attention *attention, mp_error *error);

@@ -89,7 +89,8 @@ static void balance_head(const mp_decoder *model, const mp_paged_attention *atte
 /* Returns true if a mixer has factors. Without biases and norms, all components of a head would have the same factor,
  * which changes no ratio to the largest of them. */
 static bool has_factors(const mp_mixer *mixer) {
-    return mixer->ops->balances && !mixer->attention.reads_only && (mixer->attention.qkv.bias || mixer->attention.k_norm.weight);
+    return mixer->ops->balances && !mixer->attention.reads_only &&
+           (mixer->attention.qkv.bias || mixer->attention.k_norm.weight);
 }
 
 static size_t factors_of(const mp_paged_attention *attention) {

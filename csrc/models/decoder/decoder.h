@@ -58,7 +58,7 @@ typedef struct mp_decoder {
     int last_mixed; /* index of the last layer that has a mixer; -1: none has one */
     int barriers;   /* about the number of barriers of a pass */
     mp_kv_store *stores; /* one for each mixer that stores keys and values */
-    mp_kv_layout kv;     /* of `stores` */
+    mp_kv_layout kv;     /* how blocks hold `stores` */
     struct mp_vision *vision; /* the part that turns images into rows (decoder/images.h), or NULL */
     struct mp_decoder *draft; /* owned draft model (decoder/drafting.h), or NULL */
     uint32_t max_token_bytes;

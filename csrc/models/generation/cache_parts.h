@@ -10,9 +10,9 @@
  *
  * mp_prefix_bytes states the bytes of all parts of an engine.
  *
- * Today's parts are those of generation/kv_cache.h: keys and values of all positions, and of windows. They differ in one
- * number, the window, which says which blocks a row reads. Rows after `count` are tentative: the next pass overwrites
- * them, so nothing remains of rejected draft tokens.
+ * Today's parts are those of generation/kv_cache.h: keys and values of all positions, and of windows. They differ in
+ * one number, the window, which says which blocks a row reads. Rows after `count` are tentative: the next pass
+ * overwrites them, so nothing remains of rejected draft tokens.
  *
  * A part of constant size (the state of a recurrent mixer) fits in like this. Its memory in a block is a snapshot after
  * the block's last position, which only some blocks have; a row reads the snapshot of the block before it, so

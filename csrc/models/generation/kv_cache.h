@@ -9,8 +9,8 @@
  *   part 1:  stores of a window            part 2:  stores of another window
  *
  * A window's part can be released as soon as no sequence's window reaches the block, so the window bounds its memory.
- * `references` of such a part counts the sequences whose window reaches it; mp_kv_cache.references counts the references
- * to the block, and thereby to part 0.
+ * `references` of such a part counts the sequences whose window reaches it; mp_kv_cache.references counts the
+ * references to the block, and thereby to part 0.
  *
  * Parts lie in regions of huge pages (generation/kv_arena.h), which are charged to the budget as a whole. The memory of
  * free parts is kept for reuse until mp_kv_release. One thread at a time. generation/prefix_cache.h owns this cache and
@@ -41,7 +41,8 @@ typedef struct mp_kv_store {
     int window; /* a row sees only the last `window` positions, its own included; 0: all */
     /* set by mp_kv_lay_out: */
     int part;
-    size_t offset, k_bytes, v_bytes; /* place in the part; bytes of the keys, and of the values, of one head in a block */
+    size_t offset;           /* place in the part */
+    size_t k_bytes, v_bytes; /* bytes of the keys, and of the values, of one head in a block */
 } mp_kv_store;
 
 typedef struct mp_kv_layout {

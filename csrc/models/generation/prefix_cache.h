@@ -93,7 +93,8 @@ mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, mp_cache_scope sco
 bool mp_prefix_find(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t *id);
 /* Publishes *id, the caller's block after the chain with all its parts, computed from these tokens [MP_KV_BLOCK]. No
  * thread may write to the block any more. If an equal block is published already, drops *id and sets *id to the
- * published block, which has the same bytes and gets the parts that it lacks. Closes the chain if memory is exhausted. */
+ * published block, which has the same bytes and gets the parts that it lacks. Closes the chain if memory is exhausted.
+ */
 void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t *id);
 /* Counts one hit: a sequence reused `tokens` cached tokens. */
 void mp_prefix_count_hit(mp_prefix_cache *cache, uint32_t tokens);
