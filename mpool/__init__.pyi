@@ -96,6 +96,7 @@ from .search.nearest import Neighbours as Neighbours
 from .search.nearest import community_detection as community_detection
 from .search.nearest import paraphrase_mining as paraphrase_mining
 from .search.nearest import semantic_search as semantic_search
+from .search.similarity import similarity as similarity
 from .search.token_pooling import pool_tokens as pool_tokens
 from .tasks.capture_files import CaptureRecord as CaptureRecord
 from .tasks.capture_files import read_capture as read_capture
@@ -116,7 +117,6 @@ from .tasks.jobs import Job as Job
 from .tasks.options import CallOptions as CallOptions
 from .tasks.rerank import RankedDocument as RankedDocument
 from .tasks.rerank import Ranking as Ranking
-from .tasks.similarity import similarity as similarity
 from .tasks.streams import Stream as Stream
 from .tasks.text_to_image import ImageStream as ImageStream
 from .tasks.token_labels import LabelledSpan as LabelledSpan
