@@ -1,7 +1,7 @@
 /* test_models_sequence.c: sequences of a decoder: rows that are wiped, draft tokens, the order of a plan. */
 #include "model_fixture.h"
 #include "models/decoder/decoder.h"
-#include "models/decoder/sequence.h"
+#include "models/decoder/drafts.h"
 #include "ranges_fixture.h"
 #include "speculation_fixture.h"
 
@@ -142,7 +142,7 @@ MP_TEST(models_sequence_drafts_no_end) {
                 ends |= tokens->eog[i] == id;
             for (int i = 0; i < count; i++)
                 ends |= stop_ids[i] == id;
-            MP_CHECK_INT(mp_sequence_may_draft(model, &item, id), id >= 0 && id < model->sampled_vocab && !ends);
+            MP_CHECK_INT(mp_drafts_may_hold(model, &item, id), id >= 0 && id < model->sampled_vocab && !ends);
         }
     }
     tiny_unload(&tiny);

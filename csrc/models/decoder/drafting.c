@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "base/options.h"
-#include "models/decoder/engine.h"
+#include "models/decoder/drafts.h"
 
 enum {
     SLICE = 256,    /* maximum rows of a pass that computes prompts; sequences that find none left add FEW_ROWS each */
@@ -154,7 +154,7 @@ static void sample_draft(mp_text_engine *engine, draft_seq *one, float *logits, 
     } else {
         one->seq->shadow->off = true;
     }
-    if (mp_sequence_may_draft(model, one->item, id)) {
+    if (mp_drafts_may_hold(model, one->item, id)) {
         draft->tokens[draft->count] = id;
         mp_speculation_model_token(&engine->speculation, draft, draft->count++);
     } else {
@@ -237,7 +237,7 @@ static bool run_pass(draft_step *step) {
 static mp_shadow *open_shadow(mp_text_engine *engine, const mp_item *item, mp_sequence *seq) {
     mp_drafter *drafter = &engine->drafter;
     mp_shadow *shadow = seq->shadow;
-    if (!shadow || shadow->off || seq->speculation_off)
+    if (!shadow || shadow->off)
         return NULL;
     if (!shadow->cache) {
         const bool is_long = mp_decoder_is_long(drafter->model, (const mp_text_request *)item->request);
@@ -265,7 +265,7 @@ static int64_t list_sequences(draft_step *step, const mp_plan *plan, mp_step_seq
     for (int i = 0; i < n; i++) {
         mp_item *item = plan->items[steps[i]->plan];
         mp_sequence *seq = steps[i]->seq;
-        int most = mp_sequence_most_drafts(engine->model, item, steps[i]->choice);
+        int most = mp_drafts_most(engine->model, item, steps[i]->choice);
         const int room = engine->drafter.model->context - seq->count + 1; /* the last draft token needs no row */
         most = most < room ? most : room;
         const mp_shadow *shadow = most > 0 ? open_shadow(engine, item, seq) : NULL;

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/options.h"
-#include "models/decoder/engine.h"
+#include "models/decoder/drafts.h"
 #include "models/decoder/load.h"
 
 enum {
@@ -353,48 +353,6 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
     return rows;
 }
 
-static bool decodes(const mp_step_seq *step, const mp_plan *plan) {
-    const mp_text_request *request = (const mp_text_request *)plan->items[step->plan]->request;
-    return request->prompt_done_ns && step->seq->cached.count + 1 == step->seq->count;
-}
-
-/* Adds drafts to decoding sequences. Returns the number of draft tokens. `rows`: rows of the step so far. */
-static int add_drafts(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, int rows) {
-    mp_draft *drafts[MP_DRAFT_ROWS];
-    mp_step_seq *steps[MP_DRAFT_ROWS];
-    int n = 0, added = 0;
-    if (!mp_speculation_open(&engine->speculation, engine->step_count, rows))
-        return 0;
-    for (int s = 0; s < engine->step_count; s++) {
-        mp_step_seq *step = &engine->steps[s];
-        /* no drafts for requests with masks: each draft token would need its own mask */
-        if (!decodes(step, plan) || ((const mp_text_request *)plan->items[step->plan]->request)->masks)
-            continue;
-        mp_sequence_draft(engine->model, &engine->speculation, &engine->cache, plan->items[step->plan], step->choice);
-        steps[n] = step;
-        drafts[n++] = &step->seq->draft;
-    }
-    if (engine->drafter.model && n > 0 && !engine->speculation.propose)
-        mp_drafter_propose(engine, lease, plan, steps, n);
-    mp_speculation_choose(&engine->speculation, drafts, n, engine->step_count, rows,
-                          atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed));
-    for (int i = 0; i < n; i++)
-        added += steps[i]->drafts = drafts[i]->count;
-    return added;
-}
-
-/* Takes KV blocks for drafts. If memory is short, shortens the drafts, which are optional. */
-static void take_draft_blocks(mp_text_engine *engine) {
-    for (int s = 0; s < engine->step_count; s++) {
-        mp_step_seq *step = &engine->steps[s];
-        if (step->drafts == 0)
-            continue;
-        int rows = step->rows + step->drafts;
-        mp_cached_take(&step->seq->cached, &engine->cache, &rows, NULL);
-        step->drafts = rows - step->rows;
-    }
-}
-
 /* Takes KV blocks for the selected rows, and drops rows for which there is no memory. An item left without rows waits
  * for memory. */
 static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
@@ -466,7 +424,7 @@ static void capture_step(const mp_step_seq *step, const mp_text_request *request
             mp_capture_at(capture, token + i, rows->M - 1 - step->drafts + i, step->output + i);
 }
 
-/* Lays out the rows of the step. id, seq and output_row have room for the rows that select_rows and add_drafts
+/* Lays out the rows of the step. id, seq and output_row have room for the rows that select_rows and mp_drafts_add
  * counted. */
 static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows, int32_t *id) {
     rows->M = 0;
@@ -645,8 +603,7 @@ static bool prepare(mp_text_engine *engine, const mp_plan *plan, int threads, in
         status = reserve(engine, bytes, &error);
     }
     if (status != MP_OK && drafts > 0) {
-        for (int s = 0; s < engine->step_count; s++)
-            engine->steps[s].drafts = 0;
+        mp_drafts_drop(engine);
         return prepare(engine, plan, threads, M, 0, rows, outcomes);
     }
     if (status != MP_OK) {
@@ -656,7 +613,7 @@ static bool prepare(mp_text_engine *engine, const mp_plan *plan, int threads, in
     if (take_blocks(engine, plan, outcomes) == 0)
         return false;
     if (drafts > 0)
-        take_draft_blocks(engine);
+        mp_drafts_take(engine);
     lay_out(engine, plan, &lists, rows); /* lay out again: rows may have been dropped, and the arena may have moved */
     rows->logits = mp_arena_take(&engine->arena, logit_bytes(engine, rows));
     return true;
@@ -688,7 +645,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             request->started_ns = start;
     }
     mp_rows rows = {0};
-    int M = select_rows(engine, plan, outcomes), drafts = add_drafts(engine, lease, plan, M);
+    int M = select_rows(engine, plan, outcomes), drafts = mp_drafts_add(engine, lease, plan, M);
     compute_image_part(engine, lease, plan, outcomes);
     start = mp_sys_now_ns(); /* time only the pass, for the estimates */
     thread_ns = mp_sys_thread_ns();

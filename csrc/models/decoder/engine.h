@@ -1,6 +1,6 @@
-/* decoder/engine.h: the engine of a decoder, shared by its three files: decoder/engine.c plans and runs steps,
- * decoder/sampling.c turns logits into tokens, decoder/drafting.c runs the draft model. Only the worker's thread uses
- * it. */
+/* decoder/engine.h: the engine of a decoder, shared by its four files: decoder/engine.c plans and runs steps,
+ * decoder/sampling.c turns logits into tokens, decoder/drafts.c decides about drafts, decoder/drafting.c runs the draft
+ * model. Only the worker's thread uses it. */
 #ifndef MP_MODELS_DECODER_ENGINE_H
 #define MP_MODELS_DECODER_ENGINE_H
 

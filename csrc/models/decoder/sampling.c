@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "models/decoder/engine.h"
+#include "models/decoder/drafts.h"
 
 /* Ends one completion and releases its KV blocks. stop_index: index of the stop string, or n_stop plus the index of the
  * stop id; -1: neither. */
@@ -188,14 +188,6 @@ static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_se
     return MP_OK;
 }
 
-/* Returns true if a draft row is not finite. Such a row may have corrupted earlier rows of its KV block: attention of
- * these rows multiplies its masked slot by zero, which gives NaN. */
-static bool is_corrupted(const mp_decoder_pass *pass, const mp_row_seq *rows, int drafts) {
-    int64_t hidden = pass->model->hidden;
-    return drafts > 0 &&
-           !mp_kernels_get()->all_finite(pass->x + (rows->row0 + rows->rows - drafts) * hidden, drafts * hidden);
-}
-
 void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const mp_decoder_pass *pass, void *scratch,
                               mp_outcome *outcomes) {
     size_t vocab = (size_t)engine->model->vocab;
@@ -207,12 +199,8 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
         mp_step_seq *step = &engine->steps[s];
         mp_item *item = plan->items[step->plan];
         mp_sequence *seq = step->seq;
-        if (is_corrupted(pass, &pass->rows.seq[s], step->drafts)) {
-            /* discard all rows of the sequence; the next step computes them again without drafts */
-            mp_cached_wipe(&seq->cached, &engine->cache, step->rows + step->drafts);
-            seq->speculation_off = true;
+        if (mp_drafts_undo(engine, pass, &pass->rows.seq[s], step))
             continue;
-        }
         mp_sequence_group_keep(item, &engine->cache, step->choice, step->rows, sound);
         if (step->output < 0 || outcomes[step->plan] == MP_OUTCOME_FAILED)
             continue;
@@ -222,15 +210,9 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
             status = start_others(engine, item, seq, logits, copy, candidates);
         if (status == MP_OK)
             status = sample(engine, item, step->choice, logits, candidates);
-        for (int i = 0; i < step->drafts && status == MP_OK && !seq->done; i++) {
-            bool accepted = seq->tokens[seq->cached.count] == seq->draft.tokens[i];
-            mp_speculation_learn(&engine->speculation, &seq->draft, i, accepted);
-            if (!accepted)
-                break;
-            step->accepted++;
-            mp_shadow_accept(seq->shadow);
+        while (status == MP_OK && mp_drafts_accept(engine, step)) {
             mp_sequence_group_keep(item, &engine->cache, step->choice, 1, sound);
-            status = sample(engine, item, step->choice, logits + (size_t)(i + 1) * vocab, candidates);
+            status = sample(engine, item, step->choice, logits + (size_t)step->accepted * vocab, candidates);
         }
         if (status != MP_OK)
             outcomes[step->plan] = MP_OUTCOME_FAILED;

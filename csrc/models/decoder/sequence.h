@@ -80,14 +80,6 @@ void mp_sequence_group_fork(mp_sequence_group *group, mp_prefix_cache *cache);
  * their inputs may be corrupted. */
 void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound);
 
-/* Returns the largest number of draft tokens that may follow a sequence now. */
-int mp_sequence_most_drafts(const mp_decoder *model, const mp_item *item, int choice);
-/* Returns true if a draft may contain the token: the model can sample it, and it does not end the completion. */
-bool mp_sequence_may_draft(const mp_decoder *model, const mp_item *item, int32_t id);
-/* Fills in the draft of a decoding sequence by look-up: no more tokens than may follow, and none that ends the
- * completion. */
-void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
-                       const mp_item *item, int choice);
 /* Drops the cache parts of a sequence, and those of its shadow. */
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache);
 /* Drops the parts of a shadow and takes it from its list. NULL is legal. */

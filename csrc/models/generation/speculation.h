@@ -1,4 +1,4 @@
-/* generation/speculation.h: decides how many draft tokens a decoder's step verifies, and which source proposes them.
+/* generation/speculation.h: estimates how many draft tokens of a decoder's step pay, and which source of them.
  *
  * A decoding sequence adds a row for each draft token (generation/draft.h) after its own row of the pass. The next
  * token is sampled from the logits of its own row as usual. While a sampled token equals the draft token, the logits of
