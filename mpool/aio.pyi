@@ -6,10 +6,10 @@ from typing import Any, Literal, overload
 
 from numpy.typing import NDArray
 
+from .completions import Completion
 from .images.loading import ImageInput
 from .model import Model
 from .pool import Pool
-from .results import Completion
 from .tasks.async_streams import AsyncImageStream as AsyncImageStream
 from .tasks.async_streams import AsyncStream as AsyncStream
 from .tasks.captures import Capture, CaptureJob

@@ -563,14 +563,14 @@ class Pool(PoolVerbs):
             key: a model; None: all models.
 
         Returns:
-            One :class:`mpool.Pong` per worker; empty for a model that is not loaded.
+            One :class:`mpool.results.Pong` per worker; empty for a model that is not loaded.
 
         Raises:
             UnknownModel, InvalidArgument: no model has that name.
 
         Example:
             >>> _ = mpool.embed("A sentence.")
-            >>> mpool.ping("all-MiniLM-L6-v2")[0].queue_depth
+            >>> mpool.get("all-MiniLM-L6-v2").ping()[0].queue_depth
             0
         """
         from .runtime import health as _health
@@ -595,7 +595,7 @@ class Pool(PoolVerbs):
             ModelError, NumericError, Timeout: the model fails, as for the functions of its capability.
 
         Example:
-            >>> mpool.check("all-MiniLM-L6-v2", timeout=60) < 60
+            >>> mpool.get("all-MiniLM-L6-v2").check(timeout=60) < 60
             True
         """
         from .runtime import health as _health
@@ -611,21 +611,28 @@ class Pool(PoolVerbs):
         no results.
 
         Returns:
-            List of :class:`mpool.RequestRecord`.
+            List of :class:`mpool.results.RequestRecord`.
 
         Example:
-            >>> _ = mpool.embed("A sentence.")
-            >>> [(past.verb, past.key, past.state) for past in mpool.history()[-1:]]
+            >>> model = mpool.get("all-MiniLM-L6-v2")
+            >>> _ = model.embed("A sentence.")
+            >>> [(past.verb, past.key, past.state) for past in model.pool.history()[-1:]]
             [('embed', 'all-MiniLM-L6-v2', 'completed')]
         """
         return [RequestRecord(*fields) for fields in self._history]
 
     @property
     def pools(self) -> CapabilityPools:
-        """See :data:`mpool.pools`."""
+        """Mapping from a capability to its policy, workers, queue and models: a :class:`mpool.results.CapabilityPool`.
+        Each look-up takes a new snapshot.
+
+        Example:
+            >>> mpool.get("all-MiniLM-L6-v2").pool.pools["text_embedding"].queue_depth
+            0
+        """
         from .runtime.health import CapabilityPools
 
-        return CapabilityPools(lambda: self)
+        return CapabilityPools(self)
 
     @typed
     def on(self, event: Kind, callback: Callable[[PoolEvent], object]) -> Callable[[], None]:
@@ -639,8 +646,8 @@ class Pool(PoolVerbs):
         Args:
             event: ``"spawn"``, ``"ready"``, ``"evict"``, ``"fail"`` of workers; ``"request_start"``,
                 ``"request_complete"``, ``"request_fail"`` of requests; ``"degraded"``, ``"recovered"`` of models, whose
-                health is checked twice a second: :attr:`mpool.PoolEvent.reason` is the problem.
-            callback: function with one parameter, a :class:`mpool.PoolEvent`.
+                health is checked twice a second: :attr:`mpool.results.PoolEvent.reason` is the problem.
+            callback: function with one parameter, a :class:`mpool.results.PoolEvent`.
 
         Returns:
             A function that removes the callback.

@@ -6,9 +6,9 @@ from typing import Any, Literal, overload
 
 from numpy.typing import NDArray
 
+from ..completions import Completion
 from ..images.loading import ImageInput
 from ..model import Model
-from ..results import Completion
 from ..tasks.captures import Capture, CaptureJob
 from ..tasks.classification import Classification, Classifications
 from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors

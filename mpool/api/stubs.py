@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from .images.loading import ImageInput
 from .model import Model
 from .pool import Pool
-from .results import Completion
+from .completions import Completion
 from .tasks.captures import Capture, CaptureJob
 from .tasks.classification import Classification, Classifications
 from .tasks.images_result import {images}
@@ -121,10 +121,9 @@ def functions() -> str:
                           "TextEmbeddings, TokenVectors\n"
                           "from .tasks.iterating import EmbedIterator\n"
                           "from .tasks.jobs import Job\n")]
-    lines[0] += ("from .debug import ModelTable\nfrom .runtime.health import CapabilityPools, Health, Pong\n"
-                 "from .runtime.history import RequestRecord\n"
+    lines[0] += ("from .debug import ModelTable\nfrom .runtime.health import Health\n"
                  "from .tasks.streams import Stream\nfrom .tasks.text_to_image import ImageStream\n")
-    lines += ["FORWARDED: tuple[str, ...]", "_default: Pool | None", "pools: CapabilityPools", "",
+    lines += ["FORWARDED: tuple[str, ...]", "_default: Pool | None", "",
               "def default_pool() -> Pool: ...", "def pool_of(*arguments: object) -> Pool: ...",
               "def is_default(pool: Pool) -> bool: ...",
               "def install() -> None: ...",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,7 @@ SLOW, SLOW_CALLS = 4.0, 8
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """A worker's response to :func:`mpool.ping`. Busy workers respond too.
+    """A worker's response to :meth:`mpool.Pool.ping`. Busy workers respond too.
 
     Attributes:
         model: key of the worker's model.
@@ -130,7 +130,7 @@ class Health:
 
 
 def pongs(pool: Host, key: Any) -> tuple[Pong, ...]:
-    """See :func:`mpool.ping`."""
+    """See :meth:`mpool.Pool.ping`."""
     keys = None if key is None else _core_keys(pool, key)
     registry = pool._registry
     rows = registry.entries() if registry is not None else []
@@ -231,7 +231,7 @@ _SIDE = 32
 
 
 def check(pool: Host, key: Any, timeout: float | None) -> float:
-    """See :func:`mpool.check`."""
+    """See :meth:`mpool.Pool.check`."""
     _deadlines.seconds_of(timeout)  # raises for an invalid timeout before files are read
     entry = pool._find(key)
     began = time.monotonic()
@@ -262,7 +262,7 @@ def check(pool: Host, key: Any, timeout: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CapabilityPool:
-    """Snapshot of all models of a capability. See :data:`mpool.pools`.
+    """Snapshot of all models of a capability. See :attr:`mpool.Pool.pools`.
 
     Attributes:
         capability: name of the capability.
@@ -285,13 +285,13 @@ class CapabilityPool:
 class CapabilityPools(Mapping[str, CapabilityPool]):
     """Mapping from a capability to a snapshot of its models. Each look-up takes a new snapshot."""
 
-    def __init__(self, pool: Callable[[], Host]) -> None:
+    def __init__(self, pool: Host) -> None:
         self._pool = pool
 
     def __getitem__(self, capability: str) -> CapabilityPool:
         from .. import _core
 
-        pool = self._pool()
+        pool = self._pool
         policies = {name: policy for name, _, policy in _core.capabilities()}
         if capability not in policies:
             raise KeyError(f"{capability!r} is not a capability; the capabilities are " + ", ".join(policies))

@@ -14,11 +14,11 @@ from starlette.responses import Response
 
 from .. import __version__, aio
 from ..checks import shown
+from ..completions import ToolCall
 from ..conversation.tool_calls import parse_arguments
 from ..durations import seconds_of
 from ..errors import ContextOverflow
 from ..host import native_calls
-from ..results import ToolCall
 from ..tasks.running import counted
 from ..tasks.sampling import ALIASES
 from ..tasks.verbs import EMBED
@@ -61,7 +61,7 @@ from .streaming import LINES, MergedStreams, StreamedResponse, line
 
 if TYPE_CHECKING:
     from ..aio import AsyncStream
-    from ..results import Chunk, Completion, TokenLogprob
+    from ..completions import Chunk, Completion, TokenLogprob
     from .models import ServedModel
 
 _encode = msgspec.json.Encoder().encode

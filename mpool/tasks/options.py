@@ -366,9 +366,10 @@ class EmbedIterOptions(TextVectorOptions):
         choices=ITERATED, plan=False)
     batch_size: int | None = option(
         None, "None: yield the result of one text at a time: a vector of shape ``(d,)``, token ids and weights, a "
-        "matrix ``(tokens, d)``, a :class:`mpool.TextEmbeddings` of one text, a :class:`mpool.Classification` or a "
-        ":class:`mpool.TokenClassification`; a number: yield results of this many texts, as the functions return them; "
-        "the last one may have fewer. Affects neither speed nor values.", plan=False)
+        "matrix ``(tokens, d)``, a :class:`mpool.TextEmbeddings` of one text, a "
+        ":class:`mpool.results.Classification` or a :class:`mpool.results.TokenClassification`; a number: yield "
+        "results of this many texts, as the functions return them; the last one may have fewer. Affects neither speed "
+        "nor values.", plan=False)
     max_active: int | None = option(None, 'only with ``output="sparse"``: maximum number of weights of a text, as for '
                                     ":func:`embed_sparse`.", aliases=("max_active_dims",), plan=False)
     labels: Sequence[str] | None = option(

@@ -466,7 +466,7 @@ of transformers. A score does not depend on the other texts of the request.
 {args}
 
 Returns:
-    :class:`mpool.Classification` for a text: label and score of the best label, and the scores of all labels.
+    :class:`mpool.results.Classification` for a text: label and score of the best label, and the scores of all labels.
     :class:`mpool.Classifications` for a list: a sequence of them.
 
 Raises:
@@ -501,8 +501,8 @@ other texts of the request.
 {args}
 
 Returns:
-    :class:`mpool.TokenClassification` for a text: a sequence of :class:`mpool.LabelledSpan` with label, score, the
-    first character and the end in the text of the caller, and the word as the tokenizer writes it.
+    :class:`mpool.results.TokenClassification` for a text: a sequence of :class:`mpool.results.LabelledSpan` with
+    label, score, the first character and the end in the text of the caller, and the word as the tokenizer writes it.
     :class:`mpool.TokenClassifications` for a list: a sequence of them. A text without tokens has no spans.
 
 Raises:

@@ -47,7 +47,7 @@ def test_greedy_tokens_match_transformers(pool: mpool.Pool, llama: Path) -> None
                               attention_mask=torch.ones(1, len(ids)), pad_token_id=0)[0, len(ids):].tolist()
     done = greedy(pool, llama, min_tokens=24, compute="float32")
     assert list(done.token_ids) == want
-    assert done.usage == mpool.Usage(len(ids), 24, done.usage.cached_tokens)
+    assert done.usage == mpool.results.Usage(len(ids), 24, done.usage.cached_tokens)
     assert done.usage.total_tokens == len(ids) + 24
 
 

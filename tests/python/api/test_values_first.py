@@ -151,14 +151,14 @@ def test_values_before_the_model(pool: mpool.Pool, verb: str, given: dict[str, A
     ("embed_image", {"images": ["/none.png"]}), ("vision", {"images": "/none.png", "prompt": "x"}),
     ("describe_image", {"path": "/none.png"})])
 def test_missing_files_before_the_model(pool: mpool.Pool, verb: str, given: dict[str, Any]) -> None:
-    with pytest.raises(mpool.FileError, match="/none.png"):
+    with pytest.raises(mpool.errors.FileError, match="/none.png"):
         getattr(pool, verb)(**given, model=MODEL)
 
 
 def test_adapters_and_templates_before_the_model(pool: mpool.Pool) -> None:
     for call in (lambda: pool.load(MODEL, adapters={"a": "/none.gguf"}), lambda: pool.load(MODEL, draft="/none.gguf"),
                  lambda: pool.register("name", MODEL, adapters={"a": "/none.gguf"})):
-        with pytest.raises(mpool.FileError, match="/none.gguf"):
+        with pytest.raises(mpool.errors.FileError, match="/none.gguf"):
             call()
     for template in ("{% if", "{{ messages | nofilter }}", "{{ messages is notest }}"):
         with pytest.raises(mpool.InvalidArgument) as caught:
