@@ -45,7 +45,7 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "search.late_interaction": ("PackedTokens", "maxsim", "quantize_tokens"),
     "search.token_pooling": ("pool_tokens",),
     "search.nearest": ("Neighbours", "community_detection", "paraphrase_mining", "semantic_search"),
-    "tasks.similarity": ("similarity",),
+    "search.similarity": ("similarity",),
     "tasks.streams": ("Stream",),
     "tasks.token_labels": ("TokenClassifications",),
 }.items() for name in names}

@@ -72,6 +72,7 @@ from .search.nearest import Neighbours as Neighbours
 from .search.nearest import community_detection as community_detection
 from .search.nearest import paraphrase_mining as paraphrase_mining
 from .search.nearest import semantic_search as semantic_search
+from .search.similarity import similarity as similarity
 from .search.token_pooling import pool_tokens as pool_tokens
 from .tasks.classification import Classifications as Classifications
 from .tasks.embedding_results import SparseVectors as SparseVectors
@@ -80,7 +81,6 @@ from .tasks.embedding_results import TokenVectors as TokenVectors
 from .tasks.images_result import GeneratedImages as GeneratedImages
 from .tasks.jobs import Job as Job
 from .tasks.rerank import Ranking as Ranking
-from .tasks.similarity import similarity as similarity
 from .tasks.streams import Stream as Stream
 from .tasks.text_to_image import ImageStream as ImageStream
 from .tasks.token_labels import TokenClassifications as TokenClassifications
