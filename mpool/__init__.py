@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from ._version import __version__ as __version__
 from .host import forks as _forks  # noqa: F401  (registers what a fork waits for)
 
-_MODULES = ("aio", "debug", "errors", "models", "results", "tokenizers")
+_MODULES = ("aio", "debug", "errors", "models", "results", "search", "tokenizers")
 _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "InternalError", "InvalidArgument", "LimitError",
            "MemoryExhausted", "ModelError", "MpoolError", "NoWorkers", "NumericError", "Overloaded", "PoolError",
            "RecvError", "SendError", "ShuttingDown", "SpawnFailed", "SpawnTimeout", "Timeout", "UnknownModel",
@@ -42,10 +42,7 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "tasks.rerank": ("Ranking",),
     "completions": ("Chunk", "Completion"),
     "debug": ("show_config",),
-    "search.late_interaction": ("PackedTokens", "maxsim", "quantize_tokens"),
-    "search.token_pooling": ("pool_tokens",),
-    "search.nearest": ("Neighbours", "community_detection", "paraphrase_mining", "semantic_search"),
-    "search.similarity": ("similarity",),
+    "search": ("maxsim", "semantic_search", "similarity"),
     "tasks.streams": ("Stream",),
     "tasks.token_labels": ("TokenClassifications",),
 }.items() for name in names}

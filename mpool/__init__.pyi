@@ -5,6 +5,7 @@ from . import debug as debug
 from . import errors as errors
 from . import models as models
 from . import results as results
+from . import search as search
 from . import tokenizers as tokenizers
 from ._version import __version__ as __version__
 from .api.functions import begin_shutdown as begin_shutdown
@@ -65,15 +66,9 @@ from .errors import WrongCapability as WrongCapability
 from .model import Model as Model
 from .pool import Pool as Pool
 from .runtime.health import Health as Health
-from .search.late_interaction import PackedTokens as PackedTokens
-from .search.late_interaction import maxsim as maxsim
-from .search.late_interaction import quantize_tokens as quantize_tokens
-from .search.nearest import Neighbours as Neighbours
-from .search.nearest import community_detection as community_detection
-from .search.nearest import paraphrase_mining as paraphrase_mining
-from .search.nearest import semantic_search as semantic_search
-from .search.similarity import similarity as similarity
-from .search.token_pooling import pool_tokens as pool_tokens
+from .search import maxsim as maxsim
+from .search import semantic_search as semantic_search
+from .search import similarity as similarity
 from .tasks.classification import Classifications as Classifications
 from .tasks.embedding_results import SparseVectors as SparseVectors
 from .tasks.embedding_results import TextEmbeddings as TextEmbeddings

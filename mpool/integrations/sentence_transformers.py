@@ -24,7 +24,7 @@ from ..names import COMPUTE, SIMILARITIES
 from ..records import logger
 from ..runtime import overrides
 from ..runtime.swapping import for_current
-from ..search.similarity import similarity as _similarity
+from ..search import similarity as _similarity
 from ..tasks import options as _options
 from ..tasks import requests
 from ..tasks import text_embedding as embedding

@@ -104,10 +104,10 @@ def test_tensors_that_numpy_cannot_convert(error: Exception) -> None:
 
     calls: list[tuple[Callable[[Any], Any], str]] = [
         (lambda bad: mpool.similarity(bad, [1.0]), "a"), (lambda bad: mpool.similarity([1.0], [bad]), "b"),
-        (lambda bad: mpool.semantic_search(bad, [[1.0]]), "queries"), (mpool.paraphrase_mining, "vectors"),
-        (mpool.community_detection, "vectors"), (lambda bad: mpool.maxsim([[1.0]], [bad]), "documents"),
-        (lambda bad: mpool.pool_tokens([bad], factor=2), "documents"),
-        (lambda bad: mpool.quantize_tokens([bad]), "documents")]
+        (lambda bad: mpool.semantic_search(bad, [[1.0]]), "queries"), (mpool.search.paraphrase_mining, "vectors"),
+        (mpool.search.community_detection, "vectors"), (lambda bad: mpool.maxsim([[1.0]], [bad]), "documents"),
+        (lambda bad: mpool.search.pool_tokens([bad], factor=2), "documents"),
+        (lambda bad: mpool.search.quantize_tokens([bad]), "documents")]
     for call, param in calls:
         found = refused(lambda: call(Tensor()), "got a value that NumPy cannot convert ", param)
         assert str(error) in str(found) and found.__cause__ is error

@@ -68,7 +68,7 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: mpool.chat("qwen3:0.6b", [{}]), r"The model is the second argument: chat\(messages, 'qwen3:0.6b'\)"),
     (lambda: mpool.rerank([("q", "d"), ("q", "e")]), r"rerank\(query, \[document, ...\]\).*classify\(pairs, model\)"),
     (lambda: mpool.semantic_search([[1.0]], corpus_embeddings=[[1.0]]), "use `corpus`"),
-    (lambda: mpool.community_detection([[1.0]], min_size=2), "did you mean `min_community_size`"),
+    (lambda: mpool.search.community_detection([[1.0]], min_size=2), "did you mean `min_community_size`"),
     (lambda: mpool.similarity([1.0]), r"Call similarity\(a, b, ...\)"),
     (lambda: mpool.generate("x", num_beams=2), "no beam search: leave it out"),
     (lambda: mpool.load("x", rebellion=1), "`rebellion` is not an option of load. Options: ref"),
