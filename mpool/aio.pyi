@@ -333,7 +333,7 @@ def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = N
                    priority: Priority = 'normal', tenant: str | int | None = None,
                    keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None,
                    pool: Pool | None = None) -> AsyncImageStream: ...
-async def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
+async def load(model: str | os.PathLike[str] | Model, *, name: str | None = None, pin: bool = False,
                keep_alive: float | str | None = None, compute: Compute = 'auto', progress: bool | None = None,
                timeout: float | None = None, isolation: Literal['thread', 'process'] | None = None,
                weights: Literal['auto', 'mapped', 'packed'] | None = None,
@@ -341,7 +341,7 @@ async def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None,
                draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
                adapters: Mapping[str, str | os.PathLike[str]] | None = None,
                pool: Pool | None = None) -> Model: ...
-async def swap(key: str | Model, ref: str | os.PathLike[str], *, timeout: float | None = None,
+async def swap(model: str | Model, new: str | os.PathLike[str], *, timeout: float | None = None,
                prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
                pooling: str | None = None, normalize: bool | None = None, max_length: int | None = None,
                chat_template: str | None = None, isolation: Literal['thread', 'process'] | None = None,
@@ -350,5 +350,5 @@ async def swap(key: str | Model, ref: str | os.PathLike[str], *, timeout: float 
                draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
                adapters: Mapping[str, str | os.PathLike[str]] | None = None,
                pool: Pool | None = None) -> Model: ...
-async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None,
+async def unload(model: str | os.PathLike[str] | Model, *, timeout: float | None = None,
                  pool: Pool | None = None) -> None: ...

@@ -159,7 +159,7 @@ def aio() -> str:
         "from .tasks.async_streams import AsyncStream as AsyncStream\n"
     for verb in VERBS.values():
         lines += _verb(verb, "aio")
-    lines += ["""async def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
+    lines += ["""async def load(model: str | os.PathLike[str] | Model, *, name: str | None = None, pin: bool = False,
                keep_alive: float | str | None = None, compute: Compute = 'auto', progress: bool | None = None,
                timeout: float | None = None, isolation: Literal['thread', 'process'] | None = None,
                weights: Literal['auto', 'mapped', 'packed'] | None = None,
@@ -167,7 +167,7 @@ def aio() -> str:
                draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
                adapters: Mapping[str, str | os.PathLike[str]] | None = None,
                pool: Pool | None = None) -> Model: ...""",
-              """async def swap(key: str | Model, ref: str | os.PathLike[str], *, timeout: float | None = None,
+              """async def swap(model: str | Model, new: str | os.PathLike[str], *, timeout: float | None = None,
                prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
                pooling: str | None = None, normalize: bool | None = None, max_length: int | None = None,
                chat_template: str | None = None, isolation: Literal['thread', 'process'] | None = None,
@@ -176,7 +176,7 @@ def aio() -> str:
                draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
                adapters: Mapping[str, str | os.PathLike[str]] | None = None,
                pool: Pool | None = None) -> Model: ...""",
-              """async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None,
+              """async def unload(model: str | os.PathLike[str] | Model, *, timeout: float | None = None,
                  pool: Pool | None = None) -> None: ..."""]
     return "\n".join(lines) + "\n"
 

@@ -198,7 +198,7 @@ _CONSTRUCTOR = {
     "config_kwargs": "Change the files of the model", "model_card_data": "mpool does not train models",
     "backend": "mpool is the backend", "num_labels": "The files of the model say how many labels it has",
     "keep_in_fp32_modules": "Pass compute=\"float32\"",
-    "max_length": "Register the model: mpool.register(name, ref, max_length=...)",
+    "max_length": "Register the model: mpool.register(name, model, max_length=...)",
     "prompts": "Pass prompt= to predict",
     "default_prompt_name": "Pass prompt_name= to predict",
 }

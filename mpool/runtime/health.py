@@ -129,9 +129,9 @@ class Health:
     native_calls: Mapping[str, NativeCalls]
 
 
-def pongs(pool: Host, key: Any) -> tuple[Pong, ...]:
+def pongs(pool: Host, model: Any) -> tuple[Pong, ...]:
     """See :meth:`mpool.Pool.ping`."""
-    keys = None if key is None else _core_keys(pool, key)
+    keys = None if model is None else _core_keys(pool, model)
     registry = pool._registry
     rows = registry.entries() if registry is not None else []
     now = time.monotonic()
@@ -139,9 +139,9 @@ def pongs(pool: Host, key: Any) -> tuple[Pong, ...]:
                  for row in rows if keys is None or row["key"] in keys for worker in row["worker"])
 
 
-def _core_keys(pool: Host, key: Any) -> list[str]:
+def _core_keys(pool: Host, model: Any) -> list[str]:
     """Return the core keys of a model. Reads no files if the model was used before or is in the catalogue."""
-    return (pool._known(key, None) or pool._find(key)).core_keys()
+    return (pool._known(model, None) or pool._find(model)).core_keys()
 
 
 def health(pool: Host) -> Health:
@@ -230,19 +230,19 @@ _checks = itertools.count()
 _SIDE = 32
 
 
-def check(pool: Host, key: Any, timeout: float | None) -> float:
+def check(pool: Host, model: Any, timeout: float | None) -> float:
     """See :meth:`mpool.Pool.check`."""
     _deadlines.seconds_of(timeout)  # raises for an invalid timeout before files are read
-    entry = pool._find(key)
+    entry = pool._find(model)
     began = time.monotonic()
     if entry.capability == "text_embedding":
         # a different text each time, because requests with equal texts share one computation
-        pool.embed(f"check {next(_checks)}", key, priority="critical", timeout=timeout)
+        pool.embed(f"check {next(_checks)}", model, priority="critical", timeout=timeout)
     elif entry.capability == "text_to_text":
-        pool.generate("check", key, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
+        pool.generate("check", model, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
     elif entry.capability == "text_to_image":
         side = 2 * entry.describe().pipeline.scale  # the smallest image
-        pool.generate_image("check", key, width=side, height=side, num_inference_steps=1, seed=0, priority="critical",
+        pool.generate_image("check", model, width=side, height=side, num_inference_steps=1, seed=0, priority="critical",
                             timeout=timeout)
     else:
         import numpy as np
@@ -252,9 +252,9 @@ def check(pool: Host, key: Any, timeout: float | None) -> float:
         # a different image each time: the prefix cache keeps the rows of images in prompts
         pixels = np.full((side, side, 3), next(_checks) % 256, dtype=np.uint8)
         if entry.capability == "vision":
-            pool.vision(pixels, "check", key, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
+            pool.vision(pixels, "check", model, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
         else:
-            pool.embed_image(pixels, key, priority="critical", timeout=timeout)
+            pool.embed_image(pixels, model, priority="critical", timeout=timeout)
     return time.monotonic() - began
 
 

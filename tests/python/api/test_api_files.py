@@ -115,7 +115,7 @@ def test_changed_files_keep_their_names(folder: Path) -> None:
     """Files that cannot be read for a moment take no name away."""
     with mpool.Pool() as pool:
         pool.register("mine", folder)
-        before = pool.load("mine", alias="other", pin=True, keep_alive=1234).embed("A text.")
+        before = pool.load("mine", name="other", pin=True, keep_alive=1234).embed("A text.")
         away = folder / "config.json"
         text = away.read_text()
         away.write_text("{")

@@ -164,7 +164,7 @@ def test_aio(pool: mpool.Pool, clip: Path) -> None:
 
 def test_two_capabilities(clip: Path, dino: Path) -> None:
     with mpool.Pool() as pool:
-        model = pool.load(clip, alias="both")
+        model = pool.load(clip, name="both")
         assert [row.capability for row in pool.ps()] == ["image_embedding", "text_embedding"]
         assert all(row.state == "ready" for row in pool.ps()) and len({row.key for row in pool.ps()}) == 2
         assert model.capability == "image_embedding" and model.capabilities == ("image_embedding", "text_embedding")

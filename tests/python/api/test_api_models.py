@@ -124,22 +124,22 @@ def test_nothing_is_fetched_when_offline(tmp_path: Path, monkeypatch: pytest.Mon
 # ---- load, unload, register
 
 def test_load_and_alias(pool: mpool.Pool, bert: Path) -> None:
-    model = pool.load(bert, alias="mini", pin=True)
+    model = pool.load(bert, name="mini", pin=True)
     row = pool.ps()[0]
     assert (row.state, row.pinned, row.model_bytes > 0, row.facts["architecture"]) == ("ready", True, True, "bert")
     assert np.array_equal(pool.embed("x", "mini"), model.embed("x"))
     assert pool.get("mini") == model and len(pool.ps()) == 1
-    pool.load(bert, alias="mini")  # repeating it is allowed
+    pool.load(bert, name="mini")  # repeating it is allowed
 
 
 @pytest.mark.parametrize("alias", ["", "a/b", "a b", "x" * 129, "-x", 5, "é", "../x"])
 def test_invalid_names(pool: mpool.Pool, bert: Path, alias: Any) -> None:
     with pytest.raises(mpool.InvalidArgument, match="`alias` must be 1 to 128 letters, digits and . _") as caught:
-        pool.load(bert, alias=alias)
-    assert caught.value.param == "alias"
+        pool.load(bert, name=alias)
+    assert caught.value.param == "name"
     with pytest.raises(mpool.InvalidArgument, match="`key` must be 1 to 128 letters, digits and . _") as caught:
         pool.register(alias, bert)
-    assert caught.value.param == "key"
+    assert caught.value.param == "name"
 
 
 def test_the_same_registration_again(pool: mpool.Pool, bert: Path, llama: Path) -> None:
@@ -165,7 +165,7 @@ def test_names_that_are_taken(pool: mpool.Pool, bert: Path, llama: Path) -> None
             pool.register(name, llama)
         with pytest.raises(mpool.InvalidArgument,
                            match=f"`alias` must be an unused name, but {name} is a name of .*Choose another name$"):
-            pool.load(llama, alias=name)
+            pool.load(llama, name=name)
 
 
 def test_unload_frees_and_the_next_call_loads_again(pool: mpool.Pool, bert: Path, llama: Path) -> None:
@@ -176,7 +176,7 @@ def test_unload_frees_and_the_next_call_loads_again(pool: mpool.Pool, bert: Path
     assert (row.state, row.model_bytes, row.engine_bytes) == ("cold", 0, 0)
     pool.unload(bert)
     assert np.array_equal(pool.embed("x", bert), before)
-    pool.load(llama, alias="talker")
+    pool.load(llama, name="talker")
     pool.get("talker").unload()
     assert {row.state for row in pool.ps() if "llama" in row.key} == {"cold"}
 

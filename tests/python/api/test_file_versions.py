@@ -314,7 +314,7 @@ def test_a_name_that_is_looked_up_anew_gets_the_files_of_now(bert: Path, tmp_pat
     with mpool.Pool() as pool:
         if lookup in ("registered", "alias"):
             pool.register("mine", folder)
-            pool.load("mine", alias="other")
+            pool.load("mine", name="other")
         seen = [look_up(pool, folder)]
         for edit in EDITS:
             edit(folder)

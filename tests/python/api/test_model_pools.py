@@ -100,7 +100,7 @@ def test_other_functions_use_the_pool_of_the_model(other: mpool.Pool, bert: Path
     ids = mpool.tokenize("a cat", model)
     assert mpool.count_tokens("a cat", model=model) == len(ids)
     assert mpool.detokenize(ids, model)
-    assert mpool.get(model) == model and mpool.get(key=model).pool is other
+    assert mpool.get(model) == model and mpool.get(model=model).pool is other
     assert mpool.load(model).pool is other
     assert model.check(timeout=60) > 0
     assert model.ping()
