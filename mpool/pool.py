@@ -627,8 +627,8 @@ class Pool(PoolVerbs):
 
     @property
     def pools(self) -> CapabilityPools:
-        """Mapping from a capability to its policy, workers, queue and models: a :class:`mpool.results.CapabilityPool`.
-        Each look-up takes a new snapshot.
+        """Mapping from a capability to a :class:`mpool.results.CapabilityPool` with its policy, workers, queue and
+        models. Each look-up takes a new snapshot.
 
         Example:
             >>> mpool.get("all-MiniLM-L6-v2").pool.pools["text_embedding"].queue_depth
