@@ -134,10 +134,10 @@ def test_load_and_alias(pool: mpool.Pool, bert: Path) -> None:
 
 @pytest.mark.parametrize("alias", ["", "a/b", "a b", "x" * 129, "-x", 5, "é", "../x"])
 def test_invalid_names(pool: mpool.Pool, bert: Path, alias: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="`alias` must be 1 to 128 letters, digits and . _") as caught:
+    with pytest.raises(mpool.InvalidArgument, match="`name` must be 1 to 128 letters, digits and . _") as caught:
         pool.load(bert, name=alias)
     assert caught.value.param == "name"
-    with pytest.raises(mpool.InvalidArgument, match="`key` must be 1 to 128 letters, digits and . _") as caught:
+    with pytest.raises(mpool.InvalidArgument, match="`name` must be 1 to 128 letters, digits and . _") as caught:
         pool.register(alias, bert)
     assert caught.value.param == "name"
 
@@ -161,10 +161,10 @@ def test_names_that_are_taken(pool: mpool.Pool, bert: Path, llama: Path) -> None
     for name, hint in (("mine", "Choose another name, or replace the model with replace=True"),
                        (CATALOGUED, "Choose another name")):
         with pytest.raises(mpool.InvalidArgument,
-                           match=f"`key` must be an unused name, but {name} is a name of .*{hint}$"):
+                           match=f"`name` must be an unused name, but {name} is a name of .*{hint}$"):
             pool.register(name, llama)
         with pytest.raises(mpool.InvalidArgument,
-                           match=f"`alias` must be an unused name, but {name} is a name of .*Choose another name$"):
+                           match=f"`name` must be an unused name, but {name} is a name of .*Choose another name$"):
             pool.load(llama, name=name)
 
 

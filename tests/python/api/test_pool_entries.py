@@ -95,20 +95,17 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
 #: Public functions that compute, by module or class. All others must be in OTHERS.
 OUTPUTS = {"embed_sparse", "embed_tokens", "embed_all"}
 COMPUTES = {"mpool": {*OUTPUTS, "embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens",
-                      "generate", "generate_image", "chat", "submit", "check", "vision", "describe_image",
-                      "describe_url"},
+                      "generate", "generate_image", "chat", "submit", "vision", "describe_image", "describe_url"},
             "aio": {*OUTPUTS, "embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens", "generate",
                     "generate_image", "chat", "vision", "describe_image", "describe_url"},
             "Model": {*OUTPUTS, "embed", "batch_embed", "embed_iter", "embed_image", "rerank", "classify",
-                      "classify_tokens", "generate", "generate_image", "chat", "vision", "describe_image",
+                      "classify_tokens", "generate", "generate_image", "chat", "check", "vision", "describe_image",
                       "describe_url"}}
 OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
-                    "semantic_search", "paraphrase_mining", "community_detection", "swap",
-                    "maxsim", "quantize_tokens", "pool_tokens",
-                    "show_config", "metrics", "health", "history", "ping", "init_maintenance", "begin_shutdown",
-                    "capture", "read_capture", "compare_captures"},
+                    "semantic_search", "swap", "maxsim", "show_config", "metrics", "health", "init_maintenance",
+                    "begin_shutdown"},
           "aio": {"load", "swap", "unload"},
-          "Model": {"count_tokens", "tokenize", "detokenize", "unload"}}
+          "Model": {"count_tokens", "tokenize", "detokenize", "unload", "ping"}}
 
 
 #: Commands without a row. `demo` needs models of the catalogue. `demo`, `serve`, `worker` and `ray` call methods of a

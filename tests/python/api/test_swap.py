@@ -371,7 +371,7 @@ def test_names_that_cannot_be_swapped(own: mpool.Pool, bert: Path) -> None:
     for name in ("alias", "all-MiniLM-L6-v2", own.get(bert)):
         with pytest.raises(InvalidArgument, match="register"):
             own.swap(name, bert)
-    with pytest.raises(InvalidArgument, match="key"):
+    with pytest.raises(InvalidArgument, match="`model`"):
         own.swap(3, bert)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="ref"):
         own.swap("models", 3)  # type: ignore[arg-type]

@@ -172,13 +172,13 @@ FUNCTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "detokenize": (([5], MODEL), {"ids": ["x"], "skip_special": 1}), "count_tokens": (("x", MODEL), {"text": 5}),
     "get": ((MODEL,), {"capability": "text"}), "unload": ((MODEL,), {"timeout": -1}),
     "check": ((MODEL,), {"timeout": -1}),
-    "load": ((MODEL,), {"alias": "a b", "pin": 1, "keep_alive": "soon", "compute": "int4", "progress": 3, "timeout": -1,
+    "load": ((MODEL,), {"name": "a b", "pin": 1, "keep_alive": "soon", "compute": "int4", "progress": 3, "timeout": -1,
                         "isolation": "x", "weights": "x", "kv_dtype": "x", "draft": 5, "adapters": 5}),
-    "register": (("name", MODEL), {"key": "a b", "ref": 5, "prompts": {"a": 5}, "default_prompt_name": 5,
+    "register": (("name", MODEL), {"name": "a b", "model": 5, "prompts": {"a": 5}, "default_prompt_name": 5,
                                    "pooling": "sum", "normalize": 1, "max_length": 2, "chat_template": 5,
                                    "isolation": "x", "weights": "x", "kv_dtype": "x", "draft": 5, "adapters": 5,
                                    "replace": 1}),
-    "swap": (("name", MODEL), {"ref": 5, "timeout": -1, "prompts": 5, "pooling": "sum", "max_length": "x",
+    "swap": (("name", MODEL), {"new": 5, "timeout": -1, "prompts": 5, "pooling": "sum", "max_length": "x",
                                "weights": "x", "draft": 5})}
 
 
@@ -189,6 +189,7 @@ def test_values_of_functions_before_the_model(pool: mpool.Pool, name: str, param
     given = {**dict(zip(slots, FUNCTIONS[name][0])), param: value}
     with pytest.raises(mpool.InvalidArgument) as caught:
         getattr(pool, name)(**given)
+    assert not isinstance(caught.value, TypeError), "the parameter does not exist"
     _check(caught, param)
     if name in ("load", "swap", "unload"):
         with pytest.raises(mpool.InvalidArgument) as caught:
