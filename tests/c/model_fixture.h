@@ -178,6 +178,7 @@ typedef struct tiny_kind {
     const char *arch; /* a row of archs.def */
     int window;       /* window of all layers except the second; 0 = none */
     bool head_norms, output_norms;
+    bool uneven;   /* the second layer has one KV head */
     bool scaled;   /* scale factors, softcaps, a separate rotary base for windows, a layer without rotation */
     int long_from; /* LongRoPE from this position; 0 = none */
     int experts;   /* number of experts, two used per row; 0 = none. The last expert is never chosen, because its router
@@ -270,7 +271,12 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     tiny_arch_int(file.spec, kind->arch, "feed_forward_length", TINY_FFN);
     tiny_arch_int(file.spec, kind->arch, "attention.head_count", TINY_HEADS);
     int kv_heads = infinite < 0 ? TINY_KV_HEADS : TINY_HEADS;
-    tiny_arch_int(file.spec, kind->arch, "attention.head_count_kv", kv_heads);
+    int64_t kv_counts[TINY_LAYERS] = {kv_heads, kind->uneven ? 1 : kv_heads, kv_heads};
+    snprintf(name, sizeof name, "%s.attention.head_count_kv", kind->arch);
+    if (kind->uneven)
+        tiny_ints(file.spec, name, kv_counts, TINY_LAYERS);
+    else
+        tiny_int(file.spec, name, kv_heads);
     tiny_arch_int(file.spec, kind->arch, "context_length", TINY_CONTEXT);
     tiny_arch_float(file.spec, kind->arch, "attention.layer_norm_rms_epsilon", 1e-5);
     tiny_arch_float(file.spec, kind->arch, "rope.freq_base", 10000);
@@ -350,7 +356,9 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
             if (kind->experts && strncmp(matrices[m].name, "ffn", 3) == 0)
                 continue;
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
-            tiny_tensor(&file, name, types[at++ % type_count], matrices[m].rows, matrices[m].columns, 0.1f, 0);
+            const bool is_kv = m == 1 || m == 2;
+            const int rows = is_kv ? TINY_HIDDEN / TINY_HEADS * (int)kv_counts[l] : matrices[m].rows;
+            tiny_tensor(&file, name, types[at++ % type_count], rows, matrices[m].columns, 0.1f, 0);
         }
         for (int e = 0; e + 1 < kind->experts; e++)
             tiny_expert(&file, types, type_count, l, e);

@@ -129,6 +129,25 @@ static void check_cache(const mp_prefix_cache *cache, const mp_budget *budget) {
     MP_CHECK_INT(budget->used, regions * (uint64_t)(2 << 20));
 }
 
+/* Three windows have parts of their own; stores with further windows keep every position. */
+MP_TEST(models_kv_cache_has_a_part_for_each_window) {
+    static const int windows[] = {8, 0, 64, 8, 200, 9, 64}, parts[] = {1, 0, 2, 1, 3, 0, 2};
+    enum { STORES = sizeof windows / sizeof *windows, HEAD = 2 * 16 * MP_KV_BLOCK * sizeof(float) };
+    mp_kv_store stores[STORES];
+    size_t bytes[MP_KV_PARTS] = {0};
+    for (int i = 0; i < STORES; i++)
+        stores[i] = (mp_kv_store){.heads = 1 + i, .k_dim = 16, .v_dim = 16, .window = windows[i]};
+    const mp_kv_layout layout = mp_kv_lay_out(stores, STORES, MP_F32);
+    MP_CHECK_INT(layout.parts, MP_KV_PARTS);
+    for (int i = 0; i < STORES; i++) {
+        MP_CHECK_INT(stores[i].part, parts[i]);
+        MP_CHECK_INT(stores[i].offset, bytes[parts[i]]);
+        bytes[parts[i]] += (size_t)(1 + i) * HEAD;
+    }
+    for (int p = 0; p < layout.parts; p++)
+        MP_CHECK_INT(layout.bytes[p], bytes[p]);
+}
+
 /* Every block and every window part that a cache hands out is zero, whatever its memory held before. */
 MP_TEST(models_kv_cache_blocks_are_zero) {
     enum { BLOCKS = 40 };

@@ -171,15 +171,16 @@ static void run(tiny_model *tiny, tiny_job *job, const int32_t *prompt, int coun
 static void mix_last(tiny_model *tiny) { compose((mp_decoder *)tiny->model, true); }
 static void mix_first(tiny_model *tiny) { compose((mp_decoder *)tiny->model, false); }
 
-static void check(void (*recompose)(tiny_model *), int threads) {
+static void check(const tiny_kind *kind, void (*recompose)(tiny_model *), int threads) {
     static const mp_dtype types[] = {MP_F32};
     static double expected[PROMPT * TINY_VOCAB];
     tiny_model tiny;
     tiny_weights = "packed"; /* blocks move: no matrix may be packed later */
-    tiny_load(&tiny, tiny_decoder_spec(types, 1, 91), MP_COMPUTE_F32, threads);
+    tiny_load(&tiny, tiny_decoder_spec_as(kind, types, 1, 91, -1), MP_COMPUTE_F32, threads);
     tiny_weights = NULL;
     mp_decoder *model = (mp_decoder *)tiny.model;
-    recompose(&tiny);
+    if (recompose)
+        recompose(&tiny);
     int32_t prompt[PROMPT];
     for (int i = 0; i < PROMPT; i++)
         prompt[i] = i * 37 % (TINY_VOCAB - 1);
@@ -203,16 +204,25 @@ static void check(void (*recompose)(tiny_model *), int threads) {
     tiny_unload(&tiny);
 }
 
+static const tiny_kind plain = {.arch = "llama"};
+
 MP_TEST(models_sublayers_any_composition_equals_the_reference) {
     for (int threads = 1; threads <= 2; threads++) {
-        check(mix_first, threads);
-        check(mix_last, threads);
+        check(&plain, mix_first, threads);
+        check(&plain, mix_last, threads);
     }
 }
 
 MP_TEST(models_sublayers_of_different_stores_equal_the_reference) {
     for (int threads = 1; threads <= 2; threads++)
-        check(tiny_mix_stores, threads);
+        check(&plain, tiny_mix_stores, threads);
+}
+
+/* A file may list the number of KV heads of each layer. */
+MP_TEST(models_sublayers_of_different_heads_equal_the_reference) {
+    const tiny_kind uneven = {.arch = "llama", .uneven = true};
+    for (int threads = 1; threads <= 2; threads++)
+        check(&uneven, NULL, threads);
 }
 
 /* A sublayer norms the output of one block. Experts add up their outputs in the residual sum, so they have no such
