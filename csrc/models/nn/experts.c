@@ -9,28 +9,28 @@
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-mp_status mp_experts_keep(mp_builder *builder, mp_budget *budget, mp_packed_experts **packed, mp_expert_reads *reads,
-                          mp_error *error) {
-    *packed = NULL;
-    reads->name = mp_spec_origin(mp_weights_spec(builder->weights));
-    reads->blind = !mp_weights_owned(builder->weights);
-    builder->expert_reads = reads;
+mp_status mp_experts_keep(const mp_builder *builder, mp_budget *budget, mp_error *error) {
+    mp_weight_store *store = builder->store;
+    store->reads.name = mp_spec_origin(mp_weights_spec(builder->weights));
+    store->reads.blind = !mp_weights_owned(builder->weights);
     if (builder->shared || builder->use == MP_WEIGHTS_MAPPED)
         return MP_OK;
-    *packed = builder->packed_experts = mp_packed_experts_create(builder->weights, budget);
-    return *packed ? MP_OK : mp_fail_memory(error, sizeof **packed, "the list of experts");
+    store->experts = mp_packed_experts_create(builder->weights, budget);
+    return store->experts ? MP_OK : mp_fail_memory(error, sizeof *store->experts, "the list of experts");
 }
 
-void mp_experts_facts(const mp_packed_experts *packed, const mp_expert_reads *reads, mp_model_base *base) {
-    base->facts.expert_bytes = (int64_t)reads->bytes;
-    base->thrashing = &reads->thrashing;
+void mp_experts_facts(const mp_weight_store *store, mp_model_base *base) {
+    const mp_packed_experts *packed = store->experts;
+    base->facts.expert_bytes = (int64_t)store->reads.bytes;
+    base->thrashing = &store->reads.thrashing;
     if (packed && packed->most > 0) {
         base->expert_copies = &packed->kept;
         base->expert_copies_most = packed->partial ? UINT64_MAX : packed->most;
     }
 }
 
-mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error) {
+mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, const mp_builder *builder,
+                          mp_error *error) {
     char name[64], bias[64];
     *experts = (mp_experts){
         .count = shape->count,
@@ -41,7 +41,7 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
         .routing = shape->routing,
         .act = shape->act,
         .clamp = shape->clamp,
-        .reads = builder->expert_reads,
+        .reads = builder->store->reads.name ? &builder->store->reads : NULL,
     };
     const size_t uses_bytes = sizeof *experts->uses + (size_t)shape->count;
     if (experts->reads)
@@ -49,17 +49,13 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
     if (experts->reads && !experts->uses)
         return mp_fail_memory(error, uses_bytes, "the list of used experts");
     /* The router computes in fp32: a rounding error can select another expert, which is not a small error. */
-    const mp_compute compute = builder->compute;
-    const mp_unpacked unpacked = builder->unpacked;
-    builder->compute = MP_COMPUTE_F32;
-    builder->unpacked = MP_UNPACKED_NONE;
+    mp_builder floats = *builder;
+    floats.compute = MP_COMPUTE_F32;
+    floats.unpacked = MP_UNPACKED_NONE;
     snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", shape->layer);
     snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", shape->layer);
-    mp_status status = mp_builder_linear(builder, &experts->router, name, shape->biased ? bias : NULL, shape->count,
-                                         shape->hidden, error);
-    builder->compute = compute;
-    builder->unpacked = unpacked;
-    MP_TRY(status);
+    MP_TRY(mp_builder_linear(&floats, &experts->router, name, shape->biased ? bias : NULL, shape->count, shape->hidden,
+                             error));
     snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", shape->layer);
     if (shape->routing.corrected)
         MP_TRY(mp_builder_vector(builder, &experts->correction, name, shape->count, error));

@@ -50,16 +50,16 @@ typedef struct mp_experts_shape {
     float clamp;
 } mp_experts_shape;
 
-/* Lets the experts that are added to the builder next keep packed copies, charged to `budget`, and measures their reads
- * in `reads`, which must outlive the experts. Sets *packed, which the caller owns, or to NULL if nothing may be kept:
- * the weights stay mapped, or are shared with worker processes, which do not share what they pack. */
-mp_status mp_experts_keep(mp_builder *builder, mp_budget *budget, mp_packed_experts **packed, mp_expert_reads *reads,
-                          mp_error *error);
-/* Sets the facts of a model about its experts. packed: as set by mp_experts_keep. */
-void mp_experts_facts(const mp_packed_experts *packed, const mp_expert_reads *reads, mp_model_base *base);
+/* Lets the experts that are added to the builder next keep packed copies, charged to `budget`, unless the weights stay
+ * mapped, or are shared with worker processes, which do not share what they pack. Measures the reads of these
+ * experts. */
+mp_status mp_experts_keep(const mp_builder *builder, mp_budget *budget, mp_error *error);
+/* Sets the facts of a model about its experts. */
+void mp_experts_facts(const mp_weight_store *store, mp_model_base *base);
 /* Reads blk.{layer}.ffn_gate_inp and the experts' matrices (nn/expert_matrix.h); if `biased`, the biases of all four.
  * The builder's weights must outlive the experts. */
-mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error);
+mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, const mp_builder *builder,
+                          mp_error *error);
 void mp_experts_deinit(mp_experts *experts);
 /* For weights that are packed at load: packs the experts of a layer that may be kept, while a third of the memory
  * budget stays free. Charges scratch to `budget` meanwhile. If the scratch is refused, or the lease is cancelled,
