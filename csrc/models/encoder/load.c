@@ -268,6 +268,7 @@ static mp_status read_layer_experts(mp_encoder *model, const mp_builder *builder
         return MP_OK;
     if (!(layer->experts = mp_alloc_zeroed(sizeof *layer->experts, MP_TAG_WEIGHTS)))
         return mp_fail_memory(error, sizeof *layer->experts, "a layer's experts");
+    snprintf(bias, sizeof bias, "blk.%d.ffn_exps.bias", index);
     const mp_experts_shape shape = {
         .layer = index,
         .count = model->experts,
@@ -276,13 +277,10 @@ static mp_status read_layer_experts(mp_encoder *model, const mp_builder *builder
         .ffn = model->ffn,
         .routing = model->routing,
         .plain = true,
+        .output_bias = mp_weights_has(model->weights, bias),
         .act = model->act,
     };
-    MP_TRY(mp_experts_init(layer->experts, &shape, builder, error));
-    snprintf(bias, sizeof bias, "blk.%d.ffn_exps.bias", index);
-    return mp_weights_has(model->weights, bias)
-               ? mp_builder_vector(builder, &layer->experts_bias, bias, model->hidden, error)
-               : MP_OK;
+    return mp_experts_init(layer->experts, &shape, builder, error);
 }
 
 static mp_status read_layer(mp_encoder *model, const mp_builder *builder, int index, mp_error *error) {
