@@ -205,7 +205,7 @@ static bool may_grow(const mp_entry *entry) {
 static bool announce(mp_entry *entry, mp_guard *guard) {
     uint64_t now = mp_sys_now_ns();
     uint64_t bytes = entry->worker_count ? entry->workers[entry->worker_count - 1]->engine_bytes : 0;
-    if (now < entry->scale_ns || now < entry->spawn_ns)
+    if (now < entry->scale_ns || !mp_faults_may_start(entry, now))
         return false;
     if (!mp_governor_try_reserve(entry->services->governor, bytes, guard)) {
         mp_entry_scale_later(entry);

@@ -10,10 +10,6 @@
 #include "base/intervals.h"
 #include "base/log.h"
 
-/* The model is broken if as many workers as `death_ns` holds died within this time. */
-static const uint64_t DEATHS_WITHIN_MS = 60000;
-enum { DEATHS_MAX = sizeof(((mp_entry *)NULL)->death_ns) / sizeof(uint64_t) };
-
 /* --- life --- */
 
 static void free_loader(mp_loader *loader) {
@@ -131,71 +127,15 @@ void mp_entry_wake_workers(mp_entry *entry) {
         mp_worker_wake(entry->workers[i]);
 }
 
-void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
-    mp_assert_held(&entry->lock);
-    entry->load_failure = *error;
-    if (entry->health != MP_HEALTH_BROKEN) {
-        entry->failure = *error;
-        mp_entry_set_health(entry, MP_HEALTH_FAILED);
-    }
-    entry->backoff_ns = entry->backoff_ns ? entry->backoff_ns * 2 : MP_BACKOFF_FIRST_NS;
-    if (entry->backoff_ns > MP_BACKOFF_MAX_NS)
-        entry->backoff_ns = MP_BACKOFF_MAX_NS;
-    entry->retry_ns = mp_sys_now_ns() + entry->backoff_ns;
-    mp_cond_broadcast(&entry->changed);
-}
-
-void mp_entry_clear_failed(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    entry->retry_ns = 0;
-    if (entry->health == MP_HEALTH_FAILED)
-        mp_entry_set_health(entry, MP_HEALTH_SOUND);
-}
-
 void mp_entry_request_unload(mp_entry *entry) {
     mp_assert_held(&entry->lock);
     if (entry->unload == MP_UNLOAD_NONE)
         mp_entry_set_unload(entry, MP_UNLOAD_REQUESTED);
 }
 
-/* A program that kills worker processes, such as the system's OOM killer, is not a fault of the model: the model stays
- * up, and its workers return after a backoff, which leaves the machine time to recover. */
-static void note_external_kill(mp_entry *entry) {
-    uint64_t now = mp_sys_now_ns();
-    bool again = entry->kill_backoff_ns && now - entry->killed_ns < DEATHS_WITHIN_MS * MP_MS;
-    entry->kill_backoff_ns = again ? entry->kill_backoff_ns * 2 : MP_BACKOFF_FIRST_NS;
-    if (entry->kill_backoff_ns > MP_BACKOFF_MAX_NS)
-        entry->kill_backoff_ns = MP_BACKOFF_MAX_NS;
-    entry->killed_ns = now;
-    entry->spawn_ns = now + entry->kill_backoff_ns;
-}
-
-void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *error) {
-    mp_assert_held(&entry->lock);
-    uint64_t now = mp_sys_now_ns(), backoff_ns = MP_BACKOFF_FIRST_NS;
-    int lately = 0;
-    if (external_kill) {
-        note_external_kill(entry);
-        return;
-    }
-    entry->death_ns[entry->deaths++ % DEATHS_MAX] = now;
-    for (int i = 0; i < DEATHS_MAX && i < entry->deaths; i++)
-        lately += now - entry->death_ns[i] < DEATHS_WITHIN_MS * MP_MS;
-    for (int i = 1; i < lately && backoff_ns < MP_BACKOFF_MAX_NS; i++)
-        backoff_ns *= 2;
-    entry->spawn_ns = now + backoff_ns;
-    if (lately < DEATHS_MAX || entry->health == MP_HEALTH_BROKEN)
-        return;
-    mp_entry_set_health(entry, MP_HEALTH_BROKEN);
-    mp_fail(&entry->failure, MP_NO_WORKERS, "%s: %d workers failed within %.0f s; no more are started until the model "
-            "is loaded again. Last failure: %s", entry->key, lately, (double)DEATHS_WITHIN_MS * 1e-3, error->message);
-    mp_log(MP_LOG_ERROR, "%s", entry->failure.message);
-}
-
 bool mp_entry_begin(mp_entry *entry) {
     mp_assert_held(&entry->lock);
-    if (mp_entry_has_workers(entry) || entry->health == MP_HEALTH_BROKEN || !entry->loader.ops ||
-        mp_sys_now_ns() < entry->spawn_ns)
+    if (mp_entry_has_workers(entry) || !entry->loader.ops || !mp_faults_may_start(entry, mp_sys_now_ns()))
         return false;
     entry->starting++;
     return true;
@@ -216,7 +156,7 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
     if (!others) {
         entry->attempts++;
         entry->attempts_over++;
-        mp_entry_set_failed(entry, error);
+        mp_faults_load_failed(entry, error);
         list = mp_entry_take_queue(entry);
     }
     mp_mutex_unlock(&entry->lock);
@@ -287,21 +227,10 @@ bool mp_entry_in_use(mp_entry *entry) {
     return in_use;
 }
 
-/* Must hold the lock. Called when a caller asks for the model in spite of earlier worker deaths. */
-static void forget_failures(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    if (entry->health == MP_HEALTH_BROKEN) {
-        if (entry->retry_ns)
-            entry->failure = entry->load_failure;
-        mp_entry_set_health(entry, entry->retry_ns ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
-    }
-    entry->spawn_ns = entry->kill_backoff_ns = 0;
-    entry->deaths = 0;
-}
 static bool begin_after_failures(mp_entry *entry) {
     if (mp_entry_has_workers(entry))
         return false;
-    forget_failures(entry);
+    mp_faults_forget_deaths(entry);
     return mp_entry_begin(entry);
 }
 
@@ -323,8 +252,8 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
     bool in_time = true;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
-    if (entry->health == MP_HEALTH_BROKEN) /* other workers of a broken model may still serve */
-        forget_failures(entry);
+    if (entry->faults.health == MP_HEALTH_BROKEN) /* other workers of a broken model may still serve */
+        mp_faults_forget_deaths(entry);
     bool pinned = entry->pinned;
     entry->pinned |= pin; /* pin now: after the load, a short keep-alive may end before this thread wakes */
     for (;;) {
@@ -337,11 +266,11 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
             *over = true;
             break;
         }
-        if (attempt && entry->attempts_over >= attempt && entry->retry_ns) {
+        if (attempt && entry->attempts_over >= attempt && entry->faults.retry_ns) {
             *over = true;
-            status = entry->failure.code;
+            status = entry->faults.failure.code;
             if (error)
-                *error = entry->failure;
+                *error = entry->faults.failure;
             break;
         }
         if (entry->removal != MP_REMOVAL_NONE) {
@@ -394,7 +323,7 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
     entry->pinned = false;
-    mp_entry_clear_failed(entry);
+    mp_faults_forget_load(entry);
     uint64_t unloads = entry->unloads;
     bool works = mp_entry_has_workers(entry);
     if (works || entry->resident) {
@@ -468,7 +397,8 @@ static bool is_ending(const mp_entry *entry) {
  * requested, the entry drains, or the last workers are leaving. */
 static bool is_going(const mp_entry *entry) {
     mp_assert_held(&entry->lock);
-    bool kept = entry->queue.count && entry->health != MP_HEALTH_BROKEN && entry->shutdown != MP_SHUTDOWN_QUITTING;
+    bool kept = entry->queue.count && entry->faults.health != MP_HEALTH_BROKEN &&
+                entry->shutdown != MP_SHUTDOWN_QUITTING;
     if (mp_entry_must_unload(entry))
         return true;
     return !kept && !mp_entry_running(entry) && (is_ending(entry) || (entry->worker_count && all_leave(entry)));
@@ -491,7 +421,7 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     }
     bool asks = entry->queue.count || mp_entry_running(entry);
     bool used = !soon && !entry->pinned && !entry->held && asks &&
-                (mp_entry_serves(entry) || (entry->health != MP_HEALTH_BROKEN && !is_loading(entry)));
+                (mp_entry_serves(entry) || (entry->faults.health != MP_HEALTH_BROKEN && !is_loading(entry)));
     bool blocked = used && is_blocked(entry), serves = mp_entry_serves(entry) && !is_blocked(entry);
     uint64_t charged = atomic_load_explicit(&entry->charged, memory_order_relaxed);
     bool ends = asks && (is_ending(entry) || (!entry->queue.count && all_leave(entry)));
@@ -703,7 +633,7 @@ static const char *state_of(const mp_entry *entry) {
         return "loading";
     if (entry->unload == MP_UNLOAD_RUNNING)
         return "evicting";
-    if (entry->health != MP_HEALTH_SOUND) /* also while the worker whose load failed is leaving */
+    if (entry->faults.health != MP_HEALTH_SOUND) /* also while the worker whose load failed is leaving */
         return "failed";
     return leaving ? "evicting" : "cold";
 }
@@ -727,7 +657,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info) {
     mp_mutex_lock(&entry->lock);
     uint64_t now = mp_sys_now_ns(), newest_ns = 0;
     info->state = state_of(entry);
-    info->breaker = mp_breaker_name(&entry->breaker);
+    info->breaker = mp_faults_breaker_name(entry);
     info->dead = entry->abandoned;
     info->queued = entry->queue.count;
     memcpy(info->waiting, entry->queue.counts, sizeof(info->waiting));

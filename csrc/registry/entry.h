@@ -22,16 +22,16 @@
 #ifndef MP_REGISTRY_ENTRY_H
 #define MP_REGISTRY_ENTRY_H
 
-#include "registry/breaker.h"
+#include "registry/faults.h"
 #include "registry/forecast.h"
 #include "registry/histogram.h"
 #include "registry/request.h"
 #include "registry/services.h"
 #include "registry/worker.h"
 
-/* The state of an entry is four independent machines. All are guarded by the entry's lock. mp_entry_set_shutdown,
- * _removal, _unload and _health change them and refuse every transition that the diagrams do not show
- * (state_machine.h).
+/* The state of an entry is four independent machines: these three, and mp_faults.health (faults.h). All are guarded by
+ * the entry's lock. mp_entry_set_shutdown, _removal and _unload change them and refuse every
+ * transition that the diagrams do not show (state_machine.h).
  *
  * shutdown: the registry closes.
  *
@@ -90,31 +90,6 @@ typedef enum mp_entry_unload {
 } mp_entry_unload;
 extern const mp_state_machine mp_unload_machine;
 
-/* health: earlier failures, because of which requests are refused.
- *
- *              +--+
- *              |  v
- *   SOUND <-> FAILED <--> BROKEN
- *     ^                     ^
- *     +---------------------+
- *
- *   FAILED  The last load failed, or a file of the loaded model changed. Requests are refused with `failure` until
- *           `retry_ns`; the first request after that starts a load. Becomes SOUND when a load succeeds or the model is
- *           evicted.
- *   BROKEN  Workers died too often. Requests are refused with `failure` (NO_WORKERS) and no worker starts, until a
- *           caller asks for a load. That call does not clear the failure of an earlier load: BROKEN becomes FAILED if
- *           `retry_ns` is set, else SOUND.
- *
- * Health is independent of `resident`: a loaded model may be FAILED (its last worker could not create an engine) or
- * BROKEN (other workers still serve). */
-typedef enum mp_entry_health {
-    MP_HEALTH_SOUND,
-    MP_HEALTH_FAILED,
-    MP_HEALTH_BROKEN,
-    MP_HEALTH_STATES
-} mp_entry_health;
-extern const mp_state_machine mp_health_machine;
-
 struct mp_entry {
     /* constant after mp_entry_create */
     mp_services *services; /* owns a reference */
@@ -140,7 +115,6 @@ struct mp_entry {
     mp_entry_shutdown shutdown;
     mp_entry_removal removal;
     mp_entry_unload unload;
-    mp_entry_health health;
     uint64_t unload_bytes; /* size of the model that is being freed */
     _Atomic uint64_t charged; /* bytes of its requests, which `account` does not contain */
     int abandoned;         /* abandoned workers whose threads have not returned */
@@ -152,16 +126,7 @@ struct mp_entry {
     uint64_t attempts, attempts_over; /* loads that started; loads that ended, in success or failure */
     uint64_t loads;                   /* loads that succeeded */
     uint64_t unloads;                 /* unloads that ended, also of models that were not loaded */
-    mp_error failure;                 /* why `health` is not MP_HEALTH_SOUND */
-    mp_error load_failure;            /* the last failed load or changed file, also while `health` is BROKEN */
-    uint64_t retry_ns;                /* requests are refused until this time; 0 = the last load did not fail */
-    uint64_t backoff_ns;              /* doubles with every load that fails; 0 = the last load succeeded */
-    uint64_t spawn_ns;                /* no worker starts before this time: the backoff after worker deaths */
-    uint64_t death_ns[5];             /* ring buffer: when the last workers died, except by external kills */
-    int deaths;
-    uint64_t killed_ns, kill_backoff_ns; /* the last death by an external kill, and the backoff after it */
     uint64_t scale_ns;                /* no additional worker starts before this time */
-    mp_breaker breaker;
     mp_forecast forecast; /* used with predictive_scaling only */
     uint64_t keep_alive_ns;
     uint64_t accepted;  /* accepted requests; the value becomes mp_item.sequence */
@@ -170,6 +135,7 @@ struct mp_entry {
     uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */
     mp_histogram latency; /* completed requests: time from submission to completion */
     mp_status last_error;
+    mp_faults faults;
     struct mp_entry *close_next; /* links the entries while the registry closes */
 
     /* accessed by any thread */
@@ -264,7 +230,6 @@ mp_status mp_entry_audit(mp_entry *entry, int *threads, bool (*is_held)(const mp
 void mp_entry_set_shutdown(mp_entry *entry, mp_entry_shutdown shutdown);
 void mp_entry_set_removal(mp_entry *entry, mp_entry_removal removal);
 void mp_entry_set_unload(mp_entry *entry, mp_entry_unload unload);
-void mp_entry_set_health(mp_entry *entry, mp_entry_health health);
 
 /* --- for workers; must hold the lock unless stated otherwise --- */
 
@@ -289,19 +254,9 @@ void mp_entry_launch(mp_entry *entry, mp_guard guard);
 /* Requests that the model is unloaded once its active requests are done. Does nothing if the unload is already
  * REQUESTED, CALLED or RUNNING. The caller wakes the workers. */
 void mp_entry_request_unload(mp_entry *entry);
-/* Records a failed load and refuses requests until the end of the backoff. A BROKEN entry stays BROKEN and keeps the
- * failure that broke it: that is the first cause, and says how to start the model again. */
-void mp_entry_set_failed(mp_entry *entry, const mp_error *error);
-/* Forgets a failed load. A BROKEN entry stays BROKEN. */
-void mp_entry_clear_failed(mp_entry *entry);
 /* Must not hold the lock. Unlists `leaving` (NULL: already unlisted). If no worker is left, frees the model or, if
  * requests are queued, keeps the model and starts another worker. */
 void mp_entry_finalize(mp_entry *entry, mp_worker *leaving);
-/* Records the death of a worker: no worker starts before the end of a backoff, which doubles with each further death,
- * up to a limit. `external_kill`: another program killed the worker's process, as the system does when it runs out of
- * memory. Such deaths have a backoff of their own and never make the entry BROKEN; too many others do. */
-void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *error);
-
 /* --- dispatch.c; must hold the lock --- */
 
 /* Call when a worker could not be started: no additional worker starts for 1 s. */
@@ -362,25 +317,6 @@ void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
 /* Must not hold the lock. Finishes the tickets of a list from mp_entry_take_queue with `error` (NULL: each ticket with
  * its own cause). */
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
-/* Must hold the lock. Counts a fault of a worker. `in_breaker`: it counts for the breaker, too. */
-void mp_entry_note_fault(mp_entry *entry, bool in_breaker);
-typedef struct mp_step_fault { bool counted, in_breaker; } mp_step_fault; /* {0} before the first failed request */
-/* Must not hold the lock. A worker had a fault in a step with this request. `alone`: no other request was in the step.
- * `external_kill`: another program killed the worker's process. Returns true if the request is to be retried, and
- * changes its retry state. A step that fails for several requests counts as one fault. For the breaker it counts only
- * if it is the first fault of one of them, so a request that fails again on its retry counts once, and not at all if
- * another program killed the worker. */
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill,
-                    mp_step_fault *step);
-/* Must not hold the lock. A step found no memory for this request, which is not a worker fault. `coming`: memory is
- * being freed. Returns true if the request is to be tried again. Uses up a retry only if no memory is coming. */
-bool mp_entry_shortage(mp_entry *entry, mp_ticket *ticket, bool coming);
-/* Must not hold the lock. Call when a worker was lost in a step with this request, except by an external kill
- * (quarantine.h). Returns true if requests with the same fingerprint are refused from now on. */
-bool mp_entry_note_loss(mp_entry *entry, const mp_ticket *ticket, bool alone);
-/* Must not hold the lock; only the thread that holds the ticket may call it. Sets `ticket->quarantined` if the
- * quarantine has a record of this request. Returns MP_MODEL if the record counts MP_QUARANTINE_FAULTS losses. */
-mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 /* Must not hold the lock; only the thread that holds the ticket may call it. Checks the request against the model,
  * unless this load of the model has checked it already. May add bytes to the request: call mp_entry_charge next. */
 mp_status mp_entry_check(mp_resident *resident, mp_ticket *ticket, mp_error *error);

@@ -1,4 +1,4 @@
-/* entry_state.c: the four state machines of an entry. entry.h has their diagrams and the meaning of each state. */
+/* entry_state.c: three state machines of an entry. entry.h has their diagrams and the meaning of each state. */
 #include "registry/entry.h"
 
 #define TO(state) (1u << MP_SHUTDOWN_##state)
@@ -45,20 +45,6 @@ static const uint16_t unload_legal[MP_UNLOAD_STATES] = {
 #undef TO
 const mp_state_machine mp_unload_machine = {"unload", MP_UNLOAD_STATES, unload_names, unload_legal};
 
-#define TO(state) (1u << MP_HEALTH_##state)
-static const char *const health_names[MP_HEALTH_STATES] = {
-    [MP_HEALTH_SOUND] = "sound",
-    [MP_HEALTH_FAILED] = "failed",
-    [MP_HEALTH_BROKEN] = "broken",
-};
-static const uint16_t health_legal[MP_HEALTH_STATES] = {
-    [MP_HEALTH_SOUND] = TO(FAILED) | TO(BROKEN),
-    [MP_HEALTH_FAILED] = TO(FAILED) | TO(SOUND) | TO(BROKEN),
-    [MP_HEALTH_BROKEN] = TO(FAILED) | TO(SOUND),
-};
-#undef TO
-const mp_state_machine mp_health_machine = {"health", MP_HEALTH_STATES, health_names, health_legal};
-
 /* --- setters --- */
 
 static bool may_enter(const mp_entry *entry, const mp_state_machine *machine, int from, int to) {
@@ -81,10 +67,4 @@ void mp_entry_set_unload(mp_entry *entry, mp_entry_unload unload) {
     mp_assert_held(&entry->lock);
     if (may_enter(entry, &mp_unload_machine, (int)entry->unload, (int)unload))
         entry->unload = unload;
-}
-
-void mp_entry_set_health(mp_entry *entry, mp_entry_health health) {
-    mp_assert_held(&entry->lock);
-    if (may_enter(entry, &mp_health_machine, (int)entry->health, (int)health))
-        entry->health = health;
 }

@@ -37,15 +37,10 @@ static mp_ticket *note_fault(mp_worker *worker) {
     mp_entry *entry = worker->entry;
     if (worker->fault.code == MP_OK)
         return NULL;
-    if (worker->fault.code != MP_INTEGRITY) {
-        /* A fault between steps fails no request, so it is counted here. The breaker counts only faults of requests. */
-        mp_count(entry->services, MP_METRIC_worker_faults, !worker->end_noted);
-        mp_entry_note_death(entry, worker->engine->external_kill, &worker->fault);
+    mp_faults_worker_ended(entry, &worker->fault, worker->end_noted, worker->engine->external_kill);
+    if (worker->fault.code != MP_INTEGRITY)
         return NULL;
-    }
     mp_entry_wake_workers(entry); /* `set_fault` has requested an unload, since the other workers use the same files */
-    mp_entry_note_fault(entry, true);
-    mp_entry_set_failed(entry, &worker->fault);
     return mp_entry_take_queue(entry);
 }
 
@@ -62,7 +57,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
         /* A worker that starts for queued requests reuses the loaded model. */
         bool evict = mp_entry_must_unload(entry), quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
         bool forget = entry->unload == MP_UNLOAD_CALLED; /* no load can fail while the unload is RUNNING */
-        bool keep = entry->queue.count && !evict && !quit && entry->health != MP_HEALTH_BROKEN;
+        bool keep = entry->queue.count && !evict && !quit && entry->faults.health != MP_HEALTH_BROKEN;
         mp_resident *resident = keep ? NULL : entry->resident;
         if (resident) {
             entry->resident = NULL;
@@ -81,10 +76,10 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
         }
         entry->unloads += resident || evict; /* also if no model was loaded: mp_entry_evict waits for this count */
         if (forget) /* forget a load that failed after mp_entry_evict began */
-            mp_entry_clear_failed(entry);
+            mp_faults_forget_load(entry);
         if (entry->unload != MP_UNLOAD_NONE)
             mp_entry_set_unload(entry, MP_UNLOAD_NONE);
-        if (entry->health == MP_HEALTH_BROKEN)
+        if (entry->faults.health == MP_HEALTH_BROKEN)
             list = mp_entry_take_queue(entry);
         gone = entry->removal == MP_REMOVAL_DRAINING && entry->shutdown != MP_SHUTDOWN_QUITTING && !entry->queue.count;
         if (gone)
@@ -100,11 +95,11 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
             mp_entry_set_unload(entry, MP_UNLOAD_NONE);
         }
     }
-    mp_error failure = entry->failure;
+    mp_error failure = entry->faults.failure;
     /* Requests were queued while this worker still existed: start another worker for them. */
     bool wanted = entry->queue.count && entry->shutdown != MP_SHUTDOWN_QUITTING;
     bool again = wanted && mp_entry_begin(entry);
-    uint64_t spawn_ns = wanted && !mp_entry_has_workers(entry) ? entry->spawn_ns : 0; /* end of the backoff */
+    uint64_t spawn_ns = wanted && !mp_entry_has_workers(entry) ? entry->faults.spawn_ns : 0; /* end of the backoff */
     mp_dispatch_wake_all(entry);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);

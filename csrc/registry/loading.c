@@ -132,8 +132,7 @@ static void become_ready(mp_worker *worker, bool loading, uint64_t held) {
         entry->attempts_over++;
         entry->loads++;
     }
-    entry->backoff_ns = 0;
-    mp_entry_clear_failed(entry);
+    mp_faults_loaded(entry);
     worker->process = worker->engine->process;
     worker->held_bytes = held;
     mp_worker_set_state(worker, MP_WORKER_READY);
@@ -158,7 +157,7 @@ static mp_ticket *become_failed(mp_worker *worker, bool loading, const mp_error 
         return NULL;
     bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
     if (!quit)
-        mp_entry_set_failed(entry, error);
+        mp_faults_load_failed(entry, error);
     mp_ticket *list = mp_entry_take_queue(entry);
     for (mp_ticket *ticket = list; quit && ticket; ticket = ticket->next)
         atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);

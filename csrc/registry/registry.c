@@ -3,7 +3,7 @@
  * Lock order, outermost first:
  *
  *   fork.c's list  >  registry  >  entry  >  ticket  >  notifier
- *                     registry  >  entry  >  { pool, maintenance, quarantine, governor, CPU allocator }
+ *                     registry  >  entry  >  { pool, maintenance, governor, CPU allocator }
  *
  * The locks in braces are leaves: no other lock is taken while one of them is held. No lock is held while a model
  * loads or steps, while an entry reports an event, or while a visitor or a give_up callback runs.
@@ -203,7 +203,6 @@ static mp_status create_services(mp_registry *registry, const mp_registry_config
     services->registry = registry;
     services->event = on_event;
     mp_services_configure(services, config);
-    mp_quarantine_init(&services->quarantine);
     mp_maintenance_init(&services->maintenance, mp_registry_sweep, registry);
     MP_TRY(mp_cpu_allocator_open(config->threads, &services->allocator, error));
     services->allocator_pinned = mp_cpu_allocator_pin(services->allocator);

@@ -49,7 +49,6 @@ void mp_registry_fork_before(mp_registry *registry) {
     if (services->pool)
         mp_pool_fork_before(services->pool);
     mp_maintenance_fork_before(&services->maintenance);
-    mp_quarantine_fork_before(&services->quarantine);
 }
 
 void mp_registry_fork_before_shared(mp_registry *registry) {
@@ -61,7 +60,6 @@ void mp_registry_fork_parent(mp_registry *registry) {
     mp_services *services = registry->services;
     mp_cpu_allocator_fork_parent(services->allocator_pinned);
     mp_governor_fork_parent(services->governor);
-    mp_quarantine_fork_parent(&services->quarantine);
     mp_maintenance_fork_parent(&services->maintenance);
     if (services->pool)
         mp_pool_fork_parent(services->pool);
@@ -95,7 +93,7 @@ void mp_entry_fork_child(mp_entry *entry) {
         mp_entry_set_unload(entry, MP_UNLOAD_NONE);
     mp_mutex_unlock(&entry->lock);
     entry->attempts_over = entry->attempts;
-    entry->breaker = (mp_breaker){.state = MP_BREAKER_CLOSED};
+    mp_faults_fork_child(entry);
     entry->forecast = (mp_forecast){0};
 }
 
@@ -129,7 +127,6 @@ void mp_registry_fork_child(mp_registry *registry) {
     mp_maintenance_fork_child(&services->maintenance);
     if (services->pool)
         mp_pool_fork_child(services->pool);
-    mp_quarantine_fork_child(&services->quarantine);
     for_each_entry(registry, mp_entry_fork_child);
     for (int i = 0; i < registry->slot_count; i++)
         fork_incoming(registry, &registry->slots[i]);

@@ -37,46 +37,11 @@ static const uint16_t state_legal[MP_TICKET_STATES] = {
 #undef TO
 const mp_state_machine mp_ticket_state_machine = {"request", MP_TICKET_STATES, state_names, state_legal};
 
-#define TO(state) (1u << MP_RETRY_##state)
-static const char *const retry_names[MP_RETRY_STATES] = {
-    [MP_RETRY_UNUSED] = "unused",
-    [MP_RETRY_SPARED] = "spared",
-    [MP_RETRY_USED] = "used",
-    [MP_RETRY_EXHAUSTED] = "exhausted",
-};
-static const uint16_t retry_legal[MP_RETRY_STATES] = {
-    [MP_RETRY_UNUSED] = TO(SPARED) | TO(USED),
-    [MP_RETRY_SPARED] = TO(EXHAUSTED),
-    [MP_RETRY_USED] = TO(EXHAUSTED),
-    [MP_RETRY_EXHAUSTED] = 0,
-};
-#undef TO
-const mp_state_machine mp_ticket_retry_machine = {"retry", MP_RETRY_STATES, retry_names, retry_legal};
-
-static bool may_enter(const mp_ticket *ticket, const mp_state_machine *machine, int from, int to) {
-    return mp_state_may_enter(machine, ticket->entry->services, ticket->entry->key, 0, from, to);
-}
-
 void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state) {
     mp_assert_held(&ticket->entry->lock);
-    if (may_enter(ticket, &mp_ticket_state_machine, (int)ticket->state, (int)state))
+    if (mp_state_may_enter(&mp_ticket_state_machine, ticket->entry->services, ticket->entry->key, 0,
+                           (int)ticket->state, (int)state))
         ticket->state = state;
-}
-
-void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry *retry, mp_ticket_retry next) {
-    if (may_enter(ticket, &mp_ticket_retry_machine, (int)*retry, (int)next))
-        *retry = next;
-}
-
-mp_ticket_retry mp_ticket_next_retry(mp_ticket_retry retry, bool kill) {
-    static const mp_ticket_retry next[MP_RETRY_STATES][2] = {
-        /*                       a fault             an external kill */
-        [MP_RETRY_UNUSED] =    {MP_RETRY_USED,      MP_RETRY_SPARED},
-        [MP_RETRY_SPARED] =    {MP_RETRY_EXHAUSTED, MP_RETRY_EXHAUSTED},
-        [MP_RETRY_USED] =      {MP_RETRY_USED,      MP_RETRY_EXHAUSTED},
-        [MP_RETRY_EXHAUSTED] = {MP_RETRY_EXHAUSTED, MP_RETRY_EXHAUSTED},
-    };
-    return next[retry][kill];
 }
 
 /* --- life --- */

@@ -97,7 +97,6 @@ void mp_services_unpin(mp_services *services) {
     mp_governor_close(services->governor);
     mp_cpu_allocator_unpin(services->allocator_pinned);
     mp_maintenance_deinit(&services->maintenance);
-    mp_quarantine_deinit(&services->quarantine);
     mp_free(services);
 }
 

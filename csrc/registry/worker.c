@@ -220,6 +220,9 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
         stepping += in_step[i];
         mp_ticket_set_state(worker->active[i], MP_TICKET_ENDED);
     }
+    for (int i = 0; i < count; i++)
+        if (in_step[i] && error->code == MP_RECV)
+            mp_faults_lost(entry, worker->active[i], stepping == 1);
     atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     mp_count(services, MP_METRIC_workers_dead, 1); /* under the lock: a caller of mp_entry_load may wake after it */
     mp_mutex_unlock(&entry->lock);
@@ -231,11 +234,8 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     if (runnable)
         mp_cpu_allocator_leave(services->allocator_pinned);
     mp_pool_disown(services->pool, worker);
-    for (int i = 0; i < count; i++) {
-        if (in_step[i] && error->code == MP_RECV)
-            mp_entry_note_loss(entry, worker->active[i], stepping == 1);
+    for (int i = 0; i < count; i++)
         mp_entry_conclude(entry, worker->active[i], error->code, error);
-    }
 
     mp_mutex_lock(&entry->lock);
     worker->concluding = false;

@@ -46,7 +46,7 @@ _M, _C, _E = "registry/maintenance.c", "registry/cpu_allocator.c", "registry/ent
 _D, _X, _S = "registry/dispatch.c", "registry/ends.c", "registry/serve.c"
 _L, _G = "registry/leaving.c", "registry/governor.c"
 _W, _P = "registry/sweep.c", "registry/worker.c"
-_Q, _K = "registry/pool/queue.c", "registry/breaker.c"
+_Q, _K = "registry/pool/queue.c", "registry/faults.c"
 
 MUTATIONS = [
     Mutation(103, _T, "mp_ticket_cancel", "no request is cancelled",
@@ -68,7 +68,7 @@ MUTATIONS = [
              "(soon && !idle)", "(soon && !idle && !BUG)", "reclaim", SOME),
     Mutation(228, _E, "find_abandonable", "a worker is abandoned while its CPUs are in transit",
              "&& !worker->moving", "&& (BUG || !worker->moving)", "cut", MANY),
-    Mutation(180, _X, "mp_entry_fault", "a request of several steps has no retry", "!refused &&",
+    Mutation(180, _K, "mp_faults_step", "a request of several steps has no retry", "!refused &&",
              "!refused && !(BUG && atomic_load(&ticket->progress)) &&", "crashes", SOME),
     Mutation(225, _D, "mp_dispatch_choose", "the more loaded of two workers is chosen",
              "return at_first < at_second ? live[first] : live[second];",
@@ -108,8 +108,8 @@ MUTATIONS = [
     Mutation(361, _S, "fail_item", "the progress of a request that can continue is lost",
              "if (ticket->item.request->resumable) {",
              "if (ticket->item.request->resumable && !BUG) {", "lost", FEW),
-    Mutation(371, _X, "mp_entry_fault", "external kills open the breaker", "if (!external_kill && !ticket->had_fault",
-             "if ((!external_kill || BUG) && !ticket->had_fault", "kills", SOME),
+    Mutation(371, _K, "mp_faults_step", "external kills open the breaker", "if (!external_kill && !faults->had_fault",
+             "if ((!external_kill || BUG) && !faults->had_fault", "kills", SOME),
     # --- points
     Mutation(0, "base/alloc.c", "take_free", "between check and update", "uint64_t limit =",
              "POINT; uint64_t limit ="),
