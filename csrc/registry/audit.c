@@ -3,7 +3,7 @@
 
 #include <stdatomic.h>
 
-#include "registry/entry.h"
+#include "registry/state.h"
 
 #define MP_AUDIT(condition, ...) \
     do { \
@@ -150,4 +150,21 @@ mp_status mp_entry_audit(mp_entry *entry, int *threads, bool (*is_held)(const mp
         *threads += entry->workers[i]->threads;
     }
     return audit_queue(entry, error);
+}
+
+mp_status mp_registry_audit(mp_registry *registry, bool (*is_held)(const mp_mutex *mutex), mp_error *error) {
+    int threads = 0, used = mp_cpu_allocator_leased(registry->services->allocator_pinned);
+    if (is_held(&registry->lock))
+        return MP_OK;
+    for (int i = 0; i < registry->slot_count; i++) {
+        MP_TRY(mp_entry_audit(registry->slots[i].current, &threads, is_held, error));
+        if (registry->slots[i].incoming)
+            MP_TRY(mp_entry_audit(registry->slots[i].incoming, &threads, is_held, error));
+    }
+    for (int i = 0; i < registry->leaving_count; i++)
+        MP_TRY(mp_entry_audit(registry->leaving[i], &threads, is_held, error));
+    if (threads > used || used > mp_cpu_allocator_threads(registry->services->allocator_pinned))
+        return mp_fail(error, MP_INTERNAL, "workers hold %d compute threads, the CPU allocator counts %d of %d",
+                       threads, used, mp_cpu_allocator_threads(registry->services->allocator_pinned));
+    return MP_OK;
 }

@@ -21,27 +21,6 @@ typedef struct chaos_engine {
 
 /* --- random decisions --- */
 
-mp_status mp_chaos_check(const mp_chaos_rule *rule, mp_error *error) {
-    const struct {
-        const char *name;
-        double chance;
-    } given[] = {{"fail", rule->fail},
-                 {"stall", rule->stall},
-                 {"die", rule->die},
-                 {"slow", rule->slow},
-                 {"memory", rule->memory}};
-    double sum = 0;
-    for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
-        if (!(given[i].chance >= 0 && given[i].chance <= 1))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "the chaos chance `%s` must be 0 to 1, got %g",
-                           given[i].name, given[i].chance);
-        sum += given[i].chance;
-    }
-    if (sum > 1 + 1e-9)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the sum of all chaos chances must be at most 1, got %g", sum);
-    return MP_OK;
-}
-
 bool mp_chaos_is_on(const mp_chaos_rule *rule) {
     return rule->fail > 0 || rule->stall > 0 || rule->die > 0 || rule->slow > 0 || rule->memory > 0;
 }

@@ -149,6 +149,14 @@ static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
     return best ? mp_ticket_of_node(best) : NULL;
 }
 
+void mp_entry_notify_room(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
+    if (entry->room_waiters)
+        mp_cond_broadcast(&entry->room);
+    if (entry->removal != MP_REMOVAL_NONE && !entry->queue.count)
+        mp_entry_wake_workers(entry); /* the workers stayed only for queued requests, and may leave now */
+}
+
 bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker) {
     mp_assert_held(&entry->lock);
     return has_room(worker) && !mp_entry_must_unload(entry) && next_for(entry, worker);

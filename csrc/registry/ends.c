@@ -2,7 +2,7 @@
  *
  * A request ends in three steps: it leaves the queue or an active list under the entry's lock (MP_TICKET_ENDED), its
  * bytes go back to the governor, and its terminal status is published. The thread that did the first step does the
- * other two, without the lock. After a worker fault, a request may be retried instead of ended (request.h). */
+ * other two, without the lock. After a worker fault, a request may be tried again instead (faults.h). */
 #include <assert.h>
 #include <stdatomic.h>
 
@@ -131,14 +131,6 @@ void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *erro
 
 /* --- leaving the queue --- */
 
-void mp_entry_notify_room(mp_entry *entry) {
-    mp_assert_held(&entry->lock);
-    if (entry->room_waiters)
-        mp_cond_broadcast(&entry->room);
-    if (entry->removal != MP_REMOVAL_NONE && !entry->queue.count)
-        mp_entry_wake_workers(entry); /* the workers stayed only for queued requests, and may leave now */
-}
-
 mp_ticket *mp_entry_take_queue(mp_entry *entry) {
     mp_assert_held(&entry->lock);
     mp_ticket *first = NULL, **end = &first;
@@ -177,6 +169,20 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
     if (worker && worker->awaits_masks)
         mp_worker_wake(worker);
     return false;
+}
+
+bool mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
+    mp_assert_not_held(&entry->lock);
+    mp_mutex_lock(&entry->lock);
+    bool live = mp_queue_holds(&ticket->node) || ticket->worker;
+    bool mine = live && mp_entry_cancel_locked(entry, ticket, cause);
+    mp_mutex_unlock(&entry->lock);
+    if (!mine)
+        return live;
+    mp_error error;
+    mp_status status = mp_ticket_cause(ticket, &error);
+    mp_entry_finish(entry, ticket, status, &error);
+    return true;
 }
 
 void mp_entry_wake(mp_entry *entry, mp_ticket *ticket) {

@@ -1,4 +1,4 @@
-/* faults.c: the ledger of faults of an entry. See faults.h. */
+/* faults.c: the fault record of an entry. See faults.h. */
 #include "registry/faults.h"
 
 #include <assert.h>

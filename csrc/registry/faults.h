@@ -1,5 +1,5 @@
-/* faults.h: the ledger of faults of an entry. It records every failure of a worker, of a load and of a request's step,
- * and decides what follows. No other file changes these records.
+/* faults.h: the fault record of an entry: every failure of a worker, of a load and of a request's step, and what
+ * follows from it. Only faults.c changes the record.
  *
  * Only faults of workers count, never mistakes of callers, lack of memory or cancellations.
  *

@@ -9,11 +9,8 @@
 #include "registry/events.h"
 #include "registry/governor.h"
 
-static _Atomic uint32_t generation;
 static mp_shared_slot registries; /* its lock guards the list; the forking thread holds it during the fork */
 static mp_registry *first;
-
-uint32_t mp_fork_generation(void) { return atomic_load_explicit(&generation, memory_order_relaxed); }
 
 static void fork_before(void) {
     mp_shared_lock(&registries);
@@ -38,7 +35,6 @@ static void in_parent(void) {
 }
 
 static void in_child(void) {
-    atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
     for (mp_registry *registry = first; registry; registry = *mp_registry_fork_next(registry))
         mp_registry_fork_child(registry);
     unlock_slots();

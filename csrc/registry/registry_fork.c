@@ -1,28 +1,6 @@
-/* registry_fork.c: the audit of a registry, and its part of a fork. See audit.h and fork.h. */
-#include "registry/audit.h"
+/* registry_fork.c: a registry's part of a fork. See fork.h. */
 #include "registry/fork.h"
 #include "registry/state.h"
-
-/* --- audit; takes no lock --- */
-
-mp_status mp_registry_audit(mp_registry *registry, bool (*is_held)(const mp_mutex *mutex), mp_error *error) {
-    int threads = 0, used = mp_cpu_allocator_leased(registry->services->allocator_pinned);
-    if (is_held(&registry->lock))
-        return MP_OK;
-    for (int i = 0; i < registry->slot_count; i++) {
-        MP_TRY(mp_entry_audit(registry->slots[i].current, &threads, is_held, error));
-        if (registry->slots[i].incoming)
-            MP_TRY(mp_entry_audit(registry->slots[i].incoming, &threads, is_held, error));
-    }
-    for (int i = 0; i < registry->leaving_count; i++)
-        MP_TRY(mp_entry_audit(registry->leaving[i], &threads, is_held, error));
-    if (threads > used || used > mp_cpu_allocator_threads(registry->services->allocator_pinned))
-        return mp_fail(error, MP_INTERNAL, "workers hold %d compute threads, the CPU allocator counts %d of %d",
-                       threads, used, mp_cpu_allocator_threads(registry->services->allocator_pinned));
-    return MP_OK;
-}
-
-/* --- fork --- */
 
 mp_registry **mp_registry_fork_next(mp_registry *registry) { return &registry->fork_next; }
 

@@ -22,9 +22,11 @@
 #ifndef MP_REGISTRY_REQUEST_H
 #define MP_REGISTRY_REQUEST_H
 
+#include <stdatomic.h>
+
 #include "base/event_count.h"
+#include "base/forked.h"
 #include "registry/faults.h"
-#include "registry/fork.h"
 #include "registry/notifier.h"
 #include "registry/pool/queue.h"
 #include "registry/state_machine.h"
@@ -87,6 +89,17 @@ struct mp_ticket {
     mp_notice notice; /* for the first notifier (NULL if there is none); `also` links one notice per further notifier */
 };
 
+#define MP_TICKET_DONE UINT64_MAX /* mp_ticket.progress of a ticket that has its terminal status */
+
+static inline bool mp_ticket_is_done(const mp_ticket *ticket) {
+    return atomic_load_explicit(&ticket->progress, memory_order_acquire) == MP_TICKET_DONE;
+}
+/* True in a forked child for a ticket of the parent. If the ticket was not done at the fork, it will never be: its
+ * worker does not exist in the child. Never take its lock: a thread of the parent may have held it at the fork. */
+static inline bool mp_ticket_is_orphan(const mp_ticket *ticket) {
+    return ticket->generation != mp_fork_generation();
+}
+
 static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {
     return (mp_ticket *)((char *)node - offsetof(mp_ticket, node));
 }
@@ -113,6 +126,8 @@ void mp_ticket_conclude(mp_ticket *ticket, mp_status status, const mp_error *err
 void mp_ticket_let_go(mp_ticket *ticket);
 /* Fills in the error for the cause of a cancelled ticket and returns its code. */
 mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error);
+/* Drops one reference; the last one frees ticket and request. */
+void mp_ticket_unref(mp_ticket *ticket);
 /* Drops both references of a ticket that never reached a queue. */
 void mp_ticket_discard(mp_ticket *ticket);
 

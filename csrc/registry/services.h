@@ -64,6 +64,8 @@ typedef struct mp_services {
 static inline uint64_t mp_or_default(uint64_t value, uint64_t otherwise) { return value ? value : otherwise; }
 /* Returns INVALID_ARGUMENT for a value out of range. */
 mp_status mp_services_check(const mp_registry_config *config, mp_error *error);
+/* Returns INVALID_ARGUMENT for a chance outside 0 to 1, or a sum above 1. */
+mp_status mp_chaos_check(const mp_chaos_rule *rule, mp_error *error);
 /* Fills in the configuration, with defaults. */
 void mp_services_configure(mp_services *services, const mp_registry_config *config);
 

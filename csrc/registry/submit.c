@@ -1,4 +1,4 @@
-/* submit.c: how a request enters the queue, and leaves it when its caller cancels. See entry.h. */
+/* submit.c: how a request enters the queue, and its place there. See entry.h. */
 #include <stdatomic.h>
 
 #include "base/intervals.h"
@@ -185,21 +185,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     return MP_OK;
 }
 
-/* --- cancel, position --- */
-
-bool mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
-    mp_assert_not_held(&entry->lock);
-    mp_mutex_lock(&entry->lock);
-    bool live = mp_queue_holds(&ticket->node) || ticket->worker;
-    bool mine = live && mp_entry_cancel_locked(entry, ticket, cause);
-    mp_mutex_unlock(&entry->lock);
-    if (!mine)
-        return live;
-    mp_error error;
-    mp_status status = mp_ticket_cause(ticket, &error);
-    mp_entry_finish(entry, ticket, status, &error);
-    return true;
-}
+/* --- position --- */
 
 int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns) {
     mp_assert_not_held(&entry->lock);

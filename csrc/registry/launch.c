@@ -1,48 +1,77 @@
-/* leaving.c: the end of a worker, and the end of the model when the last worker leaves. See entry.h.
- *
- * A worker leaves because it was idle for the keep-alive, the model is evicted or removed, the registry shuts down,
- * or it had a fault. An abandoned worker takes another way out: return_abandoned. */
-#include <stdatomic.h>
+/* launch.c: the workers that an entry has: starts one if requests or callers need it, and frees the model when none is
+ * left. See entry.h. */
+#include <assert.h>
 
 #include "base/log.h"
 #include "registry/entry.h"
-#include "registry/events.h"
 
-/* The thread of an abandoned worker has returned from its step or load. Frees everything that the worker held, and the
- * worker. */
-static void return_abandoned(mp_worker *worker) {
-    mp_entry *entry = worker->entry;
+/* --- start --- */
+
+static void list_worker(mp_entry *entry, mp_worker *worker) {
+    assert(entry->worker_count < MP_WORKERS_MAX);
+    worker->number = entry->listed++;
+    entry->workers[entry->worker_count++] = worker;
+}
+
+bool mp_entry_begin(mp_entry *entry) {
+    mp_assert_held(&entry->lock);
+    if (mp_entry_has_workers(entry) || !entry->loader.ops || !mp_faults_may_start(entry, mp_sys_now_ns()))
+        return false;
+    entry->starting++;
+    return true;
+}
+
+/* Call when an announced worker cannot be started; `worker`: NULL if it could not be created. */
+static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *error) {
+    mp_services *services = entry->services;
+    mp_ticket *list = NULL;
     mp_mutex_lock(&entry->lock);
-    while (worker->concluding)
-        mp_cond_wait(&entry->changed, &entry->lock, 0);
-    mp_mutex_unlock(&entry->lock);
-    mp_log(MP_LOG_WARNING, "Worker %u for %s returned after it had been abandoned", worker->id, entry->key);
-    for (int i = 0; i < worker->active_count; i++) {
-        worker->engine->ops->retire(worker->engine, &worker->active[i]->item);
-        mp_entry_let_go(entry, worker->active[i]);
+    if (!worker)
+        entry->starting--;
+    bool others = entry->worker_count > (worker != NULL) || entry->starting || entry->unload == MP_UNLOAD_RUNNING;
+    mp_entry_scale_later(entry);
+    mp_count(services, MP_METRIC_spawn_failures, 1); /* under the lock: before callers learn of the failure */
+    if (worker) /* the worker stays listed until mp_entry_finalize: let it take no request */
+        worker->leave = true;
+    if (!others) {
+        entry->attempts++;
+        entry->attempts_over++;
+        mp_faults_load_failed(entry, error);
+        list = mp_entry_take_queue(entry);
     }
-    mp_worker_free_engine(worker);
-    mp_mutex_lock(&entry->lock);
-    entry->abandoned--;
-    mp_dispatch_memory_free(entry);
-    mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);
-    mp_worker_destroy(worker);
+    mp_log(MP_LOG_WARNING, "A worker for %s failed to start: %s", entry->key, error->message);
+    mp_entry_finish_list(entry, list, error);
+    if (!others)
+        services->event(services->registry, entry, MP_ENTRY_LOAD_FAILED);
+    mp_entry_finalize(entry, worker);
 }
 
-/* Must hold the lock. Records the fault, if any, because of which the worker leaves. Returns the queued requests if no
- * worker will serve them. */
-static mp_ticket *note_fault(mp_worker *worker) {
-    mp_assert_held(&worker->entry->lock);
-    mp_entry *entry = worker->entry;
-    if (worker->fault.code == MP_OK)
-        return NULL;
-    mp_faults_worker_ended(entry, &worker->fault, worker->end_noted, worker->engine->external_kill);
-    if (worker->fault.code != MP_INTEGRITY)
-        return NULL;
-    mp_entry_wake_workers(entry); /* `set_fault` has requested an unload, since the other workers use the same files */
-    return mp_entry_take_queue(entry);
+void mp_entry_launch(mp_entry *entry, mp_guard guard) {
+    mp_assert_not_held(&entry->lock);
+    mp_services *services = entry->services;
+    mp_worker *worker;
+    mp_error error;
+    mp_entry_pin(entry); /* keeps the entry alive until the worker has its own reference */
+    if (mp_worker_create(entry, &worker, &error) != MP_OK) {
+        mp_guard_release(&guard);
+        launch_failed(entry, NULL, &error);
+    } else {
+        worker->guard = guard;
+        mp_mutex_lock(&entry->lock);
+        entry->starting--;
+        list_worker(entry, worker);
+        mp_mutex_unlock(&entry->lock);
+        if (mp_pool_run(services->pool, (mp_job){mp_worker_run, worker}, &error) != MP_OK) {
+            launch_failed(entry, worker, &error);
+            mp_guard_release(&worker->guard);
+            mp_worker_destroy(worker);
+        }
+    }
+    mp_entry_unpin(entry);
 }
+
+/* --- end --- */
 
 void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
     mp_assert_not_held(&entry->lock);
@@ -110,38 +139,4 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
     mp_entry_finish_list(entry, list, &failure);
     if (gone)
         services->event(services->registry, entry, MP_ENTRY_GONE);
-}
-
-void mp_worker_leave(mp_worker *worker) {
-    mp_entry *entry = worker->entry;
-    mp_services *services = entry->services;
-    mp_ticket *list = NULL;
-
-    mp_mutex_lock(&entry->lock);
-    if (worker->state == MP_WORKER_DEAD) {
-        mp_mutex_unlock(&entry->lock);
-        return_abandoned(worker);
-        return;
-    }
-    bool served = mp_worker_serves(worker), sound = worker->fault.code == MP_OK;
-    if (served) {
-        mp_worker_set_state(worker, sound ? MP_WORKER_EVICTING : MP_WORKER_FAILED);
-        list = note_fault(worker);
-    }
-    mp_dispatch_forget(entry, worker);
-    mp_mutex_unlock(&entry->lock);
-
-    mp_entry_finish_list(entry, list, &worker->fault);
-    mp_worker_free_engine(worker);
-    mp_governor_notify(services->governor);
-    if (served) {
-        if (!sound)
-            mp_log(MP_LOG_INFO, "Worker %u for %s ended after a fault: %s", worker->id, entry->key,
-                   worker->fault.message);
-        mp_count(services, MP_METRIC_workers_evicted, 1);
-        mp_events_post(sound ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, 0,
-                       worker->fault.code);
-    }
-    mp_entry_finalize(entry, worker);
-    mp_worker_destroy(worker);
 }
