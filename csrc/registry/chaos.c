@@ -70,7 +70,7 @@ static void chaos_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_
     inner->ops->plan(inner, items, n, budget_ns, plan);
 }
 
-static void end_all(const mp_plan *plan, mp_outcome *outcomes, mp_status status) {
+static void chaos_end_all(const mp_plan *plan, mp_outcome *outcomes, mp_status status) {
     for (int i = 0; i < plan->count; i++) {
         outcomes[i] = MP_OUTCOME_FAILED;
         mp_fail(&plan->items[i]->error, status, "chaos: a step failed on purpose");
@@ -107,10 +107,10 @@ static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
         mp_count(services, MP_METRIC_chaos_faults, 1);
     switch (chaos) {
     case MP_CHAOS_FAIL:
-        end_all(plan, outcomes, MP_MODEL);
+        chaos_end_all(plan, outcomes, MP_MODEL);
         return;
     case MP_CHAOS_DIE:
-        end_all(plan, outcomes, MP_INTERNAL);
+        chaos_end_all(plan, outcomes, MP_INTERNAL);
         return;
     case MP_CHAOS_STALL: /* the outcomes stay MP_OUTCOME_MORE */
         chaos_stall(services, lease);

@@ -7,7 +7,7 @@
 #include "base/sys.h"
 #include "registry/entry.h"
 
-static bool has_room(const mp_worker *worker) {
+static bool dispatch_has_room(const mp_worker *worker) {
     return mp_worker_serves(worker) && !worker->leave && !worker->exclusive && worker->memory != MP_MEMORY_TIGHT &&
            worker->active_count < MP_ACTIVE_MAX;
 }
@@ -50,19 +50,20 @@ mp_worker *mp_dispatch_choose(const mp_entry *entry) {
 
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket) {
     mp_assert_held(&entry->lock);
-    if (!has_room(worker) || mp_entry_must_unload(entry))
+    if (!dispatch_has_room(worker) || mp_entry_must_unload(entry))
         return false;
     switch (ticket->policy) {
     case MP_POLICY_SEQUENTIAL:
         return worker->active_count == 0;
     case MP_POLICY_PACK:
         for (int i = 0; entry->workers[i] != worker; i++)
-            if (has_room(entry->workers[i]))
+            if (dispatch_has_room(entry->workers[i]))
                 return false;
         return true;
     case MP_POLICY_P2C: /* an idle worker also takes requests that are assigned to a busy one */
         return !ticket->assigned || ticket->assigned == worker ||
-               (worker->active_count == 0 && (!mp_worker_idles(ticket->assigned) || !has_room(ticket->assigned)));
+               (worker->active_count == 0 &&
+                (!mp_worker_idles(ticket->assigned) || !dispatch_has_room(ticket->assigned)));
     default:
         return true;
     }
@@ -159,13 +160,13 @@ void mp_entry_notify_room(mp_entry *entry) {
 
 bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker) {
     mp_assert_held(&entry->lock);
-    return has_room(worker) && !mp_entry_must_unload(entry) && next_for(entry, worker);
+    return dispatch_has_room(worker) && !mp_entry_must_unload(entry) && next_for(entry, worker);
 }
 
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
     mp_assert_held(&entry->lock);
     worker->fresh_count = 0;
-    while (has_room(worker) && !mp_entry_must_unload(entry)) {
+    while (dispatch_has_room(worker) && !mp_entry_must_unload(entry)) {
         mp_ticket *ticket = next_for(entry, worker);
         if (!ticket)
             break;
@@ -185,7 +186,7 @@ void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
 static bool is_busy(const mp_worker *worker, mp_policy policy) {
     if (!mp_worker_serves(worker))
         return worker->state == MP_WORKER_EVICTING || worker->state == MP_WORKER_FAILED;
-    return policy == MP_POLICY_PACK ? !has_room(worker) : worker->state == MP_WORKER_PROCESSING;
+    return policy == MP_POLICY_PACK ? !dispatch_has_room(worker) : worker->state == MP_WORKER_PROCESSING;
 }
 
 static int most_workers(const mp_entry *entry) {

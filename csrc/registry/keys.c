@@ -171,7 +171,7 @@ void mp_registry_on_event(mp_registry *registry, mp_entry *entry, mp_entry_event
 
 /* --- add, replace, remove --- */
 
-static mp_status check_key(const char *key, mp_error *error) {
+static mp_status registry_check_key(const char *key, mp_error *error) {
     size_t length = strlen(key), most = sizeof(((mp_entry *)NULL)->key) - 1;
     if (length >= 1 && length <= most)
         return MP_OK;
@@ -234,7 +234,7 @@ static mp_status registry_put(mp_registry *registry, mp_entry *entry, mp_add add
 
 mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, mp_add add,
                           mp_error *error) {
-    mp_status status = check_key(key, error);
+    mp_status status = registry_check_key(key, error);
     if (status != MP_OK) {
         loader->ops->destroy(loader->self);
         return status;

@@ -94,7 +94,7 @@ static void end_cancelled(mp_worker *w) {
     }
 }
 
-static void end_all(mp_worker *w, const mp_error *error) {
+static void serve_end_all(mp_worker *w, const mp_error *error) {
     while (w->active_count)
         end_item(w, w->active[w->active_count - 1], error->code, error);
 }
@@ -530,7 +530,7 @@ static bool enter_step(mp_worker *w, uint64_t now_ns) {
 
 /* Updates a running mean. Limits the sample to four times the mean: a single step that was delayed is not
  * representative. */
-static void run_mean(double *mean, double sample) {
+static void serve_run_mean(double *mean, double sample) {
     if (*mean <= 0)
         *mean = sample;
     *mean += ((sample < 4 * *mean ? sample : 4 * *mean) - *mean) / 16;
@@ -550,9 +550,9 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     w->step_ns += took_ns;
     if (!dead && w->plan.cost_ns) {
         double pace = (double)took_ns / (double)w->plan.cost_ns;
-        run_mean(&entry->pace, pace);
+        serve_run_mean(&entry->pace, pace);
         if (w->plan.count < n)
-            run_mean(&entry->full_pace, pace);
+            serve_run_mean(&entry->full_pace, pace);
     }
     mp_mutex_unlock(&entry->lock);
     return dead;
@@ -669,7 +669,7 @@ static void deliver_outcomes(mp_worker *w) {
         make_memory(w, waiting);
 }
 
-static void count_work(mp_worker *w) {
+static void serve_count_work(mp_worker *w) {
     mp_services *services = w->entry->services;
     const mp_step_work *work = &w->engine->work;
     mp_count(services, MP_METRIC_passes, work->passes - w->counted.passes);
@@ -706,7 +706,7 @@ static void end_changed(mp_worker *w) {
     mp_fail(&error, MP_INTEGRITY, "%s: a model file was changed or truncated while the model was in use; repeat the "
             "request to load the file again", w->entry->key);
     set_fault(w, &error);
-    end_all(w, &error);
+    serve_end_all(w, &error);
 }
 
 /* Runs one step. Returns false if the worker was abandoned. */
@@ -761,7 +761,7 @@ static bool serve_step(mp_worker *w) {
     mp_count(services, MP_METRIC_steps, 1);
     mp_count(services, MP_METRIC_step_items, (uint64_t)w->plan.count);
     mp_count(services, w->plan.count == n ? MP_METRIC_batches_of_all : MP_METRIC_batches_of_budget, 1);
-    count_work(w);
+    serve_count_work(w);
     serve_charge(w, n, took_ns);
     if (w->resident->model->ops->healthy(w->resident->model))
         deliver_outcomes(w);
