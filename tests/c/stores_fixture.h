@@ -37,11 +37,11 @@ static inline void tiny_mix_stores(tiny_model *tiny) {
     to[3]->qkv.N = to[3]->qkv.w[0].N;
     for (int i = 0; i < 3; i++) {
         to[i]->store = i;
-        model->stores[i] = (mp_kv_store){.heads = to[i]->shape->kv_heads, .k_dim = to[i]->shape->head_dim,
+        model->kv_stores[i] = (mp_kv_store){.heads = to[i]->shape->kv_heads, .k_dim = to[i]->shape->head_dim,
                                          .v_dim = to[i]->shape->padded_dim, .window = to[i]->window};
     }
     to[3]->store = 0;
-    model->kv = mp_kv_lay_out(model->stores, 3, model->kv.dtype);
+    model->kv = mp_kv_lay_out(model->kv_stores, 3, model->kv.dtype);
     MP_CHECK_INT(model->kv.parts, 3);
     tiny->engine->ops->destroy(tiny->engine);
     MP_CHECK_OK(tiny->model->ops->engine(tiny->model, &tiny->budget, &tiny->engine, &error), &error);

@@ -77,10 +77,10 @@ static int propose_bad(void *arg, const mp_item *item, int choice, int32_t *draf
 static void check_padding(const tiny_model *tiny, const mp_sequence *seq) {
     const mp_decoder *model = (const mp_decoder *)tiny->model;
     const mp_kv_cache *kv = &((const mp_text_engine *)tiny->engine)->cache.kv;
-    const int padded = model->stores[0].v_dim;
+    const int padded = model->kv_stores[0].v_dim;
     for (int b = 0; b < seq->cached.block_count; b++)
         for (int store = 0; store < kv->layout.count; store++)
-            for (int head = 0; head < model->stores[store].heads; head++) {
+            for (int head = 0; head < model->kv_stores[store].heads; head++) {
                 const float *v = mp_kv_v(kv, seq->cached.blocks[b], store, head);
                 for (int slot = 0; slot < MP_KV_BLOCK; slot++)
                     for (int i = model->shapes[0].value_dim; i < padded; i++)
@@ -105,7 +105,7 @@ MP_TEST(models_sequence_wipes_the_padding_of_values) {
     tiny_load(&tiny, spec_with(half, "llama.attention.head_count_kv", &heads), MP_COMPUTE_F32, 1);
     mp_spec_unpin(base);
     mp_spec_unpin(half);
-    MP_CHECK_INT(((const mp_decoder *)tiny.model)->stores[0].v_dim,
+    MP_CHECK_INT(((const mp_decoder *)tiny.model)->kv_stores[0].v_dim,
                  2 * ((const mp_decoder *)tiny.model)->shapes[0].value_dim);
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, propose_bad, NULL);
     tiny_job_make(&tiny, &job, &args, 0);

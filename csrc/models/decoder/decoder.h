@@ -20,13 +20,8 @@ typedef struct mp_mla { /* sizes of multi-head latent attention (decoder/mla.h);
 typedef struct mp_decoder {
     mp_model_base base;
     mp_weights *weights;
-    mp_budget *budget;
-    uint64_t charged; /* bytes taken from the budget */
-    uint8_t *slab;
+    mp_weight_store store;
     float *balance;    /* memory of the layers' `balance`, or NULL */
-    mp_stored *stored; /* parts of the slab that are not packed yet, or NULL */
-    mp_packed_experts *packed_experts; /* or NULL */
-    mp_expert_reads expert_reads;
     mp_adapters adapters;
     int32_t hidden, layer_count, vocab, context;
     mp_attention_shape *shapes; /* [shape_count] the different sizes of the layers' attention */
@@ -57,8 +52,8 @@ typedef struct mp_decoder {
     mp_decoder_layer *layers;
     int last_mixed; /* index of the last layer that has a mixer; -1: none has one */
     int barriers;   /* about the number of barriers of a pass */
-    mp_kv_store *stores; /* one for each mixer that stores keys and values */
-    mp_kv_layout kv;     /* how blocks hold `stores` */
+    mp_kv_store *kv_stores; /* one for each mixer that stores keys and values */
+    mp_kv_layout kv;        /* how blocks hold them */
     struct mp_vision *vision; /* the part that turns images into rows (decoder/images.h), or NULL */
     struct mp_decoder *draft; /* owned draft model (decoder/drafting.h), or NULL */
     uint32_t max_token_bytes;

@@ -260,13 +260,13 @@ static mp_status make_stores(mp_decoder *model, mp_error *error) {
     for (int i = 0; i < model->layer_count; i++)
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++)
             mixer->attention.store = count++;
-    model->stores = mp_alloc_array((size_t)count, sizeof *model->stores, MP_TAG_WEIGHTS);
-    if (!model->stores)
-        return mp_fail_memory(error, (uint64_t)count * sizeof *model->stores, "the layout of the KV cache");
+    model->kv_stores = mp_alloc_array((size_t)count, sizeof *model->kv_stores, MP_TAG_WEIGHTS);
+    if (!model->kv_stores)
+        return mp_fail_memory(error, (uint64_t)count * sizeof *model->kv_stores, "the layout of the KV cache");
     for (int i = 0; i < model->layer_count; i++)
         for (int m = 0; (mixer = mp_layer_mixer(&model->layers[i], m, NULL)); m++) {
             const mp_paged_attention *attention = &mixer->attention;
-            model->stores[attention->store] = (mp_kv_store){.heads = attention->shape->kv_heads,
+            model->kv_stores[attention->store] = (mp_kv_store){.heads = attention->shape->kv_heads,
                                                             .k_dim = attention->shape->head_dim,
                                                             .v_dim = attention->shape->padded_dim,
                                                             .window = attention->window};
