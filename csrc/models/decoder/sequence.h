@@ -11,9 +11,9 @@
 #define MP_MODELS_DECODER_SEQUENCE_H
 
 #include "models/decoder/decoder.h"
-#include "models/generation/speculation.h"
 #include "models/generation/cache_parts.h"
 #include "models/generation/sampler.h"
+#include "models/generation/speculation.h"
 #include "models/generation/stop_strings.h"
 
 typedef struct mp_sequence {
