@@ -340,6 +340,8 @@ PLANTS = {
                                          "response_format": {"type": "json_object"}}),
     "first use": ("from mpool.runtime.entry import Entry\nEntry._make_tokenizer = endless",
                   "/v1/embeddings", {"model": "bert", "input": "a"}),
+    "template": ("from mpool.runtime.entry import Entry\nEntry._make_template = endless", "/v1/chat/completions",
+                 {"model": LLAVA, "messages": [{"role": "user", "content": "a"}]}),
 }
 
 
