@@ -303,7 +303,8 @@ static bool reclaim_from_others(mp_worker *w) {
 static bool displace_another(mp_worker *w) {
     mp_governor *governor = w->entry->services->governor;
     uint64_t limit = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed);
-    return mp_governor_displace(governor, limit / 16, w->entry) > 0;
+    return mp_governor_displace(governor, limit / 16, w->entry) > 0 ||
+           mp_governor_may_gain(governor, w->entry); /* the requests of another model have stopped waiting meanwhile */
 }
 
 /* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
