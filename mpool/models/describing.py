@@ -9,9 +9,12 @@ from dataclasses import replace
 from .._version import __version__
 from ..errors import DownloadError, IntegrityError, MpoolError, OfflineError
 from ..records import logger
-from . import catalogue, files, store
+from . import catalogue, downloaded, files, pins, store
 from .catalogue import Row
 from .files import Folder
+from .formats import vision_gguf
+from .formats.gguf_model import describe_gguf
+from .formats.hf_folder import describe_folder
 from .references import BundledRef, HubRef, KeyRef, LocalRef, PipRef, Reference, parse
 from .sources import Resolved, local, offline_variables
 from .sources.progress import Progress
@@ -75,8 +78,6 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
                 error.addition = f"there is no file or folder {reference} in {os.getcwd()} either"
             raise
         if listed and found.source in ("hub", "pip"):
-            from . import downloaded
-
             downloaded.add(found.ref)
         return found
     try:
@@ -159,7 +160,6 @@ def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Pr
                        pointers=())
     if not row.unpinned:
         return replace(hub.resolve(reference, offline=offline, progress=progress), key=row.key)
-    from . import pins
 
     pin = None if update else pins.read(row, reference)
     if pin is None:
@@ -246,8 +246,6 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
             if found.kind == "gguf":
                 described = _describe_gguf(found, name)
             else:
-                from .formats.hf_folder import describe_folder
-
                 described = describe_folder(found.path, key=name, ref=found.ref, repository=_repository(found, row))
             changed = files.changed(stamps)
             if changed is not None:
@@ -295,11 +293,7 @@ def _apply_row(described: ModelDescription, row: Row) -> ModelDescription:
 
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
     """Describe a GGUF model. A folder that also holds an image projector is described as a vision model."""
-    from .formats.gguf_model import describe_gguf
-
     if os.path.isdir(found.ref):
-        from .formats import vision_gguf
-
         projector = vision_gguf.find_projector(Folder(found.ref))
         if projector is not None:
             return vision_gguf.describe_pair(found.path, Folder(found.ref).path_of(projector), key=name, ref=found.ref)

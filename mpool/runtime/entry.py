@@ -28,11 +28,17 @@ from ..errors import (
     WrongCapability,
 )
 from ..host.address_space import require_if_limited
+from ..models import describe, resolve
+from ..models.files import changed, expect, model_folders, of_files
+from ..models.formats.adapters import read_adapter
 from ..models.layout import missing_tokenizer
 from ..models.spec import OWN_ADAPTERS
 from ..names import COMPUTE as COMPUTE
+from ..tokenizers import open_tokenizer
+from ..tokenizers.gguf_vocab import GGUFVocab
 from . import isolation as _isolated
 from .load_options import AS_CONFIGURED, MAX_ADAPTERS, LoadOptions, refused
+from .overrides import override
 
 if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
@@ -147,9 +153,6 @@ class Entry:
     def describe(self, progress: bool | None = None) -> ModelDescription:
         """Return the description of the files with the overrides applied. Downloads missing files first."""
         if self._description is None:
-            from ..models import describe
-            from ..models.files import model_folders
-
             if self._main is not None:
                 self._main._read_network(self, progress)
                 assert self._description is not None
@@ -161,8 +164,6 @@ class Entry:
                     if self._given_capability not in (None, found.capability):
                         raise wrong_capability(self, found.capability, self._given_capability)
                     if self.overrides:
-                        from .overrides import override
-
                         found = override(found, self.overrides)
                     self._description = found
                     self._capability, self.was_read = found.capability, True
@@ -240,9 +241,6 @@ class Entry:
         return self._tokenizer
 
     def _make_tokenizer(self) -> Tokenizer:
-        from ..models.files import expect
-        from ..tokenizers import open_tokenizer
-
         description = self.describe()
         if description.image is not None and (texts := self.serving("text_embedding")) is not None:
             return texts.tokenizer()
@@ -358,8 +356,6 @@ class Entry:
         Args:
             folders: also detect a folder in which files were added or removed.
         """
-        from ..models.files import changed
-
         return next(filter(None, (changed(stamps, folders) for stamps in self._all_stamps())), None)
 
     def _all_stamps(self) -> list[Mapping[str, Any]]:
@@ -394,8 +390,6 @@ class Entry:
 
         Files that do not belong to the model may have been added to its folder.
         """
-        from ..models.files import of_files
-
         with self._lock:
             found = self._adapters or {}
             given = other._adapters or {} if self._adapters is not None else {}
@@ -553,8 +547,6 @@ class Entry:
         if self.capability not in _ADAPTED:
             raise refused(self.describe(), "adapters", {"adapters": dict(options.adapters)},
                           f"None or {{}}: only {' and '.join(_ADAPTED)} models have adapters")
-        from ..models.files import model_folders
-        from ..models.formats.adapters import read_adapter
 
         base = self.describe()
         if base.networks:
@@ -573,8 +565,6 @@ class Entry:
 
     def _path_of(self, place: str) -> str:
         """Return the path of an adapter. Downloads the files of a reference to the hub if necessary."""
-        from ..models import resolve
-
         return place if posixpath.isabs(place) else resolve(place, self.pool.config.offline, listed=False).path
 
     @property
@@ -606,8 +596,6 @@ class Entry:
 
     def _id_of(self, name: str, adapter: Adapter) -> int:
         """Return the id of an adapter: the same number as long as its files are the same."""
-        from ..models.files import of_files
-
         key = name, adapter.files, tuple(sorted(of_files(adapter.stamps).items()))
         with self._lock:
             return self._adapter_ids.setdefault(key, len(self._adapter_ids) + 1)
@@ -707,7 +695,6 @@ class Entry:
             table = description.spec.tokens
         elif self._tokenizer is None and source is not None and source.gguf is not None:
             # building only the table is fast, so the core can load while the tokenizer is built
-            from ..tokenizers.gguf_vocab import GGUFVocab
 
             self._vocab = GGUFVocab(source.gguf, file=source.config.get("file"))
             table = self._vocab.token_table

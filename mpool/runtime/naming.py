@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import caller_stacklevel, nearest, refuse, shown
 from ..errors import InvalidArgument, MpoolError, UnknownModel
+from ..models import KeyRef, LocalRef, load_catalogue, parse_reference
+from ..models.catalogue import unknown
 from . import deadlines as _deadlines
 from . import swapping
 from .entry import Entry, wrong_capability
@@ -238,9 +240,6 @@ class Names:
 
     def _make_entry(self, model: Any, capability: str | None) -> Entry:
         """Create the entry of a model, or of the default model of a capability (``model`` None)."""
-        from ..models import KeyRef, LocalRef, load_catalogue, parse_reference
-        from ..models.catalogue import unknown
-
         if model is None:
             if capability is None:
                 refuse("model", None, "a key, a reference, a path or a Model")
@@ -307,8 +306,6 @@ class Names:
             raise
         self.keep(entry)
         if found is None:
-            from ..models import load_catalogue
-
             with self.lock:
                 used = [key for key, other in self.by_key.items() if other._capability == capability]
             # Suggest only the default of the catalogue: a model with a similar name may be a large download.
@@ -342,8 +339,6 @@ def check_key(param: str, name: Any) -> None:
 
 
 def _catalogue() -> Any:
-    from ..models import load_catalogue
-
     return load_catalogue()
 
 
@@ -365,8 +360,6 @@ def _name_kept(error: MpoolError, kept: Sequence[str]) -> None:
 
 def _absolute(ref: str) -> str:
     """Return a reference that is independent of the working directory."""
-    from ..models import parse_reference
-
     return str(parse_reference(ref))
 
 

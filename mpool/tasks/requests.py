@@ -15,13 +15,17 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..checks import integer, is_same, items_of, refuse
+from ..conversation import reasoning
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
 from ..host.resources import list_of_caller, of_caller
 from ..models import load_catalogue
+from . import chat_prompt, classification, image_embedding, outputs, text_to_image, token_classification, vectors
 from . import options as _options
+from . import rerank as reranking
 from . import text_embedding as embedding
-from . import vectors
+from . import text_to_text as generation
+from . import vision as seeing
 from .options import (
     ClassifyOptions,
     ClassifyTokensOptions,
@@ -34,6 +38,7 @@ from .options import (
 )
 from .output_table import OUTPUTS, TextOutput
 from .steps import IterRequest, VectorRequest
+from .verbs import DESCRIBE
 
 if TYPE_CHECKING:
     from ..runtime.entry import Entry
@@ -218,8 +223,6 @@ def _output_of(options: EmbedIterOptions) -> tuple[TextOutput, Any]:
 
 def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str) -> Validated:
     """Validate a request for sparse vectors, token vectors or all outputs."""
-    from . import outputs
-
     output = OUTPUTS[name]
     inputs, model = given.pop("inputs"), _named(given.pop("model", None), output)
     options: Any = _parsed(pool, model, output.options, output.function, given)
@@ -253,8 +256,6 @@ def embed_all(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.rerank`."""
-    from . import rerank as reranking
-
     query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model", None)
     if model is None:
         model = load_catalogue().default("rerank").key
@@ -286,8 +287,6 @@ def _named(model: Any, output: TextOutput) -> Any:
 
 def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.classify`."""
-    from . import classification
-
     texts, model = given.pop("texts"), _named(given.pop("model", None), OUTPUTS["labels"])
     options = _parsed(pool, model, ClassifyOptions, "classify", given)
     vectors.check_progress(options.progress)
@@ -304,8 +303,6 @@ def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.classify_tokens`."""
-    from . import token_classification
-
     texts, model = given.pop("texts"), _named(given.pop("model", None), OUTPUTS["spans"])
     options = _parsed(pool, model, ClassifyTokensOptions, "classify_tokens", given)
     vectors.check_progress(options.progress)
@@ -323,8 +320,6 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :data:`mpool.tasks.verbs.TOKEN_SCORES`."""
-    from . import outputs, token_classification
-
     inputs, model = given.pop("inputs"), _named(given.pop("model", None), OUTPUTS["spans"])
     options = _parsed(pool, model, TokenScoresOptions, "token_scores", given)
     texts = outputs.inputs_of(inputs, _limit(pool, None))
@@ -342,7 +337,6 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_image`."""
     from ..images.loading import images_of
-    from . import image_embedding
 
     images, model = given.pop("images"), given.pop("model", None)
     options = _parsed(pool, model, ImageOptions, "embed_image", given, "image_embedding")
@@ -375,8 +369,6 @@ def _text_entry(pool: Host, model: Any, options: dict[str, Any], capability: str
 
 def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any]) -> TextRequest:
     """Return the request for a raw prompt. Consumes ``options``."""
-    from . import text_to_text as generation
-
     special = options.pop("parse_special", False)
     unread = _is_unread(pool, model, "text_to_text")
     with before(pool, model, "text_to_text"):
@@ -390,8 +382,6 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     entry, compute = _text_entry(pool, model, options)
     ids = generation.prompt_ids(entry, prompt, special, options.get("context_length"))
     if entry.capability == "vision":
-        from . import vision as seeing
-
         seeing.check_raw(entry, ids)
     return generation.prepare(entry, ids, compute, options)
 
@@ -399,10 +389,6 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
 def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call | None = None,
                  capability: str = "text_to_text") -> TextRequest:
     """Return the request for a conversation. Consumes ``options``."""
-    from ..conversation import reasoning
-    from . import chat_prompt
-    from . import text_to_text as generation
-
     unread = _is_unread(pool, model, capability)
     with before(pool, model, capability):
         conversation = chat_prompt.check(messages, options)
@@ -420,8 +406,6 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
 
 def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call) -> list[int]:
     """Return the token ids of the prompt of a conversation, as :func:`chat_request` makes it. Consumes ``options``."""
-    from . import chat_prompt
-
     unread = _is_unread(pool, model, "text_to_text")
     with before(pool, model, "text_to_text"):
         conversation = chat_prompt.check(messages, options)
@@ -435,8 +419,6 @@ def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], cal
 def vision_request(pool: Host, images: Any, prompt: Any, model: Any, options: dict[str, Any],
                    call: Call | None = None) -> TextRequest:
     """Return the request for a question about images. Consumes ``options``."""
-    from . import vision as seeing
-
     messages = seeing.messages_of(images, prompt)
     return chat_request(pool, messages, model, options, call, "vision")
 
@@ -492,8 +474,6 @@ def describe_url(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 
 def _described(pool: Host, image: Any, given: dict[str, Any], call: Call) -> Validated:
-    from .verbs import DESCRIBE
-
     return vision(pool, {"images": image, "prompt": given.pop("query", DESCRIBE), **given}, call)
 
 
@@ -516,8 +496,6 @@ def has_images(messages: Any) -> bool:
 
 def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any], watched: bool = True) -> ImageRequest:
     """Return the request for images. ``watched``: True if the caller streams the denoising steps."""
-    from . import text_to_image
-
     options = _options.parse_options(GenerateImageOptions, "generate_image", given)
     unread = _is_unread(pool, model, "text_to_image")
     with before(pool, model, "text_to_image"):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checks import integer, one_of, refuse
-from ..conversation import reasoning
+from ..conversation import grammar, reasoning, response_formats
+from ..conversation.tools import check_schemas, constrain, free_format, make_call_id, parsed_calls
 from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
 from ..host import native_calls
 from ..names import COMPUTE
@@ -153,7 +154,6 @@ class Request:
         """Return a tool-call parser for the choice with this index; None if the request has no tools."""
         if self.tools is None:
             return None
-        from ..conversation.tools import make_call_id
 
         seed = b"%b %d %d" % (self.prompt.tobytes(), self.sampling.seed, choice)
         return self.tools.parser(lambda number: make_call_id(seed, number))
@@ -245,8 +245,6 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         format, schema, model = None, None, None
         left_out: tuple[str, ...] = ()
         if wanted is not None:
-            from ..conversation import grammar
-
             if tools is None:
                 format = grammar.prepare(wanted, tokenizer, chosen, splitter)
             else:
@@ -254,8 +252,6 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
             if splitter is not None and (format or schema and issubclass(splitter, reasoning.HarmonySplitter)):
                 splitter = reasoning.of_format(splitter, format is not None and format.newline)
         if tools is not None:
-            from ..conversation.tools import constrain, free_format
-
             format = constrain(tools, tokenizer, entry.key, chosen, splitter, schema, model)
             tools = replace(tools, constrained=format is not None, calls_or_format=schema is not None)
             if format is None and not tools.single and not chosen.ignore_eos and not chosen.min_tokens:
@@ -330,16 +326,10 @@ def check_options(options: Mapping[str, Any], full: bool = False, tools: ToolOpt
         refuse("n", given["n"], "1 with `capture`")
     wanted, calls = options.get("response_format"), tools is not None and bool(tools.definitions)
     if wanted is not None and not full:
-        from ..conversation import response_formats
-
         response_formats.read(wanted)
     elif wanted is not None:
-        from ..conversation import grammar
-
         grammar.check_whole(wanted, given, calls)
     if tools is not None and calls and full:
-        from ..conversation.tools import check_schemas
-
         check_schemas(tools, given)
 
 
@@ -527,8 +517,6 @@ class Reader:
             parser = self.request.parser(index)
             calls: tuple[ToolCall, ...] = ()
             if parser is not None:
-                from ..conversation.tools import parsed_calls
-
                 text, _ = parser.feed(text, True)
                 calls = parsed_calls(parser)
             reason, stop = self._end(index, _FINISH[finish] or "cancelled", self.stop(finish, at), parser)

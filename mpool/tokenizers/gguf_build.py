@@ -18,6 +18,7 @@ from ..errors import FormatError, LimitError
 from ..models.formats.byte_pairs import check_splitting, splits
 from ..models.json_strict import shorten
 from . import limits
+from .charsmap import CharsMap
 from .gguf_vocab import GGUFVocab, TokenType, unmatchable
 from .growth import MAX_QUICK_TOKEN, Growth, longest_string
 from .patterns import Cost, cost
@@ -204,7 +205,6 @@ def score_merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
 def _unigram(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, Callable[[str], str]]:
     from tokenizers import Tokenizer, models
 
-    from .charsmap import CharsMap
 
     scores = [0.0 if kind in (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN) else score
               for kind, score in zip(vocab.types, vocab.scores)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .gguf_build import word_splitter
 from .gguf_vocab import GGUFVocab
 from .native import call
 
@@ -30,8 +31,6 @@ class PartialTokenizers:
     """Builds tokenizers for given texts. Thread-safe."""
 
     def __init__(self, vocab: GGUFVocab, bpe: _core.Bpe) -> None:
-        from .gguf_build import word_splitter
-
         assert vocab.pre is not None
         self._bpe, self._ignore_merges = bpe, vocab.pre.ignore_merges
         self._splitter = word_splitter(vocab.pre)

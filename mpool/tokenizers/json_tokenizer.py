@@ -17,7 +17,7 @@ from ..models.json_strict import shorten
 from ..models.layout import RANKS_NAME
 from ..models.spec import TokenTable
 from ..models.tokenizer_classes import byte_level_settings, normalizer_settings
-from . import growth, limits, older_files
+from . import growth, limits, older_files, tiktoken_file
 from .native import Native, Spans, call
 from .specials import CALL_MARKS, END_OF_TURN, SHOWN, compile_trie
 from .tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
@@ -362,7 +362,6 @@ def _load_other(path: str, config: Mapping[str, Any]) -> Native | None:
         return wrap_older(older_files.clip(os.path.dirname(path), config.get("pad_token") or older_files.END))
     if name != RANKS_NAME:
         return None
-    from . import tiktoken_file
 
     return Native(tiktoken_file.build(path), tiktoken_file.GROWTH)
 

@@ -15,6 +15,7 @@ from ..errors import InvalidArgument, LimitError, Unsupported
 from ..host.address_space import require_if_limited
 from . import limits
 from .growth import MAX_SQUARED, Growth
+from .isolated import IsolatedTokenizer
 from .patterns import Cost
 
 if TYPE_CHECKING:
@@ -174,8 +175,6 @@ class Native:
 
     def _in_process(self, texts: Sequence[str], add_special: bool, places: bool) -> list[Spans]:
         """Encode texts in a process of its own. Without ``places``, the offsets are empty."""
-        from .isolated import IsolatedTokenizer
-
         if self._isolated is None:
             self._isolated = IsolatedTokenizer(self.hf.to_str(), self.hf.encode_special_tokens)
         try:
