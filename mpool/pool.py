@@ -12,19 +12,29 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from .api.methods import PoolVerbs
 from .checks import is_same, known_keywords, one_of, refuse
 from .config import PoolConfig
+from .debug import show
 from .durations import seconds_of
 from .errors import MemoryExhausted, MpoolError, SendError, ShuttingDown, UnknownModel
 from .host.resources import typed
 from .model import MissingModel, Model
+from .models import LocalRef, parse_reference, resolve
+from .models.formats.adapters import check_places
 from .models.sources import offline_variables
 from .names import COMPUTE
 from .runtime import deadlines as _deadlines
-from .runtime import hosts, swapping
+from .runtime import events as _events
+from .runtime import health as _health
+from .runtime import hosts, overrides, swapping
 from .runtime import logs as _logging
+from .runtime import metrics as _metrics
+from .runtime import prometheus as _prometheus
 from .runtime.entry import Entry
+from .runtime.health import CapabilityPools
 from .runtime.history import History, RecordFields, RequestRecord
 from .runtime.load_options import LoadOptions
 from .runtime.naming import Names, check_key
+from .tasks import requests
+from .tasks import text_to_text as generation
 from .tasks.verbs import check_capability
 
 if TYPE_CHECKING:
@@ -116,9 +126,6 @@ class Pool(PoolVerbs):
             >>> mpool.tokenize("A sentence.", "all-MiniLM-L6-v2")
             [101, 1037, 6251, 1012, 102]
         """
-        from .tasks import requests
-        from .tasks import text_to_text as generation
-
         with requests.before(self, model, None):
             generation.check_text(text, add_special, parse_special)
         return generation.tokenize(self._find(model), text, add_special, parse_special)
@@ -140,9 +147,6 @@ class Pool(PoolVerbs):
             >>> mpool.detokenize(mpool.tokenize("Hello, world!", "SmolLM2-135M-Instruct"), "SmolLM2-135M-Instruct")
             'Hello, world!'
         """
-        from .tasks import requests
-        from .tasks import text_to_text as generation
-
         with requests.before(self, model, None):
             generation.check_ids(ids, skip_special)
         return generation.detokenize(self._find(model), ids, skip_special)
@@ -313,7 +317,6 @@ class Pool(PoolVerbs):
             return draft  # type: ignore[no-any-return]
         if not isinstance(draft, (str, os.PathLike, Model)):
             refuse("draft", draft, "a key, a reference, a path, a Model, False or None")
-        from .models import LocalRef, parse_reference, resolve
 
         ref = self._find(draft).ref
         if isinstance(parse_reference(ref), LocalRef) and not os.path.exists(ref):
@@ -485,8 +488,6 @@ class Pool(PoolVerbs):
             >>> [row.capability for row in mpool.ps() if row.key == "all-MiniLM-L6-v2"]
             ['text_embedding']
         """
-        from .debug import show
-
         entries = self._names.entries()
         isolated = {key for entry in entries if entry.runs_in == "process" for key in entry.core_keys()}
         drafts = {key: entry.loading.draft for entry in entries if entry.loading.draft for key in entry.core_keys()}
@@ -525,16 +526,11 @@ class Pool(PoolVerbs):
         """
         one_of("format", format, ("dict", "prometheus"))
         if format == "dict":
-            from .runtime import metrics as _metrics
-
             return _metrics.collect(self)
-        from .runtime import prometheus as _prometheus
 
         return _prometheus.prometheus(self)
 
     def _stats(self) -> dict[str, Any]:
-        from .runtime import metrics as _metrics
-
         return _metrics.stats(self)
 
     @typed
@@ -551,8 +547,6 @@ class Pool(PoolVerbs):
             >>> mpool.health().status
             'healthy'
         """
-        from .runtime import health as _health
-
         return _health.health(self)
 
     @typed
@@ -573,8 +567,6 @@ class Pool(PoolVerbs):
             >>> mpool.ping("all-MiniLM-L6-v2")[0].queue_depth
             0
         """
-        from .runtime import health as _health
-
         return _health.pongs(self, key)
 
     @typed
@@ -598,8 +590,6 @@ class Pool(PoolVerbs):
             >>> mpool.check("all-MiniLM-L6-v2", timeout=60) < 60
             True
         """
-        from .runtime import health as _health
-
         return _health.check(self, key, timeout)
 
     @typed
@@ -623,8 +613,6 @@ class Pool(PoolVerbs):
     @property
     def pools(self) -> CapabilityPools:
         """See :data:`mpool.pools`."""
-        from .runtime.health import CapabilityPools
-
         return CapabilityPools(lambda: self)
 
     @typed
@@ -654,8 +642,6 @@ class Pool(PoolVerbs):
             ...     stop = pool.on("ready", lambda event: print(event.model))
             ...     stop()
         """
-        from .runtime import events as _events
-
         return _events.subscribe(self, event, callback)
 
     @typed
@@ -673,8 +659,6 @@ class Pool(PoolVerbs):
 
     def _check_adapters(self, options: LoadOptions) -> None:
         """Check the adapters on this machine that options name, before the files of their model are read."""
-        from .models.formats.adapters import check_places
-
         check_places(options.adapters or (), self.config.model_folders)
 
     def _find(self, model: Any, capability: str | None = None) -> Entry:
@@ -773,8 +757,6 @@ def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a caller gave, checked as far as it goes without the files of the model."""
     given = {name: value for name, value in settings.items() if value is not None}
     if given:
-        from .runtime import overrides
-
         overrides.check(given)
     return given
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ..debug.comparing import GRADES, compare_captures
 from ..errors import FileError
 from .common import (
     default_model,
@@ -52,8 +53,6 @@ def capture(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Run ``mpool capture compare``. The exit code is 1 if the captures differ by more than allowed."""
-    from ..debug.comparing import GRADES, compare_captures
-
     found = compare_captures(arguments.first, arguments.second, tokens=arguments.tokens)
     if arguments.json:
         departs = found.departs(arguments.least)

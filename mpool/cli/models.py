@@ -10,7 +10,12 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..debug.show import megabytes as text
+from ..debug.show import show_config
 from ..errors import MpoolError, OfflineError
+from ..models import describing, downloaded, load_catalogue, parse_reference, resolve, verified, verify
+from ..models.formats.adapters import supported_modules
+from ..models.spec import ADAPTER_PREFIX
 from ..records import one_line
 from ..tasks.output_table import OUTPUTS
 from .common import note, print_json, say, size_of, table
@@ -25,8 +30,6 @@ if TYPE_CHECKING:
 
 def megabytes(count: int | None) -> str:
     """Format bytes as megabytes (10**6 bytes)."""
-    from ..debug.show import megabytes as text
-
     return text(count or 0)
 
 
@@ -34,8 +37,6 @@ def megabytes(count: int | None) -> str:
 
 def pull(arguments: argparse.Namespace) -> int:
     """Run ``mpool pull``. If a model fails, the others are still downloaded."""
-    from ..models import resolve, verify
-
     done, failed = [], False
     for name in arguments.model:
         start = time.monotonic()
@@ -66,8 +67,6 @@ def _facts_of_files(found: Resolved) -> dict[str, Any]:
 
 def models(arguments: argparse.Namespace) -> int:
     """Run ``mpool models`` or ``mpool list``."""
-    from ..models import load_catalogue, verified
-
     catalogue = load_catalogue()
     listed = []
     for key in catalogue.keys(arguments.capability):
@@ -97,8 +96,6 @@ def models(arguments: argparse.Namespace) -> int:
 
 
 def _local(key: str) -> Resolved | None:
-    from ..models import resolve
-
     try:
         return resolve(key, offline=True, progress=False)
     except MpoolError:
@@ -116,8 +113,6 @@ def _facts_of_row(row: Row, here: Resolved | None, default: bool) -> dict[str, A
 
 def _facts_of_others() -> list[dict[str, Any]]:
     """Return the facts of the downloaded models that are not in the catalogue, under the names of their pulls."""
-    from ..models import describing, downloaded
-
     found: list[dict[str, Any]] = []
     for ref in downloaded.references():
         here = _local(ref)
@@ -145,8 +140,6 @@ def _count(number: int | None) -> str:
 def show(arguments: argparse.Namespace) -> int:
     """Run ``mpool show``. Downloads nothing."""
     if arguments.model is None:
-        from ..debug.show import show_config
-
         found = show_config("dicts") if arguments.json else show_config()
         if arguments.json:
             print_json(found)
@@ -186,8 +179,6 @@ def _text(name: str, value: Any) -> str:
 
 def _facts(name: str) -> dict[str, Any]:
     """Describe a model without downloading it, from its files if they exist, else from the catalogue."""
-    from ..models import describing, load_catalogue, parse_reference, resolve
-
     row = load_catalogue().find(parse_reference(name))
     try:
         found = resolve(name, offline=True, progress=False)
@@ -235,8 +226,6 @@ def _purpose(model: ModelDescription) -> str:
 
 def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
     """Return the facts that ``mpool show`` prints from the model's files."""
-    from ..models.spec import ADAPTER_PREFIX
-
     tensors = [tensor for part in (model, *model.networks) for tensor in part.spec.tensors]
     facts: dict[str, Any] = {
         "capability": model.capability, "purpose": _purpose(model), "architecture": model.spec.architecture,
@@ -246,8 +235,6 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
         "weights": model.spec.to_core().weights(), "est_memory_allocation_mb": model.est_memory_allocation_mb,
     }
     if model.capability in ("text_to_text", "text_embedding") and not model.networks:
-        from ..models.formats.adapters import supported_modules
-
         facts |= {"adapter_modules": list(supported_modules(model))}
     if experts := _expert_bytes(model):
         facts |= {"expert_bytes": experts, "experts": "read from the file as they are used"}

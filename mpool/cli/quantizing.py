@@ -6,12 +6,12 @@ import argparse
 import os
 import sys
 
+from ..models import resolve
 from .common import note, print_json, say
 
 
 def quantize(arguments: argparse.Namespace) -> int:
     """Run ``mpool quantize``."""
-    from ..models import resolve
     from ..models.quantizing.quantize import check
     from ..models.quantizing.quantize import quantize as write
 

@@ -6,8 +6,10 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
+from ..config import PoolConfig, same_queue_capacities
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
+from ..pool import Pool
 from ..records import to_standard_error
 from .common import note, packages, say
 from .parser import SERVER_LIMITS
@@ -64,9 +66,6 @@ def notes_of(settings: Settings, port: int, file: TokenFile | None) -> list[str]
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool serve`` until SIGTERM or Ctrl-C. Active requests then get ``--grace`` seconds to complete."""
-    from ..config import PoolConfig, same_queue_capacities
-    from ..pool import Pool
-
     with packages("the server", "server"):
         from ..server.serving import Serving
     to_standard_error()  # without --verbose: warnings

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..checks import one_of, shown
 from ..errors import (
     IntegrityError,
@@ -688,8 +690,6 @@ class Entry:
         return spec
 
     def _set_tokens(self, spec: Any, description: ModelDescription) -> None:
-        import numpy as np
-
         source = description.tokenizer
         if description.spec.tokens is not None:
             table = description.spec.tokens

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from ..host import native_calls
 from ..host.native_calls import NativeCalls
 from . import deadlines as _deadlines
@@ -245,8 +247,6 @@ def check(pool: Host, key: Any, timeout: float | None) -> float:
         pool.generate_image("check", key, width=side, height=side, num_inference_steps=1, seed=0, priority="critical",
                             timeout=timeout)
     else:
-        import numpy as np
-
         image = entry.describe().image
         side = max(_SIDE if image is None else image.image_size, _SIDE)
         # a different image each time: the prefix cache keeps the rows of images in prompts

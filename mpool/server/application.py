@@ -15,7 +15,9 @@ import msgspec
 from starlette.responses import Response
 
 from ..checks import refuse
+from ..config import PoolConfig
 from ..host import native_calls
+from ..pool import Pool
 from . import (
     classifying,
     dashboard,
@@ -173,9 +175,6 @@ def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: 
         >>> from mpool.server import create_app
         >>> app = create_app(["all-MiniLM-L6-v2"], pool=mpool.PoolConfig(threads=2, memory_bytes=4 << 30))
     """
-    from ..config import PoolConfig
-    from ..pool import Pool
-
     if not isinstance(pool, (Pool, PoolConfig, type(None))):
         refuse("pool", pool, "a Pool, a PoolConfig or None")
     if settings is None:

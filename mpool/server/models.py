@@ -18,6 +18,7 @@ from ..checks import shown
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
 from ..model import MissingModel, Model
+from ..models import KeyRef, load_catalogue, parse_reference, resolve
 from ..models.similar_names import suggest
 from ..names import CAPABILITIES
 from ..runtime.load_options import LoadOptions
@@ -182,8 +183,6 @@ class Models:
         """Return all models that clients can use, also those of the catalogue, each before its adapters. Reads their
         metadata if necessary."""
         if self.catalogue:
-            from ..models import load_catalogue
-
             for key in load_catalogue().rows:
                 try:
                     await self.find(key)
@@ -213,7 +212,6 @@ class Models:
                     await native_calls.REQUESTS.arun(self.pool.get, found.model.key)
                 return found
         name = name.removesuffix(":latest")
-        from ..models import load_catalogue
 
         row = load_catalogue().get(name) if self.catalogue else None
         if row is None:
@@ -231,8 +229,6 @@ class Models:
         base, _, adapter = name.rpartition(":")
         found = self._named(base)
         if found is None and base and self.catalogue:
-            from ..models import load_catalogue
-
             row = load_catalogue().get(base)
             found = None if row is None else self._served.get(row.key)
         return found, adapter
@@ -248,8 +244,6 @@ class Models:
             return adapters
         known = {own: own for own in (*self._served, *self._aliases)}
         if self.catalogue:
-            from ..models import load_catalogue
-
             known = {**load_catalogue().names(), **known}
         keys, spelling = suggest(name, known)
         if not keys:
@@ -338,8 +332,6 @@ class Models:
 
     def is_in_catalogue(self, name: str) -> bool:
         """Return True if the server serves the catalogue and the name is one of its keys or aliases."""
-        from ..models import load_catalogue
-
         return self.catalogue and load_catalogue().get(name) is not None
 
 
@@ -365,8 +357,6 @@ def read_refs(refs: Iterable[str | os.PathLike[str]]) -> dict[str, tuple[str, bo
     Raises:
         InvalidArgument: a name is not valid or is already taken, or no valid name can be derived from a reference.
     """
-    from ..models import KeyRef, load_catalogue, parse_reference
-
     given: dict[str, tuple[str, bool]] = {}
     for one in refs:
         ref = os.fspath(one)
@@ -436,8 +426,6 @@ def _with_output(described: list[tuple[ServedModel, ModelDescription]], output: 
 
 def is_cached(key: str) -> bool:
     """Return True if the files of a model of the catalogue are on this machine."""
-    from ..models import resolve
-
     try:
         resolve(key, offline=True, progress=False)
     except MpoolError:

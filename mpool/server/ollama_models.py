@@ -18,6 +18,7 @@ from ..conversation.template import ChatTemplate
 from ..conversation.tool_templates import tool_support
 from ..errors import DownloadError, IntegrityError, LimitError, MpoolError, OfflineError
 from ..host.resources import start_thread
+from ..models import load_catalogue, resolve
 from ..models.sources import downloads_disabled
 from ..records import logger
 from . import thinking
@@ -159,8 +160,6 @@ async def fetch(name: str, models: Models, pool: Pool) -> None:
     Raises:
         Refusal: The download failed, or the files are still missing. The message says why.
     """
-    from ..models import load_catalogue
-
     if name in models.names():
         return
     key = load_catalogue().require(name).key
@@ -191,8 +190,6 @@ def _start_download(key: str, pool: Pool) -> asyncio.Future[None]:
                 done.exception()  # mark it as retrieved: all clients may have disconnected
 
     def work() -> None:
-        from ..models import resolve
-
         error: BaseException | None = None
         try:
             resolve(key, offline=pool.config.offline, progress=False)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..checks import integer, is_same, items_of, refuse
@@ -19,6 +20,7 @@ from ..conversation import reasoning
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
 from ..host.resources import list_of_caller, of_caller
+from ..images.loading import images_of
 from ..models import load_catalogue
 from . import chat_prompt, classification, image_embedding, outputs, text_to_image, token_classification, vectors
 from . import options as _options
@@ -336,8 +338,6 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_image`."""
-    from ..images.loading import images_of
-
     images, model = given.pop("images"), given.pop("model", None)
     options = _parsed(pool, model, ImageOptions, "embed_image", given, "image_embedding")
     most = _limit(pool, options.max_inputs)
@@ -456,8 +456,6 @@ def vision(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def describe_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.describe_image`."""
-    from pathlib import Path
-
     path = given.pop("path")
     if not isinstance(path, (str, os.PathLike)):
         refuse("path", path, "a path", hint="mpool.vision accepts bytes, arrays and PIL images")

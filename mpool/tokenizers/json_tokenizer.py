@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers.decoders import WordPiece
 
 from ..errors import FileError, FormatError, LimitError
 from ..models.files import open_regular
@@ -266,7 +269,6 @@ class JSONTokenizer(Tokenizer):
     def join_tokens(self, tokens: Sequence[str]) -> str:
         decoder = self._hf.decoder
         if decoder is None and self.marks_subwords:  # BERT's classes in transformers add it
-            from tokenizers.decoders import WordPiece
 
             decoder = WordPiece(prefix=self._hf.model.continuing_subword_prefix)
         return " ".join(tokens) if decoder is None else call(decoder.decode, list(tokens))
@@ -280,7 +282,6 @@ class JSONTokenizer(Tokenizer):
             return list(self._native.encode([text])[0])
         marked = self._marked.get(mark)
         if marked is None:
-            from tokenizers import AddedToken
             token = AddedToken(mark, normalized=False, special=True)
             marked = self._marked[mark] = self._native.variant(lambda copy: copy.add_special_tokens([token]))
         drop = marked.hf.token_to_id(mark)
@@ -392,8 +393,6 @@ def load(path: str, config: Mapping[str, Any] | None = None) -> Native:
         LimitError: the file is too large, or a step makes texts longer than the limits allow.
         FileError: the file cannot be read.
     """
-    from tokenizers import Tokenizer as HFTokenizer
-
     fd, size = open_regular(path)
     try:
         with os.fdopen(fd, "rb") as stream:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from tokenizers import Tokenizer
+
 from ..errors import InvalidArgument, LimitError, Unsupported
 from ..host.address_space import require_if_limited
 from . import limits
@@ -99,8 +101,6 @@ class Native:
 
     def variant(self, change: Callable[[tokenizers.Tokenizer], object]) -> Native:
         """Return a changed copy of the tokenizer with the same bounds."""
-        from tokenizers import Tokenizer
-
         copy = Tokenizer.from_str(self.hf.to_str())
         change(copy)
         return Native(copy, self._growth)

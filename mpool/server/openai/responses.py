@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from ... import aio
 from ...host import native_calls
+from ...results import Chunk, ToolCallDelta
 from .. import formats, response_memory, thinking
 from ..errors import Refusal
 from ..image_urls import with_images
@@ -163,8 +164,6 @@ def _status(done: Completion) -> Status:
 
 def _output(done: Completion, id: str, origins: namespaces.Origins) -> list[OutputItem]:
     """Return the items of a completion: those that its stream would have."""
-    from ...results import Chunk, ToolCallDelta
-
     events = _Events(id, origins)
     if done.reasoning:
         events.of(Chunk("", reasoning=done.reasoning))
