@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from . import _core
 from .api.methods import PoolVerbs
 from .checks import is_same, known_keywords, one_of, refuse
 from .config import PoolConfig
-from .debug import show
 from .durations import seconds_of
 from .errors import MemoryExhausted, MpoolError, SendError, ShuttingDown, UnknownModel
 from .host.resources import typed
@@ -488,6 +488,8 @@ class Pool(PoolVerbs):
             >>> [row.capability for row in mpool.ps() if row.key == "all-MiniLM-L6-v2"]
             ['text_embedding']
         """
+        from .debug import show  # HTML and tables, which few programs print
+
         entries = self._names.entries()
         isolated = {key for entry in entries if entry.runs_in == "process" for key in entry.core_keys()}
         drafts = {key: entry.loading.draft for entry in entries if entry.loading.draft for key in entry.core_keys()}
@@ -684,7 +686,6 @@ class Pool(PoolVerbs):
         """
         registry = self._registry
         if registry is None:
-            from . import _core
             from .api import functions
             with self._lock:
                 if self._closed:

@@ -13,13 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..config import PoolConfig
 from ..errors import FileError, InvalidArgument, MpoolError, Unsupported
 from ..host.resources import install_hint
-from ..models import load_catalogue
-from ..pool import Pool
 from ..records import one_line
-from ..tasks.running import check
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -49,6 +45,9 @@ def packages(user: str, extra: str) -> Iterator[None]:
 
 def make_pool(arguments: argparse.Namespace) -> Pool:
     """Create a pool with the options ``--threads`` and ``--offline``."""
+    from ..config import PoolConfig
+    from ..pool import Pool
+
     return Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None,
                            weights=arguments.weights))
 
@@ -80,11 +79,15 @@ def load(pool: Pool, name: str, ref: str, arguments: Mapping[str, Any], **option
 
 def check_request(pool: Pool, name: str, ref: str, arguments: Mapping[str, Any]) -> None:
     """Check the arguments of a request without its model; see :func:`load`."""
+    from ..tasks.running import check
+
     check(name, pool.config, {"model": ref, **arguments})
 
 
 def default_model(capability: str) -> str:
     """Return the key of the default model of a capability."""
+    from ..models import load_catalogue
+
     return load_catalogue().default(capability).key
 
 

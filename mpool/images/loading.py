@@ -24,9 +24,7 @@ from ..host.address_space import require_if_limited
 from ..host.resources import list_of_caller, of_caller
 from ..models.files import close, open_regular, unreadable
 from . import base64_text, structure
-from .fetching import fetch
 from .memory import ALPHA_BYTES, BYTES_PER_PIXEL, WEBP_BYTES, reserved
-from .orientation import Jpeg, upright
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -256,6 +254,7 @@ def _from_text(text: str, name: str, allow_urls: bool, timeout: float | None) ->
         return _from_base64(text, name)
     if kind == "path":
         return _from_file(text, name)
+    from .fetching import fetch
 
     return fetch(text, name, MAX_BYTES, timeout)
 
@@ -306,6 +305,7 @@ def _opened(data: bytes, name: str) -> Image:
     if not data or len(data) > MAX_BYTES:
         raise InvalidArgument(param=name, got=f"{len(data):,} bytes", allowed=f"1 to {MAX_BYTES:,} bytes")
     structure.check_head(data, name)
+    from .orientation import Jpeg
 
     try:
         opened: Image.Image
@@ -369,6 +369,7 @@ def _decoded(image: Image, name: str, from_caller: bool = False) -> Image:
     unchanged."""
     from PIL import ImageOps
 
+    from .orientation import upright
 
     try:
         if from_caller:

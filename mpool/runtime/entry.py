@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _core
 from ..checks import one_of, shown
 from ..errors import (
     IntegrityError,
@@ -716,8 +717,6 @@ def _space_of(source: TokenizerSource) -> int:
 
 def _names_blas() -> bool:
     """Return True if MPOOL_BLAS has a value: a library, or "none"."""
-    from .. import _core
-
     return any(name == "MPOOL_BLAS" and value for name, value, *_ in _core.options())
 
 

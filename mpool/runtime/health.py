@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from .. import _core
 from ..host import native_calls
 from ..host.native_calls import NativeCalls
 from . import deadlines as _deadlines
@@ -289,8 +290,6 @@ class CapabilityPools(Mapping[str, CapabilityPool]):
         self._pool = pool
 
     def __getitem__(self, capability: str) -> CapabilityPool:
-        from .. import _core
-
         pool = self._pool()
         policies = {name: policy for name, _, policy in _core.capabilities()}
         if capability not in policies:
@@ -306,8 +305,6 @@ class CapabilityPools(Mapping[str, CapabilityPool]):
             sum(row["running"] for row in rows), capacity if isinstance(capacity, tuple) else (capacity, capacity))
 
     def __iter__(self) -> Iterator[str]:
-        from .. import _core
-
         return iter([name for name, _, _ in _core.capabilities()])
 
     def __len__(self) -> int:
