@@ -17,8 +17,10 @@ from .durations import seconds_of
 from .errors import MemoryExhausted, MpoolError, SendError, ShuttingDown, UnknownModel
 from .host.resources import typed
 from .model import MissingModel, Model
-from .models import LocalRef, parse_reference, resolve
+from .models.describing import resolve
 from .models.formats.adapters import check_places
+from .models.references import LocalRef
+from .models.references import parse as parse_reference
 from .models.sources import offline_variables
 from .names import COMPUTE
 from .runtime import deadlines as _deadlines

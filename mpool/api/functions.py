@@ -18,7 +18,7 @@ from ..config import PoolConfig
 from ..errors import InvalidArgument, UnknownModel
 from ..host.resources import typed
 from ..model import Model
-from ..models import load_catalogue
+from ..models.catalogue import load as load_catalogue
 from ..pool import Pool, all_pools
 from ..runtime import logs as _logging
 from ..runtime.health import CapabilityPools

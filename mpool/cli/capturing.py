@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..debug.comparing import GRADES, compare_captures
 from ..errors import FileError
+from ..tasks.captures import Capture
 from .common import (
     default_model,
     for_output,
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 def capture(arguments: argparse.Namespace) -> int:
     """Run ``mpool capture``. The default temperature is 0, so that a capture is repeatable."""
-    from ..tasks.captures import Capture
-
     prompt = require_prompt(standard_input() if arguments.prompt == "-" else arguments.prompt,
                             "mpool capture --prompt TEXT --out PATH")
     options = {"temperature": 0, **sampling_of(arguments), "parse_special": arguments.parse_special}

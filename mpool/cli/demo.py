@@ -22,8 +22,11 @@ import numpy as np
 
 from ..debug.show import show_config
 from ..errors import DownloadError, OfflineError, Unsupported
-from ..models import is_offline, load_catalogue, resolve
+from ..models.catalogue import load as load_catalogue
+from ..models.describing import is_offline, resolve
+from ..models.sources.bundled import ROOT
 from ..search.late_interaction import maxsim
+from ..search.similarity import similarity
 from . import word_models
 from .common import for_output, make_pool, note, print_json, say, size_of, speed
 
@@ -131,8 +134,6 @@ def _load(pool: Pool, name: str, compute: Any, facts: dict[str, Any], show: Any)
 
 
 def _embedding(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
-    from .. import similarity
-
     facts = _fetch(name, arguments, show)
     model = _load(pool, name, arguments.compute, facts, show)
     question = model.embed(arguments.question, "query")
@@ -219,8 +220,6 @@ def _sparse(pool: Pool, model: Path, arguments: argparse.Namespace, show: Any) -
 
 
 def _static(pool: Pool, model: Path, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
-    from .. import similarity
-
     vectors = pool.embed(SENTENCES, model, compute=arguments.compute)
     scores = similarity(vectors, vectors)
     first, second = max(combinations(range(len(SENTENCES)), 2), key=lambda pair: scores[pair])
@@ -266,14 +265,10 @@ def _text(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> di
 
 def digit_images() -> list[str]:
     """Return the paths of the bundled images of the digits 0 to 9. They are not in the training data of the models."""
-    from ..models.sources.bundled import ROOT
-
     return [os.path.join(ROOT, "images", f"{digit}.png") for digit in range(10)]
 
 
 def _image_embedding(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
-    from .. import similarity
-
     facts = _fetch(name, arguments, show)
     model = _load(pool, name, arguments.compute, facts, show)
     texts, images = [f"a handwritten {digit}" for digit in DIGITS], digit_images()

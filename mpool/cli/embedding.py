@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 
 from ..checks import refuse
 from ..errors import FileError, InvalidArgument
-from ..models import load_catalogue
+from ..models.catalogue import load as load_catalogue
 from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 from ..tasks.output_table import OUTPUTS
 from .common import Texts, adapter_of, check_folder, default_model, load, make_pool, note, texts_of

@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ..debug.show import megabytes as text
 from ..debug.show import show_config
 from ..errors import MpoolError, OfflineError
-from ..models import describing, downloaded, load_catalogue, parse_reference, resolve, verified, verify
+from ..models import describing, downloaded, verified
+from ..models.catalogue import load as load_catalogue
+from ..models.describing import resolve, verify
 from ..models.formats.adapters import supported_modules
+from ..models.references import parse as parse_reference
+from ..models.sources import offline_variables, when_online
 from ..models.spec import ADAPTER_PREFIX
 from ..records import one_line
 from ..tasks.output_table import OUTPUTS
@@ -192,8 +196,6 @@ def _facts(name: str) -> dict[str, Any]:
 
 def _not_downloaded(name: str, error: OfflineError) -> OfflineError:
     """Return the error of a model that is not on this machine. The given one is about a download that is disabled."""
-    from ..models.sources import offline_variables, when_online
-
     command = f"mpool pull {name}"
     found = OfflineError(missing=error.missing, cause="`mpool show` downloads nothing",
                          hint=when_online(command) if offline_variables() else f"To download it, run: {command}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import MpoolError
-from ..models import remove
+from ..models.removing import remove
 from .common import note, print_json, say
 
 

@@ -12,11 +12,8 @@ from ..records import logger
 from . import catalogue, downloaded, files, pins, store
 from .catalogue import Row
 from .files import Folder
-from .formats import vision_gguf
-from .formats.gguf_model import describe_gguf
-from .formats.hf_folder import describe_folder
 from .references import BundledRef, HubRef, KeyRef, LocalRef, PipRef, Reference, parse
-from .sources import Resolved, local, offline_variables
+from .sources import Resolved, bundled, hub, local, offline_variables, pip, probe
 from .sources.progress import Progress
 from .spec import ModelDescription
 
@@ -114,8 +111,6 @@ def _resolve_row(row: Row, offline: bool, progress: Progress, update: bool = Fal
 
 def _warn_without_hub(error: MpoolError, message: str) -> None:
     """Warn if the hub gave no answer: the user may wait for a proxy or a firewall."""
-    from .sources import hub, probe
-
     if isinstance(error, DownloadError) and error._reason in (hub.UNREACHABLE, hub.SILENT):
         probe.warn_once(message)
 
@@ -130,7 +125,6 @@ def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress:
     if isinstance(reference, BundledRef):
         return _resolve_bundled(reference, row or catalogue.load().require(reference.name))
     assert isinstance(reference, PipRef)
-    from .sources import pip
 
     path = pip.resolve(reference, row.files if row is not None else None, offline=offline, progress=progress,
                        download_bytes=row.mirror_bytes if row is not None else None,
@@ -147,8 +141,6 @@ def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Pr
 
     Files of a pinned row must have the hashes of the catalogue; those of an unpinned row, the hashes of its pin.
     """
-    from .sources import hub
-
     if row is None:
         return hub.resolve(reference, offline=offline, progress=progress)
     if row.files is not None:
@@ -174,8 +166,6 @@ def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Pr
 
 
 def _resolve_bundled(reference: BundledRef, row: Row) -> Resolved:
-    from .sources import bundled
-
     if reference not in row.refs:
         raise catalogue.unknown(reference.name, {key: key for key, other in catalogue.load().rows.items()
                                                  if isinstance(next(iter(other.refs), None), BundledRef)})
@@ -196,8 +186,6 @@ def verify(found: Resolved) -> None:
     """
     for path in found.files:
         if found.source == "hub":
-            from .sources import hub
-
             hub.verify(path)
         else:
             store.check(path, digest=_recorded(found, path), recheck=True)
@@ -246,6 +234,8 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
             if found.kind == "gguf":
                 described = _describe_gguf(found, name)
             else:
+                from .formats.hf_folder import describe_folder
+
                 described = describe_folder(found.path, key=name, ref=found.ref, repository=_repository(found, row))
             changed = files.changed(stamps)
             if changed is not None:
@@ -293,7 +283,11 @@ def _apply_row(described: ModelDescription, row: Row) -> ModelDescription:
 
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
     """Describe a GGUF model. A folder that also holds an image projector is described as a vision model."""
+    from .formats.gguf_model import describe_gguf
+
     if os.path.isdir(found.ref):
+        from .formats import vision_gguf
+
         projector = vision_gguf.find_projector(Folder(found.ref))
         if projector is not None:
             return vision_gguf.describe_pair(found.path, Folder(found.ref).path_of(projector), key=name, ref=found.ref)

@@ -7,6 +7,7 @@ entry in the core, loaded when a request first asks for it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import posixpath
@@ -31,14 +32,14 @@ from ..errors import (
     WrongCapability,
 )
 from ..host.address_space import require_if_limited
-from ..models import describe, resolve
+from ..models.describing import describe, resolve
 from ..models.files import changed, expect, model_folders, of_files
 from ..models.formats.adapters import read_adapter
 from ..models.layout import missing_tokenizer
 from ..models.spec import OWN_ADAPTERS
 from ..names import COMPUTE as COMPUTE
-from ..tokenizers import open_tokenizer
 from ..tokenizers.gguf_vocab import GGUFVocab
+from ..tokenizers.opening import open_tokenizer
 from . import isolation as _isolated
 from .load_options import AS_CONFIGURED, MAX_ADAPTERS, LoadOptions, refused
 from .overrides import override
@@ -630,8 +631,6 @@ class Entry:
         name = self.key if self._main is None else f"{self.key} {self._network}"
         key = name if compute == "auto" else f"{name} ({compute})"
         if len(key.encode()) > _MAX_KEY:
-            import hashlib
-
             end = key.encode()[-_MAX_KEY // 2:].decode(errors="ignore")
             key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + end
         # The core has float32 with the setting mpool.float32_fast. A worker process opens only a library that the user

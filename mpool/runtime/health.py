@@ -211,12 +211,11 @@ def complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
              if worker["served"] >= SLOW_CALLS}
     if len(paces) < 2:
         return
-    from statistics import median
 
     for worker, pace in paces.items():
         mates = [other for number, other in paces.items() if number != worker]
-        if pace > SLOW * median(mates):
-            yield f"{key}: worker {worker} takes {pace / median(mates):.0f} times as long per request as the others"
+        if pace > SLOW * float(np.median(mates)):
+            yield f"{key}: worker {worker} takes {pace / np.median(mates):.0f} times as long per request as the others"
 
 
 def problems(pool: Host) -> dict[str, str]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import one_of, refuse, shown
 from ..errors import InvalidArgument
-from ..models import HubRef, parse_reference
+from ..models.references import HubRef
+from ..models.references import parse as parse_reference
 from ..names import ISOLATION, KV_DTYPES, WEIGHTS
 
 if TYPE_CHECKING:

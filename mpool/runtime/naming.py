@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import caller_stacklevel, nearest, refuse, shown
 from ..errors import InvalidArgument, MpoolError, UnknownModel
-from ..models import KeyRef, LocalRef, load_catalogue, parse_reference
+from ..models.catalogue import load as load_catalogue
 from ..models.catalogue import unknown
+from ..models.references import KeyRef, LocalRef
+from ..models.references import parse as parse_reference
 from . import deadlines as _deadlines
 from . import swapping
 from .entry import Entry, wrong_capability

@@ -37,7 +37,7 @@ from .guard import App, CrossOrigin, GuardState, HostGuard, Scope, TokenGuard, r
 from .openai.table import OPERATIONS as OPENAI
 from .openapi import describe
 from .operations import Context, Endpoint, Operation
-from .settings import Settings
+from .settings import Settings, token_of
 from .state import State
 
 if TYPE_CHECKING:
@@ -206,8 +206,6 @@ def _list_of(name: str) -> tuple[str, ...]:
 
 
 def _settings_of_environment() -> Settings:
-    from .settings import token_of
-
     path = os.environ.get("MPOOL_SERVER_TOKEN_FILE")
     return Settings(token=token_of(path) if path else None, allowed_hosts=_list_of("MPOOL_SERVER_ALLOW_HOSTS"),
                     allowed_origins=_list_of("MPOOL_SERVER_ALLOW_ORIGINS"))

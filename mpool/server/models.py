@@ -18,7 +18,10 @@ from ..checks import shown
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
 from ..model import MissingModel, Model
-from ..models import KeyRef, load_catalogue, parse_reference, resolve
+from ..models.catalogue import load as load_catalogue
+from ..models.describing import resolve
+from ..models.references import KeyRef
+from ..models.references import parse as parse_reference
 from ..models.similar_names import suggest
 from ..names import CAPABILITIES
 from ..runtime.load_options import LoadOptions

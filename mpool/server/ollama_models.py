@@ -18,7 +18,8 @@ from ..conversation.template import ChatTemplate
 from ..conversation.tool_templates import tool_support
 from ..errors import DownloadError, IntegrityError, LimitError, MpoolError, OfflineError
 from ..host.resources import start_thread
-from ..models import load_catalogue, resolve
+from ..models.catalogue import load as load_catalogue
+from ..models.describing import resolve
 from ..models.sources import downloads_disabled
 from ..records import logger
 from . import thinking

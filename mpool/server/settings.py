@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from ..checks import refuse, shown
 from ..errors import FileError, InvalidArgument
 from ..host.lazy import cached_property
-from ..models import cache_dir
-from ..models.store import make_folder
+from ..models.store import cache_dir, make_folder
 
 #: Field -> (minimum, maximum).
 _RANGES: dict[str, tuple[float, float]] = {

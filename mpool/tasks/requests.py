@@ -20,14 +20,11 @@ from ..conversation import reasoning
 from ..errors import InvalidArgument, MpoolError
 from ..host import native_calls
 from ..host.resources import list_of_caller, of_caller
-from ..images.loading import images_of
-from ..models import load_catalogue
-from . import chat_prompt, classification, image_embedding, outputs, text_to_image, token_classification, vectors
+from ..models.catalogue import load as load_catalogue
 from . import options as _options
-from . import rerank as reranking
 from . import text_embedding as embedding
 from . import text_to_text as generation
-from . import vision as seeing
+from . import vectors
 from .options import (
     ClassifyOptions,
     ClassifyTokensOptions,
@@ -225,6 +222,8 @@ def _output_of(options: EmbedIterOptions) -> tuple[TextOutput, Any]:
 
 def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str) -> Validated:
     """Validate a request for sparse vectors, token vectors or all outputs."""
+    from . import outputs
+
     output = OUTPUTS[name]
     inputs, model = given.pop("inputs"), _named(given.pop("model", None), output)
     options: Any = _parsed(pool, model, output.options, output.function, given)
@@ -258,6 +257,8 @@ def embed_all(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.rerank`."""
+    from . import rerank as reranking
+
     query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model", None)
     if model is None:
         model = load_catalogue().default("rerank").key
@@ -289,6 +290,8 @@ def _named(model: Any, output: TextOutput) -> Any:
 
 def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.classify`."""
+    from . import classification
+
     texts, model = given.pop("texts"), _named(given.pop("model", None), OUTPUTS["labels"])
     options = _parsed(pool, model, ClassifyOptions, "classify", given)
     vectors.check_progress(options.progress)
@@ -305,6 +308,8 @@ def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.classify_tokens`."""
+    from . import token_classification
+
     texts, model = given.pop("texts"), _named(given.pop("model", None), OUTPUTS["spans"])
     options = _parsed(pool, model, ClassifyTokensOptions, "classify_tokens", given)
     vectors.check_progress(options.progress)
@@ -322,6 +327,8 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :data:`mpool.tasks.verbs.TOKEN_SCORES`."""
+    from . import outputs, token_classification
+
     inputs, model = given.pop("inputs"), _named(given.pop("model", None), OUTPUTS["spans"])
     options = _parsed(pool, model, TokenScoresOptions, "token_scores", given)
     texts = outputs.inputs_of(inputs, _limit(pool, None))
@@ -338,6 +345,9 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
 def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_image`."""
+    from ..images.loading import images_of
+    from . import image_embedding
+
     images, model = given.pop("images"), given.pop("model", None)
     options = _parsed(pool, model, ImageOptions, "embed_image", given, "image_embedding")
     most = _limit(pool, options.max_inputs)
@@ -382,6 +392,8 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
     entry, compute = _text_entry(pool, model, options)
     ids = generation.prompt_ids(entry, prompt, special, options.get("context_length"))
     if entry.capability == "vision":
+        from . import vision as seeing
+
         seeing.check_raw(entry, ids)
     return generation.prepare(entry, ids, compute, options)
 
@@ -389,6 +401,8 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
 def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call | None = None,
                  capability: str = "text_to_text") -> TextRequest:
     """Return the request for a conversation. Consumes ``options``."""
+    from . import chat_prompt
+
     unread = _is_unread(pool, model, capability)
     with before(pool, model, capability):
         conversation = chat_prompt.check(messages, options)
@@ -406,6 +420,8 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
 
 def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call) -> list[int]:
     """Return the token ids of the prompt of a conversation, as :func:`chat_request` makes it. Consumes ``options``."""
+    from . import chat_prompt
+
     unread = _is_unread(pool, model, "text_to_text")
     with before(pool, model, "text_to_text"):
         conversation = chat_prompt.check(messages, options)
@@ -419,6 +435,8 @@ def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], cal
 def vision_request(pool: Host, images: Any, prompt: Any, model: Any, options: dict[str, Any],
                    call: Call | None = None) -> TextRequest:
     """Return the request for a question about images. Consumes ``options``."""
+    from . import vision as seeing
+
     messages = seeing.messages_of(images, prompt)
     return chat_request(pool, messages, model, options, call, "vision")
 
@@ -494,6 +512,8 @@ def has_images(messages: Any) -> bool:
 
 def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any], watched: bool = True) -> ImageRequest:
     """Return the request for images. ``watched``: True if the caller streams the denoising steps."""
+    from . import text_to_image
+
     options = _options.parse_options(GenerateImageOptions, "generate_image", given)
     unread = _is_unread(pool, model, "text_to_image")
     with before(pool, model, "text_to_image"):

@@ -29,7 +29,6 @@ from .output_table import OUTPUTS
 from .requests import Validated
 from .steps import adrive, adrive_each, drive
 from .streams import Stream
-from .text_to_image import ImageStream
 from .verbs import (
     CHAT,
     CLASSIFY,
@@ -163,6 +162,8 @@ def _stream(verb: Verb, prepare: Callable[[], Any], call: Call, running: Tracked
             fail_fast: bool | None = None) -> Any:
     kind: Any
     if verb is GENERATE_IMAGE:
+        from .text_to_image import ImageStream
+
         kind = ImageStream
     else:
         kind = Stream

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checks import integer, one_of, refuse
-from ..conversation import grammar, reasoning, response_formats
-from ..conversation.tools import check_schemas, constrain, free_format, make_call_id, parsed_calls
+from ..conversation import reasoning
 from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
 from ..host import native_calls
 from ..names import COMPUTE
@@ -154,9 +153,8 @@ class Request:
         """Return a tool-call parser for the choice with this index; None if the request has no tools."""
         if self.tools is None:
             return None
-
         seed = b"%b %d %d" % (self.prompt.tobytes(), self.sampling.seed, choice)
-        return self.tools.parser(lambda number: make_call_id(seed, number))
+        return self.tools.parser(seed)
 
 
 class _CallLimits:
@@ -245,6 +243,8 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         format, schema, model = None, None, None
         left_out: tuple[str, ...] = ()
         if wanted is not None:
+            from ..conversation import grammar
+
             if tools is None:
                 format = grammar.prepare(wanted, tokenizer, chosen, splitter)
             else:
@@ -252,10 +252,10 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
             if splitter is not None and (format or schema and issubclass(splitter, reasoning.HarmonySplitter)):
                 splitter = reasoning.of_format(splitter, format is not None and format.newline)
         if tools is not None:
-            format = constrain(tools, tokenizer, entry.key, chosen, splitter, schema, model)
+            format = tools.constrain(tokenizer, entry.key, chosen, splitter, schema, model)
             tools = replace(tools, constrained=format is not None, calls_or_format=schema is not None)
             if format is None and not tools.single and not chosen.ignore_eos and not chosen.min_tokens:
-                format = free_format(tokenizer)
+                format = tools.free_format(tokenizer)
         left_out += () if format is None else format.left_out
     if left_out:
         tally.add_left_out(left_out)
@@ -326,11 +326,15 @@ def check_options(options: Mapping[str, Any], full: bool = False, tools: ToolOpt
         refuse("n", given["n"], "1 with `capture`")
     wanted, calls = options.get("response_format"), tools is not None and bool(tools.definitions)
     if wanted is not None and not full:
+        from ..conversation import response_formats
+
         response_formats.read(wanted)
     elif wanted is not None:
+        from ..conversation import grammar
+
         grammar.check_whole(wanted, given, calls)
     if tools is not None and calls and full:
-        check_schemas(tools, given)
+        tools.check_schemas(given)
 
 
 def check_prompt(prompt: Any, parse_special: Any) -> None:
@@ -518,7 +522,7 @@ class Reader:
             calls: tuple[ToolCall, ...] = ()
             if parser is not None:
                 text, _ = parser.feed(text, True)
-                calls = parsed_calls(parser)
+                calls = parser.results()
             reason, stop = self._end(index, _FINISH[finish] or "cancelled", self.stop(finish, at), parser)
             parsed = None
             if self.request.format is not None and reason == "stop" and stop is None:

@@ -28,10 +28,9 @@ from ..spec import (
     TokenizerSource,
     Value,
 )
-from . import ollama_gguf, pipeline_tensors, scoring
+from . import ollama_gguf
 from .chat_templates import HARMONY_ENDS, template
 from .gguf_tables import FILE_TYPES, GGUFKeys, read_gguf
-from .pipelines import describe_with_gguf
 
 log = logger("mpool.models")
 
@@ -74,6 +73,9 @@ def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
     raw, tensors, files = read_gguf(path)
     architecture = raw.get("general.architecture")
     if architecture in ("flux", "sd3", None):
+        from . import pipeline_tensors
+        from .pipelines import describe_with_gguf
+
         if architecture is not None or pipeline_tensors.has_published_names(entry.name for entry in tensors):
             return describe_with_gguf(path, tensors, files, key=key, ref=ref)
     return describe_tables(*ollama_gguf.translated(raw, tensors), files, key=key, ref=ref)
@@ -114,6 +116,8 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     chat = table.get("tokenizer.chat_template")
     reranks = table.int(f"{name}.pooling_type", 0) == _RANK
     if reranks:
+        from . import scoring
+
         if kv.get(f"{row.name}.attention.causal"):
             score_rows, chat = scoring.read_gguf_decoder(table, tensors, kv)
         elif row.gguf_head is not None:
